@@ -1,0 +1,68 @@
+"""Numbers on a power-of-two grid: what masks, BFV and CKKS add exactly.
+
+A float64 x is carried as the integer round(x / 2^exponent). Sums of such integers are exact, so every profile that
+uses the same exponent gives the same model, bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.errors import CapacityExceeded
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A fixed-point grid with spacing 2^exponent.
+
+    Capacity: ``encode`` accepts |x| <= 2^bound_exponent; the sum of ``n_summands`` such values stays below
+    2^capacity_bits grid steps, the most the processor in use can carry.
+    """
+
+    exponent: int
+    bound_exponent: int
+
+    @classmethod
+    def for_sum(cls, bound_exponent: int, n_summands: int, capacity_bits: int, finest: int | None = None) -> Grid:
+        """Choose the finest grid on which ``n_summands`` values of at most 2^bound_exponent can be added.
+
+        Args:
+            bound_exponent: every summand is at most 2^bound_exponent in magnitude.
+            n_summands: number of sites.
+            capacity_bits: a sum of integers must stay at most 2^capacity_bits in magnitude.
+            finest: do not go below this exponent (to compare profiles on one grid).
+        """
+        exponent = bound_exponent + (n_summands - 1).bit_length() - capacity_bits
+        return cls(exponent if finest is None else max(exponent, finest), bound_exponent)
+
+    def encode(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Round to the grid, half to even.
+
+        Shapes: values: float64[n]; result: int64[n].
+        Raises: CapacityExceeded, if a value is not finite or larger than the bound; nothing was encoded then.
+        """
+        if values.size:
+            largest = max(values.max(), -values.min())  # NaN propagates and fails the comparison below
+            if not largest <= 2.0**self.bound_exponent:
+                raise CapacityExceeded(f"a value is not finite or larger than 2^{self.bound_exponent}")
+        return np.rint(np.ldexp(values, -self.exponent)).astype(np.int64)
+
+    def decode(self, integers: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the grid values. Shapes: integers: int64[n]; result: float64[n]."""
+        return np.ldexp(integers.astype(np.float64), self.exponent)
+
+
+def exponent_of(bound: float) -> int:
+    """Return the smallest e with bound <= 2^e; -1022 for a bound of zero.
+
+    Raises: CapacityExceeded, if the bound is not finite.
+    """
+    if not np.isfinite(bound):
+        raise CapacityExceeded("a bound is not finite")
+    mantissa, exponent = np.frexp(abs(bound))
+    if mantissa == 0:
+        return -1022
+    return int(exponent) - 1 if mantissa == 0.5 else int(exponent)

@@ -1,0 +1,1 @@
+"""FLARE plugins: mediators, controllers, executors and recipes for private federated XGBoost."""

@@ -1,0 +1,1 @@
+"""Between XGBoost and the federation: catalogue, mediator, frames, protected sums, evidence."""

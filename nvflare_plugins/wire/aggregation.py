@@ -1,0 +1,241 @@
+"""The server's side: sites meet, their contributions are added or passed on, and no key is needed for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from he_processors import bfv, ckks
+from he_processors.errors import ProtocolError, VeilBoostError
+from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.envelope import (
+    ATTEMPT_BYTES, MAX_ATTACHMENT, Codec, Frame, FrameType, Operation, pack_list, unpack,
+)  # fmt: skip
+
+Reply = Callable[[bytes], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One frame that passed the server, as its evidence log wants it."""
+
+    site: str
+    direction: str  # "received" or "sent", seen from the server
+    frame: Frame
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """One counter at which all sites meet."""
+
+    opened: float
+    frames: dict[int, Frame] = field(default_factory=dict)
+    waiting: dict[int, Reply] = field(default_factory=dict)
+    answer: bytes | None = None
+
+
+class Aggregator:
+    """Meets the sites of one job attempt, exchange by exchange.
+
+    Security: holds no key and sees only what the codec leaves visible; under masks the sums too are blinded.
+    Threads: ``submit`` may be called from any thread and never waits for another site.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[str],
+        attempt: bytes,
+        deadline_s: float,
+        on_transfer: Callable[[Transfer], None] | None = None,
+        attachment: Callable[[], bytes] | None = None,
+        on_abort: Callable[[str], None] | None = None,
+    ):
+        if list(sites) != sorted(set(sites)) or not sites:
+            raise ValueError("sites must be sorted and distinct")
+        if len(attempt) != ATTEMPT_BYTES:
+            raise ValueError(f"attempt must be {ATTEMPT_BYTES} bytes")
+        self._sites = tuple(sites)
+        self._attempt = attempt
+        self._deadline_s = deadline_s
+        self._on_transfer = on_transfer
+        self._attachment = attachment
+        self._on_abort = on_abort
+        self._lock = threading.Lock()
+        self._next = [0] * len(sites)  # counter that each site sends next
+        self._exchanges: dict[int, _Exchange] = {}
+        self._public_parameters: dict[Codec, bytes] = {}
+        self._reason: str | None = None
+        self.last_progress = time.monotonic()
+
+    @property
+    def reason(self) -> str | None:
+        """Why the attempt was aborted, or None."""
+        return self._reason
+
+    def submit(self, site: str, data: bytes, reply: Reply) -> None:
+        """Take one frame of an authenticated site; ``reply`` gets the answer once all sites are there.
+
+        A frame that does not belong here aborts the attempt for every site.
+        """
+        try:
+            frame = self._check(site, data)
+            exchange = self._join(frame, reply)
+            if exchange is not None:
+                self._complete(frame, exchange)
+        except VeilBoostError as error:
+            self.abort(f"{site}: {error}")
+            reply(self._abort_frame())
+
+    def abort(self, reason: str) -> None:
+        """End the attempt: every waiting and every later frame is answered with this reason."""
+        with self._lock:
+            first = self._reason is None
+            self._reason = self._reason or reason[:4000]
+            waiting = [r for e in self._exchanges.values() for r in e.waiting.values()]
+            for exchange in self._exchanges.values():
+                exchange.waiting = {}
+        for reply in waiting:
+            reply(self._abort_frame())
+        if first and self._on_abort is not None:
+            self._on_abort(self._reason)
+
+    def expire(self) -> None:
+        """Abort if an exchange has waited longer than the deadline; call about once a second."""
+        now = time.monotonic()
+        with self._lock:
+            late = [e for e in self._exchanges.values() if e.answer is None and now - e.opened > self._deadline_s]
+            missing = [s for r, s in enumerate(self._sites) if late and r not in late[0].frames]
+        if late:
+            self.abort(f"no message from {', '.join(missing)} within {self._deadline_s:.0f} s")
+
+    # -- one exchange -------------------------------------------------------------------------------------------------
+
+    def _check(self, site: str, data: bytes) -> Frame:
+        if site not in self._sites:
+            raise ProtocolError("is not a site of this job")
+        frame = unpack(data)
+        if frame.attempt != self._attempt:
+            raise ProtocolError("sent a frame of another job attempt")
+        if frame.rank != self._sites.index(site):
+            raise ProtocolError(f"claims rank {frame.rank}, which belongs to another site")
+        if frame.type not in (FrameType.CONTRIBUTION, FrameType.RESCALE):
+            raise ProtocolError("sent a frame that only the server may send")
+        return frame
+
+    def _join(self, frame: Frame, reply: Reply) -> _Exchange | None:
+        """Enter the frame; return the exchange if this frame completes it."""
+        answer = None
+        with self._lock:
+            if self._reason is not None:
+                answer = self._abort_frame()
+            else:
+                known = self._exchanges.get(frame.counter)
+                if known is not None and frame.rank in known.frames:
+                    # A retry after a lost reply: the same bytes get the same answer.
+                    if known.frames[frame.rank] != frame:
+                        raise ProtocolError(f"sent two different frames under counter {frame.counter}")
+                    answer = known.answer
+                    if answer is None:
+                        known.waiting[frame.rank] = reply
+                        return None
+                else:
+                    return self._enter(frame, reply)
+        reply(answer)
+        return None
+
+    def _enter(self, frame: Frame, reply: Reply) -> _Exchange | None:
+        if frame.counter != self._next[frame.rank]:
+            raise ProtocolError(f"sent counter {frame.counter} where {self._next[frame.rank]} is due")
+        exchange = self._exchanges.setdefault(frame.counter, _Exchange(time.monotonic()))
+        first = next(iter(exchange.frames.values()), frame)
+        if frame.place() != first.place():
+            raise ProtocolError(
+                f"sent {_describe(frame)} where {self._sites[first.rank]} sent {_describe(first)}: the sites are no "
+                "longer in step"
+            )
+        exchange.frames[frame.rank] = frame
+        exchange.waiting[frame.rank] = reply
+        self._next[frame.rank] += 1
+        self._exchanges.pop(frame.counter - 2, None)  # every site has its answer to that one
+        self.last_progress = time.monotonic()
+        return exchange if len(exchange.frames) == len(self._sites) else None
+
+    def _complete(self, frame: Frame, exchange: _Exchange) -> None:
+        frames = [exchange.frames[rank] for rank in range(len(self._sites))]
+        self._record("received", frames)
+        if any(f.type is FrameType.RESCALE for f in frames):
+            type_, payload = FrameType.RESCALE, b""
+        else:
+            type_, payload = FrameType.RESULT, self._combine(frames)
+        attachments = b""
+        if any(f.attachment for f in frames):
+            own = self._attachment() if self._attachment is not None else b""
+            attachments = pack_list([*(f.attachment for f in frames), own])
+            if len(attachments) > MAX_ATTACHMENT:
+                raise ProtocolError("attachments of all sites are longer than a frame may carry")
+        answer = Frame(
+            type_, frame.operation, frame.kind, frame.moment, frame.codec, len(self._sites), frame.counter,
+            self._attempt, frame.n_values, payload, attachments,
+        )  # fmt: skip
+        self._record("sent", [answer] * len(self._sites))
+        packed = answer.pack()
+        with self._lock:
+            exchange.answer = packed
+            waiting, exchange.waiting = exchange.waiting, {}
+        for reply in waiting.values():
+            reply(packed)
+
+    def _record(self, direction: str, frames: Sequence[Frame]) -> None:
+        if self._on_transfer is not None:
+            for site, frame in zip(self._sites, frames, strict=True):
+                self._on_transfer(Transfer(site, direction, frame))
+
+    def _combine(self, frames: list[Frame]) -> bytes:
+        first = frames[0]
+        payloads = [f.payload for f in frames]
+        if first.operation is Operation.GATHER:
+            if first.kind is Kind.HE_PUBLIC:
+                self._public_parameters[first.codec] = payloads[0]
+            return pack_list(payloads)
+        if first.operation is Operation.BROADCAST:
+            if any(payloads[1:]):
+                raise ProtocolError(f"{first.kind.name}: only rank 0 may send content in a broadcast")
+            return payloads[0]
+        if first.codec in (Codec.PLAIN, Codec.MASKED):
+            return add_words(payloads, first.n_values)
+        if first.codec in (Codec.BFV, Codec.CKKS):
+            parameters = self._public_parameters.get(first.codec)
+            if parameters is None:
+                raise ProtocolError(f"{first.codec.name} contribution before its public parameters")
+            scheme = bfv if first.codec is Codec.BFV else ckks
+            return scheme.add_ciphertexts(parameters, payloads)
+        raise ProtocolError(f"{first.kind.name}: codec {first.codec.name} cannot be summed")
+
+    def _abort_frame(self) -> bytes:
+        text = (self._reason or "aborted").encode()
+        return Frame(
+            FrameType.ABORT, Operation.GATHER, Kind.CLOSING, Moment(Phase.FINISH), Codec.PUBLIC, len(self._sites), 0,
+            self._attempt, 0, text,
+        ).pack()  # fmt: skip
+
+
+def add_words(payloads: Sequence[bytes], n_values: int) -> bytes:
+    """Add vectors of 64-bit words modulo 2^64.
+
+    Raises:
+        ProtocolError: a payload does not hold exactly ``n_values`` words.
+    """
+    total = np.zeros(n_values, dtype="<u8")
+    for rank, payload in enumerate(payloads):
+        if len(payload) != 8 * n_values:
+            raise ProtocolError(f"rank {rank} sent {len(payload)} bytes for {n_values} values of 8 bytes")
+        total += np.frombuffer(payload, dtype="<u8")
+    return total.tobytes()
+
+
+def _describe(frame: Frame) -> str:
+    return f"{frame.kind.name} ({frame.moment}, {frame.codec.name}, {frame.n_values} values)"

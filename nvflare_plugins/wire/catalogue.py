@@ -1,0 +1,374 @@
+"""The catalogue: every message of XGBoost 3.2 in horizontal training, by phase, call, dtype, reduce op and exact size.
+
+This is the only code that looks into XGBoost's buffers. ``HorizontalGrammar.classify`` takes the messages in the order
+in which XGBoost sends them and names each one; what does not fit aborts the job, because a message that nobody knows
+could carry anything. The order was read from XGBoost 3.2's source and recorded from real runs (tests/golden).
+
+Several kinds need no network: what they ask for is public and was agreed before training, or follows from what the
+site already holds. They are answered by the mediator (``Answer.LOCAL``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from he_processors.errors import ProtocolError
+
+MAX_LEAVES = 1 << 20
+MAX_MODEL_PARAMETERS = 1 << 16
+
+
+class Dtype(IntEnum):
+    """Element types as XGBoost numbers them on the wire."""
+
+    FLOAT32 = 1
+    FLOAT64 = 2
+    INT32 = 6
+    INT64 = 7
+    UINT8 = 8
+    UINT32 = 10
+    UINT64 = 11
+
+    @property
+    def numpy(self) -> str:
+        """Little-endian numpy dtype string."""
+        return {1: "<f4", 2: "<f8", 6: "<i4", 7: "<i8", 8: "<u1", 10: "<u4", 11: "<u8"}[self.value]
+
+    @property
+    def size(self) -> int:
+        """Bytes per element."""
+        return int(self.numpy[-1])
+
+
+class Op(IntEnum):
+    """Reduce operations as XGBoost numbers them."""
+
+    MAX = 0
+    MIN = 1
+    SUM = 2
+
+
+class Answer(Enum):
+    """How the mediator comes to a reply."""
+
+    LOCAL = "answered at the site"
+    SUM = "protected sum over the sites"
+    BROADCAST = "sealed from rank 0 to the sites"
+
+
+@dataclass(frozen=True, slots=True)
+class _KindFacts:
+    code: int
+    private: bool
+    meaning: str
+
+
+class Kind(Enum):
+    """What a message is about. ``private`` kinds carry something derived from rows."""
+
+    # XGBoost's own messages
+    FEATURE_COUNT = _KindFacts(1, False, "number of features")
+    EMPTY_SITES = _KindFacts(2, False, "which sites have no rows")
+    ROW_COUNT = _KindFacts(3, True, "number of training rows")
+    WEIGHT_TOTAL = _KindFacts(4, True, "sum of weights behind the first estimate")
+    LABEL_MEAN = _KindFacts(5, True, "label mean, local median or class counts behind the first estimate")
+    STUMP_SUM = _KindFacts(6, True, "gradient sums behind the first estimate")
+    MODEL_PARAMETERS = _KindFacts(7, True, "model parameters with the base score")
+    SAMPLER_SEED = _KindFacts(8, False, "seed of the column sampler")
+    HISTOGRAM = _KindFacts(9, True, "gradient histograms")
+    ROOT_SUM = _KindFacts(10, True, "gradient sum of all rows")
+    LEAF_COUNT = _KindFacts(11, False, "number of leaves of the tree")
+    LEAF_VALID = _KindFacts(12, True, "number of sites with rows in each leaf")
+    LEAF_QUANTILE = _KindFacts(13, True, "sum of the sites' residual quantiles per leaf")
+    METRIC_SIZE = _KindFacts(14, False, "largest evaluation set")
+    METRIC = _KindFacts(15, True, "parts of an evaluation metric")
+    # Our own exchanges
+    HANDSHAKE = _KindFacts(32, False, "public keys and signatures of the session")
+    GROUP_KEY = _KindFacts(33, True, "sealed shares of the group key")
+    AGREEMENT = _KindFacts(34, True, "sealed schema, parameters and versions")
+    HE_SECRET = _KindFacts(35, True, "sealed homomorphic key of the sites")
+    HE_PUBLIC = _KindFacts(36, False, "public parameters of the homomorphic scheme, for the server")
+    SCALE = _KindFacts(37, True, "secure maximum of exponents")
+    CUT_COUNTS = _KindFacts(38, True, "counts below candidate cut points")
+    CHECKPOINT = _KindFacts(39, True, "keyed hash of the model at a checkpoint")
+    MODEL_CHECK = _KindFacts(40, True, "keyed hash of the final model")
+    CLOSING = _KindFacts(41, False, "signed heads of the evidence chains")
+
+    @property
+    def code(self) -> int:
+        """Number of the kind in our frames."""
+        return self.value.code
+
+    @property
+    def private(self) -> bool:
+        """Whether the content is derived from rows, or secret for another reason."""
+        return self.value.private
+
+    @property
+    def meaning(self) -> str:
+        """One phrase for people."""
+        return self.value.meaning
+
+
+KIND_BY_CODE = {kind.code: kind for kind in Kind}
+
+
+class Phase(Enum):
+    """Where the training loop stands; the loop announces it to the mediator."""
+
+    SETUP = 1
+    UPDATE = 2
+    EVALUATE = 3
+    FINISH = 4
+
+
+PHASE_BY_CODE = {phase.value: phase for phase in Phase}
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A phase and the boosting round it belongs to."""
+
+    phase: Phase
+    round: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.phase.name.lower()}:{self.round}"
+
+
+class BaseScoreSource(Enum):
+    """How XGBoost estimates the base score, hence which messages precede the first tree."""
+
+    GIVEN = "given"  # base_score set, or training continues from a model
+    MEAN = "mean"  # logistic, squared error, poisson, gamma, tweedie
+    MEDIAN = "median"  # absolute error
+    CLASSES = "classes"  # softmax, softprob
+    QUANTILE = "quantile"  # quantile error
+    STUMP = "stump"  # every other objective
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingShape:
+    """Public facts that fix the size and order of every message of one training."""
+
+    n_sites: int
+    n_features: int
+    n_bins: int  # over all features
+    n_outputs: int  # classes of a multiclass objective, else 1
+    trees_per_round: int  # outputs x num_parallel_tree; num_parallel_tree for vector leaves
+    vector_leaf: bool  # multi_strategy=multi_output_tree
+    max_built_nodes: int  # most histograms in one message; 1 for lossguide
+    weighted: bool
+    adaptive_leaf: bool  # absolute and quantile error
+    base_score: BaseScoreSource
+    eval_metrics: tuple[str, ...]
+    n_eval_sets: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One classified message of XGBoost."""
+
+    kind: Kind
+    answer: Answer
+    dtype: Dtype | None
+    n_values: int
+    moment: Moment
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    kind: Kind
+    answer: Answer
+    call: str
+    dtype: Dtype | None
+    op: Op | None
+    sizes: range  # allowed buffer sizes in bytes
+
+    def matches(self, call: str, dtype: int, op: int, size: int) -> bool:
+        if call != self.call or size not in self.sizes:
+            return False
+        return self.dtype is None or (dtype == self.dtype and op == self.op)
+
+    def __str__(self) -> str:
+        step = f"{self.sizes.start}" if len(self.sizes) == 1 else f"{self.sizes.start} to {self.sizes[-1]}"
+        what = f"{self.dtype.name} {self.op.name}" if self.dtype is not None else ""
+        return f"{self.kind.name} ({self.call} {what} {step} bytes)"
+
+
+def _exactly(size: int) -> range:
+    return range(size, size + 1)
+
+
+def _local(kind: Kind, dtype: Dtype, op: Op, size: int) -> _Expected:
+    return _Expected(kind, Answer.LOCAL, "Allreduce", dtype, op, _exactly(size))
+
+
+def _broadcast(kind: Kind, most: int) -> _Expected:
+    # Rank 0 sends the content, every other rank an empty buffer.
+    return _Expected(kind, Answer.BROADCAST, "Broadcast", None, None, range(0, most + 1))
+
+
+def _sum(kind: Kind, dtype: Dtype, size: int) -> _Expected:
+    return _Expected(kind, Answer.SUM, "Allreduce", dtype, Op.SUM, _exactly(size))
+
+
+class HorizontalGrammar:
+    """A strict state machine over the messages of one horizontal training.
+
+    The state is the position inside the phase. After a histogram of one node XGBoost may go on with the same tree or
+    start the next one with the same message; the message after that tells, and both readings are equally private.
+    """
+
+    def __init__(self, shape: TrainingShape):
+        self._shape = shape
+        self._moment = Moment(Phase.SETUP)
+        self._queue: list[_Expected] = []  # messages due in exactly this order
+        self._growing = False  # between the root of a tree and the end of the update
+        self._maybe_root = False  # the last message may have been the root of the next tree
+        self._trees_begun = 0
+        self._leaves_done = 0
+        self._initialised = False
+
+    @property
+    def moment(self) -> Moment:
+        """The announced phase and round."""
+        return self._moment
+
+    def enter(self, moment: Moment) -> None:
+        """Announce the next phase.
+
+        Raises:
+            ProtocolError: the phase before was not complete, or rounds go backwards.
+        """
+        self._check_complete()
+        if moment.round < self._moment.round:
+            raise ProtocolError(f"phase {moment} does not follow {self._moment}")
+        self._moment = moment
+        self._growing = self._maybe_root = False
+        self._trees_begun = self._leaves_done = 0
+        self._queue = []
+        if moment.phase is Phase.UPDATE:
+            if not self._initialised:
+                self._queue += self._first_estimate()
+                self._initialised = True
+            self._queue += self._root()
+        elif moment.phase is Phase.EVALUATE:
+            self._queue += self._evaluation()
+
+    def classify(self, call: str, dtype: int, op: int, size: int) -> Message:
+        """Name the message that came and advance.
+
+        Args:
+            call: one of the four gRPC calls.
+            dtype: wire code of the element type, 0 where the call has none.
+            op: wire code of the reduce operation, 0 where the call has none.
+            size: bytes that XGBoost sent.
+
+        Raises:
+            ProtocolError: no message of this form is allowed now.
+        """
+        expected = next((e for e in self._allowed() if e.matches(call, dtype, op, size)), None)
+        if expected is None:
+            raise ProtocolError(
+                f"unknown message in phase {self._moment}: {call} (dtype {dtype}, op {op}) of {size} bytes; due is: "
+                f"{self._names()}. What the catalogue of XGBoost 3.2 does not hold is refused: check that the "
+                "parameters of the job are on the supported list of the README"
+            )
+        self._advance(expected, size)
+        n_values = size // expected.dtype.size if expected.dtype is not None else size
+        return Message(expected.kind, expected.answer, expected.dtype, n_values, self._moment)
+
+    def _check_complete(self) -> None:
+        unfinished = self._queue or (
+            self._growing
+            and (
+                self._trees_begun < self._shape.trees_per_round
+                or self._leaves_done < self._shape.trees_per_round * self._shape.adaptive_leaf
+            )
+        )
+        if unfinished:
+            raise ProtocolError(f"XGBoost left phase {self._moment} while this was due: {self._names()}")
+
+    def _allowed(self) -> list[_Expected]:
+        if self._queue:
+            return self._queue[:1]
+        if not self._growing:
+            return []
+        shape = self._shape
+        more_trees = self._trees_begun < shape.trees_per_round
+        allowed = []
+        if self._maybe_root and more_trees:
+            allowed.append(_sum(Kind.ROOT_SUM, Dtype.FLOAT64, 16))
+        if more_trees and shape.vector_leaf:
+            allowed.append(self._root()[0])
+        if not self._leaves_done:
+            allowed.append(self._level())
+        if shape.adaptive_leaf and not more_trees and self._leaves_done < shape.trees_per_round:
+            allowed.append(_local(Kind.LEAF_COUNT, Dtype.UINT64, Op.MAX, 8))
+        return allowed
+
+    def _advance(self, expected: _Expected, size: int) -> None:
+        kind = expected.kind
+        from_queue = bool(self._queue)
+        if from_queue:
+            self._queue.pop(0)
+        if kind is Kind.ROOT_SUM:
+            self._trees_begun += 1
+            self._growing, self._maybe_root = True, False
+            if self._shape.vector_leaf and not from_queue:
+                self._queue += self._root()[1:]
+        elif kind is Kind.HISTOGRAM:
+            self._maybe_root = self._growing and size == 16 * self._shape.n_bins and not self._shape.vector_leaf
+        elif kind is Kind.LEAF_COUNT:
+            self._leaves_done += 1
+            anything = range(4, 4 * MAX_LEAVES + 1, 4)
+            self._queue += [
+                _Expected(Kind.LEAF_VALID, Answer.SUM, "Allreduce", Dtype.INT32, Op.SUM, anything),
+                _Expected(Kind.LEAF_QUANTILE, Answer.SUM, "Allreduce", Dtype.FLOAT32, Op.SUM, anything),
+            ]
+        elif kind is Kind.LEAF_VALID:
+            self._queue[0] = _sum(Kind.LEAF_QUANTILE, Dtype.FLOAT32, size)
+
+    def _names(self) -> str:
+        return ", ".join(map(str, self._allowed())) or "the end of the phase"
+
+    def _first_estimate(self) -> list[_Expected]:
+        shape, source = self._shape, self._shape.base_score
+        due = [_local(Kind.FEATURE_COUNT, Dtype.UINT32, Op.MAX, 4)]
+        if source is BaseScoreSource.MEAN and not shape.weighted:
+            due.append(_sum(Kind.ROW_COUNT, Dtype.INT64, 8))
+        elif source in (BaseScoreSource.MEAN, BaseScoreSource.MEDIAN, BaseScoreSource.CLASSES):
+            due.append(_sum(Kind.WEIGHT_TOTAL, Dtype.FLOAT64, 8))
+        if source is BaseScoreSource.STUMP:
+            due.append(_sum(Kind.STUMP_SUM, Dtype.FLOAT64, 16 * shape.n_outputs))
+        elif source is not BaseScoreSource.GIVEN:
+            due.append(_sum(Kind.LABEL_MEAN, Dtype.FLOAT32, 4 * shape.n_outputs))
+        if source is not BaseScoreSource.GIVEN:
+            due.append(_broadcast(Kind.MODEL_PARAMETERS, MAX_MODEL_PARAMETERS))
+        due.append(_broadcast(Kind.SAMPLER_SEED, 4))
+        return due
+
+    def _root(self) -> list[_Expected]:
+        shape = self._shape
+        histogram = _sum(Kind.HISTOGRAM, Dtype.FLOAT64, 16 * shape.n_bins)
+        if shape.vector_leaf:
+            return [_sum(Kind.ROOT_SUM, Dtype.FLOAT64, 16 * shape.n_outputs)] + [histogram] * shape.n_outputs
+        return [histogram, _sum(Kind.ROOT_SUM, Dtype.FLOAT64, 16)]
+
+    def _level(self) -> _Expected:
+        one = 16 * self._shape.n_bins
+        sizes = range(one, one * self._shape.max_built_nodes + 1, one)
+        return _Expected(Kind.HISTOGRAM, Answer.SUM, "Allreduce", Dtype.FLOAT64, Op.SUM, sizes)
+
+    def _evaluation(self) -> list[_Expected]:
+        due: list[_Expected] = []
+        for metric in self._shape.eval_metrics:
+            if metric in ("auc", "aucpr"):
+                due.append(_local(Kind.METRIC_SIZE, Dtype.UINT64, Op.MAX, 16))
+                n_parts = 2 if self._shape.n_outputs == 1 else 3 * self._shape.n_outputs
+                due.append(_sum(Kind.METRIC, Dtype.FLOAT64, 8 * n_parts))
+            else:
+                due.append(_sum(Kind.METRIC, Dtype.FLOAT64, 16))
+        return due * self._shape.n_eval_sets

@@ -1,0 +1,173 @@
+"""A site's way to the other sites: every exchange is numbered, checked, counted and recorded."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from he_processors.errors import JobAborted, ProtocolError
+from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, unpack, unpack_list
+
+
+class Transport(Protocol):
+    """Carries frames to the server and back; FLARE's is in flare/transport.py."""
+
+    def exchange(self, frame: bytes, timeout_s: float) -> bytes:
+        """Send a frame and wait for the answer; retries send the same bytes. Raises: JobAborted, ProtocolError."""
+
+    def abort(self, reason: str) -> None:
+        """Wake every waiting exchange of this site with JobAborted."""
+
+
+class Recorder(Protocol):
+    """What the channel needs of an evidence log."""
+
+    def record(
+        self, direction: str, counter: int, kind: str, phase: str, codec: str, n_values: int, payload: bytes,
+        private: bool,
+    ) -> None: ...  # fmt: skip
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Totals of one kind under one codec. Units: bytes, seconds."""
+
+    messages: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    seconds: float = 0.0
+
+
+class RescaleRequested(Exception):
+    """Some site's value did not fit the agreed scale; nothing was summed. Internal to sums.py."""
+
+
+class Channel:
+    """Numbered exchanges of one site within one job attempt.
+
+    Not safe for concurrent use: a site has one exchange under way at a time.
+    """
+
+    def __init__(
+        self, site: str, sites: Sequence[str], job_id: str, attempt: bytes, transport: Transport, timeout_s: float,
+    ):  # fmt: skip
+        self.site = site
+        self.sites = tuple(sites)
+        self.rank = self.sites.index(site)
+        self.world = len(self.sites)
+        self.job_id = job_id
+        self.attempt = attempt.hex()
+        self.counter = 0
+        self.moment = Moment(Phase.SETUP)
+        self.recorder: Recorder | None = None
+        self.heads: HeadExchange | None = None
+        self.traffic: dict[tuple[Kind, Codec], Traffic] = defaultdict(Traffic)
+        self._attempt = attempt
+        self._transport = transport
+        self._timeout_s = timeout_s
+
+    def gather(self, kind: Kind, payload: bytes, codec: Codec = Codec.PUBLIC) -> list[bytes]:
+        """Give this site's bytes to all sites and get those of all sites, in rank order."""
+        reply = self._exchange(FrameType.CONTRIBUTION, Operation.GATHER, kind, codec, payload, 0)
+        return unpack_list(reply, self.world)
+
+    def broadcast(self, kind: Kind, payload: bytes | None, codec: Codec = Codec.SEALED) -> bytes:
+        """Pass rank 0's bytes to all sites; the other ranks give None."""
+        if (payload is None) == (self.rank == 0):
+            raise ValueError("exactly rank 0 gives content in a broadcast")
+        return self._exchange(FrameType.CONTRIBUTION, Operation.BROADCAST, kind, codec, payload or b"", 0)
+
+    def sum(self, kind: Kind, codec: Codec, payload: bytes, n_values: int) -> bytes:
+        """Have the server add the sites' protected vectors.
+
+        Raises:
+            RescaleRequested: a site asked for another scale; nothing was summed.
+        """
+        return self._exchange(FrameType.CONTRIBUTION, Operation.SUM, kind, codec, payload, n_values)
+
+    def request_rescale(self, kind: Kind, codec: Codec, n_values: int) -> None:
+        """Say, instead of contributing, that this site's values do not fit the agreed scale.
+
+        Privacy: the server learns which site asked; the other sites learn that one did.
+        Raises: RescaleRequested, always.
+        """
+        self._exchange(FrameType.RESCALE, Operation.SUM, kind, codec, b"", n_values)
+        raise ProtocolError("the server answered a request for another scale with a sum")
+
+    def _exchange(
+        self, type_: FrameType, operation: Operation, kind: Kind, codec: Codec, payload: bytes, n_values: int,
+    ) -> bytes:  # fmt: skip
+        attachment = self.heads.take() if self.heads is not None else b""
+        frame = Frame(
+            type_, operation, kind, self.moment, codec, self.rank, self.counter, self._attempt, n_values, payload,
+            attachment,
+        )  # fmt: skip
+        self._record("sent", frame)
+        started = time.perf_counter()
+        data = self._transport.exchange(frame.pack(), self._timeout_s)
+        seconds = time.perf_counter() - started
+        answer = self._check(frame, unpack(data))
+        self._record("received", answer)
+        self._count(kind, codec, len(payload), len(answer.payload), seconds)
+        self.counter += 1
+        if answer.attachment and self.heads is not None:
+            self.heads.receive(unpack_list(answer.attachment, self.world + 1))
+        if answer.type is FrameType.RESCALE:
+            raise RescaleRequested
+        return answer.payload
+
+    def _check(self, sent: Frame, answer: Frame) -> Frame:
+        if answer.type is FrameType.ABORT:
+            raise JobAborted(answer.payload.decode(errors="replace"))
+        if answer.type not in (FrameType.RESULT, FrameType.RESCALE) or answer.attempt != self._attempt:
+            raise ProtocolError("the server answered with a frame of another job attempt or type")
+        if answer.place() != sent.place():
+            raise ProtocolError(f"the server answered {sent.kind.name} with a frame that belongs elsewhere")
+        if answer.type is FrameType.RESCALE and sent.operation is not Operation.SUM:
+            raise ProtocolError(f"{sent.kind.name} has no scale that could change")
+        return answer
+
+    def _record(self, direction: str, frame: Frame) -> None:
+        if self.recorder is not None:
+            self.recorder.record(
+                direction, frame.counter, frame.kind.name, str(frame.moment), frame.codec.name, frame.n_values,
+                frame.payload, frame.kind.private,
+            )  # fmt: skip
+
+    def _count(self, kind: Kind, codec: Codec, n_out: int, n_in: int, seconds: float) -> None:
+        totals = self.traffic[kind, codec]
+        totals.messages += 1
+        totals.bytes_out += n_out
+        totals.bytes_in += n_in
+        totals.seconds += seconds
+
+
+class HeadExchange:
+    """Evidence heads that ride on the next frame after a round.
+
+    ``make_head`` returns this site's signed head; ``on_heads`` gets those of all sites and, last, the server's.
+    """
+
+    def __init__(self, make_head: Callable[[], bytes], on_heads: Callable[[list[bytes]], None]):
+        self._make_head = make_head
+        self._on_heads = on_heads
+        self._due = False
+
+    def mark(self) -> None:
+        """Let the next frame carry a head."""
+        self._due = True
+
+    def take(self) -> bytes:
+        """Return the head if one is due."""
+        if not self._due:
+            return b""
+        self._due = False
+        return self._make_head()
+
+    def receive(self, heads: list[bytes]) -> None:
+        """Hand over the heads that came with an answer."""
+        self._on_heads(heads)

@@ -1,0 +1,131 @@
+"""Our own frames between a site and the server: a fixed header, a payload, an optional attachment.
+
+A frame says who sends it, where in the job it belongs (attempt, counter, kind, moment) and how the payload is protected
+(codec). The server adds, forwards or collects payloads by the header alone; it needs no key.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from he_processors.errors import ProtocolError
+from nvflare_plugins.wire.catalogue import KIND_BY_CODE, PHASE_BY_CODE, Kind, Moment
+
+_HEADER = struct.Struct("<4sBBBBHBIQ16sHQQI")
+_MAGIC = b"VLBF"
+_VERSION = 1
+ATTEMPT_BYTES = 16
+MAX_ATTACHMENT = 1 << 20
+MAX_VALUES = 1 << 32
+
+
+class Codec(IntEnum):
+    """How a payload is protected on its way."""
+
+    PUBLIC = 0  # nothing to protect
+    PLAIN = 1  # a private kind in clear: only the profile `plain` does that
+    MASKED = 2
+    BFV = 3
+    CKKS = 4
+    SEALED = 5  # end to end between sites
+
+
+class FrameType(IntEnum):
+    """What a frame asks for or answers."""
+
+    CONTRIBUTION = 1
+    RESULT = 2
+    ABORT = 3
+    RESCALE = 4  # "my value does not fit the agreed scale": all sites agree on a new one, nothing is summed
+
+
+class Operation(IntEnum):
+    """What the server does with the contributions of all sites."""
+
+    GATHER = 1
+    BROADCAST = 2
+    SUM = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message between a site and the server."""
+
+    type: FrameType
+    operation: Operation
+    kind: Kind
+    moment: Moment
+    codec: Codec
+    rank: int
+    counter: int
+    attempt: bytes
+    n_values: int
+    payload: bytes
+    attachment: bytes = b""
+
+    def pack(self) -> bytes:
+        """Return the bytes that travel."""
+        header = _HEADER.pack(
+            _MAGIC, _VERSION, self.type, self.operation, self.codec, self.kind.code, self.moment.phase.value,
+            self.moment.round, self.counter, self.attempt, self.rank, self.n_values, len(self.payload),
+            len(self.attachment),
+        )  # fmt: skip
+        return b"".join((header, self.payload, self.attachment))
+
+    def place(self) -> tuple:
+        """Return what must be equal in the frames of all sites of one exchange."""
+        return (self.operation, self.kind, self.moment, self.codec, self.counter, self.n_values)
+
+
+def unpack(data: bytes) -> Frame:
+    """Parse a frame strictly.
+
+    Raises:
+        ProtocolError: wrong magic, version, code, length, or trailing bytes.
+    """
+    if len(data) < _HEADER.size:
+        raise ProtocolError(f"frame of {len(data)} bytes is shorter than its header")
+    (magic, version, type_, operation, codec, kind, phase, round_, counter, attempt, rank, n_values, n_payload,
+     n_attachment) = _HEADER.unpack_from(data)  # fmt: skip
+    if magic != _MAGIC or version != _VERSION:
+        raise ProtocolError("not a frame of this version of VeilBoost: all sites and the server must run the same one")
+    if n_attachment > MAX_ATTACHMENT or n_values > MAX_VALUES:
+        raise ProtocolError("frame announces more values or a longer attachment than any message has")
+    if len(data) != _HEADER.size + n_payload + n_attachment:
+        raise ProtocolError(f"frame of {len(data)} bytes announces {_HEADER.size + n_payload + n_attachment}")
+    try:
+        codes = FrameType(type_), Operation(operation), KIND_BY_CODE[kind], PHASE_BY_CODE[phase], Codec(codec)
+    except (ValueError, KeyError):
+        raise ProtocolError("frame holds an unknown type, operation, kind, phase or codec") from None
+    end = _HEADER.size + n_payload
+    return Frame(
+        codes[0], codes[1], codes[2], Moment(codes[3], round_), codes[4], rank, counter, attempt, n_values,
+        bytes(memoryview(data)[_HEADER.size : end]), bytes(memoryview(data)[end:]),
+    )  # fmt: skip
+
+
+def pack_list(parts: list[bytes]) -> bytes:
+    """Join byte strings so that ``unpack_list`` can take them apart."""
+    lengths = struct.pack(f"<I{len(parts)}Q", len(parts), *map(len, parts))
+    return b"".join((lengths, *parts))
+
+
+def unpack_list(data: bytes, n_parts: int) -> list[bytes]:
+    """Take apart what ``pack_list`` joined.
+
+    Raises:
+        ProtocolError: not exactly ``n_parts`` parts that fill the data to the last byte.
+    """
+    start = 4 + 8 * n_parts
+    if len(data) < start or struct.unpack_from("<I", data)[0] != n_parts:
+        raise ProtocolError(f"expected a list of {n_parts} parts")
+    lengths = struct.unpack_from(f"<{n_parts}Q", data, 4)
+    if start + sum(lengths) != len(data):
+        raise ProtocolError("the lengths of a list do not fill its data")
+    parts, position = [], start
+    for length in lengths:
+        parts.append(data[position : position + length])
+        position += length
+    return parts
