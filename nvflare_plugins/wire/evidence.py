@@ -1,0 +1,371 @@
+"""What left this site, and under which protection: a hash-chained record of one job attempt.
+
+One ``EvidenceLog`` lives at every site and one at the server. The order of calls over a job attempt:
+
+    log = EvidenceLog(path, site, job_id, attempt, profile)
+    log.session(...)                            once keys are agreed; gives the log its signer
+    log.record("sent", ...) / ("received", ...) every message, before it leaves and after it arrived
+    log.local(...)                              a message of XGBoost that was answered without network
+    log.round(r)                                at the end of each round: durable from here on; then
+        mine = log.signed_head()                  ... exchanged with all sites ...
+        log.countersign(heads, verify)
+    log.model("model.json", size, hmac)
+    log.end("completed") or log.end("aborted", reason)
+        mine = log.signed_head(); ...; log.countersign(heads, verify)      the final heads
+    log.close() -> path of the finished file
+
+Until ``close`` the file is called ``<path>.partial``: a finished name means a finished log. The file holds hashes,
+sizes, names and public fingerprints only. Payloads of codec PLAIN (a count, a mean) could be found by trying, so their
+hashes are salted; the salts go to a private file beside the log (mode 0600) which is never exported.
+
+What a log can show is the agreement of what the parties recorded. It cannot show that inputs were honest, that
+randomness was good, or that nothing left by another way.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from he_processors.errors import AuthenticationError, ProtocolError
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from nvflare_plugins.wire.evidence_format import (
+    CLEAR_CODECS,
+    FORMAT,
+    GENESIS,
+    SALT_BYTES,
+    SALTS_SUFFIX,
+    SERVER,
+    Record,
+    SignedHead,
+    canonical,
+    chain_hash,
+    commitment,
+    is_name,
+    seal_statement,
+)
+
+Signer = Callable[[bytes], bytes]
+HeadVerifier = Callable[[str, bytes, bytes], None]
+"""Checks (site, statement, signature) against that site's certificate; raises AuthenticationError."""
+
+_MAX_REASON = 500
+
+
+class EvidenceLog:
+    """The hash-chained log of one party over one job attempt. Safe to call from several threads.
+
+    Security: whoever holds the site's certificate key can write any log; without signatures (simulator) anyone who
+        holds the file can rewrite it, and only the copies of its heads at the other sites speak against that.
+    Privacy: the exported file holds no payload; hashes of payloads in clear are salted, and the salts stay private.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        site: str,
+        job_id: str,
+        attempt: str,
+        profile: str,
+        signer: Signer | None = None,
+        *,
+        role: str = "site",
+        randomness: RandomSource = OS_RANDOMNESS,
+    ) -> None:
+        """Open the log and write its first record.
+
+        Args:
+            path: the finished file's name, best ``folder / export_name(site)``.
+            site: who writes; ``SERVER`` with role "server".
+            signer: signs with this party's certificate key; may also be given later to ``session``.
+            role: "site" or "server".
+
+        Raises:
+            ValueError: a name that evidence cannot hold, or an unknown role.
+            FileExistsError: this attempt already has a log; evidence is never overwritten.
+        """
+        if not all(map(is_name, (site, job_id, attempt, profile))):
+            raise ValueError("site, job, attempt and profile must be short printable names")
+        if role not in ("site", "server"):
+            raise ValueError("the role of an evidence log is 'site' or 'server'")
+        if path.exists():
+            raise FileExistsError(f"evidence of this attempt exists already: {path.name}")
+        self.path = path
+        self.site, self.job_id, self.attempt, self.profile = site, job_id, attempt, profile
+        self._partial = path.with_name(path.name + ".partial")
+        self._salts_path = path.with_name(site + SALTS_SUFFIX)
+        self._file: BinaryIO | None = _create(self._partial, 0o644)
+        self._salts: BinaryIO | None = None
+        self._lock = threading.RLock()
+        self._signer = signer
+        self._head = GENESIS
+        self._n_records = 0
+        self._ended = False
+        self._randomness = randomness
+        self._last_commitment: tuple[bytes | None, bytes, str] = (None, b"", "")
+        self._own_head: SignedHead | None = None
+        self._peer_heads: dict[str, SignedHead] = {}
+        self._append(
+            {
+                "type": "open",
+                "format": FORMAT,
+                "role": role,
+                "site": site,
+                "job_id": job_id,
+                "attempt": attempt,
+                "profile": profile,
+            }
+        )
+
+    def session(
+        self,
+        *,
+        sites: Sequence[str],
+        signed: bool,
+        public_key_fingerprints: Mapping[str, str],
+        certificate_fingerprints: Mapping[str, str],
+        parameters_hash: str,
+        policy_hash: str,
+        versions: Mapping[str, str],
+        certificate: str | None = None,
+        protection: Mapping[str, str | int] | None = None,
+        signer: Signer | None = None,
+    ) -> None:
+        """Record with whom and on what terms this attempt runs.
+
+        Args:
+            public_key_fingerprints, certificate_fingerprints: hex SHA-256 per site (certificates: empty if unsigned).
+            certificate: this site's certificate chain in PEM form (public), with which ``verify`` checks signatures.
+            protection: facts on the scheme, such as key bits, that verify and report print.
+
+        Raises:
+            ValueError: a signed session without signer or certificate.
+        """
+        with self._lock:
+            self._signer = signer if signer is not None else self._signer
+            if signed and (self._signer is None or certificate is None):
+                raise ValueError("a signed session needs a signer and this site's certificate")
+            self._append(
+                {
+                    "type": "session",
+                    "sites": list(sites),
+                    "signed": signed,
+                    "public_keys": dict(public_key_fingerprints),
+                    "certificates": dict(certificate_fingerprints),
+                    "certificate": certificate,
+                    "parameters_hash": parameters_hash,
+                    "policy_hash": policy_hash,
+                    "versions": dict(versions),
+                    "protection": dict(protection or {}),
+                }
+            )
+            self.flush()
+
+    def record(
+        self,
+        direction: str,
+        counter: int,
+        kind: str,
+        phase: str,
+        codec: str,
+        n_values: int,
+        payload: bytes,
+        private: bool,
+        *,
+        peers: Sequence[str] = (SERVER,),
+        salt: bytes | None = None,
+    ) -> None:
+        """Record one message. Call with "sent" before the bytes leave.
+
+        Args:
+            direction: "sent" or "received".
+            counter: the channel's number of this exchange.
+            payload: the payload as it stands in the frame (sealed, masked, encrypted or clear).
+            private: whether the catalogue calls this kind private.
+            peers: with whom; the server names one site per message received, and all receivers of an equal reply.
+            salt: for a PLAIN payload, the salt that travelled in its frame, if the frame has one. Without it the log
+                draws a salt of its own, and the hash cannot be compared with that of the other end.
+
+        Raises:
+            ProtocolError: a private kind in clear under any profile but ``plain``; nothing is recorded and the caller
+                must not send.
+            ValueError: an unknown direction.
+        """
+        if direction not in ("sent", "received"):
+            raise ValueError("direction must be 'sent' or 'received'")
+        if private and codec in CLEAR_CODECS and self.profile != "plain":
+            raise ProtocolError(f"refused to let private message {kind} pass in clear under profile {self.profile}")
+        salt_used, salt_from = self._choose_salt(codec, salt)
+        body: Record = {
+            "type": "message",
+            "direction": direction,
+            "counter": counter,
+            "kind": kind,
+            "phase": phase,
+            "codec": codec,
+            "private": private,
+            "n_values": n_values,
+            "size": len(payload),
+            "sha256": self._commit(payload, salt_used),
+            "salt": salt_from,
+            "peers": list(peers),
+        }
+        with self._lock:
+            n = self._append(body)
+            if salt_used:
+                self._keep_salt(n, salt_used)
+
+    def local(self, kind: str, phase: str, how: str) -> None:
+        """Record a message of XGBoost that was answered at this site, so that nothing left it; ``how`` says from what."""
+        self._append({"type": "local", "kind": kind, "phase": phase, "how": how})
+
+    def round(self, index: int) -> None:
+        """Mark the end of a boosting round; everything up to here survives a crash."""
+        with self._lock:
+            self._append({"type": "round", "round": index})
+            self.flush()
+
+    def model(self, name: str, size_bytes: int, hmac: bytes) -> None:
+        """Record the finished model by its HMAC under the group key, which the server cannot test guesses against."""
+        self._append({"type": "model", "name": name, "size": size_bytes, "hmac": hmac.hex()})
+
+    def head(self) -> bytes:
+        """Return the hash of the last record, 32 bytes."""
+        with self._lock:
+            return self._head
+
+    def signed_head(self) -> bytes:
+        """Return this log's present state, signed where the session is, to be exchanged with all sites."""
+        with self._lock:
+            head = SignedHead(self.site, self._n_records, self._head)
+            if self._signer is not None:
+                signature = self._signer(head.statement(self.job_id, self.attempt))
+                head = SignedHead(head.site, head.n_records, head.digest, signature)
+            self._own_head = head
+            return head.to_bytes()
+
+    def countersign(self, heads: Mapping[str, bytes], verify: HeadVerifier | None) -> None:
+        """Check the heads of all sites and take them into this log, whose own next signature then covers them.
+
+        Args:
+            heads: signed head per site as received, this site's own included; the server's under ``SERVER`` if it
+                keeps a log. The server's may be unsigned, the sites' not.
+            verify: checks a signature against the named site's certificate; None only in an unsigned session.
+
+        Raises:
+            ProtocolError: a malformed head, one that goes back, or an own head that is not the one sent.
+            AuthenticationError: a signature is missing in a signed session, or does not verify.
+        """
+        with self._lock:
+            read = {site: SignedHead.from_bytes(data) for site, data in sorted(heads.items())}
+            for site, head in read.items():
+                self._check_head(site, head, verify)
+            self._peer_heads.update(read)
+            self._append({"type": "heads", "heads": [head.to_dict() for head in read.values()]})
+            self.flush()
+
+    def end(self, status: str, reason: str = "") -> None:
+        """Record how the attempt ended: "completed", or "aborted" with the (data-free) reason. Later calls do nothing."""
+        if status not in ("completed", "aborted"):
+            raise ValueError("an attempt ends 'completed' or 'aborted'")
+        with self._lock:
+            if not self._ended:
+                self._append({"type": "end", "status": status, "reason": reason[:_MAX_REASON]})
+                self._ended = True
+                self.flush()
+
+    def flush(self) -> None:
+        """Bring everything recorded so far to the disk."""
+        with self._lock:
+            for file in (self._salts, self._file):
+                if file is not None:
+                    file.flush()
+                    os.fsync(file.fileno())
+
+    def close(self) -> Path:
+        """Seal the log with a last, signed record and give the file its finished name. Returns its path.
+
+        A log closed without ``end`` says that it was aborted.
+        """
+        with self._lock:
+            if self._file is None:
+                return self.path
+            self.end("aborted", "the log was closed before the attempt had ended")
+            body: Record = {"type": "seal", "n": self._n_records, "signature": None}
+            if self._signer is not None:
+                body["signature"] = self._signer(seal_statement(body, self._head)).hex()
+            self._append(body)
+            self.flush()
+            self._file.close()
+            self._file = None
+            if self._salts is not None:
+                self._salts.close()
+            os.replace(self._partial, self.path)
+            _sync_folder(self.path.parent)
+            return self.path
+
+    def _append(self, body: Record) -> int:
+        with self._lock:
+            if self._file is None:
+                raise ValueError("the evidence log is closed")
+            n = self._n_records
+            body = {**body, "n": n}
+            self._head = chain_hash(self._head, body)
+            self._file.write(canonical({**body, "hash": self._head.hex()}) + b"\n")
+            self._n_records = n + 1
+            return n
+
+    def _choose_salt(self, codec: str, salt: bytes | None) -> tuple[bytes, str | None]:
+        if codec != "PLAIN":  # public by nature, or as random as its protection
+            return b"", None
+        if salt is None:
+            return self._randomness.bytes(SALT_BYTES), "private"
+        if len(salt) != SALT_BYTES:
+            raise ValueError(f"a salt has {SALT_BYTES} bytes")
+        return salt, "frame"
+
+    def _commit(self, payload: bytes, salt: bytes) -> str:
+        # The server records one and the same reply once per site: hash it once.
+        last_payload, last_salt, digest = self._last_commitment
+        if payload is last_payload and salt == last_salt:
+            return digest
+        digest = commitment(payload, salt)
+        self._last_commitment = (payload, salt, digest)
+        return digest
+
+    def _keep_salt(self, n: int, salt: bytes) -> None:
+        if self._salts is None:
+            self._salts = _create(self._salts_path, 0o600)
+        self._salts.write(canonical({"n": n, "salt": salt.hex()}) + b"\n")
+
+    def _check_head(self, site: str, head: SignedHead, verify: HeadVerifier | None) -> None:
+        if head.site != site:
+            raise ProtocolError(f"the evidence head of {site} names another site")
+        if site == self.site and self._own_head != head:
+            raise ProtocolError("the evidence head that came back is not the one this site sent")
+        before = self._peer_heads.get(site)
+        if before is not None and head.n_records <= before.n_records:
+            raise ProtocolError(f"the evidence head of {site} does not go forward")
+        if verify is None or (site == SERVER and head.signature is None):
+            return
+        if head.signature is None:
+            raise AuthenticationError(f"the evidence head of {site} is not signed")
+        verify(site, head.statement(self.job_id, self.attempt), head.signature)
+
+
+def _create(path: Path, mode: int) -> BinaryIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    return os.fdopen(descriptor, "wb", buffering=1 << 16)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+

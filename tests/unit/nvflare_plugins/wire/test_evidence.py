@@ -1,0 +1,228 @@
+"""The evidence log: chain, salts, leaks refused, heads, sealing, durability."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from he_processors.errors import AuthenticationError, ProtocolError
+from nvflare_plugins.wire.evidence import EvidenceLog
+from nvflare_plugins.wire.evidence_format import (
+    GENESIS, SignedHead, canonical, chain_hash, commitment, export_name, parse_line, read_chain,
+)  # fmt: skip
+
+
+def make_log(folder: Path, site: str = "site-1", profile: str = "masks", **more) -> EvidenceLog:
+    return EvidenceLog(folder / export_name(site), site, "job", "00ff", profile, **more)
+
+
+def send(log: EvidenceLog, counter: int = 0, codec: str = "MASKED", payload: bytes = b"x" * 8, **more) -> None:
+    log.record("sent", counter, "HISTOGRAM", "update:0", codec, 1, payload, True, **more)
+
+
+def records(path: Path) -> list[dict]:
+    return [record for record, _ in read_chain(path)]
+
+
+def test_chain_hash_known_answer():
+    # Fixed once; a change of it makes old evidence unreadable.
+    body = {"n": 0, "type": "open"}
+    assert canonical(body) == b'{"n":0,"type":"open"}'
+    assert chain_hash(GENESIS, body).hex() == "f1296528a1e5edde2268544d21de5cee14ff0acd7cc60913ecc79f3b9bcb1d98"
+    assert commitment(b"payload", bytes(16)) == "2a20b36fdd042dd595911c0c6651aa04a910f3e5cceff638ad1058a066864355"
+    assert commitment(b"payload") == "7be2ceb06ab5c31445174f9246b0532ab106c2699999e64feb5339c4d1413665"
+
+
+def test_finished_name_means_finished_log(tmp_path):
+    log = make_log(tmp_path)
+    send(log)
+    log.flush()
+    assert not log.path.exists() and (tmp_path / "site-1.evidence.jsonl.partial").exists()
+    log.end("completed")
+    path = log.close()
+    assert path == log.path and [r["type"] for r in records(path)] == ["open", "message", "end", "seal"]
+    assert log.close() == path
+
+
+def test_evidence_is_never_overwritten(tmp_path):
+    make_log(tmp_path).close()
+    with pytest.raises(FileExistsError):
+        make_log(tmp_path)
+
+
+def test_log_closed_without_end_says_aborted(tmp_path):
+    log = make_log(tmp_path)
+    end = records(log.close())[-2]
+    assert end["type"] == "end" and end["status"] == "aborted"
+
+
+def test_everything_up_to_the_round_mark_is_on_disk(tmp_path):
+    log = make_log(tmp_path)
+    send(log)
+    log.round(0)
+    assert [r["type"] for r in records(tmp_path / "site-1.evidence.jsonl.partial")] == ["open", "message", "round"]
+
+
+@pytest.mark.parametrize("profile", ["masks", "bfv", "ckks"])
+@pytest.mark.parametrize("codec", ["PLAIN", "PUBLIC"])
+@pytest.mark.parametrize("direction", ["sent", "received"])
+def test_private_message_in_clear_is_refused_and_not_recorded(tmp_path, profile, codec, direction):
+    log = make_log(tmp_path, profile=profile)
+    head = log.head()
+    with pytest.raises(ProtocolError, match="HISTOGRAM pass in clear"):
+        log.record(direction, 0, "HISTOGRAM", "update:0", codec, 1, b"secret", True)
+    assert log.head() == head
+
+
+def test_message_record_holds_sizes_and_hash_but_no_payload(tmp_path):
+    log = make_log(tmp_path)
+    send(log, 7, payload=b"\x01\x02secret")
+    path = log.close()
+    assert records(path)[1] == {
+        "type": "message", "n": 1, "direction": "sent", "counter": 7, "kind": "HISTOGRAM", "phase": "update:0",
+        "codec": "MASKED", "private": True, "n_values": 1, "size": 8, "sha256": commitment(b"\x01\x02secret"),
+        "salt": None, "peers": ["server"], "hash": records(path)[1]["hash"],
+    }  # fmt: skip
+    assert b"secret" not in path.read_bytes()
+
+
+def test_plain_payloads_are_salted_and_the_salts_stay_private(tmp_path):
+    log = make_log(tmp_path, profile="plain")
+    send(log, 0, "PLAIN", b"\x05")
+    send(log, 1, "PLAIN", b"\x05")
+    path = log.close()
+    first, second = records(path)[1:3]
+    assert first["sha256"] != second["sha256"] != commitment(b"\x05")
+    salts = tmp_path / "site-1.evidence.salts"
+    assert stat.S_IMODE(salts.stat().st_mode) == 0o600
+    kept = [json.loads(line) for line in salts.read_bytes().splitlines()]
+    assert [k["n"] for k in kept] == [1, 2]
+    assert commitment(b"\x05", bytes.fromhex(kept[0]["salt"])) == first["sha256"]
+    assert kept[0]["salt"].encode() not in path.read_bytes()
+
+
+def test_salt_of_the_frame_makes_both_ends_agree(tmp_path):
+    one, two = make_log(tmp_path, profile="plain"), make_log(tmp_path, "server", "plain", role="server")
+    send(one, codec="PLAIN", salt=b"s" * 16)
+    two.record("received", 0, "HISTOGRAM", "update:0", "PLAIN", 1, b"x" * 8, True, peers=("site-1",), salt=b"s" * 16)
+    assert records(one.close())[1]["sha256"] == records(two.close())[1]["sha256"]
+    with pytest.raises(ValueError, match="16 bytes"):
+        send(make_log(tmp_path, "site-2", "plain"), codec="PLAIN", salt=b"short")
+
+
+def test_equal_but_distinct_payloads_hash_alike_whatever_was_hashed_before(tmp_path):
+    log = make_log(tmp_path)
+    payloads = [b"a" * 8, b"b" * 8, bytes(bytearray(b"a" * 8))]
+    for counter, payload in enumerate([payloads[0], payloads[0], payloads[1], payloads[2]]):
+        send(log, counter, payload=payload)
+    digests = [r["sha256"] for r in records(log.close())[1:5]]
+    assert digests == [commitment(p) for p in (payloads[0], payloads[0], payloads[1], payloads[2])]
+
+
+class Keys:
+    """Stand-in for certificates: a signature is the statement under the site's word."""
+
+    def signer(self, site: str):
+        return lambda statement: site.encode() + b":" + statement[:20] + statement[-40:]
+
+    def verify(self, site: str, statement: bytes, signature: bytes) -> None:
+        if signature != self.signer(site)(statement):
+            raise AuthenticationError("signature")
+
+
+def test_heads_are_checked_and_recorded(tmp_path):
+    keys = Keys()
+    logs = {site: make_log(tmp_path, site, signer=keys.signer(site)) for site in ("site-1", "site-2")}
+    for log in logs.values():
+        log.round(0)
+    heads = {site: log.signed_head() for site, log in logs.items()}
+    for log in logs.values():
+        log.countersign(heads, keys.verify)
+    record = records(logs["site-1"].close())[2]
+    assert record["type"] == "heads"
+    assert [SignedHead.from_dict(h).to_bytes() for h in record["heads"]] == list(heads.values())
+
+
+def test_bad_heads_are_refused(tmp_path):
+    keys = Keys()
+    log = make_log(tmp_path, signer=keys.signer("site-1"))
+    peer = SignedHead("site-2", 5, b"d" * 32)
+    signed = SignedHead("site-2", 5, b"d" * 32, keys.signer("site-2")(peer.statement("job", "00ff")))
+    other_attempt = SignedHead("site-2", 5, b"d" * 32, keys.signer("site-2")(peer.statement("job", "00fe"))[:-1])
+    with pytest.raises(AuthenticationError, match="not signed"):
+        log.countersign({"site-2": peer.to_bytes()}, keys.verify)
+    with pytest.raises(AuthenticationError):
+        log.countersign({"site-2": other_attempt.to_bytes()}, keys.verify)
+    with pytest.raises(ProtocolError, match="names another site"):
+        log.countersign({"site-3": signed.to_bytes()}, keys.verify)
+    with pytest.raises(ProtocolError, match="not the one this site sent"):
+        log.countersign({"site-1": SignedHead("site-1", 1, b"d" * 32).to_bytes()}, None)
+    log.countersign({"site-2": signed.to_bytes()}, keys.verify)
+    with pytest.raises(ProtocolError, match="does not go forward"):
+        log.countersign({"site-2": signed.to_bytes()}, keys.verify)
+
+
+def test_head_statement_binds_job_attempt_site_and_place():
+    head = SignedHead("site-1", 3, b"d" * 32)
+    statements = {
+        head.statement("job", "a"), head.statement("job", "b"), head.statement("job2", "a"),
+        SignedHead("site-2", 3, b"d" * 32).statement("job", "a"), SignedHead("site-1", 4, b"d" * 32).statement("job", "a"),
+        SignedHead("site-1", 3, b"e" * 32).statement("job", "a"),
+    }  # fmt: skip
+    assert len(statements) == 6
+
+
+def test_signed_session_needs_signer_and_certificate(tmp_path):
+    facts = dict(
+        sites=["site-1"], public_key_fingerprints={}, certificate_fingerprints={}, parameters_hash="ab",
+        policy_hash="cd", versions={"xgboost": "3.2.0"},
+    )  # fmt: skip
+    log = make_log(tmp_path)
+    with pytest.raises(ValueError, match="signer"):
+        log.session(signed=True, **facts)
+    log.session(signed=False, **facts)
+    assert records(log.close())[1]["signed"] is False
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/b", "", "a\nb", ".hidden", "x" * 200, "a\x1b[2J"])
+def test_names_that_are_paths_or_unprintable_are_refused(tmp_path, name):
+    with pytest.raises(ProtocolError):
+        export_name(name)
+    with pytest.raises(ValueError):
+        EvidenceLog(tmp_path / "x.evidence.jsonl", name, "job", "0", "masks")
+    with pytest.raises(ProtocolError):
+        SignedHead.from_dict({"site": name, "n_records": 1, "digest": "00" * 32, "signature": None})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"[]", b"{", b'{"a":1.5}', b'{"a":NaN}', b'{"b":1,"a":1}', b'{"a":1,"a":1}', b'{"a": 1}', b"\xff",
+     b'{"a":"\xc3\xa9"}', b"[" * 100_000, b'{"a":' * 5_000 + b"1" + b"}" * 5_000, b'{"a":' + b"9" * 5_000 + b"}",
+     b'{"a":"' + b"x" * (1 << 20) + b'"}'],
+)  # fmt: skip
+def test_hostile_lines_are_refused(line):
+    with pytest.raises(ProtocolError):
+        parse_line(line)
+
+
+def test_file_without_last_line_end_or_with_a_huge_line_is_refused(tmp_path):
+    path = make_log(tmp_path).close()
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    with pytest.raises(ProtocolError, match="middle of a line"):
+        records(path)
+    path.write_bytes(data + b"9" * (2 << 20) + b"\n")
+    with pytest.raises(ProtocolError):
+        records(path)
+
+
+def test_records_go_nowhere_after_close(tmp_path):
+    log = make_log(tmp_path)
+    log.close()
+    with pytest.raises(ValueError, match="closed"):
+        send(log)
+    assert os.listdir(tmp_path) == ["site-1.evidence.jsonl"]
