@@ -1,0 +1,167 @@
+"""Key agreement between the sites of one job attempt: fresh X25519 keys, HKDF, transcript, confirmation.
+
+The order of the protocol is the business of ``nvflare_plugins.session``. This file holds its arithmetic: values in,
+bytes out, no state and no network. Everything that is hashed goes through ``encode_fields``, so that two different
+lists of fields can never give the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from he_processors.errors import AuthenticationError, ProtocolError
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
+
+KEY_SIZE_BYTES = 32
+NONCE_SIZE_BYTES = 32
+
+DOMAIN = "veilboost/1"
+"""First field of everything that is hashed, signed or derived."""
+
+Field = bytes | str | int
+
+
+def encode_fields(*fields: Field) -> bytes:
+    """Encode a list of fields so that different lists never give equal bytes.
+
+    Each field becomes a type letter, its length as a 64-bit number and its content. Integers are unsigned 64-bit.
+
+    Raises:
+        ValueError: an integer outside [0, 2^64).
+        TypeError: a field of another type.
+    """
+    parts: list[bytes] = []
+    for field in fields:
+        if isinstance(field, bytes):
+            tag, content = b"b", field
+        elif isinstance(field, str):
+            tag, content = b"s", field.encode("utf-8")
+        elif isinstance(field, int) and not isinstance(field, bool):
+            if not 0 <= field < 2**64:
+                raise ValueError("an integer field must lie in [0, 2^64)")
+            tag, content = b"i", struct.pack("<Q", field)
+        else:
+            raise TypeError(f"cannot encode a field of type {type(field).__name__}")
+        parts.append(tag + struct.pack("<Q", len(content)) + content)
+    return b"".join(parts)
+
+
+def derive_key(secret: bytes, salt: bytes, purpose: str, *context: Field, length: int = KEY_SIZE_BYTES) -> bytes:
+    """Derive a key for one purpose from a secret: HKDF-SHA256 with the purpose and its context as info.
+
+    Security: keys of different purposes, salts or contexts are computationally independent; knowing one tells
+        nothing about the secret or the others.
+    Reference: RFC 5869; RFC 7748 section 6.1 asks for this step after X25519.
+    """
+    info = encode_fields(f"{DOMAIN}/{purpose}", *context)
+    return HKDF(algorithm=hashes.SHA256(), length=length, salt=salt, info=info).derive(secret)
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """What one site contributes to the transcript, by its position in the sorted list of sites.
+
+    Attributes:
+        site: name, the common name of its certificate.
+        role: "site" or "unsigned site"; the transcript binds it.
+        nonce: 32 fresh random bytes of this attempt.
+        public_key: X25519, 32 bytes, fresh for this attempt.
+        certificate_fingerprint: SHA-256 of the certificate, empty in an unsigned session.
+    """
+
+    site: str
+    role: str
+    nonce: bytes
+    public_key: bytes
+    certificate_fingerprint: bytes
+
+
+def hash_transcript(job_id: str, attempt: str, binding: bytes, participants: Sequence[Participant]) -> bytes:
+    """Hash everything the sites must agree on before they trust each other's keys.
+
+    Security: a server that swaps a public key, a nonce, a certificate, a name, the order of the sites, the job, the
+        attempt or the parameters at any site gives that site another transcript: its signatures and confirmations
+        then fail at the others, and theirs at it.
+
+    Args:
+        job_id: the job, as the federation names it.
+        attempt: the attempt at this job; a restart has another one.
+        binding: hash of parameters, profile and the policy facts that all sites share.
+        participants: in rank order.
+
+    Returns:
+        32 bytes; also the session id.
+    """
+    fields: list[Field] = [f"{DOMAIN}/transcript", job_id, attempt, binding, len(participants)]
+    for rank, p in enumerate(participants):
+        fields += [rank, p.site, p.role, p.nonce, p.public_key, p.certificate_fingerprint]
+    return hashlib.sha256(encode_fields(*fields)).digest()
+
+
+class EphemeralKey:
+    """An X25519 key of one job attempt. It lives in memory only and is dropped after the pair secrets are derived."""
+
+    def __init__(self, randomness: RandomSource = OS_RANDOMNESS) -> None:
+        self._private = X25519PrivateKey.from_private_bytes(randomness.bytes(KEY_SIZE_BYTES))
+        self.public: bytes = self._private.public_key().public_bytes_raw()
+
+    def agree(self, peer_public: bytes) -> bytes:
+        """Return the raw X25519 result; only ``derive_pair_secret`` may use it.
+
+        Raises:
+            ProtocolError: not a public key, or a point of small order, whose result is all zero.
+        """
+        try:
+            shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer_public))
+        except ValueError:
+            raise ProtocolError("a peer's X25519 public key is malformed or of small order") from None
+        if not any(shared):
+            raise ProtocolError("a peer's X25519 public key is of small order")
+        return shared
+
+
+def derive_pair_secret(shared: bytes, session_id: bytes, rank: int, peer: int) -> bytes:
+    """Derive the secret of two sites from their X25519 result, bound to the transcript and to both ranks.
+
+    Security: known to these two sites only. Symmetric: both orders of the ranks give the same bytes.
+    """
+    return derive_key(shared, session_id, "pair-secret", min(rank, peer), max(rank, peer))
+
+
+def derive_group_secret(shares: Sequence[bytes], session_id: bytes) -> bytes:
+    """Derive the secret that all sites share from the random shares of all, in rank order.
+
+    Security: unknown to the server as long as one share is random and was sealed to the sites only.
+    """
+    return derive_key(encode_fields(*shares), session_id, "group-secret", len(shares))
+
+
+def confirm_key(secret: bytes, session_id: bytes, purpose: str, sender: int, recipient: int) -> bytes:
+    """Return the MAC by which ``sender`` proves to ``recipient`` that it holds ``secret`` in this session.
+
+    Security: names the direction, so a MAC sent back to its author does not pass for the peer's.
+    """
+    key = derive_key(secret, session_id, "confirmation-key", purpose)
+    return hmac.digest(key, encode_fields(f"{DOMAIN}/confirmation", purpose, sender, recipient), "sha256")
+
+
+def check_confirmation(
+    mac: bytes, secret: bytes, session_id: bytes, purpose: str, sender: int, recipient: int
+) -> None:
+    """Check the MAC of ``confirm_key`` in constant time.
+
+    Raises:
+        AuthenticationError: it is not the one that the sender would send.
+    """
+    if not hmac.compare_digest(mac, confirm_key(secret, session_id, purpose, sender, recipient)):
+        raise AuthenticationError(
+            f"rank {sender} holds another {purpose} key: the messages between the sites were changed on their way"
+        )

@@ -1,0 +1,227 @@
+"""Pairwise masks: a sum over sites of which the server sees only uniform noise.
+
+For every ordered pair of sites i < j both derive the same keystream m_ij; site i adds it, site j subtracts it, so all
+masks cancel in the sum over all sites. Each single message is uniform to anyone who lacks one of the pair keys.
+
+The sum itself is blinded as well: one site, the blinder, adds a keystream from the key that all sites share, and
+every site subtracts it from the total. Without it the server would read every aggregate.
+
+Reference: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017),
+section 4.0.1. There is no recovery from a lost site: a collective of XGBoost cannot lose a worker, so the attempt is
+restarted under fresh keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from numpy.typing import NDArray
+
+from he_processors.errors import ProtocolError
+from he_processors.key_agreement import KEY_SIZE_BYTES, derive_key
+
+MAX_MODULUS = 2**63
+"""Residues below this can be added in 64 bits without a carry."""
+
+_CHUNK_VALUES = 1 << 15  # 256 KiB of keystream: stays in the second-level cache between AES and the addition
+_BLOCK_BYTES = 16
+_ZEROS = bytes(8 * _CHUNK_VALUES)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLabel:
+    """Names one message of a session; every field enters the key of its masks.
+
+    Attributes:
+        counter: number of the exchange within the session, never reset. XGBoost's own sequence numbers restart with
+            each communicator and would not do.
+        kind: what is summed, as the catalogue of messages calls it.
+        phase: where in training it is summed.
+        n_values: how many values the message holds.
+    """
+
+    counter: int
+    kind: str
+    phase: str
+    n_values: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.counter < 2**64:
+            raise ValueError("counter must lie in [0, 2^64)")
+        if self.n_values < 0:
+            raise ValueError("n_values must not be negative")
+
+
+class PairwiseMasks:
+    """Masks the messages of one site and unblinds their sums, for one session.
+
+    Security: to anyone who lacks a pair key of this site, what ``mask`` returns is uniform (under AES-256-CTR as a
+        keystream) and independent of the values. The server alone learns nothing, not even the sum. The server
+        together with one other site learns the sums, as that site does; only the server together with all other
+        sites learns this site's values. A counter encodes once: a second encoding under one counter would reveal
+        the difference of the two messages, so it is refused. A retry resends the bytes of the first encoding.
+    Capacity: exact modulo 2^64 or modulo the given modulus; the caller keeps the true sum inside that range.
+    """
+
+    def __init__(
+        self,
+        session_id: bytes,
+        rank: int,
+        pair_secrets: Mapping[int, bytes],
+        group_secret: bytes,
+        blinder: int | None = 0,
+    ) -> None:
+        """Prepare the keys of a session.
+
+        Args:
+            session_id: identifies the job attempt; equal at all sites.
+            rank: this site's number, 0 to number of sites - 1.
+            pair_secrets: by rank of each other site, the secret shared with it alone.
+            group_secret: the secret that all sites share and the server lacks.
+            blinder: rank of the site that blinds the sum; None leaves the sum readable by the server, which only a
+                profile with a trusted aggregator may ask for.
+
+        Raises:
+            ValueError: ranks or lengths of secrets do not fit together.
+        """
+        world = len(pair_secrets) + 1
+        if set(pair_secrets) | {rank} != set(range(world)):
+            raise ValueError("pair_secrets must hold exactly the other ranks of the session")
+        if blinder is not None and not 0 <= blinder < world:
+            raise ValueError("the blinder must be a rank of the session")
+        if not session_id or any(len(s) != KEY_SIZE_BYTES for s in (*pair_secrets.values(), group_secret)):
+            raise ValueError(f"a session id and secrets of {KEY_SIZE_BYTES} bytes are required")
+        self._rank = rank
+        self._blinder = blinder
+        self._last_counter = -1
+        self._pair_keys = {
+            peer: derive_key(secret, session_id, "masks/pair", min(rank, peer), max(rank, peer))
+            for peer, secret in sorted(pair_secrets.items())
+        }
+        self._group_key = derive_key(group_secret, session_id, "masks/group")
+
+    def mask(
+        self, values: NDArray[np.uint64], label: MessageLabel, modulus: int | None = None
+    ) -> NDArray[np.uint64]:
+        """Return the values plus this site's masks for the message ``label``.
+
+        Shapes: values: uint64[n_values], each below the modulus; result: uint64[n_values], a new array.
+        Security: the result may be shown to the server.
+
+        Args:
+            values: two's complement or residues; not changed.
+            label: names the message; its counter must exceed that of every message masked before.
+            modulus: None for 2^64, else at most 2^63; masks are then uniform below it.
+
+        Raises:
+            ProtocolError: the counter has been used already, or is smaller than one that has.
+            TypeError, ValueError: wrong dtype, length, modulus, or residues not below it.
+        """
+        _check_values(values, label, modulus)
+        if label.counter <= self._last_counter:
+            raise ProtocolError(f"counter {label.counter} was passed already: a message is masked only once")
+        self._last_counter = label.counter
+        masked = values.copy()
+        for peer, key in self._pair_keys.items():
+            _apply_keystream(masked, key, label, modulus, subtract=peer < self._rank)
+        if self._rank == self._blinder:
+            _apply_keystream(masked, self._group_key, label, modulus, subtract=False)
+        return masked
+
+    def unblind(
+        self, total: NDArray[np.uint64], label: MessageLabel, modulus: int | None = None
+    ) -> NDArray[np.uint64]:
+        """Return the sum over all sites from the total that came back from the server.
+
+        Shapes: total: uint64[n_values]; result: uint64[n_values], a new array.
+
+        Raises:
+            ProtocolError: this message has not been masked here.
+            TypeError, ValueError: as ``mask``.
+        """
+        _check_values(total, label, modulus)
+        if label.counter > self._last_counter:
+            raise ProtocolError(f"counter {label.counter} has not been masked by this site yet")
+        result = total.copy()
+        if self._blinder is not None:
+            _apply_keystream(result, self._group_key, label, modulus, subtract=True)
+        return result
+
+    def close(self) -> None:
+        """Forget all keys; every later call with other sites' masks fails."""
+        self._pair_keys.clear()
+        self._group_key = b""
+        self._last_counter = 2**64
+
+
+def _check_values(values: NDArray[np.uint64], label: MessageLabel, modulus: int | None) -> None:
+    if values.dtype != np.uint64 or values.ndim != 1:
+        raise TypeError("values must be a one-dimensional array of uint64")
+    if values.size != label.n_values:
+        raise ValueError(f"the label announces {label.n_values} values, the array holds {values.size}")
+    if modulus is None:
+        return
+    if not 2 <= modulus <= MAX_MODULUS:
+        raise ValueError("the modulus must lie in [2, 2^63]")
+    if values.size and int(values.max()) >= modulus:
+        raise ValueError("residues must be below the modulus")
+
+
+class _Keystream:
+    """Uniform 64-bit words, or uniform residues, from AES-256-CTR under a key that is used for one message only."""
+
+    def __init__(self, key: bytes, modulus: int | None) -> None:
+        self._aes: CipherContext = Cipher(algorithms.AES(key), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
+        self._buffer = bytearray(8 * _CHUNK_VALUES + _BLOCK_BYTES)
+        self._modulus = modulus
+
+    def next(self, n: int) -> NDArray[np.uint64]:
+        """Return the next ``n`` <= _CHUNK_VALUES numbers; the array is valid until the next call."""
+        if self._modulus is None:
+            return self._words(n)
+        return self._residues(n, self._modulus)
+
+    def _words(self, n: int) -> NDArray[np.uint64]:
+        # The key stream is the encryption of zeros. One whole number of 16-byte blocks at a time keeps the position
+        # independent of how callers slice their requests.
+        n_bytes = -(-8 * n // _BLOCK_BYTES) * _BLOCK_BYTES
+        self._aes.update_into(memoryview(_ZEROS)[:n_bytes], self._buffer)
+        return np.frombuffer(self._buffer, dtype="<u8", count=n)
+
+    def _residues(self, n: int, modulus: int) -> NDArray[np.uint64]:
+        # Rejection: cut to the modulus's bit length, keep what lies below it. Both sites of a pair read the same
+        # words, hence reject the same ones.
+        excess = np.uint64(64 - (modulus - 1).bit_length())
+        bound = np.uint64(modulus)
+        kept: list[NDArray[np.uint64]] = []
+        n_missing = n
+        while n_missing:
+            candidates = self._words(n_missing) >> excess  # a copy: excess >= 1, and the buffer is used again
+            accepted = candidates if int(candidates.max()) < modulus else candidates[candidates < bound]
+            kept.append(accepted)
+            n_missing -= accepted.size
+        if len(kept) == 1:
+            return kept[0]
+        return np.concatenate(kept) if kept else np.empty(0, dtype=np.uint64)
+
+
+def _apply_keystream(
+    values: NDArray[np.uint64], key: bytes, label: MessageLabel, modulus: int | None, *, subtract: bool
+) -> None:
+    """Add or subtract the keystream of one message in place, modulo ``modulus`` (None: 2^64)."""
+    message_key = derive_key(
+        key, b"", "masks/message", label.counter, label.kind, label.phase, label.n_values, modulus or 0
+    )
+    stream = _Keystream(message_key, modulus)
+    for start in range(0, values.size, _CHUNK_VALUES):
+        part = values[start : start + _CHUNK_VALUES]
+        mask = stream.next(part.size)
+        if modulus is None:
+            (np.subtract if subtract else np.add)(part, mask, out=part)
+            continue
+        bound = np.uint64(modulus)
+        part += (bound - mask) if subtract else mask
+        np.minimum(part, part - bound, out=part)  # below the modulus already: part - bound wraps and is larger
