@@ -3,6 +3,10 @@
 A backend is a factory ``ModBatch(modulus)``. Residues enter and leave in wire form (``uint8[n, width]``,
 little-endian, canonical, below the modulus); in between they stay in the backend's own form (Montgomery limbs,
 device memory, Python ints) behind the opaque ``Residues``.
+
+A module that holds a backend offers ``load() -> Callable[[int], ModBatch]`` (``load(variant)`` for the native one),
+which raises ``BackendUnavailable`` where it cannot run; ``registry.py`` calls it. A backend may offer three further
+methods, listed in ``batch_ops.py``, which otherwise go through wire form.
 """
 
 from __future__ import annotations

@@ -1,0 +1,138 @@
+"""Residues in wire form: ``uint8[n, width]`` rows, little-endian, and the arithmetic that needs no modular product.
+
+Additions, comparisons and secret draws work on whole batches with numpy, so that no caller loops over rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
+
+_WORD_BYTES = 8
+
+
+def byte_width(modulus: int) -> int:
+    """Return the bytes that hold every residue modulo ``modulus``."""
+    return (modulus.bit_length() + 7) // 8
+
+
+def rows_from_ints(values: Iterable[int], width: int) -> NDArray[np.uint8]:
+    """Write non-negative integers as rows.
+
+    Shapes: result: uint8[n, width], writable.
+    Raises: OverflowError if a value does not fit ``width`` bytes.
+    """
+    joined = bytearray().join(int(value).to_bytes(width, "little") for value in values)
+    return np.frombuffer(joined, dtype=np.uint8).reshape(-1, width)
+
+
+def ints_from_rows(rows: NDArray[np.uint8]) -> list[int]:
+    """Read rows as non-negative integers. Shapes: rows: uint8[n, width]."""
+    return [int.from_bytes(row.tobytes(), "little") for row in rows]
+
+
+def widen(rows: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
+    """Pad rows with zero bytes. Shapes: rows: uint8[n, w <= width]; result: uint8[n, width]."""
+    if rows.shape[1] == width:
+        return rows
+    wide = np.zeros((rows.shape[0], width), dtype=np.uint8)
+    wide[:, : rows.shape[1]] = rows
+    return wide
+
+
+def less_than(rows: NDArray[np.uint8], bound: int) -> NDArray[np.bool_]:
+    """Compare every row with one integer.
+
+    Shapes: rows: uint8[n, width]; result: bool[n].
+    """
+    n_words = -(-rows.shape[1] // _WORD_BYTES)
+    if bound >> (8 * _WORD_BYTES * n_words):
+        return np.ones(rows.shape[0], dtype=np.bool_)
+    words = _words(rows, n_words)
+    bound_words = _words(rows_from_ints([bound], n_words * _WORD_BYTES), n_words)[0]
+    is_less = np.zeros(rows.shape[0], dtype=np.bool_)
+    undecided = np.arange(rows.shape[0])
+    for word_idx in range(n_words - 1, -1, -1):
+        column = words[undecided, word_idx]
+        is_less[undecided[column < bound_words[word_idx]]] = True
+        undecided = undecided[column == bound_words[word_idx]]
+        if undecided.size == 0:
+            break
+    return is_less
+
+
+def add_rows(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Add two batches of integers; the caller knows that no sum overflows the width.
+
+    Shapes: a: uint8[n, width]; b: uint8[n, width] or uint8[1, width]; result: uint8[n, width].
+    """
+    n_words = -(-a.shape[1] // _WORD_BYTES)
+    total, _ = _add_words(_words(a, n_words), _words(b, n_words))
+    return _rows(total, a.shape[1])
+
+
+def add_mod(a: NDArray[np.uint8], b: NDArray[np.uint8], modulus: int) -> NDArray[np.uint8]:
+    """Add two batches of residues modulo ``modulus``.
+
+    Shapes: a, b: uint8[n, width], canonical; result: uint8[n, width], canonical.
+    """
+    n_words = a.shape[1] // _WORD_BYTES + 1  # at least one spare byte above the width: the sum cannot overflow
+    total, _ = _add_words(_words(a, n_words), _words(b, n_words))
+    # Adding 2^k - modulus carries out of the top word exactly when the sum is at least the modulus.
+    complement = (1 << (8 * _WORD_BYTES * n_words)) - modulus
+    reduced, is_over = _add_words(total, _words(rows_from_ints([complement], n_words * _WORD_BYTES), n_words))
+    return _rows(np.where(is_over[:, None], reduced, total), a.shape[1])
+
+
+def random_rows_below(n: int, bound: int, source: RandomSource = OS_RANDOMNESS) -> NDArray[np.uint8]:
+    """Draw ``n`` integers uniformly from [0, bound) by rejection.
+
+    Shapes: result: uint8[n, byte_width(bound - 1)], writable.
+    Raises: ValueError if bound < 2.
+    """
+    if bound < 2:
+        raise ValueError("bound must be at least 2")
+    width = byte_width(bound - 1)
+    top_mask = 0xFF >> (8 * width - (bound - 1).bit_length())
+    rows = np.empty((n, width), dtype=np.uint8)
+    pending = np.arange(n)
+    while pending.size:
+        drawn = np.frombuffer(source.bytes(pending.size * width), dtype=np.uint8).reshape(-1, width).copy()
+        drawn[:, -1] &= top_mask
+        rows[pending] = drawn
+        pending = pending[~less_than(drawn, bound)]
+    return rows
+
+
+def sum_rows(rows: NDArray[np.uint8]) -> int:
+    """Return the exact sum of all rows as one integer. Shapes: rows: uint8[n, width]."""
+    columns = rows.sum(axis=0, dtype=np.uint64)
+    return sum(int(column) << (8 * byte_idx) for byte_idx, column in enumerate(columns))
+
+
+def _words(rows: NDArray[np.uint8], n_words: int) -> NDArray[np.uint64]:
+    wide = np.ascontiguousarray(widen(rows, n_words * _WORD_BYTES))
+    return wide.view("<u8").astype(np.uint64, copy=False)
+
+
+def _rows(words: NDArray[np.uint64], width: int) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(words.astype("<u8", copy=False)).view(np.uint8)[:, :width]
+
+
+def _add_words(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    """Add 64-bit word rows; return the sums and which of them carried out of the top word."""
+    total = a + b
+    carry = total < a
+    is_over = carry[:, -1].copy()
+    while carry[:, :-1].any():
+        # A carry out of word i goes into word i + 1, and carries on only where that word wraps to zero.
+        incoming = carry[:, :-1]
+        total[:, 1:] += incoming
+        carry = np.zeros_like(carry)
+        carry[:, 1:] = incoming & (total[:, 1:] == 0)
+        is_over |= carry[:, -1]
+    return total, is_over

@@ -1,0 +1,135 @@
+"""The number format of gradient pairs: fixed point from public bounds, one signed integer for each (g, h).
+
+A pair is carried as ``g * 2^h_bits + h``, both in units of 2^-fraction_bits. The widths hold every sum of up to
+``max_additions`` pairs, so sums of encoded pairs decode exactly. Bounds come from the objective (|g| <= 1 and
+0 <= h <= 1/4 for the logistic loss), never from a round's own gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.errors import CapacityExceeded
+
+_INT64_BITS = 63
+_ROW_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerRange:
+    """The closed range of a sum of encoded values."""
+
+    low: int
+    high: int
+
+    @property
+    def bits(self) -> int:
+        """Bits of ``value - low`` for every value in the range."""
+        return max(1, (self.high - self.low).bit_length())
+
+
+@dataclass(frozen=True, slots=True)
+class PairFormat:
+    """Fixed-point format of (g, h) pairs.
+
+    Units:    encoded integers count 2^-fraction_bits.
+    Capacity: sums of at most ``max_additions`` pairs, every g in [-g_bound, g_bound], every h in [h_low, h_high].
+    """
+
+    fraction_bits: int
+    max_additions: int
+    g_bound: float
+    h_low: float
+    h_high: float
+
+    def __post_init__(self) -> None:
+        if self.max_additions < 1:
+            raise ValueError("max_additions must be at least 1")
+        bounds = (self.g_bound, self.h_low, self.h_high)
+        if not all(math.isfinite(bound) for bound in bounds) or self.g_bound <= 0 or self.h_low >= self.h_high:
+            raise ValueError("bounds must be finite, g_bound positive and h_low below h_high")
+        g, h = self.g_range(self.max_additions), self.h_range(self.max_additions)
+        # Sums are int64; the h digit stays below 64 bits so that a pair shifts within two words.
+        if max(g.high, -h.low, h.high, h.high - h.low) >> _INT64_BITS:
+            raise CapacityExceeded(
+                f"{self.max_additions} additions at {self.fraction_bits} fraction bits exceed 64-bit sums"
+            )
+
+    @classmethod
+    def logistic(cls, fraction_bits: int, max_additions: int) -> PairFormat:
+        """Return the format for the logistic loss without weights: |g| <= 1, 0 <= h <= 1/4.
+
+        XGBoost raises h to at least 1e-16 and computes in float32; both stay within the bounds.
+        """
+        return cls(fraction_bits, max_additions, g_bound=1.0, h_low=0.0, h_high=0.25)
+
+    def g_range(self, n_rows: int) -> IntegerRange:
+        """Return the range of an encoded sum of g over ``n_rows`` rows."""
+        step = self._steps_up(self.g_bound)
+        return IntegerRange(-n_rows * step, n_rows * step)
+
+    def h_range(self, n_rows: int) -> IntegerRange:
+        """Return the range of an encoded sum of h over ``n_rows`` rows."""
+        low = min(0, -self._steps_up(-self.h_low))
+        high = max(0, self._steps_up(self.h_high))
+        return IntegerRange(n_rows * low, n_rows * high)
+
+    @property
+    def h_bits(self) -> int:
+        """Bits between the h and the g of a pair."""
+        return self.h_range(self.max_additions).bits
+
+    @property
+    def pair_bits(self) -> int:
+        """Bits of one summed pair."""
+        return self.h_bits + self.g_range(self.max_additions).bits
+
+    def encode(self, values: NDArray[np.floating], low: float, high: float) -> NDArray[np.int64]:
+        """Round values to the grid, half to even.
+
+        Shapes: values: float[n]; result: int64[n].
+        Raises: CapacityExceeded if a value is not finite or outside [low, high]; nothing is encoded then.
+        """
+        values = np.asarray(values, dtype=np.float64)
+        if values.size and not (low <= values.min() and values.max() <= high):  # NaN fails the comparison
+            raise CapacityExceeded("a gradient is not finite or outside the bounds of the number format")
+        return np.rint(np.ldexp(values, self.fraction_bits)).astype(np.int64)
+
+    def encode_pairs(
+        self, g: NDArray[np.floating], h: NDArray[np.floating]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Encode gradients and hessians.
+
+        Shapes: g, h: float[n]; results: int64[n].
+        Raises: CapacityExceeded if a value is out of bounds; ValueError if the lengths differ.
+        """
+        if np.shape(g) != np.shape(h) or np.ndim(g) != 1:
+            raise ValueError("g and h must be vectors of equal length")
+        return self.encode(g, -self.g_bound, self.g_bound), self.encode(h, self.h_low, self.h_high)
+
+    def plaintext_rows(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Join encoded pairs to signed plaintexts ``g * 2^h_bits + h``.
+
+        Shapes: g, h: int64[n], encoded single rows; result: uint8[n, 16], two's complement, little-endian.
+        """
+        h_bits = np.uint64(self.h_bits)
+        low = (g.view(np.uint64) << h_bits) + h.view(np.uint64)
+        carry = low < h.view(np.uint64)
+        # The high word is the part of g that the shift pushed out, the sign of h, and the carry of the low words.
+        high = (g >> np.int64(64 - self.h_bits)) + (h >> np.int64(63)) + carry
+        words = np.stack([low, high.view(np.uint64)], axis=1).astype("<u8")
+        return words.view(np.uint8).reshape(-1, _ROW_BYTES)
+
+    def decode(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return encoded sums as numbers, correctly rounded. Shapes: sums: int64[...]; result: float64[...]."""
+        return np.ldexp(sums.astype(np.float64), -self.fraction_bits)
+
+    def _steps_up(self, bound: float) -> int:
+        """Return the least integer that no encoded value within ``bound`` exceeds."""
+        # Rounding is monotone, so the encoded bound bounds every encoded value; the product is exact in integers.
+        numerator, denominator = bound.as_integer_ratio()
+        return -((-numerator * 2 ** max(self.fraction_bits, 0)) // (denominator * 2 ** max(-self.fraction_bits, 0)))

@@ -1,0 +1,63 @@
+"""Paillier decryption in batches, modulo one prime or by Chinese remainder."""
+
+from __future__ import annotations
+
+import gmpy2
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.additive.one_prime import OnePrimeLogarithm
+from he_processors.bignum import registry
+from he_processors.paillier.keys import PaillierPrivateKey
+
+
+class PaillierDecryptor:
+    """Full decryption: every plaintext in (-n/2, n/2).
+
+    Capacity: |plaintext| < 2^plaintext_bits.
+    """
+
+    def __init__(self, private_key: PaillierPrivateKey, backend: str = registry.AUTO) -> None:
+        n = private_key.public_key.n
+        self.plaintext_bits = n.bit_length() - 2
+        self._n = n
+        self._p_half = OnePrimeLogarithm(private_key.p, n + 1, backend)
+        self._q_half = OnePrimeLogarithm(private_key.q, n + 1, backend)
+        self._q_inverse = int(gmpy2.invert(private_key.q, private_key.p))
+
+    def decrypt(self, ciphertexts: NDArray[np.uint8]) -> list[int]:
+        """Decrypt.
+
+        Shapes: ciphertexts: uint8[n, width] in wire form; result: n signed integers.
+        Raises: ProtocolError if a ciphertext is not a unit.
+        """
+        p, q = self._p_half.p, self._q_half.p
+        halves = zip(self._p_half.recover(ciphertexts), self._q_half.recover(ciphertexts), strict=True)
+        joined = (in_q + q * ((in_p - in_q) * self._q_inverse % p) for in_p, in_q in halves)
+        return [centred(plaintext, self._n) for plaintext in joined]
+
+
+class OnePrimeDecryptor:
+    """Decryption modulo the larger prime alone: half the work, half the room.
+
+    Security: wraps modulo p. Use it with a packing layout fitted to ``plaintext_bits``, which leaves the spare bits
+        that show a wrapped value, and never show a result that failed its checks.
+    Capacity: |plaintext| < 2^plaintext_bits.
+    """
+
+    def __init__(self, private_key: PaillierPrivateKey, backend: str = registry.AUTO) -> None:
+        self.plaintext_bits = private_key.p.bit_length() - 2
+        self._half = OnePrimeLogarithm(private_key.p, private_key.public_key.n + 1, backend)
+
+    def decrypt(self, ciphertexts: NDArray[np.uint8]) -> list[int]:
+        """Decrypt.
+
+        Shapes: ciphertexts: uint8[n, width] in wire form; result: n signed integers.
+        Raises: ProtocolError if a ciphertext is not a unit.
+        """
+        return [centred(plaintext, self._half.p) for plaintext in self._half.recover(ciphertexts)]
+
+
+def centred(residue: int, modulus: int) -> int:
+    """Return the representative of smallest magnitude."""
+    return residue - modulus if residue > modulus // 2 else residue

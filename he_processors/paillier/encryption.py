@@ -1,0 +1,94 @@
+"""Paillier encryption in batches: c = (1 + m n) r^n modulo n^2.
+
+Reference: Paillier 1999, section 4, with g = n + 1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.additive.owner_randomisers import GeneratorPowers, OwnerRandomisers, PrimePowers, SubgroupSource
+from he_processors.additive.public_randomisers import PublicRandomisers
+from he_processors.additive.randomiser_pool import DEFAULT_BLOCK_ROWS, RandomiserPool
+from he_processors.additive.scheme import RandomiserSource
+from he_processors.bignum import registry
+from he_processors.bignum.batch_ops import add, constant, scale
+from he_processors.bignum.interface import ModBatch, Residues
+from he_processors.bignum.rows import add_rows, less_than, rows_from_ints
+from he_processors.errors import CapacityExceeded
+from he_processors.paillier.keys import PaillierPrivateKey, PaillierPublicKey
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
+
+
+class PaillierEncryptor:
+    """Encrypts signed integers with randomisers from a source, usually a pool.
+
+    Security: one fresh randomiser for each plaintext; a failed batch loses the randomisers it took.
+    """
+
+    def __init__(self, public_key: PaillierPublicKey, arithmetic: ModBatch, randomisers: RandomiserSource) -> None:
+        self.public_key = public_key
+        self.arithmetic = arithmetic
+        self.randomisers = randomisers
+        self._n_width = (public_key.key_bits + 7) // 8
+        self._n = constant(arithmetic, public_key.n)
+        self._one = constant(arithmetic, 1)
+
+    def encrypt(self, plaintexts: NDArray[np.uint8]) -> Residues:
+        """Encrypt signed integers.
+
+        Shapes: plaintexts: uint8[n, width], two's complement, little-endian; result: Residues[n].
+        Raises: CapacityExceeded if a plaintext is not in (-n, n); nothing is encrypted then.
+        """
+        messages = self.arithmetic.from_wire(self._modulo_n(plaintexts))
+        return self._finish(messages, self.randomisers.draw(len(messages)))
+
+    def _finish(self, messages: Residues, randomisers: Residues) -> Residues:
+        opened = add(self.arithmetic, scale(self.arithmetic, messages, self._n), self._one)
+        return self.arithmetic.mul(opened, randomisers)
+
+    def _modulo_n(self, plaintexts: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return plaintexts modulo n in the arithmetic's width: n is added to the negative ones."""
+        is_negative = plaintexts[:, -1] >= 0x80
+        width = max(plaintexts.shape[1], self._n_width + 1)
+        extended = np.where(is_negative, 0xFF, 0).astype(np.uint8)[:, None].repeat(width, axis=1)
+        extended[:, : plaintexts.shape[1]] = plaintexts
+        lift = rows_from_ints([self.public_key.n], width) * is_negative[:, None].astype(np.uint8)
+        residues = add_rows(extended, lift)
+        if not np.all(less_than(residues, self.public_key.n)):
+            raise CapacityExceeded("a plaintext is not in the range of this key; nothing was encrypted")
+        wide = np.zeros((len(residues), self.arithmetic.width), dtype=np.uint8)
+        wide[:, : self._n_width] = residues[:, : self._n_width]
+        return wide
+
+
+def owner_encryptor(
+    private_key: PaillierPrivateKey,
+    backend: str = registry.AUTO,
+    source: RandomSource = OS_RANDOMNESS,
+    block_rows: int = DEFAULT_BLOCK_ROWS,
+) -> PaillierEncryptor:
+    """Open encryption by the key owner, with a pool that can be filled ahead (``encryptor.randomisers.fill``)."""
+    arithmetic = registry.open_backend(backend, private_key.public_key.modulus)
+    p_half = _subgroup(private_key.p, private_key.p_generator, backend, source)
+    q_half = _subgroup(private_key.q, private_key.q_generator, backend, source)
+    randomisers = OwnerRandomisers(arithmetic, p_half, q_half)
+    return PaillierEncryptor(private_key.public_key, arithmetic, RandomiserPool(arithmetic, randomisers, block_rows))
+
+
+def public_encryptor(
+    public_key: PaillierPublicKey, backend: str = registry.AUTO, source: RandomSource = OS_RANDOMNESS
+) -> PaillierEncryptor:
+    """Open encryption with the public key alone."""
+    arithmetic = registry.open_backend(backend, public_key.modulus)
+    randomisers = PublicRandomisers(public_key, arithmetic, source)
+    return PaillierEncryptor(public_key, arithmetic, RandomiserPool(arithmetic, randomisers))
+
+
+def _subgroup(prime: int, generator: int | None, backend: str, source: RandomSource) -> SubgroupSource:
+    """Open the uniform source of p-th powers modulo p^2, by table if a generator of Z_p* is known."""
+    arithmetic = registry.open_backend(backend, prime * prime)
+    if generator is None:
+        return PrimePowers(arithmetic, prime, source)
+    return GeneratorPowers(arithmetic, pow(generator, prime, prime * prime), prime - 1, source)

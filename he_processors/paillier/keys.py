@@ -1,0 +1,127 @@
+"""Paillier keys.
+
+Security: decisional composite residuosity. 3072 bits are the default (128-bit strength); 2048 must be asked for
+(112-bit strength); shorter keys are refused outside tests.
+Reference: SECURITY.md section 7.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import gmpy2
+
+from he_processors.additive.scheme import DEFAULT_KEY_BITS, Scheme, check_key_bits, fingerprint
+from he_processors.additive.structured_primes import StructuredPrime, generate_structured_prime
+from he_processors.errors import ConfigurationError
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
+
+# Prime factors closer than 2^(|n|/2 - 100) would let Fermat's method find them.
+_MIN_DISTANCE_SLACK_BITS = 100
+
+
+@dataclass(frozen=True)
+class PaillierPublicKey:
+    """The public key: n. Ciphertexts are units modulo n^2."""
+
+    n: int
+
+    @property
+    def scheme(self) -> Scheme:
+        """Return Paillier."""
+        return Scheme.PAILLIER
+
+    @cached_property
+    def modulus(self) -> int:
+        """Return n^2, the ciphertext modulus."""
+        return self.n * self.n
+
+    @property
+    def key_bits(self) -> int:
+        """Return the length of n."""
+        return self.n.bit_length()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return the SHA-256 that names this key."""
+        return fingerprint(self.scheme, self.n)
+
+    def __repr__(self) -> str:
+        return f"PaillierPublicKey({self.key_bits} bits, {self.fingerprint[:16]})"
+
+
+@dataclass(frozen=True, repr=False)
+class PaillierPrivateKey:
+    """The private key: the factors of n, the larger first, and generators of their unit groups where known.
+
+    Security: stays with its owner. It prints as a fingerprint and refuses to be pickled.
+    """
+
+    p: int
+    q: int
+    p_generator: int | None = None
+    q_generator: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.p <= self.q:
+            raise ValueError("the larger prime comes first")
+
+    @classmethod
+    def from_primes(cls, p: int, q: int) -> PaillierPrivateKey:
+        """Take over a key made elsewhere, from ``phe`` for one.
+
+        The structure of its primes is unknown, so encryption draws s^p instead of powers of a generator.
+
+        Raises:
+            ConfigurationError: these are not two primes that make a usable key.
+        """
+        p, q = max(p, q), min(p, q)
+        if p == q or not (gmpy2.is_prime(p, 40) and gmpy2.is_prime(q, 40)) or not _is_invertible(p, q):
+            raise ConfigurationError("an imported Paillier key is not the product of two suitable primes")
+        return cls(p, q)
+
+    @cached_property
+    def public_key(self) -> PaillierPublicKey:
+        """Return the public half."""
+        return PaillierPublicKey(self.p * self.q)
+
+    def __repr__(self) -> str:
+        return f"PaillierPrivateKey({self.public_key.key_bits} bits, {self.public_key.fingerprint[:16]})"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a private key is not pickled; use he_processors.additive.key_file")
+
+
+def generate_paillier_key(
+    key_bits: int = DEFAULT_KEY_BITS, source: RandomSource = OS_RANDOMNESS, *, allow_toy_keys: bool = False
+) -> PaillierPrivateKey:
+    """Generate a key whose owner can draw randomisers by table.
+
+    Args:
+        key_bits: length of n; 3072 (128-bit strength) or 2048 (112-bit strength) or more.
+        source: randomness.
+        allow_toy_keys: accept shorter keys; True in tests only.
+
+    Raises:
+        ConfigurationError: the length is refused.
+    """
+    check_key_bits(key_bits, allow_toy_keys)
+    while True:
+        halves = [generate_structured_prime(key_bits // 2, source) for _ in range(2)]
+        larger, smaller = sorted(halves, key=lambda prime: prime.p, reverse=True)
+        if _is_sound(larger, smaller, key_bits):
+            return PaillierPrivateKey(larger.p, smaller.p, larger.generator, smaller.generator)
+
+
+def _is_sound(larger: StructuredPrime, smaller: StructuredPrime, key_bits: int) -> bool:
+    p, q = larger.p, smaller.p
+    min_distance_bits = max(key_bits // 2 - _MIN_DISTANCE_SLACK_BITS, key_bits // 4)
+    is_far_apart = p - q > 1 << min_distance_bits
+    return is_far_apart and math.gcd(p - 1, q - 1) == 2 and _is_invertible(p, q)
+
+
+def _is_invertible(p: int, q: int) -> bool:
+    """Tell whether gcd(n, phi(n)) = 1, which decryption and the distribution of n-th powers rest on."""
+    return math.gcd(p * q, (p - 1) * (q - 1)) == 1
