@@ -1,0 +1,331 @@
+"""The native backend: C kernels for AVX512-IFMA, AVX2 and any 64-bit machine.
+
+The extension is optional. ``load(variant)`` raises ``BackendUnavailable`` where it was not built or where the
+processor (or its operating system) lacks the instructions.
+
+Residues are rows of Montgomery limbs, ``uint64[n, limbs]`` (``uint32`` for AVX2); see ``_native/bignum.h`` for the
+representation. Besides the interface, ``NativeBatch`` offers ``scale`` and ``add`` (see ``batch_ops.py``) and
+``from_wide``; ``plain_integers.linear`` is the plain-integer companion for Chinese remainders and exact divisions.
+
+Security: nothing here runs in constant time. Fixed-base tables are indexed by digits of the exponent and
+``pow_const`` follows the bits of its exponent, so that someone who shares the machine's caches with the key owner
+could learn about them; that adversary is outside the threat model (SECURITY.md, section 11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.bignum.native_plan import best_window, cut_segments, sliding_window
+from he_processors.bignum.reference import (
+    check_exponents,
+    check_horner,
+    check_index,
+    check_modulus,
+    check_rows,
+    check_segments,
+)
+from he_processors.bignum.row_blocks import default_threads, row_blocks, run_blocks
+from he_processors.bignum.rows import byte_width
+from he_processors.errors import BackendUnavailable, ProtocolError
+
+try:
+    from he_processors._native import _bignum
+except ImportError:
+    _bignum = None
+
+_MIN_LIMBS = 8
+_LANES = 8
+_SLACK_BITS = 4  # R is at least 2^4 times the scaled modulus: a sum of two products may enter a product
+_LONGEST_CHUNK = 512
+_CHUNKS_PER_LANE = 8
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Return the variants that run on this machine, fastest first; none if the extension was not built."""
+    return () if _bignum is None else tuple(name for name, _, _ in _bignum.instruction_sets())
+
+
+def load(variant: str, threads: int | None = None) -> Callable[[int], NativeBatch]:
+    """Return the factory ``NativeBatch(modulus)`` of one variant: ``ifma``, ``avx2`` or ``portable``.
+
+    Args:
+        variant: the instruction set.
+        threads: how many threads share a batch; by default ``VEILBOOST_THREADS`` or one for each core.
+
+    Raises: BackendUnavailable if the extension was not built or this machine lacks the instructions.
+    """
+    if _bignum is None:
+        raise BackendUnavailable("the native extension was not built")
+    if variant not in instruction_sets():
+        raise BackendUnavailable(f"this machine does not run the {variant} instructions")
+    return partial(NativeBatch, variant=variant, threads=threads)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeResidues:
+    """Rows of limbs, and the modulus and limb size that they belong to. Shapes: limbs: uint64 or uint32[n, limbs]."""
+
+    limbs: NDArray[np.uint64] | NDArray[np.uint32]
+    kind: tuple[str, int]
+
+    def __len__(self) -> int:
+        return self.limbs.shape[0]
+
+
+class NativeBatch:
+    """Batch arithmetic modulo one odd modulus in C.
+
+    Batches may be used by several threads at once; results never share memory with inputs.
+    """
+
+    def __init__(self, modulus: int, *, variant: str, threads: int | None = None) -> None:
+        check_modulus(modulus)
+        layout = {name: (bits, size) for name, bits, size in _bignum.instruction_sets()}
+        limb_bits, limb_bytes = layout[variant]
+        self.name = variant
+        self.modulus = modulus
+        self.width = byte_width(modulus)
+        self.threads = default_threads() if threads is None else threads
+        scaled = modulus * (-pow(modulus, -1, 1 << limb_bits) % (1 << limb_bits))
+        self._n_limbs = max(_MIN_LIMBS, -(-(scaled.bit_length() + _SLACK_BITS) // limb_bits))
+        self._dtype = np.dtype(np.uint64 if limb_bytes == 8 else np.uint32)
+        self._kind = (variant, modulus)
+        radix = 1 << (limb_bits * self._n_limbs)
+        constants = (scaled + 1, radix % modulus, radix * radix % modulus)
+        self._handle = _bignum.modulus(
+            variant,
+            self._n_limbs,
+            modulus.to_bytes(self.width, "little"),
+            *(value.to_bytes((value.bit_length() + 7) // 8, "little") for value in constants),
+        )
+
+    def from_wire(self, rows: NDArray[np.uint8]) -> NativeResidues:
+        """Take residues in. Shapes: rows: uint8[n, width]. Raises: ProtocolError if a value >= modulus."""
+        check_rows(rows, self.width)
+        rows = np.ascontiguousarray(rows)
+        if _bignum.first_not_below(rows, self.width, self.modulus.to_bytes(self.width, "little")) >= 0:
+            raise ProtocolError("a residue is not below its modulus")
+        return self.from_wide(rows)
+
+    def from_wide(self, rows: NDArray[np.uint8]) -> NativeResidues:
+        """Take integers of any width in, reduced by the modulus.
+
+        Shapes: rows: uint8[n, any width], little-endian; result: Residues[n].
+        """
+        if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] < 1:
+            raise ValueError("rows must be uint8[n, width]")
+        rows = np.ascontiguousarray(rows)
+        out = self._empty(len(rows))
+        self._by_rows(len(rows), lambda block: _bignum.enter(self._handle, rows[block], rows.shape[1], out[block]))
+        return self._residues(out)
+
+    def to_wire(self, residues: NativeResidues) -> NDArray[np.uint8]:
+        """Give residues out in canonical form. Shapes: result: uint8[n, width]."""
+        limbs = self._limbs(residues)
+        out = np.empty((len(limbs), self.width), dtype=np.uint8)
+        self._by_rows(len(limbs), lambda block: _bignum.leave(self._handle, limbs[block], out[block]))
+        return out
+
+    def take(self, residues: NativeResidues, index: NDArray[np.int64]) -> NativeResidues:
+        """Gather rows. Shapes: index: int64[m]; result: Residues[m]. Raises: IndexError out of range."""
+        check_index(index, len(residues))
+        return self._residues(self._limbs(residues)[index])
+
+    def concat(self, parts: list[NativeResidues]) -> NativeResidues:
+        """Join batches in order."""
+        return self._residues(np.concatenate([self._empty(0)] + [self._limbs(part) for part in parts]))
+
+    def mul(self, a: NativeResidues, b: NativeResidues) -> NativeResidues:
+        """Multiply element by element; ``a`` and ``b`` may be the same object. Raises: ValueError on lengths."""
+        if len(a) != len(b):
+            raise ValueError("batches of different length cannot be multiplied")
+        return self._combine(_bignum.mul, a, b)
+
+    def scale(self, residues: NativeResidues, factor: NativeResidues) -> NativeResidues:
+        """Multiply every row by one row. Shapes: factor: Residues[1]; result: Residues[n]."""
+        if len(factor) != 1:
+            raise ValueError("the factor must be a single residue")
+        return self._combine(_bignum.mul, residues, factor)
+
+    def add(self, a: NativeResidues, b: NativeResidues) -> NativeResidues:
+        """Add element by element. Shapes: a, b: Residues[n]; or b: Residues[1], added to every row."""
+        if len(b) not in (1, len(a)):
+            raise ValueError("batches of different length cannot be added")
+        return self._combine(_bignum.add, a, b)
+
+    def segprod(
+        self, residues: NativeResidues, order: NDArray[np.int32], starts: NDArray[np.int64]
+    ) -> NativeResidues:
+        """Multiply the rows of each segment of a row order; an empty segment gives 1.
+
+        Long segments are cut into chunks, so that one of them cannot leave the other lanes idle; a second pass
+        multiplies the chunks' products. Cutting costs no products: a segment of k rows takes k - 1 of them anyway.
+
+        Shapes: order: int32[m]; starts: int64[n_segments + 1], non-decreasing; result: Residues[n_segments].
+        """
+        limbs = self._limbs(residues)
+        check_segments(order, starts, len(limbs))
+        order = np.ascontiguousarray(order, dtype=np.int32)
+        starts = np.asarray(starts, dtype=np.int64)
+        lanes = self.threads * _LANES * _CHUNKS_PER_LANE
+        chunk = int(np.clip(int(starts[-1] - starts[0]) // lanes, 16, _LONGEST_CHUNK))
+        while True:
+            tasks, chunk_starts = cut_segments(starts, chunk)
+            limbs, position = self._products(limbs, order, tasks)
+            if len(tasks) == len(starts) - 1:
+                return self._residues(limbs[position])
+            # Merge: row ``position[t]`` of the products belongs to task t, and the tasks are still in segment order.
+            order, starts = position, chunk_starts
+
+    def fixed_base(self, base: int, exponent_bits: int) -> NativeFixedBase:
+        """Prepare powers of one base for exponents of at most ``exponent_bits`` bits."""
+        return NativeFixedBase(self, base, exponent_bits)
+
+    def pow_const(self, residues: NativeResidues, exponent: int) -> NativeResidues:
+        """Raise every row to the same non-negative exponent. Raises: ValueError if it is negative."""
+        if exponent < 0:
+            raise ValueError("exponent must not be negative")
+        limbs = self._limbs(residues)
+        steps, n_odd = sliding_window(exponent)
+        out = self._empty(len(limbs))
+        self._by_rows(
+            len(limbs), lambda block: _bignum.pow_const(self._handle, limbs[block], steps, n_odd, out[block])
+        )
+        return self._residues(out)
+
+    def horner(self, residues: NativeResidues, group: int, shift_bits: int) -> NativeResidues:
+        """Pack: for each group of consecutive rows c_0, c_1, ... return prod_j c_j^(2^(shift_bits * j)).
+
+        Shapes: residues: Residues[n], the last group may be shorter; result: Residues[ceil(n / group)].
+        """
+        check_horner(group, shift_bits)
+        limbs = self._limbs(residues)
+        out = self._empty(-(-len(limbs) // group))
+
+        def pack(block: slice) -> None:
+            members = limbs[block.start * group : block.stop * group]
+            _bignum.horner(self._handle, members, group, shift_bits, out[block])
+
+        self._by_rows(len(out), pack)
+        return self._residues(out)
+
+    def power_table(self, base: int, window: int, n_windows: int) -> NDArray[np.uint64] | NDArray[np.uint32]:
+        """Return base^(d * 2^(window * i)) in row ``i << window | d``. Shapes: result: limbs[n_windows << window, ...]."""
+        unit = self.from_wire(np.frombuffer((base % self.modulus).to_bytes(self.width, "little"), np.uint8)[None, :])
+        bases = self._empty(n_windows)
+        _bignum.ladder(self._handle, unit.limbs, window, bases)
+        out = self._empty(n_windows << window)
+
+        def fill(block: slice) -> None:
+            entries = out[block.start << window : block.stop << window]
+            _bignum.table(self._handle, bases[block], window, entries)
+
+        self._by_rows(n_windows, fill)
+        return out
+
+    def table_powers(
+        self, table: NDArray[np.uint64] | NDArray[np.uint32], window: int, exponents: NDArray[np.uint8]
+    ) -> NativeResidues:
+        """Raise the base of a table to each exponent; bits beyond the table's windows are ignored."""
+        exponents = np.ascontiguousarray(exponents)
+        out = self._empty(len(exponents))
+        self._by_rows(
+            len(exponents),
+            lambda block: _bignum.powers(
+                self._handle, table, window, exponents[block], exponents.shape[1], out[block]
+            ),
+        )
+        return self._residues(out)
+
+    def _products(
+        self, limbs: NDArray[np.uint64] | NDArray[np.uint32], order: NDArray[np.int32], tasks: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint64] | NDArray[np.uint32], NDArray[np.int32]]:
+        """Multiply out tasks (start, length), longest first, dealt out to the threads in turn.
+
+        Returns the products and, for each task, the row that holds its product.
+        """
+        longest_first = np.argsort(-tasks[:, 1], kind="stable")
+        n_hands = max(1, min(self.threads, len(tasks) // _LANES))
+        hands = [longest_first[hand::n_hands] for hand in range(n_hands)]
+        bounds = np.cumsum([0] + [len(hand) for hand in hands])
+        served = np.concatenate(hands)
+        out = self._empty(len(tasks))
+        dealt = np.ascontiguousarray(tasks[served])
+
+        def multiply(block: slice) -> None:
+            _bignum.products(self._handle, limbs, order, dealt[block], out[block])
+
+        run_blocks(multiply, [slice(*pair) for pair in zip(bounds[:-1], bounds[1:], strict=True)], self.threads)
+        position = np.empty(len(tasks), dtype=np.int32)
+        position[served] = np.arange(len(tasks), dtype=np.int32)
+        return out, position
+
+    def _combine(self, operation: Callable[..., None], a: NativeResidues, b: NativeResidues) -> NativeResidues:
+        left, right = self._limbs(a), self._limbs(b)
+        out = self._empty(len(left))
+        is_single = len(right) == 1
+        self._by_rows(
+            len(left),
+            lambda block: operation(self._handle, left[block], right if is_single else right[block], out[block]),
+        )
+        return self._residues(out)
+
+    def _by_rows(self, n_rows: int, function: Callable[[slice], object]) -> None:
+        run_blocks(function, row_blocks(n_rows, self.threads, _LANES), self.threads)
+
+    def _empty(self, n_rows: int) -> NDArray[np.uint64] | NDArray[np.uint32]:
+        return np.empty((n_rows, self._n_limbs), dtype=self._dtype)
+
+    def _residues(self, limbs: NDArray[np.uint64] | NDArray[np.uint32]) -> NativeResidues:
+        return NativeResidues(limbs, self._kind)
+
+    def _limbs(self, residues: NativeResidues) -> NDArray[np.uint64] | NDArray[np.uint32]:
+        if residues.kind != self._kind:
+            raise ValueError("these residues belong to another modulus or variant")
+        return residues.limbs
+
+
+class NativeFixedBase:
+    """A table of powers of one base, made when the first exponents come.
+
+    The window suits the number of exponents seen so far: a wider one needs fewer products for each exponent and a
+    larger table. The table is read window after window for a block of exponents, so that one window stays in cache.
+    """
+
+    def __init__(self, arithmetic: NativeBatch, base: int, exponent_bits: int) -> None:
+        if exponent_bits < 1:
+            raise ValueError("exponent_bits must be at least 1")
+        self._arithmetic = arithmetic
+        self._base = base
+        self._exponent_bits = exponent_bits
+        self._lock = Lock()
+        self._seen = 0
+        self._window = 0
+        self._table: NDArray[np.uint64] | NDArray[np.uint32] | None = None
+
+    def pow(self, exponents: NDArray[np.uint8]) -> NativeResidues:
+        """Raise the base to each exponent.
+
+        Shapes: exponents: uint8[n, ceil(exponent_bits / 8)], little-endian; result: Residues[n].
+        Raises: ValueError if an exponent needs more than ``exponent_bits`` bits.
+        """
+        check_exponents(exponents, self._exponent_bits)
+        table, window = self._table_for(len(exponents))
+        return self._arithmetic.table_powers(table, window, exponents)
+
+    def _table_for(self, n_exponents: int) -> tuple[NDArray[np.uint64] | NDArray[np.uint32], int]:
+        with self._lock:
+            self._seen += n_exponents
+            wanted = best_window(self._exponent_bits, self._seen)
+            if self._table is None or wanted > self._window + 1:
+                n_windows = -(-self._exponent_bits // wanted)
+                self._table = self._arithmetic.power_table(self._base, wanted, n_windows)
+                self._window = wanted
+            return self._table, self._window
