@@ -145,10 +145,12 @@ _SPW = ("scale_pos_weight",)
 
 _OBJECTIVES: dict[str, _Objective] = {
     "binary:logistic": _Objective(
-        Task.BINARY, 1.0, 0.25, BaseScoreMessage.MEAN, LabelRule.UNIT, "logloss", _SPW, False, _UNIT_INTERVAL
+        Task.BINARY, 1.0, 0.25, BaseScoreMessage.MEAN, LabelRule.UNIT, "logloss", _SPW,
+        base_score_range=_UNIT_INTERVAL,
     ),
     "reg:logistic": _Objective(
-        Task.BINARY, 1.0, 0.25, BaseScoreMessage.MEAN, LabelRule.UNIT, "rmse", _SPW, False, _UNIT_INTERVAL
+        Task.BINARY, 1.0, 0.25, BaseScoreMessage.MEAN, LabelRule.UNIT, "rmse", _SPW,
+        base_score_range=_UNIT_INTERVAL,
     ),
     "binary:logitraw": _Objective(
         Task.BINARY, 1.0, 0.25, BaseScoreMessage.MEAN, LabelRule.UNIT, "logloss", _SPW
@@ -169,20 +171,23 @@ _OBJECTIVES: dict[str, _Objective] = {
         Task.REGRESSION, 1.0, 1.0, BaseScoreMessage.STUMP, LabelRule.ANY, "mphe", ("huber_slope",)
     ),
     "reg:absoluteerror": _Objective(
-        Task.REGRESSION, 1.0, 1.0, BaseScoreMessage.MEDIAN, LabelRule.ANY, "mae", (), True
+        Task.REGRESSION, 1.0, 1.0, BaseScoreMessage.MEDIAN, LabelRule.ANY, "mae", adaptive_leaf=True
     ),
     "reg:quantileerror": _Objective(
-        Task.REGRESSION, 1.0, 1.0, BaseScoreMessage.QUANTILE_MEAN, LabelRule.ANY, "quantile", ("quantile_alpha",), True
+        Task.REGRESSION, 1.0, 1.0, BaseScoreMessage.QUANTILE_MEAN, LabelRule.ANY, "quantile", ("quantile_alpha",),
+        adaptive_leaf=True,
     ),
     "count:poisson": _Objective(
-        Task.REGRESSION, None, None, BaseScoreMessage.MEAN, LabelRule.NON_NEGATIVE, "poisson-nloglik", (), False, _POSITIVE
+        Task.REGRESSION, None, None, BaseScoreMessage.MEAN, LabelRule.NON_NEGATIVE, "poisson-nloglik",
+        base_score_range=_POSITIVE,
     ),
     "reg:gamma": _Objective(
-        Task.REGRESSION, None, None, BaseScoreMessage.MEAN, LabelRule.POSITIVE, "gamma-deviance", (), False, _POSITIVE
+        Task.REGRESSION, None, None, BaseScoreMessage.MEAN, LabelRule.POSITIVE, "gamma-deviance",
+        base_score_range=_POSITIVE,
     ),
     "reg:tweedie": _Objective(
         Task.REGRESSION, None, None, BaseScoreMessage.MEAN, LabelRule.NON_NEGATIVE, "tweedie-nloglik@{power:g}",
-        ("tweedie_variance_power",), False, _POSITIVE,
+        ("tweedie_variance_power",), base_score_range=_POSITIVE,
     ),
 }
 

@@ -323,7 +323,7 @@ def _check_combinations(params: dict[str, object], constraints: Mapping[str, obj
         if objective not in OBJECTIVE_PARAMETERS["num_class"]:
             raise ConfigurationError("multi_strategy=multi_output_tree needs a multi: objective.")
         if params["booster"] == "dart" or constraints:
-            raise ConfigurationError("XGBoost 3.2 has no dart and no constraints with multi_strategy=multi_output_tree.")
+            raise ConfigurationError("XGBoost 3.2 has neither dart nor constraints with multi_output_tree.")
 
 
 def _check_constraints(constraints: Mapping[str, object], feature_names: Sequence[str]) -> dict[str, object]:

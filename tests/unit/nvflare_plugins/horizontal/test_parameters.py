@@ -48,7 +48,8 @@ def test_every_objective_and_metric_trains_with_the_wheel(objective: str) -> Non
     checked.objective.check_labels(label)
     train = xgboost.QuantileDMatrix(rng.normal(size=(60, 3)), label=label, feature_names=NAMES)
     history: dict[str, dict[str, list[float]]] = {}
-    xgboost.train(checked.for_booster(cores=2), train, 2, evals=[(train, "train")], evals_result=history, verbose_eval=0)
+    params = checked.for_booster(cores=2)
+    xgboost.train(params, train, 2, evals=[(train, "train")], evals_result=history, verbose_eval=0)
     assert list(history["train"]) == metrics
 
 

@@ -1,0 +1,383 @@
+"""What one site allows: its own file, ``<workspace>/local/veilboost.json``, which no job can change.
+
+A job is checked against it before anything is sent. A refusal names the policy key, so that the site's
+administrator knows what to change, and the remedy on the job's side.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from he_processors.errors import ConfigurationError, PolicyRefusal
+
+POLICY_FILE = Path("local") / "veilboost.json"
+PROFILES = ("plain", "masks", "bfv", "ckks")
+KEY_BITS_FLOOR = 2048
+_SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """Where a named data set of this site lies and how it is read; the job knows only the name.
+
+    Attributes:
+        name: The name that jobs use.
+        path: The file, absolute.
+        format: "csv" (also .csv.gz) or "parquet".
+        loader: Optional ``package.module:function`` of this site, called with this object, returning a pandas
+            DataFrame; the file format is then the function's own matter.
+        separator: Between the columns of a CSV file.
+        missing: Texts that mean "missing" in a CSV file, besides an empty field.
+        max_rows: Larger data sets are refused; 0 means no limit.
+    """
+
+    name: str
+    path: Path
+    format: str
+    loader: str | None = None
+    separator: str = ","
+    missing: tuple[str, ...] = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None")
+    max_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Consents:
+    """What a site agrees to although it discloses more than the defaults do. All are False unless set.
+
+    Attributes:
+        plain_profile: Private messages may leave in clear (profile plain).
+        exact_cuts: Cuts may be exact order statistics: they disclose single real values, also of one row.
+        fewer_than_three_sites: Jobs with one or two data-bearing sites: with two, the sum minus one's own part is
+            the other's.
+        recompute_with_changes: Training again with another site set or changed rows: the difference of two runs
+            shows what the changed site or rows contributed.
+        second_quantile_search: A second quantile search over the same data with other settings.
+    """
+
+    plain_profile: bool = False
+    exact_cuts: bool = False
+    fewer_than_three_sites: bool = False
+    recompute_with_changes: bool = False
+    second_quantile_search: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobTerms:
+    """What a job asks of every site, in the words of the policy."""
+
+    profile: str
+    data_set: str
+    exact_cuts: bool = False
+    min_rows_per_cut: int = 10
+    key_bits: int | None = None
+    tracking: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SitePolicy:
+    """The policy of one site. In ``veilboost.json`` every key may be left out; the default is the safe choice.
+
+    Attributes:
+        site: This site's name (from FLARE, not from the file).
+        workspace: The site's workspace; relative paths of the file start here (not from the file either).
+        data_sets: Name -> ``{"path": ..., "format": "csv" | "parquet", "loader": ..., "separator": ...,
+            "missing": [...], "max_rows": ...}``; only ``path`` is needed. ``{site}`` in a path becomes the site's
+            name. Jobs name a data set and never see a path.
+        allowed_profiles: Profiles a job may use, of plain, masks, bfv and ckks. Default masks and bfv. ckks: the
+            server together with any one site opens every site's messages. plain needs the consent as well.
+        min_sites: Fewest data-bearing sites. Default 3.
+        max_colluders: How many other sites might pool what they see. The job must have at least two more sites
+            than that, so that the sum still mixes this site with an honest one. Default 1.
+        min_key_bits: Shortest Paillier key. Default 3072 (128-bit security); 2048 is the least (112-bit).
+        min_rows_per_cut: Fewest pooled rows that a cut may single out (k). Default 10.
+        unsigned_sessions: Accept peers without certificates (the simulator has none). Default false.
+        pinned_fingerprints: Site name -> SHA-256 fingerprint (hex) of its certificate; other certificates of that
+            site are refused.
+        consents: See ``Consents``.
+        inputs: Folder with models that a job may continue from, by file name. Default "inputs".
+        registry: Folder of the registry against differencing; may contain ``{site}``. Default
+            "veilboost_registry/{site}". Keep it: deleting it forgets what was released.
+        tracking: Metrics per round, which are pooled over all sites, may be streamed to the server. Default true.
+    """
+
+    site: str
+    workspace: Path
+    data_sets: Mapping[str, DataSet] = field(default_factory=dict)
+    allowed_profiles: tuple[str, ...] = ("masks", "bfv")
+    min_sites: int = 3
+    max_colluders: int = 1
+    min_key_bits: int = 3072
+    min_rows_per_cut: int = 10
+    unsigned_sessions: bool = False
+    pinned_fingerprints: Mapping[str, str] = field(default_factory=dict)
+    consents: Consents = Consents()
+    inputs: Path = Path("inputs")
+    registry: Path = Path("veilboost_registry")
+    tracking: bool = True
+
+    @classmethod
+    def load(cls, workspace: Path, site: str) -> SitePolicy:
+        """Read ``<workspace>/local/veilboost.json``.
+
+        Raises:
+            ConfigurationError: The file is missing, not JSON, or does not hold what it should.
+        """
+        path = workspace / POLICY_FILE
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_duplicates)
+        except FileNotFoundError:
+            raise ConfigurationError(
+                f"{site} has no site policy ({POLICY_FILE} in its workspace): run `veilboost site-setup` on the "
+                "workspace and fill it in."
+            ) from None
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            problem = type(error).__name__
+            raise ConfigurationError(f"{site}: {POLICY_FILE} cannot be read as JSON ({problem}).") from None
+        return cls.from_dict(document, workspace=workspace, site=site)
+
+    @classmethod
+    def from_dict(
+        cls, document: object, *, workspace: Path, site: str, key_bits_floor: int = KEY_BITS_FLOOR
+    ) -> SitePolicy:
+        """Build a policy from the content of ``veilboost.json``.
+
+        Args:
+            document: The parsed JSON.
+            workspace: Start of relative paths.
+            site: This site's name.
+            key_bits_floor: Least ``min_key_bits``; only tests may lower it.
+
+        Raises:
+            ConfigurationError: An unknown key, or a wrong value; the message names the key.
+        """
+        if not _SITE_NAME.fullmatch(site):
+            raise ConfigurationError("a site name has letters, digits and _ . @ - only.")
+        given = _object(document, "the policy", tuple(_READERS))
+        reader = _Reader(site, Path(workspace).absolute(), key_bits_floor)
+        values = {key: _READERS[key](reader, key, value) for key, value in given.items()}
+        values.setdefault("inputs", reader.path("inputs", "inputs"))
+        values.setdefault("registry", reader.path("registry", "veilboost_registry/{site}"))
+        return cls(site=site, workspace=reader.workspace, **values)  # type: ignore[arg-type]
+
+    def data_set(self, name: str) -> DataSet:
+        """Return a data set by the name that jobs use.
+
+        Raises:
+            PolicyRefusal: This site has no data set of that name.
+        """
+        if name not in self.data_sets:
+            raise self._refusal("data_sets", f"has no data set named {name!r}", "ask the site to add it")
+        return self.data_sets[name]
+
+    def input_file(self, name: str) -> Path:
+        """Return the path of an input (a model to continue from) that a job names.
+
+        Raises:
+            PolicyRefusal: The name is not a plain file name, or there is no such file in the inputs folder.
+        """
+        path = self.inputs / name
+        plain = name not in ("", ".", "..") and Path(name).name == name and "\\" not in name and "\0" not in name
+        if not plain or not path.is_file() or path.is_symlink():
+            raise self._refusal("inputs", "has no input file of the name the job gives", "ask the site to place it")
+        return path
+
+    def check_job(self, job: JobTerms, sites: Sequence[str]) -> DataSet:
+        """Check a job before anything is sent, and return the data set that it names.
+
+        Raises:
+            PolicyRefusal: The policy forbids what the job asks for; the message names the key and the remedy.
+        """
+        if job.profile not in self.allowed_profiles:
+            allowed = ", ".join(self.allowed_profiles) or "none"
+            what = f"does not allow profile {job.profile!r} (allowed: {allowed})"
+            raise self._refusal("allowed_profiles", what, "choose another profile")
+        if job.profile == "plain" and not self.consents.plain_profile:
+            raise self._refusal("consents.plain_profile", "does not let private messages leave in clear", "use masks")
+        if job.exact_cuts and not self.consents.exact_cuts:
+            raise self._refusal("consents.exact_cuts", "does not accept exact cuts", "use the default quantile cuts")
+        if not job.exact_cuts and job.min_rows_per_cut < self.min_rows_per_cut:
+            raise self._refusal(
+                "min_rows_per_cut", f"asks for at least {self.min_rows_per_cut} rows per cut", "raise the job's number"
+            )
+        if job.key_bits is not None and job.key_bits < self.min_key_bits:
+            raise self._refusal(
+                "min_key_bits", f"asks for keys of at least {self.min_key_bits} bits", "ask for longer keys"
+            )
+        if job.tracking and not self.tracking:
+            raise self._refusal("tracking", "does not stream metrics to the server", "switch tracking off in the job")
+        self.check_sites(sites)
+        return self.data_set(job.data_set)
+
+    def check_sites(self, data_bearing: Sequence[str]) -> None:
+        """Check the sites that really hold rows; call it again when that is known from the handshake.
+
+        Raises:
+            PolicyRefusal: Too few sites, or too few beyond the tolerated colluders.
+        """
+        names = set(data_bearing)
+        if self.site not in names or len(names) != len(data_bearing):
+            raise ConfigurationError(f"the job's site list must hold {self.site} and every other site once.")
+        if len(names) < 3 and not self.consents.fewer_than_three_sites:
+            raise self._refusal(
+                "consents.fewer_than_three_sites",
+                f"does not accept {len(names)} data-bearing site(s): the others could subtract their own part",
+                "train with three sites or more",
+            )
+        if len(names) < self.min_sites:
+            raise self._refusal("min_sites", f"asks for {self.min_sites} sites, the job has {len(names)}", "add sites")
+        # A single site has nobody to mix with and sends nothing that another site could subtract from.
+        if 1 < len(names) < self.max_colluders + 2:
+            raise self._refusal(
+                "max_colluders",
+                f"expects up to {self.max_colluders} colluding site(s), so {self.max_colluders + 2} sites are needed "
+                f"and the job has {len(names)}",
+                "add sites",
+            )
+
+    def _refusal(self, key: str, what: str, remedy: str) -> PolicyRefusal:
+        return PolicyRefusal(
+            f"the policy of {self.site} {what}. Policy key: {key}. Remedy: {remedy}, or ask {self.site} to change it."
+        )
+
+
+def template(data_sets: Mapping[str, str] | None = None) -> str:
+    """Return the text of a new ``veilboost.json`` with every key at its safe default.
+
+    Args:
+        data_sets: Data-set name -> path, to be written into it.
+    """
+    document = {
+        "data_sets": {name: {"path": path} for name, path in (data_sets or {}).items()},
+        "allowed_profiles": ["masks", "bfv"],
+        "min_sites": 3,
+        "max_colluders": 1,
+        "min_key_bits": 3072,
+        "min_rows_per_cut": 10,
+        "unsigned_sessions": False,
+        "pinned_fingerprints": {},
+        "consents": {name: False for name in Consents.__dataclass_fields__},
+        "inputs": "inputs",
+        "registry": "veilboost_registry/{site}",
+        "tracking": True,
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"{POLICY_FILE}: key {name!r} stands there twice.")
+    return dict(pairs)
+
+
+def _object(value: object, where: str, keys: tuple[str, ...]) -> dict[str, object]:
+    """Return a JSON object whose keys are all known."""
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{POLICY_FILE}: {where} must be an object.")
+    for key in value:
+        if key not in keys:
+            close = difflib.get_close_matches(str(key), keys, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else f" Known keys: {', '.join(keys)}."
+            raise ConfigurationError(f"{POLICY_FILE}: unknown key {key!r} in {where}.{hint}")
+    return value
+
+
+def _wrong(key: str, needed: str) -> ConfigurationError:
+    return ConfigurationError(f"{POLICY_FILE}: {key} must be {needed}.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads values of the file; every method takes the key for its messages."""
+
+    site: str
+    workspace: Path
+    key_bits_floor: int
+
+    def flag(self, key: str, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise _wrong(key, "true or false")
+        return value
+
+    def text(self, key: str, value: object) -> str:
+        if not isinstance(value, str) or not value:
+            raise _wrong(key, "a text")
+        return value
+
+    def integer(self, key: str, value: object, low: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise _wrong(key, f"a whole number of at least {low}")
+        return value
+
+    def path(self, key: str, value: object) -> Path:
+        return self.workspace / self.text(key, value).replace("{site}", self.site)
+
+    def profiles(self, key: str, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(name in PROFILES for name in value):
+            raise _wrong(key, f"a list of {', '.join(PROFILES)}")
+        return tuple(dict.fromkeys(value))
+
+    def fingerprints(self, key: str, value: object) -> dict[str, str]:
+        if not isinstance(value, dict):
+            raise _wrong(key, "an object from site name to fingerprint")
+        pinned = {site: str(text).replace(":", "").lower() for site, text in value.items()}
+        if not all(re.fullmatch("[0-9a-f]{64}", text) for text in pinned.values()):
+            raise _wrong(key, "SHA-256 fingerprints of 64 hex digits")
+        return pinned
+
+    def consents(self, key: str, value: object) -> Consents:
+        given = _object(value, key, tuple(Consents.__dataclass_fields__))
+        return Consents(**{name: self.flag(f"{key}.{name}", item) for name, item in given.items()})
+
+    def data_sets(self, key: str, value: object) -> dict[str, DataSet]:
+        if not isinstance(value, dict) or "" in value:
+            raise _wrong(key, "an object from name to data set")
+        return {name: self._data_set(f"{key}.{name}", name, item) for name, item in value.items()}
+
+    def _data_set(self, key: str, name: str, value: object) -> DataSet:
+        given = _object(value, key, ("path", "format", "loader", "separator", "missing", "max_rows"))
+        if "path" not in given:
+            raise _wrong(key, "an object with a path")
+        path = self.path(f"{key}.path", given["path"])
+        loader = self.text(f"{key}.loader", given["loader"]) if "loader" in given else None
+        if loader is not None and not re.fullmatch(r"\w+(\.\w+)*:\w+", loader):
+            raise _wrong(f"{key}.loader", "package.module:function")
+        separator = self.text(f"{key}.separator", given.get("separator", ","))
+        missing = given.get("missing", list(DataSet.__dataclass_fields__["missing"].default))
+        if not isinstance(missing, list) or not all(isinstance(text, str) for text in missing):
+            raise _wrong(f"{key}.missing", "a list of texts")
+        if len(separator) != 1:
+            raise _wrong(f"{key}.separator", "one character")
+        max_rows = self.integer(f"{key}.max_rows", given.get("max_rows", 0), 0)
+        file_format = self._format(key, path, given.get("format"), loader)
+        return DataSet(name, path, file_format, loader, separator, tuple(missing), max_rows)
+
+    def _format(self, key: str, path: Path, given: object, loader: str | None) -> str:
+        by_suffix = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
+        name = path.name.lower().removesuffix(".gz")
+        file_format = given if given is not None else by_suffix.get(Path(name).suffix, "csv" if loader else None)
+        if file_format not in ("csv", "parquet"):
+            raise _wrong(f"{key}.format", "csv or parquet (it does not follow from the file's suffix)")
+        return str(file_format)
+
+
+_READERS: dict[str, Callable[[_Reader, str, object], object]] = {
+    "data_sets": _Reader.data_sets,
+    "allowed_profiles": _Reader.profiles,
+    "min_sites": lambda reader, key, value: reader.integer(key, value, 1),
+    "max_colluders": lambda reader, key, value: reader.integer(key, value, 0),
+    "min_key_bits": lambda reader, key, value: reader.integer(key, value, reader.key_bits_floor),
+    "min_rows_per_cut": lambda reader, key, value: reader.integer(key, value, 1),
+    "unsigned_sessions": _Reader.flag,
+    "pinned_fingerprints": _Reader.fingerprints,
+    "consents": _Reader.consents,
+    "inputs": _Reader.path,
+    "registry": _Reader.path,
+    "tracking": _Reader.flag,
+}
