@@ -1,0 +1,291 @@
+"""The transport over a network that loses, doubles, reorders and forges messages."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from nvflare.apis.fl_constant import CellMessageAuthHeaderKey
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.message import Message
+
+from he_processors.errors import JobAborted, ProtocolError
+from nvflare_plugins.flare import transport
+from nvflare_plugins.flare.transport import (
+    CHANNEL,
+    TOPIC_ABORT,
+    TOPIC_FRAME,
+    TOPIC_QUERY,
+    TOPIC_REPLY,
+    Assembly,
+    FrameServer,
+    Label,
+    SiteTransport,
+    pieces,
+)
+
+SERVER = "server.job"
+ATTEMPT = "00" * 16
+
+
+class Network:
+    """Delivers messages in threads of their own, as FLARE's frame pool does."""
+
+    def __init__(self) -> None:
+        self.cells: dict[str, FakeCell] = {}
+        self.rule: Callable[[str, str, Message], int] = lambda origin, topic, message: 1  # how many copies arrive
+        self.log: list[tuple[str, str]] = []
+        self.lock = threading.Lock()
+
+    def deliver(self, origin: str, target: str, topic: str, message: Message) -> None:
+        with self.lock:
+            self.log.append((origin, topic))
+            copies = self.rule(origin, topic, message)
+        payload = bytes(message.payload) if message.payload is not None else None
+        for _ in range(copies):
+            copy = Message(dict(message.headers), payload)
+            callback = self.cells[target].callbacks[CHANNEL, topic]
+            threading.Timer(random.uniform(0, 0.003), callback, [copy]).start()
+
+    def count(self, origin: str, topic: str) -> int:
+        with self.lock:
+            return self.log.count((origin, topic))
+
+
+class FakeCell:
+    def __init__(self, network: Network, name: str, client_name: str = "") -> None:
+        self.network, self.name, self.client_name = network, name, client_name
+        self.callbacks: dict[tuple[str, str], Callable[[Message], None]] = {}
+        self.is_closed = False
+        network.cells[name] = self
+
+    def register_request_cb(self, channel: str, topic: str, cb: Callable[[Message], None]) -> None:
+        self.callbacks[channel, topic] = cb
+
+    def fire_and_forget(
+        self, channel: str, topic: str, targets: str, message: Message, optional: bool = False
+    ) -> dict[str, str]:
+        if self.is_closed:
+            raise RuntimeError("Messenger is not running")
+        message.set_header(MessageHeaderKey.ORIGIN, self.name)
+        if self.client_name:
+            message.set_header(CellMessageAuthHeaderKey.CLIENT_NAME, self.client_name)
+        self.network.deliver(self.name, targets, topic, message)
+        return {targets: ""}
+
+
+class Joiner:
+    """Answers every site with the frames of all, once the last one is there."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.lock = threading.Lock()
+        self.waiting: list[tuple[str, bytes, Callable[[bytes], None]]] = []
+        self.submissions: list[tuple[str, bytes]] = []
+
+    def submit(self, site: str, frame: bytes, reply: Callable[[bytes], None]) -> None:
+        with self.lock:
+            self.submissions.append((site, frame))
+            self.waiting.append((site, frame, reply))
+            if len(self.waiting) < self.world:
+                return
+            complete, self.waiting = self.waiting, []
+        answer = b"|".join(frame for _, frame, _ in sorted(complete, key=lambda entry: entry[0]))
+        for _, _, send in complete:
+            send(answer)
+
+
+class Federation:
+    def __init__(self, sites: tuple[str, ...] = ("site-1", "site-2", "site-3"), query_interval_s: float = 0.1) -> None:
+        self.network = Network()
+        self.violations: list[tuple[str, str]] = []
+        self.sink = Joiner(len(sites))
+        cell = FakeCell(self.network, SERVER)
+        cells = {site: f"{site}.job" for site in sites}
+        self.server = FrameServer(cell, self.sink, cells, ATTEMPT, lambda *found: self.violations.append(found))
+        self.cells = {site: FakeCell(self.network, name, site) for site, name in cells.items()}
+        self.sites = {s: SiteTransport(c, SERVER, ATTEMPT, query_interval_s) for s, c in self.cells.items()}
+
+    def exchange(self, frames: dict[str, bytes], timeout_s: float = 10.0) -> dict[str, bytes | Exception]:
+        results: dict[str, bytes | Exception] = {}
+
+        def run(site: str) -> None:
+            try:
+                results[site] = self.sites[site].exchange(frames[site], timeout_s)
+            except (JobAborted, ProtocolError) as error:
+                results[site] = error
+
+        threads = [threading.Thread(target=run, args=[site]) for site in frames]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        return results
+
+
+@pytest.fixture(autouse=True)
+def quick_resend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "resend_pause_s", lambda size: 0.05)
+
+
+def frames_of(sites: dict[str, SiteTransport], size: int, seed: int = 0) -> dict[str, bytes]:
+    source = random.Random(seed)
+    return {site: source.randbytes(size) for site in sites}
+
+
+@pytest.mark.parametrize("size", [0, 1, 16, 999, 1000, 1001, 10_000])
+def test_everyone_gets_the_frames_of_all(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "CHUNK_BYTES", 1000)
+    federation = Federation()
+    for seed in range(3):
+        frames = frames_of(federation.sites, size, seed)
+        assert set(federation.exchange(frames).values()) == {b"|".join(frames[s] for s in sorted(frames))}
+    assert not federation.violations
+
+
+def test_lost_and_doubled_messages_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of all messages is lost, a third arrives twice; the aggregator still sees each frame once."""
+    monkeypatch.setattr(transport, "CHUNK_BYTES", 1000)
+    federation = Federation(query_interval_s=0.03)
+    source = random.Random(7)
+    federation.network.rule = lambda origin, topic, message: source.choice([0, 1, 2])
+    for seed in range(4):
+        frames = frames_of(federation.sites, 3500, seed)
+        assert set(federation.exchange(frames, 60).values()) == {b"|".join(frames[s] for s in sorted(frames))}
+    assert len(federation.sink.submissions) == 4 * 3
+    assert not federation.violations
+
+
+def test_no_resend_and_no_query_when_all_goes_well() -> None:
+    federation = Federation(query_interval_s=5)
+    federation.exchange(frames_of(federation.sites, 100))
+    assert [federation.network.count("site-1.job", topic) for topic in (TOPIC_FRAME, TOPIC_QUERY)] == [1, 0]
+    assert federation.network.count(SERVER, TOPIC_REPLY) == 3
+
+
+def test_a_slow_peer_costs_queries_but_no_second_frame() -> None:
+    federation = Federation(query_interval_s=0.02)
+    late = threading.Timer(0.3, lambda: federation.sites["site-3"].exchange(b"c", 5))
+    late.start()
+    results = federation.exchange({"site-1": b"a", "site-2": b"b"})
+    late.join()
+    assert set(results.values()) == {b"a|b|c"}
+    assert federation.network.count("site-1.job", TOPIC_FRAME) == 1
+    assert federation.network.count("site-1.job", TOPIC_QUERY) > 1
+
+
+def test_deadline_ends_the_wait() -> None:
+    federation = Federation()
+    results = federation.exchange({"site-1": b"a"}, timeout_s=0.3)
+    assert isinstance(results["site-1"], JobAborted) and "within 0 s" in str(results["site-1"])
+
+
+def test_local_abort_wakes_the_waiting_exchange_and_refuses_later_ones() -> None:
+    federation = Federation(query_interval_s=60)
+    threading.Timer(0.1, federation.sites["site-1"].abort, ["stopped by the operator"]).start()
+    started = time.monotonic()
+    results = federation.exchange({"site-1": b"a"}, timeout_s=30)
+    assert str(results["site-1"]) == "stopped by the operator" and time.monotonic() - started < 5
+    with pytest.raises(JobAborted, match="stopped by the operator"):
+        federation.sites["site-1"].exchange(b"b", 1)
+
+
+def test_server_abort_reaches_waiting_and_idle_sites() -> None:
+    federation = Federation(query_interval_s=60)
+    threading.Timer(0.1, federation.server.abort_sites, ["site-3: label column is missing"]).start()
+    results = federation.exchange({"site-1": b"a", "site-2": b"b"}, timeout_s=30)
+    assert {str(error) for error in results.values()} == {"site-3: label column is missing"}
+    with pytest.raises(JobAborted, match="label column is missing"):
+        federation.sites["site-3"].exchange(b"c", 1)
+
+
+def test_closed_cell_is_an_abort() -> None:
+    federation = Federation()
+    federation.cells["site-1"].is_closed = True
+    with pytest.raises(JobAborted, match="connection"):
+        federation.sites["site-1"].exchange(b"a", 1)
+
+
+@pytest.mark.parametrize(
+    ("cell_name", "client_name"),
+    [
+        ("site-2.job", "site-1"),  # another site's cell
+        ("site-1.job", "site-2"),  # another site's token
+        ("site-9.job", "site-9"),  # not in this job
+        ("site-1.other", "site-1"),  # another job of the same site
+        ("site-1.job", ""),  # no authenticated name at all
+    ],
+)
+def test_server_takes_the_site_from_flare_only(cell_name: str, client_name: str) -> None:
+    federation = Federation()
+    forger = FakeCell(federation.network, cell_name, client_name)
+    for message in pieces(ATTEMPT, 1, b"forged"):
+        forger.fire_and_forget(CHANNEL, TOPIC_FRAME, SERVER, message)
+    time.sleep(0.05)
+    assert not federation.sink.submissions and not federation.violations
+
+
+def test_site_ignores_replies_and_aborts_of_other_cells() -> None:
+    federation = Federation(("site-1",), query_interval_s=60)
+    federation.network.rule = lambda origin, topic, message: 0 if origin == SERVER else 1
+    forger = FakeCell(federation.network, "site-2.job", "site-2")
+
+    def forge() -> None:
+        forger.fire_and_forget(CHANNEL, TOPIC_ABORT, "site-1.job", Message({}, f"{ATTEMPT}\nforged".encode()))
+        for message in pieces(ATTEMPT, 1, b"forged"):
+            forger.fire_and_forget(CHANNEL, TOPIC_REPLY, "site-1.job", message)
+
+    threading.Timer(0.05, forge).start()
+    results = federation.exchange({"site-1": b"a"}, timeout_s=0.4)
+    assert "no reply" in str(results["site-1"])
+
+
+def test_messages_of_another_attempt_are_ignored() -> None:
+    federation = Federation(("site-1",))
+    for message in pieces("ff" * 16, 1, b"old"):
+        federation.cells["site-1"].fire_and_forget(CHANNEL, TOPIC_FRAME, SERVER, message)
+    time.sleep(0.05)
+    assert not federation.sink.submissions
+    assert federation.exchange({"site-1": b"new"}) == {"site-1": b"new"}
+
+
+@pytest.mark.parametrize(
+    "label",
+    [None, [], [ATTEMPT, 1, 2], [1, 1, 1, 0], [ATTEMPT, "1", 1, 0], [ATTEMPT, True, 1, 0], [ATTEMPT, 0, 1, 0],
+     [ATTEMPT, 1, -1, 0], [ATTEMPT, 1, 1, 2], [ATTEMPT, 1, transport.MAX_FRAME_BYTES + 1, 0], [ATTEMPT, 1, 10**30, 0]],
+)  # fmt: skip
+def test_invalid_labels_are_violations(label: object) -> None:
+    federation = Federation()
+    federation.cells["site-2"].fire_and_forget(CHANNEL, TOPIC_FRAME, SERVER, Message({"veilboost": label}, b"x"))
+    time.sleep(0.05)
+    assert [site for site, _ in federation.violations] == ["site-2"] and not federation.sink.submissions
+
+
+@pytest.mark.parametrize(
+    ("label", "payload"),
+    [((2, 1, 0), b"x"), ((1, 5, 0), b"four"), ((1, 5, 0), b"sixsix"), ((1, 5, 3), b"xx"), ((1, 5, 0), None)],
+)
+def test_pieces_that_do_not_fit_are_violations(label: tuple[int, int, int], payload: bytes | None) -> None:
+    federation = Federation()
+    message = Label(ATTEMPT, *label).message(payload)
+    federation.cells["site-1"].fire_and_forget(CHANNEL, TOPIC_FRAME, SERVER, message)
+    time.sleep(0.05)
+    assert [site for site, _ in federation.violations] == ["site-1"] and not federation.sink.submissions
+
+
+def test_second_frame_before_the_first_is_answered_is_a_violation() -> None:
+    federation = Federation()
+    for number in (1, 2):
+        for message in pieces(ATTEMPT, number, b"x"):
+            federation.cells["site-1"].fire_and_forget(CHANNEL, TOPIC_FRAME, SERVER, message)
+        time.sleep(0.05)
+    assert federation.violations == [("site-1", "frame 2 while frame 1 is not answered")]
+
+
+def test_assembly_refuses_pieces_of_another_size() -> None:
+    assembly = Assembly(3)
+    with pytest.raises(ProtocolError, match="a piece of 4 bytes"):
+        assembly.add(Label(ATTEMPT, 1, 4, 0), b"four")
