@@ -14,26 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
-
-
-class BaseScoreMessage(Enum):
-    """The messages by which XGBoost estimates ``base_score`` before the first tree, when it is not given.
-
-    In brackets: the SUM messages, in order, for k outputs. A continued model sends none of them.
-    """
-
-    NONE = "none"
-    """``base_score`` is given: no message."""
-    MEAN = "mean"
-    """Label mean [i64 x 1 (rows), or f64 x 1 (sum of weights) where rows are weighted; then f32 x k]."""
-    STUMP = "stump"
-    """Root gradient sums of a zero prediction [f64 x 2k]."""
-    MEDIAN = "median"
-    """Weighted mean of local medians [f64 x 1 (sum of weights), f32 x k]."""
-    CLASS_COUNTS = "class_counts"
-    """Weighted class counts [f64 x 1 (sum of weights), f32 x k]."""
-    QUANTILE_MEAN = "quantile_mean"
-    """Unweighted mean of local label quantiles [f32 x k]."""
+from nvflare_plugins.wire.catalogue import BaseScoreSource
 
 
 class LabelRule(Enum):
@@ -73,7 +54,7 @@ class ObjectiveFacts:
         hessian_bound: Largest hessian, or None.
         needs_label_range: True exactly if one of the bounds is None.
         adaptive_leaf: Leaves are replaced by a mean of local residual quantiles after each tree.
-        base_score_message: How ``base_score`` is estimated in this job.
+        base_score_source: How ``base_score`` is estimated in this job (a continued model estimates none).
         label_rule: The labels that are accepted.
         default_metric: The metric XGBoost would choose.
     """
@@ -84,7 +65,7 @@ class ObjectiveFacts:
     gradient_bound: float | None
     hessian_bound: float | None
     adaptive_leaf: bool
-    base_score_message: BaseScoreMessage
+    base_score_source: BaseScoreSource
     label_rule: LabelRule
     default_metric: str
 
@@ -131,7 +112,7 @@ class _Objective:
     task: Task
     gradient_bound: float | None
     hessian_bound: float | None
-    base_score: BaseScoreMessage
+    base_score: BaseScoreSource
     labels: LabelRule
     metric: str
     own_parameters: tuple[str, ...] = ()
@@ -145,48 +126,48 @@ _SPW = ("scale_pos_weight",)
 
 _OBJECTIVES: dict[str, _Objective] = {
     "binary:logistic": _Objective(
-        Task.BINARY, 1.0, 0.25, BaseScoreMessage.MEAN, LabelRule.UNIT, "logloss", _SPW,
+        Task.BINARY, 1.0, 0.25, BaseScoreSource.MEAN, LabelRule.UNIT, "logloss", _SPW,
         base_score_range=_UNIT_INTERVAL,
     ),
     "reg:logistic": _Objective(
-        Task.BINARY, 1.0, 0.25, BaseScoreMessage.MEAN, LabelRule.UNIT, "rmse", _SPW,
+        Task.BINARY, 1.0, 0.25, BaseScoreSource.MEAN, LabelRule.UNIT, "rmse", _SPW,
         base_score_range=_UNIT_INTERVAL,
     ),
     "binary:logitraw": _Objective(
-        Task.BINARY, 1.0, 0.25, BaseScoreMessage.MEAN, LabelRule.UNIT, "logloss", _SPW
+        Task.BINARY, 1.0, 0.25, BaseScoreSource.MEAN, LabelRule.UNIT, "logloss", _SPW
     ),
-    "binary:hinge": _Objective(Task.BINARY, 1.0, 1.0, BaseScoreMessage.STUMP, LabelRule.BINARY, "error"),
+    "binary:hinge": _Objective(Task.BINARY, 1.0, 1.0, BaseScoreSource.STUMP, LabelRule.BINARY, "error"),
     "multi:softprob": _Objective(
-        Task.MULTICLASS, 1.0, 0.5, BaseScoreMessage.CLASS_COUNTS, LabelRule.CLASSES, "mlogloss", ("num_class",)
+        Task.MULTICLASS, 1.0, 0.5, BaseScoreSource.CLASSES, LabelRule.CLASSES, "mlogloss", ("num_class",)
     ),
     "multi:softmax": _Objective(
-        Task.MULTICLASS, 1.0, 0.5, BaseScoreMessage.CLASS_COUNTS, LabelRule.CLASSES, "mlogloss", ("num_class",)
+        Task.MULTICLASS, 1.0, 0.5, BaseScoreSource.CLASSES, LabelRule.CLASSES, "mlogloss", ("num_class",)
     ),
-    "reg:squarederror": _Objective(Task.REGRESSION, None, 1.0, BaseScoreMessage.MEAN, LabelRule.ANY, "rmse"),
+    "reg:squarederror": _Objective(Task.REGRESSION, None, 1.0, BaseScoreSource.MEAN, LabelRule.ANY, "rmse"),
     "reg:squaredlogerror": _Objective(
-        Task.REGRESSION, None, None, BaseScoreMessage.STUMP, LabelRule.ABOVE_MINUS_ONE, "rmsle"
+        Task.REGRESSION, None, None, BaseScoreSource.STUMP, LabelRule.ABOVE_MINUS_ONE, "rmsle"
     ),
     # The gradient z / sqrt(1 + z^2/s^2) stays below the slope s; the table holds the factor of s.
     "reg:pseudohubererror": _Objective(
-        Task.REGRESSION, 1.0, 1.0, BaseScoreMessage.STUMP, LabelRule.ANY, "mphe", ("huber_slope",)
+        Task.REGRESSION, 1.0, 1.0, BaseScoreSource.STUMP, LabelRule.ANY, "mphe", ("huber_slope",)
     ),
     "reg:absoluteerror": _Objective(
-        Task.REGRESSION, 1.0, 1.0, BaseScoreMessage.MEDIAN, LabelRule.ANY, "mae", adaptive_leaf=True
+        Task.REGRESSION, 1.0, 1.0, BaseScoreSource.MEDIAN, LabelRule.ANY, "mae", adaptive_leaf=True
     ),
     "reg:quantileerror": _Objective(
-        Task.REGRESSION, 1.0, 1.0, BaseScoreMessage.QUANTILE_MEAN, LabelRule.ANY, "quantile", ("quantile_alpha",),
+        Task.REGRESSION, 1.0, 1.0, BaseScoreSource.QUANTILE, LabelRule.ANY, "quantile", ("quantile_alpha",),
         adaptive_leaf=True,
     ),
     "count:poisson": _Objective(
-        Task.REGRESSION, None, None, BaseScoreMessage.MEAN, LabelRule.NON_NEGATIVE, "poisson-nloglik",
+        Task.REGRESSION, None, None, BaseScoreSource.MEAN, LabelRule.NON_NEGATIVE, "poisson-nloglik",
         base_score_range=_POSITIVE,
     ),
     "reg:gamma": _Objective(
-        Task.REGRESSION, None, None, BaseScoreMessage.MEAN, LabelRule.POSITIVE, "gamma-deviance",
+        Task.REGRESSION, None, None, BaseScoreSource.MEAN, LabelRule.POSITIVE, "gamma-deviance",
         base_score_range=_POSITIVE,
     ),
     "reg:tweedie": _Objective(
-        Task.REGRESSION, None, None, BaseScoreMessage.MEAN, LabelRule.NON_NEGATIVE, "tweedie-nloglik@{power:g}",
+        Task.REGRESSION, None, None, BaseScoreSource.MEAN, LabelRule.NON_NEGATIVE, "tweedie-nloglik@{power:g}",
         ("tweedie_variance_power",), base_score_range=_POSITIVE,
     ),
 }
@@ -233,7 +214,7 @@ def objective_facts(params: dict[str, object]) -> ObjectiveFacts:
         gradient_bound=None if known.gradient_bound is None else known.gradient_bound * gradient_factor,
         hessian_bound=None if known.hessian_bound is None else known.hessian_bound * hessian_factor,
         adaptive_leaf=known.adaptive_leaf,
-        base_score_message=_base_score_message(known, params),
+        base_score_source=_base_score_source(known, params),
         label_rule=known.labels,
         default_metric=known.metric.format(power=params.get("tweedie_variance_power", 1.5)),
     )
@@ -250,13 +231,13 @@ def _bound_factors(name: str, params: dict[str, object]) -> tuple[float, float]:
     return max(1.0, scale_pos_weight), max(1.0, scale_pos_weight)
 
 
-def _base_score_message(known: _Objective, params: dict[str, object]) -> BaseScoreMessage:
+def _base_score_source(known: _Objective, params: dict[str, object]) -> BaseScoreSource:
     if "base_score" in params:
-        return BaseScoreMessage.NONE
+        return BaseScoreSource.GIVEN
     # regression_obj.cu, RegLossObj::InitEstimation: a Newton step replaces the mean beyond kRtEps = 1e-6.
     scale_pos_weight = np.float32(params.get("scale_pos_weight", 1.0))  # type: ignore[call-overload]
-    if known.base_score is BaseScoreMessage.MEAN and abs(scale_pos_weight - np.float32(1)) > np.float32(1e-6):
-        return BaseScoreMessage.STUMP
+    if known.base_score is BaseScoreSource.MEAN and abs(scale_pos_weight - np.float32(1)) > np.float32(1e-6):
+        return BaseScoreSource.STUMP
     return known.base_score
 
 

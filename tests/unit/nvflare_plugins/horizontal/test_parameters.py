@@ -10,8 +10,9 @@ import xgboost
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.horizontal import objectives
-from nvflare_plugins.horizontal.objectives import OBJECTIVES, BaseScoreMessage, LabelRule, Task
+from nvflare_plugins.horizontal.objectives import OBJECTIVES, LabelRule, Task
 from nvflare_plugins.horizontal.parameters import check_parameters, effective_parameters, local_threads
+from nvflare_plugins.wire.catalogue import BaseScoreSource
 
 NAMES = ["age", "bmi", "sex"]
 EXTRA = {
@@ -103,19 +104,19 @@ def test_bounds_hold_for_the_gradients_of_the_wheel_and_are_nearly_reached(objec
 @pytest.mark.parametrize(
     ("objective", "more", "message"),
     [
-        ("binary:logistic", {}, BaseScoreMessage.MEAN),
-        ("binary:logistic", {"scale_pos_weight": 2.0}, BaseScoreMessage.STUMP),
-        ("binary:logistic", {"scale_pos_weight": 1.0}, BaseScoreMessage.MEAN),
-        ("binary:logistic", {"base_score": 0.5}, BaseScoreMessage.NONE),
-        ("multi:softprob", {}, BaseScoreMessage.CLASS_COUNTS),
-        ("reg:absoluteerror", {}, BaseScoreMessage.MEDIAN),
-        ("reg:quantileerror", {}, BaseScoreMessage.QUANTILE_MEAN),
-        ("reg:pseudohubererror", {}, BaseScoreMessage.STUMP),
-        ("count:poisson", {}, BaseScoreMessage.MEAN),
+        ("binary:logistic", {}, BaseScoreSource.MEAN),
+        ("binary:logistic", {"scale_pos_weight": 2.0}, BaseScoreSource.STUMP),
+        ("binary:logistic", {"scale_pos_weight": 1.0}, BaseScoreSource.MEAN),
+        ("binary:logistic", {"base_score": 0.5}, BaseScoreSource.GIVEN),
+        ("multi:softprob", {}, BaseScoreSource.CLASSES),
+        ("reg:absoluteerror", {}, BaseScoreSource.MEDIAN),
+        ("reg:quantileerror", {}, BaseScoreSource.QUANTILE),
+        ("reg:pseudohubererror", {}, BaseScoreSource.STUMP),
+        ("count:poisson", {}, BaseScoreSource.MEAN),
     ],
 )
-def test_base_score_message(objective: str, more: dict, message: BaseScoreMessage) -> None:
-    assert facts_of(objective, **more).base_score_message is message
+def test_base_score_message(objective: str, more: dict, message: BaseScoreSource) -> None:
+    assert facts_of(objective, **more).base_score_source is message
 
 
 REFUSED = [
