@@ -54,7 +54,6 @@ class Answer(Enum):
 
     LOCAL = "answered at the site"
     SUM = "protected sum over the sites"
-    BROADCAST = "sealed from rank 0 to the sites"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class Kind(Enum):
     WEIGHT_TOTAL = _KindFacts(4, True, "sum of weights behind the first estimate")
     LABEL_MEAN = _KindFacts(5, True, "label mean, local median or class counts behind the first estimate")
     STUMP_SUM = _KindFacts(6, True, "gradient sums behind the first estimate")
-    MODEL_PARAMETERS = _KindFacts(7, True, "model parameters with the base score")
+    MODEL_PARAMETERS = _KindFacts(7, False, "model parameters with the base score")
     SAMPLER_SEED = _KindFacts(8, False, "seed of the column sampler")
     HISTOGRAM = _KindFacts(9, True, "gradient histograms")
     ROOT_SUM = _KindFacts(10, True, "gradient sum of all rows")
@@ -206,8 +205,9 @@ def _local(kind: Kind, dtype: Dtype, op: Op, size: int) -> _Expected:
 
 
 def _broadcast(kind: Kind, most: int) -> _Expected:
-    # Rank 0 sends the content, every other rank an empty buffer.
-    return _Expected(kind, Answer.BROADCAST, "Broadcast", None, None, range(0, most + 1))
+    # Rank 0 sends the content, every other rank an empty buffer. The content follows from what all sites agreed on
+    # and from sums that all sites received, so it is the same everywhere and need not travel.
+    return _Expected(kind, Answer.LOCAL, "Broadcast", None, None, range(0, most + 1))
 
 
 def _sum(kind: Kind, dtype: Dtype, size: int) -> _Expected:

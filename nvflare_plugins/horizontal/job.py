@@ -1,0 +1,111 @@
+"""What a horizontal job says. Where the data lie and what is allowed, each site's own policy says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.horizontal.cuts import CutMode
+from nvflare_plugins.wire.profiles import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class HorizontalJob:
+    """One horizontal training: same columns at every site, other rows.
+
+    Attributes:
+        data_set: name of the training set in every site's policy.
+        label: label column.
+        params: XGBoost parameters (README lists the supported ones).
+        num_rounds: boosting rounds.
+        profile: `masks`, `bfv`, `ckks` or `plain`.
+        eval_data_set: name of an evaluation set in every site's policy; evaluated after each round.
+        evaluate_training: evaluate the training set too, which costs one exchange per metric and round.
+        weight: column of sample weights.
+        features: columns to train on, in this order; None means all columns of the file but label and weight.
+        categories: public category list of each categorical column.
+        label_classes: public list of label values; None means that labels are numbers (classes 0 .. k-1).
+        cuts: how the histogram's cut points are agreed: `quantile`, `exact`, `uniform` or `logarithmic`.
+        cut_bounds: public (low, high) of each feature, for `uniform` and `logarithmic`.
+        min_rows_per_cut: `quantile` stops where fewer pooled rows would be singled out.
+        early_stopping_rounds: stop after so many rounds without improvement of the last metric on the last set.
+        checkpoint_every: rounds between checkpoints at the site; 0 keeps none.
+        continue_from: id of an earlier job whose model (at each site) this training continues.
+        resume: continue the earlier job's last checkpoint up to num_rounds in total, instead of adding num_rounds.
+        finest_exponent: coarsest common grid 2^finest_exponent for all sums, to compare profiles bit for bit.
+        deadline_s: longest time that an exchange may wait for the slowest site; 0 derives it from the data's size.
+    """
+
+    data_set: str
+    label: str
+    params: dict[str, Any] = field(default_factory=dict)
+    num_rounds: int = 10
+    profile: str = Profile.MASKS.value
+    eval_data_set: str | None = None
+    evaluate_training: bool = False
+    weight: str | None = None
+    features: list[str] | None = None
+    categories: dict[str, list] = field(default_factory=dict)
+    label_classes: list | None = None
+    cuts: str = CutMode.QUANTILE.value
+    cut_bounds: dict[str, list[float]] = field(default_factory=dict)
+    min_rows_per_cut: int = 10
+    early_stopping_rounds: int | None = None
+    checkpoint_every: int = 10
+    continue_from: str | None = None
+    resume: bool = False
+    finest_exponent: int | None = None
+    deadline_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("data_set", "label"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise ConfigurationError(f"{name} must be a non-empty text")
+        _one_of("profile", self.profile, [p.value for p in Profile])
+        _one_of("cuts", self.cuts, [m.value for m in CutMode])
+        if not isinstance(self.params, dict):
+            raise ConfigurationError("params must be a dictionary of XGBoost parameters")
+        _at_least("num_rounds", self.num_rounds, 1)
+        _at_least("min_rows_per_cut", self.min_rows_per_cut, 2)
+        _at_least("checkpoint_every", self.checkpoint_every, 0)
+        if self.early_stopping_rounds is not None:
+            _at_least("early_stopping_rounds", self.early_stopping_rounds, 1)
+            if self.eval_data_set is None:
+                raise ConfigurationError("early_stopping_rounds needs an eval_data_set to watch")
+        if self.resume and self.continue_from is None:
+            raise ConfigurationError("resume needs continue_from, the id of the job to resume")
+        if self.cuts in (CutMode.UNIFORM.value, CutMode.LOGARITHMIC.value) and not self.cut_bounds:
+            raise ConfigurationError(f"cuts={self.cuts} needs cut_bounds, the public bounds of every feature")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the job as JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> HorizontalJob:
+        """Read a job strictly.
+
+        Raises:
+            ConfigurationError: unknown or missing fields, or a value that is not allowed.
+        """
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = sorted(set(document) - known)
+        if unknown:
+            raise ConfigurationError(f"the job has unknown fields: {', '.join(unknown)}")
+        missing = [name for name in ("data_set", "label") if name not in document]
+        if missing:
+            raise ConfigurationError(f"the job lacks {', '.join(missing)}")
+        return cls(**document)
+
+
+def _one_of(name: str, value: object, allowed: list[str]) -> None:
+    if value not in allowed:
+        raise ConfigurationError(f"{name}={value!r} is unknown; choose one of {', '.join(allowed)}")
+
+
+def _at_least(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigurationError(f"{name} must be a whole number of at least {least}")

@@ -1,0 +1,306 @@
+"""The training loop of one site: stock XGBoost beside its mediator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import xgboost as xgb
+from numpy.typing import NDArray
+
+from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
+from nvflare_plugins.horizontal.objectives import ObjectiveFacts
+from nvflare_plugins.horizontal.parameters import TrainingParameters
+from nvflare_plugins.wire.catalogue import (
+    BaseScoreSource, Answer, Dtype, HorizontalGrammar, Kind, Message, Moment, Phase, TrainingShape,
+)  # fmt: skip
+from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.mediator import Mediator
+from nvflare_plugins.wire.sums import Family, ProtectedSums
+
+MAX_LEVEL_BATCH = 256  # XGBoost handles at most so many nodes of a level at once
+_MAXIMISED = ("auc", "aucpr")
+_UNBOUNDED_HEADROOM = 8.0
+
+
+class LocalLog(Protocol):
+    """Takes note of messages that did not leave the site."""
+
+    def local(self, kind: str, phase: str, how: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """What happened in one boosting round. Units: seconds; metrics by "set-metric"."""
+
+    round: int
+    metrics: dict[str, float]
+    seconds: float
+    xgboost_s: float
+    protect_s: float
+    network_s: float
+
+
+@dataclass(slots=True)
+class TrainingResult:
+    """A trained model and how it came about."""
+
+    booster: xgb.Booster
+    rounds: list[RoundRecord] = field(default_factory=list)
+    best_round: int | None = None
+    best_score: float | None = None
+
+
+def training_shape(
+    params: TrainingParameters, n_sites: int, n_features: int, n_bins: int, weighted: bool, n_eval_sets: int,
+    continued: bool,
+) -> TrainingShape:  # fmt: skip
+    """Return the public facts that fix XGBoost's messages."""
+    agreed, facts = params.agreed, params.objective
+    vector_leaf = agreed.get("multi_strategy") == "multi_output_tree"
+    parallel = int(params.effective.get("num_parallel_tree", 1))
+    depth = int(params.effective.get("max_depth", 6))
+    if agreed.get("grow_policy") == "lossguide":
+        built = 1
+    else:
+        built = min(MAX_LEVEL_BATCH, 1 << max(depth - 2, 0)) if depth else MAX_LEVEL_BATCH
+    source = BaseScoreSource.GIVEN if continued else facts.base_score_source
+    return TrainingShape(
+        n_sites=n_sites,
+        n_features=n_features,
+        n_bins=n_bins,
+        n_outputs=facts.n_outputs,
+        trees_per_round=parallel * (1 if vector_leaf else facts.n_outputs),
+        vector_leaf=vector_leaf,
+        max_built_nodes=built,
+        weighted=weighted,
+        adaptive_leaf=facts.adaptive_leaf,
+        base_score=source,
+        eval_metrics=params.metrics,
+        n_eval_sets=n_eval_sets,
+    )
+
+
+def value_bounds(
+    facts: ObjectiveFacts, label: NDArray[np.float32], weight: NDArray[np.float32] | None
+) -> dict[Family, float]:
+    """Bound what this site will send, per family of kinds.
+
+    Objectives without a bound of their own start from the label range; training agrees on a wider scale if it outgrows
+    that (sums.py).
+
+    Shapes: label: float32[n_rows]; weight: float32[n_rows] or None.
+    """
+    total = float(label.size if weight is None else np.sum(weight, dtype=np.float64))
+    largest = float(np.abs(label).max(initial=0.0)) + 1.0
+    per_row = _UNBOUNDED_HEADROOM * largest
+    gradient = per_row if facts.gradient_bound is None else facts.gradient_bound
+    hessian = per_row if facts.hessian_bound is None else facts.hessian_bound
+    return {
+        Family.GRADIENTS: max(total, 1.0) * max(gradient, hessian),
+        Family.LABELS: 4.0 * (total + 1.0) * largest,
+        Family.METRICS: 4.0 * (total + 1.0) * max(16.0, largest**2),
+    }
+
+
+class TrainingHandler:
+    """Answers the messages of one training: sums through ``ProtectedSums``, the rest from what the site holds."""
+
+    def __init__(
+        self, sums: ProtectedSums, shape: TrainingShape, root_bins: slice | None, log: LocalLog | None = None
+    ):
+        """Args: root_bins: bins of a feature that no site lacks values in; its bins add up to the root sum."""
+        self._sums = sums
+        self._shape = shape
+        self._root_bins = root_bins
+        self._log = log
+        self._root_histogram: NDArray[np.float64] | None = None
+        self.seconds = 0.0
+
+    def answer(self, message: Message, buffer: bytes) -> bytes:
+        """Return the reply to one message of XGBoost."""
+        started = time.perf_counter()
+        try:
+            return self._answer(message, buffer)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+    def _answer(self, message: Message, buffer: bytes) -> bytes:
+        if message.answer is Answer.LOCAL:
+            return self._answer_locally(message, buffer)
+        values = np.frombuffer(buffer, dtype=message.dtype.numpy)
+        if message.kind is Kind.ROOT_SUM and self._root_histogram is not None:
+            return self._root_sum(message)
+        if message.dtype in (Dtype.INT32, Dtype.INT64):
+            return self._sums.sum_counts(message.kind, values.astype(np.int64)).astype(message.dtype.numpy).tobytes()
+        total = self._sums.sum(message.kind, values.astype(np.float64, copy=False)).astype(message.dtype.numpy)
+        one_node = message.kind is Kind.HISTOGRAM and total.size == 2 * self._shape.n_bins
+        self._root_histogram = total if one_node and self._root_bins is not None else None
+        return total.tobytes()
+
+    def _root_sum(self, message: Message) -> bytes:
+        """Add up one feature's bins in order, as central XGBoost does for dense data."""
+        bins = self._root_histogram.reshape(-1, 2)[self._root_bins]
+        self._note(message, "sum of the root histogram over a feature without missing values")
+        return np.cumsum(bins, axis=0)[-1].tobytes()
+
+    def _answer_locally(self, message: Message, buffer: bytes) -> bytes:
+        if message.kind is Kind.FEATURE_COUNT:
+            if int.from_bytes(buffer, "little") != self._shape.n_features:
+                raise ProtocolError("XGBoost counts other features than the sites agreed on")
+            self._note(message, "agreed before training")
+            return buffer
+        if message.kind is Kind.METRIC_SIZE:
+            # XGBoost asks only whether any site has rows, and for the number of outputs per row.
+            self._note(message, "every site has rows; the sizes stay here")
+            return np.array([1, self._shape.n_outputs], dtype="<u8").tobytes()
+        if message.kind is Kind.LEAF_COUNT:
+            self._note(message, "the tree is the same at every site")
+            return buffer
+        self._note(message, "follows from what all sites agreed on")
+        return b""
+
+    def _note(self, message: Message, how: str) -> None:
+        if self._log is not None:
+            self._log.local(message.kind.name, str(message.moment), how)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """How long to train and when to stop."""
+
+    num_rounds: int
+    early_stopping_rounds: int | None = None
+    first_round: int = 0
+
+
+def train(
+    params: Mapping[str, object],
+    shape: TrainingShape,
+    channel: Channel,
+    handler: TrainingHandler,
+    train_matrix: xgb.DMatrix,
+    eval_sets: Sequence[tuple[xgb.DMatrix, str]],
+    settings: LoopSettings,
+    initial_model: bytes | None = None,
+    on_round: Callable[[RoundRecord, xgb.Booster], None] | None = None,
+    on_start: Callable[[Mediator], None] | None = None,
+) -> TrainingResult:
+    """Train with the other sites.
+
+    The matrices must have been built outside any communicator, so that XGBoost sends nothing about them.
+
+    Args:
+        params: parameters for the Booster at this site.
+        initial_model: raw model to continue from.
+        on_round: called after every round with the record and the model so far.
+        on_start: gets the mediator, for aborts from another thread.
+
+    Raises:
+        VeilBoostError: what ended the training, in place of XGBoost's own error when the mediator knows better.
+    """
+    mediator = Mediator(HorizontalGrammar(shape), channel.rank, handler)
+    with mediator:
+        if on_start is not None:
+            on_start(mediator)
+        try:
+            with xgb.collective.CommunicatorContext(
+                dmlc_communicator="federated",
+                federated_server_address=mediator.address,
+                federated_world_size=channel.world,
+                federated_rank=channel.rank,
+            ):
+                loop = _Loop(mediator, channel, handler, shape, settings, on_round)
+                return loop.run(params, train_matrix, eval_sets, initial_model)
+        except xgb.core.XGBoostError as error:
+            if mediator.error is not None:
+                raise mediator.error from None
+            raise JobAborted(f"XGBoost failed: {_first_line(str(error))}") from None
+        except VeilBoostError as error:
+            mediator.abort(error)
+            raise
+
+
+class _Loop:
+    def __init__(
+        self, mediator: Mediator, channel: Channel, handler: TrainingHandler, shape: TrainingShape,
+        settings: LoopSettings, on_round: Callable[[RoundRecord, xgb.Booster], None] | None,
+    ):  # fmt: skip
+        self._mediator = mediator
+        self._channel = channel
+        self._handler = handler
+        self._evaluates = bool(shape.eval_metrics and shape.n_eval_sets)
+        self._settings = settings
+        self._on_round = on_round
+
+    def run(
+        self, params: Mapping[str, object], train_matrix: xgb.DMatrix,
+        eval_sets: Sequence[tuple[xgb.DMatrix, str]], initial_model: bytes | None,
+    ) -> TrainingResult:  # fmt: skip
+        cache = [train_matrix, *(m for m, _ in eval_sets if m is not train_matrix)]
+        booster = xgb.Booster(dict(params), cache, model_file=None if initial_model is None else bytearray(initial_model))
+        if initial_model is not None:
+            booster.set_param(dict(params))
+        result = TrainingResult(booster)
+        first, last = self._settings.first_round, self._settings.first_round + self._settings.num_rounds
+        for number in range(first, last):
+            result.rounds.append(self._round(booster, train_matrix, eval_sets, number))
+            if self._on_round is not None:
+                self._on_round(result.rounds[-1], booster)
+            if self._should_stop(result):
+                break
+        self._enter(Phase.FINISH, last)
+        if result.best_round is not None:
+            booster.set_attr(best_iteration=str(result.best_round), best_score=repr(result.best_score))
+        return result
+
+    def _round(
+        self, booster: xgb.Booster, matrix: xgb.DMatrix, eval_sets: Sequence[tuple[xgb.DMatrix, str]], number: int
+    ) -> RoundRecord:
+        started, handled, waited = time.perf_counter(), self._handler.seconds, self._network_seconds()
+        self._enter(Phase.UPDATE, number)
+        booster.update(matrix, number)
+        metrics = {}
+        if self._evaluates:
+            self._enter(Phase.EVALUATE, number)
+            metrics = parse_metrics(booster.eval_set(list(eval_sets), number))
+        total = time.perf_counter() - started
+        handled, waited = self._handler.seconds - handled, self._network_seconds() - waited
+        return RoundRecord(number, metrics, total, total - handled, handled - waited, waited)
+
+    def _enter(self, phase: Phase, number: int) -> None:
+        moment = Moment(phase, number)
+        self._mediator.enter(moment)
+        self._channel.moment = moment
+
+    def _network_seconds(self) -> float:
+        return sum(t.seconds for t in self._channel.traffic.values())
+
+    def _should_stop(self, result: TrainingResult) -> bool:
+        """Decide on the last metric of the last set, as XGBoost's own callback does; equal at all sites."""
+        patience = self._settings.early_stopping_rounds
+        if patience is None or not result.rounds[-1].metrics:
+            return False
+        name, score = list(result.rounds[-1].metrics.items())[-1]
+        maximise = name.rsplit("-", 1)[-1].split("@")[0] in _MAXIMISED
+        better = result.best_score is None or (score > result.best_score if maximise else score < result.best_score)
+        if better:
+            result.best_round, result.best_score = result.rounds[-1].round, score
+        return result.rounds[-1].round - result.best_round >= patience
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """Read XGBoost's evaluation line ``[0]\\ttrain-auc:0.9\\t...`` into {"train-auc": 0.9}."""
+    metrics = {}
+    for part in text.split("\t")[1:]:
+        name, _, value = part.rpartition(":")
+        metrics[name] = float(value)
+    return metrics
+
+
+def _first_line(text: str) -> str:
+    # XGBoost appends a stack trace; its first line is the reason.
+    return text.strip().splitlines()[0][:500] if text.strip() else "no reason given"
