@@ -1,0 +1,116 @@
+"""The key owner's side: decrypt histograms, check them, subtract siblings.
+
+Security: nothing decrypted is used or shown before every check has passed, and a failed check says nothing about
+    what was decrypted: one fixed message, whatever the reason.
+Reference: SECURITY.md section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.additive.scheme import Decryptor
+from he_processors.errors import ProtocolError
+from he_processors.fixed_pairs import PairFormat
+from he_processors.histogram.bins import BinLayout
+from he_processors.packing import REFUSED, PackingLayout
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTotal:
+    """What the key owner knows about a node: its rows and its exact sums.
+
+    Units: g and h in encoded integers of the pair format.
+    """
+
+    n_rows: int
+    g: int
+    h: int
+
+    @classmethod
+    def of_rows(cls, g: NDArray[np.int64], h: NDArray[np.int64]) -> NodeTotal:
+        """Add up a node's encoded rows. Shapes: g, h: int64[n_node_rows]."""
+        return cls(g.size, int(g.sum()), int(h.sum()))
+
+    def minus(self, child: NodeTotal) -> NodeTotal:
+        """Return the sibling's total."""
+        return NodeTotal(self.n_rows - child.n_rows, self.g - child.g, self.h - child.h)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class BinSums:
+    """Decrypted and checked sums of one node. Private to the key owner.
+
+    Shapes: g, h: int64[n_slots].
+    Units:  encoded integers of the pair format.
+    """
+
+    g: NDArray[np.int64]
+    h: NDArray[np.int64]
+
+
+def decrypt_level(
+    ciphertexts: NDArray[np.uint8],
+    decryptor: Decryptor,
+    packing: PackingLayout,
+    layout: BinLayout,
+    totals: Sequence[NodeTotal],
+) -> list[BinSums]:
+    """Decrypt the packed histograms of a level and check them.
+
+    Shapes: ciphertexts: uint8[n_ciphertexts, width], as received; result: one BinSums for each of ``totals``.
+    Raises: ProtocolError, with one fixed message, if any value of any node is not what it must be.
+    """
+    plaintexts = decryptor.decrypt(ciphertexts)
+    g, h = packing.unpack(plaintexts, len(totals) * layout.n_slots)
+    nodes = zip(g.reshape(-1, layout.n_slots), h.reshape(-1, layout.n_slots), strict=True)
+    sums = [BinSums(node_g, node_h) for node_g, node_h in nodes]
+    for node_sums, total in zip(sums, totals, strict=True):
+        check_node(node_sums, total, layout, packing.pair_format)
+    return sums
+
+
+def check_node(sums: BinSums, total: NodeTotal, layout: BinLayout, pair_format: PairFormat) -> None:
+    """Check one node: every bin within the node's bounds, every feature's bins summing to the node exactly.
+
+    Raises: ProtocolError, with one fixed message.
+    """
+    if total.n_rows < 0 or total.n_rows > pair_format.max_additions:
+        raise ProtocolError(REFUSED)
+    for values, bounds, expected in (
+        (sums.g, pair_format.g_range(total.n_rows), total.g),
+        (sums.h, pair_format.h_range(total.n_rows), total.h),
+    ):
+        if np.any(values < bounds.low) or np.any(values > bounds.high):
+            raise ProtocolError(REFUSED)
+        if not np.all(_feature_sums_equal(values, layout, expected)):
+            raise ProtocolError(REFUSED)
+
+
+def subtract_sibling(
+    parent: BinSums, child: BinSums, sibling_total: NodeTotal, layout: BinLayout, pair_format: PairFormat
+) -> BinSums:
+    """Return the histogram of the child that was not built, checked like a decrypted one.
+
+    Raises: ProtocolError, with one fixed message.
+    """
+    sibling = BinSums(parent.g - child.g, parent.h - child.h)
+    check_node(sibling, sibling_total, layout, pair_format)
+    return sibling
+
+
+def _feature_sums_equal(values: NDArray[np.int64], layout: BinLayout, expected: int) -> NDArray[np.bool_]:
+    """Compare each feature's sum over its slots with the node's, without overflow.
+
+    Shapes: values: int64[n_slots]; result: bool[n_features].
+    """
+    # Single bins fit int64, their sum over hundreds of bins might not. Two halves of 32 bits cannot overflow.
+    starts = layout.starts[:-1]
+    low = np.add.reduceat(values & 0xFFFFFFFF, starts)
+    high = np.add.reduceat(values >> 32, starts)
+    low_expected, high_expected = expected & 0xFFFFFFFF, expected >> 32
+    return (high + (low >> 32) == high_expected) & (low & 0xFFFFFFFF == low_expected)
