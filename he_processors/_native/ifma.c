@@ -1,1 +1,182 @@
+/* AVX512-IFMA: eight numbers at a time, 52-bit limbs.
+ *
+ * A pass takes JB (mostly four) limbs of b. It walks once over the columns: at step k, limb k of a and limb k of S + 1
+ * meet all limbs of b and all quotient digits of the pass, whose products fall into the JB + 1 columns held in
+ * registers (low halves in column k + i, high halves in column k + i + 1). Column k is then complete, is written JB
+ * places further down, and the next one comes in. Columns are sums of at most 4 * limbs products below 2^52: they fit 64
+ * bits without carrying, and only the last pass carries.
+ */
 #include "bignum.h"
+
+#if VB_X86
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512dq,avx512vl,avx512ifma"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512dq,avx512vl,avx512ifma")
+#endif
+
+#include <immintrin.h>
+#include <string.h>
+
+#define NAME "ifma"
+#define KERNELS vb_ifma
+#define LANES 8
+#define LIMB_BITS 52
+typedef uint64_t limb_t;
+typedef uint64_t word_t;
+typedef __m512i vec;
+
+#define JB_MAX 4
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 8")
+
+INLINE vec low(vec sum, vec a, vec b)
+{
+    return _mm512_madd52lo_epu64(sum, a, b);
+}
+
+INLINE vec high(vec sum, vec a, vec b)
+{
+    return _mm512_madd52hi_epu64(sum, a, b);
+}
+
+INLINE vec get(const word_t *group, size_t k)
+{
+    return _mm512_load_si512(group + k * LANES);
+}
+
+INLINE void put(word_t *group, size_t k, vec value)
+{
+    _mm512_store_si512(group + k * LANES, value);
+}
+
+/* Products of one limb of `x` with all limbs of `y`, into the columns sum[0 .. JB]. */
+INLINE void products(vec *sum, vec x, const vec *y, int jb)
+{
+    UNROLL for (int i = 0; i < jb; i++)
+    {
+        sum[i] = low(sum[i], x, y[i]);
+        sum[i + 1] = high(sum[i + 1], x, y[i]);
+    }
+}
+
+/* The first JB columns: their low limbs are the quotient digits of the pass. In: column[0 .. 2 JB), with all products of
+ * a and b. Out: quotient digits, column[JB .. 2 JB) for the walk. */
+INLINE void quotients(const uint64_t *s, vec *column, vec *quotient, int jb)
+{
+    const vec mask = _mm512_set1_epi64((1LL << LIMB_BITS) - 1);
+    UNROLL for (int k = 0; k < jb; k++)
+    {
+        quotient[k] = _mm512_and_si512(column[k], mask);
+        column[k + 1] = _mm512_add_epi64(column[k + 1], _mm512_srli_epi64(column[k], LIMB_BITS));
+        UNROLL for (int j = 1; j < jb; j++)
+        {
+            vec limb = _mm512_set1_epi64((long long)s[j]);
+            column[k + j] = low(column[k + j], limb, quotient[k]);
+            column[k + j + 1] = high(column[k + j + 1], limb, quotient[k]);
+        }
+    }
+}
+
+/* One pass of a product: sum = (sum + a * b[0 .. JB) + q * S) / 2^(52 JB). The last pass carries, into `out`, which may
+ * be a: it is written behind where a is read. sum[limbs .. limbs + JB) is 0. */
+INLINE void pass(const struct vb_modulus *m, const word_t *a, const word_t *b, word_t *sum, word_t *out, int jb, int last)
+{
+    const uint64_t *s = m->scaled_plus1;
+    const vec mask = _mm512_set1_epi64((1LL << LIMB_BITS) - 1), zero = _mm512_setzero_si512();
+    vec digit[JB_MAX], quotient[JB_MAX], column[2 * JB_MAX], fold[JB_MAX + 1] = {zero}, carry = zero;
+    UNROLL for (int i = 0; i < jb; i++)
+        digit[i] = get(b, i);
+    UNROLL for (int i = 0; i < 2 * jb; i++)
+        column[i] = get(sum, i);
+    UNROLL for (int k = 0; k < jb; k++)
+        products(column + k, get(a, k), digit, jb);
+    quotients(s, column, quotient, jb);
+    UNROLL for (int i = 0; i < jb; i++)
+    {
+        column[i] = column[jb + i];
+        fold[i] = zero;
+    }
+    size_t limbs = m->limbs;
+    for (size_t k = jb; k < limbs + jb; k++) {
+        if (k < limbs) {
+            column[jb] = get(sum, k + jb);
+            fold[jb] = zero;
+            products(column, get(a, k), digit, jb);
+            products(fold, _mm512_set1_epi64((long long)s[k]), quotient, jb);
+        }
+        vec total = _mm512_add_epi64(column[0], fold[0]);
+        if (last) {
+            total = _mm512_add_epi64(total, carry);
+            put(out, k - jb, _mm512_and_si512(total, mask));
+            carry = _mm512_srli_epi64(total, LIMB_BITS);
+        } else {
+            put(sum, k - jb, total);
+        }
+        UNROLL for (int i = 0; i < jb; i++)
+        {
+            column[i] = column[i + 1];
+            fold[i] = fold[i + 1];
+        }
+    }
+}
+
+static void multiply(const struct vb_modulus *m, word_t *a, const word_t *b, word_t *sum)
+{
+    size_t limbs = m->limbs, rest = (limbs - 1) % 4 + 1, i = 0;
+    memset(sum, 0, (limbs + JB_MAX) * LANES * sizeof(word_t));
+    for (; i + rest < limbs; i += 4)
+        pass(m, a, b + i * LANES, sum, sum, 4, 0);
+    switch (rest) {
+    case 1: pass(m, a, b + i * LANES, sum, a, 1, 1); break;
+    case 2: pass(m, a, b + i * LANES, sum, a, 2, 1); break;
+    case 3: pass(m, a, b + i * LANES, sum, a, 3, 1); break;
+    default: pass(m, a, b + i * LANES, sum, a, 4, 1); break;
+    }
+}
+
+static void square(const struct vb_modulus *m, word_t *a, word_t *sum)
+{
+    multiply(m, a, a, sum);
+}
+
+/* Transpose eight rows, eight limbs at a time. */
+static void load(const struct vb_modulus *m, word_t *group, const limb_t *const rows[LANES])
+{
+    for (size_t k = 0; k < m->limbs; k += 8) {
+        size_t count = m->limbs - k < 8 ? m->limbs - k : 8;
+        __mmask8 use = (__mmask8)(0xFF >> (8 - count));
+        vec r[8], s[8], t[8];
+        UNROLL for (int i = 0; i < 8; i++)
+            r[i] = _mm512_maskz_loadu_epi64(use, rows[i] + k);
+        UNROLL for (int i = 0; i < 8; i += 2)
+        {
+            s[i] = _mm512_unpacklo_epi64(r[i], r[i + 1]);
+            s[i + 1] = _mm512_unpackhi_epi64(r[i], r[i + 1]);
+        }
+        UNROLL for (int h = 0; h < 8; h += 4)
+            UNROLL for (int i = 0; i < 2; i++)
+            {
+                t[h + i] = _mm512_shuffle_i64x2(s[h + i], s[h + i + 2], 0x88);
+                t[h + i + 2] = _mm512_shuffle_i64x2(s[h + i], s[h + i + 2], 0xDD);
+            }
+        vec column[8] = {
+            _mm512_shuffle_i64x2(t[0], t[4], 0x88), _mm512_shuffle_i64x2(t[1], t[5], 0x88),
+            _mm512_shuffle_i64x2(t[2], t[6], 0x88), _mm512_shuffle_i64x2(t[3], t[7], 0x88),
+            _mm512_shuffle_i64x2(t[0], t[4], 0xDD), _mm512_shuffle_i64x2(t[1], t[5], 0xDD),
+            _mm512_shuffle_i64x2(t[2], t[6], 0xDD), _mm512_shuffle_i64x2(t[3], t[7], 0xDD),
+        };
+        UNROLL for (int i = 0; i < 8; i++)
+            if ((size_t)i < count)
+                put(group, k + i, column[i]);
+    }
+}
+
+#include "lanes.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+#endif

@@ -6,7 +6,7 @@
  *   static void square(const struct vb_modulus *m, word_t *a, word_t *scratch)                      a = a * a / R
  *   static void load(const struct vb_modulus *m, word_t *group, const limb_t *const rows[LANES])
  *
- * `multiply` may be given b == a. Rows are always read completely before the row that may alias them is written.
+ * `multiply` may be given b == a. It wants a < 4 * S (partial sums are up to a + S); b may be any number of the limbs. Rows are always read completely before the row that may alias them is written.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -321,21 +321,22 @@ static int lanes_enter(const struct vb_modulus *m, const uint8_t *bytes, size_t 
 {
     limb_t *out = out_rows;
     size_t piece_bits = m->limbs * LIMB_BITS, pieces = (width * 8 + piece_bits - 1) / piece_bits;
-    word_t *acc = allocate(4 * GROUP(m) + SCRATCH_WORDS(m));
+    word_t *acc = allocate(5 * GROUP(m) + SCRATCH_WORDS(m));
     if (!acc)
         return -1;
-    word_t *piece = acc + GROUP(m), *square_of_r = piece + GROUP(m), *one = square_of_r + GROUP(m);
-    word_t *scratch = one + GROUP(m);
+    word_t *term = acc + GROUP(m), *piece = term + GROUP(m), *square_of_r = piece + GROUP(m);
+    word_t *one = square_of_r + GROUP(m), *scratch = one + GROUP(m);
     load_rows(m, square_of_r, m->square, 0, LANES);
     load_rows(m, one, m->one, 0, LANES);
     for (size_t i = 0; i < n; i += LANES) {
-        load_piece(m, acc, bytes + i * width, width, n - i, pieces - 1);
-        multiply(m, acc, square_of_r, scratch);
-        for (size_t p = pieces - 1; p-- > 0;) {
+        memset(acc, 0, GROUP(m) * sizeof(word_t));
+        for (size_t p = pieces; p-- > 0;) {
             load_piece(m, piece, bytes + i * width, width, n - i, p);
-            multiply(m, piece, square_of_r, scratch);
-            multiply(m, acc, square_of_r, scratch);
-            add_group(m, acc, piece);
+            memcpy(term, square_of_r, GROUP(m) * sizeof(word_t));
+            multiply(m, term, piece, scratch);
+            if (p + 1 < pieces)
+                multiply(m, acc, square_of_r, scratch);
+            add_group(m, acc, term);
         }
         if (pieces > 1)
             multiply(m, acc, one, scratch);
