@@ -138,7 +138,7 @@ class TrainingHandler:
             return self._sums.sum_counts(message.kind, values.astype(np.int64)).astype(message.dtype.numpy).tobytes()
         total = self._sums.sum(message.kind, values.astype(np.float64, copy=False)).astype(message.dtype.numpy)
         one_node = message.kind is Kind.HISTOGRAM and total.size == 2 * self._shape.n_bins
-        self._root_histogram = total if one_node and self._root_bins is not None else None
+        self._root_histogram = total if one_node and self._root_bins is not None and not self._shape.vector_leaf else None
         return total.tobytes()
 
     def _root_sum(self, message: Message) -> bytes:
