@@ -23,7 +23,7 @@ Reply = Callable[[bytes], None]
 class Transfer:
     """One frame that passed the server, as its evidence log wants it."""
 
-    site: str
+    sites: tuple[str, ...]  # the sender of a received frame, all receivers of a sent one
     direction: str  # "received" or "sent", seen from the server
     frame: Frame
 
@@ -166,7 +166,8 @@ class Aggregator:
 
     def _complete(self, frame: Frame, exchange: _Exchange) -> None:
         frames = [exchange.frames[rank] for rank in range(len(self._sites))]
-        self._record("received", frames)
+        for site, received in zip(self._sites, frames, strict=True):
+            self._record((site,), "received", received)
         if any(f.type is FrameType.RESCALE for f in frames):
             type_, payload = FrameType.RESCALE, b""
         else:
@@ -181,7 +182,7 @@ class Aggregator:
             type_, frame.operation, frame.kind, frame.moment, frame.codec, len(self._sites), frame.counter,
             self._attempt, frame.n_values, payload, attachments,
         )  # fmt: skip
-        self._record("sent", [answer] * len(self._sites))
+        self._record(self._sites, "sent", answer)
         packed = answer.pack()
         with self._lock:
             exchange.answer = packed
@@ -189,10 +190,9 @@ class Aggregator:
         for reply in waiting.values():
             reply(packed)
 
-    def _record(self, direction: str, frames: Sequence[Frame]) -> None:
+    def _record(self, sites: tuple[str, ...], direction: str, frame: Frame) -> None:
         if self._on_transfer is not None:
-            for site, frame in zip(self._sites, frames, strict=True):
-                self._on_transfer(Transfer(site, direction, frame))
+            self._on_transfer(Transfer(sites, direction, frame))
 
     def _combine(self, frames: list[Frame]) -> bytes:
         first = frames[0]
