@@ -1,0 +1,255 @@
+"""From a site's data set to the table that XGBoost trains on.
+
+What is refused here would otherwise stop XGBoost at one site in the middle of the job, or train on something else
+than the user believes. Messages hold column names and counts, never a value or a row.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.site_policy import DataSet
+from nvflare_plugins.tabular_files import TabularFile
+
+_EXACT_INTEGERS = 2**24
+MAX_NAME = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """The rows of one site, ready for XGBoost.
+
+    Shapes:  features: float32[n_rows, n_features], C-contiguous, NaN is missing, categorical columns hold the
+             position in their public list; label: float32[n_rows]; weight: float32[n_rows] or None.
+
+    Attributes:
+        feature_types: "float" or "c" (categorical) per column, as XGBoost names them. Whether numbers happen to be
+            whole at this site is not a type: it would differ between sites.
+        n_missing: Missing values per column.
+        categories: Public list of every categorical column.
+        label_classes: Public list of label classes, if the job gives one.
+        notes: What a person at this site should know, in sentences; counts only.
+    """
+
+    features: NDArray[np.float32]
+    feature_names: tuple[str, ...]
+    feature_types: tuple[str, ...]
+    label: NDArray[np.float32]
+    label_name: str
+    weight: NDArray[np.float32] | None = None
+    weight_name: str | None = None
+    n_missing: tuple[int, ...] = ()
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    label_classes: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def n_rows(self) -> int:
+        return self.features.shape[0]
+
+
+def load_table(
+    spec: DataSet,
+    *,
+    label: str,
+    weight: str | None = None,
+    features: Sequence[str] | None = None,
+    categories: Mapping[str, Sequence[object]] | None = None,
+    label_classes: Sequence[object] | None = None,
+    unknown_is_missing: bool = False,
+) -> Table:
+    """Load a site's data set.
+
+    Args:
+        spec: From the site's policy.
+        label: Name of the label column.
+        weight: Name of the column of row weights.
+        features: Columns to train on, in this order; None takes all others in the order of the file.
+        categories: Column -> its public list of categories.
+        label_classes: The label's public list of classes; the label becomes the position in it.
+        unknown_is_missing: Categories outside the list count as missing instead of being refused.
+
+    Privacy: everything stays at the site.
+
+    Raises:
+        ConfigurationError: The data set cannot be read, lacks a column, or holds what cannot be trained on.
+    """
+    lists = {name: _public_list(name, values) for name, values in (categories or {}).items()}
+    classes = None if label_classes is None else _public_list(label, label_classes)
+    file = TabularFile(spec)
+    names = _feature_names(file.column_names, label, weight, features, spec.name)
+    for name in lists:
+        if name not in names:
+            raise ConfigurationError(f"a category list is given for {name!r}, which is not among the features.")
+    text = [name for name in (*names, label) if name in lists or (name == label and classes is not None)]
+    numeric = [name for name in (*names, label, *([weight] if weight else [])) if name not in text]
+    columns = file.read(numeric, text)
+    loader = _ColumnLoader(file, spec, unknown_is_missing, [])
+    matrix = np.empty((len(columns[label]), len(names)), dtype=np.float32)
+    for position, name in enumerate(names):
+        if name in lists:
+            matrix[:, position] = loader.codes(name, columns[name], lists[name], loader.unknown_is_missing)
+        else:
+            matrix[:, position] = loader.floats(name, columns[name])
+    return Table(
+        features=matrix,
+        feature_names=tuple(names),
+        feature_types=tuple("c" if name in lists else "float" for name in names),
+        label=loader.label(label, columns[label], classes),
+        label_name=label,
+        weight=loader.weight(weight, columns[weight]) if weight else None,
+        weight_name=weight,
+        n_missing=tuple(int(count) for count in np.isnan(matrix).sum(axis=0)),
+        categories=lists,
+        label_classes=classes,
+        notes=tuple(loader.notes),
+    )
+
+
+def is_plain_text(text: str) -> bool:
+    """Tell whether a name can stand in a schema document, a model and a log: 1 to 256 printable characters."""
+    return 0 < len(text) <= MAX_NAME and text.isprintable()
+
+
+def _public_list(name: str, values: Sequence[object]) -> tuple[str, ...]:
+    """Return a category or class list as texts, without repeats."""
+    if isinstance(values, str) or not values or not all(isinstance(v, (str, int)) for v in values):
+        raise ConfigurationError(f"the list for column {name!r} must hold texts or whole numbers, at least one.")
+    texts = tuple(str(value) for value in values)
+    if len(set(texts)) != len(texts) or not all(is_plain_text(text) for text in texts):
+        raise ConfigurationError(
+            f"the list for column {name!r} holds an entry twice, or one that is not 1 to {MAX_NAME} printable characters."
+        )
+    return texts
+
+
+def _feature_names(
+    present: list[str], label: str, weight: str | None, features: Sequence[str] | None, data_set: str
+) -> list[str]:
+    special = [label, *([weight] if weight is not None else [])]
+    if len(set(special)) != len(special):
+        raise ConfigurationError("label and weight name the same column.")
+    names = [name for name in present if name not in special] if features is None else list(features)
+    for name in (*special, *names):
+        if name not in present:
+            close = difflib.get_close_matches(name, present, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigurationError(f"data set {data_set!r} has no column {name!r}{hint}")
+    if not names:
+        raise ConfigurationError(f"data set {data_set!r} has no feature columns.")
+    if len(set(names)) != len(names) or set(names) & set(special):
+        raise ConfigurationError("features name a column twice, or name the label or weight column.")
+    for name in (*special, *names):
+        if not is_plain_text(name) or set(name) & set("[]<"):
+            raise ConfigurationError(
+                f"column name {name[:40]!r}: names have 1 to {MAX_NAME} printable characters, without [ ] and <."
+            )
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class _ColumnLoader:
+    """Turns Arrow columns into float32, collecting notes."""
+
+    file: TabularFile
+    spec: DataSet
+    unknown_is_missing: bool
+    notes: list[str]
+
+    def floats(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float32]:
+        """Shapes: result: float32[n_rows]; NaN is missing."""
+        values = self.file.numbers(name, column)
+        with np.errstate(over="ignore"):
+            narrow = values.astype(np.float32)
+        n_infinite = int(np.count_nonzero(np.isinf(narrow)))
+        if n_infinite:
+            raise ConfigurationError(
+                f"column {name!r} holds {n_infinite} values that are infinite or beyond float32: mark them as missing "
+                "or scale the column."
+            )
+        large = np.abs(values) > _EXACT_INTEGERS
+        n_changed = int(np.count_nonzero(large & (values == np.floor(values)) & (narrow != values)))
+        if n_changed:
+            self.notes.append(
+                f"Column {name!r} holds {n_changed} whole numbers beyond 2^24 that XGBoost's float32 rounds. If it is "
+                "an identifier, leave it out of the features."
+            )
+        return narrow
+
+    def codes(
+        self, name: str, column: pa.ChunkedArray, public: tuple[str, ...], unknown_is_missing: bool
+    ) -> NDArray[np.float32]:
+        """Return positions in the public list; missing becomes NaN.
+
+        Shapes: result: float32[n_rows].
+        """
+        encoded = column.combine_chunks()
+        encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode()
+        position = {text: code for code, text in enumerate(public)}
+        missing = {"", *self.spec.missing} - set(public)
+        # -1: missing, -2: not in the list. Positions in Arrow's dictionary -> positions in the public list.
+        table = np.array([_code(value, position, missing) for value in encoded.dictionary.to_pylist()] + [-1])
+        indices = encoded.indices.fill_null(len(table) - 1).to_numpy(zero_copy_only=False).astype(np.int64)
+        codes = table[indices]
+        n_unknown = int(np.count_nonzero(codes == -2))
+        if n_unknown and not unknown_is_missing:
+            raise ConfigurationError(
+                f"column {name!r} holds {n_unknown} values that are not in the job's public list of {len(public)}: "
+                "complete the list, or let the job count unknown categories as missing."
+            )
+        if n_unknown:
+            self.notes.append(f"Column {name!r}: {n_unknown} values outside the public list count as missing.")
+        return np.where(codes < 0, np.nan, codes).astype(np.float32)
+
+    def label(self, name: str, column: pa.ChunkedArray, classes: tuple[str, ...] | None) -> NDArray[np.float32]:
+        """Shapes: result: float32[n_rows], without missing values."""
+        if classes is None:
+            values = self.floats(name, column)
+        else:
+            values = self.codes(name, column, classes, unknown_is_missing=False)
+        self._refuse_missing("label", name, values)
+        return values
+
+    def weight(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float32]:
+        """Shapes: result: float32[n_rows], >= 0, not all zero."""
+        values = self.floats(name, column)
+        self._refuse_missing("weight", name, values)
+        n_negative = int(np.count_nonzero(values < 0))
+        if n_negative:
+            raise ConfigurationError(f"weight column {name!r} holds {n_negative} negative values.")
+        if not values.any():
+            raise ConfigurationError(f"weight column {name!r} holds zeros only.")
+        return values
+
+    def _refuse_missing(self, role: str, name: str, values: NDArray[np.float32]) -> None:
+        n_missing = int(np.count_nonzero(np.isnan(values)))
+        if n_missing:
+            raise ConfigurationError(
+                f"{role} column {name!r} lacks {n_missing} of {values.size} values: remove those rows from the file."
+            )
+
+
+def _code(value: object, position: Mapping[str, int], missing: set[str]) -> int:
+    """Return the position of one distinct value, -1 if it is missing, -2 if it is not in the list.
+
+    Whole numbers may be written as 3 or 3.0: a column that once had gaps comes back from pandas as 3.0.
+    """
+    if value is None or value != value:
+        return -1
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = str(value)
+    if text in position:
+        return position[text]
+    if text in missing:
+        return -1
+    whole = re.fullmatch(r"(-?\d+)\.0+", text)
+    return position.get(whole[1], -2) if whole else -2
