@@ -67,7 +67,7 @@ def training_shape(
         built = 1
     else:
         built = min(MAX_LEVEL_BATCH, 1 << max(depth - 2, 0)) if depth else MAX_LEVEL_BATCH
-    source = BaseScoreSource.GIVEN if continued else facts.base_score_source
+    source = BaseScoreSource.CONTINUED if continued else facts.base_score_source
     return TrainingShape(
         n_sites=n_sites,
         n_features=n_features,

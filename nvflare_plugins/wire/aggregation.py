@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 
 import numpy as np
 
-from he_processors import bfv, ckks
 from he_processors.errors import ProtocolError, VeilBoostError
 from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
 from nvflare_plugins.wire.envelope import (
@@ -211,8 +212,7 @@ class Aggregator:
             parameters = self._public_parameters.get(first.codec)
             if parameters is None:
                 raise ProtocolError(f"{first.codec.name} contribution before its public parameters")
-            scheme = bfv if first.codec is Codec.BFV else ckks
-            return scheme.add_ciphertexts(parameters, payloads)
+            return _lattice(first.codec).add_ciphertexts(parameters, payloads)
         raise ProtocolError(f"{first.kind.name}: codec {first.codec.name} cannot be summed")
 
     def _abort_frame(self) -> bytes:
@@ -235,6 +235,11 @@ def add_words(payloads: Sequence[bytes], n_values: int) -> bytes:
             raise ProtocolError(f"rank {rank} sent {len(payload)} bytes for {n_values} values of 8 bytes")
         total += np.frombuffer(payload, dtype="<u8")
     return total.tobytes()
+
+
+def _lattice(codec: Codec) -> ModuleType:
+    # Imported when first needed: the lattice library takes long to load and most jobs do without it.
+    return importlib.import_module("he_processors.bfv" if codec is Codec.BFV else "he_processors.ckks")
 
 
 def _describe(frame: Frame) -> str:

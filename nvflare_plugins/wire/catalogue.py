@@ -139,7 +139,8 @@ class Moment:
 class BaseScoreSource(Enum):
     """How XGBoost estimates the base score, hence which messages precede the first tree."""
 
-    GIVEN = "given"  # base_score set, or training continues from a model
+    GIVEN = "given"  # base_score set
+    CONTINUED = "continued"  # training continues from a model
     MEAN = "mean"  # logistic, squared error, poisson, gamma, tweedie
     MEDIAN = "median"  # absolute error
     CLASSES = "classes"  # softmax, softprob
@@ -336,6 +337,8 @@ class HorizontalGrammar:
 
     def _first_estimate(self) -> list[_Expected]:
         shape, source = self._shape, self._shape.base_score
+        if source is BaseScoreSource.CONTINUED:
+            return [_broadcast(Kind.SAMPLER_SEED, 4)]
         due = [_local(Kind.FEATURE_COUNT, Dtype.UINT32, Op.MAX, 4)]
         if source is BaseScoreSource.MEAN and not shape.weighted:
             due.append(_sum(Kind.ROW_COUNT, Dtype.INT64, 8))

@@ -7,16 +7,18 @@ the integers' sum. There is no way to send a private kind in clear by accident: 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.bfv import BfvProcessor
-from he_processors.ckks import CkksProcessor
 from he_processors.errors import ProtocolError
 from he_processors.masks import MessageLabel, PairwiseMasks
 from nvflare_plugins.wire.envelope import Codec
+
+if TYPE_CHECKING:  # the lattice library takes long to import: only jobs that use it pay for it
+    from he_processors.bfv import BfvProcessor
+    from he_processors.ckks import CkksProcessor
 
 
 class Profile(Enum):
