@@ -1,0 +1,159 @@
+"""``run.json``: what a site keeps about one run, and what ``veilboost report`` is made from.
+
+The file stays at the site, in the run's folder, beside the model and the evidence. It holds no row, gradient or key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from he_processors.errors import ConfigurationError
+
+FORMAT = "veilboost-run-1"
+FILE_NAME = "run.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRow:
+    """One boosting round.
+
+    Attributes:
+        seconds: wall time of the round.
+        metrics: value per "set-metric", for example "eval-auc".
+        stages: seconds per stage ("xgboost", "protect", "network"); what is left of ``seconds`` counts as other.
+    """
+
+    round: int
+    seconds: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    stages: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficRow:
+    """This site's messages of one kind under one codec. Units: bytes, seconds."""
+
+    kind: str
+    codec: str
+    private: bool
+    messages: int
+    bytes_out: int
+    bytes_in: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A learning curve to compare with, for example centralized XGBoost on the pooled test set.
+
+    Attributes:
+        name: what the curve is, for the legend.
+        metric: metric name without a set, for example "auc"; it is drawn with the curves of that metric.
+        values: one value per round, from ``first_round`` on.
+    """
+
+    name: str
+    metric: str
+    values: tuple[float, ...]
+    first_round: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """Everything that the report shows of one run at one site.
+
+    Attributes:
+        params: XGBoost parameters in effect.
+        settings: other settings of the job worth showing (data set name, rounds, cuts, ...).
+        cuts: how cut points were agreed (mode, bins, floor, ...).
+        registry: outcome of the registry against differencing, one sentence.
+        model, evidence: paths relative to the folder of ``run.json``.
+        comparison: curves of other trainings.
+        notes: sentences for the reader (early stopping, resumed from, 112-bit keys, ...).
+    """
+
+    job_id: str
+    attempt: str
+    site: str
+    sites: tuple[str, ...]
+    profile: str
+    status: str = "completed"
+    signed: bool = False
+    params: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    rounds: tuple[RoundRow, ...] = ()
+    traffic: tuple[TrafficRow, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    cuts: dict[str, Any] = field(default_factory=dict)
+    registry: str = ""
+    model: str | None = None
+    evidence: str | None = None
+    best_round: int | None = None
+    comparison: tuple[Curve, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as JSON values."""
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> RunRecord:
+        """Read a record strictly.
+
+        Raises:
+            ConfigurationError: another format, unknown or missing fields.
+        """
+        if not isinstance(document, Mapping) or document.get("format") != FORMAT:
+            raise ConfigurationError(f"this is not a run record of format {FORMAT}")
+        values = {name: value for name, value in document.items() if name != "format"}
+        try:
+            values["rounds"] = tuple(RoundRow(**row) for row in values.get("rounds", ()))
+            values["traffic"] = tuple(TrafficRow(**row) for row in values.get("traffic", ()))
+            values["comparison"] = tuple(
+                Curve(**{**row, "values": tuple(row["values"])}) for row in values.get("comparison", ())
+            )
+            values["sites"], values["notes"] = tuple(values["sites"]), tuple(values.get("notes", ()))
+            return cls(**values)
+        except (TypeError, KeyError, ValueError):
+            raise ConfigurationError("the run record has unknown or missing fields") from None
+
+    def write(self, folder: Path) -> Path:
+        """Write ``run.json`` into ``folder``, whole or not at all. Returns its path."""
+        path = folder / FILE_NAME
+        partial = path.with_name(path.name + ".partial")
+        with partial.open("w", encoding="utf-8") as file:
+            json.dump(_without_nan(self.to_dict()), file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        return path
+
+    @classmethod
+    def read(cls, folder: Path) -> RunRecord:
+        """Read ``run.json`` of a run's folder.
+
+        Raises:
+            ConfigurationError: no such file, or not a run record.
+        """
+        try:
+            return cls.from_dict(json.loads((folder / FILE_NAME).read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise ConfigurationError(f"{folder} holds no {FILE_NAME}: it is not the folder of a run") from None
+        except ValueError:
+            raise ConfigurationError(f"{folder / FILE_NAME} is not valid JSON") from None
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN or infinity: a metric that is not a number becomes null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return [_without_nan(item) for item in value] if isinstance(value, list | tuple) else value
