@@ -27,7 +27,7 @@ typedef uint64_t limb_t;
 typedef uint64_t word_t;
 typedef __m512i vec;
 
-#define JB_MAX 4
+#define JB 4
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
 
@@ -54,8 +54,7 @@ INLINE void put(word_t *group, size_t k, vec value)
 /* Products of one limb of `x` with all limbs of `y`, into the columns sum[0 .. JB]. */
 INLINE void products(vec *sum, vec x, const vec *y, int jb)
 {
-    UNROLL for (int i = 0; i < jb; i++)
-    {
+    UNROLL for (int i = 0; i < jb; i++) {
         sum[i] = low(sum[i], x, y[i]);
         sum[i + 1] = high(sum[i + 1], x, y[i]);
     }
@@ -66,12 +65,10 @@ INLINE void products(vec *sum, vec x, const vec *y, int jb)
 INLINE void quotients(const uint64_t *s, vec *column, vec *quotient, int jb)
 {
     const vec mask = _mm512_set1_epi64((1LL << LIMB_BITS) - 1);
-    UNROLL for (int k = 0; k < jb; k++)
-    {
+    UNROLL for (int k = 0; k < jb; k++) {
         quotient[k] = _mm512_and_si512(column[k], mask);
         column[k + 1] = _mm512_add_epi64(column[k + 1], _mm512_srli_epi64(column[k], LIMB_BITS));
-        UNROLL for (int j = 1; j < jb; j++)
-        {
+        UNROLL for (int j = 1; j < jb; j++) {
             vec limb = _mm512_set1_epi64((long long)s[j]);
             column[k + j] = low(column[k + j], limb, quotient[k]);
             column[k + j + 1] = high(column[k + j + 1], limb, quotient[k]);
@@ -79,13 +76,33 @@ INLINE void quotients(const uint64_t *s, vec *column, vec *quotient, int jb)
     }
 }
 
-/* One pass of a product: sum = (sum + a * b[0 .. JB) + q * S) / 2^(52 JB). The last pass carries, into `out`, which may
- * be a: it is written behind where a is read. sum[limbs .. limbs + JB) is 0. */
-INLINE void pass(const struct vb_modulus *m, const word_t *a, const word_t *b, word_t *sum, word_t *out, int jb, int last)
+/* Move every column one place down. */
+INLINE void shift_down(vec *column, int jb)
+{
+    UNROLL for (int i = 0; i < jb; i++)
+        column[i] = column[i + 1];
+    column[jb] = _mm512_setzero_si512();
+}
+
+/* Write a complete column: as it is, or carried over if this is the last pass. */
+INLINE void finish_column(word_t *out, size_t k, vec total, vec *carry, int last)
+{
+    if (last) {
+        total = _mm512_add_epi64(total, *carry);
+        *carry = _mm512_srli_epi64(total, LIMB_BITS);
+        total = _mm512_and_si512(total, _mm512_set1_epi64((1LL << LIMB_BITS) - 1));
+    }
+    put(out, k, total);
+}
+
+/* One pass of a product: out = (sum + a * b[0 .. jb) + quotients * S) / 2^(52 * jb). The last pass carries; its `out` may
+ * be a, which is read ahead of where it is written. sum[limbs .. limbs + jb) is 0. */
+INLINE void product_pass(const struct vb_modulus *m, const word_t *a, const word_t *b, const word_t *sum, word_t *out,
+                         int jb, int last)
 {
     const uint64_t *s = m->scaled_plus1;
-    const vec mask = _mm512_set1_epi64((1LL << LIMB_BITS) - 1), zero = _mm512_setzero_si512();
-    vec digit[JB_MAX], quotient[JB_MAX], column[2 * JB_MAX], fold[JB_MAX + 1] = {zero}, carry = zero;
+    const size_t limbs = m->limbs;
+    vec digit[JB], quotient[JB], column[2 * JB], fold[JB + 1], carry = _mm512_setzero_si512();
     UNROLL for (int i = 0; i < jb; i++)
         digit[i] = get(b, i);
     UNROLL for (int i = 0; i < 2 * jb; i++)
@@ -94,51 +111,110 @@ INLINE void pass(const struct vb_modulus *m, const word_t *a, const word_t *b, w
         products(column + k, get(a, k), digit, jb);
     quotients(s, column, quotient, jb);
     UNROLL for (int i = 0; i < jb; i++)
-    {
         column[i] = column[jb + i];
-        fold[i] = zero;
+    UNROLL for (int i = 0; i <= jb; i++)
+        fold[i] = _mm512_setzero_si512();
+    for (size_t k = jb; k < limbs; k++) {
+        column[jb] = get(sum, k + jb);
+        products(column, get(a, k), digit, jb);
+        products(fold, _mm512_set1_epi64((long long)s[k]), quotient, jb);
+        finish_column(out, k - jb, _mm512_add_epi64(column[0], fold[0]), &carry, last);
+        shift_down(column, jb);
+        shift_down(fold, jb);
     }
-    size_t limbs = m->limbs;
-    for (size_t k = jb; k < limbs + jb; k++) {
-        if (k < limbs) {
-            column[jb] = get(sum, k + jb);
-            fold[jb] = zero;
-            products(column, get(a, k), digit, jb);
-            products(fold, _mm512_set1_epi64((long long)s[k]), quotient, jb);
-        }
-        vec total = _mm512_add_epi64(column[0], fold[0]);
-        if (last) {
-            total = _mm512_add_epi64(total, carry);
-            put(out, k - jb, _mm512_and_si512(total, mask));
-            carry = _mm512_srli_epi64(total, LIMB_BITS);
-        } else {
-            put(sum, k - jb, total);
-        }
+    UNROLL for (int i = 0; i < jb; i++)
+        finish_column(out, limbs - jb + i, _mm512_add_epi64(column[i], fold[i]), &carry, last);
+}
+
+/* Column k of a square pass: `cross` holds products that count twice. */
+INLINE void square_column(const word_t *sum, word_t *out, size_t k, vec *cross, vec *fold, vec *carry, int jb, int last)
+{
+    vec once = _mm512_add_epi64(get(sum, k), fold[0]), twice = _mm512_add_epi64(cross[0], cross[0]);
+    finish_column(out, k - jb, _mm512_add_epi64(once, twice), carry, last);
+    shift_down(cross, jb);
+    shift_down(fold, jb);
+}
+
+/* Products of limb i of a block with the limbs of the same block that are not above it. */
+INLINE void diagonal(vec *cross, vec *fold, vec x, const vec *digit, int i)
+{
+    products(cross, x, digit, i);
+    fold[i] = low(fold[i], x, digit[i]);
+    fold[i + 1] = high(fold[i + 1], x, digit[i]);
+}
+
+/* One pass of a square: as product_pass with b = a + start, but a pair of limbs is multiplied only once, by the block of
+ * the lower limb. Products of block `start` begin at column `start` of the pass, so the columns that give the quotient
+ * digits are complete before any later block. */
+INLINE void square_pass(const struct vb_modulus *m, const word_t *a, size_t start, const word_t *sum, word_t *out, int jb,
+                        int last)
+{
+    const uint64_t *s = m->scaled_plus1;
+    const size_t limbs = m->limbs;
+    vec digit[JB], quotient[JB], column[2 * JB], cross[2 * JB], fold[JB + 1], carry = _mm512_setzero_si512();
+    UNROLL for (int i = 0; i < jb; i++)
+        digit[i] = get(a, start + i);
+    UNROLL for (int i = 0; i < 2 * jb; i++) {
+        column[i] = i < jb ? get(sum, i) : _mm512_setzero_si512();
+        cross[i] = _mm512_setzero_si512();
+    }
+    if (start == 0) {
         UNROLL for (int i = 0; i < jb; i++)
-        {
-            column[i] = column[i + 1];
-            fold[i] = fold[i + 1];
-        }
+            diagonal(cross + i, column + i, digit[i], digit, i);
+        UNROLL for (int i = 0; i < 2 * jb; i++)
+            column[i] = _mm512_add_epi64(column[i], _mm512_add_epi64(cross[i], cross[i]));
     }
+    quotients(s, column, quotient, jb);
+    UNROLL for (int i = 0; i <= jb; i++) {
+        fold[i] = i < jb ? column[jb + i] : _mm512_setzero_si512();
+        cross[i] = _mm512_setzero_si512();
+    }
+    size_t k = jb;
+    for (; k < start; k++) {
+        products(fold, _mm512_set1_epi64((long long)s[k]), quotient, jb);
+        square_column(sum, out, k, cross, fold, &carry, jb, last);
+    }
+    if (start)
+        UNROLL for (int i = 0; i < jb; i++, k++) {
+            products(fold, _mm512_set1_epi64((long long)s[k]), quotient, jb);
+            diagonal(cross, fold, digit[i], digit, i);
+            square_column(sum, out, k, cross, fold, &carry, jb, last);
+        }
+    for (; k < limbs; k++) {
+        products(fold, _mm512_set1_epi64((long long)s[k]), quotient, jb);
+        products(cross, get(a, k), digit, jb);
+        square_column(sum, out, k, cross, fold, &carry, jb, last);
+    }
+    UNROLL for (int i = 0; i < jb; i++)
+        square_column(sum, out, k + i, cross, fold, &carry, jb, last);
 }
 
 static void multiply(const struct vb_modulus *m, word_t *a, const word_t *b, word_t *sum)
 {
-    size_t limbs = m->limbs, rest = (limbs - 1) % 4 + 1, i = 0;
-    memset(sum, 0, (limbs + JB_MAX) * LANES * sizeof(word_t));
-    for (; i + rest < limbs; i += 4)
-        pass(m, a, b + i * LANES, sum, sum, 4, 0);
+    size_t limbs = m->limbs, rest = (limbs - 1) % JB + 1, i = 0;
+    memset(sum, 0, (limbs + JB) * LANES * sizeof(word_t));
+    for (; i + rest < limbs; i += JB)
+        product_pass(m, a, b + i * LANES, sum, sum, JB, 0);
     switch (rest) {
-    case 1: pass(m, a, b + i * LANES, sum, a, 1, 1); break;
-    case 2: pass(m, a, b + i * LANES, sum, a, 2, 1); break;
-    case 3: pass(m, a, b + i * LANES, sum, a, 3, 1); break;
-    default: pass(m, a, b + i * LANES, sum, a, 4, 1); break;
+    case 1: product_pass(m, a, b + i * LANES, sum, a, 1, 1); break;
+    case 2: product_pass(m, a, b + i * LANES, sum, a, 2, 1); break;
+    case 3: product_pass(m, a, b + i * LANES, sum, a, 3, 1); break;
+    default: product_pass(m, a, b + i * LANES, sum, a, 4, 1); break;
     }
 }
 
 static void square(const struct vb_modulus *m, word_t *a, word_t *sum)
 {
-    multiply(m, a, a, sum);
+    size_t limbs = m->limbs, rest = (limbs - 1) % JB + 1, i = 0;
+    memset(sum, 0, (limbs + JB) * LANES * sizeof(word_t));
+    for (; i + rest < limbs; i += JB)
+        square_pass(m, a, i, sum, sum, JB, 0);
+    switch (rest) {
+    case 1: square_pass(m, a, i, sum, a, 1, 1); break;
+    case 2: square_pass(m, a, i, sum, a, 2, 1); break;
+    case 3: square_pass(m, a, i, sum, a, 3, 1); break;
+    default: square_pass(m, a, i, sum, a, 4, 1); break;
+    }
 }
 
 /* Transpose eight rows, eight limbs at a time. */
@@ -150,14 +226,12 @@ static void load(const struct vb_modulus *m, word_t *group, const limb_t *const 
         vec r[8], s[8], t[8];
         UNROLL for (int i = 0; i < 8; i++)
             r[i] = _mm512_maskz_loadu_epi64(use, rows[i] + k);
-        UNROLL for (int i = 0; i < 8; i += 2)
-        {
+        UNROLL for (int i = 0; i < 8; i += 2) {
             s[i] = _mm512_unpacklo_epi64(r[i], r[i + 1]);
             s[i + 1] = _mm512_unpackhi_epi64(r[i], r[i + 1]);
         }
         UNROLL for (int h = 0; h < 8; h += 4)
-            UNROLL for (int i = 0; i < 2; i++)
-            {
+            UNROLL for (int i = 0; i < 2; i++) {
                 t[h + i] = _mm512_shuffle_i64x2(s[h + i], s[h + i + 2], 0x88);
                 t[h + i + 2] = _mm512_shuffle_i64x2(s[h + i], s[h + i + 2], 0xDD);
             }

@@ -24,7 +24,7 @@ static void detect(void)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512ifma"))
         best_first[n++] = &vb_ifma;
-    if (0 && __builtin_cpu_supports("avx2"))
+    if (__builtin_cpu_supports("avx2"))
         best_first[n++] = &vb_avx2;
 #endif
     best_first[n++] = &vb_portable;

@@ -1,0 +1,582 @@
+"""The native backend against Python's integers, on every instruction set of this machine."""
+
+from __future__ import annotations
+
+import os
+import random
+import tomllib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from he_processors.bignum import native, row_blocks
+from he_processors.bignum.native import NativeBatch, NativeResidues
+from he_processors.bignum.native_plan import best_window, cut_segments, sliding_window
+from he_processors.bignum.plain_integers import linear, linear_python
+from he_processors.bignum.rows import ints_from_rows, rows_from_ints
+from he_processors.errors import BackendUnavailable, ConfigurationError, ProtocolError
+
+VARIANTS = native.instruction_sets()
+SUPPORTED_BITS = (512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+TOY_BITS = 521
+
+pytestmark = pytest.mark.skipif(not VARIANTS, reason="the native extension was not built")
+each_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def edge_moduli(bits: int) -> list[int]:
+    rng = random.Random(bits)
+    return [
+        (1 << bits) - 1,
+        (1 << bits) - 59,  # small difference to a power of two
+        (1 << (bits - 1)) + 1,
+        rng.getrandbits(bits) | 1 << (bits - 1) | 1,
+        (rng.getrandbits(bits) | 1 << (bits - 1)) & ~((1 << 64) - 1) | 1,  # n = 1 modulo a limb: S is as long as can be
+        rng.getrandbits(bits) | 1 << (bits - 1) | ((1 << 64) - 1),  # n = -1 modulo a limb: S is n
+    ]
+
+
+def edge_values(modulus: int) -> list[int]:
+    """0, 1, n - 1, and values whose residue form is extreme: near the powers of two that R and the limbs make."""
+    near = [(1 << shift) % modulus for shift in (28, 52, 64, modulus.bit_length() - 1, modulus.bit_length() + 60)]
+    inverses = [pow(1 << shift, -1, modulus) for shift in (28 * 37, 52 * 20, 64 * 17, modulus.bit_length())]
+    return [0, 1, 2, modulus - 1, modulus - 2, modulus >> 1, *near, *inverses]
+
+
+def toy(variant: str, threads: int = 1, bits: int = TOY_BITS) -> NativeBatch:
+    return native.load(variant, threads)(random.Random(7).getrandbits(bits) | 1 << (bits - 1) | 1)
+
+
+def draw(arithmetic: NativeBatch, n: int, seed: int = 0) -> tuple[list[int], NativeResidues]:
+    rng = random.Random(seed)
+    values = [rng.randrange(arithmetic.modulus) for _ in range(n)]
+    return values, arithmetic.from_wire(rows_from_ints(values, arithmetic.width))
+
+
+def ints(arithmetic: NativeBatch, residues: NativeResidues) -> list[int]:
+    return ints_from_rows(arithmetic.to_wire(residues))
+
+
+def product(values: list[int], modulus: int) -> int:
+    result = 1 % modulus
+    for value in values:
+        result = result * value % modulus
+    return result
+
+
+# Products ----------------------------------------------------------------------------------------------------------
+
+
+@each_variant
+@pytest.mark.parametrize("bits", SUPPORTED_BITS)
+def test_edge_operands_at_every_supported_length(variant: str, bits: int) -> None:
+    for modulus in edge_moduli(bits):
+        arithmetic = native.load(variant, 1)(modulus)
+        values = edge_values(modulus)
+        left = [a for a in values for _ in values]
+        right = values * len(values)
+        a = arithmetic.from_wire(rows_from_ints(left, arithmetic.width))
+        b = arithmetic.from_wire(rows_from_ints(right, arithmetic.width))
+        assert ints(arithmetic, a) == left
+        assert ints(arithmetic, arithmetic.mul(a, b)) == [x * y % modulus for x, y in zip(left, right, strict=True)]
+        assert ints(arithmetic, arithmetic.add(a, b)) == [(x + y) % modulus for x, y in zip(left, right, strict=True)]
+        assert ints(arithmetic, arithmetic.pow_const(a, 4)) == [pow(x, 4, modulus) for x in left]
+
+
+@each_variant
+@pytest.mark.parametrize("bits", SUPPORTED_BITS)
+def test_long_chains_with_aliasing(variant: str, bits: int) -> None:
+    """Almost-reduced results feed the next product; one step alone would not show a missing carry or an alias fault."""
+    for modulus in edge_moduli(bits):
+        arithmetic = native.load(variant, 1)(modulus)
+        expected = edge_values(modulus)
+        factors, x = expected, arithmetic.from_wire(rows_from_ints(expected, arithmetic.width))
+        c = x
+        for step in range(6):
+            x = arithmetic.mul(x, x)
+            x = arithmetic.mul(x, c) if step % 2 else arithmetic.mul(c, x)
+            x = arithmetic.add(x, x)
+            expected = [2 * v * v * f % modulus for v, f in zip(expected, factors, strict=True)]
+        assert ints(arithmetic, x) == expected
+        squared = arithmetic.pow_const(x, 1 << 40)
+        assert ints(arithmetic, squared) == [pow(v, 1 << 40, modulus) for v in expected]
+
+
+@each_variant
+def test_random_odd_sizes(variant: str) -> None:
+    rng = random.Random(3)
+    for bits in [2, 3, 5, 27, 28, 29, 52, 53, 63, 64, 65, 127, 400, *(rng.randrange(500, 3000) for _ in range(40))]:
+        modulus = max(3, rng.getrandbits(bits) | 1 << (bits - 1) | 1)
+        arithmetic = native.load(variant, 1)(modulus)
+        values, x = draw(arithmetic, 9, bits)
+        y = arithmetic.mul(arithmetic.mul(x, x), x)
+        assert ints(arithmetic, y) == [pow(v, 3, modulus) for v in values]
+        assert ints(arithmetic, arithmetic.pow_const(y, 12345)) == [pow(v, 3 * 12345, modulus) for v in values]
+
+
+@each_variant
+@pytest.mark.parametrize("n", range(18))
+def test_every_number_of_rows_around_the_lanes(variant: str, n: int) -> None:
+    arithmetic = toy(variant, threads=2)
+    modulus = arithmetic.modulus
+    values, x = draw(arithmetic, n)
+    assert ints(arithmetic, x) == values
+    assert ints(arithmetic, arithmetic.mul(x, x)) == [v * v % modulus for v in values]
+    assert ints(arithmetic, arithmetic.pow_const(x, 65537)) == [pow(v, 65537, modulus) for v in values]
+    exponents = np.random.default_rng(n).integers(0, 256, (n, 9), dtype=np.uint8)
+    powers = arithmetic.fixed_base(5, 72).pow(exponents)
+    assert ints(arithmetic, powers) == [pow(5, e, modulus) for e in ints_from_rows(exponents)]
+    packed = arithmetic.horner(x, 3, 7)
+    groups = [values[i : i + 3] for i in range(0, n, 3)]
+    assert ints(arithmetic, packed) == [
+        product([pow(v, 1 << 7 * j, modulus) for j, v in enumerate(group)], modulus) for group in groups
+    ]
+    segments = arithmetic.segprod(x, np.arange(n, dtype=np.int32), np.array([0, n // 2, n], dtype=np.int64))
+    assert ints(arithmetic, segments) == [product(values[: n // 2], modulus), product(values[n // 2 :], modulus)]
+
+
+# Segments ----------------------------------------------------------------------------------------------------------
+
+
+def check_segments(arithmetic: NativeBatch, n_rows: int, lengths: list[int], skip: int = 0) -> None:
+    values, x = draw(arithmetic, n_rows)
+    rng = np.random.default_rng(len(lengths))
+    order = rng.integers(0, n_rows, skip + sum(lengths) + skip).astype(np.int32)
+    starts = (skip + np.concatenate([[0], np.cumsum(lengths)])).astype(np.int64)
+    expected = [product([values[i] for i in order[a:b]], arithmetic.modulus) for a, b in pairwise(starts)]
+    assert ints(arithmetic, arithmetic.segprod(x, order, starts)) == expected
+
+
+@each_variant
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [],
+        [0],
+        [1],
+        [0, 0, 5, 0],
+        [1] * 50,
+        [2] * 17,
+        list(range(40)),
+        [3000],
+        [0, 12_000, 0, 1, 2, 0],
+        [1, 5000, 3, 700, 0, 513, 512, 511, 2],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_segments(variant: str, lengths: list[int], threads: int) -> None:
+    check_segments(toy(variant, threads), 61, lengths, skip=4)
+
+
+@each_variant
+def test_segments_merged_more_than_once(variant: str) -> None:
+    check_segments(toy(variant, 1, bits=512), 100, [20_000, 3])
+
+
+@each_variant
+def test_segments_at_paillier_lengths(variant: str) -> None:
+    for bits in (4096, 6144):
+        check_segments(toy(variant, 2, bits), 20, [0, 90, 1, 7, 7, 2])
+
+
+@each_variant
+def test_segment_arguments_are_checked(variant: str) -> None:
+    arithmetic = toy(variant)
+    _, x = draw(arithmetic, 5)
+    order = np.array([0, 1, 2], dtype=np.int32)
+    with pytest.raises(IndexError):
+        arithmetic.segprod(x, np.array([0, 5], dtype=np.int32), np.array([0, 2]))
+    with pytest.raises(IndexError):
+        arithmetic.segprod(x, np.array([0, -1], dtype=np.int32), np.array([0, 2]))
+    for starts in ([0, 4], [2, 1], [-1, 2]):
+        with pytest.raises(ValueError, match="starts"):
+            arithmetic.segprod(x, order, np.array(starts, dtype=np.int64))
+
+
+# Powers ------------------------------------------------------------------------------------------------------------
+
+
+@each_variant
+def test_constant_powers(variant: str) -> None:
+    arithmetic = toy(variant)
+    values, x = draw(arithmetic, 3)
+    rng = random.Random(11)
+    exponents = [*range(70), 1 << 64, (1 << 200) - 1, *(rng.getrandbits(bits) for bits in (90, 521, 1030))]
+    for exponent in exponents:
+        assert ints(arithmetic, arithmetic.pow_const(x, exponent)) == [
+            pow(v, exponent, arithmetic.modulus) for v in values
+        ]
+    with pytest.raises(ValueError, match="negative"):
+        arithmetic.pow_const(x, -1)
+
+
+@each_variant
+@pytest.mark.parametrize("exponent_bits", [1, 7, 8, 11, 64, 100, 257])
+@pytest.mark.parametrize("n", [1, 40, 1300])
+def test_fixed_base_powers(variant: str, exponent_bits: int, n: int) -> None:
+    arithmetic = toy(variant, threads=2)
+    rng = random.Random(exponent_bits)
+    exponents = [0, (1 << exponent_bits) - 1, *(rng.getrandbits(exponent_bits) for _ in range(n))]
+    base = arithmetic.modulus - 3
+    rows = rows_from_ints(exponents, (exponent_bits + 7) // 8)
+    expected = [pow(base, e, arithmetic.modulus) for e in exponents]
+    table = arithmetic.fixed_base(base, exponent_bits)
+    for _ in range(2):
+        assert ints(arithmetic, table.pow(rows)) == expected
+
+
+@each_variant
+def test_a_fixed_base_table_grows_with_use(variant: str) -> None:
+    arithmetic = toy(variant)
+    table = arithmetic.fixed_base(7, 48)
+    rng = np.random.default_rng(1)
+    for n in (1, 30, 3000, 2):
+        exponents = rng.integers(0, 256, (n, 6), dtype=np.uint8)
+        sample = slice(None, None, max(1, n // 20))
+        got = ints_from_rows(arithmetic.to_wire(table.pow(exponents))[sample])
+        assert got == [pow(7, e, arithmetic.modulus) for e in ints_from_rows(exponents[sample])]
+
+
+@each_variant
+def test_oversized_exponents_are_refused(variant: str) -> None:
+    table = toy(variant).fixed_base(3, 12)
+    with pytest.raises(ValueError, match="12 bits"):
+        table.pow(rows_from_ints([1 << 12], 2))
+    with pytest.raises(ValueError, match="exponents must be"):
+        table.pow(rows_from_ints([1], 3))
+
+
+@each_variant
+@pytest.mark.parametrize("bits", [2048, 4096, 6144])
+def test_the_paillier_pipeline_at_full_length(variant: str, bits: int) -> None:
+    """Fixed bases, products, packing and a long constant power in one chain: every result is almost reduced."""
+    arithmetic = toy(variant, 2, bits)
+    modulus, rng = arithmetic.modulus, random.Random(bits)
+    exponents = [rng.getrandbits(96) for _ in range(11)]
+    x = arithmetic.fixed_base(3, 96).pow(rows_from_ints(exponents, 12))
+    x = arithmetic.mul(x, x)
+    x = arithmetic.horner(x, 4, 31)
+    x = arithmetic.pow_const(x, (1 << 130) + 12345)
+    sums = [sum(2 * e << 31 * j for j, e in enumerate(exponents[i : i + 4])) for i in range(0, 11, 4)]
+    assert ints(arithmetic, x) == [pow(3, s * ((1 << 130) + 12345), modulus) for s in sums]
+
+
+@each_variant
+@pytest.mark.parametrize(("group", "shift_bits"), [(1, 5), (2, 1), (4, 33), (30, 9)])
+def test_horner(variant: str, group: int, shift_bits: int) -> None:
+    arithmetic = toy(variant, threads=2)
+    values, x = draw(arithmetic, 29)
+    expected = [
+        product([pow(v, 1 << shift_bits * j, arithmetic.modulus) for j, v in enumerate(values[i : i + group])],
+                arithmetic.modulus)
+        for i in range(0, 29, group)
+    ]  # fmt: skip
+    assert ints(arithmetic, arithmetic.horner(x, group, shift_bits)) == expected
+    with pytest.raises(ValueError, match="at least 1"):
+        arithmetic.horner(x, 0, 1)
+
+
+# In and out --------------------------------------------------------------------------------------------------------
+
+
+@each_variant
+def test_residues_out_of_range_are_refused(variant: str) -> None:
+    for modulus in edge_moduli(1024):
+        arithmetic = native.load(variant, 1)(modulus)
+        top = (1 << 8 * arithmetic.width) - 1
+        for bad in {modulus, min(modulus + 1, top), top}:
+            with pytest.raises(ProtocolError):
+                arithmetic.from_wire(rows_from_ints([0, 1, bad], arithmetic.width))
+    with pytest.raises(ValueError, match="rows must be"):
+        arithmetic.from_wire(rows_from_ints([1], arithmetic.width + 1))
+
+
+@each_variant
+@pytest.mark.parametrize("bits", [512, 2048, 3072])
+def test_wide_integers_are_reduced(variant: str, bits: int) -> None:
+    for modulus in edge_moduli(bits):
+        arithmetic = native.load(variant, 1)(modulus)
+        for width in (1, arithmetic.width, arithmetic.width + 1, 2 * arithmetic.width, 5 * arithmetic.width + 3):
+            top = (1 << 8 * width) - 1
+            values = [0, 1, top, top >> 1, top ^ (1 << 8 * width // 2), *(v & top for v in edge_values(modulus))]
+            assert ints(arithmetic, arithmetic.from_wide(rows_from_ints(values, width))) == [
+                v % modulus for v in values
+            ]
+
+
+@each_variant
+def test_take_concat_scale_add(variant: str) -> None:
+    arithmetic = toy(variant, threads=2)
+    modulus = arithmetic.modulus
+    values, x = draw(arithmetic, 21)
+    index = np.array([20, 0, 0, 7], dtype=np.int64)
+    taken = arithmetic.take(x, index)
+    assert ints(arithmetic, taken) == [values[i] for i in index]
+    one_row = arithmetic.take(x, np.array([3]))
+    joined = arithmetic.concat([taken, x, arithmetic.take(x, index[:0])])
+    assert ints(arithmetic, joined) == [values[i] for i in index] + values
+    assert len(arithmetic.concat([])) == 0
+    assert ints(arithmetic, arithmetic.scale(x, one_row)) == [v * values[3] % modulus for v in values]
+    assert ints(arithmetic, arithmetic.add(x, one_row)) == [(v + values[3]) % modulus for v in values]
+    with pytest.raises(IndexError):
+        arithmetic.take(x, np.array([21]))
+    for operation in (arithmetic.mul, arithmetic.add, arithmetic.scale):
+        with pytest.raises(ValueError, match="length|single"):
+            operation(x, taken)
+
+
+@each_variant
+def test_results_do_not_share_memory_with_inputs(variant: str) -> None:
+    arithmetic = toy(variant)
+    values, x = draw(arithmetic, 12)
+    everything = np.arange(12, dtype=np.int32)
+    for y in (arithmetic.take(x, everything), arithmetic.concat([x]), arithmetic.pow_const(x, 1),
+              arithmetic.segprod(x, everything, np.arange(13)), arithmetic.horner(x, 1, 1)):  # fmt: skip
+        y.limbs[:] = 0
+    assert ints(arithmetic, x) == values
+
+
+@each_variant
+def test_foreign_residues_are_refused(variant: str) -> None:
+    arithmetic = toy(variant)
+    _, x = draw(native.load(variant, 1)(arithmetic.modulus + 2), 3)
+    for call in (arithmetic.to_wire, lambda r: arithmetic.mul(r, r), lambda r: arithmetic.pow_const(r, 3)):
+        with pytest.raises(ValueError, match="another modulus"):
+            call(x)
+
+
+@each_variant
+@pytest.mark.parametrize("modulus", [-3, 0, 1, 2, 1 << 512])
+def test_moduli_that_are_refused(variant: str, modulus: int) -> None:
+    with pytest.raises(ValueError, match="odd"):
+        native.load(variant, 1)(modulus)
+
+
+# Threads -----------------------------------------------------------------------------------------------------------
+
+
+@each_variant
+def test_the_number_of_threads_does_not_change_results(variant: str) -> None:
+    results = []
+    for threads in (1, 2, 5):
+        arithmetic = toy(variant, threads)
+        values, x = draw(arithmetic, 83)
+        order = np.random.default_rng(0).integers(0, 83, 900).astype(np.int32)
+        packed = arithmetic.horner(arithmetic.mul(x, x), 2, 3)
+        segments = arithmetic.segprod(x, order, np.array([0, 5, 600, 900]))
+        results.append(ints(arithmetic, arithmetic.concat([packed, segments])))
+    assert results[0] == results[1] == results[2]
+
+
+@each_variant
+def test_several_callers_at_once(variant: str) -> None:
+    arithmetic = toy(variant, threads=2)
+    table = arithmetic.fixed_base(3, 64)
+    exponents = np.random.default_rng(0).integers(0, 256, (200, 8), dtype=np.uint8)
+    expected = [pow(3, e, arithmetic.modulus) for e in ints_from_rows(exponents)]
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(lambda: ints(arithmetic, table.pow(exponents))) for _ in range(8)]
+        assert all(future.result() == expected for future in futures)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_computes_with_threads_of_its_own() -> None:
+    arithmetic = toy(VARIANTS[0], threads=2)
+    values, x = draw(arithmetic, 64)
+    expected = [v * v % arithmetic.modulus for v in values]
+    assert ints(arithmetic, arithmetic.mul(x, x)) == expected
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if ints(arithmetic, arithmetic.mul(x, x)) == expected else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_the_number_of_threads_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(row_blocks.ENVIRONMENT_VARIABLE, "3")
+    assert row_blocks.default_threads() == 3
+    for text in ("0", "-1", "two", ""):
+        monkeypatch.setenv(row_blocks.ENVIRONMENT_VARIABLE, text)
+        with pytest.raises(ConfigurationError):
+            row_blocks.default_threads()
+    monkeypatch.delenv(row_blocks.ENVIRONMENT_VARIABLE)
+    assert row_blocks.default_threads() >= 1
+
+
+@given(n_rows=st.integers(0, 200), threads=st.integers(1, 9), multiple=st.integers(1, 8))
+def test_row_blocks_cover_the_rows_once(n_rows: int, threads: int, multiple: int) -> None:
+    blocks = row_blocks.row_blocks(n_rows, threads, multiple)
+    assert [i for block in blocks for i in range(block.start, block.stop)] == list(range(n_rows))
+    assert len(blocks) <= threads
+    assert all(block.start % multiple == 0 for block in blocks)
+
+
+def test_an_error_in_one_block_is_raised() -> None:
+    def fail(block: int) -> None:
+        if block == 2:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        row_blocks.run_blocks(fail, [0, 1, 2, 3], 2)
+
+
+# Plans -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 1 << 300))
+def test_a_sliding_window_plan_is_the_exponent(exponent: int) -> None:
+    steps, n_odd = sliding_window(exponent)
+    total = 0
+    for squarings, entry in steps.tolist():
+        assert -1 <= entry < n_odd
+        total = (total << squarings) + (2 * entry + 1 if entry >= 0 else 0)
+    assert total == exponent
+
+
+@given(st.lists(st.integers(0, 2000), max_size=20), st.integers(1, 600), st.integers(0, 5))
+def test_cut_segments_keeps_every_row_once(lengths: list[int], chunk: int, first: int) -> None:
+    starts = (first + np.concatenate([[0], np.cumsum(lengths)])).astype(np.int64)
+    tasks, task_starts = cut_segments(starts, chunk)
+    assert tasks[:, 1].max(initial=0) <= chunk
+    assert len(task_starts) == len(starts)
+    for segment, (begin, end) in enumerate(pairwise(starts.tolist())):
+        mine = tasks[task_starts[segment] : task_starts[segment + 1]]
+        assert len(mine) >= 1
+        assert [i for start, length in mine.tolist() for i in range(start, start + length)] == list(range(begin, end))
+
+
+def test_wider_windows_pay_for_larger_batches() -> None:
+    windows = [best_window(1024, n) for n in (1, 10, 100, 1000, 10_000, 1_000_000)]
+    assert windows == sorted(windows)
+    assert windows[0] <= 2
+    assert windows[-1] >= 9
+
+
+# Plain integers ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_linear_is_its_python_twin(data: st.DataObject) -> None:
+    edge = st.sampled_from([64, 128, 192]).flatmap(lambda k: st.sampled_from([(1 << k) - 1, 1 << k, (1 << k) + 1]))
+    number = st.one_of(st.integers(0, 1 << 700), edge)
+    modulus = data.draw(number.filter(lambda m: m > 0))
+    n = data.draw(st.integers(0, 3))
+    terms = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        width = data.draw(st.integers(1, 60))
+        content = data.draw(st.one_of(st.binary(min_size=n * width, max_size=n * width), st.just(b"\xff" * (n * width))))
+        terms.append((np.frombuffer(content, dtype=np.uint8).reshape(n, width), data.draw(number)))
+    constant = data.draw(number)
+    assert np.array_equal(linear(terms, constant, modulus, 1), linear_python(terms, constant, modulus))
+
+
+def test_linear_divides_with_every_correction() -> None:
+    """Dividends and divisors made of extreme words reach the rare corrections of the quotient digit."""
+    rng = random.Random(5)
+    words = [0, 1, 2, (1 << 63) - 1, 1 << 63, (1 << 63) + 1, (1 << 64) - 2, (1 << 64) - 1]
+    for _ in range(3000):
+        modulus = sum(rng.choice(words) << 64 * i for i in range(rng.randrange(1, 4))) or 1
+        value = sum(rng.choice(words) << 64 * i for i in range(6))
+        rows = rows_from_ints([value], 48)
+        assert ints_from_rows(linear([(rows, 1)], 0, modulus, 1)) == [value % modulus]
+
+
+def test_linear_does_what_the_paillier_layer_needs() -> None:
+    p, q = (1 << 521) - 1, (1 << 607) - 1
+    rng = random.Random(9)
+    values = [rng.randrange(p * p * q * q) for _ in range(20)]
+    x_p = rows_from_ints([v % p**2 for v in values], 131)
+    x_q = rows_from_ints([v % q**2 for v in values], 152)
+    terms = [(x_p, q**2 * pow(q**2, -1, p**2)), (x_q, p**2 * pow(p**2, -1, q**2))]
+    assert ints_from_rows(linear(terms, 0, (p * q) ** 2, 2)) == values
+    multiples = rows_from_ints([v % p * p for v in values], 131)
+    quotients = linear([(multiples, pow(p, -1, 1 << 528))], 0, 1 << 528, 2)
+    assert ints_from_rows(quotients) == [v % p for v in values]
+
+
+def test_linear_arguments_are_checked() -> None:
+    rows = rows_from_ints([1, 2], 3)
+    for arguments in (
+        ([], 0, 5),
+        ([(rows, 1)] * 9, 0, 5),
+        ([(rows, -1)], 0, 5),
+        ([(rows, 1)], -1, 5),
+        ([(rows, 1)], 0, 0),
+        ([(rows, 1), (rows[:1], 1)], 0, 5),
+        ([(rows.astype(np.int64), 1)], 0, 5),
+    ):
+        for function in (linear, linear_python):
+            with pytest.raises(ValueError, match="terms|negative|rows"):
+                function(*arguments)
+
+
+# The extension -----------------------------------------------------------------------------------------------------
+
+
+@each_variant
+def test_the_c_functions_check_their_buffers(variant: str) -> None:
+    """A wrong size or index raises instead of touching memory beyond a buffer."""
+    arithmetic = toy(variant)
+    _, x = draw(arithmetic, 16)
+    handle, rows, bignum = arithmetic._handle, x.limbs, native._bignum
+    order, bad_order = np.arange(16, dtype=np.int32), np.full(16, 16, dtype=np.int32)
+    task = np.array([[0, 16]], dtype=np.int64)
+    steps = np.array([[0, 0]], dtype=np.int32)
+    exponents, numbers = np.zeros((16, 2), dtype=np.uint8), np.zeros((16, arithmetic.width), dtype=np.uint8)
+    calls: list[Callable[[], object]] = [
+        lambda: bignum.mul(handle, rows, rows[:3], rows.copy()),
+        lambda: bignum.mul(handle, rows, rows, rows[:3].copy()),
+        lambda: bignum.add(handle, rows, rows.view(np.uint8).ravel()[:5].copy(), rows.copy()),
+        lambda: bignum.products(handle, rows, bad_order, task, rows[:1].copy()),
+        lambda: bignum.products(handle, rows, order, task + 1, rows[:1].copy()),
+        lambda: bignum.products(handle, rows, order, -task, rows[:1].copy()),
+        lambda: bignum.products(handle, rows, order, task, rows[:2].copy()),
+        lambda: bignum.ladder(handle, rows, 3, rows.copy()),
+        lambda: bignum.ladder(handle, rows[:1], 40, rows.copy()),
+        lambda: bignum.table(handle, rows[:2], 2, rows[:7].copy()),
+        lambda: bignum.table(handle, rows[:2], 63, rows.copy()),
+        lambda: bignum.powers(handle, rows, 5, exponents, 2, rows.copy()),
+        lambda: bignum.powers(handle, rows, 2, exponents, 3, rows.copy()),
+        lambda: bignum.pow_const(handle, rows, steps + 1, 1, rows.copy()),
+        lambda: bignum.pow_const(handle, rows, steps, 0, rows.copy()),
+        lambda: bignum.horner(handle, rows, 0, 1, rows.copy()),
+        lambda: bignum.horner(handle, rows, 3, 1, rows[:5].copy()),
+        lambda: bignum.enter(handle, numbers, arithmetic.width - 1, rows.copy()),
+        lambda: bignum.leave(handle, rows, numbers[:3].copy()),
+        lambda: bignum.first_not_below(numbers, arithmetic.width, b"\x01"),
+        lambda: bignum.linear(((numbers, 7, b"\x01"),), b"", b"\x05", bytearray(16)),
+        lambda: bignum.linear((), b"", b"\x05\x00", bytearray(16)),
+        lambda: bignum.modulus("none", 10, b"\x05", b"\x06", b"\x01", b"\x01"),
+        lambda: bignum.mul(object(), rows, rows, rows.copy()),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError):  # noqa: PT011 - any message: which check fires is not the point
+            call()
+
+
+def test_a_missing_extension_or_instruction_set_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BackendUnavailable):
+        native.load("neon")
+    monkeypatch.setattr(native, "_bignum", None)
+    assert native.instruction_sets() == ()
+    with pytest.raises(BackendUnavailable):
+        native.load("portable")
+
+
+def test_every_source_file_is_built_and_shipped() -> None:
+    root = Path(native.__file__).parents[2]
+    if not (root / "pyproject.toml").exists():
+        pytest.skip("not a source checkout")
+    (extension,) = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
+    folder = root / "he_processors" / "_native"
+    assert {root / name for name in extension["sources"]} == set(folder.glob("*.c"))
+    assert {root / name for name in extension["depends"]} == set(folder.glob("*.h"))
+    assert extension["optional"] is True
