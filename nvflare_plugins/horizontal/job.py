@@ -27,15 +27,17 @@ class HorizontalJob:
         weight: column of sample weights.
         features: columns to train on, in this order; None means all columns of the file but label and weight.
         categories: public category list of each categorical column.
+        unknown_category_is_missing: treat other categories as missing instead of refusing the data.
         label_classes: public list of label values; None means that labels are numbers (classes 0 .. k-1).
         cuts: how the histogram's cut points are agreed: `quantile`, `exact`, `uniform` or `logarithmic`.
         cut_bounds: public (low, high) of each feature, for `uniform` and `logarithmic`.
         min_rows_per_cut: `quantile` stops where fewer pooled rows would be singled out.
         early_stopping_rounds: stop after so many rounds without improvement of the last metric on the last set.
         checkpoint_every: rounds between checkpoints at the site; 0 keeps none.
-        continue_from: id of an earlier job whose model (at each site) this training continues.
-        resume: continue the earlier job's last checkpoint up to num_rounds in total, instead of adding num_rounds.
-        finest_exponent: coarsest common grid 2^finest_exponent for all sums, to compare profiles bit for bit.
+        initial_model: name of a model file in every site's input folder that training continues by num_rounds.
+        resume_from: id of an interrupted job; its last common checkpoint is continued up to num_rounds in total.
+        tracking: stream the pooled metrics of each round to the server.
+        finest_exponent: no grid of sums is finer than 2^finest_exponent; set it to compare profiles bit for bit.
         deadline_s: longest time that an exchange may wait for the slowest site; 0 derives it from the data's size.
     """
 
@@ -49,14 +51,16 @@ class HorizontalJob:
     weight: str | None = None
     features: list[str] | None = None
     categories: dict[str, list] = field(default_factory=dict)
+    unknown_category_is_missing: bool = False
     label_classes: list | None = None
     cuts: str = CutMode.QUANTILE.value
     cut_bounds: dict[str, list[float]] = field(default_factory=dict)
     min_rows_per_cut: int = 10
     early_stopping_rounds: int | None = None
     checkpoint_every: int = 10
-    continue_from: str | None = None
-    resume: bool = False
+    initial_model: str | None = None
+    resume_from: str | None = None
+    tracking: bool = True
     finest_exponent: int | None = None
     deadline_s: float = 0.0
 
@@ -75,8 +79,8 @@ class HorizontalJob:
             _at_least("early_stopping_rounds", self.early_stopping_rounds, 1)
             if self.eval_data_set is None:
                 raise ConfigurationError("early_stopping_rounds needs an eval_data_set to watch")
-        if self.resume and self.continue_from is None:
-            raise ConfigurationError("resume needs continue_from, the id of the job to resume")
+        if self.initial_model is not None and self.resume_from is not None:
+            raise ConfigurationError("give either initial_model or resume_from, not both")
         if self.cuts in (CutMode.UNIFORM.value, CutMode.LOGARITHMIC.value) and not self.cut_bounds:
             raise ConfigurationError(f"cuts={self.cuts} needs cut_bounds, the public bounds of every feature")
 

@@ -1,0 +1,62 @@
+"""The folder in which a site keeps one run: model, checkpoints, cuts, evidence, report."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.files import write_atomically
+from nvflare_plugins.horizontal.cuts import Cuts
+
+MODEL = "model.json"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)\.json")
+_KEPT_CHECKPOINTS = 2  # sites may be one checkpoint apart when a job is lost
+_JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+class RunFolder:
+    """One run at one site. All files appear whole or not at all."""
+
+    def __init__(self, runs: Path, job_id: str):
+        if not _JOB_ID.fullmatch(job_id) or job_id in (".", ".."):
+            raise ConfigurationError("a job id holds only letters, digits, '.', '_' and '-'")
+        self.path = runs / job_id
+        self.evidence = self.path / "evidence"
+
+    def create(self) -> RunFolder:
+        """Make the folders."""
+        self.evidence.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def write_model(self, model: bytes) -> Path:
+        """Keep the final model and drop the checkpoints."""
+        path = write_atomically(self.path / MODEL, model)
+        for checkpoint in self.checkpoints().values():
+            checkpoint.unlink(missing_ok=True)
+        return path
+
+    def write_checkpoint(self, n_rounds: int, model: bytes) -> None:
+        """Keep the model after ``n_rounds`` rounds; older checkpoints go, but for the last one."""
+        write_atomically(self.path / f"checkpoint-{n_rounds}.json", model)
+        kept = sorted(self.checkpoints())[-_KEPT_CHECKPOINTS:]
+        for number, path in self.checkpoints().items():
+            if number not in kept:
+                path.unlink(missing_ok=True)
+
+    def checkpoints(self) -> dict[int, Path]:
+        """Return the checkpoints by number of finished rounds."""
+        if not self.path.is_dir():
+            return {}
+        matches = ((_CHECKPOINT.fullmatch(p.name), p) for p in self.path.iterdir())
+        return {int(match[1]): path for match, path in matches if match}
+
+    def write_cuts(self, cuts: Cuts) -> None:
+        """Keep the agreed cuts, which a resumed run must use again."""
+        write_atomically(self.path / "cuts.json", json.dumps(cuts.to_lists()).encode())
+
+    def read_cuts(self) -> Cuts | None:
+        """Return the kept cuts, or None."""
+        path = self.path / "cuts.json"
+        return Cuts.from_lists(json.loads(path.read_bytes())) if path.is_file() else None

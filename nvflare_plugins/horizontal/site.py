@@ -1,0 +1,393 @@
+"""One site's part in a horizontal job, from its policy to its model.
+
+Nothing that depends on rows leaves the site before the policy has allowed the job, all sites are authenticated and
+their terms are equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xgboost as xgb
+
+from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
+from nvflare_plugins.certificates import Identity
+from nvflare_plugins.data import Table, load_table
+from nvflare_plugins.horizontal.agreement import Terms, agree, versions
+from nvflare_plugins.horizontal.cuts import CutMode, Cuts, reference_table, search_quantiles, spaced_cuts
+from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.parameters import TrainingParameters, check_parameters
+from nvflare_plugins.horizontal.run_folder import RunFolder
+from nvflare_plugins.horizontal.training import (
+    LoopSettings, RoundRecord, TrainingHandler, TrainingResult, train, training_shape, value_bounds,
+)  # fmt: skip
+from nvflare_plugins.run_record import RoundRow, RunRecord, TrafficRow
+from nvflare_plugins.schema import Schema
+from nvflare_plugins.session import Session, open_session
+from nvflare_plugins.site_policy import JobTerms, SitePolicy
+from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
+from nvflare_plugins.wire.envelope import Codec
+from nvflare_plugins.wire.evidence import EvidenceLog
+from nvflare_plugins.wire.evidence_format import SERVER, export_name
+from nvflare_plugins.wire.mediator import Mediator
+from nvflare_plugins.wire.profiles import BfvSums, CkksSums, MaskedSums, PlainSums, Profile, SumProcessor
+from nvflare_plugins.wire.sums import ProtectedSums
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and with whom a site takes part.
+
+    Attributes:
+        runs: folder in which the site keeps its runs.
+        attempt: 16 random bytes that the server drew for this attempt.
+    """
+
+    site: str
+    sites: tuple[str, ...]
+    job_id: str
+    attempt: bytes
+    runs: Path
+    policy: SitePolicy
+    identity: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class SiteResult:
+    """What a site reports at the end. Holds no data: names, sizes, hashes, pooled metrics."""
+
+    site: str
+    model_path: str
+    model_hmac: str
+    evidence_path: str
+    n_rounds: int
+    best_round: int | None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+Progress = Callable[[RoundRecord, int], None]
+"""Gets each finished round and the number of rounds in all."""
+
+
+def run_site(
+    job: HorizontalJob,
+    place: Place,
+    transport: Transport,
+    timeout_s: float,
+    on_progress: Progress | None = None,
+    on_mediator: Callable[[Mediator], None] | None = None,
+) -> SiteResult:
+    """Take part in one attempt of a job.
+
+    Args:
+        timeout_s: longest wait for one exchange; the server's own deadline should come first.
+        on_mediator: gets the mediator once training starts, for aborts from another thread.
+
+    Raises:
+        VeilBoostError: what ended the attempt at this site. Model and checkpoints of a failed attempt stay as they
+            were; the evidence says that it was aborted and why.
+    """
+    prepared = _prepare(job, place)
+    folder = RunFolder(place.runs, place.job_id).create()
+    channel = Channel(place.site, place.sites, place.job_id, place.attempt, transport, timeout_s)
+    path = folder.evidence / export_name(place.site)
+    evidence = EvidenceLog(path, place.site, place.job_id, channel.attempt, job.profile)
+    channel.recorder = evidence
+    try:
+        session = open_session(channel, place.identity, place.policy, prepared.binding(job, place))
+        try:
+            attempt = _Attempt(job, place, prepared, folder, channel, evidence, session, on_progress, on_mediator)
+            return attempt.run()
+        finally:
+            session.close()
+    except VeilBoostError as error:
+        evidence.end("aborted", str(error))
+        raise
+    finally:
+        evidence.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What a site knows before it talks to anyone."""
+
+    table: Table
+    eval_table: Table | None
+    parameters: TrainingParameters
+    initial_model: bytes | None
+    resumed: RunFolder | None
+
+    def binding(self, job: HorizontalJob, place: Place) -> bytes:
+        """Return the hash of what the handshake's transcript must cover."""
+        document = {"job": job.to_dict(), "parameters": self.parameters.document(), "sites": place.sites}
+        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
+
+
+def _prepare(job: HorizontalJob, place: Place) -> _Prepared:
+    """Check the job against the policy and the data, at this site alone."""
+    policy = place.policy
+    exact = job.cuts == CutMode.EXACT.value
+    terms = JobTerms(job.profile, job.data_set, exact, job.min_rows_per_cut, tracking=job.tracking)
+    data_set = policy.check_job(terms, place.sites)
+    columns = {
+        "label": job.label, "weight": job.weight, "features": job.features, "categories": job.categories,
+        "label_classes": job.label_classes, "unknown_is_missing": job.unknown_category_is_missing,
+    }  # fmt: skip
+    table = load_table(data_set, **columns)
+    eval_table = None
+    if job.eval_data_set is not None:
+        eval_table = load_table(policy.data_set(job.eval_data_set), **{**columns, "features": table.feature_names})
+    parameters = check_parameters(job.params, table.feature_names)
+    for checked in filter(None, (table, eval_table)):
+        parameters.objective.check_labels(checked.label)
+        for note in checked.notes:
+            _log.info("%s", note)
+    initial = policy.input_file(job.initial_model).read_bytes() if job.initial_model is not None else None
+    resumed = RunFolder(place.runs, job.resume_from) if job.resume_from is not None else None
+    return _Prepared(table, eval_table, parameters, initial, resumed)
+
+
+class _Attempt:
+    """The steps of one attempt after the session is open."""
+
+    def __init__(
+        self, job: HorizontalJob, place: Place, prepared: _Prepared, folder: RunFolder, channel: Channel,
+        evidence: EvidenceLog, session: Session, on_progress: Progress | None,
+        on_mediator: Callable[[Mediator], None] | None,
+    ):  # fmt: skip
+        self._job = job
+        self._place = place
+        self._prepared = prepared
+        self._folder = folder
+        self._channel = channel
+        self._evidence = evidence
+        self._session = session
+        self._on_progress = on_progress
+        self._on_mediator = on_mediator
+        self._n_rounds = job.num_rounds
+        self._rows: list[RoundRow] = []
+
+    def run(self) -> SiteResult:
+        """Agree, train, compare models, write results."""
+        self._open_evidence()
+        n_done = agree(self._channel, self._session, self._terms())
+        sums = self._protected_sums()
+        cuts, root_feature = self._agree_cuts(sums)
+        self._folder.write_cuts(cuts)
+        result = self._train(sums, cuts, root_feature, n_done)
+        model = bytes(result.booster.save_raw("json"))
+        hmac = self._session.hmac("model", model)
+        self._compare(Kind.MODEL_CHECK, hmac, "the final models differ between the sites; none was written")
+        return self._finish(result, model, hmac, cuts)
+
+    # -- before training ----------------------------------------------------------------------------------------------
+
+    def _open_evidence(self) -> None:
+        session, evidence = self._session, self._evidence
+        evidence.session(**session.evidence_facts(), versions=versions(), policy_hash=self._place.policy.fingerprint())
+        self._channel.heads = HeadExchange(evidence.signed_head, self._take_heads)
+
+    def _take_heads(self, heads: list[bytes]) -> None:
+        named = dict(zip((*self._channel.sites, SERVER), heads, strict=True))
+        if not named[SERVER]:
+            del named[SERVER]
+        self._evidence.countersign(named, self._session.head_verifier())
+
+    def _terms(self) -> Terms:
+        prepared, start, checkpoints = self._prepared, {}, {}
+        if prepared.initial_model is not None:
+            start["initial_model"] = self._session.hmac("initial model", prepared.initial_model).hex()
+        if prepared.resumed is not None:
+            cuts = prepared.resumed.read_cuts()
+            if cuts is not None:
+                start["cuts"] = self._session.hmac("cuts", json.dumps(cuts.to_lists()).encode()).hex()
+            for number, path in prepared.resumed.checkpoints().items():
+                checkpoints[str(number)] = self._session.hmac("checkpoint", path.read_bytes()).hex()
+        job = self._job.to_dict()
+        schema = Schema.of(prepared.table)
+        return Terms(versions(), job, prepared.parameters.document(), schema, start, checkpoints)
+
+    def _protected_sums(self) -> ProtectedSums:
+        masks = MaskedSums(self._session.masks)
+        return ProtectedSums(self._channel, self._processor(masks), masks, self._job.finest_exponent)
+
+    def _processor(self, masks: MaskedSums) -> SumProcessor:
+        profile = Profile(self._job.profile)
+        if profile is Profile.PLAIN:
+            return PlainSums()
+        if profile is Profile.MASKS:
+            return masks
+        # Imported here: the lattice library takes long to load and most jobs do without it.
+        if profile is Profile.BFV:
+            from he_processors.bfv import BfvProcessor
+
+            return BfvSums(self._share_key(BfvProcessor, Codec.BFV), self._session.masks)
+        from he_processors.ckks import CkksProcessor
+
+        return CkksSums(self._share_key(CkksProcessor, Codec.CKKS))
+
+    def _share_key(self, scheme: Any, codec: Codec) -> Any:
+        """Rank 0 draws the key for this attempt and seals it to every peer; the server gets public parameters only."""
+        secret = scheme.generate(self._channel.world) if self._channel.rank == 0 else None
+        processor = scheme.from_secret(self._session.share_secret(secret))
+        public = processor.public_parameters()
+        published = self._channel.gather(Kind.HE_PUBLIC, public if self._channel.rank == 0 else b"", codec)
+        if published[0] != public:
+            raise ProtocolError("the public parameters of the homomorphic scheme do not belong to the shared key")
+        return processor
+
+    def _agree_cuts(self, sums: ProtectedSums) -> tuple[Cuts, int | None]:
+        """Return the cuts and a feature that no site lacks values in, if there is one."""
+        job, table = self._job, self._prepared.table
+        features = table.features
+        if features.size and np.nanmax(np.abs(features), initial=0.0) >= 1e38:
+            raise ConfigurationError("a feature value reaches 1e38: rescale the column")
+        local = np.array([table.n_rows, *(table.n_rows - np.asarray(table.n_missing))], dtype=np.int64)
+        pooled = sums.sum_counts(Kind.CUT_COUNTS, local)
+        dense = np.flatnonzero(pooled[1:] == pooled[0])
+        root_feature = int(dense[0]) if dense.size else None
+        resumed = self._prepared.resumed.read_cuts() if self._prepared.resumed is not None else None
+        if resumed is not None:
+            return resumed, root_feature
+        mode, max_bin = CutMode(job.cuts), self._prepared.parameters.max_bin
+        if mode in (CutMode.UNIFORM, CutMode.LOGARITHMIC):
+            return spaced_cuts(table.feature_names, job.cut_bounds, max_bin, mode), root_feature
+        floor = None if mode is CutMode.EXACT else job.min_rows_per_cut
+        started = time.perf_counter()
+        cuts = search_quantiles(features, max_bin, floor, lambda counts: sums.sum_counts(Kind.CUT_COUNTS, counts))
+        n_cuts = sum(c.size for c in cuts.of_feature)
+        _log.info("agreed on %d cut points of %d features in %.1f s", n_cuts, features.shape[1],
+                  time.perf_counter() - started)  # fmt: skip
+        return cuts, root_feature
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def _train(self, sums: ProtectedSums, cuts: Cuts, root_feature: int | None, n_done: int) -> TrainingResult:
+        job, prepared = self._job, self._prepared
+        table, parameters = prepared.table, prepared.parameters
+        if prepared.resumed is not None and n_done == 0:
+            raise ConfigurationError(f"no checkpoint of {job.resume_from} is held by all sites: start a new job")
+        matrix = self._matrix(table, cuts)
+        eval_sets = [(matrix, "train")] if job.evaluate_training else []
+        if prepared.eval_table is not None:
+            eval_sets.append((self._plain_matrix(prepared.eval_table), "eval"))
+        sums.agree_scales(value_bounds(parameters.objective, table.label, table.weight))
+        bin_ends = matrix.get_quantile_cut()[0].astype(np.int64)
+        n_features = len(table.feature_names)
+        initial = prepared.initial_model
+        if n_done:
+            initial = prepared.resumed.checkpoints()[n_done].read_bytes()
+        shape = training_shape(
+            parameters, self._channel.world, n_features, int(bin_ends[-1]) - n_features, table.weight is not None,
+            len(eval_sets), initial is not None,
+        )  # fmt: skip
+        # XGBoost lists one outer bound more per feature than it has bins.
+        root_bins = None
+        if root_feature is not None:
+            start = int(bin_ends[root_feature]) - root_feature
+            root_bins = slice(start, int(bin_ends[root_feature + 1]) - root_feature - 1)
+        handler = TrainingHandler(sums, shape, root_bins, self._evidence)
+        settings = LoopSettings(job.num_rounds - n_done, job.early_stopping_rounds, n_done)
+        return train(
+            parameters.for_booster(), shape, self._channel, handler, matrix, eval_sets, settings, initial,
+            self._after_round, self._on_mediator,
+        )  # fmt: skip
+
+    def _matrix(self, table: Table, cuts: Cuts) -> xgb.QuantileDMatrix:
+        n_categories = {
+            i: len(table.categories[name]) for i, name in enumerate(table.feature_names) if name in table.categories
+        }
+        max_bin = self._prepared.parameters.max_bin
+        names, types = list(table.feature_names), list(table.feature_types)
+        common = {"feature_names": names, "feature_types": types, "enable_categorical": True, "max_bin": max_bin}
+        reference = xgb.QuantileDMatrix(reference_table(cuts, n_categories), **common)
+        matrix = xgb.QuantileDMatrix(table.features, label=table.label, weight=table.weight, ref=reference, **common)
+        return _checked(matrix, cuts, n_categories)
+
+    def _plain_matrix(self, table: Table) -> xgb.DMatrix:
+        return xgb.DMatrix(
+            table.features, label=table.label, weight=table.weight, feature_names=list(table.feature_names),
+            feature_types=list(table.feature_types), enable_categorical=True,
+        )  # fmt: skip
+
+    def _after_round(self, record: RoundRecord, booster: xgb.Booster) -> None:
+        job = self._job
+        stages = {"xgboost": record.xgboost_s, "protect": record.protect_s, "network": record.network_s}
+        self._rows.append(RoundRow(record.round, record.seconds, record.metrics, stages))
+        self._evidence.round(record.round)
+        self._channel.heads.mark()
+        if job.checkpoint_every and (record.round + 1) % job.checkpoint_every == 0:
+            self._folder.write_checkpoint(record.round + 1, bytes(booster.save_raw("json")))
+        if self._on_progress is not None:
+            self._on_progress(record, job.num_rounds)
+
+    # -- after training -----------------------------------------------------------------------------------------------
+
+    def _compare(self, kind: Kind, mine: bytes, complaint: str) -> None:
+        others = self._channel.gather(kind, mine)
+        different = [site for site, theirs in zip(self._channel.sites, others, strict=True) if theirs != mine]
+        if different:
+            raise ProtocolError(f"{complaint} (unlike this site: {', '.join(different)})")
+
+    def _finish(self, result: TrainingResult, model: bytes, hmac: bytes, cuts: Cuts) -> SiteResult:
+        self._evidence.model("model.json", len(model), hmac)
+        self._channel.heads.mark()
+        self._channel.moment = Moment(Phase.FINISH, self._channel.moment.round)
+        self._channel.gather(Kind.CLOSING, b"")
+        model_path = self._folder.write_model(model)
+        self._evidence.end("completed")
+        evidence_path = self._evidence.close()
+        self._write_record(result, cuts, model_path, evidence_path)
+        last = result.rounds[-1] if result.rounds else None
+        return SiteResult(
+            self._place.site, str(model_path), hmac.hex(), str(evidence_path), result.booster.num_boosted_rounds(),
+            result.best_round, dict(last.metrics) if last else {},
+        )  # fmt: skip
+
+    def _write_record(self, result: TrainingResult, cuts: Cuts, model_path: Path, evidence_path: Path) -> None:
+        job, channel = self._job, self._channel
+        traffic = tuple(
+            TrafficRow(kind.name, codec.name, kind.private, t.messages, t.bytes_out, t.bytes_in, t.seconds)
+            for (kind, codec), t in channel.traffic.items()
+        )
+        settings = {k: v for k, v in job.to_dict().items() if k not in ("params", "cut_bounds", "categories")}
+        RunRecord(
+            job_id=channel.job_id,
+            attempt=channel.attempt,
+            site=channel.site,
+            sites=channel.sites,
+            profile=job.profile,
+            signed=self._session.signed,
+            params=dict(self._prepared.parameters.agreed),
+            settings=settings,
+            rounds=tuple(self._rows),
+            traffic=traffic,
+            versions=versions(),
+            cuts={"mode": job.cuts, "points": sum(c.size for c in cuts.of_feature), "min_rows": job.min_rows_per_cut},
+            model=str(model_path.relative_to(self._folder.path)),
+            evidence=str(evidence_path.relative_to(self._folder.path)),
+            best_round=result.best_round,
+        ).write(self._folder.path)
+
+
+def _checked(matrix: xgb.QuantileDMatrix, cuts: Cuts, n_categories: dict[int, int]) -> xgb.QuantileDMatrix:
+    """Refuse a matrix whose bins are not the agreed ones: another site's bins would then mean something else."""
+    ends, values = matrix.get_quantile_cut()
+    for feature, inner in enumerate(cuts.of_feature):
+        if feature in n_categories:
+            continue
+        found = values[int(ends[feature]) + 1 : int(ends[feature + 1]) - 2]
+        if not np.array_equal(found, inner):
+            raise ProtocolError("XGBoost did not take over the agreed cut points")
+    return matrix
