@@ -5,19 +5,22 @@ Inside an exchange nothing is ever waited for without end:
 * A site that hears nothing for QUERY_INTERVAL_S asks the server (transport.py). Silence alone never ends a job.
 * The server ends the job when a site is missing from an exchange for `exchange_deadline_s`: the slowest site's local
   work between two exchanges plus the transfer of the largest message, both from the job's size.
-* A site gives up SITE_MARGIN_S later than the server would, so that the server's message, which names the missing
-  site, is the one that everyone reads.
+* A site gives up later than the server would, so that the server's message, which names the missing site, is the one
+  that everyone reads.
 * FLARE's own knobs do not matter to the training: it runs inside one task without time limit, and its heartbeats only
   decide how soon a dead job process is noticed. Before the task all sites must be there within START_TIMEOUT_S.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 QUERY_INTERVAL_S = 10.0
 START_TIMEOUT_S = 120.0
-SITE_MARGIN_S = 60.0
 ABORT_POLL_S = 0.2
 EXPIRE_POLL_S = 1.0
+HEARTBEAT_S = 30.0
+ABORT_GRACE_S = 20.0  # after a failure: for the other sites to hand in their evidence
 
 LOCAL_WORK_S = 600.0  # reading data, building the matrix, one tree level, encrypting: for tables up to some 10^7 rows
 ASSUMED_FEATURES = 1000  # the server does not see the table; a wider one needs a deadline set in the job
@@ -31,11 +34,23 @@ def resend_pause_s(size_bytes: int) -> float:
     return 5.0 + size_bytes / 1e6
 
 
-def exchange_deadline_s(profile: str, max_depth: int, max_bin: int) -> float:
+def exchange_deadline_s(profile: str, params: Mapping[str, object]) -> float:
     """Return how long the server waits for the slowest site in one exchange.
 
     Two transfers (up and down) of the largest histogram message of ASSUMED_FEATURES features, plus local work.
+
+    Args:
+        profile: the job's profile.
+        params: the job's XGBoost parameters, of which depth and bins count.
     """
-    nodes = min(2 ** max(max_depth - 1, 0), _MAX_NODES_PER_MESSAGE)
-    largest_bytes = nodes * ASSUMED_FEATURES * max_bin * 2 * _BYTES_PER_VALUE[profile]
+    depth = _whole(params, 6, "max_depth")
+    bins = _whole(params, 256, "max_bin", "max_bins")
+    nodes = min(2 ** max(depth - 1, 0), _MAX_NODES_PER_MESSAGE) if depth else _MAX_NODES_PER_MESSAGE
+    largest_bytes = nodes * ASSUMED_FEATURES * bins * 2 * _BYTES_PER_VALUE[profile]
     return LOCAL_WORK_S + 2 * largest_bytes / ASSUMED_BYTES_PER_SECOND
+
+
+def _whole(params: Mapping[str, object], default: int, *names: str) -> int:
+    """Return a parameter that the sites check; here a wrong one only means the default."""
+    given = [params[name] for name in names if name in params]
+    return given[0] if given and type(given[0]) is int and 0 <= given[0] <= 1 << 16 else default

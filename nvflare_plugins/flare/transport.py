@@ -153,6 +153,7 @@ class SiteTransport:
         self._incoming: Assembly | None = None
         self._reply: bytes | None = None
         self._is_missing = False
+        self._sent_at: float | None = None
         self._abort_reason: str | None = None
         cell.register_request_cb(CHANNEL, TOPIC_REPLY, self._on_reply)
         cell.register_request_cb(CHANNEL, TOPIC_STATE, self._on_state)
@@ -170,8 +171,18 @@ class SiteTransport:
             self._number += 1
             self._incoming = self._reply = None
             self._is_missing = False
-        self._send_frame(frame)
-        return self._wait_for_reply(frame, timeout_s)
+        self._sent_at = time.monotonic()
+        try:
+            self._send_frame(frame)
+            return self._wait_for_reply(frame, timeout_s)
+        finally:
+            self._sent_at = None
+
+    @property
+    def waiting_s(self) -> float | None:
+        """How long the present exchange has been waiting, or None if there is none."""
+        sent_at = self._sent_at
+        return None if sent_at is None else time.monotonic() - sent_at
 
     def abort(self, reason: str) -> None:
         """End the waiting exchange and all later ones with JobAborted(reason). The first reason stays."""

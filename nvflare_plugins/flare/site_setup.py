@@ -1,0 +1,236 @@
+"""``veilboost site-setup DIR``: merge what a site needs to run VeilBoost jobs into its FLARE workspace.
+
+Two files of the site are touched, and nothing of a job:
+
+* ``local/resources.json``: FLARE starts only components on the site's allow-list. FLARE's own list is kept and this
+  package's FLARE components are added to it.
+* ``local/veilboost.json``: the site's policy, which no job can change. A new one is strict; an existing one changes
+  only where an option says so.
+
+Calling it again changes nothing more. Running jobs keep what they started with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+
+from he_processors.errors import ConfigurationError, VeilBoostError
+from nvflare_plugins.files import write_atomically
+from nvflare_plugins.site_policy import POLICY_FILE, PROFILES, Consents, SitePolicy, template
+
+# Only FLARE components: a wider prefix would let a job start any class of this package with arguments of its choice.
+ALLOWED_COMPONENTS = "nvflare_plugins.flare."
+RESOURCES_FILE = Path("local") / "resources.json"
+DEFAULT_RESOURCES_FILE = Path("local") / "resources.json.default"
+_ALLOW_LIST = "class_allow_list"
+_ALLOW_ALL = "*"
+
+
+class Role(Enum):
+    """What a folder is."""
+
+    SITE = "site"
+    SERVER = "server"
+    SIMULATOR = "simulator workspace"
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the options ask for; empty means "leave as it is".
+
+    Attributes:
+        data_sets: name -> absolute path, which may hold ``{site}``.
+    """
+
+    data_sets: Mapping[str, str] = field(default_factory=dict)
+    profiles: tuple[str, ...] = ()
+    consents: tuple[str, ...] = ()
+    min_sites: int | None = None
+    max_colluders: int | None = None
+
+
+def set_up(folder: Path, wishes: Wishes = Wishes()) -> list[str]:
+    """Set up every workspace that a folder stands for.
+
+    Args:
+        folder: a simulator workspace (may be empty or not exist yet), a POC workspace or one project of it, or the
+            startup kit of one production site or server.
+
+    Returns: one sentence per change; empty if there was nothing to do.
+    Raises:  ConfigurationError: the folder is none of these, or a file in it cannot be used.
+    """
+    changes: list[str] = []
+    for path, role in workspaces(folder):
+        changes += _merge_resources(path)
+        if role is not Role.SERVER:
+            changes += _merge_policy(path, role, wishes)
+    return changes
+
+
+def workspaces(folder: Path) -> list[tuple[Path, Role]]:
+    """Return the workspaces that a folder stands for, with their roles.
+
+    Raises: ConfigurationError.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigurationError(f"{folder} is not a folder")
+    kits = list(_kits(folder))
+    if kits:
+        return kits
+    startup = folder / "startup"
+    if (startup / "fed_admin.json").is_file():
+        raise ConfigurationError(f"{folder} is the kit of an administrator, which runs no jobs")
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if not names or names & {"local", "simulate_job"} or "server" in names:
+        return [(folder, Role.SIMULATOR)]
+    raise ConfigurationError(
+        f"{folder} is no FLARE workspace: give a simulator workspace (or an empty folder to become one), a POC "
+        "workspace, or the startup kit of a site"
+    )
+
+
+def _kits(folder: Path) -> Iterator[tuple[Path, Role]]:
+    """Find startup kits: the folder itself, or those in the newest prod_NN folder of each project below it."""
+    for name, role in (("fed_client.json", Role.SITE), ("fed_server.json", Role.SERVER)):
+        if (folder / "startup" / name).is_file():
+            yield folder, role
+            return
+    for production in _newest_productions(folder):
+        for path in sorted(production.iterdir()):
+            for name, role in (("fed_client.json", Role.SITE), ("fed_server.json", Role.SERVER)):
+                if (path / "startup" / name).is_file():
+                    yield path, role
+
+
+def _newest_productions(folder: Path) -> list[Path]:
+    if folder.name.startswith("prod_"):
+        return [folder]
+    newest: dict[Path, Path] = {}
+    for path in sorted([*folder.glob("prod_*"), *folder.glob("*/prod_*")]):
+        if path.is_dir():
+            newest[path.parent] = path
+    return sorted(newest.values())
+
+
+def _merge_resources(workspace: Path) -> list[str]:
+    path = workspace / RESOURCES_FILE
+    source = path if path.is_file() else workspace / DEFAULT_RESOURCES_FILE
+    document = _read_object(source) if source.is_file() else {"format_version": 2}
+    allowed = document.get(_ALLOW_LIST, list(DEFAULT_CLASS_ALLOW_LIST))
+    if not isinstance(allowed, list):
+        raise ConfigurationError(f"{source}: {_ALLOW_LIST} must be a list")
+    if _ALLOW_ALL in allowed or ALLOWED_COMPONENTS in allowed:
+        return []
+    document[_ALLOW_LIST] = [*allowed, ALLOWED_COMPONENTS]
+    _write_json(path, document)
+    return [f"{path}: VeilBoost's components may run ({len(allowed)} entries of FLARE kept)"]
+
+
+def _merge_policy(workspace: Path, role: Role, wishes: Wishes) -> list[str]:
+    path = workspace / POLICY_FILE
+    exists = path.is_file()
+    document = _read_object(path) if exists else json.loads(template())
+    changes = [] if exists else [f"{path}: new policy, strict by default"]
+    if not exists and role is Role.SIMULATOR:
+        document["unsigned_sessions"] = True
+        document["inputs"] = str((workspace / "local" / "inputs").absolute())
+        changes.append(f"{path}: sessions without certificates are accepted, as simulated sites have none")
+    for key, value in _wanted(document, wishes):
+        changes.append(f"{path}: {key} = {json.dumps(value)}")
+    site = "site" if role is Role.SIMULATOR else workspace.name
+    SitePolicy.from_dict(document, workspace=workspace, site=site)
+    if changes:
+        _write_json(path, document)
+    return changes
+
+
+def _wanted(document: dict[str, Any], wishes: Wishes) -> Iterator[tuple[str, Any]]:
+    """Apply the options to a policy; yield what really changed."""
+    plain = {
+        "allowed_profiles": list(wishes.profiles) or None,
+        "min_sites": wishes.min_sites,
+        "max_colluders": wishes.max_colluders,
+    }
+    for key, value in plain.items():
+        if value is not None and document.get(key) != value:
+            document[key] = value
+            yield key, value
+    for name, path in wishes.data_sets.items():
+        entry = document.setdefault("data_sets", {}).setdefault(name, {})
+        if entry.get("path") != path:
+            entry["path"] = path
+            yield f"data_sets.{name}.path", path
+    for name in wishes.consents:
+        consents = document.setdefault("consents", {})
+        if consents.get(name) is not True:
+            consents[name] = True
+            yield f"consents.{name}", True
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigurationError(f"{path} cannot be read as JSON ({type(error).__name__})") from None
+    if not isinstance(document, dict):
+        raise ConfigurationError(f"{path} must hold a JSON object")
+    return document
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(document, indent=2).encode() + b"\n")
+
+
+def _data_set(text: str) -> tuple[str, str]:
+    name, separator, path = text.partition("=")
+    if not separator or not name or not path:
+        raise argparse.ArgumentTypeError("give NAME=PATH")
+    return name, str(Path(path).expanduser().absolute())
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``site-setup`` to the command line."""
+    parser = subparsers.add_parser(
+        "site-setup",
+        help="prepare a simulator workspace, a POC workspace or a site's startup kit for VeilBoost jobs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument(
+        "--data-set", dest="data_sets", metavar="NAME=PATH", type=_data_set, action="append", default=[],
+        help="register a data set under the name that jobs use; {site} in the path becomes the site's name",
+    )  # fmt: skip
+    parser.add_argument(
+        "--profile", dest="profiles", choices=PROFILES, action="append", default=[],
+        help="allow exactly these profiles (repeat the option)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--consent", dest="consents", choices=tuple(Consents.__dataclass_fields__), action="append", default=[],
+        help="agree to something that discloses more than the default",
+    )  # fmt: skip
+    parser.add_argument("--min-sites", type=int, help="fewest data-bearing sites of a job")
+    parser.add_argument("--max-colluders", type=int, help="how many other sites might pool what they see")
+    parser.set_defaults(func=_main)
+
+
+def _main(args: argparse.Namespace) -> int:
+    wishes = Wishes(
+        dict(args.data_sets), tuple(args.profiles), tuple(args.consents), args.min_sites, args.max_colluders
+    )
+    try:
+        changes = set_up(args.folder, wishes)
+    except VeilBoostError as error:
+        print(f"site-setup: {error}")
+        return 1
+    print("\n".join(changes) if changes else "nothing to change: everything is set up already")
+    return 0
