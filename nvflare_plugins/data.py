@@ -126,7 +126,8 @@ def _public_list(name: str, values: Sequence[object]) -> tuple[str, ...]:
     texts = tuple(str(value) for value in values)
     if len(set(texts)) != len(texts) or not all(is_plain_text(text) for text in texts):
         raise ConfigurationError(
-            f"the list for column {name!r} holds an entry twice, or one that is not 1 to {MAX_NAME} printable characters."
+            f"the list for column {name!r} holds an entry twice, or one that is not 1 to {MAX_NAME} printable "
+            "characters."
         )
     return texts
 

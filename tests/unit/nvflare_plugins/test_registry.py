@@ -1,0 +1,236 @@
+"""The registry against differencing: planted changes are found, harmless repeats are not."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from he_processors.errors import ConfigurationError, PolicyRefusal
+from nvflare_plugins import data_identity
+from nvflare_plugins.data import Table
+from nvflare_plugins.registry import Registry, Reservation, ResumePoint, Verdict
+from nvflare_plugins.site_policy import Consents, DataSet
+
+SITES = ("site-1", "site-2", "site-3")
+JOB = {"job_id": "job-1", "sites": SITES, "parameters": b"p"}
+
+
+def spec(name: str = "credit", path: str = "credit.csv") -> DataSet:
+    return DataSet(name, Path("/data") / path, "csv")
+
+
+def table(n: int = 300, seed: int = 5, names: tuple[str, ...] = ("a", "b"), rows: object = slice(None)) -> Table:
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(n, 4)).astype(np.float32)[:, ["abcd".index(name) for name in names]]
+    label = rng.integers(0, 2, n).astype(np.float32)
+    return Table(np.ascontiguousarray(features[rows]), names, ("float",) * len(names), label[rows], "y")
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry(tmp_path / "r", "site-1", Consents())
+
+
+def reserve(registry: Registry, rows: Table, data: DataSet | None = None, **changes: object) -> Reservation:
+    return registry.reserve(rows, data or spec(), **{**JOB, **changes})  # type: ignore[arg-type]
+
+
+def test_the_same_run_again_is_the_same_release(registry: Registry) -> None:
+    assert reserve(registry, table()).verdict is Verdict.NEW
+    again = reserve(registry, table(), job_id="job-2", sites=SITES[::-1])
+    assert again.verdict is Verdict.IDENTICAL and "job-1" in again.message
+    shuffled = table(rows=np.random.default_rng(0).permutation(300))
+    assert reserve(registry, shuffled, job_id="job-3").verdict is Verdict.IDENTICAL
+    assert reserve(registry, table(), job_id="job-4", parameters=b"q").verdict is Verdict.OTHER_PARAMETERS
+    assert reserve(registry, table(names=("b", "c")), job_id="job-5").verdict is Verdict.OTHER_PARAMETERS
+
+
+def one_value_changed() -> Table:
+    changed = table()
+    changed.features[7, 1] += 1
+    return changed
+
+
+DIFFERENCES = {
+    "a site less": (table(), spec(), {"sites": SITES[:2]}),
+    "another site": (table(), spec(), {"sites": ("site-1", "site-2", "site-4")}),
+    "a site less, other parameters": (table(), spec(), {"sites": SITES[:2], "parameters": b"other"}),
+    "a site less, other columns": (table(names=("b", "c")), spec(), {"sites": SITES[:2]}),
+    "a site less, renamed copy": (table(), spec("copy", "copy.csv"), {"sites": SITES[:2]}),
+    "a site less, renamed copy with other columns": (
+        table(names=("b", "d")), spec("copy", "copy.csv"), {"sites": SITES[:2]}
+    ),
+    "a row less": (table(rows=slice(1, None)), spec(), {}),
+    "a row less in a renamed copy": (table(rows=slice(1, None)), spec("copy", "copy.csv"), {}),
+    "a row less, other columns, same file under another name": (
+        table(names=("b", "c"), rows=slice(1, None)), spec("copy"), {}
+    ),
+    "a value changed": (one_value_changed(), spec(), {}),
+    "rows added": (table(n=301, rows=slice(None)), spec(), {}),
+    "other rows under the same name": (table(seed=6), spec(), {}),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENCES)
+def test_a_difference_is_refused_and_consent_allows_it(tmp_path: Path, case: str) -> None:
+    rows, data, changes = DIFFERENCES[case]
+    registry = Registry(tmp_path, "site-1", Consents())
+    reserve(registry, table())
+    before = (tmp_path / "registry.json").read_bytes()
+    with pytest.raises(PolicyRefusal, match=r"job-1.*consents\.recompute_with_changes"):
+        reserve(registry, rows, data, job_id="job-2", **changes)
+    assert (tmp_path / "registry.json").read_bytes() == before
+    consenting = Registry(tmp_path, "site-1", Consents(recompute_with_changes=True))
+    assert reserve(consenting, rows, data, job_id="job-2", **changes).verdict is Verdict.CONSENTED
+
+
+def test_other_peoples_rows_are_unrelated(registry: Registry) -> None:
+    reserve(registry, table())
+    assert reserve(registry, table(seed=6), spec("other", "other.csv"), sites=SITES[:2]).verdict is Verdict.NEW
+
+
+def test_one_common_row_is_found_in_other_data(registry: Registry) -> None:
+    reserve(registry, table())
+    mixed = table(seed=6)
+    mixed.features[0], mixed.label[0] = table().features[11], table().label[11]
+    with pytest.raises(PolicyRefusal, match="earlier version"):
+        reserve(registry, mixed, spec("other", "other.csv"))
+
+
+def test_negative_zero_and_nan_payloads_do_not_make_another_row() -> None:
+    one, two = table(), table()
+    one.features[0] = [0.0, np.nan]
+    two.features[0] = np.array([0x80000000, 0x7FC00123], np.uint32).view(np.float32)
+    records = [data_identity.identify(rows, spec(), b"k" * 32)[0] for rows in (one, two)]
+    assert records[0] == records[1]
+    assert data_identity.identify(one, spec(), b"l" * 32)[0].fingerprint != records[0].fingerprint
+
+
+def test_a_reservation_counts_even_if_the_process_dies(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_reserve_and_die, args=(str(tmp_path),))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 9
+    with pytest.raises(PolicyRefusal):
+        reserve(Registry(tmp_path, "site-1", Consents()), table(), job_id="job-2", sites=SITES[:2])
+
+
+def _reserve_and_die(root: str) -> None:
+    reserve(Registry(Path(root), "site-1", Consents()), table())
+    os._exit(9)
+
+
+def test_cancel_only_before_anything_was_released(registry: Registry) -> None:
+    run = reserve(registry, table())
+    registry.cancel(run)
+    run = reserve(registry, table(), sites=SITES[:2])
+    registry.plan_cuts(run, ["a"], b"bins=16")
+    with pytest.raises(ValueError, match="cannot be cancelled"):
+        registry.cancel(run)
+    with pytest.raises(PolicyRefusal):
+        reserve(registry, table())
+
+
+def test_resume_only_with_the_same_sites_rows_and_parameters(registry: Registry) -> None:
+    registry.trees_complete(reserve(registry, table()), 20)
+    point = ResumePoint("job-1", 20)
+    for changes, said in (
+        ({"sites": SITES[:2]}, "site set"), ({"parameters": b"q"}, "parameters"),
+        ({"resume": ResumePoint("job-1", 21)}, "left 20 complete trees"),
+        ({"resume": ResumePoint("job-9", 20)}, "no record"),
+    ):
+        with pytest.raises((PolicyRefusal, ConfigurationError), match=said):
+            reserve(registry, table(), **{"job_id": "job-2", "resume": point, **changes})
+    with pytest.raises(PolicyRefusal, match="rows"):
+        reserve(registry, table(rows=slice(1, None)), job_id="job-2", resume=point)
+    resumed = reserve(registry, table(), job_id="job-2", resume=ResumePoint("job-1", 10))
+    assert resumed.verdict is Verdict.RESUMED
+    registry.complete(resumed, 30)
+    with pytest.raises(ConfigurationError, match="complete"):
+        reserve(registry, table(), job_id="job-3", resume=ResumePoint("job-2", 30))
+
+
+def test_one_quantile_search_per_column_and_site_set(tmp_path: Path, registry: Registry) -> None:
+    first = reserve(registry, table())
+    plan = registry.plan_cuts(first, ["a", "b"], b"bins=16,k=10")
+    assert plan.to_search == ("a", "b") and not plan.known
+    assert registry.plan_cuts(first, ["a", "b"], b"bins=16,k=10").to_search == ("a", "b")  # interrupted: the same again
+    cuts = {"a": np.array([1.5, 2.5], np.float32), "b": np.array([3.0], np.float32)}
+    registry.save_cuts(first, cuts)
+    second = reserve(registry, table(names=("b", "c")), job_id="job-2")
+    plan = registry.plan_cuts(second, ["b", "c"], b"bins=16,k=10")
+    assert plan.to_search == ("c",)
+    np.testing.assert_array_equal(plan.known["b"], cuts["b"])
+    with pytest.raises(PolicyRefusal, match=r"column 'b'.*consents\.second_quantile_search"):
+        registry.plan_cuts(second, ["b"], b"bins=32,k=10")
+    consenting = Registry(tmp_path / "r", "site-1", Consents(second_quantile_search=True))
+    assert consenting.plan_cuts(second, ["b"], b"bins=32,k=10").to_search == ("b",)
+    with pytest.raises(ValueError, match="exactly"):
+        registry.save_cuts(second, cuts)
+
+
+def test_cuts_of_another_site_set_are_not_reused(tmp_path: Path) -> None:
+    registry = Registry(tmp_path, "site-1", Consents(recompute_with_changes=True))
+    run = reserve(registry, table())
+    registry.plan_cuts(run, ["a"], b"s")
+    registry.save_cuts(run, {"a": np.zeros(1, np.float32)})
+    other = reserve(registry, table(), job_id="job-2", sites=SITES[:2])
+    assert registry.plan_cuts(other, ["a"], b"s").to_search == ("a",)
+
+
+def test_files_are_private_and_hold_no_data(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "r", "site-1", Consents())
+    rows = table()
+    reserve(registry, rows)
+    for path in (tmp_path / "r").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+        if path.is_file():
+            assert not any(row.tobytes() in path.read_bytes() for row in rows.features)
+    described = registry.describe()
+    assert "credit" in described and "job-1" in described and "site-1, site-2, site-3" in described
+
+
+@pytest.mark.parametrize("damage", ["text", "key lost", "version", "state", "rows lost"])
+def test_damage_is_refused_not_forgotten(tmp_path: Path, damage: str) -> None:
+    reserve(Registry(tmp_path, "site-1", Consents()), table())
+    file = tmp_path / "registry.json"
+    document = json.loads(file.read_text())
+    if damage == "text":
+        file.write_text(file.read_text()[:-20])
+    elif damage == "key lost":
+        (tmp_path / "key").unlink()
+    elif damage == "rows lost":
+        for path in (tmp_path / "rows").iterdir():
+            path.unlink()
+    else:
+        document["version"] = 2 if damage == "version" else 1
+        document["runs"][0]["state"] = "reserved" if damage == "version" else "cancelled"
+        file.write_text(json.dumps(document))
+    with pytest.raises(ConfigurationError, match="Restore"):
+        reserve(Registry(tmp_path, "site-1", Consents()), table(rows=slice(1, None)), spec("x", "x.csv"))
+
+
+def test_concurrent_reservations_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    Registry(tmp_path, "site-1", Consents())
+    processes = [context.Process(target=_reserve_some, args=(str(tmp_path), worker)) for worker in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    runs = json.loads((tmp_path / "registry.json").read_text())["runs"]
+    assert len(runs) == 8 and len({run["run_id"] for run in runs}) == 8
+
+
+def _reserve_some(root: str, worker: int) -> None:
+    registry = Registry(Path(root), "site-1", Consents())
+    for number in range(4):
+        run = reserve(registry, table(), job_id=f"job-{worker}-{number}")
+        registry.complete(run, 3)
