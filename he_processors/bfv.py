@@ -1,0 +1,156 @@
+"""BFV: exact sums of integers under homomorphic encryption.
+
+All sites hold one secret key, the server holds none. Because the server together with any one site could then open
+every site, callers mask the residues with pairwise masks modulo t before they encrypt them: such a pair opens masked
+values only.
+
+Parameters: N = 4096, t a prime of 60 bits with t = 1 mod 2N, so that one ciphertext holds 4096 values, and a
+ciphertext modulus q of two 40-bit primes (80 bits; 109 would still be 128-bit secure at this N). There is no special
+prime: nothing is ever multiplied, so nothing needs key switching.
+
+Capacity: decryption is right with certainty, not only with high probability. A fresh symmetric ciphertext carries noise
+of at most 21 per coefficient (SEAL's centred binomial distribution of 21 + 21 bits) plus at most 1 from scaling by
+q/t; a sum of W of them decrypts exactly if 22 W < q / (2t) = 524,224, so W = 16,384 is safe.
+
+Reference: Fan and Vercauteren, "Somewhat Practical Fully Homomorphic Encryption" (2012); Homomorphic Encryption
+Standard (2018), table 1, for the 128-bit limit on q.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tenseal.sealapi as seal
+from numpy.typing import NDArray
+
+from he_processors.errors import CapacityExceeded
+from he_processors.ring_ciphertexts import RingScheme, add_messages
+from he_processors.ring_keys import RingKey, generate_secret
+from he_processors.seal_access import make_context
+
+PLAIN_MODULUS = 1152921504606830593
+_SCHEME = RingScheme(
+    name="BFV",
+    code=1,
+    poly_degree=4096,
+    primes=(1099511390209, 1099511480321),
+    values_per_ciphertext=4096,
+    max_summands=1 << 14,
+)
+
+
+class BfvProcessor:
+    """Encrypts and decrypts vectors of one job attempt.
+
+    Security: holds the secret key that all sites share. What ``encrypt`` returns may go to the server; what ``decrypt``
+        returns is the sum, which all sites may know, and nothing else: BFV's result carries no noise.
+    """
+
+    plain_modulus = PLAIN_MODULUS
+    capacity = (PLAIN_MODULUS - 1) // 2
+    """The sum over sites must not exceed this in magnitude."""
+
+    def __init__(self, secret: bytes) -> None:
+        """Build the processor from what ``generate`` returned at one site. Raises: ProtocolError."""
+        self._encoder = seal.BatchEncoder(_context())
+        self._key = RingKey(_SCHEME, _context(), secret, self._encode(np.zeros(1, dtype=np.uint64)))
+
+    @classmethod
+    def generate(cls, n_summands: int) -> bytes:
+        """Draw a fresh key for sums over ``n_summands`` sites and return its secret bytes.
+
+        Security: seal them to the other sites; they must never reach the server or a disk.
+        Raises: ValueError, if BFV cannot add that many messages.
+        """
+        return generate_secret(_SCHEME, _context(), n_summands)
+
+    @classmethod
+    def from_secret(cls, secret: bytes) -> BfvProcessor:
+        """Build the processor from the secret bytes of one site. Raises: ProtocolError."""
+        return cls(secret)
+
+    @property
+    def n_summands(self) -> int:
+        """How many sites the key was made for."""
+        return self._key.facts.n_summands
+
+    def public_parameters(self) -> bytes:
+        """Return what the server needs to add; no secret is in it."""
+        return self._key.facts.pack(_SCHEME)
+
+    def encrypt(self, integers: NDArray[np.int64]) -> bytes:
+        """Encrypt signed integers, without masks inside.
+
+        Shapes: integers: int64[n_values], n_values >= 1.
+        Capacity: each at most capacity / n_summands in magnitude.
+        Raises: CapacityExceeded; nothing was encrypted then.
+        """
+        return self.encrypt_residues(to_residues(integers, self.n_summands))
+
+    def decrypt(self, payload: bytes, n_values: int) -> NDArray[np.int64]:
+        """Decrypt the sum of what sites encrypted with ``encrypt``.
+
+        Shapes: result: int64[n_values].
+        Raises: ProtocolError, if the payload is malformed, under another key or of another length.
+        """
+        return from_residues(self.decrypt_residues(payload, n_values))
+
+    def encrypt_residues(self, residues: NDArray[np.uint64]) -> bytes:
+        """Encrypt residues modulo t, masked ones as a rule.
+
+        Shapes: residues: uint64[n_values], each below ``plain_modulus``; n_values >= 1.
+        Raises: TypeError, ValueError.
+        """
+        if residues.dtype != np.uint64 or residues.ndim != 1:
+            raise TypeError("residues must be a one-dimensional array of uint64")
+        if not residues.size or int(residues.max()) >= PLAIN_MODULUS:
+            raise ValueError("residues must be at least one and below the plain modulus")
+        chunks = range(0, residues.size, _SCHEME.values_per_ciphertext)
+        plaintexts = (self._encode(residues[i : i + _SCHEME.values_per_ciphertext]) for i in chunks)
+        return self._key.encrypt(plaintexts, residues.size)
+
+    def decrypt_residues(self, payload: bytes, n_values: int) -> NDArray[np.uint64]:
+        """Decrypt a sum of residues modulo t.
+
+        Shapes: result: uint64[n_values], each below ``plain_modulus``.
+        Raises: ProtocolError, as ``decrypt``.
+        """
+        slots = [self._encoder.decode_uint64(plaintext) for plaintext in self._key.decrypt(payload, n_values)]
+        return np.array(slots, dtype=np.uint64).reshape(-1)[:n_values]
+
+    def _encode(self, residues: NDArray[np.uint64]) -> seal.Plaintext:
+        plaintext = seal.Plaintext()
+        self._encoder.encode(residues.tolist(), plaintext)
+        return plaintext
+
+
+def add_ciphertexts(public_parameters: bytes, payloads: Sequence[bytes]) -> bytes:
+    """Add the fresh messages of all sites, at the server.
+
+    Security: needs no key; hostile bytes are refused before they are used, and SEAL is not involved.
+    Raises: ProtocolError.
+    """
+    return add_messages(public_parameters, payloads, _SCHEME)
+
+
+def to_residues(integers: NDArray[np.int64], n_summands: int) -> NDArray[np.uint64]:
+    """Map signed integers to residues modulo t.
+
+    Shapes: integers: int64[n]; result: uint64[n].
+    Raises: CapacityExceeded, if the sum over ``n_summands`` such vectors could leave the range of t.
+    """
+    bound = BfvProcessor.capacity // n_summands
+    if integers.size and not -bound <= int(integers.min()) <= int(integers.max()) <= bound:
+        raise CapacityExceeded(f"an integer exceeds 1/{n_summands} of BFV's capacity of {BfvProcessor.capacity}")
+    return np.where(integers < 0, integers + np.int64(PLAIN_MODULUS), integers).view(np.uint64)
+
+
+def from_residues(residues: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Map residues modulo t to integers around zero. Shapes: residues: uint64[n]; result: int64[n]."""
+    signed = residues.view(np.int64)
+    return np.where(signed > BfvProcessor.capacity, signed - np.int64(PLAIN_MODULUS), signed)
+
+
+def _context() -> seal.SEALContext:
+    return make_context(_SCHEME, PLAIN_MODULUS)
