@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.files import write_atomically
 
 FORMAT = "veilboost-run-1"
 FILE_NAME = "run.json"
@@ -126,14 +126,7 @@ class RunRecord:
 
     def write(self, folder: Path) -> Path:
         """Write ``run.json`` into ``folder``, whole or not at all. Returns its path."""
-        path = folder / FILE_NAME
-        partial = path.with_name(path.name + ".partial")
-        with partial.open("w", encoding="utf-8") as file:
-            json.dump(_without_nan(self.to_dict()), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        return path
+        return write_atomically(folder / FILE_NAME, json.dumps(_without_nan(self.to_dict()), indent=1).encode())
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:

@@ -9,9 +9,8 @@ One ``EvidenceLog`` lives at every site and one at the server. The order of call
     log.round(r)                                at the end of each round: durable from here on; then
         mine = log.signed_head()                  ... exchanged with all sites ...
         log.countersign(heads, verify)
-    log.model("model.json", size, hmac)
-    log.end("completed") or log.end("aborted", reason)
-        mine = log.signed_head(); ...; log.countersign(heads, verify)      the final heads
+    log.model("model.json", size, hmac)         then the final heads, signed and countersigned as above
+    log.end("completed")                        only now, or log.end("aborted", reason) at any time
     log.close() -> path of the finished file
 
 Until ``close`` the file is called ``<path>.partial``: a finished name means a finished log. The file holds hashes,

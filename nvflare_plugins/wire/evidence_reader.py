@@ -150,7 +150,7 @@ def _enter(log: Log, record: Record) -> None:
     kind, n = record["type"], record["n"]
     if log.seal is not None:
         raise ProtocolError(f"record {n} stands after the seal")
-    if log.end is not None and (kind not in ("message", "heads", "seal") or record.get("private", False)):
+    if log.end is not None and kind != "seal":
         raise ProtocolError(f"record {n} ({kind}) stands after the end of the attempt")
     if kind == "message":
         log.messages.append(_message(record))

@@ -1,0 +1,297 @@
+"""``veilboost verify``: good evidence passes, and each thing that can be wrong is found and named."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+
+import pytest
+
+from nvflare_plugins import verify as verify_module
+from nvflare_plugins.evidence_audit import Audit
+from nvflare_plugins.verify import find_evidence, render, verify_files
+from nvflare_plugins.wire.evidence_format import export_name
+from tests.support.evidence_attempts import SITES, Attempt, ToyAuthority, complete_attempt, rewrite
+
+
+def check(folder):
+    return verify_files(find_evidence([folder]), ToyAuthority())
+
+
+def only_failures(folder) -> str:
+    result = check(folder)
+    assert not result.verified
+    return "\n".join([*result.failures, *(text for attempt in result.attempts for text in attempt.failures)])
+
+
+def cli(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    verify_module.add_parser(parser.add_subparsers())
+    parsed = parser.parse_args(["verify", *map(str, arguments)])
+    return parsed.func(parsed)
+
+
+@pytest.mark.parametrize("profile", ["masks", "bfv", "ckks", "plain"])
+@pytest.mark.parametrize("signed", [False, True])
+def test_good_evidence_is_verified(tmp_path, profile, signed):
+    result = check(complete_attempt(tmp_path, profile=profile, signed=signed))
+    assert result.verified, [a.failures for a in result.attempts]
+    [attempt] = result.attempts
+    assert (attempt.sites, attempt.signed, attempt.completed, attempt.profile) == (SITES, signed, True, profile)
+    text = render(result)
+    assert ("UNSIGNED" in text) == (not signed)
+    assert ("IN CLEAR" in text) == (profile == "plain")
+    assert "does not show" in text and "gradient histograms" in text
+
+
+def test_two_sites_and_no_rounds(tmp_path):
+    assert check(complete_attempt(tmp_path, rounds=0, sites=("a", "b"))).verified
+
+
+def test_table_counts_messages_and_bytes(tmp_path):
+    result = check(complete_attempt(tmp_path, rounds=3))
+    by_kind = {t.kind: t for t in verify_module.traffic(result.attempts[0].logs)}
+    histogram = by_kind["HISTOGRAM"]
+    assert (histogram.messages, histogram.bytes_out, histogram.bytes_in) == (9, 9 * 32, 9 * 32)
+    assert histogram.codec == "MASKED" and histogram.private and not by_kind["HANDSHAKE"].private
+    assert "ROOT_SUM x9: from the root histogram" in render(result)
+
+
+@pytest.mark.parametrize("name", [*SITES, "server"])
+def test_missing_log(tmp_path, name):
+    complete_attempt(tmp_path)
+    (tmp_path / export_name(name)).unlink()
+    assert f"the log of {name} is missing" in only_failures(tmp_path)
+
+
+def test_no_evidence_at_all(tmp_path):
+    assert "no evidence found" in only_failures(tmp_path)
+
+
+def test_same_file_twice_counts_once_but_two_different_logs_do_not(tmp_path):
+    complete_attempt(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    copy = tmp_path / "b" / export_name("site-1")
+    shutil.copy(tmp_path / "a" / export_name("site-1"), copy)
+    assert check(tmp_path).verified
+    rewrite(copy, lambda records: records[1].update(size=33))
+    assert "2 different logs of site-1" in only_failures(tmp_path)
+
+
+def test_links_are_not_followed(tmp_path):
+    complete_attempt(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / export_name("site-9")).symlink_to("/etc/passwd")
+    assert check(tmp_path).verified
+
+
+def bent(tmp_path, party, direction, at, **changes):
+    """Run an attempt in which one party records one message otherwise (None: not at all)."""
+
+    def bend(by, peer, way, count, fields):
+        if (by if by != "server" else peer, by == "server", way, count) == (*party, direction, at):
+            return {**fields, **changes} if changes else None
+        return fields
+
+    return only_failures(complete_attempt(tmp_path, bend=bend))
+
+
+def test_site_sent_other_bytes_than_the_server_received(tmp_path):
+    text = bent(tmp_path, ("site-2", False), "sent", 3, payload=b"other bytes")
+    assert "site-2 and the server: exchange 3 (HISTOGRAM)" in text
+
+
+def test_server_sent_other_bytes_than_the_site_received(tmp_path):
+    text = bent(tmp_path, ("site-2", False), "received", 3, payload=b"other bytes")
+    assert "site-2 and the server: exchange 3" in text and "different answers at exchange 3" in text
+
+
+def test_server_gave_one_site_another_answer(tmp_path):
+    def bend(by, peer, way, count, fields):
+        site = peer if by == "server" else by
+        to_site = (by == "server") == (way == "sent")
+        return {**fields, "payload": b"forged"} if to_site and site == "site-3" and count == 3 else fields
+
+    text = only_failures(complete_attempt(tmp_path, bend=bend))
+    assert "site-3 and site-1 received different answers at exchange 3" in text
+    assert "and the server" not in text
+
+
+def test_missing_records(tmp_path):
+    assert "was due" in bent(tmp_path / "1", ("site-2", False), "sent", 3)
+    assert "server: exchange 3" in bent(tmp_path / "2", ("site-2", True), "received", 3)
+
+
+@pytest.mark.parametrize("field", ["counter", "n_values", "kind", "phase"])
+def test_fields_that_do_not_fit(tmp_path, field):
+    value = {"counter": 9, "n_values": 5, "kind": "METRIC", "phase": "update:9"}[field]
+    assert bent(tmp_path, ("site-2", False), "sent", 3, **{field: value})
+
+
+@pytest.mark.parametrize("profile", ["masks", "bfv", "ckks"])
+def test_leak_is_found_even_if_all_parties_call_the_kind_public(tmp_path, profile):
+    def bend(by, peer, way, count, fields):
+        if fields["kind"] == "HISTOGRAM":
+            return {**fields, "codec": "PUBLIC", "private": False}
+        return fields
+
+    text = only_failures(complete_attempt(tmp_path, profile=profile, bend=bend))
+    assert "HISTOGRAM is recorded as public, which it is not" in text
+
+
+def test_leak_written_by_a_changed_program(tmp_path):
+    complete_attempt(tmp_path)
+    for name in (*SITES, "server"):
+        def leak(records):
+            for record in records:
+                if record.get("kind") == "HISTOGRAM":
+                    record.update(codec="PLAIN", salt="private")
+        rewrite(tmp_path / export_name(name), leak)
+    assert "LEAK: private message HISTOGRAM travelled as PLAIN" in only_failures(tmp_path)
+
+
+@pytest.mark.parametrize(("profile", "codec"), [("masks", "BFV"), ("masks", "CKKS"), ("bfv", "CKKS"), ("ckks", "BFV")])
+def test_weaker_protection_than_the_profile_names_is_a_leak(tmp_path, profile, codec):
+    def bend(by, peer, way, count, fields):
+        return {**fields, "codec": codec} if fields["kind"] == "METRIC" else fields
+
+    assert "LEAK: private message METRIC" in only_failures(complete_attempt(tmp_path, profile=profile, bend=bend))
+
+
+def test_unknown_kind_and_profile(tmp_path):
+    def bend(by, peer, way, count, fields):
+        return {**fields, "kind": "SURPRISE"} if fields["kind"] == "METRIC" else fields
+
+    text = only_failures(complete_attempt(tmp_path, bend=bend))
+    assert "'SURPRISE' is not in the catalogue" in text
+    complete = tmp_path / "other"
+    complete_attempt(complete)
+    for name in (*SITES, "server"):
+        rewrite(complete / export_name(name), lambda records: records[0].update(profile="magic"))
+    assert "profile magic is unknown" in only_failures(complete)
+
+
+def test_sites_with_different_models(tmp_path):
+    attempt = Attempt(tmp_path)
+    attempt.open_session()
+    attempt.round(0)
+    attempt.logs["site-2"].model("model.json", 1234, b"x" * 32)
+    for site in ("site-1", "site-3"):
+        attempt.logs[site].model("model.json", 1234, b"y" * 32)
+    attempt.exchange_heads()
+    for log in attempt.logs.values():
+        log.end("completed")
+    assert "site-2 and site-1 ended with different models" in only_failures(attempt.close())
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({"parameters_hash": "bb"}, "different parameters hash"), ({"signed": False, "certificate": None}, "different signed"),
+     ({"public_key_fingerprints": {}}, "different public keys"), ({"versions": {"xgboost": "3.2.1"}}, "versions of xgboost"),
+     ({"certificate": "certificate of site-3"}, "names another site"),
+     ({"certificate": "certificate of site-2, forged"}, "not the one that the sites verified")],
+)  # fmt: skip
+def test_session_that_the_sites_do_not_agree_on(tmp_path, changes, expected):
+    attempt = Attempt(tmp_path, signed=True)
+    attempt.open_session(**{"site-2": changes})
+    attempt.round(0)
+    assert expected in only_failures(attempt.finish())
+
+
+def test_rewritten_log_contradicts_the_heads_at_the_other_sites(tmp_path):
+    # Nothing but a field that no other log repeats: only the heads speak against it.
+    complete_attempt(tmp_path)
+    rewrite(tmp_path / export_name("site-2"), lambda records: records[3].update(policy_hash="00"))
+    assert "head of site-2 that is not in that party's log: one was rewritten" in only_failures(tmp_path)
+
+
+def test_rewritten_tail_of_a_signed_log_breaks_its_seal(tmp_path):
+    complete_attempt(tmp_path, signed=True)
+
+    def change(records):
+        assert records[-3]["type"] == "heads"
+        records[-3]["heads"].sort(key=lambda head: head["site"], reverse=True)
+
+    rewrite(tmp_path / export_name("site-2"), change)
+    assert "signature of the last record does not verify" in only_failures(tmp_path)
+
+
+def test_forged_signature_of_a_head(tmp_path):
+    complete_attempt(tmp_path, signed=True)
+
+    def change(records):
+        first = next(r for r in records if r["type"] == "heads")
+        first["heads"][1]["signature"] = "00" * 32
+
+    rewrite(tmp_path / export_name("site-1"), change)
+    assert "the head of site-2 does not verify" in only_failures(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["round", "end"])
+def test_heads_not_exchanged(tmp_path, place):
+    complete_attempt(tmp_path)
+
+    def change(records):
+        heads = [i for i, r in enumerate(records) if r["type"] == "heads"]
+        del records[heads[0 if place == "round" else -1]]
+
+    rewrite(tmp_path / export_name("site-1"), change)
+    expected = {"round": "no heads were exchanged after round 0", "end": "final heads of all sites are missing"}
+    assert expected[place] in only_failures(tmp_path)
+
+
+def test_aborted_attempt_is_consistent_but_not_verified(tmp_path):
+    attempt = Attempt(tmp_path)
+    attempt.open_session()
+    attempt.round(0)
+    attempt.logs["site-1"].record("sent", attempt.counter, "HISTOGRAM", "update:1", "MASKED", 1, b"x", True)
+    for log in attempt.logs.values():
+        log.end("aborted", "no message from site-2 within 60 s")
+    result = check(attempt.close())
+    assert not result.verified and result.attempts[0].failures == ()
+    assert "NOT VERIFIED: the job was not completed" in render(result)
+    assert "no message from site-2" in render(result)
+    # The same job, completed at the second attempt: the whole folder holds.
+    complete_attempt(tmp_path / "second", attempt="a2")
+    assert check(tmp_path).verified
+
+
+def test_unfinished_log(tmp_path):
+    complete_attempt(tmp_path)
+    path = tmp_path / export_name("site-1")
+    rewrite(path, lambda records: records.pop())
+    assert "never closed" in only_failures(tmp_path)
+
+
+def test_foreign_text_cannot_steer_the_terminal(tmp_path):
+    attempt = Attempt(tmp_path)
+    attempt.open_session()
+    for log in attempt.logs.values():
+        log.end("aborted", "\x1b[2J\x1b[32mVERIFIED")
+    assert "\x1b" not in render(check(attempt.close()))
+
+
+def test_private_salts_are_compared_by_size_and_frame_salts_by_content(tmp_path):
+    result = check(complete_attempt(tmp_path / "private", profile="plain"))
+    assert result.verified and "by kind and size, not by content" in render(result)
+    result = check(complete_attempt(tmp_path / "frame", profile="plain", salt=b"s" * 16))
+    assert result.verified and "not by content" not in render(result)
+
+
+def test_command_line(tmp_path, capsys):
+    complete_attempt(tmp_path)
+    assert cli(tmp_path) == 0
+    assert capsys.readouterr().out.rstrip().endswith("VERIFIED (UNSIGNED)")
+    assert cli("--json", tmp_path) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["verified"] and document["attempts"][0]["messages"][0]["kind"] == "HANDSHAKE"
+    (tmp_path / export_name("site-1")).unlink()
+    assert cli(tmp_path) == 1
+    assert cli(tmp_path / "nowhere") == 1
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_audit_is_a_value(tmp_path):
+    [attempt] = check(complete_attempt(tmp_path)).attempts
+    assert isinstance(attempt, Audit) and hash(attempt.failures) == hash(())
