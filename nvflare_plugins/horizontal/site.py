@@ -29,13 +29,14 @@ from nvflare_plugins.horizontal.run_folder import RunFolder
 from nvflare_plugins.horizontal.training import (
     LoopSettings, RoundRecord, TrainingHandler, TrainingResult, train, training_shape, value_bounds,
 )  # fmt: skip
+from nvflare_plugins.registry import Registry, Reservation, ResumePoint
 from nvflare_plugins.run_record import RoundRow, RunRecord, TrafficRow
 from nvflare_plugins.schema import Schema
 from nvflare_plugins.session import Session, open_session
-from nvflare_plugins.site_policy import JobTerms, SitePolicy
+from nvflare_plugins.site_policy import DataSet, JobTerms, SitePolicy
 from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
 from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
-from nvflare_plugins.wire.envelope import Codec
+from nvflare_plugins.wire.envelope import Codec, pack_list
 from nvflare_plugins.wire.evidence import EvidenceLog
 from nvflare_plugins.wire.evidence_format import SERVER, export_name
 from nvflare_plugins.wire.mediator import Mediator
@@ -43,6 +44,8 @@ from nvflare_plugins.wire.profiles import BfvSums, CkksSums, MaskedSums, PlainSu
 from nvflare_plugins.wire.sums import ProtectedSums
 
 _log = logging.getLogger(__name__)
+# Fields of a job that do not change what a run releases about the rows, or only how much of it.
+_NOT_RELEASED = ("num_rounds", "checkpoint_every", "resume_from", "tracking", "deadline_s", "early_stopping_rounds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,7 @@ def run_site(
 class _Prepared:
     """What a site knows before it talks to anyone."""
 
+    data_set: DataSet
     table: Table
     eval_table: Table | None
     parameters: TrainingParameters
@@ -155,7 +159,7 @@ def _prepare(job: HorizontalJob, place: Place) -> _Prepared:
             _log.info("%s", note)
     initial = policy.input_file(job.initial_model).read_bytes() if job.initial_model is not None else None
     resumed = RunFolder(place.runs, job.resume_from) if job.resume_from is not None else None
-    return _Prepared(table, eval_table, parameters, initial, resumed)
+    return _Prepared(data_set, table, eval_table, parameters, initial, resumed)
 
 
 class _Attempt:
@@ -175,13 +179,15 @@ class _Attempt:
         self._session = session
         self._on_progress = on_progress
         self._on_mediator = on_mediator
-        self._n_rounds = job.num_rounds
+        self._registry = Registry.open(place.policy)
+        self._reservation: Reservation | None = None
         self._rows: list[RoundRow] = []
 
     def run(self) -> SiteResult:
         """Agree, train, compare models, write results."""
         self._open_evidence()
         n_done = agree(self._channel, self._session, self._terms())
+        self._reserve(n_done)
         sums = self._protected_sums()
         cuts, root_feature = self._agree_cuts(sums)
         self._folder.write_cuts(cuts)
@@ -217,6 +223,23 @@ class _Attempt:
         job = self._job.to_dict()
         schema = Schema.of(prepared.table)
         return Terms(versions(), job, prepared.parameters.document(), schema, start, checkpoints)
+
+    def _reserve(self, n_done: int) -> None:
+        """Have the registry allow this run and remember it, before the first private byte."""
+        job, prepared = self._job, self._prepared
+        if job.resume_from is not None and n_done == 0:
+            raise ConfigurationError(f"no checkpoint of {job.resume_from} is held by all sites: start a new job")
+        job_document = {k: v for k, v in job.to_dict().items() if k not in _NOT_RELEASED}
+        document = {"job": job_document, "parameters": prepared.parameters.document()}
+        self._reservation = self._registry.reserve(
+            prepared.table,
+            prepared.data_set,
+            job_id=self._place.job_id,
+            sites=self._place.sites,
+            parameters=json.dumps(document, sort_keys=True).encode(),
+            resume=ResumePoint(job.resume_from, n_done) if job.resume_from is not None else None,
+        )
+        _log.info("registry: %s", self._reservation.message)
 
     def _protected_sums(self) -> ProtectedSums:
         masks = MaskedSums(self._session.masks)
@@ -263,21 +286,37 @@ class _Attempt:
         mode, max_bin = CutMode(job.cuts), self._prepared.parameters.max_bin
         if mode in (CutMode.UNIFORM, CutMode.LOGARITHMIC):
             return spaced_cuts(table.feature_names, job.cut_bounds, max_bin, mode), root_feature
+        return self._search_cuts(sums, mode), root_feature
+
+    def _search_cuts(self, sums: ProtectedSums, mode: CutMode) -> Cuts:
+        """Search the pooled quantiles, or reuse the cuts that an earlier job of the same sites found."""
+        job, table = self._job, self._prepared.table
+        names, max_bin = table.feature_names, self._prepared.parameters.max_bin
         floor = None if mode is CutMode.EXACT else job.min_rows_per_cut
+        settings = json.dumps({"max_bin": max_bin, "min_rows": floor}).encode()
+        plan = self._registry.plan_cuts(self._reservation, names, settings)
+        known = pack_list([name.encode() + plan.known[name].tobytes() for name in names if name in plan.known])
+        proofs = self._channel.gather(Kind.CUT_PLAN, self._session.hmac("cut plan", known))
+        if not plan.to_search and len(set(proofs)) == 1:
+            _log.info("the cut points of an earlier job of these sites are used again")
+            return Cuts(tuple(plan.known[name] for name in names))
+        # Where a site has lost its memory, the same search is simply done again: it releases the same counts.
         started = time.perf_counter()
-        cuts = search_quantiles(features, max_bin, floor, lambda counts: sums.sum_counts(Kind.CUT_COUNTS, counts))
-        n_cuts = sum(c.size for c in cuts.of_feature)
-        _log.info("agreed on %d cut points of %d features in %.1f s", n_cuts, features.shape[1],
-                  time.perf_counter() - started)  # fmt: skip
-        return cuts, root_feature
+        cuts = search_quantiles(
+            table.features, max_bin, floor, lambda counts: sums.sum_counts(Kind.CUT_COUNTS, counts)
+        )
+        found = dict(zip(names, cuts.of_feature, strict=True))
+        if plan.to_search:
+            self._registry.save_cuts(self._reservation, {name: found[name] for name in plan.to_search})
+        n_cuts, seconds = sum(c.size for c in cuts.of_feature), time.perf_counter() - started
+        _log.info("agreed on %d cut points of %d features in %.1f s", n_cuts, len(names), seconds)
+        return cuts
 
     # -- training -----------------------------------------------------------------------------------------------------
 
     def _train(self, sums: ProtectedSums, cuts: Cuts, root_feature: int | None, n_done: int) -> TrainingResult:
         job, prepared = self._job, self._prepared
         table, parameters = prepared.table, prepared.parameters
-        if prepared.resumed is not None and n_done == 0:
-            raise ConfigurationError(f"no checkpoint of {job.resume_from} is held by all sites: start a new job")
         matrix = self._matrix(table, cuts)
         eval_sets = [(matrix, "train")] if job.evaluate_training else []
         if prepared.eval_table is not None:
@@ -329,6 +368,7 @@ class _Attempt:
         self._channel.heads.mark()
         if job.checkpoint_every and (record.round + 1) % job.checkpoint_every == 0:
             self._folder.write_checkpoint(record.round + 1, bytes(booster.save_raw("json")))
+            self._registry.trees_complete(self._reservation, record.round + 1)
         if self._on_progress is not None:
             self._on_progress(record, job.num_rounds)
 
@@ -346,6 +386,7 @@ class _Attempt:
         self._channel.moment = Moment(Phase.FINISH, self._channel.moment.round)
         self._channel.gather(Kind.CLOSING, b"")
         model_path = self._folder.write_model(model)
+        self._registry.complete(self._reservation, result.booster.num_boosted_rounds())
         self._evidence.end("completed")
         evidence_path = self._evidence.close()
         self._write_record(result, cuts, model_path, evidence_path)
@@ -374,6 +415,7 @@ class _Attempt:
             rounds=tuple(self._rows),
             traffic=traffic,
             versions=versions(),
+            registry=self._reservation.message,
             cuts={"mode": job.cuts, "points": sum(c.size for c in cuts.of_feature), "min_rows": job.min_rows_per_cut},
             model=str(model_path.relative_to(self._folder.path)),
             evidence=str(evidence_path.relative_to(self._folder.path)),

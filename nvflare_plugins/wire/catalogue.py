@@ -90,7 +90,7 @@ class Kind(Enum):
     HE_PUBLIC = _KindFacts(36, False, "public parameters of the homomorphic scheme, for the server")
     SCALE = _KindFacts(37, True, "secure maximum of exponents")
     CUT_COUNTS = _KindFacts(38, True, "counts below candidate cut points")
-    CHECKPOINT = _KindFacts(39, False, "keyed hash of the model at a checkpoint")
+    CUT_PLAN = _KindFacts(39, False, "keyed hash of cut points known from an earlier job")
     MODEL_CHECK = _KindFacts(40, False, "keyed hash of the final model")
     CLOSING = _KindFacts(41, False, "signed heads of the evidence chains")
 

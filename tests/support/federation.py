@@ -1,0 +1,179 @@
+"""Whole federations in one process: every site runs ``run_site`` in a thread, the server is an ``Aggregator``."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import xgboost as xgb
+
+from he_processors.errors import JobAborted, VeilBoostError
+from nvflare_plugins.certificates import Identity
+from nvflare_plugins.horizontal.cuts import Cuts, reference_table
+from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.site import Place, SiteResult, run_site
+from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.wire.aggregation import Aggregator
+
+TIMEOUT_S = 60.0
+
+
+class DirectTransport:
+    """Hands frames to the aggregator of the same process; ``tamper`` may change them on the way."""
+
+    def __init__(self, aggregator: Aggregator, site: str, tamper: Callable[[bytes], bytes] | None = None):
+        self._aggregator = aggregator
+        self._site = site
+        self._tamper = tamper
+        self._reason: str | None = None
+        self._answered = threading.Condition()
+
+    def exchange(self, frame: bytes, timeout_s: float) -> bytes:
+        if self._tamper is not None:
+            frame = self._tamper(frame)
+        answers: list[bytes] = []
+
+        def reply(data: bytes) -> None:
+            with self._answered:
+                answers.append(data)
+                self._answered.notify_all()
+
+        self._aggregator.submit(self._site, frame, reply)
+        with self._answered:
+            if not self._answered.wait_for(lambda: answers or self._reason, timeout_s):
+                raise JobAborted("no answer from the server in time")
+        if self._reason:
+            raise JobAborted(self._reason)
+        return answers[0]
+
+    def abort(self, reason: str) -> None:
+        with self._answered:
+            self._reason = reason
+            self._answered.notify_all()
+
+
+@dataclass
+class Federation:
+    """Sites with their own workspaces under one folder."""
+
+    folder: Path
+    n_sites: int = 3
+    policy: dict = field(default_factory=dict)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return tuple(f"site-{i + 1}" for i in range(self.n_sites))
+
+    def workspace(self, site: str) -> Path:
+        return self.folder / site
+
+    def give_data(self, name: str, frame: pd.DataFrame, parts: Sequence[np.ndarray] | None = None) -> None:
+        """Split a table over the sites in order (or by the given row numbers)."""
+        parts = parts if parts is not None else np.array_split(np.arange(len(frame)), self.n_sites)
+        for site, rows in zip(self.sites, parts, strict=True):
+            (self.workspace(site) / "local").mkdir(parents=True, exist_ok=True)
+            frame.iloc[rows].to_parquet(self.workspace(site) / f"{name}.parquet", index=False)
+            self.write_policy(site, data_sets={name: {"path": f"{name}.parquet"}})
+
+    def write_policy(self, site: str, **changes: object) -> None:
+        path = self.workspace(site) / "local" / "veilboost.json"
+        document = json.loads(path.read_text()) if path.exists() else {
+            "allowed_profiles": ["plain", "masks", "bfv", "ckks"], "unsigned_sessions": True,
+            "consents": {"plain_profile": True, "exact_cuts": True, "recompute_with_changes": True,
+                         "second_quantile_search": True}, **self.policy,
+        }  # fmt: skip
+        sets = {**document.get("data_sets", {}), **changes.pop("data_sets", {})}
+        path.write_text(json.dumps({**document, **changes, "data_sets": sets}))
+
+    def run(
+        self, job: HorizontalJob, job_id: str = "job", tamper: Mapping[str, Callable[[bytes], bytes]] | None = None,
+        on_progress: Callable[[str], Callable] | None = None, deadline_s: float = TIMEOUT_S,
+    ) -> dict[str, SiteResult | VeilBoostError]:  # fmt: skip
+        """Run the job; a site that failed has its error in place of a result."""
+        attempt = os.urandom(16)
+        aggregator = Aggregator(self.sites, attempt, deadline_s)
+        outcomes: dict[str, SiteResult | VeilBoostError] = {}
+        done = threading.Event()
+
+        def take_part(site: str) -> None:
+            try:
+                policy = SitePolicy.load(self.workspace(site), site)
+                place = Place(site, self.sites, job_id, attempt, self.workspace(site) / "runs", policy,
+                              Identity.unsigned(site))  # fmt: skip
+                transport = DirectTransport(aggregator, site, (tamper or {}).get(site))
+                progress = on_progress(site) if on_progress else None
+                outcomes[site] = run_site(job, place, transport, TIMEOUT_S, progress)
+            except VeilBoostError as error:
+                outcomes[site] = error
+                aggregator.abort(f"{site}: {error}")
+
+        def watch() -> None:
+            while not done.wait(0.2):
+                aggregator.expire()
+
+        threading.Thread(target=watch, daemon=True).start()
+        threads = [threading.Thread(target=take_part, args=(site,)) for site in self.sites]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        done.set()
+        return outcomes
+
+    def model(self, job_id: str = "job") -> bytes:
+        """Return the model, which must be the same bytes at every site."""
+        models = {(self.workspace(s) / "runs" / job_id / "model.json").read_bytes() for s in self.sites}
+        if len(models) != 1:
+            raise AssertionError("the sites' models differ")
+        return models.pop()
+
+    def cuts(self, job_id: str = "job") -> Cuts:
+        path = self.workspace("site-1") / "runs" / job_id / "cuts.json"
+        return Cuts.from_lists(json.loads(path.read_text()))
+
+
+def succeed(outcomes: Mapping[str, SiteResult | VeilBoostError]) -> dict[str, SiteResult]:
+    """Raise the first error, if any."""
+    for outcome in outcomes.values():
+        if isinstance(outcome, VeilBoostError):
+            raise outcome
+    return dict(outcomes)
+
+
+def central_model(
+    frame: pd.DataFrame, label: str, params: dict, cuts: Cuts, num_rounds: int, weight: str | None = None,
+    initial: bytes | None = None,
+) -> xgb.Booster:  # fmt: skip
+    """Train stock XGBoost on the pooled rows with the agreed cuts."""
+    features = frame.drop(columns=[label] + ([weight] if weight else []))
+    names = list(features.columns)
+    max_bin = params.get("max_bin", 256)
+    reference = xgb.QuantileDMatrix(reference_table(cuts, {}), max_bin=max_bin, feature_names=names)
+    matrix = xgb.QuantileDMatrix(
+        features.to_numpy(np.float32), label=frame[label].to_numpy(np.float32),
+        weight=frame[weight].to_numpy(np.float32) if weight else None, ref=reference, max_bin=max_bin,
+        feature_names=names,
+    )  # fmt: skip
+    settings = {"tree_method": "hist", "nthread": 1, **params}
+    return xgb.train(settings, matrix, num_rounds, xgb_model=bytearray(initial) if initial else None)
+
+
+def leaf_difference(ours: bytes, reference: xgb.Booster) -> float:
+    """Return the largest difference of leaves, in units of max(1, |leaf|); infinite if anything else differs."""
+    booster = xgb.Booster(model_file=bytearray(ours))
+    mine, theirs = booster.trees_to_dataframe(), reference.trees_to_dataframe()
+    if len(mine) != len(theirs):
+        return np.inf
+    for column in ("Tree", "Node", "Feature", "Split", "Yes", "No", "Missing"):
+        a, b = mine[column], theirs[column]
+        if not ((a == b) | (a.isna() & b.isna())).all():
+            return np.inf
+    leaves = (mine.Feature == "Leaf").to_numpy()
+    a, b = mine.Gain.to_numpy()[leaves], theirs.Gain.to_numpy()[leaves]
+    return float((np.abs(a - b) / np.maximum(1, np.abs(b))).max())

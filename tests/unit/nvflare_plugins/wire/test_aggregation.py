@@ -1,0 +1,283 @@
+"""The server's side of an exchange: sums, retries, and peers that misbehave."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from he_processors.errors import JobAborted, ProtocolError
+from nvflare_plugins.wire.aggregation import Aggregator, Transfer, add_words
+from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.channel import Channel, HeadExchange, RescaleRequested
+from nvflare_plugins.wire.envelope import (
+    Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_list,
+)  # fmt: skip
+
+SITES = ("a", "b", "c")
+ATTEMPT = bytes(range(16))
+
+
+def frame(rank: int, counter: int = 0, **changes) -> Frame:
+    fields = {
+        "type": FrameType.CONTRIBUTION, "operation": Operation.SUM, "kind": Kind.HISTOGRAM,
+        "moment": Moment(Phase.UPDATE, 3), "codec": Codec.MASKED, "rank": rank, "counter": counter,
+        "attempt": ATTEMPT, "n_values": 2, "payload": np.array([rank, 10], dtype="<u8").tobytes(),
+    }  # fmt: skip
+    return Frame(**{**fields, **changes})
+
+
+class Server:
+    def __init__(self, **options):
+        self.transfers: list[Transfer] = []
+        self.aggregator = Aggregator(SITES, ATTEMPT, 0.05, on_transfer=self.transfers.append, **options)
+        self.answers: dict[str, list[Frame]] = {site: [] for site in SITES}
+
+    def send(self, site: str, data: Frame | bytes) -> None:
+        packed = data if isinstance(data, bytes) else data.pack()
+        self.aggregator.submit(site, packed, lambda answer: self.answers[site].append(unpack(answer)))
+
+    def send_all(self, **changes) -> None:
+        for rank, site in enumerate(SITES):
+            self.send(site, frame(rank, **changes))
+
+    def assert_aborted(self, *words: str) -> None:
+        assert self.aggregator.reason is not None
+        for word in words:
+            assert word in self.aggregator.reason
+
+
+def test_sums_modulo_2_64_and_answers_every_site():
+    server = Server()
+    top = np.array([2**64 - 1, 5], dtype=np.uint64)
+    for rank, site in enumerate(SITES):
+        server.send(site, frame(rank, payload=top.astype("<u8").tobytes()))
+    expected = (top * np.uint64(3)).tobytes()
+    assert [server.answers[s][0].payload for s in SITES] == [expected] * 3
+    assert [t.direction for t in server.transfers] == ["received"] * 3 + ["sent"]
+    assert server.transfers[-1].sites == SITES
+
+
+def test_nobody_is_answered_before_all_are_there():
+    server = Server()
+    server.send("a", frame(0))
+    server.send("b", frame(1))
+    assert not any(server.answers.values())
+
+
+def test_a_retry_gets_the_same_answer_without_counting_twice():
+    server = Server()
+    server.send("a", frame(0))
+    server.send("a", frame(0))
+    server.send("b", frame(1))
+    server.send("c", frame(2))
+    server.send("b", frame(1))
+    assert server.answers["b"][0].pack() == server.answers["b"][1].pack()
+    assert np.frombuffer(server.answers["b"][0].payload, "<u8").tolist() == [3, 30]
+
+
+def test_gather_and_broadcast():
+    server = Server()
+    for rank, site in enumerate(SITES):
+        server.send(site, frame(rank, operation=Operation.GATHER, payload=site.encode() * rank))
+    assert unpack_list(server.answers["a"][0].payload, 3) == [b"", b"b", b"cc"]
+    for rank, site in enumerate(SITES):
+        server.send(site, frame(rank, 1, operation=Operation.BROADCAST, payload=b"root" if rank == 0 else b""))
+    assert server.answers["c"][1].payload == b"root"
+
+
+def test_only_rank_0_may_broadcast():
+    server = Server()
+    for rank, site in enumerate(SITES):
+        server.send(site, frame(rank, operation=Operation.BROADCAST, payload=b"x"))
+    server.assert_aborted("only rank 0")
+
+
+def test_one_request_for_another_scale_stops_the_sum():
+    server = Server()
+    server.send("a", frame(0))
+    server.send("b", frame(1, type=FrameType.RESCALE, payload=b""))
+    server.send("c", frame(2))
+    assert {server.answers[s][0].type for s in SITES} == {FrameType.RESCALE}
+    assert server.answers["a"][0].payload == b""
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"payload": b"short"}, ("5 bytes",)),
+        ({"n_values": 3}, ("b", "no longer in step")),
+        ({"kind": Kind.METRIC}, ("METRIC", "HISTOGRAM")),
+        ({"codec": Codec.PLAIN}, ("PLAIN", "MASKED")),
+        ({"moment": Moment(Phase.UPDATE, 4)}, ("update:4",)),
+        ({"counter": 1}, ("counter 1 where 0 is due",)),
+        ({"attempt": bytes(16)}, ("another job attempt",)),
+        ({"rank": 0}, ("claims rank 0",)),
+        ({"type": FrameType.RESULT}, ("only the server",)),
+    ],
+)
+def test_a_frame_out_of_place_aborts_for_everyone_and_names_the_site(changes, words):
+    server = Server()
+    server.send("a", frame(0))
+    server.send("b", frame(1, **changes) if "rank" not in changes else frame(**changes))
+    server.send("c", frame(2))
+    server.assert_aborted("b: " if "payload" not in changes else "", *words)
+    assert all(server.answers[s][-1].type is FrameType.ABORT for s in SITES)
+
+
+def test_a_second_encoding_under_one_counter_aborts():
+    server = Server()
+    server.send("a", frame(0))
+    server.send("a", frame(0, payload=bytes(16)))
+    server.assert_aborted("two different frames under counter 0")
+
+
+def test_an_unknown_site_aborts():
+    server = Server()
+    server.aggregator.submit("mallory", frame(0).pack(), lambda answer: None)
+    server.assert_aborted("mallory", "not a site")
+
+
+def test_a_missing_site_is_named_after_the_deadline():
+    server = Server()
+    server.send("a", frame(0))
+    server.send("c", frame(2))
+    threading.Event().wait(0.1)
+    server.aggregator.expire()
+    server.assert_aborted("no message from b")
+    assert server.answers["a"][0].type is FrameType.ABORT
+
+
+def test_lattice_contributions_before_their_parameters_abort():
+    server = Server()
+    server.send_all(codec=Codec.BFV)
+    server.assert_aborted("before its public parameters")
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_either_parse_or_raise_protocol_error(data):
+    try:
+        unpack(data)
+    except ProtocolError:
+        pass
+
+
+@given(st.integers(0, 400), st.integers(0, 255))
+def test_a_changed_byte_never_passes_as_another_valid_length(position, value):
+    packed = bytearray(frame(0, attachment=b"head").pack())
+    packed[position % len(packed)] = value
+    try:
+        parsed = unpack(bytes(packed))
+    except ProtocolError:
+        return
+    assert len(parsed.payload) + len(parsed.attachment) == 20
+
+
+def test_truncated_and_extended_frames_are_refused():
+    packed = frame(0).pack()
+    for cut in range(len(packed)):
+        with pytest.raises(ProtocolError):
+            unpack(packed[:cut])
+    with pytest.raises(ProtocolError):
+        unpack(packed + b"x")
+
+
+@given(st.lists(st.binary(max_size=20), max_size=6))
+def test_lists_round_trip_exactly(parts):
+    packed = pack_list(parts)
+    assert unpack_list(packed, len(parts)) == parts
+    for broken in (packed + b"x", packed[:-1] if packed else b""):
+        with pytest.raises(ProtocolError):
+            unpack_list(broken, len(parts))
+
+
+def test_add_words_refuses_other_lengths():
+    with pytest.raises(ProtocolError):
+        add_words([bytes(16), bytes(8)], 2)
+
+
+class Loop:
+    """A transport over one aggregator."""
+
+    def __init__(self, aggregator: Aggregator, site: str):
+        self.aggregator, self.site = aggregator, site
+
+    def exchange(self, data: bytes, timeout_s: float) -> bytes:
+        event, answers = threading.Event(), []
+        self.aggregator.submit(self.site, data, lambda answer: (answers.append(answer), event.set()))
+        if not event.wait(timeout_s):
+            raise JobAborted("timeout")
+        return answers[0]
+
+    def abort(self, reason: str) -> None:
+        self.aggregator.abort(reason)
+
+
+def run_sites(work, aggregator: Aggregator) -> dict[str, object]:
+    outcomes: dict[str, object] = {}
+
+    def take_part(site: str) -> None:
+        try:
+            outcomes[site] = work(Channel(site, SITES, "job", ATTEMPT, Loop(aggregator, site), 5.0))
+        except (ProtocolError, JobAborted, RescaleRequested) as error:
+            outcomes[site] = error
+
+    threads = [threading.Thread(target=take_part, args=(site,)) for site in SITES]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def test_channels_number_their_exchanges_and_carry_heads_once():
+    heads: dict[str, list] = {site: [] for site in SITES}
+
+    def work(channel: Channel):
+        channel.heads = HeadExchange(lambda: f"head of {channel.site}".encode(), heads[channel.site].append)
+        channel.gather(Kind.HANDSHAKE, channel.site.encode())
+        channel.heads.mark()
+        parts = channel.gather(Kind.HANDSHAKE, channel.site.encode())
+        channel.gather(Kind.HANDSHAKE, b"")
+        return parts, channel.counter
+
+    outcomes = run_sites(work, Aggregator(SITES, ATTEMPT, 5.0, attachment=lambda: b"server"))
+    assert outcomes == {site: ([b"a", b"b", b"c"], 3) for site in SITES}
+    assert heads == {site: [[b"head of a", b"head of b", b"head of c", b"server"]] for site in SITES}
+
+
+def test_an_abort_reaches_every_site_as_one_error():
+    aggregator = Aggregator(SITES, ATTEMPT, 5.0)
+
+    def work(channel: Channel):
+        if channel.site == "b":
+            aggregator.abort("b: the disk is full")
+        return channel.gather(Kind.HANDSHAKE, b"")
+
+    outcomes = run_sites(work, aggregator)
+    assert {str(e) for e in outcomes.values()} == {"b: the disk is full"}
+
+
+def test_a_server_that_answers_with_another_exchange_is_refused():
+    class Replaying(Loop):
+        first: bytes | None = None
+
+        def exchange(self, data: bytes, timeout_s: float) -> bytes:
+            answer = super().exchange(data, timeout_s)
+            Replaying.first = Replaying.first or answer
+            return Replaying.first
+
+    aggregator = Aggregator(("a",), ATTEMPT, 5.0)
+    channel = Channel("a", ("a",), "job", ATTEMPT, Replaying(aggregator, "a"), 5.0)
+    channel.gather(Kind.HANDSHAKE, b"1")
+    with pytest.raises(ProtocolError, match="belongs elsewhere"):
+        channel.gather(Kind.HANDSHAKE, b"2")
+
+
+def test_attempt_must_be_16_bytes():
+    with pytest.raises(ValueError):
+        Aggregator(SITES, os.urandom(8), 1.0)
