@@ -1,0 +1,133 @@
+"""The mediator as XGBoost sees it, and as a stranger on the same machine sees it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import grpc
+import numpy as np
+import pytest
+import xgboost as xgb
+
+from he_processors.errors import JobAborted, ProtocolError
+from nvflare_plugins.wire.catalogue import (
+    BaseScoreSource, HorizontalGrammar, Kind, Message, Moment, Phase, TrainingShape,
+)  # fmt: skip
+from nvflare_plugins.wire.federated_proto import SERVICE, reply_class, request_class
+from nvflare_plugins.wire.mediator import Mediator
+
+N_FEATURES, MAX_BIN = 3, 8
+
+
+class Echo:
+    """Answers a lone site: its own values are the sums."""
+
+    def __init__(self, change=lambda message, reply: reply):
+        self._change = change
+        self.kinds: list[Kind] = []
+
+    def answer(self, message: Message, buffer: bytes) -> bytes:
+        self.kinds.append(message.kind)
+        reply = b"" if message.kind in (Kind.MODEL_PARAMETERS, Kind.SAMPLER_SEED) else buffer
+        return self._change(message, reply)
+
+
+def matrix() -> xgb.QuantileDMatrix:
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(100, N_FEATURES)).astype(np.float32)
+    return xgb.QuantileDMatrix(features, label=features[:, 0] > 0, max_bin=MAX_BIN)
+
+
+def shape(data: xgb.QuantileDMatrix) -> TrainingShape:
+    n_bins = int(data.get_quantile_cut()[0][-1]) - N_FEATURES
+    return TrainingShape(1, N_FEATURES, n_bins, 1, 1, False, 4, False, False, BaseScoreSource.MEAN, (), 0)
+
+
+def train_one_round(handler: Echo, before_update=lambda mediator: None) -> Mediator:
+    data = matrix()
+    with Mediator(HorizontalGrammar(shape(data)), 0, handler) as mediator:
+        try:
+            with xgb.collective.CommunicatorContext(
+                dmlc_communicator="federated", federated_server_address=mediator.address, federated_world_size=1,
+                federated_rank=0,
+            ):  # fmt: skip
+                booster = xgb.Booster({"objective": "binary:logistic", "nthread": 1, "max_bin": MAX_BIN}, [data])
+                before_update(mediator)
+                mediator.enter(Moment(Phase.UPDATE, 0))
+                booster.update(data, 0)
+        except xgb.core.XGBoostError as error:
+            mediator.surfaced = str(error)
+        return mediator
+
+
+def test_a_round_passes_and_is_named():
+    handler = Echo()
+    mediator = train_one_round(handler)
+    assert mediator.error is None
+    assert handler.kinds[:4] == [Kind.FEATURE_COUNT, Kind.ROW_COUNT, Kind.LABEL_MEAN, Kind.MODEL_PARAMETERS]
+
+
+@pytest.mark.parametrize("change", [lambda m, r: r + bytes(8), lambda m, r: r[:-8], lambda m, r: b""])
+def test_a_reply_of_another_length_never_reaches_xgboost(change):
+    handler = Echo(lambda m, r: change(m, r) if m.kind is Kind.HISTOGRAM else r)
+    mediator = train_one_round(handler)
+    assert isinstance(mediator.error, ProtocolError)
+    assert "XGBoost expects" in mediator.surfaced
+
+
+def test_a_broadcast_reply_with_content_is_refused():
+    handler = Echo(lambda m, r: b"x" * 10 if m.kind is Kind.MODEL_PARAMETERS else r)
+    assert "MODEL_PARAMETERS has 10 bytes" in str(train_one_round(handler).error)
+
+
+def test_an_abort_surfaces_as_one_error():
+    def abort(mediator: Mediator) -> None:
+        mediator.abort(JobAborted("the operator ended the job"))
+
+    mediator = train_one_round(Echo(), abort)
+    assert "the operator ended the job" in mediator.surfaced
+
+
+def test_an_unexpected_failure_of_the_handler_ends_the_call_without_its_text():
+    def fail(message, reply):
+        raise RuntimeError("value 0.123456")
+
+    mediator = train_one_round(Echo(fail))
+    assert "internal error" in mediator.surfaced
+    assert "0.123456" not in mediator.surfaced
+
+
+def test_a_call_out_of_sequence_or_of_another_rank_is_refused():
+    data = matrix()
+    for fields, words in (({"sequence_number": 5}, "call 5 where 0 is due"), ({"rank": 1}, "claims rank 1")):
+        with Mediator(HorizontalGrammar(shape(data)), 0, Echo()) as mediator:
+            with grpc.insecure_channel(mediator.address) as channel:
+                call = channel.unary_unary(
+                    f"/{SERVICE}/Allreduce",
+                    request_serializer=lambda m: m.SerializeToString(),
+                    response_deserializer=reply_class("Allreduce").FromString,
+                )
+                with pytest.raises(grpc.RpcError, match=words):
+                    call(request_class("Allreduce")(**fields))
+
+
+def test_another_process_is_not_served():
+    """Any local user can connect to a loopback port: only this process is answered."""
+    script = textwrap.dedent(
+        """
+        import sys, grpc
+        with grpc.insecure_channel(sys.argv[1]) as channel:
+            try:
+                channel.unary_unary(sys.argv[2])(b"", timeout=10)
+            except grpc.RpcError as error:
+                print(error.details())
+        """
+    )
+    data = matrix()
+    with Mediator(HorizontalGrammar(shape(data)), 0, Echo()) as mediator:
+        command = [sys.executable, "-c", script, mediator.address, f"/{SERVICE}/Allreduce"]
+        printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "another process" in printed
+    assert mediator.error is not None

@@ -1,0 +1,183 @@
+"""Protected sums over three sites: exactness, scales that grow, and what must not happen."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from he_processors.errors import CapacityExceeded, JobAborted, ProtocolError, VeilBoostError
+from he_processors.fixed_point import Grid, exponent_of
+from he_processors.masks import PairwiseMasks
+from nvflare_plugins.wire.aggregation import Aggregator
+from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.envelope import Codec, FrameType, unpack
+from nvflare_plugins.wire.profiles import MaskedSums, PlainSums
+from nvflare_plugins.wire.sums import Family, ProtectedSums
+
+SITES = ("a", "b", "c")
+ATTEMPT = bytes(16)
+
+
+class Wire:
+    """A transport that keeps what passed."""
+
+    def __init__(self, aggregator: Aggregator, site: str):
+        self.aggregator, self.site, self.frames = aggregator, site, []
+
+    def exchange(self, data: bytes, timeout_s: float) -> bytes:
+        self.frames.append(unpack(data))
+        event, answers = threading.Event(), []
+        self.aggregator.submit(self.site, data, lambda answer: (answers.append(answer), event.set()))
+        if not event.wait(timeout_s):
+            raise JobAborted("timeout")
+        return answers[0]
+
+    def abort(self, reason: str) -> None:
+        self.aggregator.abort(reason)
+
+
+def federate(work, plain: bool = False, finest: int | None = None):
+    aggregator = Aggregator(SITES, ATTEMPT, 10.0)
+    wires = {site: Wire(aggregator, site) for site in SITES}
+    results: dict[str, object] = {}
+
+    def take_part(rank: int) -> None:
+        site = SITES[rank]
+        channel = Channel(site, SITES, "job", ATTEMPT, wires[site], 10.0)
+        channel.moment = Moment(Phase.UPDATE, 0)
+        pairs = {peer: bytes([min(rank, peer), max(rank, peer)]) * 16 for peer in range(3) if peer != rank}
+        masks = MaskedSums(PairwiseMasks(b"session-" * 4, rank, pairs, b"g" * 32))
+        sums = ProtectedSums(channel, PlainSums() if plain else masks, masks, finest)
+        try:
+            results[site] = work(sums, rank)
+        except VeilBoostError as error:
+            results[site] = error
+            aggregator.abort(str(error))
+
+    threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results, wires
+
+
+def test_masked_sums_are_exact_on_the_grid_and_equal_at_all_sites():
+    values = [np.random.default_rng(rank).normal(size=1000).astype(np.float32).astype(np.float64) for rank in range(3)]
+
+    def work(sums: ProtectedSums, rank: int):
+        sums.agree_scales({Family.GRADIENTS: 16.0})
+        return sums.sum(Kind.HISTOGRAM, values[rank])
+
+    masked, _ = federate(work)
+    plain, _ = federate(work, plain=True)
+    grid = Grid.for_sum(4, 3, 62)
+    exact = np.ldexp(sum(np.rint(np.ldexp(v, -grid.exponent)) for v in values), grid.exponent)
+    for results in (masked, plain):
+        for site in SITES:
+            assert np.array_equal(results[site], exact)
+
+
+def test_no_two_messages_of_a_site_repeat_a_keystream():
+    """Equal values sent twice, under equal kinds and moments, must differ on the wire in every word."""
+
+    def work(sums: ProtectedSums, rank: int):
+        sums.agree_scales({Family.GRADIENTS: 1.0})
+        for _ in range(2):
+            sums.sum(Kind.HISTOGRAM, np.zeros(64))
+
+    _, wires = federate(work)
+    for wire in wires.values():
+        first, second = (np.frombuffer(f.payload, "<u8") for f in wire.frames if f.kind is Kind.HISTOGRAM)
+        assert not (first == second).any()
+
+
+def test_the_agreed_scale_is_that_of_the_largest_site_and_says_no_more():
+    def work(sums: ProtectedSums, rank: int):
+        sums.agree_scales({Family.GRADIENTS: [0.3, 1000.0, 2.0][rank], Family.LABELS: 1.0})
+        return sums.scale_of(Family.GRADIENTS).bound_exponent, sums.scale_of(Family.LABELS).bound_exponent
+
+    results, wires = federate(work)
+    assert set(results.values()) == {(10, 0)}
+    assert all(frame.codec is Codec.MASKED for wire in wires.values() for frame in wire.frames)
+
+
+def test_a_value_that_outgrows_its_scale_changes_the_scale_and_is_never_summed_partly():
+    def work(sums: ProtectedSums, rank: int):
+        sums.agree_scales({Family.GRADIENTS: 1.0})
+        return sums.sum(Kind.HISTOGRAM, np.array([0.5, 5000.0 if rank == 1 else 0.25])).tolist()
+
+    results, wires = federate(work)
+    assert all(result == [1.5, 5000.5] for result in results.values())
+    kinds = [(frame.type, frame.kind, frame.counter) for frame in wires["b"].frames]
+    assert kinds == [
+        (FrameType.CONTRIBUTION, Kind.SCALE, 0), (FrameType.RESCALE, Kind.HISTOGRAM, 1),
+        (FrameType.CONTRIBUTION, Kind.SCALE, 2), (FrameType.CONTRIBUTION, Kind.HISTOGRAM, 3),
+    ]  # fmt: skip
+    assert [f.payload for f in wires["b"].frames if f.type is FrameType.RESCALE] == [b""]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_stop_the_job_without_naming_them(bad):
+    def work(sums: ProtectedSums, rank: int):
+        sums.agree_scales({Family.METRICS: 1.0})
+        return sums.sum(Kind.METRIC, np.array([bad if rank == 2 else 1.0]))
+
+    results, _ = federate(work)
+    assert isinstance(results["c"], CapacityExceeded)
+    assert isinstance(results["a"], JobAborted)
+
+
+def test_counts_are_exact_and_bounded():
+    def work(sums: ProtectedSums, rank: int):
+        return sums.sum_counts(Kind.ROW_COUNT, np.array([2**40 + rank, -5], dtype=np.int64)).tolist()
+
+    results, _ = federate(work)
+    assert all(result == [3 * 2**40 + 3, -15] for result in results.values())
+
+    def too_large(sums: ProtectedSums, rank: int):
+        return sums.sum_counts(Kind.ROW_COUNT, np.array([2**60], dtype=np.int64))
+
+    results, _ = federate(too_large)
+    assert isinstance(results["a"], CapacityExceeded)
+
+
+def test_a_server_that_changes_the_secure_maximum_is_noticed():
+    class Lying(Wire):
+        def exchange(self, data: bytes, timeout_s: float) -> bytes:
+            answer = bytearray(super().exchange(data, timeout_s))
+            answer[-8] ^= 1  # the highest threshold, which no honest site reaches
+            return bytes(answer)
+
+    aggregator = Aggregator(("a",), ATTEMPT, 10.0)
+    channel = Channel("a", ("a",), "job", ATTEMPT, Lying(aggregator, "a"), 10.0)
+    masks = MaskedSums(PairwiseMasks(b"s" * 32, 0, {}, b"g" * 32))
+    with pytest.raises(ProtocolError, match="secure maximum"):
+        ProtectedSums(channel, masks, masks).agree_scales({Family.GRADIENTS: 1.0})
+
+
+@given(
+    st.lists(st.floats(-1024, 1024, allow_nan=False), min_size=1, max_size=20), st.integers(1, 50), st.integers(30, 62)
+)
+@settings(max_examples=200)
+def test_grid_round_trips_within_half_a_step_and_sums_stay_in_capacity(values, n_summands, capacity_bits):
+    grid = Grid.for_sum(10, n_summands, capacity_bits)
+    integers = grid.encode(np.array(values))
+    assert np.abs(grid.decode(integers) - values).max() <= 2.0 ** (grid.exponent - 1)
+    assert n_summands * int(np.abs(integers).max()) <= 2**capacity_bits
+
+
+def test_grid_refuses_what_does_not_fit():
+    for value in (1.0000001, -2.0, np.nan, np.inf):
+        with pytest.raises(CapacityExceeded):
+            Grid(-40, 0).encode(np.array([0.0, value]))
+
+
+@pytest.mark.parametrize(("bound", "exponent"), [(1.0, 0), (1.0000001, 1), (0.5, -1), (3.0, 2), (0.0, -1022)])
+def test_exponent_of(bound, exponent):
+    assert exponent_of(bound) == exponent
