@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from he_processors.errors import CapacityExceeded
+from he_processors.fixed_pairs import PairFormat
+
+FORMAT = PairFormat.logistic(fraction_bits=40, max_additions=227_845)
+
+
+def test_widths_of_the_creditcard_shape() -> None:
+    # g: 2 * 227,845 * 2^40 < 2^59; h: 227,845 * 2^38 < 2^56.
+    assert (FORMAT.pair_bits, FORMAT.h_bits) == (115, 56)
+
+
+def test_a_million_rows_with_unit_bounds_take_127_bits() -> None:
+    pair_format = PairFormat(40, 2**22 - 1, g_bound=1.0, h_low=0.0, h_high=1.0)
+    assert pair_format.pair_bits == 63 + 62
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1, 1, width=32), st.floats(0, 0.25, width=32)), min_size=1, max_size=20),
+    st.integers(24, 44),
+)
+def test_plaintexts_are_g_shifted_plus_h(pairs: list[tuple[float, float]], fraction_bits: int) -> None:
+    pair_format = PairFormat.logistic(fraction_bits, 1000)
+    g, h = pair_format.encode_pairs(np.array([g for g, _ in pairs]), np.array([h for _, h in pairs]))
+    rows = pair_format.plaintext_rows(g, h)
+    plaintexts = [int.from_bytes(row.tobytes(), "little", signed=True) for row in rows]
+    assert plaintexts == [(int(a) << pair_format.h_bits) + int(b) for a, b in zip(g, h, strict=True)]
+
+
+@given(st.integers(-(2**62), 2**62), st.integers(-(2**61), 2**61))
+def test_plaintexts_of_signed_h_and_extreme_sums(g: int, h: int) -> None:
+    pair_format = PairFormat(0, 1, g_bound=2.0**62, h_low=-(2.0**61), h_high=2.0**61)
+    row = pair_format.plaintext_rows(np.array([g]), np.array([h]))[0]
+    assert int.from_bytes(row.tobytes(), "little", signed=True) == (g << pair_format.h_bits) + h
+
+
+def test_encoding_rounds_half_to_even_and_decodes_exactly() -> None:
+    pair_format = PairFormat(2, 10, 1.0, 0.0, 1.0)
+    g, _ = pair_format.encode_pairs(np.array([0.125, 0.375, -0.125, 1.0]), np.zeros(4))
+    assert g.tolist() == [0, 2, 0, 4]
+    assert pair_format.decode(g).tolist() == [0.0, 0.5, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1.0000001, -1.5])
+def test_gradients_out_of_bounds_are_refused_without_being_shown(bad: float) -> None:
+    with pytest.raises(CapacityExceeded) as caught:
+        FORMAT.encode_pairs(np.array([0.5, bad]), np.array([0.1, 0.1]))
+    assert str(bad) not in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", [np.nan, -1e-9, 0.2500001])
+def test_hessians_out_of_bounds_are_refused(bad: float) -> None:
+    with pytest.raises(CapacityExceeded):
+        FORMAT.encode_pairs(np.array([0.5]), np.array([bad]))
+
+
+def test_capacity_is_checked_when_the_format_is_made() -> None:
+    PairFormat.logistic(44, 2**18)
+    with pytest.raises(CapacityExceeded):
+        PairFormat.logistic(46, 2**18)
+    for arguments in ((40, 0, 1.0, 0.0, 1.0), (40, 5, -1.0, 0.0, 1.0), (40, 5, 1.0, 1.0, 0.5), (40, 5, np.inf, 0, 1)):
+        with pytest.raises(ValueError):
+            PairFormat(*arguments)
+
+
+def test_bounds_of_a_sum_hold_for_rounded_bounds() -> None:
+    pair_format = PairFormat(3, 7, g_bound=0.3, h_low=-0.1, h_high=0.3)  # 0.3 * 8 = 2.4 rounds to 2, bounded by 3
+    assert (pair_format.g_range(7).low, pair_format.g_range(7).high) == (-21, 21)
+    assert (pair_format.h_range(7).low, pair_format.h_range(7).high) == (-7, 21)
+
+
+def test_lengths_must_agree() -> None:
+    with pytest.raises(ValueError):
+        FORMAT.encode_pairs(np.zeros(3), np.zeros(2))
