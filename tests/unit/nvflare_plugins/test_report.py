@@ -1,0 +1,171 @@
+"""The report: complete, self-contained, escaped, and honest about what is missing."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import xgboost as xgb
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins import report as report_module
+from nvflare_plugins.report import build_report, feature_importance, write_report
+from nvflare_plugins.run_record import Curve, RoundRow, RunRecord, TrafficRow
+from nvflare_plugins.wire.evidence import EvidenceLog
+from tests.support.evidence_attempts import Attempt
+
+
+@pytest.fixture(scope="module")
+def model() -> bytes:
+    rng = np.random.default_rng(1)
+    features = rng.normal(size=(200, 3)).astype(np.float32)
+    matrix = xgb.DMatrix(features, features[:, 1] > 0, feature_names=["a", "needle", "c"])
+    return bytes(xgb.train({"objective": "binary:logistic", "nthread": 1}, matrix, 2).save_raw("json"))
+
+
+def run_record(**changes) -> RunRecord:
+    record = RunRecord(
+        job_id="job",
+        attempt="a1",
+        site="site-1",
+        sites=("site-1", "site-2", "site-3"),
+        profile="masks",
+        params={"max_depth": 5},
+        rounds=tuple(
+            RoundRow(i, 0.5, {"eval-auc": 0.7 + i / 100, "eval-logloss": 0.5 - i / 100}, {"xgboost": 0.2, "network": 0.1})
+            for i in range(5)
+        ),
+        traffic=(TrafficRow("HISTOGRAM", "MASKED", True, 5, 1_500_000, 1_000, 0.3),),
+        model="model.json",
+        evidence="site-1.evidence.jsonl",
+        comparison=(Curve("centralized XGBoost", "auc", (0.7, 0.8)),),
+    )
+    return dataclasses.replace(record, **changes)
+
+
+@pytest.fixture
+def folder(tmp_path, model):
+    attempt = Attempt(tmp_path)
+    attempt.open_session()
+    attempt.round(0)
+    attempt.finish()
+    (tmp_path / "model.json").write_bytes(model)
+    return tmp_path
+
+
+class Structure(HTMLParser):
+    """Collects tags, attributes and text; checks that SVG elements nest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    handle_startendtag = handle_starttag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def structure(html: str) -> Structure:
+    parsed = Structure()
+    parsed.feed(html)
+    return parsed
+
+
+def test_report_holds_every_part(folder):
+    html = build_report(run_record(), folder)
+    text = structure(html).text
+    for expected in (
+        "Learning curve", "mean of the sites' local values", "centralized XGBoost", "Time per round", "1.5 MB out",
+        "needle", "splits", "the server and one site", "W-1 sites together", "gradient histograms", "intact",
+        "UNSIGNED", "max_depth", "pairwise masks",
+    ):  # fmt: skip
+        assert expected in text, expected
+
+
+def test_report_needs_nothing_from_outside(folder):
+    parsed = structure(build_report(run_record(), folder))
+    assert not {"script", "img", "link", "iframe", "object", "base", "form"} & set(parsed.tags)
+    assert not {"src", "href", "xlink:href", "onload"} & {name for name, _ in parsed.attributes}
+    assert not any("://" in (value or "") for _, value in parsed.attributes)
+    assert "default-src 'none'" in dict(parsed.attributes).get("content", "") or any(
+        "default-src 'none'" in (value or "") for _, value in parsed.attributes
+    )
+
+
+def test_foreign_text_is_escaped(folder):
+    hostile = "<script>alert(1)</script>"
+    run = run_record(
+        job_id=hostile, site=hostile, profile=hostile, status=hostile, registry=hostile, notes=(hostile,),
+        params={hostile: hostile}, cuts={"a": [hostile]}, traffic=(TrafficRow(hostile, hostile, True, 1, 1, 1),),
+        rounds=(RoundRow(0, 1.0, {f"{hostile}-{hostile}": 0.5}),), comparison=(Curve(hostile, hostile, (0.1,)),),
+    )  # fmt: skip
+    assert "script" not in structure(build_report(run, folder)).tags
+
+
+def test_plain_profile_is_marked_as_unprotected(folder):
+    html = build_report(run_record(profile="plain", traffic=(TrafficRow("METRIC", "PLAIN", True, 1, 16, 16),)), folder)
+    assert "chip bad'>profile plain" in html and "NONE: readable by the server" in html
+
+
+@pytest.mark.parametrize("profile", ["masks", "bfv", "ckks", "plain"])
+def test_every_profile_says_who_could_learn_what(folder, profile):
+    text = structure(build_report(run_record(profile=profile), folder)).text
+    assert ("EVERY SITE'S CONTRIBUTIONS" in text) == (profile == "ckks")
+
+
+def test_run_without_rounds_model_or_evidence_still_has_a_report(tmp_path):
+    run = RunRecord("job", "a", "site-1", ("site-1",), "masks", status="aborted")
+    text = structure(build_report(run, tmp_path)).text
+    assert "aborted" in text and "holds no evidence" in text
+
+
+def test_missing_metric_values_leave_gaps(folder):
+    rounds = (RoundRow(0, 1.0, {"eval-auc": None}), RoundRow(1, 1.0, {"eval-auc": 0.5}))
+    assert "round 1: 0.5" in build_report(run_record(rounds=rounds), folder)
+
+
+def test_tampered_evidence_is_called_broken(folder):
+    path = folder / "site-1.evidence.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"n_values":4', b'"n_values":5', 1))
+    assert "chip bad'>broken" in build_report(run_record(), folder)
+
+
+def test_aborted_evidence_is_not_called_intact(tmp_path):
+    log = EvidenceLog(tmp_path / "site-1.evidence.jsonl", "site-1", "job", "a1", "masks")
+    log.close()
+    assert "chip warn'>not completed" in build_report(run_record(), tmp_path)
+
+
+def test_feature_importance_finds_the_planted_feature(folder):
+    gain, weight = feature_importance(folder / "model.json")
+    assert max(gain, key=gain.get) == "needle" and weight["needle"] >= 1
+
+
+def test_broken_model_file_does_not_prevent_the_report(folder):
+    (folder / "model.json").write_text("{}")
+    assert "no importance for this model" in build_report(run_record(), folder)
+
+
+def test_command_line_rebuilds_the_file(folder, capsys):
+    run_record().write(folder)
+    parser = argparse.ArgumentParser()
+    report_module.add_parser(parser.add_subparsers())
+    arguments = parser.parse_args(["report", str(folder)])
+    assert arguments.func(arguments) == 0
+    assert capsys.readouterr().out.strip() == str(folder / "report.html")
+    assert re.match("<!doctype html>", (folder / "report.html").read_text())
+    arguments = parser.parse_args(["report", str(folder / "nowhere")])
+    assert arguments.func(arguments) == 1
+    with pytest.raises(ConfigurationError):
+        write_report(folder / "nowhere")
