@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from he_processors.errors import AuthenticationError
-from nvflare_plugins.certificates import verify_signature
+from nvflare_plugins.certificates import check_site_chain, fingerprint, verify_signature
 
 
 class FlareAuthority:
-    """Believes certificates that the project's root issued; without a root, any that name the site.
+    """Believes site certificates that lead to the project's root; without a root, any that name the site.
+
+    Evidence outlives certificates: a chain is checked as of today or, if it has expired since, of its last day.
 
     Security: without ``root`` a forger of all logs can bring certificates of his own; ``verify`` says so.
     """
@@ -21,24 +24,23 @@ class FlareAuthority:
 
     def fingerprint(self, site: str, certificate: str) -> str:
         """Return the hex SHA-256 of the certificate in DER form. Raises: AuthenticationError."""
-        leaf = _load(certificate)
-        names = [attribute.value for attribute in leaf.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
-        if names != [site]:
-            raise AuthenticationError("it names another site")
-        if self._root is not None:
-            try:
-                leaf.verify_directly_issued_by(self._root)
-            except (ValueError, TypeError, InvalidSignature):
-                raise AuthenticationError("it was not issued by the given root") from None
-        return leaf.fingerprint(hashes.SHA256()).hex()
+        leaf, *others = _load(certificate)
+        if self._root is None:
+            names = [attribute.value for attribute in leaf.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
+            if names != [site]:
+                raise AuthenticationError("it names another party")
+        else:
+            chain = [c.public_bytes(Encoding.DER) for c in (leaf, *others)]
+            check_site_chain(chain, site, self._root, (), min(datetime.now(UTC), leaf.not_valid_after_utc))
+        return fingerprint(leaf).hex()
 
     def check(self, certificate: str, statement: bytes, signature: bytes) -> None:
         """Check a signature by the certificate's key. Raises: AuthenticationError."""
-        verify_signature(_load(certificate), statement, signature)
+        verify_signature(_load(certificate)[0], statement, signature)
 
 
-def _load(certificate: str) -> x509.Certificate:
+def _load(certificate: str) -> list[x509.Certificate]:
     try:
-        return x509.load_pem_x509_certificates(certificate.encode())[0]
+        return x509.load_pem_x509_certificates(certificate.encode())
     except ValueError:
         raise AuthenticationError("it is no certificate in PEM form") from None
