@@ -19,9 +19,9 @@ steps, with sum bounded by K = 2^44 (and each site's magnitude by K / W), has th
   2. Rounding of coefficients to integers when encoding: at most 1/2 each, whatever the data, so at most
      W N/2 * 2/pi = 2608 W units in a slot: 0.01 steps for W = 1024. No probability is involved.
   3. Double-precision FFTs, once per site and once in the decryptor. Under independent rounding errors of size
-     u = 2^-53 (Higham and Mary, 2019) each of the 13 stages adds at most 4 u^2 times the mean energy of a slot, 2 K^2, to
-     the variance: standard deviation at most sqrt(13 * 4 * 2) u K = 10.2 u K = 0.02 steps. Measured: 1.1 to 3.1 u K over
-     constant, one-signed, alternating and random vectors.
+     u = 2^-53 (Higham and Mary, 2019) each of the 13 stages adds at most 4 u^2 times the mean energy of a slot, 2 K^2,
+     to the variance: standard deviation at most sqrt(13 * 4 * 2) u K = 10.2 u K = 0.02 steps. Measured: at most 3.7 u K
+     over constant, one-signed, alternating, oscillating and random vectors.
 9.5 standard deviations of 3, plus 2, plus 1 make 0.20 < 1/4 steps, and a Gaussian (or sub-Gaussian) exceeds 9.5
 standard deviations with probability 2^-64, which leaves 2^-40 over 2^24 values. A residual above 1/4 aborts the job;
 a wrong integer would need one above 3/4.

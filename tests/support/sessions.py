@@ -1,0 +1,189 @@
+"""Sessions between threads: a channel in memory, certificates as FLARE issues them, a server that may tamper."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cache
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import rsa
+from nvflare.lighter.utils import Identity as Subject
+from nvflare.lighter.utils import generate_cert
+
+from he_processors.errors import JobAborted, VeilBoostError
+from nvflare_plugins.certificates import Identity
+from nvflare_plugins.session import Session, open_session
+from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.envelope import Codec
+
+BINDING = b"b" * 32
+
+Tamper = Callable[[int, int, list[bytes]], list[bytes]]
+"""(exchange number, rank of the reader, contributions of all sites) -> what that site is given."""
+
+
+@cache
+def key_number(n: int) -> rsa.RSAPrivateKey:
+    """Keys take long to make: one per number and test run."""
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A project's root."""
+
+    number: int = 100
+    name: str = "project"
+
+    @property
+    def root(self) -> x509.Certificate:
+        return _root(self.number, self.name)
+
+    def issue(self, site: str, key: int, *, role: str | None = None, days: tuple[int, int] = (-1, 300), **more):
+        """Issue a certificate with NVFlare's own function; ``more`` goes to it."""
+        now = datetime.now(UTC)
+        return generate_cert(
+            Subject(site, "org", role), Subject(self.name), key_number(self.number), key_number(key).public_key(),
+            not_valid_before=now + timedelta(days=days[0]), not_valid_after=now + timedelta(days=days[1]), **more,
+        )  # fmt: skip
+
+    def identity(self, site: str, key: int, certificate: x509.Certificate | None = None) -> Identity:
+        certificate = certificate or self.issue(site, key)
+        return Identity(site, (certificate,), self.root, frozenset({"server1"}), key_number(key))
+
+
+@cache
+def _root(number: int, name: str) -> x509.Certificate:
+    now = datetime.now(UTC) - timedelta(days=2)
+    return generate_cert(
+        Subject(name), Subject(name), key_number(number), key_number(number).public_key(), ca=True,
+        not_valid_before=now, not_valid_after=now + timedelta(days=360),
+    )  # fmt: skip
+
+
+@dataclass
+class Policy:
+    unsigned_sessions: bool = False
+    pinned_fingerprints: Mapping[str, str] = field(default_factory=dict)
+
+
+class Relay:
+    """The server: meets the sites exchange by exchange, keeps what it saw, may change what it hands on."""
+
+    def __init__(self, world: int, tamper: Tamper | None = None):
+        self.seen: list[list[bytes]] = []
+        self._tamper = tamper
+        self._barrier = threading.Barrier(world, timeout=20)
+        self._slots: list[bytes] = [b""] * world
+        self._lock = threading.Lock()
+
+    def meet(self, number: int, rank: int, payload: bytes) -> list[bytes]:
+        try:
+            self._slots[rank] = payload
+            self._barrier.wait()
+            replies = list(self._slots)
+            with self._lock:
+                if len(self.seen) == number:
+                    self.seen.append(replies)
+            self._barrier.wait()
+        except threading.BrokenBarrierError:
+            raise JobAborted("another site gave up") from None
+        return self._tamper(number, rank, list(replies)) if self._tamper else replies
+
+    def stop(self) -> None:
+        self._barrier.abort()
+
+
+class MemoryChannel:
+    """The part of a channel that sessions use."""
+
+    def __init__(self, relay: Relay, site: str, sites: Sequence[str], job_id: str = "job", attempt: str = "00" * 16):
+        self.site, self.sites = site, tuple(sites)
+        self.rank, self.world = self.sites.index(site), len(sites)
+        self.job_id, self.attempt = job_id, attempt
+        self.sent: list[tuple[Kind, Codec, bytes]] = []
+        self._relay = relay
+
+    def gather(self, kind: Kind, payload: bytes, codec: Codec = Codec.PUBLIC) -> list[bytes]:
+        number = len(self.sent)
+        self.sent.append((kind, codec, payload))
+        return self._relay.meet(number, self.rank, payload)
+
+    def broadcast(self, kind: Kind, payload: bytes | None, codec: Codec = Codec.SEALED) -> bytes:
+        return self.gather(kind, payload or b"", codec)[0]
+
+
+@dataclass
+class Outcome:
+    """What happened at the sites, by rank: a result or the error that ended it."""
+
+    results: list
+    channels: list[MemoryChannel]
+    relay: Relay
+
+    @property
+    def sessions(self) -> list[Session]:
+        for result in self.results:
+            if isinstance(result, BaseException):
+                raise result
+        return self.results
+
+    @property
+    def errors(self) -> list[BaseException | None]:
+        """First causes only: None for sites that merely heard that another one gave up."""
+        return [r if isinstance(r, VeilBoostError) and not isinstance(r, JobAborted) else None for r in self.results]
+
+
+def names(world: int) -> list[str]:
+    return [f"site-{i + 1}" for i in range(world)]
+
+
+def run_at_all(relay: Relay, tasks: Sequence[Callable[[], object]]) -> list:
+    """Run one task per site in threads; an error of one site releases the others."""
+    results: list = [None] * len(tasks)
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = tasks[rank]()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            results[rank] = error
+            relay.stop()
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(len(tasks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return results
+
+
+def open_all(
+    identities: Sequence[Identity], policies: Sequence[Policy] | None = None, *, tamper: Tamper | None = None,
+    sites: Sequence[str] | None = None, bindings: Sequence[bytes] | None = None, attempts: Sequence[str] | None = None,
+) -> Outcome:  # fmt: skip
+    """Open a session at all sites at once."""
+    world = len(identities)
+    sites = sites or names(world)
+    policies = policies or [Policy() for _ in range(world)]
+    relay = Relay(world, tamper)
+    channels = [
+        MemoryChannel(relay, site, sites, attempt=(attempts or ["00" * 16] * world)[rank])
+        for rank, site in enumerate(sites)
+    ]
+    tasks = [
+        lambda r=rank: open_session(channels[r], identities[r], policies[r], (bindings or [BINDING] * world)[r])
+        for rank in range(world)
+    ]
+    return Outcome(run_at_all(relay, tasks), channels, relay)
+
+
+def signed_sites(world: int = 3) -> list[Identity]:
+    authority = Authority()
+    return [authority.identity(site, rank) for rank, site in enumerate(names(world))]
+
+
+def unsigned_sites(world: int = 3) -> list[Identity]:
+    return [Identity.unsigned(site) for site in names(world)]
