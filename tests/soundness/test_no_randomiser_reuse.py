@@ -1,0 +1,105 @@
+"""No randomiser twice: across batches, threads, forked and spawned processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from he_processors.additive.rerandomiser import Rerandomiser
+from he_processors.paillier.encryption import PaillierEncryptor, owner_encryptor
+from tests.support.he_toys import signed_rows, toy_paillier
+
+KEY = toy_paillier()
+
+
+def zeros(encryptor: PaillierEncryptor, n: int) -> list[bytes]:
+    """Encrypt zeros: such a ciphertext is its randomiser."""
+    rows = encryptor.arithmetic.to_wire(encryptor.encrypt(signed_rows([0] * n)))
+    return [row.tobytes() for row in rows]
+
+
+def _zeros_of_a_new_encryptor(n: int) -> list[bytes]:
+    return zeros(owner_encryptor(KEY), n)
+
+
+def test_across_batches_of_a_filled_pool() -> None:
+    encryptor = owner_encryptor(KEY, block_rows=64)
+    encryptor.randomisers.fill(150)
+    seen = [c for n in (1, 40, 3, 100, 100) for c in zeros(encryptor, n)]
+    assert len(set(seen)) == len(seen)
+
+
+def test_across_threads_that_share_an_encryptor() -> None:
+    encryptor = owner_encryptor(KEY, block_rows=32)
+    seen: list[list[bytes]] = [[] for _ in range(4)]
+
+    def work(worker: int) -> None:
+        for n in (5, 17, 40):
+            encryptor.randomisers.fill(30)
+            seen[worker] += zeros(encryptor, n)
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    flat = sum(seen, [])
+    assert len(flat) == 4 * 62 and len(set(flat)) == len(flat)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_across_a_fork_with_a_filled_pool() -> None:
+    encryptor = owner_encryptor(KEY, "gmpy2")
+    encryptor.randomisers.fill(60)
+    received = []
+    for _ in range(2):
+        read_end, write_end = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(read_end)
+            with os.fdopen(write_end, "wb") as pipe:
+                pipe.write(b"".join(zeros(encryptor, 30)))
+            os._exit(0)
+        os.close(write_end)
+        with os.fdopen(read_end, "rb") as pipe:
+            data = pipe.read()
+        assert os.waitpid(child, 0)[1] == 0
+        width = encryptor.arithmetic.width
+        received += [data[i : i + width] for i in range(0, len(data), width)]
+    ours = zeros(encryptor, 60)
+    assert len(received) == 60
+    assert len(set(ours + received)) == 120
+
+
+@pytest.mark.slow
+def test_across_spawned_processes() -> None:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=context) as executor:
+        parts = list(executor.map(_zeros_of_a_new_encryptor, [20, 20, 20]))
+    flat = sum(parts, [])
+    assert len(set(flat)) == 60
+
+
+def test_across_rerandomisations_of_threads_and_forks() -> None:
+    encryptor = owner_encryptor(KEY, "gmpy2")
+    rerandomiser = Rerandomiser(KEY.public_key, encryptor.arithmetic)
+
+    def draw(n: int) -> list[bytes]:
+        return [row.tobytes() for row in encryptor.arithmetic.to_wire(rerandomiser.draw(n))]
+
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write_end, b"".join(draw(10)))
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(child, 0)
+    width = encryptor.arithmetic.width
+    seen = [data[i : i + width] for i in range(0, len(data), width)] + draw(10) + draw(10)
+    assert len(set(seen)) == 30

@@ -1,0 +1,107 @@
+"""Run everything, break everything, and search logs, messages and representations for secrets."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from he_processors.additive.key_file import load_private_key, save_private_key
+from he_processors.additive.rerandomiser import Rerandomiser
+from he_processors.bignum.rows import rows_from_ints
+from he_processors.ciphertext_wire import CiphertextHeader, Content, decode_ciphertexts, encode_ciphertexts
+from he_processors.fixed_pairs import PairFormat
+from he_processors.histogram.bins import BinLayout
+from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
+from he_processors.histogram.plain_sums import NodeTotal, decrypt_level
+from he_processors.histogram.planner import plan_level
+from he_processors.okamoto_uchiyama.encryption import owner_encryptor as ou_owner_encryptor
+from he_processors.packing import PackingLayout
+from he_processors.paillier.decryption import OnePrimeDecryptor, PaillierDecryptor
+from he_processors.paillier.encryption import owner_encryptor
+from he_processors.paillier.keys import PaillierPrivateKey, generate_paillier_key
+from tests.support.he_toys import signed_rows, toy_okamoto_uchiyama, toy_paillier
+
+SECRET_PLAINTEXT = 31415926535897932384
+SECRET_GRADIENT = 0.7182818284590452
+PASSPHRASE = b"tell nobody this phrase"
+
+
+def _secrets() -> list[str]:
+    paillier, other = toy_paillier(), toy_okamoto_uchiyama()
+    numbers = [paillier.p, paillier.q, paillier.p_generator, paillier.q_generator]
+    numbers += [other.p, other.q, other.p_generator, other.q_generator, SECRET_PLAINTEXT]
+    texts = [form for number in numbers for form in (str(number), f"{number:x}")]
+    return [text.lower() for text in texts + [str(SECRET_GRADIENT)[:10], PASSPHRASE.decode()]]
+
+
+def _round(key: PaillierPrivateKey) -> tuple[PaillierDecryptor, PackingLayout, BinLayout, np.ndarray, NodeTotal]:
+    layout = BinLayout((3, 2))
+    pair_format = PairFormat.logistic(40, 4)
+    decryptor = PaillierDecryptor(key)
+    packing = PackingLayout.fit(pair_format, decryptor.plaintext_bits)
+    g, h = pair_format.encode_pairs(np.array([SECRET_GRADIENT, -0.5, 0.25, 0.0]), np.full(4, 0.125))
+    encryptor = owner_encryptor(key)
+    arithmetic = encryptor.arithmetic
+    plan = plan_level(np.array([[0, 1, 2, 3], [0, 1, 2, 0]], np.uint8), layout, [np.arange(4, dtype=np.int32)])
+    bins = sum_bins(arithmetic, encryptor.encrypt(pair_format.plaintext_rows(g, h)), plan)
+    hidden = pack_and_hide(bins, packing, Rerandomiser(key.public_key, arithmetic))
+    return decryptor, packing, layout, arithmetic.to_wire(hidden), NodeTotal.of_rows(g, h)
+
+
+def _failures(tmp_path: Path) -> list[Callable[[], object]]:
+    key, ou_key = toy_paillier(), toy_okamoto_uchiyama()
+    encryptor, ou_encryptor = owner_encryptor(key), ou_owner_encryptor(ou_key)
+    arithmetic = encryptor.arithmetic
+    decryptor, packing, layout, rows, total = _round(key)
+    header = CiphertextHeader(key.public_key, Content.PACKED_BINS, packing, 1)
+    message = encode_ciphertexts(header, arithmetic, encryptor.encrypt(signed_rows([SECRET_PLAINTEXT])))
+    path = tmp_path / "key"
+    save_private_key(path, key, PASSPHRASE)
+    out_of_bounds = np.array([1.0 + SECRET_GRADIENT])
+    return [
+        lambda: decrypt_level(rows, decryptor, packing, layout, [replace(total, g=total.g + 1)]),
+        lambda: decrypt_level(rows, decryptor, packing, layout, [replace(total, n_rows=0)]),
+        lambda: packing.unpack([SECRET_PLAINTEXT << 700], packing.pairs_per_plaintext),
+        lambda: encryptor.encrypt(signed_rows([SECRET_PLAINTEXT << 800], 120)),
+        lambda: ou_encryptor.encrypt(signed_rows([SECRET_PLAINTEXT], 32)),
+        lambda: packing.pair_format.encode_pairs(out_of_bounds, np.zeros(1)),
+        lambda: decode_ciphertexts(message[:-1], header, arithmetic),
+        lambda: decode_ciphertexts(message[:-1] + b"\xff", header, arithmetic),
+        lambda: arithmetic.from_wire(np.full((1, arithmetic.width), 255, np.uint8)),
+        lambda: decryptor.decrypt(rows_from_ints([key.p], arithmetic.width)),
+        lambda: OnePrimeDecryptor(key).decrypt(rows_from_ints([key.p], arithmetic.width)),
+        lambda: load_private_key(path, PASSPHRASE + b"!"),
+        lambda: PaillierPrivateKey.from_primes(key.p, key.p),
+        lambda: PaillierPrivateKey(key.q, key.p),
+        lambda: pickle.dumps(key),
+        lambda: pickle.dumps(ou_key),
+        lambda: pickle.dumps(encryptor.randomisers),
+    ]
+
+
+def test_logs_errors_and_representations_hold_no_secret(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shown: list[str] = []
+    with caplog.at_level(logging.DEBUG):
+        generate_paillier_key(512, allow_toy_keys=True)
+        decryptor, packing, layout, rows, total = _round(toy_paillier())
+        sums = decrypt_level(rows, decryptor, packing, layout, [total])
+        for provoke in _failures(tmp_path):
+            with pytest.raises(Exception) as caught:
+                provoke()
+            shown.append("".join(traceback.format_exception(caught.value)))
+        objects = [toy_paillier(), toy_okamoto_uchiyama(), decryptor, owner_encryptor(toy_paillier()), sums[0]]
+        shown += [f"{thing!r} {thing}" for thing in objects]
+    everything = ("\n".join(shown) + caplog.text).lower()
+    for secret in _secrets():
+        assert secret not in everything
+
+
+def test_the_search_finds_a_secret_that_is_shown() -> None:
+    assert any(secret in f"p = {toy_paillier().p}" for secret in _secrets())
