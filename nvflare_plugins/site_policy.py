@@ -6,7 +6,9 @@ administrator knows what to change, and the remedy on the job's side.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -163,6 +165,14 @@ class SitePolicy:
         values.setdefault("inputs", reader.path("inputs", "inputs"))
         values.setdefault("registry", reader.path("registry", "veilboost_registry/{site}"))
         return cls(site=site, workspace=reader.workspace, **values)  # type: ignore[arg-type]
+
+    def fingerprint(self) -> str:
+        """Return a hash of what the policy allows, for the evidence. Paths are left out: they are nobody's business."""
+        allowed = {
+            name: value for name, value in dataclasses.asdict(self).items()
+            if name not in ("site", "workspace", "data_sets", "inputs", "registry")
+        }  # fmt: skip
+        return hashlib.sha256(json.dumps(allowed, sort_keys=True).encode()).hexdigest()
 
     def data_set(self, name: str) -> DataSet:
         """Return a data set by the name that jobs use.

@@ -133,8 +133,11 @@ class _Prepared:
     resumed: RunFolder | None
 
     def binding(self, job: HorizontalJob, place: Place) -> bytes:
-        """Return the hash of what the handshake's transcript must cover."""
-        document = {"job": job.to_dict(), "parameters": self.parameters.document(), "sites": place.sites}
+        """Return the hash that the handshake's transcript covers: the job with its parameters and profile.
+
+        What each site makes of it (columns, effective parameters, versions) is compared afterwards, sealed and by name.
+        """
+        document = {"job": job.to_dict(), "sites": place.sites}
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
 
 
@@ -201,7 +204,8 @@ class _Attempt:
 
     def _open_evidence(self) -> None:
         session, evidence = self._session, self._evidence
-        evidence.session(**session.evidence_facts(), versions=versions(), policy_hash=self._place.policy.fingerprint())
+        facts = session.evidence_facts()
+        evidence.session(**facts, versions=versions(), policy_hash=self._place.policy.fingerprint())
         self._channel.heads = HeadExchange(evidence.signed_head, self._take_heads)
 
     def _take_heads(self, heads: list[bytes]) -> None:

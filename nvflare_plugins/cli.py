@@ -1,0 +1,40 @@
+"""The command ``veilboost``: one subcommand per module, each with its own ``add_parser``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from he_processors.errors import VeilBoostError
+
+_SUBCOMMANDS = (
+    "nvflare_plugins.demo",
+    "nvflare_plugins.flare.site_setup",
+    "nvflare_plugins.plan",
+    "nvflare_plugins.verify",
+    "nvflare_plugins.report",
+    "nvflare_plugins.export",
+    "nvflare_plugins.registry_command",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return the exit code: 0 well, 1 refused or failed, 2 wrong usage."""
+    parser = argparse.ArgumentParser(
+        prog="veilboost", description="Private federated XGBoost for NVIDIA FLARE, on the stock XGBoost wheel."
+    )
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for module in _SUBCOMMANDS:
+        import_module(module).add_parser(subparsers)
+    options = parser.parse_args(arguments)
+    try:
+        return options.func(options) or 0
+    except VeilBoostError as error:
+        print(f"veilboost {options.command}: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

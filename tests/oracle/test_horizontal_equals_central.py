@@ -1,0 +1,186 @@
+"""Federated training against centralized XGBoost on the pooled rows with the same cuts, and profiles against plain.
+
+Tolerances: structure, features, thresholds and default directions must be equal. Leaves differ by float32 rounding of
+the label mean (2e-7 of max(1, |leaf|)), and not at all where base_score is given: sums are exact to about 2^-40, far
+below what float32 leaves resolve.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import load_breast_cancer
+
+from nvflare_plugins.horizontal.job import HorizontalJob
+from tests.support.federation import Federation, central_model, leaf_difference, succeed
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+MAX_BIN, ROUNDS = 64, 4
+LABEL_MEAN_TOLERANCE = 2e-7
+
+
+def breast() -> pd.DataFrame:
+    frame = load_breast_cancer(as_frame=True).frame
+    frame = frame.rename(columns={"target": "label"}).sample(frac=1, random_state=0)
+    return frame.astype(np.float32)
+
+
+def synthetic(n_rows: int = 20_000) -> pd.DataFrame:
+    """20 columns with 7 % missing, one constant, one all missing, one of few whole numbers."""
+    rng = np.random.default_rng(3)
+    features = rng.normal(size=(n_rows, 20)).astype(np.float32)
+    features[:, 5] = rng.integers(0, 4, n_rows)
+    label = (features[:, 0] + features[:, 1] * features[:, 2] + features[:, 5] + rng.normal(size=n_rows) > 2)
+    features[rng.random(features.shape) < 0.07] = np.nan
+    features[:, 6], features[:, 7] = 3.0, np.nan
+    return pd.DataFrame(features, columns=[f"x{i}" for i in range(20)]).assign(label=label.astype(np.float32))
+
+
+def regression(frame: pd.DataFrame, scale: float = 1.0) -> pd.DataFrame:
+    first = np.nan_to_num(frame.iloc[:, 0].to_numpy(np.float64))
+    return frame.assign(label=((np.abs(first) * 0.3 + frame.label * 2 + 0.5) * scale).astype(np.float32))
+
+
+def counts(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.assign(label=np.round(np.minimum(regression(frame).label, 30)))
+
+
+def classes(frame: pd.DataFrame) -> pd.DataFrame:
+    first = np.nan_to_num(frame.iloc[:, 0].to_numpy(np.float64))
+    return frame.assign(label=np.digitize(first, np.quantile(first, [0.3, 0.6])).astype(np.float32))
+
+
+def as_is(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame
+
+
+LOGISTIC = {"objective": "binary:logistic"}
+EQUAL_TO_CENTRAL = {
+    "plain_logistic": (LOGISTIC, as_is),
+    "base_score": ({**LOGISTIC, "base_score": 0.5}, as_is),
+    "lambda_0": ({**LOGISTIC, "lambda": 0}, as_is),
+    "alpha": ({**LOGISTIC, "alpha": 1.0}, as_is),
+    "gamma": ({**LOGISTIC, "gamma": 1.0}, as_is),
+    "child_weight_0": ({**LOGISTIC, "min_child_weight": 0}, as_is),
+    "child_weight_20": ({**LOGISTIC, "min_child_weight": 20}, as_is),
+    "delta_step": ({**LOGISTIC, "max_delta_step": 0.5}, as_is),
+    "lossguide": ({**LOGISTIC, "grow_policy": "lossguide", "max_leaves": 12, "max_depth": 0}, as_is),
+    "max_leaves": ({**LOGISTIC, "max_leaves": 6}, as_is),
+    "depth_1": ({**LOGISTIC, "max_depth": 1}, as_is),
+    "depth_10": ({**LOGISTIC, "max_depth": 10}, as_is),
+    "scale_pos_weight": ({**LOGISTIC, "scale_pos_weight": 3.0}, as_is),
+    "parallel_trees": ({**LOGISTIC, "num_parallel_tree": 2}, as_is),
+    "column_sampling": (
+        {**LOGISTIC, "colsample_bytree": 0.7, "colsample_bylevel": 0.7, "colsample_bynode": 0.7, "seed": 7}, as_is),
+    "monotone": ({**LOGISTIC, "monotone_constraints": "first"}, as_is),
+    "interaction": ({**LOGISTIC, "interaction_constraints": "halves"}, as_is),
+    "dart": ({**LOGISTIC, "booster": "dart", "rate_drop": 0.3}, as_is),
+    "hinge": ({"objective": "binary:hinge"}, as_is),
+    "logit_raw": ({"objective": "binary:logitraw"}, as_is),
+    "squared_error": ({"objective": "reg:squarederror"}, regression),
+    "squared_error_1e6": ({"objective": "reg:squarederror"}, lambda f: regression(f, 1e6)),
+    "pseudo_huber": ({"objective": "reg:pseudohubererror"}, regression),
+    "squared_log_error": ({"objective": "reg:squaredlogerror"}, regression),
+    "poisson": ({"objective": "count:poisson"}, counts),
+    "gamma_regression": ({"objective": "reg:gamma"}, regression),
+    "tweedie": ({"objective": "reg:tweedie"}, regression),
+    "softprob": ({"objective": "multi:softprob", "num_class": 3}, classes),
+    "softmax": ({"objective": "multi:softmax", "num_class": 3}, classes),
+}  # fmt: skip
+# Sampling draws other rows at each site; adaptive leaves average the sites' medians; vector leaves are compared with
+# plain because XGBoost cannot list their trees. These are equal to `plain`, not to centralized training.
+EQUAL_TO_PLAIN = {
+    "subsample": ({**LOGISTIC, "subsample": 0.5, "seed": 3}, as_is),
+    "absolute_error": ({"objective": "reg:absoluteerror"}, regression),
+    "quantile_error": ({"objective": "reg:quantileerror", "quantile_alpha": 0.3}, regression),
+    "vector_leaf": ({"objective": "multi:softprob", "num_class": 3, "multi_strategy": "multi_output_tree"}, classes),
+}
+
+
+def prepared(params: dict, frame: pd.DataFrame) -> dict:
+    names = [c for c in frame.columns if c != "label"]
+    params = {"max_depth": 4, "max_bin": MAX_BIN, **params}
+    if params.get("monotone_constraints") == "first":
+        params["monotone_constraints"] = {names[0]: 1, names[1]: -1}
+    if params.get("interaction_constraints") == "halves":
+        params["interaction_constraints"] = [names[: len(names) // 2], names[len(names) // 2 :]]
+    return params
+
+
+def federate(folder: Path, frame: pd.DataFrame, params: dict, profile: str, **fields) -> Federation:
+    federation = Federation(folder)
+    federation.give_data("train", frame)
+    job = HorizontalJob("train", "label", params, fields.pop("num_rounds", ROUNDS), profile, cuts="exact", **fields)
+    succeed(federation.run(job))
+    return federation
+
+
+@pytest.mark.parametrize("name", EQUAL_TO_CENTRAL)
+@pytest.mark.parametrize("make", [breast, lambda: synthetic(6_000)], ids=["breast", "missing"])
+def test_masks_equal_central(tmp_path, make, name):
+    params, change = EQUAL_TO_CENTRAL[name]
+    frame = change(make())
+    params = prepared(params, frame)
+    federation = federate(tmp_path, frame, params, "masks")
+    central = central_model(frame, "label", params, federation.cuts(), ROUNDS)
+    difference = leaf_difference(federation.model(), central)
+    assert difference <= (0.0 if "base_score" in params else LABEL_MEAN_TOLERANCE)
+
+
+@pytest.mark.parametrize("name", EQUAL_TO_PLAIN)
+@pytest.mark.parametrize("make", [breast, lambda: synthetic(6_000)], ids=["breast", "missing"])
+def test_masks_equal_plain(tmp_path, make, name):
+    params, change = EQUAL_TO_PLAIN[name]
+    frame = change(make())
+    params = prepared(params, frame)
+    models = [federate(tmp_path / p, frame, params, p).model() for p in ("plain", "masks")]
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("profile", ["masks", "bfv", "ckks"])
+@pytest.mark.parametrize("objective", ["logistic", "squared"])
+def test_profiles_equal_plain_on_one_grid(tmp_path, profile, objective):
+    frame = breast() if objective == "logistic" else regression(breast())
+    params = prepared(LOGISTIC if objective == "logistic" else {"objective": "reg:squarederror"}, frame)
+    models = [
+        federate(tmp_path / p, frame, params, p, finest_exponent=-20).model() for p in ("plain", profile)
+    ]  # fmt: skip
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize(("profile", "tolerance"), [("bfv", LABEL_MEAN_TOLERANCE), ("ckks", 1e-6)])
+@pytest.mark.parametrize("make", [breast, lambda: synthetic(6_000)], ids=["breast", "missing"])
+def test_lattice_profiles_equal_central(tmp_path, make, profile, tolerance):
+    frame = make()
+    params = prepared(LOGISTIC, frame)
+    federation = federate(tmp_path, frame, params, profile)
+    central = central_model(frame, "label", params, federation.cuts(), ROUNDS)
+    assert leaf_difference(federation.model(), central) <= tolerance
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["masks", "bfv", "ckks"])
+@pytest.mark.parametrize("name", ["credit2", "missing"])
+def test_large_sets_equal_central(tmp_path, name, profile):
+    if name == "credit2":
+        path = DATA / "credit2.parquet"
+        if not path.exists():
+            pytest.skip("credit2 is not on this machine")
+        frame = pd.read_parquet(path).sample(frac=1, random_state=0).astype(np.float32)
+    else:
+        frame = synthetic()
+    params = prepared({**LOGISTIC, "max_bin": 256, "max_depth": 5}, frame)
+    federation = federate(tmp_path, frame, params, profile, num_rounds=10)
+    central = central_model(frame, "label", params, federation.cuts(), 10)
+    assert leaf_difference(federation.model(), central) <= (1e-6 if profile == "ckks" else LABEL_MEAN_TOLERANCE)
+
+
+def test_weights_equal_central(tmp_path):
+    frame = breast().assign(w=np.random.default_rng(0).random(569).astype(np.float32) + 0.5)
+    params = prepared(LOGISTIC, frame.drop(columns="w"))
+    federation = federate(tmp_path, frame, params, "masks", weight="w")
+    central = central_model(frame, "label", params, federation.cuts(), ROUNDS, weight="w")
+    assert leaf_difference(federation.model(), central) <= LABEL_MEAN_TOLERANCE
