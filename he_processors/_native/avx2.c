@@ -77,8 +77,8 @@ INLINE void finish_column(const word_t *sum, word_t *out, size_t k, vec *column,
     column[jb - 1] = get(sum, k + jb);
 }
 
-/* One pass: out = (sum + a * b[0 .. jb) + quotients * S) / 2^(28 * jb). With `squares`, b = a + start, and the products of
- * the limbs from start on count: those of the block itself once, those of higher limbs twice. `out` may be a.
+/* One pass: out = (sum + a * b[0 .. jb) + quotients * S) / 2^(28 * jb). With `squares`, b = a + start, and the products
+ * of the limbs from start on count: those of the block itself once, those of higher limbs twice. `out` may be a.
  * sum[limbs .. limbs + 2 * jb) is 0. */
 INLINE void pass(const struct vb_modulus *m, const word_t *a, const word_t *b, size_t start, const word_t *sum,
                  word_t *out, int jb, int carries, int squares)

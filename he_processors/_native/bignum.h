@@ -45,10 +45,11 @@ struct vb_pow_step {
     int32_t entry;
 };
 
-/* A run of rows to multiply: rows order[start .. start + length). */
+/* A run of rows to multiply, rows order[start .. start + length), and the row of the output that takes the product. */
 struct vb_task {
     int64_t start;
     int64_t length;
+    int64_t result;
 };
 
 /* The operations of one instruction set. All return 0, or -1 when memory is short. Outputs may be the inputs. */
@@ -61,7 +62,7 @@ struct vb_kernels {
     int (*mul)(const struct vb_modulus *m, const void *a, const void *b, size_t b_step, size_t n, void *out);
     /* out[i] = a[i] + b[i * b_step] */
     int (*add)(const struct vb_modulus *m, const void *a, const void *b, size_t b_step, size_t n, void *out);
-    /* out[t] = product of the rows of task t; tasks are served in the given order, longest first is best */
+    /* out[result] = product of the rows of a task; tasks are served in the given order, longest first is best */
     int (*products)(const struct vb_modulus *m, const void *rows, const int32_t *order, const struct vb_task *tasks,
                     size_t n_tasks, void *out);
     /* out[i] = base^(2^(window * i)) */

@@ -3,8 +3,8 @@
  * A pass takes JB (mostly four) limbs of b. It walks once over the columns: at step k, limb k of a and limb k of S + 1
  * meet all limbs of b and all quotient digits of the pass, whose products fall into the JB + 1 columns held in
  * registers (low halves in column k + i, high halves in column k + i + 1). Column k is then complete, is written JB
- * places further down, and the next one comes in. Columns are sums of at most 4 * limbs products below 2^52: they fit 64
- * bits without carrying, and only the last pass carries.
+ * places further down, and the next one comes in. Columns are sums of at most 4 * limbs products below 2^52: they fit
+ * 64 bits without carrying, and only the last pass carries.
  */
 #include "bignum.h"
 
@@ -60,8 +60,8 @@ INLINE void products(vec *sum, vec x, const vec *y, int jb)
     }
 }
 
-/* The first JB columns: their low limbs are the quotient digits of the pass. In: column[0 .. 2 JB), with all products of
- * a and b. Out: quotient digits, column[JB .. 2 JB) for the walk. */
+/* The first jb columns: their low limbs are the quotient digits of the pass. In: column[0 .. 2 jb), the first half with
+ * all products of a and b. Out: the digits, and column[jb .. 2 jb) with what the columns below carry into them. */
 INLINE void quotients(const uint64_t *s, vec *column, vec *quotient, int jb)
 {
     const vec mask = _mm512_set1_epi64((1LL << LIMB_BITS) - 1);
@@ -95,8 +95,8 @@ INLINE void finish_column(word_t *out, size_t k, vec total, vec *carry, int last
     put(out, k, total);
 }
 
-/* One pass of a product: out = (sum + a * b[0 .. jb) + quotients * S) / 2^(52 * jb). The last pass carries; its `out` may
- * be a, which is read ahead of where it is written. sum[limbs .. limbs + jb) is 0. */
+/* One pass of a product: out = (sum + a * b[0 .. jb) + quotients * S) / 2^(52 * jb). The last pass carries; its `out`
+ * may be a, which is read ahead of where it is written. sum[limbs .. limbs + jb) is 0. */
 INLINE void product_pass(const struct vb_modulus *m, const word_t *a, const word_t *b, const word_t *sum, word_t *out,
                          int jb, int last)
 {
@@ -127,7 +127,8 @@ INLINE void product_pass(const struct vb_modulus *m, const word_t *a, const word
 }
 
 /* Column k of a square pass: `cross` holds products that count twice. */
-INLINE void square_column(const word_t *sum, word_t *out, size_t k, vec *cross, vec *fold, vec *carry, int jb, int last)
+INLINE void square_column(const word_t *sum, word_t *out, size_t k, vec *cross, vec *fold, vec *carry, int jb,
+                          int last)
 {
     vec once = _mm512_add_epi64(get(sum, k), fold[0]), twice = _mm512_add_epi64(cross[0], cross[0]);
     finish_column(out, k - jb, _mm512_add_epi64(once, twice), carry, last);
@@ -143,11 +144,11 @@ INLINE void diagonal(vec *cross, vec *fold, vec x, const vec *digit, int i)
     fold[i + 1] = high(fold[i + 1], x, digit[i]);
 }
 
-/* One pass of a square: as product_pass with b = a + start, but a pair of limbs is multiplied only once, by the block of
- * the lower limb. Products of block `start` begin at column `start` of the pass, so the columns that give the quotient
- * digits are complete before any later block. */
-INLINE void square_pass(const struct vb_modulus *m, const word_t *a, size_t start, const word_t *sum, word_t *out, int jb,
-                        int last)
+/* One pass of a square: as product_pass with b = a + start, but a pair of limbs is multiplied only once, by the block
+ * of the lower limb. Products of block `start` begin at column `start` of the pass, so the columns that give the
+ * quotient digits are complete before any later block. */
+INLINE void square_pass(const struct vb_modulus *m, const word_t *a, size_t start, const word_t *sum, word_t *out,
+                        int jb, int last)
 {
     const uint64_t *s = m->scaled_plus1;
     const size_t limbs = m->limbs;

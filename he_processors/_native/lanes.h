@@ -1,12 +1,13 @@
-/* The batch operations, written once for all instruction sets: LANES numbers travel together, interleaved limb by limb
- * (group[k * LANES + l] is limb k of lane l). The including file defines
+/* The batch operations, written once for all instruction sets: LANES numbers travel together, interleaved limb by
+ * limb (group[k * LANES + l] is limb k of lane l). The including file defines
  *
  *   LANES, LIMB_BITS, limb_t (element of a row), word_t (element of a group), KERNELS (name of the table), NAME
  *   static void multiply(const struct vb_modulus *m, word_t *a, const word_t *b, word_t *scratch)   a = a * b / R
  *   static void square(const struct vb_modulus *m, word_t *a, word_t *scratch)                      a = a * a / R
  *   static void load(const struct vb_modulus *m, word_t *group, const limb_t *const rows[LANES])
  *
- * `multiply` may be given b == a. It wants a < 4 * S (partial sums are up to a + S); b may be any number of the limbs. Rows are always read completely before the row that may alias them is written.
+ * `multiply` may be given b == a. It wants a < 4 * S (partial sums are up to a + S); b may be any number below R. Rows
+ * are always read completely before a row that may alias them is written: no pointer is declared restrict.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -119,7 +120,7 @@ struct queue {
     const struct vb_task *tasks;
     size_t n_tasks, next;
     limb_t *out;
-    size_t task[LANES];
+    limb_t *result[LANES];
     const int32_t *at[LANES], *end[LANES]; /* the next row to multiply in; at == end: idle */
     unsigned busy;
 };
@@ -128,19 +129,19 @@ struct queue {
 static void refill(const struct vb_modulus *m, struct queue *q, word_t *acc, unsigned lane)
 {
     while (q->next < q->n_tasks) {
-        size_t t = q->next++;
-        const int32_t *first = q->order + q->tasks[t].start;
-        int64_t length = q->tasks[t].length;
+        const struct vb_task *task = &q->tasks[q->next++];
+        const int32_t *first = q->order + task->start;
+        int64_t length = task->length;
         const limb_t *row = length ? ROW(q->rows, *first) : (const limb_t *)m->one;
         if (length > 1) {
             set_lane(m, acc, lane, row);
-            q->task[lane] = t;
+            q->result[lane] = ROW(q->out, task->result);
             q->at[lane] = first + 1;
             q->end[lane] = first + length;
             q->busy++;
             return;
         }
-        memcpy(ROW(q->out, t), row, m->limbs * sizeof(limb_t));
+        memcpy(ROW(q->out, task->result), row, m->limbs * sizeof(limb_t));
     }
     q->at[lane] = q->end[lane] = NULL;
 }
@@ -168,7 +169,7 @@ static int lanes_products(const struct vb_modulus *m, const void *rows, const in
         multiply(m, acc, factor, scratch);
         for (unsigned l = 0; l < LANES; l++)
             if (q.at[l] && q.at[l] == q.end[l]) {
-                get_lane(m, acc, l, ROW(q.out, q.task[l]));
+                get_lane(m, acc, l, q.result[l]);
                 refill(m, &q, acc, l);
             }
     }
@@ -213,29 +214,49 @@ static int lanes_table(const struct vb_modulus *m, const void *base_rows, unsign
     return 0;
 }
 
-/* Multiply each group of a block by its table entries, window after window: a table slice stays in cache meanwhile. */
-#define POWERS_BLOCK 64 /* groups */
+struct exponents {
+    const uint8_t *bytes;
+    size_t width;
+    const limb_t *table;
+    unsigned window;
+};
 
-static int lanes_powers(const struct vb_modulus *m, const void *table_rows, unsigned window, size_t n_windows,
-                        const uint8_t *exponents, size_t exponent_width, size_t n, void *out_rows)
+/* The table entries of up to LANES exponents in one window; lanes beyond the last exponent repeat it. */
+static void find_entries(const struct vb_modulus *m, const struct exponents *e, size_t window, size_t first,
+                         size_t stop, const limb_t *row[LANES])
 {
-    const limb_t *table = table_rows;
+    for (unsigned l = 0; l < LANES; l++) {
+        const uint8_t *exponent = e->bytes + (first + l < stop ? first + l : stop - 1) * e->width;
+        row[l] = ROW(e->table, window << e->window | vb_bits(exponent, e->width, window * e->window, e->window));
+    }
+}
+
+/* Each group of a block takes a factor from one window of the table before the next window is looked at: the window
+ * stays in cache. The entries of the group after the present one are on their way meanwhile. */
+#define POWERS_BLOCK 512 /* groups; with 2048-bit moduli, 1.3 MB */
+
+static int lanes_powers(const struct vb_modulus *m, const void *table, unsigned window, size_t n_windows,
+                        const uint8_t *bytes, size_t width, size_t n, void *out_rows)
+{
+    const struct exponents e = {.bytes = bytes, .width = width, .table = table, .window = window};
     limb_t *out = out_rows;
-    word_t *block = allocate((POWERS_BLOCK + 1) * GROUP(m) + SCRATCH_WORDS(m));
+    size_t n_groups = (n + LANES - 1) / LANES;
+    n_groups = n_groups < POWERS_BLOCK ? n_groups : POWERS_BLOCK;
+    word_t *block = allocate((n_groups + 1) * GROUP(m) + SCRATCH_WORDS(m));
     if (!block)
         return -1;
-    word_t *factor = block + POWERS_BLOCK * GROUP(m), *scratch = factor + GROUP(m);
+    word_t *factor = block + n_groups * GROUP(m), *scratch = factor + GROUP(m);
     for (size_t start = 0; start < n; start += POWERS_BLOCK * LANES) {
         size_t stop = n - start < POWERS_BLOCK * LANES ? n : start + POWERS_BLOCK * LANES;
         for (size_t j = 0; j < n_windows; j++)
             for (size_t i = start; i < stop; i += LANES) {
                 word_t *acc = block + (i - start) / LANES * GROUP(m);
                 const limb_t *row[LANES];
-                for (unsigned l = 0; l < LANES; l++) {
-                    const uint8_t *exponent = exponents + (i + l < stop ? i + l : i) * exponent_width;
-                    row[l] = ROW(table, j << window | vb_bits(exponent, exponent_width, j * window, window));
-                }
+                find_entries(m, &e, j, i, stop, row);
                 load(m, j ? factor : acc, row);
+                find_entries(m, &e, j, i + LANES < stop ? i + LANES : start, stop, row);
+                for (unsigned l = 0; l < LANES; l++)
+                    prefetch_row(m, row[l]);
                 if (j)
                     multiply(m, acc, factor, scratch);
             }

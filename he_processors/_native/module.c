@@ -72,7 +72,8 @@ static PyObject *py_instruction_sets(PyObject *self, PyObject *unused)
 {
     PyObject *names = PyList_New(0);
     for (size_t i = 0; names && i < 4 && best_first[i]; i++) {
-        PyObject *item = Py_BuildValue("(sII)", best_first[i]->name, best_first[i]->limb_bits, best_first[i]->limb_bytes);
+        const struct vb_kernels *k = best_first[i];
+        PyObject *item = Py_BuildValue("(sII)", k->name, k->limb_bits, k->limb_bytes);
         if (!item || PyList_Append(names, item) < 0)
             Py_CLEAR(names);
         Py_XDECREF(item);
@@ -230,12 +231,13 @@ static PyObject *py_add(PyObject *self, PyObject *args)
     return binary(args, 0);
 }
 
-/* Every task inside the order, and every row index that the tasks use inside the rows. */
-static int tasks_fit(const int32_t *order, int64_t n_order, const struct vb_task *tasks, size_t n_tasks, int64_t rows)
+/* Every task inside the order, its result inside the output, and every row index that it uses inside the rows. */
+static int tasks_fit(const int32_t *order, int64_t n_order, const struct vb_task *tasks, size_t n_tasks, int64_t rows,
+                     int64_t results)
 {
     for (size_t t = 0; t < n_tasks; t++) {
-        int64_t start = tasks[t].start, length = tasks[t].length;
-        if (start < 0 || length < 0 || start > n_order || length > n_order - start)
+        int64_t start = tasks[t].start, length = tasks[t].length, result = tasks[t].result;
+        if (start < 0 || start > n_order || length < 0 || length > n_order - start || result < 0 || result >= results)
             return 0;
         for (int64_t i = start; i < start + length; i++)
             if (order[i] < 0 || order[i] >= rows)
@@ -244,7 +246,7 @@ static int tasks_fit(const int32_t *order, int64_t n_order, const struct vb_task
     return 1;
 }
 
-/* products(modulus, rows, order int32[], tasks int64[][2] (start, length), out_rows) */
+/* products(modulus, rows, order int32[], tasks int64[][3] (start, length, result), out_rows) */
 static PyObject *py_products(PyObject *self, PyObject *args)
 {
     const struct vb_modulus *m;
@@ -253,10 +255,10 @@ static PyObject *py_products(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "O&y*y*y*w*", as_modulus, &m, &rows, &order, &tasks, &out))
         return NULL;
     size_t n_tasks = (size_t)tasks.len / sizeof(struct vb_task);
-    int fits = n_rows(m, &rows) >= 0 && tasks.len % sizeof(struct vb_task) == 0 && n_rows(m, &out) == (Py_ssize_t)n_tasks;
+    int fits = n_rows(m, &rows) >= 0 && n_rows(m, &out) >= 0 && tasks.len % sizeof(struct vb_task) == 0;
     if (fits) {
         Py_BEGIN_ALLOW_THREADS
-        fits = tasks_fit(order.buf, order.len / 4, tasks.buf, n_tasks, n_rows(m, &rows));
+        fits = tasks_fit(order.buf, order.len / 4, tasks.buf, n_tasks, n_rows(m, &rows), n_rows(m, &out));
         if (fits)
             status = m->kernels->products(m, rows.buf, order.buf, tasks.buf, n_tasks, out.buf);
         Py_END_ALLOW_THREADS
@@ -381,7 +383,7 @@ static PyObject *py_horner(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"instruction_sets", py_instruction_sets, METH_NOARGS, "(name, limb_bits, limb_bytes) of each usable path, best first"},
+    {"instruction_sets", py_instruction_sets, METH_NOARGS, "(name, limb_bits, limb_bytes), best first"},
     {"modulus", py_modulus, METH_VARARGS, NULL},
     {"first_not_below", py_first_not_below, METH_VARARGS, NULL},
     {"enter", py_enter, METH_VARARGS, NULL},

@@ -5,8 +5,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-/* linear(terms, constant, modulus, out): out[i] = (constant + sum_t terms[t].rows[i] * terms[t].coefficient) mod modulus;
- * terms is a tuple of (rows, width, coefficient); all numbers little-endian and not negative. */
+/* linear(terms, constant, modulus, out): out[i] = (constant + sum_t rows_t[i] * coefficient_t) mod modulus, where terms
+ * is a tuple of (rows, width, coefficient); all numbers little-endian and not negative. */
 PyObject *vb_py_linear(PyObject *self, PyObject *args);
 
 #endif

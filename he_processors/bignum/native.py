@@ -95,6 +95,7 @@ class NativeBatch:
         self.threads = default_threads() if threads is None else threads
         scaled = modulus * (-pow(modulus, -1, 1 << limb_bits) % (1 << limb_bits))
         self._n_limbs = max(_MIN_LIMBS, -(-(scaled.bit_length() + _SLACK_BITS) // limb_bits))
+        self.row_bytes = self._n_limbs * limb_bytes
         self._dtype = np.dtype(np.uint64 if limb_bytes == 8 else np.uint32)
         self._kind = (variant, modulus)
         radix = 1 << (limb_bits * self._n_limbs)
@@ -178,11 +179,10 @@ class NativeBatch:
         chunk = int(np.clip(int(starts[-1] - starts[0]) // lanes, 16, _LONGEST_CHUNK))
         while True:
             tasks, chunk_starts = cut_segments(starts, chunk)
-            limbs, position = self._products(limbs, order, tasks)
+            limbs = self._products(limbs, order, tasks)
             if len(tasks) == len(starts) - 1:
-                return self._residues(limbs[position])
-            # Merge: row ``position[t]`` of the products belongs to task t, and the tasks are still in segment order.
-            order, starts = position, chunk_starts
+                return self._residues(limbs)
+            order, starts = np.arange(len(tasks), dtype=np.int32), chunk_starts
 
     def fixed_base(self, base: int, exponent_bits: int) -> NativeFixedBase:
         """Prepare powers of one base for exponents of at most ``exponent_bits`` bits."""
@@ -217,7 +217,10 @@ class NativeBatch:
         return self._residues(out)
 
     def power_table(self, base: int, window: int, n_windows: int) -> NDArray[np.uint64] | NDArray[np.uint32]:
-        """Return base^(d * 2^(window * i)) in row ``i << window | d``. Shapes: result: limbs[n_windows << window, ...]."""
+        """Return base^(d * 2^(window * i)) in row ``i << window | d``.
+
+        Shapes: result: limbs[n_windows << window, ...].
+        """
         unit = self.from_wire(np.frombuffer((base % self.modulus).to_bytes(self.width, "little"), np.uint8)[None, :])
         bases = self._empty(n_windows)
         _bignum.ladder(self._handle, unit.limbs, window, bases)
@@ -246,26 +249,14 @@ class NativeBatch:
 
     def _products(
         self, limbs: NDArray[np.uint64] | NDArray[np.uint32], order: NDArray[np.int32], tasks: NDArray[np.int64]
-    ) -> tuple[NDArray[np.uint64] | NDArray[np.uint32], NDArray[np.int32]]:
-        """Multiply out tasks (start, length), longest first, dealt out to the threads in turn.
-
-        Returns the products and, for each task, the row that holds its product.
-        """
+    ) -> NDArray[np.uint64] | NDArray[np.uint32]:
+        """Multiply out tasks, longest first, dealt out to the threads in turn: each gets as many long ones."""
         longest_first = np.argsort(-tasks[:, 1], kind="stable")
         n_hands = max(1, min(self.threads, len(tasks) // _LANES))
-        hands = [longest_first[hand::n_hands] for hand in range(n_hands)]
-        bounds = np.cumsum([0] + [len(hand) for hand in hands])
-        served = np.concatenate(hands)
+        hands = [np.ascontiguousarray(tasks[longest_first[hand::n_hands]]) for hand in range(n_hands)]
         out = self._empty(len(tasks))
-        dealt = np.ascontiguousarray(tasks[served])
-
-        def multiply(block: slice) -> None:
-            _bignum.products(self._handle, limbs, order, dealt[block], out[block])
-
-        run_blocks(multiply, [slice(*pair) for pair in zip(bounds[:-1], bounds[1:], strict=True)], self.threads)
-        position = np.empty(len(tasks), dtype=np.int32)
-        position[served] = np.arange(len(tasks), dtype=np.int32)
-        return out, position
+        run_blocks(lambda hand: _bignum.products(self._handle, limbs, order, hand, out), hands, self.threads)
+        return out
 
     def _combine(self, operation: Callable[..., None], a: NativeResidues, b: NativeResidues) -> NativeResidues:
         left, right = self._limbs(a), self._limbs(b)
@@ -323,7 +314,7 @@ class NativeFixedBase:
     def _table_for(self, n_exponents: int) -> tuple[NDArray[np.uint64] | NDArray[np.uint32], int]:
         with self._lock:
             self._seen += n_exponents
-            wanted = best_window(self._exponent_bits, self._seen)
+            wanted = best_window(self._exponent_bits, self._seen, self._arithmetic.row_bytes)
             if self._table is None or wanted > self._window + 1:
                 n_windows = -(-self._exponent_bits // wanted)
                 self._table = self._arithmetic.power_table(self._base, wanted, n_windows)

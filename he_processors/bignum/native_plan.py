@@ -5,34 +5,40 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-# 2^10 rows of 2048 bits are 330 KB: one window of the table still fits the second-level cache beside the batch.
-_WIDEST_TABLE_WINDOW = 10
+# 2^11 rows of 2048 bits are 670 KB: one window of the table still fits the second-level cache beside other things.
+_WIDEST_TABLE_WINDOW = 11
+_LARGEST_TABLE_BYTES = 96 << 20
 _WIDEST_SLIDING_WINDOW = 7
 
 
 def cut_segments(starts: NDArray[np.int64], chunk: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Cut segments of a row order into tasks of at most ``chunk`` rows, as even as they can be.
 
-    Shapes: starts: int64[n_segments + 1]; result: tasks int64[n_tasks, 2] of (start, length), in segment order, at
-    least one for each segment, and where each segment's tasks start: int64[n_segments + 1].
+    Shapes: starts: int64[n_segments + 1]; result: tasks int64[n_tasks, 3] of (start, length, number of the task), in
+    segment order, at least one for each segment, and where each segment's tasks start: int64[n_segments + 1].
     """
     lengths = np.diff(starts)
     n_tasks = np.maximum(1, -(-lengths // chunk))
     task_starts = np.concatenate([[0], np.cumsum(n_tasks)]).astype(np.int64)
     segment = np.repeat(np.arange(len(lengths)), n_tasks)
-    ordinal = np.arange(task_starts[-1]) - task_starts[segment]
+    number = np.arange(task_starts[-1])
+    ordinal = number - task_starts[segment]
     begin = lengths[segment] * ordinal // n_tasks[segment]
     end = lengths[segment] * (ordinal + 1) // n_tasks[segment]
-    return np.stack([starts[segment] + begin, end - begin], axis=1), task_starts
+    return np.stack([starts[segment] + begin, end - begin, number], axis=1), task_starts
 
 
-def best_window(exponent_bits: int, n_exponents: int) -> int:
+def best_window(exponent_bits: int, n_exponents: int, row_bytes: int) -> int:
     """Return the window that makes building a fixed-base table and using it ``n_exponents`` times cheapest."""
 
-    def products(window: int) -> int:
-        return -(-exponent_bits // window) * ((1 << window) + n_exponents)
+    def rows(window: int) -> int:
+        return -(-exponent_bits // window) << window
 
-    return min(range(1, _WIDEST_TABLE_WINDOW + 1), key=products)
+    def products(window: int) -> int:
+        return rows(window) + -(-exponent_bits // window) * n_exponents
+
+    windows = range(1, _WIDEST_TABLE_WINDOW + 1)
+    return min((w for w in windows if w == 1 or rows(w) * row_bytes <= _LARGEST_TABLE_BYTES), key=products)
 
 
 def sliding_window(exponent: int) -> tuple[NDArray[np.int32], int]:

@@ -449,14 +449,18 @@ def test_cut_segments_keeps_every_row_once(lengths: list[int], chunk: int, first
     for segment, (begin, end) in enumerate(pairwise(starts.tolist())):
         mine = tasks[task_starts[segment] : task_starts[segment + 1]]
         assert len(mine) >= 1
-        assert [i for start, length in mine.tolist() for i in range(start, start + length)] == list(range(begin, end))
+        rows = [i for start, length, _ in mine.tolist() for i in range(start, start + length)]
+        assert rows == list(range(begin, end))
+    assert tasks[:, 2].tolist() == list(range(len(tasks)))
 
 
 def test_wider_windows_pay_for_larger_batches() -> None:
-    windows = [best_window(1024, n) for n in (1, 10, 100, 1000, 10_000, 1_000_000)]
+    windows = [best_window(1024, n, 328) for n in (1, 10, 100, 1000, 10_000, 1_000_000)]
     assert windows == sorted(windows)
     assert windows[0] <= 2
     assert windows[-1] >= 9
+    limited = best_window(4096, 1_000_000, 1024)
+    assert -(-4096 // limited) * 1024 << limited <= 100 << 20
 
 
 # Plain integers ----------------------------------------------------------------------------------------------------
@@ -472,7 +476,8 @@ def test_linear_is_its_python_twin(data: st.DataObject) -> None:
     terms = []
     for _ in range(data.draw(st.integers(1, 4))):
         width = data.draw(st.integers(1, 60))
-        content = data.draw(st.one_of(st.binary(min_size=n * width, max_size=n * width), st.just(b"\xff" * (n * width))))
+        size = n * width
+        content = data.draw(st.one_of(st.binary(min_size=size, max_size=size), st.just(b"\xff" * size)))
         terms.append((np.frombuffer(content, dtype=np.uint8).reshape(n, width), data.draw(number)))
     constant = data.draw(number)
     assert np.array_equal(linear(terms, constant, modulus, 1), linear_python(terms, constant, modulus))
@@ -528,7 +533,7 @@ def test_the_c_functions_check_their_buffers(variant: str) -> None:
     _, x = draw(arithmetic, 16)
     handle, rows, bignum = arithmetic._handle, x.limbs, native._bignum
     order, bad_order = np.arange(16, dtype=np.int32), np.full(16, 16, dtype=np.int32)
-    task = np.array([[0, 16]], dtype=np.int64)
+    task = np.array([[0, 16, 0]], dtype=np.int64)
     steps = np.array([[0, 0]], dtype=np.int32)
     exponents, numbers = np.zeros((16, 2), dtype=np.uint8), np.zeros((16, arithmetic.width), dtype=np.uint8)
     calls: list[Callable[[], object]] = [
@@ -536,9 +541,10 @@ def test_the_c_functions_check_their_buffers(variant: str) -> None:
         lambda: bignum.mul(handle, rows, rows, rows[:3].copy()),
         lambda: bignum.add(handle, rows, rows.view(np.uint8).ravel()[:5].copy(), rows.copy()),
         lambda: bignum.products(handle, rows, bad_order, task, rows[:1].copy()),
-        lambda: bignum.products(handle, rows, order, task + 1, rows[:1].copy()),
+        lambda: bignum.products(handle, rows, order, task + [1, 0, 0], rows[:1].copy()),
         lambda: bignum.products(handle, rows, order, -task, rows[:1].copy()),
-        lambda: bignum.products(handle, rows, order, task, rows[:2].copy()),
+        lambda: bignum.products(handle, rows, order, task + [0, 0, 1], rows[:1].copy()),
+        lambda: bignum.products(handle, rows, order, task - [0, 0, 1], rows[:1].copy()),
         lambda: bignum.ladder(handle, rows, 3, rows.copy()),
         lambda: bignum.ladder(handle, rows[:1], 40, rows.copy()),
         lambda: bignum.table(handle, rows[:2], 2, rows[:7].copy()),
