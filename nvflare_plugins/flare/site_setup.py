@@ -22,7 +22,7 @@ from typing import Any
 
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
-from he_processors.errors import ConfigurationError, VeilBoostError
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.site_policy import POLICY_FILE, PROFILES, Consents, SitePolicy, template
 
@@ -227,10 +227,6 @@ def _main(args: argparse.Namespace) -> int:
     wishes = Wishes(
         dict(args.data_sets), tuple(args.profiles), tuple(args.consents), args.min_sites, args.max_colluders
     )
-    try:
-        changes = set_up(args.folder, wishes)
-    except VeilBoostError as error:
-        print(f"site-setup: {error}")
-        return 1
+    changes = set_up(args.folder, wishes)
     print("\n".join(changes) if changes else "nothing to change: everything is set up already")
     return 0

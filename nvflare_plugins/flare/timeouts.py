@@ -5,8 +5,8 @@ Inside an exchange nothing is ever waited for without end:
 * A site that hears nothing for QUERY_INTERVAL_S asks the server (transport.py). Silence alone never ends a job.
 * The server ends the job when a site is missing from an exchange for `exchange_deadline_s`: the slowest site's local
   work between two exchanges plus the transfer of the largest message, both from the job's size.
-* A site gives up later than the server would, so that the server's message, which names the missing site, is the one
-  that everyone reads.
+* A site gives up SITE_MARGIN_S later than the server would, so that the server's message, which names the missing
+  site, is the one that everyone reads.
 * FLARE's own knobs do not matter to the training: it runs inside one task without time limit, and its heartbeats only
   decide how soon a dead job process is noticed. Before the task all sites must be there within START_TIMEOUT_S.
 """
@@ -15,11 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from nvflare_plugins.horizontal.job import HorizontalJob
+
 QUERY_INTERVAL_S = 10.0
 START_TIMEOUT_S = 120.0
 ABORT_POLL_S = 0.2
 EXPIRE_POLL_S = 1.0
 HEARTBEAT_S = 30.0
+SITE_MARGIN_S = 60.0
 ABORT_GRACE_S = 20.0  # after a failure: for the other sites to hand in their evidence
 
 LOCAL_WORK_S = 600.0  # reading data, building the matrix, one tree level, encrypting: for tables up to some 10^7 rows
@@ -34,20 +37,24 @@ def resend_pause_s(size_bytes: int) -> float:
     return 5.0 + size_bytes / 1e6
 
 
-def exchange_deadline_s(profile: str, params: Mapping[str, object]) -> float:
+def exchange_deadline_s(job: HorizontalJob) -> float:
     """Return how long the server waits for the slowest site in one exchange.
 
-    Two transfers (up and down) of the largest histogram message of ASSUMED_FEATURES features, plus local work.
-
-    Args:
-        profile: the job's profile.
-        params: the job's XGBoost parameters, of which depth and bins count.
+    The job's own deadline if it has one; else two transfers (up and down) of the largest histogram message of
+    ASSUMED_FEATURES features, plus local work.
     """
-    depth = _whole(params, 6, "max_depth")
-    bins = _whole(params, 256, "max_bin", "max_bins")
+    if job.deadline_s:
+        return job.deadline_s
+    depth = _whole(job.params, 6, "max_depth")
+    bins = _whole(job.params, 256, "max_bin", "max_bins")
     nodes = min(2 ** max(depth - 1, 0), _MAX_NODES_PER_MESSAGE) if depth else _MAX_NODES_PER_MESSAGE
-    largest_bytes = nodes * ASSUMED_FEATURES * bins * 2 * _BYTES_PER_VALUE[profile]
+    largest_bytes = nodes * ASSUMED_FEATURES * bins * 2 * _BYTES_PER_VALUE[job.profile]
     return LOCAL_WORK_S + 2 * largest_bytes / ASSUMED_BYTES_PER_SECOND
+
+
+def site_timeout_s(job: HorizontalJob) -> float:
+    """Return how long a site waits for the server in one exchange: longer than the server for the slowest site."""
+    return exchange_deadline_s(job) + SITE_MARGIN_S
 
 
 def _whole(params: Mapping[str, object], default: int, *names: str) -> int:

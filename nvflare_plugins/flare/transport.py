@@ -346,6 +346,9 @@ class FrameServer:
                 handle(site, label, message.payload)
         except VeilBoostError as error:
             self._on_violation(site, str(error))
+        except Exception:  # the edge of the process: FLARE would hide it, and the sites would wait for the deadline
+            logger.exception("a defect in the server's part of VeilBoost, please report it")
+            self._on_violation(site, "something that the server failed on; see the server's log")
 
     def _receive_piece(self, site: str, label: Label, payload: object) -> None:
         state = self._states[site]

@@ -1,0 +1,200 @@
+"""The server's side of one run of a job: frames, evidence, results, and the one reason if it fails.
+
+Knows cells and sites, but nothing of FLARE's workflow: the controller drives it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from he_processors.errors import ProtocolError
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from nvflare_plugins.files import write_atomically
+from nvflare_plugins.flare.transport import Cell, FrameServer
+from nvflare_plugins.wire.aggregation import Aggregator, Transfer
+from nvflare_plugins.wire.envelope import ATTEMPT_BYTES
+from nvflare_plugins.wire.evidence import EvidenceLog
+from nvflare_plugins.wire.evidence_format import SERVER, export_name
+
+COMPLETED = "completed"
+FAILED = "failed"
+RESULT_FOLDER = "veilboost"
+EVIDENCE_FOLDER = "evidence"
+SUMMARY_FILE = "summary.json"
+MAX_ERROR_CHARS = 2000
+MAX_EVIDENCE_BYTES = 1 << 30
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]+")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SiteReport:
+    """What a site hands in at the end of its task.
+
+    Privacy: the summary and the evidence are what leaves the site; neither holds a row, a gradient or the model.
+    Attributes:
+        model_hmac: hex, keyed under the sites' group key: equal for equal models, and of no use to the server else.
+    """
+
+    status: str
+    error: str = ""
+    model_hmac: str = ""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    evidence: bytes = b""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return FOBS-serialisable values."""
+        return {
+            "status": self.status, "error": self.error, "model_hmac": self.model_hmac,
+            "summary": json.dumps(dict(self.summary)), "evidence": self.evidence,
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> SiteReport:
+        """Read what a site sent.
+
+        Raises: ProtocolError.
+        """
+        status, evidence = document.get("status"), document.get("evidence", b"")
+        texts = [document.get(name, "") for name in ("error", "model_hmac", "summary")]
+        if status not in (COMPLETED, FAILED) or not all(isinstance(text, str) for text in texts):
+            raise ProtocolError("a result that is not one")
+        if not isinstance(evidence, (bytes, bytearray)) or len(evidence) > MAX_EVIDENCE_BYTES:
+            raise ProtocolError("a result with unusable evidence")
+        try:
+            summary = json.loads(texts[2] or "{}")
+        except ValueError:
+            raise ProtocolError("a result whose summary is not JSON") from None
+        if not isinstance(summary, dict):
+            raise ProtocolError("a result whose summary is not an object")
+        return cls(status, printable(texts[0]), texts[1], summary, bytes(evidence))
+
+
+class ServerAttempt:
+    """Serves the sites of one run of a job until all reported or one failed.
+
+    Args:
+        cell: the cell of the server's engine for this job.
+        site_cells: site -> name of its job cell, from FLARE's list of authenticated clients.
+        folder: where evidence and summary go; a part of the job's workspace, so that a download brings it.
+    """
+
+    def __init__(
+        self,
+        *,
+        cell: Cell,
+        site_cells: Mapping[str, str],
+        job_id: str,
+        profile: str,
+        deadline_s: float,
+        folder: Path,
+        randomness: RandomSource = OS_RANDOMNESS,
+    ) -> None:
+        attempt = randomness.bytes(ATTEMPT_BYTES)
+        self.attempt = attempt.hex()
+        self.sites = sorted(site_cells)
+        self._job_id, self._profile, self._folder = job_id, profile, folder
+        self._lock = threading.Lock()
+        self._reason: str | None = None
+        self._reports: dict[str, SiteReport] = {}
+        path = folder / EVIDENCE_FOLDER / export_name(SERVER)
+        self._evidence = EvidenceLog(path, SERVER, job_id, self.attempt, profile, role="server")
+        self._aggregator = Aggregator(
+            self.sites, attempt, deadline_s, self._record, self._evidence.signed_head, on_abort=self.fail
+        )
+        self._frames = FrameServer(cell, self._aggregator, site_cells, self.attempt, self._on_violation)
+
+    @property
+    def reason(self) -> str | None:
+        """Why the attempt failed, or None."""
+        return self._reason
+
+    @property
+    def missing(self) -> list[str]:
+        """The sites that have not reported yet."""
+        with self._lock:
+            return [site for site in self.sites if site not in self._reports]
+
+    def poll(self) -> None:
+        """Look after deadlines; call about once a second."""
+        self._aggregator.expire()
+
+    def fail(self, reason: str) -> None:
+        """End the attempt: every site gets the reason, wherever it is. The first reason stays."""
+        with self._lock:
+            if self._reason is not None:
+                return
+            self._reason = printable(reason)
+        self._aggregator.abort(self._reason)
+        self._frames.abort_sites(self._reason)
+
+    def add_report(self, site: str, document: Mapping[str, Any]) -> None:
+        """Take the result of a site's task, whatever it is."""
+        try:
+            report = SiteReport.from_dict(document)
+        except ProtocolError as error:
+            report = SiteReport(FAILED, f"sent {error}")
+        with self._lock:
+            self._reports[site] = report
+        if report.status == FAILED:
+            self.fail(f"{site}: {report.error or 'failed without saying why'}")
+
+    def finish(self) -> str | None:
+        """Write evidence and summary.
+
+        Returns: why the attempt failed, or None if all sites completed with the same model.
+        """
+        if self.missing:
+            self.fail(f"no result from {', '.join(self.missing)}")
+        hmacs = {report.model_hmac for report in self._reports.values()}
+        if self._reason is None and (len(hmacs) != 1 or hmacs == {""}):
+            self.fail("the sites ended with different models, or did not say which: do not use any of them")
+        self._evidence.end(COMPLETED if self._reason is None else "aborted", self._reason or "")
+        self._evidence.close()
+        for site, report in self._reports.items():
+            if report.evidence:
+                _write(self._folder / EVIDENCE_FOLDER / export_name(site), report.evidence)
+        self._write_summary()
+        return self._reason
+
+    def _write_summary(self) -> None:
+        document = {
+            "job_id": self._job_id,
+            "attempt": self.attempt,
+            "profile": self._profile,
+            "status": COMPLETED if self._reason is None else FAILED,
+            "reason": self._reason,
+            "sites": {
+                site: {"status": report.status, "error": report.error, "summary": report.summary}
+                for site, report in sorted(self._reports.items())
+            },
+        }
+        _write(self._folder / SUMMARY_FILE, json.dumps(document, indent=2).encode() + b"\n")
+
+    def _record(self, transfer: Transfer) -> None:
+        frame = transfer.frame
+        self._evidence.record(
+            transfer.direction, frame.counter, frame.kind.name, str(frame.moment), frame.codec.name, frame.n_values,
+            frame.payload, frame.kind.private, peers=transfer.sites,
+        )  # fmt: skip
+
+    def _on_violation(self, site: str, text: str) -> None:
+        self.fail(f"{site} sent {text}")
+
+
+def printable(text: str) -> str:
+    """Return text from a peer fit for logs: printable ASCII on one line, of limited length."""
+    return _UNPRINTABLE.sub(" ", text).strip()[:MAX_ERROR_CHARS]
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content)

@@ -1,0 +1,153 @@
+"""What FLARE runs on the server: one task per site, and the aggregation of its frames without any key."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from he_processors.errors import ConfigurationError, VeilBoostError
+from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServerAttempt
+from nvflare_plugins.flare.timeouts import (
+    ABORT_GRACE_S,
+    EXPIRE_POLL_S,
+    START_TIMEOUT_S,
+    exchange_deadline_s,
+)
+from nvflare_plugins.horizontal.job import HorizontalJob
+
+TRAIN_TASK = "veilboost_train"
+
+
+class HorizontalController(Controller):
+    """Runs one horizontal training over the sites of a FLARE job.
+
+    Args:
+        job: the job (HorizontalJob.to_dict()).
+        sites: sites that must take part; None means every site that FLARE assigned to the job.
+        min_clients: fewest sites that must take part.
+    """
+
+    def __init__(
+        self,
+        job: dict[str, Any],
+        sites: list[str] | None = None,
+        min_clients: int = 3,
+        task_check_period: float = 0.2,
+    ) -> None:
+        super().__init__(task_check_period=task_check_period)
+        self.job = job
+        self.sites = sites
+        self.min_clients = min_clients
+        self._attempt: ServerAttempt | None = None
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing to prepare: everything happens in control_flow."""
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing to release: control_flow has finished the attempt."""
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """Ignore it: it belongs to a task that has already ended."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """End the job when a site of it has gone."""
+        attempt = self._attempt
+        if event_type == EventType.CLIENT_DISCONNECTED and attempt is not None:
+            name = fl_ctx.get_prop(FLContextKey.DISCONNECTED_CLIENT_NAME)
+            if name in attempt.missing:
+                attempt.fail(f"{name} has gone: its job process no longer answers")
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Run the attempt; a failure ends the FLARE job with one clear reason."""
+        try:
+            job = HorizontalJob.from_dict(self.job)
+            clients = self._wait_for_sites(abort_signal)
+            reason = self._run(job, clients, abort_signal, fl_ctx) if clients else "aborted before it began"
+        except VeilBoostError as error:
+            reason = str(error)
+        if reason is not None:
+            self.system_panic(f"VeilBoost job failed: {reason}", fl_ctx)
+
+    def _wait_for_sites(self, abort_signal: Signal) -> list[Client]:
+        """Return the clients that take part, by name; none if the job was aborted meanwhile.
+
+        Raises: ConfigurationError if they are not there in time.
+        """
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not abort_signal.triggered:
+            clients = {client.name: client for client in self._engine.get_clients()}
+            wanted = sorted(self.sites if self.sites is not None else clients)
+            missing = [name for name in wanted if name not in clients]
+            if not missing and len(wanted) >= self.min_clients:
+                return [clients[name] for name in wanted]
+            if time.monotonic() > deadline:
+                what = f"missing: {', '.join(missing)}" if missing else f"{len(wanted)} of {self.min_clients}"
+                raise ConfigurationError(f"the job's sites were not there within {START_TIMEOUT_S:.0f} s ({what})")
+            time.sleep(0.5)
+        return []
+
+    def _run(self, job: HorizontalJob, clients: list[Client], abort_signal: Signal, fl_ctx: FLContext) -> str | None:
+        job_id = fl_ctx.get_job_id()
+        core_cell = self._engine.get_cell().core_cell
+        attempt = ServerAttempt(
+            cell=core_cell,
+            site_cells={client.name: f"{client.get_fqcn()}.{job_id}" for client in clients},
+            job_id=job_id,
+            profile=job.profile,
+            deadline_s=exchange_deadline_s(job),
+            folder=Path(self._engine.get_workspace().get_run_dir(job_id)) / RESULT_FOLDER,
+        )
+        self._attempt = attempt
+        task = self._task(job, attempt, core_cell.get_fqcn())
+        self.log_info(fl_ctx, f"training with {', '.join(attempt.sites)} under profile {job.profile}")
+        self.broadcast(task=task, fl_ctx=fl_ctx, targets=list(attempt.sites), min_responses=0)
+        self._supervise(attempt, task, abort_signal)
+        reason = attempt.finish()
+        self.log_info(fl_ctx, "all sites ended with the same model" if reason is None else "the training failed")
+        return reason
+
+    def _task(self, job: HorizontalJob, attempt: ServerAttempt, server: str) -> Task:
+        data = Shareable()
+        data.update(
+            {"job": job.to_dict(), "sites": attempt.sites, "attempt": attempt.attempt, "server": server}
+        )
+
+        def on_result(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            attempt.add_report(client_task.client.name, _report_of(client_task.result))
+
+        return Task(name=TRAIN_TASK, data=data, result_received_cb=on_result)
+
+    def _supervise(self, attempt: ServerAttempt, task: Task, abort_signal: Signal) -> None:
+        """Return when every site has reported, or some time after a failure at the latest."""
+        give_up_at: float | None = None
+        while attempt.missing:
+            attempt.poll()
+            if abort_signal.triggered:
+                attempt.fail("aborted by an operator or by FLARE")
+                break
+            if attempt.reason is not None:
+                give_up_at = give_up_at or time.monotonic() + ABORT_GRACE_S
+                if time.monotonic() > give_up_at:
+                    break
+            time.sleep(min(EXPIRE_POLL_S, self._task_check_period))
+        self.cancel_task(task)
+
+
+def _report_of(result: Shareable) -> dict[str, Any]:
+    """Return the site's report; a site that could not even run the task gives FLARE's return code instead."""
+    if "status" in result:
+        return dict(result)
+    code = result.get_return_code(ReturnCode.OK)
+    return {"status": FAILED, "error": f"FLARE could not run the task there ({code}); see that site's log"}

@@ -1,0 +1,204 @@
+"""What FLARE runs at a site: one task, in which the whole training happens."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.analytix import AnalyticsDataType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
+
+from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError, VeilBoostError
+from nvflare_plugins.certificates import Identity
+from nvflare_plugins.flare.attempt import COMPLETED, FAILED, SiteReport
+from nvflare_plugins.flare.controller import TRAIN_TASK
+from nvflare_plugins.flare.timeouts import ABORT_POLL_S, HEARTBEAT_S, site_timeout_s
+from nvflare_plugins.flare.transport import SiteTransport
+from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.run_folder import RunFolder
+from nvflare_plugins.horizontal.site import Place, SiteResult, run_site
+from nvflare_plugins.horizontal.training import RoundRecord
+from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.wire.envelope import ATTEMPT_BYTES
+from nvflare_plugins.wire.evidence_format import export_name
+
+RUNS_FOLDER = "veilboost_runs"  # in the site's workspace: models and evidence outlive FLARE's own job folders
+METRICS_EVENT = "fed.analytix_log_stats"  # what FLARE's tracking receivers on the server listen to
+MAX_SITES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TrainTask:
+    """The content of the one task, as the server sent it."""
+
+    job: HorizontalJob
+    sites: tuple[str, ...]
+    attempt: str
+    server: str
+
+    @classmethod
+    def from_shareable(cls, data: Shareable, site: str) -> TrainTask:
+        """Read the task strictly.
+
+        Raises: ProtocolError or ConfigurationError.
+        """
+        job, sites, attempt, server = (data.get(name) for name in ("job", "sites", "attempt", "server"))
+        if not isinstance(job, dict) or not isinstance(attempt, str) or not isinstance(server, str):
+            raise ProtocolError("the server sent a task that is not a VeilBoost task")
+        if not isinstance(sites, list) or len(sites) > MAX_SITES or not all(isinstance(name, str) for name in sites):
+            raise ProtocolError("the server sent a task with an unusable list of sites")
+        if sites != sorted(set(sites)) or site not in sites:
+            raise ProtocolError(f"the server's list of sites is not sorted, or lacks {site}")
+        if len(attempt) != 2 * ATTEMPT_BYTES or server.split(".")[0] != "server":
+            raise ProtocolError("the server sent a task with an unusable attempt or address")
+        return cls(HorizontalJob.from_dict(job), tuple(sites), attempt, server)
+
+
+class HorizontalExecutor(Executor):
+    """Trains at one site. Everything the site allows is in its own policy, nothing in the job's configuration."""
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Run the task and return the site's report; an error becomes text free of data."""
+        if task_name != TRAIN_TASK:
+            return make_reply(ReturnCode.TASK_UNKNOWN)
+        site, job_id = fl_ctx.get_identity_name(), fl_ctx.get_job_id()
+        workspace = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
+        evidence = RunFolder(workspace / RUNS_FOLDER, job_id).evidence / export_name(site)
+        try:
+            result = self._train(shareable, fl_ctx, abort_signal, workspace)
+            report = SiteReport(
+                COMPLETED, model_hmac=result.model_hmac, summary=_summary(result), evidence=_content(evidence)
+            )
+            self.log_info(fl_ctx, f"finished: the model is {result.model_path}")
+        except Exception as error:  # the edge of the process: whatever it is, it becomes the site's report
+            text = error_text(error)
+            if isinstance(error, VeilBoostError):
+                self.log_error(fl_ctx, f"the training ended with an error: {text}")
+            else:
+                self.log_exception(fl_ctx, f"a defect of VeilBoost or of its set-up, please report it: {text}")
+            report = SiteReport(FAILED, error=text, evidence=_content(evidence))
+        reply = make_reply(ReturnCode.OK if report.status == COMPLETED else ReturnCode.EXECUTION_EXCEPTION)
+        reply.update(report.to_dict())
+        return reply
+
+    def _train(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal, workspace: Path) -> SiteResult:
+        site = fl_ctx.get_identity_name()
+        task = TrainTask.from_shareable(shareable, site)
+        place = Place(
+            site, task.sites, fl_ctx.get_job_id(), bytes.fromhex(task.attempt), workspace / RUNS_FOLDER,
+            SitePolicy.load(workspace, site), load_identity(workspace, site),
+        )  # fmt: skip
+        transport = SiteTransport(fl_ctx.get_engine().get_cell().core_cell, task.server, task.attempt)
+        progress = ProgressLog(lambda text: self.log_info(fl_ctx, text), self._metric_sender(task, site, fl_ctx))
+        progress.say(f"training with {', '.join(task.sites)} under profile {task.job.profile}")
+        with self._watched(transport, progress, abort_signal):
+            return run_site(task.job, place, transport, site_timeout_s(task.job), progress)
+
+    @contextmanager
+    def _watched(self, transport: SiteTransport, progress: ProgressLog, abort_signal: Signal) -> Iterator[None]:
+        """Pass FLARE's abort on to the transport, and say from time to time that the site is alive."""
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(ABORT_POLL_S):
+                if abort_signal.triggered:
+                    transport.abort("the job was aborted by an operator or by FLARE")
+                    return
+                progress.heartbeat(transport.waiting_s)
+
+        thread = threading.Thread(target=watch, name="veilboost_watch", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _metric_sender(
+        self, task: TrainTask, site: str, fl_ctx: FLContext
+    ) -> Callable[[str, float, int], None] | None:
+        """Return a function that streams one metric to the server, at the first site only: all have the same ones."""
+        if not task.job.tracking or site != task.sites[0]:
+            return None
+        engine = fl_ctx.get_engine()
+
+        def send(name: str, value: float, step: int) -> None:
+            dxo = create_analytic_dxo(name, value, AnalyticsDataType.SCALAR, global_step=step)
+            with engine.new_context() as context:
+                send_analytic_dxo(self, dxo, context, METRICS_EVENT, fire_fed_event=True)
+
+        return send
+
+
+class ProgressLog:
+    """Writes progress that a person can follow: rounds at most once a second, and a sign of life in long silences."""
+
+    def __init__(
+        self, log: Callable[[str], None], send_metric: Callable[[str, float, int], None] | None = None
+    ) -> None:
+        self._log = log
+        self._send_metric = send_metric
+        self._last_line = time.monotonic()
+
+    def __call__(self, record: RoundRecord, n_rounds: int) -> None:
+        """Take note of a finished round."""
+        if self._send_metric is not None:
+            for name, value in record.metrics.items():
+                self._send_metric(name, value, record.round)
+        is_last = record.round + 1 >= n_rounds
+        if is_last or record.round == 0 or time.monotonic() - self._last_line >= 1.0:
+            metrics = "".join(f", {name} {value:.5f}" for name, value in record.metrics.items())
+            self.say(f"round {record.round + 1} of {n_rounds}: {record.seconds:.2f} s{metrics}")
+
+    def heartbeat(self, waiting_s: float | None) -> None:
+        """Say what the site is doing if nothing was written for a while."""
+        silent_s = time.monotonic() - self._last_line
+        if silent_s < HEARTBEAT_S:
+            return
+        if waiting_s is not None and waiting_s >= HEARTBEAT_S / 2:
+            self.say(f"waiting for the other sites since {waiting_s:.0f} s")
+        else:
+            self.say(f"still working; the last line is {silent_s:.0f} s old")
+
+    def say(self, text: str) -> None:
+        """Write one line."""
+        self._last_line = time.monotonic()
+        self._log(text)
+
+
+def load_identity(workspace: Path, site: str) -> Identity:
+    """Return this site's certificate from its startup kit; the simulator has none (the policy must accept that)."""
+    startup = workspace / "startup"
+    if (startup / "client.crt").exists():
+        return Identity.load(startup)
+    return Identity.unsigned(site)
+
+
+def error_text(error: Exception) -> str:
+    """Return what may be told to other parties: our own messages hold no data, those of libraries might."""
+    if isinstance(error, JobAborted):
+        return str(error)
+    if isinstance(error, VeilBoostError):
+        kind = "" if isinstance(error, (ConfigurationError, PolicyRefusal)) else f"{type(error).__name__}: "
+        return f"{kind}{error}"
+    return f"unexpected {type(error).__name__}; see the log of that site"
+
+
+def _summary(result: SiteResult) -> dict[str, Any]:
+    """Return what the server may know of a finished training: no metric, which the server has only if it is streamed."""
+    return {"n_rounds": result.n_rounds, "best_round": result.best_round}
+
+
+def _content(evidence: Path) -> bytes:
+    """Return the site's finished evidence log, if there is one."""
+    return evidence.read_bytes() if evidence.is_file() else b""
