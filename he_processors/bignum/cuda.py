@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.bignum.native_plan import best_window
 from he_processors.bignum.reference import (
     check_exponents,
     check_horner,
@@ -32,7 +31,7 @@ from he_processors.bignum.reference import (
 from he_processors.bignum.rows import byte_width, rows_from_ints, widen
 from he_processors.cuda.arithmetic import DeviceArithmetic
 from he_processors.cuda.device import Array, Device, open_devices
-from he_processors.cuda.plan import power_program, segment_slabs
+from he_processors.cuda.plan import power_program, segment_slabs, table_window
 from he_processors.cuda.source import shapes_for
 from he_processors.errors import BackendUnavailable, ProtocolError
 
@@ -46,16 +45,21 @@ Result = TypeVar("Result")
 def load() -> Callable[[int], CudaBatch]:
     """Return the factory ``CudaBatch(modulus)`` over every GPU of this machine.
 
-    Compiles the smallest kernels and checks one product on each device.
     Raises: BackendUnavailable if CuPy, a driver, a device or the run-time compiler is missing or fails.
     """
+    return partial(CudaBatch, devices=_checked_devices())
+
+
+@cache
+def _checked_devices() -> tuple[Device, ...]:
+    """Open every device, compile the smallest kernels and check one product on each."""
     devices = open_devices()
     for device in devices:
         probe = CudaBatch((1 << 61) - 1, devices=(device,))
-        minus_two = probe.from_wire(rows_from_ints([probe.modulus - 2], probe.width))
+        minus_two = probe.from_wide(rows_from_ints([probe.modulus - 2], probe.width))
         if probe.to_wire(probe.mul(minus_two, minus_two)).tobytes() != (4).to_bytes(probe.width, "little"):
             raise BackendUnavailable("a CUDA device computes wrong products")
-    return partial(CudaBatch, devices=devices)
+    return devices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -428,9 +432,7 @@ class CudaFixedBase:
         room = min(device.table_bytes for device in self._arithmetic.devices)
         with self._lock:
             self._seen += n_exponents
-            window = best_window(self._exponent_bits, self._seen)
-            while window > 1 and -(-self._exponent_bits // window) * self._arithmetic.row_bytes << window > room:
-                window -= 1
+            window = table_window(self._exponent_bits, self._seen, self._arithmetic.row_bytes, room)
             if not self._tables or window > self._window + 1:
                 self._window = window
                 self._tables = {}

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.bignum.native_plan import cut_segments, sliding_window
+from he_processors.bignum.native_plan import sliding_window
 
 _LONGEST_CHUNK = 512
 _SHORTEST_CHUNK = 4
 _CHUNKS_PER_GROUP = 8
+_WIDEST_WINDOW = 10
 
 _SQUARE, _MULTIPLY, _SAVE, _TAKE = 0, 1 << 16, 2 << 16, 3 << 16
 
@@ -39,13 +40,22 @@ def chunk_rows(n_positions: int, resident_groups: int) -> int:
 
 
 def plan_chunks(starts: NDArray[np.int64], rows: int) -> Chunks:
-    """Cut segments into chunks of at most ``rows`` rows. Shapes: starts: int64[n_segments + 1]."""
-    tasks, chunk_starts = cut_segments(starts, rows)
+    """Cut segments into chunks of at most ``rows`` rows, at least one each, as even as they can be.
+
+    Shapes: starts: int64[n_segments + 1].
+    """
+    lengths = np.diff(starts)
+    n_chunks = np.maximum(1, -(-lengths // rows))
+    chunk_starts = np.concatenate([[0], np.cumsum(n_chunks)]).astype(np.int64)
+    segment = np.repeat(np.arange(len(lengths)), n_chunks)
+    ordinal = np.arange(chunk_starts[-1]) - chunk_starts[segment]
+    begin = lengths[segment] * ordinal // n_chunks[segment]
+    end = lengths[segment] * (ordinal + 1) // n_chunks[segment]
     # 16-bit keys sort by radix, in linear time.
-    longest_first = np.argsort((_LONGEST_CHUNK - tasks[:, 1]).astype(np.uint16), kind="stable")
+    longest_first = np.argsort((rows - (end - begin)).astype(np.uint16), kind="stable")
     return Chunks(
-        begin=np.ascontiguousarray(tasks[longest_first, 0]),
-        length=tasks[longest_first, 1].astype(np.int32),
+        begin=(starts[segment] + begin)[longest_first],
+        length=(end - begin)[longest_first].astype(np.int32),
         target=longest_first.astype(np.int32),
         starts=chunk_starts,
     )
@@ -87,6 +97,19 @@ def power_program(exponent: int) -> PowerProgram:
         if entry >= 0:
             codes.append(_MULTIPLY + entry)
     return PowerProgram(np.array(codes, dtype=np.int32), n_odd + 1)
+
+
+def table_window(exponent_bits: int, n_exponents: int, row_bytes: int, table_bytes: int) -> int:
+    """Return the window of a fixed-base table that makes building and using it cheapest, within a size."""
+
+    def entries(window: int) -> int:
+        return -(-exponent_bits // window) << window
+
+    def products(window: int) -> int:
+        return entries(window) * window // 2 + -(-exponent_bits // window) * n_exponents
+
+    windows = range(1, _WIDEST_WINDOW + 1)
+    return min((w for w in windows if w == 1 or entries(w) * row_bytes <= table_bytes), key=products)
 
 
 def table_segments(window: int, n_windows: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
