@@ -19,7 +19,8 @@ from he_processors.bignum.batch_ops import add, constant, lift, product, scale
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.bignum.rows import add_rows, random_rows_below, rows_from_ints, sum_rows, widen
 from he_processors.errors import VeilBoostError
-from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from he_processors.expanded_randomness import BULK_RANDOMNESS
+from he_processors.randomness import RandomSource
 
 
 class ArithmeticFault(VeilBoostError):
@@ -128,7 +129,7 @@ class OwnerRandomisers:
 
 
 def generator_powers(
-    modulus: int, generator: int, order: int, backend: str = registry.AUTO, source: RandomSource = OS_RANDOMNESS
+    modulus: int, generator: int, order: int, backend: str = registry.AUTO, source: RandomSource = BULK_RANDOMNESS
 ) -> GeneratorPowers:
     """Open the table of one subgroup on a backend."""
     return GeneratorPowers(registry.open_backend(backend, modulus), generator, order, source)

@@ -18,7 +18,8 @@ from he_processors.additive.public_randomisers import PublicRandomisers
 from he_processors.additive.scheme import PublicKey
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.bignum.rows import ints_from_rows
-from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from he_processors.expanded_randomness import BULK_RANDOMNESS
+from he_processors.randomness import RandomSource
 
 N_SUBSET_BASES = 96
 EXPONENT_SLACK_BITS = 128
@@ -32,7 +33,7 @@ class Rerandomiser:
         a message. One re-randomiser serves one key; make a new one for each session.
     """
 
-    def __init__(self, public_key: PublicKey, arithmetic: ModBatch, source: RandomSource = OS_RANDOMNESS) -> None:
+    def __init__(self, public_key: PublicKey, arithmetic: ModBatch, source: RandomSource = BULK_RANDOMNESS) -> None:
         self.arithmetic = arithmetic
         self._source = source
         residues = PublicRandomisers(public_key, arithmetic, source).draw(1 + N_SUBSET_BASES)

@@ -1,12 +1,13 @@
 """Batch operations built from the backend interface, with the backend's own version where it has one.
 
-A backend may offer three further methods beyond ``ModBatch``; each saves a trip through wire form, which matters on
+A backend may offer four further methods beyond ``ModBatch``; each saves a trip through wire form, which matters on
 a device whose memory is far from numpy's:
 
 - ``scale(residues, factor)``: multiply every row by the single row of ``factor``.
 - ``add(a, b)``: add element by element.
 - ``lift(source, residues)``: take residues of ``source`` (a ``ModBatch`` of the same backend with a smaller modulus),
   canonical, as residues of this modulus.
+- ``from_wide(rows)``: take integers of any width in, reduced by the modulus.
 """
 
 from __future__ import annotations
@@ -48,6 +49,17 @@ def lift(target: ModBatch, source: ModBatch, residues: Residues) -> Residues:
     if own is not None:
         return own(source, residues)
     return target.from_wire(widen(source.to_wire(residues), target.width))
+
+
+def from_wide(arithmetic: ModBatch, rows: NDArray[np.uint8]) -> Residues:
+    """Take integers of any width in, reduced by the modulus. Shapes: rows: uint8[n, any width]."""
+    own = getattr(arithmetic, "from_wide", None)
+    if own is not None:
+        return own(rows)
+    if rows.shape[1] < arithmetic.width:
+        return arithmetic.from_wire(widen(rows, arithmetic.width))
+    reduced = (value % arithmetic.modulus for value in ints_from_rows(rows))
+    return arithmetic.from_wire(rows_from_ints(reduced, arithmetic.width))
 
 
 def segmented_product(

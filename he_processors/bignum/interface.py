@@ -5,7 +5,7 @@ little-endian, canonical, below the modulus); in between they stay in the backen
 device memory, Python ints) behind the opaque ``Residues``.
 
 A module that holds a backend offers ``load() -> Callable[[int], ModBatch]`` (``load(variant)`` for the native one),
-which raises ``BackendUnavailable`` where it cannot run; ``registry.py`` calls it. A backend may offer three further
+which raises ``BackendUnavailable`` where it cannot run; ``registry.py`` calls it. A backend may offer four further
 methods, listed in ``batch_ops.py``, which otherwise go through wire form.
 """
 

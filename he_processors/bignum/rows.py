@@ -54,14 +54,12 @@ def less_than(rows: NDArray[np.uint8], bound: int) -> NDArray[np.bool_]:
         return np.ones(rows.shape[0], dtype=np.bool_)
     words = _words(rows, n_words)
     bound_words = _words(rows_from_ints([bound], n_words * _WORD_BYTES), n_words)[0]
-    is_less = np.zeros(rows.shape[0], dtype=np.bool_)
-    undecided = np.arange(rows.shape[0])
-    for word_idx in range(n_words - 1, -1, -1):
+    is_less = words[:, -1] < bound_words[-1]
+    undecided = np.flatnonzero(words[:, -1] == bound_words[-1])
+    for word_idx in range(n_words - 2, -1, -1):
         column = words[undecided, word_idx]
         is_less[undecided[column < bound_words[word_idx]]] = True
         undecided = undecided[column == bound_words[word_idx]]
-        if undecided.size == 0:
-            break
     return is_less
 
 
@@ -98,20 +96,28 @@ def random_rows_below(n: int, bound: int, source: RandomSource = OS_RANDOMNESS) 
         raise ValueError("bound must be at least 2")
     width = byte_width(bound - 1)
     top_mask = 0xFF >> (8 * width - (bound - 1).bit_length())
-    rows = np.empty((n, width), dtype=np.uint8)
-    pending = np.arange(n)
-    while pending.size:
-        drawn = np.frombuffer(source.bytes(pending.size * width), dtype=np.uint8).reshape(-1, width).copy()
-        drawn[:, -1] &= top_mask
-        rows[pending] = drawn
-        pending = pending[~less_than(drawn, bound)]
+    rows = _random_rows(n, width, top_mask, source)
+    rejected = np.flatnonzero(~less_than(rows, bound))
+    while rejected.size:
+        drawn = _random_rows(rejected.size, width, top_mask, source)
+        rows[rejected] = drawn
+        rejected = rejected[~less_than(drawn, bound)]
     return rows
 
 
 def sum_rows(rows: NDArray[np.uint8]) -> int:
     """Return the exact sum of all rows as one integer. Shapes: rows: uint8[n, width]."""
-    columns = rows.sum(axis=0, dtype=np.uint64)
-    return sum(int(column) << (8 * byte_idx) for byte_idx, column in enumerate(columns))
+    # 32-bit columns: the sum of fewer than 2^32 rows fits 64 bits.
+    words = widen(rows, -(-rows.shape[1] // 4) * 4).view("<u4")
+    columns = words.sum(axis=0, dtype=np.uint64)
+    return sum(int(column) << (32 * word_idx) for word_idx, column in enumerate(columns))
+
+
+def _random_rows(n: int, width: int, top_mask: int, source: RandomSource) -> NDArray[np.uint8]:
+    rows = np.frombuffer(bytearray(source.bytes(n * width)), dtype=np.uint8).reshape(n, width)
+    if top_mask != 0xFF:
+        rows[:, -1] &= top_mask
+    return rows
 
 
 def _words(rows: NDArray[np.uint8], n_words: int) -> NDArray[np.uint64]:

@@ -16,8 +16,9 @@ from he_processors.bignum import registry
 from he_processors.bignum.batch_ops import constant, scale
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.errors import CapacityExceeded
+from he_processors.expanded_randomness import BULK_RANDOMNESS
 from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey, OkamotoUchiyamaPublicKey
-from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from he_processors.randomness import RandomSource
 
 # A gradient pair takes 16 bytes (fixed_pairs.PairFormat.plaintext_rows).
 DEFAULT_PLAINTEXT_BYTES = 16
@@ -65,7 +66,7 @@ class OkamotoUchiyamaEncryptor:
 def owner_encryptor(
     private_key: OkamotoUchiyamaPrivateKey,
     backend: str = registry.AUTO,
-    source: RandomSource = OS_RANDOMNESS,
+    source: RandomSource = BULK_RANDOMNESS,
     block_rows: int = DEFAULT_BLOCK_ROWS,
 ) -> OkamotoUchiyamaEncryptor:
     """Open encryption by the key owner, with a pool that can be filled ahead (``encryptor.randomisers.fill``)."""
@@ -78,7 +79,7 @@ def owner_encryptor(
 
 
 def public_encryptor(
-    public_key: OkamotoUchiyamaPublicKey, backend: str = registry.AUTO, source: RandomSource = OS_RANDOMNESS
+    public_key: OkamotoUchiyamaPublicKey, backend: str = registry.AUTO, source: RandomSource = BULK_RANDOMNESS
 ) -> OkamotoUchiyamaEncryptor:
     """Open encryption with the public key alone."""
     arithmetic = registry.open_backend(backend, public_key.modulus)

@@ -13,12 +13,13 @@ from he_processors.additive.public_randomisers import PublicRandomisers
 from he_processors.additive.randomiser_pool import DEFAULT_BLOCK_ROWS, RandomiserPool
 from he_processors.additive.scheme import RandomiserSource
 from he_processors.bignum import registry
-from he_processors.bignum.batch_ops import add, constant, scale
+from he_processors.bignum.batch_ops import add, constant, from_wide, scale
 from he_processors.bignum.interface import ModBatch, Residues
-from he_processors.bignum.rows import add_rows, less_than, rows_from_ints
+from he_processors.bignum.rows import less_than
 from he_processors.errors import CapacityExceeded
+from he_processors.expanded_randomness import BULK_RANDOMNESS
 from he_processors.paillier.keys import PaillierPrivateKey, PaillierPublicKey
-from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from he_processors.randomness import RandomSource
 
 
 class PaillierEncryptor:
@@ -31,9 +32,7 @@ class PaillierEncryptor:
         self.public_key = public_key
         self.arithmetic = arithmetic
         self.randomisers = randomisers
-        self._n_width = (public_key.key_bits + 7) // 8
         self._n = constant(arithmetic, public_key.n)
-        self._one = constant(arithmetic, 1)
 
     def encrypt(self, plaintexts: NDArray[np.uint8]) -> Residues:
         """Encrypt signed integers.
@@ -41,32 +40,29 @@ class PaillierEncryptor:
         Shapes: plaintexts: uint8[n, width], two's complement, little-endian; result: Residues[n].
         Raises: CapacityExceeded if a plaintext is not in (-n, n); nothing is encrypted then.
         """
-        messages = self.arithmetic.from_wire(self._modulo_n(plaintexts))
-        return self._finish(messages, self.randomisers.draw(len(messages)))
+        # 1 + m n = (m + s) n + (1 - s n): the shift s makes narrow rows non-negative without widening them to n.
+        shift = 1 << (8 * plaintexts.shape[1] - 1)
+        shifted = plaintexts.copy()
+        shifted[:, -1] ^= 0x80
+        self._check_range(shifted, shift)
+        offset = constant(self.arithmetic, 1 - shift * self.public_key.n)
+        messages = from_wide(self.arithmetic, shifted)
+        opened = add(self.arithmetic, scale(self.arithmetic, messages, self._n), offset)
+        return self.arithmetic.mul(opened, self.randomisers.draw(len(messages)))
 
-    def _finish(self, messages: Residues, randomisers: Residues) -> Residues:
-        opened = add(self.arithmetic, scale(self.arithmetic, messages, self._n), self._one)
-        return self.arithmetic.mul(opened, randomisers)
-
-    def _modulo_n(self, plaintexts: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return plaintexts modulo n in the arithmetic's width: n is added to the negative ones."""
-        is_negative = plaintexts[:, -1] >= 0x80
-        width = max(plaintexts.shape[1], self._n_width + 1)
-        extended = np.where(is_negative, 0xFF, 0).astype(np.uint8)[:, None].repeat(width, axis=1)
-        extended[:, : plaintexts.shape[1]] = plaintexts
-        lift = rows_from_ints([self.public_key.n], width) * is_negative[:, None].astype(np.uint8)
-        residues = add_rows(extended, lift)
-        if not np.all(less_than(residues, self.public_key.n)):
+    def _check_range(self, shifted: NDArray[np.uint8], shift: int) -> None:
+        n = self.public_key.n
+        if shift <= n:
+            return
+        is_in_range = less_than(shifted, shift + n) & ~less_than(shifted, shift - n + 1)
+        if not np.all(is_in_range):
             raise CapacityExceeded("a plaintext is not in the range of this key; nothing was encrypted")
-        wide = np.zeros((len(residues), self.arithmetic.width), dtype=np.uint8)
-        wide[:, : self._n_width] = residues[:, : self._n_width]
-        return wide
 
 
 def owner_encryptor(
     private_key: PaillierPrivateKey,
     backend: str = registry.AUTO,
-    source: RandomSource = OS_RANDOMNESS,
+    source: RandomSource = BULK_RANDOMNESS,
     block_rows: int = DEFAULT_BLOCK_ROWS,
 ) -> PaillierEncryptor:
     """Open encryption by the key owner, with a pool that can be filled ahead (``encryptor.randomisers.fill``)."""
@@ -78,7 +74,7 @@ def owner_encryptor(
 
 
 def public_encryptor(
-    public_key: PaillierPublicKey, backend: str = registry.AUTO, source: RandomSource = OS_RANDOMNESS
+    public_key: PaillierPublicKey, backend: str = registry.AUTO, source: RandomSource = BULK_RANDOMNESS
 ) -> PaillierEncryptor:
     """Open encryption with the public key alone."""
     arithmetic = registry.open_backend(backend, public_key.modulus)

@@ -100,8 +100,7 @@ def test_other_bytes_and_lengths_are_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [0, KEY.p, KEY.q * 12345, KEY.public_key.n, KEY.public_key.modulus, KEY.public_key.modulus + 1, 2 ** (8 * WIDTH) - 1],
+    "bad", [0, KEY.p, KEY.q * 12345, KEY.public_key.n, ARITHMETIC.modulus, ARITHMETIC.modulus + 1, 2 ** (8 * WIDTH) - 1]
 )
 def test_what_is_no_unit_is_refused(bad: int) -> None:
     for place in range(3):

@@ -73,7 +73,8 @@ def test_cells_of_pairs_save_products_where_they_are_few() -> None:
     many_bins = BinLayout((250, 250))
     codes = RNG.integers(0, 251, (2, 400)).astype(np.uint8)
     rows = [np.arange(400, dtype=np.int32)]
-    assert plan_level(codes, many_bins, rows).n_products == plan_level(codes, many_bins, rows, use_pairs=False).n_products
+    without = plan_level(codes, many_bins, rows, use_pairs=False)
+    assert plan_level(codes, many_bins, rows).n_products == without.n_products
 
 
 def test_planned_products_are_counted_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +106,8 @@ def test_bins_that_need_sixteen_bits() -> None:
     plan = plan_level(codes, layout, [np.arange(3000, dtype=np.int32)])
     got = sum_bins(ReferenceBatch(2**3001 - 1), [2] * 3000, plan)
     counts = [value.bit_length() - 1 for value in got]
-    assert counts == np.concatenate([np.bincount(codes[0], minlength=257), np.bincount(codes[1], minlength=301)]).tolist()
+    expected = [np.bincount(codes[0], minlength=257), np.bincount(codes[1], minlength=301)]
+    assert counts == np.concatenate(expected).tolist()
 
 
 def test_the_child_with_fewer_rows_is_built() -> None:
