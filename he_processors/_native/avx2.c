@@ -72,8 +72,12 @@ INLINE void finish_column(const word_t *sum, word_t *out, size_t k, vec *column,
         total = _mm256_and_si256(total, _mm256_set1_epi64x((1LL << LIMB_BITS) - 1));
     }
     put(out, k - jb, total);
-    UNROLL for (int i = 0; i + 1 < jb; i++)
-        column[i] = column[i + 1];
+    if (jb > 1) /* written out: Clang would make a loop a memmove, and the columns would leave the registers */
+        column[0] = column[1];
+    if (jb > 2)
+        column[1] = column[2];
+    if (jb > 3)
+        column[2] = column[3];
     column[jb - 1] = get(sum, k + jb);
 }
 
@@ -85,17 +89,15 @@ INLINE void pass(const struct vb_modulus *m, const word_t *a, const word_t *b, s
 {
     const uint64_t *s = m->scaled_plus1;
     const size_t limbs = m->limbs;
-    vec digit[JB], quotient[JB], column[2 * JB], carry = _mm256_setzero_si256();
+    vec digit[JB], quotient[JB], head[2 * JB], *column = head + jb, carry = _mm256_setzero_si256();
     UNROLL for (int i = 0; i < jb; i++)
         digit[i] = get(b, i);
     UNROLL for (int i = 0; i < 2 * jb; i++)
-        column[i] = get(sum, i);
+        head[i] = get(sum, i);
     if (start == 0)
         UNROLL for (int k = 0; k < jb; k++)
-            products(column + k, get(a, k), digit, jb);
-    quotients(s, column, quotient, jb);
-    UNROLL for (int i = 0; i < jb; i++)
-        column[i] = column[jb + i];
+            products(head + k, get(a, k), digit, jb);
+    quotients(s, head, quotient, jb);
     size_t k = jb;
     for (; k < start; k++) {
         products(column, _mm256_set1_epi64x((long long)s[k]), quotient, jb);

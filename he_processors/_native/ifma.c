@@ -76,11 +76,17 @@ INLINE void quotients(const uint64_t *s, vec *column, vec *quotient, int jb)
     }
 }
 
-/* Move every column one place down. */
+/* Move every column one place down. Written out: as a loop, Clang makes it a memmove, and the columns leave the
+ * registers. */
 INLINE void shift_down(vec *column, int jb)
 {
-    UNROLL for (int i = 0; i < jb; i++)
-        column[i] = column[i + 1];
+    column[0] = column[1];
+    if (jb > 1)
+        column[1] = column[2];
+    if (jb > 2)
+        column[2] = column[3];
+    if (jb > 3)
+        column[3] = column[4];
     column[jb] = _mm512_setzero_si512();
 }
 
@@ -102,18 +108,16 @@ INLINE void product_pass(const struct vb_modulus *m, const word_t *a, const word
 {
     const uint64_t *s = m->scaled_plus1;
     const size_t limbs = m->limbs;
-    vec digit[JB], quotient[JB], column[2 * JB], fold[JB + 1], carry = _mm512_setzero_si512();
+    const vec zero = _mm512_setzero_si512();
+    vec digit[JB], quotient[JB], head[2 * JB + 1], *column = head + jb, fold[JB + 1] = {zero, zero, zero, zero, zero};
+    vec carry = zero;
     UNROLL for (int i = 0; i < jb; i++)
         digit[i] = get(b, i);
     UNROLL for (int i = 0; i < 2 * jb; i++)
-        column[i] = get(sum, i);
+        head[i] = get(sum, i);
     UNROLL for (int k = 0; k < jb; k++)
-        products(column + k, get(a, k), digit, jb);
-    quotients(s, column, quotient, jb);
-    UNROLL for (int i = 0; i < jb; i++)
-        column[i] = column[jb + i];
-    UNROLL for (int i = 0; i <= jb; i++)
-        fold[i] = _mm512_setzero_si512();
+        products(head + k, get(a, k), digit, jb);
+    quotients(s, head, quotient, jb);
     for (size_t k = jb; k < limbs; k++) {
         column[jb] = get(sum, k + jb);
         products(column, get(a, k), digit, jb);
@@ -152,24 +156,21 @@ INLINE void square_pass(const struct vb_modulus *m, const word_t *a, size_t star
 {
     const uint64_t *s = m->scaled_plus1;
     const size_t limbs = m->limbs;
-    vec digit[JB], quotient[JB], column[2 * JB], cross[2 * JB], fold[JB + 1], carry = _mm512_setzero_si512();
-    UNROLL for (int i = 0; i < jb; i++)
+    const vec zero = _mm512_setzero_si512();
+    vec digit[JB], quotient[JB], head[2 * JB + 1] = {zero, zero, zero, zero, zero, zero, zero, zero, zero};
+    vec *fold = head + jb, cross[2 * JB + 1] = {zero, zero, zero, zero, zero, zero, zero, zero, zero}, carry = zero;
+    UNROLL for (int i = 0; i < jb; i++) {
         digit[i] = get(a, start + i);
-    UNROLL for (int i = 0; i < 2 * jb; i++) {
-        column[i] = i < jb ? get(sum, i) : _mm512_setzero_si512();
-        cross[i] = _mm512_setzero_si512();
+        head[i] = get(sum, i);
     }
     if (start == 0) {
         UNROLL for (int i = 0; i < jb; i++)
-            diagonal(cross + i, column + i, digit[i], digit, i);
+            diagonal(cross + i, head + i, digit[i], digit, i);
         UNROLL for (int i = 0; i < 2 * jb; i++)
-            column[i] = _mm512_add_epi64(column[i], _mm512_add_epi64(cross[i], cross[i]));
+            head[i] = _mm512_add_epi64(head[i], _mm512_add_epi64(cross[i], cross[i]));
     }
-    quotients(s, column, quotient, jb);
-    UNROLL for (int i = 0; i <= jb; i++) {
-        fold[i] = i < jb ? column[jb + i] : _mm512_setzero_si512();
-        cross[i] = _mm512_setzero_si512();
-    }
+    quotients(s, head, quotient, jb);
+    cross[0] = cross[1] = cross[2] = cross[3] = cross[4] = zero;
     size_t k = jb;
     for (; k < start; k++) {
         products(fold, _mm512_set1_epi64((long long)s[k]), quotient, jb);
