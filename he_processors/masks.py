@@ -97,6 +97,7 @@ class PairwiseMasks:
         self._rank = rank
         self._blinder = blinder
         self._last_counter = -1
+        self._is_closed = False
         self._pair_keys = {
             peer: derive_key(secret, session_id, "masks/pair", min(rank, peer), max(rank, peer))
             for peer, secret in sorted(pair_secrets.items())
@@ -120,6 +121,7 @@ class PairwiseMasks:
             ProtocolError: the counter has been used already, or is smaller than one that has.
             TypeError, ValueError: wrong dtype, length, modulus, or residues not below it.
         """
+        self._require_open()
         _check_values(values, label, modulus)
         if label.counter <= self._last_counter:
             raise ProtocolError(f"counter {label.counter} was passed already: a message is masked only once")
@@ -142,6 +144,7 @@ class PairwiseMasks:
             ProtocolError: this message has not been masked here.
             TypeError, ValueError: as ``mask``.
         """
+        self._require_open()
         _check_values(total, label, modulus)
         if label.counter > self._last_counter:
             raise ProtocolError(f"counter {label.counter} has not been masked by this site yet")
@@ -151,10 +154,14 @@ class PairwiseMasks:
         return result
 
     def close(self) -> None:
-        """Forget all keys; every later call with other sites' masks fails."""
+        """Forget all keys; every later call fails."""
         self._pair_keys.clear()
         self._group_key = b""
-        self._last_counter = 2**64
+        self._is_closed = True
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ProtocolError("the session of these masks is closed: its keys are gone")
 
 
 def _check_values(values: NDArray[np.uint64], label: MessageLabel, modulus: int | None) -> None:
