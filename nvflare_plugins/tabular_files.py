@@ -7,6 +7,7 @@ column and how many values, never a value.
 from __future__ import annotations
 
 import importlib
+import re
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.site_policy import DataSet
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?inf(?:inity)?|nan"
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 _READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, ValueError)
 
 
@@ -104,7 +106,8 @@ class TabularFile:
         if self._table is not None:
             return list(self._table.column_names)
         if self._spec.format == "parquet":
-            return list(arrow_parquet.read_schema(self._spec.path).names)
+            names = arrow_parquet.read_schema(self._spec.path).names
+            return [name for name in names if not _PANDAS_INDEX.fullmatch(name)]  # row numbers are not data
         with arrow_csv.open_csv(self._spec.path, parse_options=self._parse_options()) as reader:
             return list(reader.schema.names)
 

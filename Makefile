@@ -1,0 +1,39 @@
+# Everything runs in a virtual environment of its own; set PYTHON to choose the interpreter (3.11 to 3.13).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DATA ?=
+LABEL ?=
+PROFILE ?= masks
+ROUNDS ?= 10
+CASES ?=
+
+.PHONY: demo test test-all bench-horizontal bench-he clean
+
+demo: $(STAMP)
+	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)")
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow and not poc and not gpu" $(CASES)
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -m "not gpu" $(CASES)
+
+bench-horizontal: $(STAMP)
+	$(BIN)/python -m tests.bench.bench_horizontal
+
+bench-he: $(STAMP)
+	$(BIN)/python -m pip install --quiet -e ".[bench]"
+	$(BIN)/python -m tests.bench.bench_he
+
+$(STAMP): pyproject.toml $(wildcard he_processors/_native/*.c he_processors/_native/*.h)
+	@echo "Setting up $(VENV) (a minute or two the first time) ..."
+	@$(PYTHON) -c "import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else 'VeilBoost needs Python 3.11 to 3.13; set PYTHON=')"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info
