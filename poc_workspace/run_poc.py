@@ -1,0 +1,204 @@
+"""A whole round trip in a FLARE proof of concept: three sites and a server, with certificates as in production.
+
+    python poc_workspace/run_poc.py                     runs jobs/horizontal_masks on scikit-learn's breast cancer set
+    python poc_workspace/run_poc.py --job JOB --keep    runs another job folder and leaves the files for a look
+
+Provisions, gives each site its data and its policy, prepares all with ``veilboost site-setup``, starts, submits through
+the admin interface, waits, downloads, checks the evidence with ``veilboost verify``, and stops. Whatever happens, no
+process is left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from nvflare.fuel.flare_api.flare_api import MonitorReturnCode, Session, new_secure_session
+from sklearn.datasets import load_breast_cancer
+
+from nvflare_plugins.flare.site_setup import set_up
+
+HERE = Path(__file__).resolve().parent
+DEFAULT_JOB = HERE.parent / "jobs" / "horizontal_masks"
+PROJECT = "veilboost_poc"
+ADMIN = "admin@consortium.org"
+SITES = ("site-1", "site-2", "site-3")
+DEFAULT_PORT = 8002
+START_TIMEOUT_S = 90
+STOP_TIMEOUT_S = 30
+JOB_TIMEOUT_S = 600
+
+
+@dataclass(slots=True)
+class Poc:
+    """One proof of concept in a folder of its own; a context manager that always stops it.
+
+    Args:
+        folder: an empty folder; everything happens below it, FLARE's own settings in the home folder included.
+        port: the server's port; 0 takes a free one.
+    """
+
+    folder: Path
+    port: int = 0
+    _environment: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.resolve()
+        home = self.folder / "home"
+        home.mkdir(parents=True)
+        self.port = self.port or _free_port()
+        self._environment = {**os.environ, "HOME": str(home), "NVFLARE_POC_WORKSPACE": str(self.folder / "poc")}
+
+    @property
+    def kits(self) -> Path:
+        """The folder of all participants' kits."""
+        return self.folder / "poc" / PROJECT / "prod_00"
+
+    def __enter__(self) -> Poc:
+        try:
+            self._prepare()
+            self._nvflare("poc", "start", "--timeout", str(START_TIMEOUT_S))
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def _prepare(self) -> None:
+        project = self.folder / "project.yml"
+        text = (HERE / "project.yml").read_text().replace(f"fed_learn_port: {DEFAULT_PORT}", f"fed_learn_port: {self.port}")
+        project.write_text(text)
+        self._nvflare("poc", "prepare", "-i", str(project), "--force")
+        write_breast_cancer({site: self.kits / site / "data" for site in SITES})
+        for site in SITES:
+            shutil.copy(HERE / "site_policies" / f"{site}.json", self.kits / site / "local" / "veilboost.json")
+        for change in set_up(self.folder / "poc"):
+            say(f"site-setup: {change}")
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Session]:
+        """An administrator's session with the running system."""
+        session = new_secure_session(ADMIN, str(self.kits / ADMIN), timeout=30.0)
+        try:
+            yield session
+        finally:
+            session.close()
+
+    def run_job(self, job: Path, timeout_s: float = JOB_TIMEOUT_S) -> tuple[str, str, Path]:
+        """Submit a job folder, wait for its end and download the result.
+
+        Returns: job id, status, folder of the result.
+        """
+        with self.session() as session:
+            job_id = session.submit_job(str(job.resolve()))
+            say(f"submitted {job.name}: {job_id}")
+            outcome, meta = session.monitor_job_and_return_job_meta(job_id, timeout=timeout_s, poll_interval=1.0)
+            if outcome is not MonitorReturnCode.JOB_FINISHED:
+                session.abort_job(job_id)
+                raise TimeoutError(f"the job did not end within {timeout_s:.0f} s and was aborted")
+            result = session.download_job_result(job_id, str(self.folder / "downloads"))
+            return job_id, str(meta["status"]), Path(result)
+
+    def pids(self) -> list[int]:
+        """Return the processes of this proof of concept that are alive: their command lines name its folder."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if str(self.folder / "poc").encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
+                    found.append(int(path.parent.name))
+        return found
+
+    def stop(self) -> None:
+        """Stop the system; end what does not stop by itself."""
+        with contextlib.suppress(RuntimeError):
+            self._nvflare("poc", "stop")
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while self.pids() and time.monotonic() < deadline:
+            time.sleep(0.5)
+        for pid in self.pids():
+            say(f"process {pid} did not stop by itself: ended")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _nvflare(self, *arguments: str) -> None:
+        command = [str(Path(sys.executable).with_name("nvflare")), "--format", "json", *arguments]
+        done = subprocess.run(
+            command, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            timeout=300,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise RuntimeError(f"nvflare {' '.join(arguments)} failed ({done.returncode}):\n{done.stdout}{done.stderr}")
+
+
+def write_breast_cancer(folders: dict[str, Path]) -> None:
+    """Write each site its third of scikit-learn's breast cancer set: 70 % to train with, 30 % to test with."""
+    table = load_breast_cancer(as_frame=True).frame.sample(frac=1.0, random_state=0)
+    table.columns = [name.replace(" ", "_") for name in table.columns]
+    for rank, folder in enumerate(folders.values()):
+        folder.mkdir(parents=True, exist_ok=True)
+        part = table.iloc[rank :: len(folders)]
+        n_train = int(0.7 * len(part))
+        part.iloc[:n_train].to_csv(folder / "breast_train.csv", index=False)
+        part.iloc[n_train:].to_csv(folder / "breast_test.csv", index=False)
+
+
+def verify(result: Path, root_certificate: Path) -> int:
+    """Check the evidence in a downloaded result; return veilboost verify's exit code."""
+    evidence = next(result.rglob("veilboost/evidence"))
+    command = [sys.executable, "-m", "nvflare_plugins.cli", "verify", str(evidence), "--root-ca", str(root_certificate)]
+    return subprocess.run(command, check=False).returncode
+
+
+def say(text: str) -> None:
+    """Print one line of progress."""
+    print(f"poc: {text}", flush=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def main() -> int:
+    """Run the round trip; 0 if the job completed and its evidence holds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--job", type=Path, default=DEFAULT_JOB, help="job folder")
+    parser.add_argument("--workspace", type=Path, help="empty folder to work in; default: a temporary one")
+    parser.add_argument("--port", type=int, default=0, help="the server's port; default: a free one")
+    parser.add_argument("--keep", action="store_true", help="leave the files behind (never a process)")
+    args = parser.parse_args()
+    folder = args.workspace or Path(tempfile.mkdtemp(prefix="veilboost_poc_"))
+    poc = Poc(folder, args.port)
+    say(f"working in {poc.folder}, port {poc.port}")
+    try:
+        with poc:
+            say("server and sites are up")
+            job_id, status, result = poc.run_job(args.job)
+            summary = json.loads(next(result.rglob("veilboost/summary.json")).read_text())
+            say(f"job {job_id} ended: {status}" + (f" ({summary['reason']})" if summary["reason"] else ""))
+            code = verify(result, poc.kits / ADMIN / "startup" / "rootCA.pem")
+    finally:
+        if not args.keep:
+            shutil.rmtree(poc.folder, ignore_errors=True)
+    say("stopped; no process left" if not poc.pids() else "processes left behind")
+    return code if status == "FINISHED:COMPLETED" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
