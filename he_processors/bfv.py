@@ -125,6 +125,11 @@ class BfvProcessor:
         return plaintext
 
 
+def message_size(n_values: int) -> int:
+    """Return the bytes of a message of ``n_values`` values, fresh or added."""
+    return _SCHEME.message_size(n_values)
+
+
 def add_ciphertexts(public_parameters: bytes, payloads: Sequence[bytes]) -> bytes:
     """Add the fresh messages of all sites, at the server.
 

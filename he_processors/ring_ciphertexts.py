@@ -59,6 +59,10 @@ class RingScheme:
         bytes_per_position = sum(_width(prime) for prime in self.primes)
         return self.n_ciphertexts(n_values) * POLYNOMIALS * self.poly_degree * bytes_per_position
 
+    def message_size(self, n_values: int) -> int:
+        """Return the bytes of a whole message of ``n_values`` values."""
+        return _HEADER.size + self.body_size(n_values)
+
 
 @dataclass(frozen=True, slots=True)
 class KeyFacts:

@@ -1,0 +1,321 @@
+"""``veilboost plan``: seconds, bytes, memory and leakage of a training, before it runs.
+
+Message sizes are exact for full trees (``plan_messages``); times come from rates measured on this machine
+(``plan_rates``) and from the latency and bandwidth given. Every assumption is printed with the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from he_processors.errors import BackendUnavailable, ConfigurationError
+from nvflare_plugins.horizontal.cuts import CutMode
+from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.parameters import check_parameters
+from nvflare_plugins.plan_messages import (
+    SESSION_EXCHANGES, Planned, Workload, built_nodes, payload_bytes, round_messages, setup_messages,
+)  # fmt: skip
+from nvflare_plugins.plan_rates import (
+    ProtectionRate, TreeRate, measure_protection, measure_trees, process_memory_bytes,
+)  # fmt: skip
+from nvflare_plugins.threat_model import THREAT_MODELS, leakage_class
+from nvflare_plugins.wording import human_bytes
+
+SERVER_CONFIGURATION = "config_fed_server.json"
+_BINS_OF_ONE_BYTE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Units: seconds per rendezvous of empty messages; bytes per second of a site's and of the server's link."""
+
+    latency_s: float = 0.010
+    site_bytes_per_s: float = 12.5e6
+    server_bytes_per_s: float = 12.5e6
+
+    def exchange_s(self, size: int, n_sites: int) -> float:
+        """Return the time of one exchange: every site sends ``size`` bytes, then every site receives as many."""
+        one_way = max(size / self.site_bytes_per_s, n_sites * size / self.server_bytes_per_s)
+        return self.latency_s + 2 * one_way
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a training would cost under one profile. Units: seconds, bytes.
+
+    Attributes:
+        xgboost_s, protect_s, network_s: per round; protect_s holds the work at a site and at the server.
+        setup_s: session, cuts and scales, before the first round.
+        round_bytes: what one site sends in one round; it receives as much.
+        total_bytes: what one site sends in the whole training.
+        site_memory, server_memory: at the largest, per process.
+        opened_by: who can open one site's contributions.
+    """
+
+    profile: str
+    xgboost_s: float
+    protect_s: float
+    network_s: float
+    setup_s: float
+    round_bytes: int
+    total_bytes: int
+    server_bytes: int
+    site_memory: int
+    server_memory: int
+    opened_by: str
+    n_rounds: int
+
+    @property
+    def round_s(self) -> float:
+        """Seconds per round."""
+        return self.xgboost_s + self.protect_s + self.network_s
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of the whole training, without the start of FLARE's processes."""
+        return self.setup_s + self.n_rounds * self.round_s
+
+
+def estimate(
+    workload: Workload, profile: str, network: Network, trees: TreeRate, rate: ProtectionRate, process_bytes: int
+) -> Estimate:
+    """Combine sizes, rates and network. Pure: same arguments, same result."""
+    per_round, setup = list(round_messages(workload)), list(setup_messages(workload))
+    round_bytes, setup_bytes = _total(per_round, profile), _total(setup, profile)
+    total_bytes = setup_bytes + workload.rounds * round_bytes
+    site, server = _memory(workload, profile, [*per_round, *setup])
+    return Estimate(
+        profile=profile,
+        xgboost_s=trees.seconds(workload.rows_per_site) * workload.trees_per_round,
+        protect_s=_protect_s(per_round, rate, workload.sites),
+        network_s=_network_s(per_round, profile, network, workload.sites),
+        setup_s=_protect_s(setup, rate, workload.sites)
+        + _network_s(setup, profile, network, workload.sites)
+        + SESSION_EXCHANGES * network.latency_s,
+        round_bytes=round_bytes,
+        total_bytes=total_bytes,
+        server_bytes=2 * workload.sites * total_bytes,
+        site_memory=process_bytes + site,
+        server_memory=process_bytes + server,
+        opened_by=leakage_class(profile, workload.sites),
+        n_rounds=workload.rounds,
+    )
+
+
+def _total(messages: Iterable[Planned], profile: str) -> int:
+    return sum(m.messages * payload_bytes(_profile_of(m, profile), m.n_values) for m in messages)
+
+
+def _profile_of(message: Planned, profile: str) -> str:
+    """Scales are agreed under masks whatever the profile is."""
+    return "masks" if message.kind.name == "SCALE" else profile
+
+
+def _protect_s(messages: Iterable[Planned], rate: ProtectionRate, n_sites: int) -> float:
+    n_values = sum(m.messages * m.n_values for m in messages)
+    return n_values * (rate.site_s + n_sites * rate.server_s)
+
+
+def _network_s(messages: Iterable[Planned], profile: str, network: Network, n_sites: int) -> float:
+    return sum(
+        m.messages * network.exchange_s(payload_bytes(_profile_of(m, profile), m.n_values), n_sites) for m in messages
+    )
+
+
+def _memory(workload: Workload, profile: str, messages: Sequence[Planned]) -> tuple[int, int]:
+    """Return the bytes that data, histograms and messages take at a site and at the server."""
+    cells = workload.rows_per_site * workload.features
+    bin_bytes = 1 if workload.bins <= _BINS_OF_ONE_BYTE else 2
+    # The table, its sorted keys during the search of cuts, the binned matrix; gradients and predictions.
+    data = cells * (4 + 4 + bin_bytes) + workload.rows_per_site * 16 * workload.outputs
+    histograms = 2 * sum(built_nodes(workload)) * workload.features * workload.bins * 16
+    largest = max(messages, key=lambda m: m.n_values)
+    payload = payload_bytes(profile, largest.n_values)
+    # At a site: float64, integers, protected, frame and reply. At the server: every site's frame, the sum, the reply.
+    return data + histograms + largest.n_values * 24 + 3 * payload, (workload.sites + 3) * payload
+
+
+# -- from a job folder ----------------------------------------------------------------------------------------------------
+
+
+def read_job(folder: Path) -> HorizontalJob:
+    """Find the horizontal job in a FLARE job folder.
+
+    Raises:
+        ConfigurationError: no server configuration, or no horizontal job in it.
+    """
+    for path in sorted(folder.glob(f"*/config/{SERVER_CONFIGURATION}")):
+        try:
+            found = _find_job(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError:
+            raise ConfigurationError(f"{path} is not valid JSON") from None
+        if found is not None:
+            return HorizontalJob.from_dict(found)
+    raise ConfigurationError(f"{folder} is not the folder of a horizontal job: no {SERVER_CONFIGURATION} holds one")
+
+
+def _find_job(value: Any) -> Mapping[str, Any] | None:
+    if isinstance(value, dict):
+        if {"data_set", "label"} <= set(value):
+            return value
+        value = list(value.values())
+    if isinstance(value, list):
+        return next((found for item in value if (found := _find_job(item)) is not None), None)
+    return None
+
+
+def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, missing: bool) -> Workload:
+    """Take from a job what the plan needs; rows, features and sites are not in it."""
+    columns = {"monotone_constraints", "interaction_constraints"}  # they name columns, and cost nothing
+    names = job.features or [f"f{i}" for i in range(features)]
+    checked = check_parameters({k: v for k, v in job.params.items() if k not in columns}, names)
+    effective = checked.effective
+    n_sets = int(job.eval_data_set is not None) + int(job.evaluate_training)
+    lossguide = effective.get("grow_policy") == "lossguide"
+    return Workload(
+        rows=rows,
+        features=len(names),
+        bins=checked.max_bin,
+        depth=int(effective.get("max_depth", 6)),
+        sites=sites,
+        rounds=job.num_rounds,
+        outputs=checked.objective.n_outputs,
+        parallel_trees=int(effective.get("num_parallel_tree", 1)),
+        max_leaves=int(effective.get("max_leaves", 0)) if lossguide else 0,
+        metrics=n_sets * len(checked.metrics),
+        missing=missing,
+        cuts=job.cuts,
+    )
+
+
+# -- for people -----------------------------------------------------------------------------------------------------------
+
+_COLUMNS = (
+    "profile", "XGBoost", "protect", "network", "s/round", "setup", "total", "sent/round", "sent in all", "site RAM",
+    "server RAM", "one site opened by",
+)  # fmt: skip
+
+
+def render(workload: Workload, network: Network, estimates: Sequence[Estimate]) -> str:
+    """Return the plan as text."""
+    rows = [_COLUMNS, *(_row(e) for e in estimates)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    lines = [_shape(workload), ""]
+    for row in rows:
+        cells = [c.ljust(w) if i in (0, len(_COLUMNS) - 1) else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    lines += ["", "What the profiles protect:"]
+    lines += [f"  {e.profile:<7}{THREAT_MODELS[e.profile].summary}" for e in estimates]
+    lines += ["", "Assumed:", *(f"  - {text}" for text in assumptions(workload, network))]
+    return "\n".join(lines)
+
+
+def _row(e: Estimate) -> tuple[str, ...]:
+    seconds = (e.xgboost_s, e.protect_s, e.network_s, e.round_s, e.setup_s, e.total_s)
+    sizes = (e.round_bytes, e.total_bytes, e.site_memory, e.server_memory)
+    return (e.profile, *(f"{s:.3g} s" for s in seconds), *map(human_bytes, sizes), e.opened_by)
+
+
+def _shape(w: Workload) -> str:
+    trees = f"{w.trees_per_round} trees of" if w.trees_per_round > 1 else "one tree of"
+    size = f"up to {w.max_leaves} leaves" if w.max_leaves else f"depth {w.depth}"
+    return (
+        f"{w.rows:,} rows over {w.sites} sites, {w.features} features, {w.bins} bins; {w.rounds} rounds, each {trees} "
+        f"{size}"
+    )
+
+
+def assumptions(workload: Workload, network: Network) -> Iterator[str]:
+    """Yield what the estimate takes for granted."""
+    yield "trees are full and every feature has all its bins: real runs send less"
+    yield "rows are spread evenly; every site computes like one thread of this machine, on which rates were just measured"
+    yield (
+        f"one empty rendezvous of all sites takes {1000 * network.latency_s:g} ms (FLARE's simulator: 6.5 ms); sites are "
+        f"connected with {network.site_bytes_per_s / 125_000:g} Mbit/s, the server with "
+        f"{network.server_bytes_per_s / 125_000:g} Mbit/s for all of them together"
+    )
+    if not workload.missing:
+        yield "some feature has no missing values at any site, so that the root sum costs no message (else --missing)"
+    yield "not in it: start of FLARE's processes (15 to 20 s a job), reading data, binning, evaluation by XGBoost"
+    yield "memory is that of this process plus data, histograms and the largest message; the server adds without a key"
+
+
+def to_json(workload: Workload, network: Network, estimates: Sequence[Estimate]) -> dict[str, Any]:
+    """Return the plan as JSON values."""
+    return {
+        "workload": dataclasses.asdict(workload),
+        "network": dataclasses.asdict(network),
+        "estimates": [{**dataclasses.asdict(e), "round_s": e.round_s, "total_s": e.total_s} for e in estimates],
+        "assumptions": list(assumptions(workload, network)),
+    }
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add ``veilboost plan``."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="estimate time, bytes, memory and leakage before a run",
+        description="Estimate a horizontal training from its shape, or from a job folder plus rows and features.",
+    )
+    parser.add_argument("job", nargs="?", type=Path, metavar="JOB_FOLDER", help="take the training's shape from this job")
+    parser.add_argument("--rows", type=int, required=True, help="training rows of all sites together")
+    parser.add_argument("--features", type=int, required=True)
+    parser.add_argument("--sites", type=int, default=3)
+    for name, default in (("bins", 256), ("depth", 6), ("rounds", 10)):
+        parser.add_argument(f"--{name}", type=int, default=None, help=f"default {default}, or the job's")
+    parser.add_argument("--outputs", type=int, default=None, help="classes of a multiclass objective")
+    parser.add_argument("--max-leaves", type=int, default=None, help="leaves per tree, for lossguide")
+    parser.add_argument("--metrics", type=int, default=None, help="evaluation metrics times evaluation sets (default 1)")
+    parser.add_argument("--cuts", choices=[mode.value for mode in CutMode], default=None)
+    parser.add_argument("--missing", action="store_true", help="every feature has missing values somewhere")
+    parser.add_argument("--profile", choices=["all", *THREAT_MODELS], default="all")
+    parser.add_argument("--latency-ms", type=float, default=10.0, help="one empty rendezvous of all sites (default 10)")
+    parser.add_argument("--bandwidth-mbit", type=float, default=100.0, help="link of each site (default 100)")
+    parser.add_argument("--server-bandwidth-mbit", type=float, help="link of the server (default: as a site's)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.set_defaults(func=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    try:
+        workload, network = _workload(arguments), _network(arguments)
+        profiles = list(THREAT_MODELS) if arguments.profile == "all" else [arguments.profile]
+        trees = measure_trees(workload)
+        rates = {profile: measure_protection(profile, workload.sites) for profile in profiles}
+    except (ConfigurationError, BackendUnavailable) as error:
+        print(f"veilboost plan: {error}", file=sys.stderr)
+        return 1
+    memory = process_memory_bytes()
+    estimates = [estimate(workload, p, network, trees, rate, memory) for p, rate in rates.items()]
+    if arguments.json:
+        print(json.dumps(to_json(workload, network, estimates), indent=2))
+    else:
+        print(render(workload, network, estimates))
+    return 0
+
+
+def _workload(arguments: argparse.Namespace) -> Workload:
+    given = {
+        name: getattr(arguments, name)
+        for name in ("bins", "depth", "rounds", "outputs", "max_leaves", "metrics", "cuts")
+        if getattr(arguments, name) is not None
+    }
+    if arguments.job is None:
+        return Workload(arguments.rows, arguments.features, sites=arguments.sites, missing=arguments.missing, **given)
+    job = read_job(arguments.job)
+    workload = workload_of_job(job, arguments.rows, arguments.features, arguments.sites, arguments.missing)
+    return dataclasses.replace(workload, **given)
+
+
+def _network(arguments: argparse.Namespace) -> Network:
+    server = arguments.server_bandwidth_mbit or arguments.bandwidth_mbit
+    if min(arguments.latency_ms, arguments.bandwidth_mbit, server) <= 0:
+        raise ConfigurationError("latency and bandwidth must be greater than 0")
+    return Network(arguments.latency_ms / 1000, arguments.bandwidth_mbit * 125_000, server * 125_000)
