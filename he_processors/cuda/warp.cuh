@@ -7,7 +7,7 @@
 #define DEVICE __device__ __forceinline__
 // Blocks of 128 threads, and enough of them on a multiprocessor to keep its multipliers busy. The second number
 // also keeps the assembler from spilling in order to fit one block more.
-#define KERNEL extern "C" __global__ void __launch_bounds__(128, LIMBS / TPI <= 16 ? 4 : 3)
+#define KERNEL extern "C" __global__ void __launch_bounds__(128, LIMBS / TPI <= 16 ? 4 : 2)
 
 typedef unsigned int u32;
 typedef unsigned long long u64;

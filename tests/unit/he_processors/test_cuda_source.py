@@ -1,0 +1,94 @@
+"""The CUDA source compiled as a GPU would get it, without a GPU: NVRTC from PyPI, resources read from the machine code.
+
+Asserted for every kernel, shape and architecture: it compiles, takes no stack and no local memory (so nothing is
+spilled), stays within the registers that leave enough warps, and multiplies by exactly 2 * LIMBS^2 / TPI^2 wide
+multiply-adds a lane and pass. What a GPU makes of it in time or in values is not asserted here: the values are held by
+tests/shim on the same source, and by tests/gpu where there is a device.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from he_processors.cuda.source import KERNELS, SHAPES, Shape, kernel_source, read_source, shapes_for
+from tests.support import nvrtc
+
+needs_tools = pytest.mark.skipif(not nvrtc.has_tools(), reason="NVRTC and cuobjdump are not installed")
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
+# Kernels whose factors are arbitrary: the compiler cannot drop a product.
+FULL_PRODUCTS = ("k_mul", "k_enter", "k_segprod", "k_fixedbase", "k_power", "k_horner")
+ADDRESS_PRODUCTS = 16  # wide multiply-adds outside the product: addresses of rows
+
+
+def register_ceiling(shape: Shape, architecture: str) -> int:
+    """Return the registers that leave 16 warps on a multiprocessor, or 12 (8 on sm_100) for the longest lanes."""
+    if shape.limbs // shape.lanes <= 16:
+        return 128
+    return 192 if architecture == "sm_100" else 168
+
+
+def _cases() -> list[object]:
+    cases = []
+    for architecture in ARCHITECTURES:
+        for pair in SHAPES:
+            for shape in sorted({pair.narrow, pair.wide}, key=lambda s: s.lanes):
+                is_quick = shape == pair.narrow and shape.limbs <= 192
+                marks = [] if is_quick else [pytest.mark.slow]
+                cases.append(pytest.param(shape, architecture, marks=marks, id=f"{shape.limbs}/{shape.lanes} {architecture}"))
+    return cases
+
+
+def compiled(source: str, shape: Shape, architecture: str, folder: Path) -> dict[str, nvrtc.Usage]:
+    cubin = folder / "kernels.cubin"
+    cubin.write_bytes(nvrtc.compile_cubin(source, shape.options, architecture))
+    return nvrtc.usage(cubin)
+
+
+@needs_tools
+@pytest.mark.parametrize(("shape", "architecture"), _cases())
+def test_kernels_compile_without_spills(shape: Shape, architecture: str, tmp_path: Path) -> None:
+    if not nvrtc.has_architecture(architecture):
+        pytest.skip(f"this compiler does not know {architecture}")
+    kernels = compiled(kernel_source(), shape, architecture, tmp_path)
+    assert set(kernels) == set(KERNELS)
+    words = shape.limbs // shape.lanes
+    for name, usage in kernels.items():
+        assert (usage.stack_bytes, usage.local_bytes) == (0, 0), f"{name} spills"
+        assert not any(code.startswith(("LDL", "STL")) for code in usage.instructions), f"{name} uses local memory"
+        assert usage.registers <= register_ceiling(shape, architecture), name
+        if name in FULL_PRODUCTS:
+            wide = sum(n for code, n in usage.instructions.items() if code.startswith("IMAD.WIDE"))
+            # For each of the L words of a factor that a lane holds, L products with a and L with n.
+            assert 2 * words * words <= wide <= 2 * words * words + ADDRESS_PRODUCTS, name
+
+
+@needs_tools
+def test_the_check_for_spills_can_fail(tmp_path: Path) -> None:
+    crowded = kernel_source().replace("LIMBS / TPI <= 16 ? 4 : 2", "6")
+    assert crowded != kernel_source()
+    kernels = compiled(crowded, Shape(128, 8), "sm_90", tmp_path)
+    assert any(usage.stack_bytes for usage in kernels.values())
+    assert any(code.startswith("STL") for code in kernels["k_segprod"].instructions)
+
+
+@needs_tools
+def test_compiler_errors_come_with_their_log() -> None:
+    with pytest.raises(RuntimeError, match="no_such_type"):
+        nvrtc.compile_cubin("no_such_type x;", ("-std=c++17",), "sm_90")
+
+
+def test_all_machine_code_is_in_one_file() -> None:
+    for name in ("mont.cuh", "kernels.cuh"):
+        text = read_source(name)
+        assert "asm" not in text and "__" not in text.replace("__restrict__", "")
+    assert kernel_source().isascii() and "#include" not in kernel_source()
+
+
+def test_shapes_cover_every_length_up_to_8192_bits() -> None:
+    assert [shapes_for(bits).limbs * 32 for bits in (2, 2048, 2049, 4096, 6143, 6145, 8192)] == [
+        2048, 2048, 3072, 4096, 6144, 8192, 8192,
+    ]
+    assert shapes_for(8193) is None
