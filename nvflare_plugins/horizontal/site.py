@@ -10,13 +10,14 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xgboost as xgb
+from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
 from nvflare_plugins.certificates import Identity
@@ -289,13 +290,18 @@ class _Attempt:
             return resumed, root_feature
         mode, max_bin = CutMode(job.cuts), self._prepared.parameters.max_bin
         if mode in (CutMode.UNIFORM, CutMode.LOGARITHMIC):
-            return spaced_cuts(table.feature_names, job.cut_bounds, max_bin, mode), root_feature
+            numeric = [name for name in table.feature_names if name not in table.categories]
+            spaced = spaced_cuts(numeric, job.cut_bounds, max_bin, mode)
+            return _spread(dict(zip(numeric, spaced.of_feature, strict=True)), table.feature_names), root_feature
         return self._search_cuts(sums, mode), root_feature
 
     def _search_cuts(self, sums: ProtectedSums, mode: CutMode) -> Cuts:
         """Search the pooled quantiles, or reuse the cuts that an earlier job of the same sites found."""
         job, table = self._job, self._prepared.table
-        names, max_bin = table.feature_names, self._prepared.parameters.max_bin
+        max_bin = self._prepared.parameters.max_bin
+        # A categorical column has one bin per public category, and nothing to search.
+        numeric = [position for position, kind in enumerate(table.feature_types) if kind != "c"]
+        names = [table.feature_names[position] for position in numeric]
         floor = None if mode is CutMode.EXACT else job.min_rows_per_cut
         settings = json.dumps({"max_bin": max_bin, "min_rows": floor}).encode()
         plan = self._registry.plan_cuts(self._reservation, names, settings)
@@ -303,18 +309,18 @@ class _Attempt:
         proofs = self._channel.gather(Kind.CUT_PLAN, self._session.hmac("cut plan", known))
         if not plan.to_search and len(set(proofs)) == 1:
             _log.info("the cut points of an earlier job of these sites are used again")
-            return Cuts(tuple(plan.known[name] for name in names))
+            return _spread(dict(plan.known), table.feature_names)
         # Where a site has lost its memory, the same search is simply done again: it releases the same counts.
         started = time.perf_counter()
         cuts = search_quantiles(
-            table.features, max_bin, floor, lambda counts: sums.sum_counts(Kind.CUT_COUNTS, counts)
+            table.features[:, numeric], max_bin, floor, lambda counts: sums.sum_counts(Kind.CUT_COUNTS, counts)
         )
         found = dict(zip(names, cuts.of_feature, strict=True))
         if plan.to_search:
             self._registry.save_cuts(self._reservation, {name: found[name] for name in plan.to_search})
         n_cuts, seconds = sum(c.size for c in cuts.of_feature), time.perf_counter() - started
-        _log.info("agreed on %d cut points of %d features in %.1f s", n_cuts, len(names), seconds)
-        return cuts
+        _log.info("agreed on %d cut points of %d numeric features in %.1f s", n_cuts, len(names), seconds)
+        return _spread(found, table.feature_names)
 
     # -- training -----------------------------------------------------------------------------------------------------
 
@@ -326,20 +332,18 @@ class _Attempt:
         if prepared.eval_table is not None:
             eval_sets.append((self._plain_matrix(prepared.eval_table), "eval"))
         sums.agree_scales(value_bounds(parameters.objective, table.label, table.weight))
-        bin_ends = matrix.get_quantile_cut()[0].astype(np.int64)
+        bin_ends = self._bin_ends(matrix)
         n_features = len(table.feature_names)
         initial = prepared.initial_model
         if n_done:
             initial = prepared.resumed.checkpoints()[n_done].read_bytes()
         shape = training_shape(
-            parameters, self._channel.world, n_features, int(bin_ends[-1]) - n_features, table.weight is not None,
+            parameters, self._channel.world, n_features, int(bin_ends[-1]), table.weight is not None,
             len(eval_sets), initial is not None,
         )  # fmt: skip
-        # XGBoost lists one outer bound more per feature than it has bins.
         root_bins = None
         if root_feature is not None:
-            start = int(bin_ends[root_feature]) - root_feature
-            root_bins = slice(start, int(bin_ends[root_feature + 1]) - root_feature - 1)
+            root_bins = slice(int(bin_ends[root_feature]), int(bin_ends[root_feature + 1]))
         handler = TrainingHandler(sums, shape, root_bins, self._evidence)
         settings = LoopSettings(job.num_rounds - n_done, job.early_stopping_rounds, n_done)
         return train(
@@ -357,6 +361,13 @@ class _Attempt:
         reference = xgb.QuantileDMatrix(reference_table(cuts, n_categories), **common)
         matrix = xgb.QuantileDMatrix(table.features, label=table.label, weight=table.weight, ref=reference, **common)
         return _checked(matrix, cuts, n_categories)
+
+    def _bin_ends(self, matrix: xgb.QuantileDMatrix) -> NDArray[np.int64]:
+        """Return where each feature's bins begin in a histogram. Shapes: result: int64[n_features + 1]."""
+        listed = np.diff(matrix.get_quantile_cut()[0].astype(np.int64))
+        # XGBoost lists one bound more than bins for a feature of numbers: the one below all values.
+        is_numeric = np.array([kind != "c" for kind in self._prepared.table.feature_types])
+        return np.concatenate([[0], np.cumsum(listed - is_numeric)])
 
     def _plain_matrix(self, table: Table) -> xgb.DMatrix:
         return xgb.DMatrix(
@@ -425,6 +436,11 @@ class _Attempt:
             evidence=str(evidence_path.relative_to(self._folder.path)),
             best_round=result.best_round,
         ).write(self._folder.path)
+
+
+def _spread(found: Mapping[str, NDArray[np.float32]], names: Sequence[str]) -> Cuts:
+    """Return cuts for all columns; those without a search have none."""
+    return Cuts(tuple(found.get(name, np.empty(0, dtype=np.float32)) for name in names))
 
 
 def _checked(matrix: xgb.QuantileDMatrix, cuts: Cuts, n_categories: dict[int, int]) -> xgb.QuantileDMatrix:
