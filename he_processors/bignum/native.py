@@ -40,6 +40,8 @@ try:
 except ImportError:
     _bignum = None
 
+Limbs = NDArray[np.uint64] | NDArray[np.uint32]
+
 _MIN_LIMBS = 8
 _LANES = 8
 _SLACK_BITS = 4  # R is at least 2^4 times the scaled modulus: a sum of two products may enter a product
@@ -68,15 +70,21 @@ def load(variant: str, threads: int | None = None) -> Callable[[int], NativeBatc
     return partial(NativeBatch, variant=variant, threads=threads)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class NativeResidues:
-    """Rows of limbs, and the modulus and limb size that they belong to. Shapes: limbs: uint64 or uint32[n, limbs]."""
+    """Rows of limbs, and the variant and modulus that they belong to. Shapes: limbs: uint64 or uint32[n, limbs].
 
-    limbs: NDArray[np.uint64] | NDArray[np.uint32]
+    Security: a modulus may be secret (the square of a prime), as may the residues; neither is shown by ``repr``.
+    """
+
+    limbs: Limbs
     kind: tuple[str, int]
 
     def __len__(self) -> int:
         return self.limbs.shape[0]
+
+    def __repr__(self) -> str:
+        return f"NativeResidues({len(self)} rows)"
 
 
 class NativeBatch:
@@ -87,6 +95,8 @@ class NativeBatch:
 
     def __init__(self, modulus: int, *, variant: str, threads: int | None = None) -> None:
         check_modulus(modulus)
+        if threads is not None and threads < 1:
+            raise ValueError("threads must be at least 1")
         layout = {name: (bits, size) for name, bits, size in _bignum.instruction_sets()}
         limb_bits, limb_bytes = layout[variant]
         self.name = variant
@@ -161,9 +171,7 @@ class NativeBatch:
             raise ValueError("batches of different length cannot be added")
         return self._combine(_bignum.add, a, b)
 
-    def segprod(
-        self, residues: NativeResidues, order: NDArray[np.int32], starts: NDArray[np.int64]
-    ) -> NativeResidues:
+    def segprod(self, residues: NativeResidues, order: NDArray[np.int32], starts: NDArray[np.int64]) -> NativeResidues:
         """Multiply the rows of each segment of a row order; an empty segment gives 1.
 
         Long segments are cut into chunks, so that one of them cannot leave the other lanes idle; a second pass
@@ -195,9 +203,7 @@ class NativeBatch:
         limbs = self._limbs(residues)
         steps, n_odd = sliding_window(exponent)
         out = self._empty(len(limbs))
-        self._by_rows(
-            len(limbs), lambda block: _bignum.pow_const(self._handle, limbs[block], steps, n_odd, out[block])
-        )
+        self._by_rows(len(limbs), lambda block: _bignum.pow_const(self._handle, limbs[block], steps, n_odd, out[block]))
         return self._residues(out)
 
     def horner(self, residues: NativeResidues, group: int, shift_bits: int) -> NativeResidues:
@@ -216,7 +222,7 @@ class NativeBatch:
         self._by_rows(len(out), pack)
         return self._residues(out)
 
-    def power_table(self, base: int, window: int, n_windows: int) -> NDArray[np.uint64] | NDArray[np.uint32]:
+    def power_table(self, base: int, window: int, n_windows: int) -> Limbs:
         """Return base^(d * 2^(window * i)) in row ``i << window | d``.
 
         Shapes: result: limbs[n_windows << window, ...].
@@ -233,23 +239,17 @@ class NativeBatch:
         self._by_rows(n_windows, fill)
         return out
 
-    def table_powers(
-        self, table: NDArray[np.uint64] | NDArray[np.uint32], window: int, exponents: NDArray[np.uint8]
-    ) -> NativeResidues:
+    def table_powers(self, table: Limbs, window: int, exponents: NDArray[np.uint8]) -> NativeResidues:
         """Raise the base of a table to each exponent; bits beyond the table's windows are ignored."""
         exponents = np.ascontiguousarray(exponents)
         out = self._empty(len(exponents))
         self._by_rows(
             len(exponents),
-            lambda block: _bignum.powers(
-                self._handle, table, window, exponents[block], exponents.shape[1], out[block]
-            ),
+            lambda block: _bignum.powers(self._handle, table, window, exponents[block], exponents.shape[1], out[block]),
         )
         return self._residues(out)
 
-    def _products(
-        self, limbs: NDArray[np.uint64] | NDArray[np.uint32], order: NDArray[np.int32], tasks: NDArray[np.int64]
-    ) -> NDArray[np.uint64] | NDArray[np.uint32]:
+    def _products(self, limbs: Limbs, order: NDArray[np.int32], tasks: NDArray[np.int64]) -> Limbs:
         """Multiply out tasks, longest first, dealt out to the threads in turn: each gets as many long ones."""
         longest_first = np.argsort(-tasks[:, 1], kind="stable")
         n_hands = max(1, min(self.threads, len(tasks) // _LANES))
@@ -271,13 +271,13 @@ class NativeBatch:
     def _by_rows(self, n_rows: int, function: Callable[[slice], object]) -> None:
         run_blocks(function, row_blocks(n_rows, self.threads, _LANES), self.threads)
 
-    def _empty(self, n_rows: int) -> NDArray[np.uint64] | NDArray[np.uint32]:
+    def _empty(self, n_rows: int) -> Limbs:
         return np.empty((n_rows, self._n_limbs), dtype=self._dtype)
 
-    def _residues(self, limbs: NDArray[np.uint64] | NDArray[np.uint32]) -> NativeResidues:
+    def _residues(self, limbs: Limbs) -> NativeResidues:
         return NativeResidues(limbs, self._kind)
 
-    def _limbs(self, residues: NativeResidues) -> NDArray[np.uint64] | NDArray[np.uint32]:
+    def _limbs(self, residues: NativeResidues) -> Limbs:
         if residues.kind != self._kind:
             raise ValueError("these residues belong to another modulus or variant")
         return residues.limbs
@@ -299,7 +299,7 @@ class NativeFixedBase:
         self._lock = Lock()
         self._seen = 0
         self._window = 0
-        self._table: NDArray[np.uint64] | NDArray[np.uint32] | None = None
+        self._table: Limbs | None = None
 
     def pow(self, exponents: NDArray[np.uint8]) -> NativeResidues:
         """Raise the base to each exponent.
@@ -311,7 +311,7 @@ class NativeFixedBase:
         table, window = self._table_for(len(exponents))
         return self._arithmetic.table_powers(table, window, exponents)
 
-    def _table_for(self, n_exponents: int) -> tuple[NDArray[np.uint64] | NDArray[np.uint32], int]:
+    def _table_for(self, n_exponents: int) -> tuple[Limbs, int]:
         with self._lock:
             self._seen += n_exponents
             wanted = best_window(self._exponent_bits, self._seen, self._arithmetic.row_bytes)

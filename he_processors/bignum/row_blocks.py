@@ -18,8 +18,8 @@ Block = TypeVar("Block")
 ENVIRONMENT_VARIABLE = "VEILBOOST_THREADS"
 
 _pools: dict[int, ThreadPoolExecutor] = {}
-# A forked child has none of its parent's threads: it starts its own.
-os.register_at_fork(after_in_child=_pools.clear)
+if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's threads: it starts its own
+    os.register_at_fork(after_in_child=_pools.clear)
 
 
 def default_threads() -> int:
