@@ -113,8 +113,11 @@ def _exchange_proofs(
     received = channel.gather(Kind.HANDSHAKE, Proof(signature, tuple(confirmations)).pack(), Codec.PUBLIC)
     for rank, secret in pair_secrets.items():
         proof = Proof.unpack(received[rank], channel.world)
-        check_proof_signature(proof, peers[rank], session_id, rank)
-        check_confirmation(proof.confirmations[me], secret, session_id, _PAIR, rank, me)
+        try:
+            check_proof_signature(proof, peers[rank], session_id, rank)
+            check_confirmation(proof.confirmations[me], secret, session_id, _PAIR, rank, me)
+        except AuthenticationError as error:
+            raise AuthenticationError(f"{channel.sites[rank]} does not prove who it is: {error}") from None
 
 
 def _agree_group_secret(channel: SessionChannel, session_id: bytes, boxes: _PairBoxes) -> bytes:

@@ -76,25 +76,30 @@ class Relay:
     def __init__(self, world: int, tamper: Tamper | None = None):
         self.seen: list[list[bytes]] = []
         self._tamper = tamper
-        self._barrier = threading.Barrier(world, timeout=20)
-        self._slots: list[bytes] = [b""] * world
-        self._lock = threading.Lock()
+        self._world = world
+        self._slots: dict[int, dict[int, bytes]] = {}
+        self._stopped = False
+        self._changed = threading.Condition()
 
     def meet(self, number: int, rank: int, payload: bytes) -> list[bytes]:
-        try:
-            self._slots[rank] = payload
-            self._barrier.wait()
-            replies = list(self._slots)
-            with self._lock:
-                if len(self.seen) == number:
-                    self.seen.append(replies)
-            self._barrier.wait()
-        except threading.BrokenBarrierError:
-            raise JobAborted("another site gave up") from None
-        return self._tamper(number, rank, list(replies)) if self._tamper else replies
+        """Wait for all sites. An exchange to which all have contributed ends well even if a site then gives up."""
+        with self._changed:
+            slots = self._slots.setdefault(number, {})
+            slots[rank] = payload
+            if len(slots) == self._world:
+                self.seen.append([slots[r] for r in range(self._world)])
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: len(slots) == self._world or self._stopped, timeout=20):
+                raise JobAborted("a site did not come")
+            if len(slots) < self._world:
+                raise JobAborted("another site gave up")
+            replies = list(self.seen[number])
+        return self._tamper(number, rank, replies) if self._tamper else replies
 
     def stop(self) -> None:
-        self._barrier.abort()
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
 
 
 class MemoryChannel:
