@@ -1,0 +1,86 @@
+"""A job says what it says: unknown fields, unknown choices and impossible combinations are refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.horizontal.agreement import Terms, _compare_documents, _compare_versions
+from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.run_folder import RunFolder
+from nvflare_plugins.horizontal.training import parse_metrics
+from nvflare_plugins.schema import Column, Schema
+
+JOB = HorizontalJob("train", "label", {"objective": "binary:logistic"})
+
+
+def test_a_job_survives_json():
+    assert HorizontalJob.from_dict(json.loads(json.dumps(JOB.to_dict()))) == JOB
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"surprise": 1}, "unknown fields: surprise"),
+        ({"profile": "none"}, "profile='none' is unknown"),
+        ({"cuts": "sketch"}, "cuts='sketch' is unknown"),
+        ({"cuts": "uniform"}, "needs cut_bounds"),
+        ({"num_rounds": 0}, "num_rounds must be"),
+        ({"num_rounds": True}, "num_rounds must be"),
+        ({"min_rows_per_cut": 1}, "min_rows_per_cut"),
+        ({"early_stopping_rounds": 3}, "needs an eval_data_set"),
+        ({"initial_model": "a", "resume_from": "b"}, "not both"),
+        ({"data_set": ""}, "data_set must be"),
+        ({"params": ["a"]}, "params must be"),
+    ],
+)
+def test_what_a_job_may_not_say(changes, words):
+    with pytest.raises(ConfigurationError, match=words):
+        HorizontalJob.from_dict({**JOB.to_dict(), **changes})
+
+
+def test_a_job_needs_data_and_label():
+    with pytest.raises(ConfigurationError, match="lacks data_set, label"):
+        HorizontalJob.from_dict({})
+
+
+def terms() -> Terms:
+    schema = Schema((Column("age", "float"),), "label")
+    return Terms({"xgboost": "3.2.0"}, JOB.to_dict(), {"agreed": {"eta": 0.3}}, schema, {}, {"10": "ab"})
+
+
+def test_terms_survive_the_wire_and_hostile_bytes_do_not():
+    data = terms().to_bytes()
+    assert Terms.from_bytes(data) == terms()
+    for broken in (b"", data[:-1], data + b"x", data.replace(b'{"10"', b'["10"')):
+        with pytest.raises(ProtocolError):
+            Terms.from_bytes(broken)
+
+
+def test_differences_are_named():
+    with pytest.raises(ConfigurationError, match="site-2 runs xgboost 3.2.1 where this site runs 3.2.0"):
+        _compare_versions({"xgboost": "3.2.0", "veilboost": "1"}, {"xgboost": "3.2.1", "veilboost": "1"}, "site-2")
+    with pytest.raises(ConfigurationError, match="site-2 has another value of 'eta' in the parameters"):
+        _compare_documents("the parameters", {"eta": 0.3}, {"eta": 0.4}, "site-2")
+
+
+def test_the_two_last_checkpoints_stay_and_a_finished_run_needs_none(tmp_path):
+    folder = RunFolder(tmp_path, "job-1").create()
+    for n_rounds in (10, 20, 30):
+        folder.write_checkpoint(n_rounds, b"{}")
+    assert sorted(folder.checkpoints()) == [20, 30]
+    folder.write_model(b"{}")
+    assert folder.checkpoints() == {}
+
+
+@pytest.mark.parametrize("job_id", ["..", ".", "a/b", "", "x" * 200, "a b"])
+def test_a_job_id_cannot_leave_the_folder_of_runs(tmp_path, job_id):
+    with pytest.raises(ConfigurationError):
+        RunFolder(tmp_path, job_id)
+
+
+def test_metrics_are_read_from_xgboosts_line():
+    line = "[3]\ttrain-auc:0.98700\teval-error@0.3:0.01\teval-mlogloss:1e-05"
+    assert parse_metrics(line) == {"train-auc": 0.987, "eval-error@0.3": 0.01, "eval-mlogloss": 1e-05}
