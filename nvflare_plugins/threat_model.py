@@ -58,9 +58,9 @@ _TIMING = "Sizes, order and timing of the messages, and what the job itself says
 _LAST_SITE = "Everything the last site sends: pooled sums minus their own contributions."
 
 NOTES_FOR_ALL = (
-    "The trained model is known to every site; its thresholds are cut points agreed from real data and its leaves are "
-    "statistics of rows. Copies that leave a site carry no sum_hessian, which removes row counts but not what thresholds "
-    "and leaves tell.",
+    "The trained model is known to every site. Its thresholds are agreed cut points (with cuts=quantile no value of "
+    "fewer than k rows, with cuts=exact real data values) and its leaves are statistics of rows. Copies that leave a site "
+    "carry no sum_hessian, which removes row counts but not what thresholds and leaves tell.",
     "Every site sees pooled sums of small nodes; a node of one row shows that row's gradient, though not whose row it is.",
     "Parties are honest but curious. Malformed bytes end the job; dishonest training inputs are not detected.",
     "Two runs that differ by a site or by some rows reveal the difference; each site's registry refuses such re-runs "
@@ -116,6 +116,16 @@ THREAT_MODELS = {
         ),
     )
 }
+
+
+def markdown_table() -> str:
+    """Return the table of all profiles as Markdown for the README."""
+    models = list(THREAT_MODELS.values())
+    lines = ["| what they learn | " + " | ".join(f"`{model.profile}`" for model in models) + " |"]
+    lines.append("|---" * (len(models) + 1) + "|")
+    for row in zip(*(model.rows() for model in models), strict=True):
+        lines.append(f"| {row[0][0]} | " + " | ".join(what for _, what in row) + " |")
+    return "\n".join(lines)
 
 
 def leakage_class(profile: str, n_sites: int) -> str:

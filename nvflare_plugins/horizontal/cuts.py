@@ -160,6 +160,7 @@ def spaced_cuts(
     Raises:
         ConfigurationError: a feature without bounds, or bounds that do not fit the mode.
     """
+    n_points = max(max_bin - 2, 1)  # two bins belong to the outer bounds, as in the search
     cuts = []
     for name in names:
         if name not in bounds:
@@ -168,10 +169,10 @@ def spaced_cuts(
         if not -LARGEST_VALUE < low < high < LARGEST_VALUE:
             raise ConfigurationError(f"cut_bounds of {name!r} must be two finite numbers, the lower one first")
         if mode is CutMode.UNIFORM:
-            points = np.linspace(low, high, max_bin - 1)
+            points = np.linspace(low, high, n_points)
         else:
             # Powers need a positive origin: the grid starts at `low` and grows by a constant factor of distance.
-            points = low + np.expm1(np.linspace(0.0, np.log1p(high - low), max_bin - 1))
+            points = low + np.expm1(np.linspace(0.0, np.log1p(high - low), n_points))
         cuts.append(np.unique(points.astype(np.float32)))
     return Cuts(tuple(cuts))
 

@@ -264,7 +264,6 @@ class EvidenceLog:
                 self._check_head(site, head, verify)
             self._peer_heads.update(read)
             self._append({"type": "heads", "heads": [head.to_dict() for head in read.values()]})
-            self.flush()
 
     def end(self, status: str, reason: str = "") -> None:
         """Record how the attempt ended: "completed", or "aborted" with the (data-free) reason. Later calls do nothing."""

@@ -29,11 +29,27 @@ def histogram_sizes(trace: dict, phase: str, number: int) -> list[int]:
     return [size for _, dtype, op, size in messages if (dtype, op) == (FLOAT64, SUM) and size % one == 0]
 
 
-@pytest.mark.parametrize("case", ["logistic", "base_score", "weighted"])
-def test_histogram_messages_are_those_that_xgboost_sends(case):
+@pytest.mark.parametrize(
+    ("case", "workload"),
+    [
+        ("logistic", Workload(1000, 1, depth=3)),
+        ("weighted", Workload(1000, 1, depth=3)),
+        ("softprob", Workload(1000, 1, depth=3, outputs=3)),
+        ("forest", Workload(1000, 1, depth=3, parallel_trees=2)),
+        ("lossguide", Workload(1000, 1, depth=0, max_leaves=6)),
+        ("stump", Workload(1000, 1, depth=1)),
+    ],
+)
+def test_histogram_messages_are_those_that_xgboost_sends(case, workload):
     trace = TRACES[case]
-    planned = [16 * trace["n_bins"] * n for n in built_nodes(Workload(1000, 1, depth=3))]
+    planned = [16 * trace["n_bins"] * n for n in built_nodes(workload)] * workload.trees_per_round
     assert histogram_sizes(trace, "update", 1) == planned
+
+
+def test_trees_that_are_not_full_send_no_more_than_planned():
+    sent = histogram_sizes(TRACES["deep"], "update", 1)
+    planned = [16 * TRACES["deep"]["n_bins"] * n for n in built_nodes(Workload(1000, 1, depth=7))]
+    assert all(a <= b for a, b in zip(sent, planned, strict=True)) and sent != planned
 
 
 def test_credit_card_tree_has_the_known_number_of_values():

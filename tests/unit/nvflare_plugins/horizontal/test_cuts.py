@@ -135,9 +135,9 @@ def test_xgboost_takes_over_exactly_the_agreed_cuts(max_bin):
 
 
 def test_spaced_cuts_touch_no_data():
-    uniform = spaced_cuts(["a"], {"a": [0.0, 1.0]}, 6, CutMode.UNIFORM).of_feature[0]
+    uniform = spaced_cuts(["a"], {"a": [0.0, 1.0]}, 7, CutMode.UNIFORM).of_feature[0]
     assert np.allclose(uniform, [0, 0.25, 0.5, 0.75, 1])
-    logarithmic = spaced_cuts(["a"], {"a": [-1.0, 999.0]}, 6, CutMode.LOGARITHMIC).of_feature[0]
+    logarithmic = spaced_cuts(["a"], {"a": [-1.0, 999.0]}, 7, CutMode.LOGARITHMIC).of_feature[0]
     assert logarithmic[0] == -1 and logarithmic[-1] == 999
     assert (np.diff(np.diff(logarithmic)) > 0).all()
     for bounds in ({}, {"a": [1.0, 1.0]}, {"a": [0.0, float("inf")]}):
