@@ -58,8 +58,8 @@ _TIMING = "Sizes, order and timing of the messages, and what the job itself says
 _LAST_SITE = "Everything the last site sends: pooled sums minus their own contributions."
 
 NOTES_FOR_ALL = (
-    "The trained model is known to every site. Its thresholds are agreed cut points (with cuts=quantile no value of "
-    "fewer than k rows, with cuts=exact real data values) and its leaves are statistics of rows. Copies that leave a site "
+    "The trained model is known to every site. Its thresholds are agreed cut points (with cuts=quantile found "
+    "without resolving fewer than k rows, with cuts=exact real data values) and its leaves are statistics of rows. Copies that leave a site "
     "carry no sum_hessian, which removes row counts but not what thresholds and leaves tell.",
     "Every site sees pooled sums of small nodes; a node of one row shows that row's gradient, though not whose row it is.",
     "Parties are honest but curious. Malformed bytes end the job; dishonest training inputs are not detected.",
@@ -99,7 +99,9 @@ THREAT_MODELS = {
             server_and_one_site="Can decrypt contributions but finds masked values inside; learns the pooled sums only, "
             "while two other sites are honest.",
             all_but_one=_LAST_SITE,
-            notes=("Exact sums. One secret key at all sites; the masks inside are what stops server and site together.",),
+            notes=(
+                "Exact sums. One secret key at all sites; the masks inside are what stops server and site together.",
+            ),
         ),
         ThreatModel(
             profile="ckks",

@@ -8,8 +8,8 @@ With the cuts agreed, each site builds ``QuantileDMatrix(X, ref=reference_table(
 sketch, which would carry raw feature values.
 
 Privacy: every site learns the pooled counts at the queried points; with `quantile` no bracket of fewer than
-``min_rows`` pooled rows is divided further and the cut is the shortest decimal in it, so a cut is a data value only if
-at least ``min_rows`` rows share it. `exact` cuts are data values.
+``min_rows`` pooled rows is divided further and the cut is the shortest decimal in it, chosen without a look at the
+values inside: it is a data value where at least ``min_rows`` rows share it, or by chance. `exact` cuts are data values.
 
 Reference: FederBoost (Tian et al.), section 5.1, Protocol 3.
 """
