@@ -4,13 +4,14 @@ All sites hold one secret key, the server holds none. Because the server togethe
 every site, callers mask the residues with pairwise masks modulo t before they encrypt them: such a pair opens masked
 values only.
 
-Parameters: N = 4096, t a prime of 60 bits with t = 1 mod 2N, so that one ciphertext holds 4096 values, and a
-ciphertext modulus q of two 40-bit primes (80 bits; 109 would still be 128-bit secure at this N). There is no special
-prime: nothing is ever multiplied, so nothing needs key switching.
+Parameters: N = 4096; one prime q of 60 bits (109 would still be 128-bit secure at this N); a plain modulus t, prime and
+= 1 mod 2N so that one ciphertext holds 4096 values, of 44 to 52 bits by the number of summands. There is no special
+prime: nothing is ever multiplied, so nothing needs key switching. Two primes would allow t of 60 bits at twice the
+bytes and time.
 
 Capacity: decryption is right with certainty, not only with high probability. A fresh symmetric ciphertext carries noise
-of at most 21 per coefficient (SEAL's centred binomial distribution of 21 + 21 bits) plus at most 1 from scaling by
-q/t; a sum of W of them decrypts exactly if 22 W < q / (2t) = 524,224, so W = 16,384 is safe.
+of at most 21 per coefficient (SEAL's centred binomial distribution of 21 + 21 bits) plus at most 1/2 from scaling by
+q/t; so a sum of W of them decrypts exactly if 22 W < q / (2t), and t is the largest prime of the table that allows it.
 
 Reference: Fan and Vercauteren, "Somewhat Practical Fully Homomorphic Encryption" (2012); Homomorphic Encryption
 Standard (2018), table 1, for the 128-bit limit on q.
@@ -26,17 +27,19 @@ from numpy.typing import NDArray
 
 from he_processors.errors import CapacityExceeded
 from he_processors.ring_ciphertexts import RingScheme, add_messages
-from he_processors.ring_keys import RingKey, generate_secret
+from he_processors.ring_keys import RingKey, generate_secret, split_secret
 from he_processors.seal_access import make_context
 
-PLAIN_MODULUS = 1152921504606830593
+_Q = 1152921504606830593
+_NOISE_PER_SUMMAND = 22
+_PLAIN_MODULI = (4503599627149313, 1125899906826241, 281474976694273, 70368743669761, 17592186028033)
 _SCHEME = RingScheme(
     name="BFV",
     code=1,
     poly_degree=4096,
-    primes=(1099511390209, 1099511480321),
+    primes=(_Q,),
     values_per_ciphertext=4096,
-    max_summands=1 << 14,
+    max_summands=1489,
 )
 
 
@@ -45,16 +48,22 @@ class BfvProcessor:
 
     Security: holds the secret key that all sites share. What ``encrypt`` returns may go to the server; what ``decrypt``
         returns is the sum, which all sites may know, and nothing else: BFV's result carries no noise.
-    """
 
-    plain_modulus = PLAIN_MODULUS
-    capacity = (PLAIN_MODULUS - 1) // 2
-    """The sum over sites must not exceed this in magnitude."""
+    Attributes:
+        n_summands: how many sites the key was made for.
+        plain_modulus: t; results are modulo it.
+        capacity: the sum over sites must not exceed this in magnitude: (t - 1) / 2, 2^51 for up to 5 sites.
+    """
 
     def __init__(self, secret: bytes) -> None:
         """Build the processor from what ``generate`` returned at one site. Raises: ProtocolError."""
-        self._encoder = seal.BatchEncoder(_context())
-        self._key = RingKey(_SCHEME, _context(), secret, self._encode(np.zeros(1, dtype=np.uint64)))
+        facts, _ = split_secret(_SCHEME, secret)
+        self.n_summands = facts.n_summands
+        self.plain_modulus = choose_plain_modulus(facts.n_summands)
+        self.capacity = (self.plain_modulus - 1) // 2
+        context = make_context(_SCHEME, self.plain_modulus)
+        self._encoder = seal.BatchEncoder(context)
+        self._key = RingKey(_SCHEME, context, secret, self._encode(np.zeros(1, dtype=np.uint64)))
 
     @classmethod
     def generate(cls, n_summands: int) -> bytes:
@@ -63,17 +72,12 @@ class BfvProcessor:
         Security: seal them to the other sites; they must never reach the server or a disk.
         Raises: ValueError, if BFV cannot add that many messages.
         """
-        return generate_secret(_SCHEME, _context(), n_summands)
+        return generate_secret(_SCHEME, make_context(_SCHEME, choose_plain_modulus(n_summands)), n_summands)
 
     @classmethod
     def from_secret(cls, secret: bytes) -> BfvProcessor:
         """Build the processor from the secret bytes of one site. Raises: ProtocolError."""
         return cls(secret)
-
-    @property
-    def n_summands(self) -> int:
-        """How many sites the key was made for."""
-        return self._key.facts.n_summands
 
     def public_parameters(self) -> bytes:
         """Return what the server needs to add; no secret is in it."""
@@ -86,7 +90,10 @@ class BfvProcessor:
         Capacity: each at most capacity / n_summands in magnitude.
         Raises: CapacityExceeded; nothing was encrypted then.
         """
-        return self.encrypt_residues(to_residues(integers, self.n_summands))
+        bound = self.capacity // self.n_summands
+        if integers.size and not -bound <= int(integers.min()) <= int(integers.max()) <= bound:
+            raise CapacityExceeded(f"an integer exceeds 1/{self.n_summands} of BFV's capacity of {self.capacity}")
+        return self.encrypt_residues(to_residues(integers, self.plain_modulus))
 
     def decrypt(self, payload: bytes, n_values: int) -> NDArray[np.int64]:
         """Decrypt the sum of what sites encrypted with ``encrypt``.
@@ -94,7 +101,7 @@ class BfvProcessor:
         Shapes: result: int64[n_values].
         Raises: ProtocolError, if the payload is malformed, under another key or of another length.
         """
-        return from_residues(self.decrypt_residues(payload, n_values))
+        return from_residues(self.decrypt_residues(payload, n_values), self.plain_modulus)
 
     def encrypt_residues(self, residues: NDArray[np.uint64]) -> bytes:
         """Encrypt residues modulo t, masked ones as a rule.
@@ -104,7 +111,7 @@ class BfvProcessor:
         """
         if residues.dtype != np.uint64 or residues.ndim != 1:
             raise TypeError("residues must be a one-dimensional array of uint64")
-        if not residues.size or int(residues.max()) >= PLAIN_MODULUS:
+        if not residues.size or int(residues.max()) >= self.plain_modulus:
             raise ValueError("residues must be at least one and below the plain modulus")
         chunks = range(0, residues.size, _SCHEME.values_per_ciphertext)
         plaintexts = (self._encode(residues[i : i + _SCHEME.values_per_ciphertext]) for i in chunks)
@@ -139,23 +146,20 @@ def add_ciphertexts(public_parameters: bytes, payloads: Sequence[bytes]) -> byte
     return add_messages(public_parameters, payloads, _SCHEME)
 
 
-def to_residues(integers: NDArray[np.int64], n_summands: int) -> NDArray[np.uint64]:
-    """Map signed integers to residues modulo t.
-
-    Shapes: integers: int64[n]; result: uint64[n].
-    Raises: CapacityExceeded, if the sum over ``n_summands`` such vectors could leave the range of t.
-    """
-    bound = BfvProcessor.capacity // n_summands
-    if integers.size and not -bound <= int(integers.min()) <= int(integers.max()) <= bound:
-        raise CapacityExceeded(f"an integer exceeds 1/{n_summands} of BFV's capacity of {BfvProcessor.capacity}")
-    return np.where(integers < 0, integers + np.int64(PLAIN_MODULUS), integers).view(np.uint64)
+def choose_plain_modulus(n_summands: int) -> int:
+    """Return the largest plain modulus under which ``n_summands`` messages add without error."""
+    for modulus in _PLAIN_MODULI:
+        if 2 * modulus * _NOISE_PER_SUMMAND * n_summands < _Q:
+            return modulus
+    raise ValueError(f"BFV adds at most {_SCHEME.max_summands} messages")
 
 
-def from_residues(residues: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Map residues modulo t to integers around zero. Shapes: residues: uint64[n]; result: int64[n]."""
+def to_residues(integers: NDArray[np.int64], modulus: int) -> NDArray[np.uint64]:
+    """Map integers of magnitude below modulus / 2 to residues. Shapes: integers: int64[n]; result: uint64[n]."""
+    return np.where(integers < 0, integers + np.int64(modulus), integers).view(np.uint64)
+
+
+def from_residues(residues: NDArray[np.uint64], modulus: int) -> NDArray[np.int64]:
+    """Map residues to integers around zero. Shapes: residues: uint64[n]; result: int64[n]."""
     signed = residues.view(np.int64)
-    return np.where(signed > BfvProcessor.capacity, signed - np.int64(PLAIN_MODULUS), signed)
-
-
-def _context() -> seal.SEALContext:
-    return make_context(_SCHEME, PLAIN_MODULUS)
+    return np.where(signed > modulus // 2, signed - np.int64(modulus), signed)

@@ -88,21 +88,31 @@ class RingKey:
         return ciphertext
 
 
-def _parse_secret(
-    scheme: RingScheme, context: seal.SEALContext, secret: bytes
-) -> tuple[KeyFacts, seal.SecretKey]:
-    moduli = np.array(_key_moduli(context), dtype=np.uint64)[:, None]
-    if len(secret) != _SECRET.size + 8 * moduli.size * scheme.poly_degree:
-        raise ProtocolError(f"a {scheme.name} key has another length")
+def split_secret(scheme: RingScheme, secret: bytes) -> tuple[KeyFacts, bytes]:
+    """Read the header of a key and return what it says, and the key's residues. Raises: ProtocolError."""
+    if len(secret) < _SECRET.size:
+        raise ProtocolError(f"a {scheme.name} key is too short")
     magic, version, code, n_summands, key_id = _SECRET.unpack_from(secret)
     if (magic, version, code) != (_MAGIC, _VERSION, scheme.code):
         raise ProtocolError(f"not a key of {scheme.name} in this version of VeilBoost")
-    residues = np.frombuffer(secret, dtype="<u8", offset=_SECRET.size).reshape(moduli.size, -1)
-    if not 1 <= n_summands <= scheme.max_summands or (residues >= moduli).any():
+    if not 1 <= n_summands <= scheme.max_summands:
+        raise ProtocolError(f"a {scheme.name} key for {n_summands} summands")
+    return KeyFacts(key_id, n_summands), secret[_SECRET.size :]
+
+
+def _parse_secret(
+    scheme: RingScheme, context: seal.SEALContext, secret: bytes
+) -> tuple[KeyFacts, seal.SecretKey]:
+    facts, body = split_secret(scheme, secret)
+    moduli = np.array(_key_moduli(context), dtype=np.uint64)[:, None]
+    if len(body) != 8 * moduli.size * scheme.poly_degree:
+        raise ProtocolError(f"a {scheme.name} key has another length")
+    residues = np.frombuffer(body, dtype="<u8").reshape(moduli.size, -1)
+    if (residues >= moduli).any():
         raise ProtocolError(f"a {scheme.name} key is out of range")
     key = seal.SecretKey()
     _secret_codec(scheme, context).restore(residues, functools.partial(key.load, context))
-    return KeyFacts(key_id, n_summands), key
+    return facts, key
 
 
 def _key_moduli(context: seal.SEALContext) -> tuple[int, ...]:

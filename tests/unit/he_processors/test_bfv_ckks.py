@@ -38,7 +38,7 @@ def federated_sum(module, sites, vectors) -> np.ndarray:
 def test_sums_are_exact_for_any_length(module, kind, world):
     rng = np.random.default_rng(world)
     sites = make_sites(kind, world)
-    bound = kind.capacity // world
+    bound = sites[0].capacity // world
     for n in (1, 2, 3, SLOTS[kind] - 1, SLOTS[kind], SLOTS[kind] + 1, 2 * SLOTS[kind] + 5):
         vectors = [rng.integers(-bound, bound, n, endpoint=True) for _ in range(world)]
         np.testing.assert_array_equal(federated_sum(module, sites, vectors), np.sum(vectors, axis=0))
@@ -65,16 +65,20 @@ def full_histograms(n: int, bound: int) -> dict[str, np.ndarray]:
 def test_full_capacity_on_histograms_of_one_sign(module, kind, name):
     """SECURITY.md 3: at the largest allowed sum, for vectors on which other parameters failed."""
     sites = make_sites(kind, 3)
-    vector = full_histograms(3 * SLOTS[kind], kind.capacity // 3)[name]
+    vector = full_histograms(3 * SLOTS[kind], sites[0].capacity // 3)[name]
     np.testing.assert_array_equal(federated_sum(module, sites, [vector] * 3), 3 * vector)
 
 
-@pytest.mark.parametrize(("module", "kind", "world"), [(bfv, BfvProcessor, 1 << 14), (ckks, CkksProcessor, 1 << 10)])
+BFV_LIMITS = [5, 23, 93, 372, 1489]  # the last number of summands of each plain modulus
+LIMITS = [*((bfv, BfvProcessor, world) for world in BFV_LIMITS), (ckks, CkksProcessor, 1 << 10)]
+
+
+@pytest.mark.parametrize(("module", "kind", "world"), LIMITS)
 def test_largest_number_of_summands_with_equal_noise(module, kind, world):
     """Adding one ciphertext to itself adds its noise without cancellation: worse than independent sites can do."""
     site = kind.from_secret(kind.generate(world))
     rng = np.random.default_rng(2)
-    bound = kind.capacity // world
+    bound = site.capacity // world
     vector = rng.choice([-bound, bound, bound - 1, 0], SLOTS[kind])
     total = module.add_ciphertexts(site.public_parameters(), [site.encrypt(vector)] * world)
     np.testing.assert_array_equal(site.decrypt(total, vector.size), world * vector)
@@ -83,7 +87,7 @@ def test_largest_number_of_summands_with_equal_noise(module, kind, world):
 @both
 def test_values_beyond_capacity_are_refused_before_encoding(module, kind):
     site = make_sites(kind, 3)[0]
-    bound = kind.capacity // 3
+    bound = site.capacity // 3
     for value in (bound + 1, -bound - 1, np.iinfo(np.int64).min, np.iinfo(np.int64).max):
         with pytest.raises(CapacityExceeded) as caught:
             site.encrypt(np.array([0, value], dtype=np.int64))
@@ -92,10 +96,10 @@ def test_values_beyond_capacity_are_refused_before_encoding(module, kind):
 
 @both
 def test_number_of_summands_is_limited(module, kind):
-    limit = 1 << 14 if kind is BfvProcessor else 1 << 10
+    limit = 1489 if kind is BfvProcessor else 1 << 10
     kind.generate(limit)
     for n_summands in (0, limit + 1):
-        with pytest.raises(ValueError, match="adds between"):
+        with pytest.raises(ValueError, match="adds (between|at most)"):
             kind.generate(n_summands)
     site = kind.from_secret(kind.generate(2))
     payload = site.encrypt(np.array([1]))
@@ -185,6 +189,14 @@ def test_ckks_returns_integers_only():
     assert result.dtype == np.int64
 
 
+def test_plain_moduli_leave_room_for_the_worst_noise():
+    q = 1152921504606830593
+    assert all(q % 8192 == modulus % 8192 == 1 for modulus in map(bfv.choose_plain_modulus, BFV_LIMITS))
+    for world in (1, 2, *BFV_LIMITS):
+        assert 22 * world < q / (2 * bfv.choose_plain_modulus(world))
+    assert bfv.choose_plain_modulus(3).bit_length() == 52
+
+
 def masked_sites(world: int) -> list[PairwiseMasks]:
     def secret(a: int, b: int) -> bytes:
         return bytes([16 * min(a, b) + max(a, b)]) * 32
@@ -196,31 +208,31 @@ def masked_sites(world: int) -> list[PairwiseMasks]:
 
 def test_masks_inside_bfv_give_the_sum_and_hide_each_site_from_key_holders():
     sites, masks = make_sites(BfvProcessor, 3), masked_sites(3)
-    modulus, n = BfvProcessor.plain_modulus, 5000
+    modulus, n = sites[0].plain_modulus, 5000
     label = MessageLabel(1, "HISTOGRAM", "update:0", n)
     rng = np.random.default_rng(3)
-    bound = BfvProcessor.capacity // 3
+    bound = sites[0].capacity // 3
     vectors = [rng.integers(-bound, bound, n) for _ in sites]
-    masked = [m.mask(bfv.to_residues(v, 3), label, modulus) for m, v in zip(masks, vectors, strict=True)]
+    masked = [m.mask(bfv.to_residues(v, modulus), label, modulus) for m, v in zip(masks, vectors, strict=True)]
     payloads = [site.encrypt_residues(residues) for site, residues in zip(sites, masked, strict=True)]
     total = bfv.add_ciphertexts(sites[0].public_parameters(), payloads)
     for site, site_masks in zip(sites, masks, strict=True):
         residues = site_masks.unblind(site.decrypt_residues(total, n), label, modulus)
-        np.testing.assert_array_equal(bfv.from_residues(residues), np.sum(vectors, axis=0))
+        np.testing.assert_array_equal(bfv.from_residues(residues, modulus), np.sum(vectors, axis=0))
     # A server that hands site 1's own message to another site learns masked residues only.
     opened = sites[2].decrypt_residues(payloads[1], n)
     np.testing.assert_array_equal(opened, masked[1])
-    assert not (opened == bfv.to_residues(vectors[1], 3)).any()
+    assert not (opened == bfv.to_residues(vectors[1], modulus)).any()
 
 
 def test_residues_round_trip_at_the_edges():
-    edge = BfvProcessor.capacity
-    values = np.array([0, 1, -1, edge, -edge])
-    np.testing.assert_array_equal(bfv.from_residues(bfv.to_residues(values, 1)), values)
     site = make_sites(BfvProcessor, 1)[0]
-    residues = np.array([0, 1, BfvProcessor.plain_modulus - 1], dtype=np.uint64)
+    edge, modulus = site.capacity, site.plain_modulus
+    values = np.array([0, 1, -1, edge, -edge])
+    np.testing.assert_array_equal(bfv.from_residues(bfv.to_residues(values, modulus), modulus), values)
+    residues = np.array([0, 1, modulus - 1], dtype=np.uint64)
     np.testing.assert_array_equal(site.decrypt_residues(site.encrypt_residues(residues), 3), residues)
     with pytest.raises(ValueError, match="below the plain modulus"):
-        site.encrypt_residues(np.array([BfvProcessor.plain_modulus], dtype=np.uint64))
+        site.encrypt_residues(np.array([modulus], dtype=np.uint64))
     with pytest.raises(TypeError):
         site.encrypt_residues(np.array([1], dtype=np.int64))
