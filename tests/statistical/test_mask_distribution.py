@@ -1,7 +1,7 @@
 """What the server sees under masks is uniform, and two messages' keystreams have nothing to do with each other.
 
-Inputs are fixed, so results are too: no test fails by chance from run to run. The bounds are those at which a random run
-would fail with probability 1e-5 or less, on both sides, and each statistic is shown to reject a wrong distribution.
+Inputs are fixed, so results are too: no test fails by chance from run to run. The bounds are those at which a random
+run would fail with probability 1e-5 or less, on both sides, and each statistic is shown to reject a wrong distribution.
 """
 
 from __future__ import annotations

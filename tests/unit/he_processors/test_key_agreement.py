@@ -75,7 +75,10 @@ def test_encoding_is_injective(left, right):
     assert (encode_fields(*left) == encode_fields(*right)) == (left == right)
 
 
-@pytest.mark.parametrize(("field", "error"), [(-1, ValueError), (2**64, ValueError), (1.0, TypeError), (True, TypeError)])
+UNCLEAR = [(-1, ValueError), (2**64, ValueError), (1.0, TypeError), (True, TypeError)]
+
+
+@pytest.mark.parametrize(("field", "error"), UNCLEAR)
 def test_encoding_refuses_what_it_cannot_tell_apart(field, error):
     with pytest.raises(error):
         encode_fields(field)
@@ -95,7 +98,7 @@ def test_derived_keys_depend_on_everything():
     assert len(derive_key(b"k" * 32, b"", "a", length=48)) == 48
 
 
-SITES = [Participant(f"site-{i}", "site", bytes([i]) * 32, bytes([16 + i]) * 32, bytes([32 + i]) * 32) for i in range(3)]
+SITES = [Participant(f"site-{i}", "site", *(bytes([first + i]) * 32 for first in (0, 16, 32))) for i in range(3)]
 
 
 def test_transcript_depends_on_everything():

@@ -122,9 +122,10 @@ def test_a_counter_encodes_once():
     site.mask(values, label(4, counter=6))
 
 
-@pytest.mark.parametrize(
-    "change", [{"counter": 8}, {"kind": "ROOT_SUM"}, {"phase": "update:4"}, {"n_values": 65}], ids=lambda c: next(iter(c))
-)
+CHANGES = [{"counter": 8}, {"kind": "ROOT_SUM"}, {"phase": "update:4"}, {"n_values": 65}]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: next(iter(change)))
 def test_every_field_of_the_label_changes_all_masks(change):
     """Round, tree, retry or parallel tree: whatever differs, no word of the keystream comes back."""
     old = label(64)

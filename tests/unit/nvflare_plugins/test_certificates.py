@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -136,8 +137,6 @@ def test_two_common_names():
     builder = builder.add_extension(
         x509.AuthorityKeyIdentifier.from_issuer_public_key(key_number(100).public_key()), False
     )
-    from cryptography.hazmat.primitives import hashes
-
     with pytest.raises(AuthenticationError, match="malformed"):
         check(builder.sign(key_number(100), hashes.SHA256()))
 
