@@ -136,6 +136,12 @@ class ServerAttempt:
         self._aggregator.abort(self._reason)
         self._frames.abort_sites(self._reason)
 
+    def stop(self) -> None:
+        """End the attempt because FLARE says so, which does not say why: name the sites that were being waited for."""
+        waited_for = self._frames.waited_for()
+        hint = f"; at that moment the other sites waited for {', '.join(waited_for)}" if waited_for else ""
+        self.fail(f"stopped by an operator, or by FLARE because a process ended{hint}")
+
     def add_report(self, site: str, document: Mapping[str, Any]) -> None:
         """Take the result of a site's task, whatever it is."""
         try:

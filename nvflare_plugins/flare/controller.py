@@ -135,7 +135,7 @@ class HorizontalController(Controller):
         while attempt.missing:
             attempt.poll()
             if abort_signal.triggered:
-                attempt.fail("aborted by an operator or by FLARE")
+                attempt.stop()
                 break
             if attempt.reason is not None:
                 give_up_at = give_up_at or time.monotonic() + ABORT_GRACE_S

@@ -320,6 +320,11 @@ class FrameServer:
         for state in self._states.values():
             self._send(state, TOPIC_ABORT, Message({}, payload))
 
+    def waited_for(self) -> list[str]:
+        """Return the sites whose frame the others are waiting for at this moment."""
+        numbers = {site: state.number for site, state in self._states.items()}
+        return [site for site, number in numbers.items() if number < max(numbers.values())]
+
     def _site_of(self, message: Message) -> str | None:
         """The sender by FLARE's authentication, or None if it is not a site of this job."""
         origin = message.get_header(MessageHeaderKey.ORIGIN)

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from nvflare.apis.fl_constant import CellMessageAuthHeaderKey
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from tests.support.flare_network import FakeCell, Network
 from nvflare.fuel.f3.message import Message
 
 from he_processors.errors import JobAborted, ProtocolError
@@ -29,52 +28,6 @@ from nvflare_plugins.flare.transport import (
 
 SERVER = "server.job"
 ATTEMPT = "00" * 16
-
-
-class Network:
-    """Delivers messages in threads of their own, as FLARE's frame pool does."""
-
-    def __init__(self) -> None:
-        self.cells: dict[str, FakeCell] = {}
-        self.rule: Callable[[str, str, Message], int] = lambda origin, topic, message: 1  # how many copies arrive
-        self.log: list[tuple[str, str]] = []
-        self.lock = threading.Lock()
-
-    def deliver(self, origin: str, target: str, topic: str, message: Message) -> None:
-        with self.lock:
-            self.log.append((origin, topic))
-            copies = self.rule(origin, topic, message)
-        payload = bytes(message.payload) if message.payload is not None else None
-        for _ in range(copies):
-            copy = Message(dict(message.headers), payload)
-            callback = self.cells[target].callbacks[CHANNEL, topic]
-            threading.Timer(random.uniform(0, 0.003), callback, [copy]).start()
-
-    def count(self, origin: str, topic: str) -> int:
-        with self.lock:
-            return self.log.count((origin, topic))
-
-
-class FakeCell:
-    def __init__(self, network: Network, name: str, client_name: str = "") -> None:
-        self.network, self.name, self.client_name = network, name, client_name
-        self.callbacks: dict[tuple[str, str], Callable[[Message], None]] = {}
-        self.is_closed = False
-        network.cells[name] = self
-
-    def register_request_cb(self, channel: str, topic: str, cb: Callable[[Message], None]) -> None:
-        self.callbacks[channel, topic] = cb
-
-    def fire_and_forget(
-        self, channel: str, topic: str, targets: str, message: Message, optional: bool = False
-    ) -> dict[str, str]:
-        if self.is_closed:
-            raise RuntimeError("Messenger is not running")
-        message.set_header(MessageHeaderKey.ORIGIN, self.name)
-        if self.client_name:
-            message.set_header(CellMessageAuthHeaderKey.CLIENT_NAME, self.client_name)
-        self.network.deliver(self.name, targets, topic, message)
-        return {targets: ""}
 
 
 class Joiner:
@@ -181,6 +134,13 @@ def test_deadline_ends_the_wait() -> None:
     federation = Federation()
     results = federation.exchange({"site-1": b"a"}, timeout_s=0.3)
     assert isinstance(results["site-1"], JobAborted) and "within 0 s" in str(results["site-1"])
+
+
+def test_server_knows_whom_the_others_wait_for() -> None:
+    federation = Federation()
+    assert federation.server.waited_for() == []
+    federation.exchange({"site-1": b"a", "site-3": b"c"}, timeout_s=0.1)
+    assert federation.server.waited_for() == ["site-2"]
 
 
 def test_local_abort_wakes_the_waiting_exchange_and_refuses_later_ones() -> None:

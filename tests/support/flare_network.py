@@ -1,0 +1,59 @@
+"""Cells as FLARE has them, without FLARE: messages may be lost, doubled, reordered or forged."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+
+from nvflare.apis.fl_constant import CellMessageAuthHeaderKey
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.message import Message
+
+from nvflare_plugins.flare.transport import CHANNEL
+
+
+class Network:
+    """Delivers messages in threads of their own, as FLARE's frame pool does."""
+
+    def __init__(self) -> None:
+        self.cells: dict[str, FakeCell] = {}
+        self.rule: Callable[[str, str, Message], int] = lambda origin, topic, message: 1  # how many copies arrive
+        self.log: list[tuple[str, str]] = []
+        self.lock = threading.Lock()
+
+    def deliver(self, origin: str, target: str, topic: str, message: Message) -> None:
+        with self.lock:
+            self.log.append((origin, topic))
+            copies = self.rule(origin, topic, message)
+        payload = bytes(message.payload) if message.payload is not None else None
+        for _ in range(copies):
+            copy = Message(dict(message.headers), payload)
+            callback = self.cells[target].callbacks[CHANNEL, topic]
+            threading.Timer(random.uniform(0, 0.003), callback, [copy]).start()
+
+    def count(self, origin: str, topic: str) -> int:
+        with self.lock:
+            return self.log.count((origin, topic))
+
+
+class FakeCell:
+    def __init__(self, network: Network, name: str, client_name: str = "") -> None:
+        self.network, self.name, self.client_name = network, name, client_name
+        self.callbacks: dict[tuple[str, str], Callable[[Message], None]] = {}
+        self.is_closed = False
+        network.cells[name] = self
+
+    def register_request_cb(self, channel: str, topic: str, cb: Callable[[Message], None]) -> None:
+        self.callbacks[channel, topic] = cb
+
+    def fire_and_forget(
+        self, channel: str, topic: str, targets: str, message: Message, optional: bool = False
+    ) -> dict[str, str]:
+        if self.is_closed:
+            raise RuntimeError("Messenger is not running")
+        message.set_header(MessageHeaderKey.ORIGIN, self.name)
+        if self.client_name:
+            message.set_header(CellMessageAuthHeaderKey.CLIENT_NAME, self.client_name)
+        self.network.deliver(self.name, targets, topic, message)
+        return {targets: ""}

@@ -1,0 +1,68 @@
+"""The recipe refuses early what no site would accept, and writes job folders without code or paths."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
+
+
+def export(folder: Path, **settings: object) -> tuple[dict, dict, dict]:
+    HorizontalXGBRecipe("test_job", **{"data_set": "d", "label": "y", **settings}).export(str(folder))
+    job = folder / "test_job"
+    assert not list(job.rglob("custom"))
+    app = next(path for path in job.iterdir() if path.is_dir())
+    server = next(job.rglob("config_fed_server.json"))
+    client = next(job.rglob("config_fed_client.json"))
+    assert app
+    return tuple(json.loads(path.read_text()) for path in (job / "meta.json", server, client))  # type: ignore[return-value]
+
+
+def test_export_holds_the_job_and_nothing_else(tmp_path: Path) -> None:
+    params = {"objective": "binary:logistic", "max_depth": 4}
+    meta, server, client = export(tmp_path, params=params, num_rounds=7, eval_data_set="e", min_rows_per_cut=25)
+    args = server["workflows"][0]["args"]
+    job = HorizontalJob.from_dict(args["job"])
+    assert job == HorizontalJob("d", "y", params, 7, eval_data_set="e", min_rows_per_cut=25)
+    assert meta["min_clients"] == 3 and "mandatory_clients" not in meta
+    assert client["executors"][0]["executor"]["args"] == {} and client["components"] == []
+    assert [component["id"] for component in server["components"]] == ["tb_receiver"]
+
+
+def test_named_sites(tmp_path: Path) -> None:
+    meta, server, _ = export(tmp_path, sites=["b", "a"], tracking=False)
+    assert meta["mandatory_clients"] == ["a", "b"] and meta["min_clients"] == 2 and server["components"] == []
+    assert server["workflows"][0]["args"]["sites"] == ["a", "b"]
+    assert server["workflows"][0]["args"]["min_clients"] == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"profile": "cleartext"}, "profile"),
+        ({"cuts": "guess"}, "cuts"),
+        ({"num_rounds": 0}, "num_rounds"),
+        ({"surprise": 1}, "surprise"),
+        ({"params": {"tree_method": "exact"}}, "tree_method"),
+        ({"params": {"max_dept": 3}}, "max_dept"),
+        ({"params": {"monotone_constraints": {"z": 1}}, "features": ["a", "b"]}, "z"),
+        ({"early_stopping_rounds": 3}, "eval_data_set"),
+        ({"sites": []}, "sites"),
+        ({"sites": ["a", "a"]}, "sites"),
+        ({"sites": ["a", "b"], "min_clients": 3}, "min_clients"),
+        ({"label": ""}, "label"),
+    ],
+)
+def test_wrong_settings_are_refused_at_once(settings: dict, word: str) -> None:
+    with pytest.raises(ConfigurationError, match=word):
+        HorizontalXGBRecipe("test_job", **{"data_set": "d", "label": "y", **settings})
+
+
+def test_constraints_on_columns_wait_for_the_columns() -> None:
+    params = {"monotone_constraints": {"age": 1}}
+    assert HorizontalXGBRecipe("test_job", data_set="d", label="y", params=params).job.params == params
