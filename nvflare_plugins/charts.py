@@ -131,7 +131,8 @@ def horizontal_bars(bars: Sequence[Bar], label_width: int = 190, text_width: int
 def legend(entries: Sequence[tuple[str, int]]) -> str:
     """Return the legend as HTML, to stand above a chart."""
     items = "".join(
-        f'<span class="key"><i style="background:var(--c{colour})"></i>{escape(name)}</span>' for name, colour in entries
+        f'<span class="key"><i style="background:var(--c{colour})"></i>{escape(name)}</span>'
+        for name, colour in entries
     )
     return f'<p class="legend">{items}</p>'
 

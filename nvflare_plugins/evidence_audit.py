@@ -18,7 +18,6 @@ from nvflare_plugins.wire.evidence_format import SERVER, SignedHead, seal_statem
 from nvflare_plugins.wire.evidence_reader import Log, Message
 
 
-
 class CertificateAuthority(Protocol):
     """Knows which certificates to believe."""
 
@@ -196,7 +195,11 @@ def _server_counters(server: Log, sites: Sequence[str]) -> Iterator[str]:
         told = sorted(peer for m in messages if m.direction == "sent" for peer in m.peers)
         turns = [direction for direction, _ in groupby(messages, key=lambda m: m.direction)]
         unanswered = place == len(exchanges) - 1 and not server.completed and not told
-        if counter != place or heard != list(sites) or not (told == heard and turns == ["received", "sent"] or unanswered):
+        if (
+            counter != place
+            or heard != list(sites)
+            or not (told == heard and turns == ["received", "sent"] or unanswered)
+        ):
             yield f"server: exchange {place} is not one message received from and one sent to every site"
             return
 
@@ -231,7 +234,7 @@ def _against_server(log: Log, server: Log) -> Iterator[str]:
                 yield f"exchange {message.counter} ({message.kind}) is missing in the server's log"
                 return
         elif _differ(message, other):
-            yield f"exchange {message.counter} ({message.kind}) was {message.direction} with other content than recorded there"
+            yield f"exchange {message.counter} ({message.kind}) does not have the same content at both ends"
             return
     for counter, direction in sorted(theirs)[: 1 if log.completed else 0]:
         yield f"exchange {counter}, {direction} by the server, is missing in the site's log"

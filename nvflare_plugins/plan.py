@@ -142,7 +142,7 @@ def _memory(workload: Workload, profile: str, messages: Sequence[Planned]) -> tu
     return data + histograms + largest.n_values * 24 + 3 * payload, (workload.sites + 3) * payload
 
 
-# -- from a job folder ----------------------------------------------------------------------------------------------------
+# -- from a job folder ------------------------------------------------------------------------------------------------
 
 
 def read_job(folder: Path) -> HorizontalJob:
@@ -195,7 +195,7 @@ def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, mi
     )
 
 
-# -- for people -----------------------------------------------------------------------------------------------------------
+# -- for people -------------------------------------------------------------------------------------------------------
 
 _COLUMNS = (
     "profile", "XGBoost", "protect", "network", "s/round", "setup", "total", "sent/round", "sent in all", "site RAM",
@@ -209,7 +209,10 @@ def render(workload: Workload, network: Network, estimates: Sequence[Estimate]) 
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
     lines = [_shape(workload), ""]
     for row in rows:
-        cells = [c.ljust(w) if i in (0, len(_COLUMNS) - 1) else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            c.ljust(w) if i in (0, len(_COLUMNS) - 1) else c.rjust(w)
+            for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
         lines.append("  ".join(cells).rstrip())
     lines += ["", "What the profiles protect:"]
     lines += [f"  {e.profile:<7}{THREAT_MODELS[e.profile].summary}" for e in estimates]
@@ -235,10 +238,10 @@ def _shape(w: Workload) -> str:
 def assumptions(workload: Workload, network: Network) -> Iterator[str]:
     """Yield what the estimate takes for granted."""
     yield "trees are full and every feature has all its bins: real runs send less"
-    yield "rows are spread evenly; every site computes like one thread of this machine, on which rates were just measured"
+    yield "rows are spread evenly; every site computes like one thread of this machine, measured just now"
     yield (
-        f"one empty rendezvous of all sites takes {1000 * network.latency_s:g} ms (FLARE's simulator: 6.5 ms); sites are "
-        f"connected with {network.site_bytes_per_s / 125_000:g} Mbit/s, the server with "
+        f"one empty rendezvous of all sites takes {1000 * network.latency_s:g} ms (FLARE's simulator: 6.5 ms); sites "
+        f"are connected with {network.site_bytes_per_s / 125_000:g} Mbit/s, the server with "
         f"{network.server_bytes_per_s / 125_000:g} Mbit/s for all of them together"
     )
     if not workload.missing:
@@ -264,7 +267,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="estimate time, bytes, memory and leakage before a run",
         description="Estimate a horizontal training from its shape, or from a job folder plus rows and features.",
     )
-    parser.add_argument("job", nargs="?", type=Path, metavar="JOB_FOLDER", help="take the training's shape from this job")
+    parser.add_argument(
+        "job", nargs="?", type=Path, metavar="JOB_FOLDER", help="take the training's shape from this job"
+    )
     parser.add_argument("--rows", type=int, required=True, help="training rows of all sites together")
     parser.add_argument("--features", type=int, required=True)
     parser.add_argument("--sites", type=int, default=3)
@@ -272,7 +277,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         parser.add_argument(f"--{name}", type=int, default=None, help=f"default {default}, or the job's")
     parser.add_argument("--outputs", type=int, default=None, help="classes of a multiclass objective")
     parser.add_argument("--max-leaves", type=int, default=None, help="leaves per tree, for lossguide")
-    parser.add_argument("--metrics", type=int, default=None, help="evaluation metrics times evaluation sets (default 1)")
+    parser.add_argument(
+        "--metrics", type=int, default=None, help="evaluation metrics times evaluation sets (default 1)"
+    )
     parser.add_argument("--cuts", choices=[mode.value for mode in CutMode], default=None)
     parser.add_argument("--missing", action="store_true", help="every feature has missing values somewhere")
     parser.add_argument("--profile", choices=["all", *THREAT_MODELS], default="all")

@@ -30,6 +30,7 @@ from nvflare_plugins.wording import human_bytes
 FILE_NAME = "report.html"
 MAX_FEATURES = 15
 _STAGES = (("xgboost", "XGBoost", 1), ("protect", "protection", 2), ("network", "network and waiting", 3))
+_VISIBLE_SHARE = 0.01
 _CODEC_COLOUR = {"MASKED": 1, "BFV": 2, "CKKS": 4, "SEALED": 3, "PLAIN": 5, "PUBLIC": 6}
 _LOCAL_MEAN_METRICS = ("auc", "aucpr")
 
@@ -65,7 +66,7 @@ def build_report(run: RunRecord, folder: Path) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n" + "\n".join(sections) + "\n"
         "<footer>Written by VeilBoost at this site. Times are wall-clock times of this site; bytes are payloads as "
         "they left and reached it.</footer></main></body></html>\n"
@@ -78,7 +79,7 @@ def _section(title: str, parts: Iterator[str]) -> Iterator[str]:
         yield f"<section><h2>{escape(title)}</h2>\n{content}\n</section>"
 
 
-# -- head ---------------------------------------------------------------------------------------------------------------
+# -- head -------------------------------------------------------------------------------------------------------------
 
 
 def _header(run: RunRecord, folder: Path) -> str:
@@ -119,7 +120,7 @@ def _key_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
         yield "sent per round, on average", human_bytes(sent // n_rounds)
 
 
-# -- learning and time --------------------------------------------------------------------------------------------------
+# -- learning and time ------------------------------------------------------------------------------------------------
 
 
 def _learning_curves(run: RunRecord) -> Iterator[str]:
@@ -141,7 +142,7 @@ def _learning_curves(run: RunRecord) -> Iterator[str]:
         yield line_chart(lines, "round", metric)
         if metric in _LOCAL_MEAN_METRICS and any("local" in line.name for line in lines):
             yield (
-                f"<p class=muted>XGBoost's distributed {escape(metric)} is the mean of the sites' local values, weighted, "
+                f"<p class=muted>XGBoost's distributed {escape(metric)} is the weighted mean of the sites' values, "
                 "not the value on the pooled rows; the two differ.</p>"
             )
 
@@ -155,7 +156,10 @@ def _time(run: RunRecord) -> Iterator[str]:
         if any(values):
             stacks.append((name, colour, values))
     rest = [max(row.seconds - sum(v or 0.0 for v in row.stages.values()), 0.0) for row in run.rounds]
-    stacks.append(("other", 6, rest))
+    if sum(rest) > _VISIBLE_SHARE * sum(row.seconds for row in run.rounds):
+        stacks.append(("other", 6, rest))
+    if not stacks:
+        return
     yield legend([(name, colour) for name, colour, _ in stacks])
     yield stacked_bars([row.round for row in run.rounds], stacks, "round", "seconds")
     later = slice(1, None) if len(run.rounds) > 1 else slice(None)
@@ -163,7 +167,7 @@ def _time(run: RunRecord) -> Iterator[str]:
     yield f"<p class=muted>Median of rounds after the first: {escape(', '.join(medians))}.</p>"
 
 
-# -- messages -----------------------------------------------------------------------------------------------------------
+# -- messages ---------------------------------------------------------------------------------------------------------
 
 
 def _bytes(run: RunRecord) -> Iterator[str]:
@@ -189,7 +193,8 @@ def _bytes(run: RunRecord) -> Iterator[str]:
 def _protection(run: RunRecord) -> Iterator[str]:
     model = THREAT_MODELS.get(run.profile)
     if run.traffic:
-        yield "<div class=scroll><table><tr><th>message<th>what it is<th class=n>messages<th>protection</tr>"
+        yield "<div class=scroll><table class=messages>"
+        yield "<tr><th>message<th>what it is<th class=n>messages<th>protection</tr>"
         for row in run.traffic:
             protection = CODEC_PROTECTION.get(row.codec, "unknown") if row.private else "public, nothing to protect"
             mark = " class=bad" if row.private and row.codec in ("PLAIN", "PUBLIC") else ""
@@ -213,7 +218,7 @@ def _meaning(kind: str) -> str:
     return known.meaning if known is not None else "unknown kind"
 
 
-# -- model --------------------------------------------------------------------------------------------------------------
+# -- model ------------------------------------------------------------------------------------------------------------
 
 
 def _importance(run: RunRecord, folder: Path) -> Iterator[str]:
@@ -259,15 +264,15 @@ def feature_importance(model: Path) -> tuple[dict[str, float], dict[str, float]]
     )  # type: ignore[return-value]
 
 
-# -- evidence and settings ------------------------------------------------------------------------------------------------
+# -- evidence and settings --------------------------------------------------------------------------------------------
 
 
 def _evidence(run: RunRecord, folder: Path) -> Iterator[str]:
     yield from _evidence_status(run, folder)
     yield (
         "<p class=muted>This site's own log was read here. That all sites and the server recorded the same is for "
-        "<code>veilboost verify</code> to say, on the exported logs. Evidence shows agreement of records; it does not show "
-        "honest inputs, good randomness, or the absence of side channels.</p>"
+        "<code>veilboost verify</code> to say, on the exported logs. Evidence shows agreement of records; it does not "
+        "show honest inputs, good randomness, or the absence of side channels.</p>"
     )
 
 
@@ -283,8 +288,8 @@ def _evidence_status(run: RunRecord, folder: Path) -> Iterator[str]:
     state = ("good", "intact") if log.completed and not log.unfinished else ("warn", "not completed")
     signed = "signed with the site's certificate" if log.session and log.session["signed"] else "UNSIGNED"
     yield (
-        f"<p><span class='chip {state[0]}'>{state[1]}</span> {len(log.digests):,} records, {len(log.messages):,} messages, "
-        f"{len(log.local):,} answered without leaving the site; {signed}.</p>"
+        f"<p><span class='chip {state[0]}'>{state[1]}</span> {len(log.digests):,} records, "
+        f"{len(log.messages):,} messages, {len(log.local):,} answered without leaving the site; {signed}.</p>"
         f"<p class=hash>last hash {log.digests[-1].hex()}</p>"
     )
 
@@ -332,5 +337,3 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"veilboost report: {error}", file=sys.stderr)
         return 1
     return 0
-
-

@@ -21,9 +21,11 @@ h3 { font-size:15px; margin:24px 0 8px; }
 p { margin:0 0 12px; } ul { margin:0 0 12px; padding-left:20px; } li { margin-bottom:6px; }
 .eyebrow { color:var(--muted); font-size:13px; margin-bottom:4px; } .lead { font-size:18px; margin-bottom:4px; }
 .muted { color:var(--muted); font-size:14px; }
-section { background:var(--card); border:1px solid var(--line); border-radius:10px; padding:22px 24px 14px; margin-top:22px; }
+section { background:var(--card); border:1px solid var(--line); border-radius:10px;
+  padding:22px 24px 14px; margin-top:22px; }
 .chip { display:inline-block; padding:2px 11px; border-radius:20px; font-size:13px; font-weight:600; margin-right:8px; }
-.chip.good { color:var(--good); background:var(--good-bg); } .chip.warn { color:var(--warn); background:var(--warn-bg); }
+.chip.good { color:var(--good); background:var(--good-bg); }
+.chip.warn { color:var(--warn); background:var(--warn-bg); }
 .chip.bad, td.bad { color:var(--bad); background:var(--bad-bg); }
 .tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(150px,1fr)); gap:12px; margin-top:18px; }
 .tile { background:var(--card); border:1px solid var(--line); border-radius:10px; padding:12px 16px; }
@@ -47,6 +49,8 @@ th { font-weight:600; } th.n, td.n { text-align:right; font-variant-numeric:tabu
 .columns { display:grid; grid-template-columns:repeat(auto-fit,minmax(330px,1fr)); gap:0 36px; }
 .hash, code { font-family:ui-monospace,"SF Mono",Menlo,Consolas,monospace; font-size:12.5px; overflow-wrap:anywhere; }
 .hash { color:var(--muted); } footer { color:var(--muted); font-size:13px; margin-top:26px; }
-@media (max-width:560px) { main { padding:22px 12px; } section { padding:16px 14px 8px; } .key { white-space:normal; } }
+@media (max-width:560px) { main { padding:22px 12px; } section { padding:16px 14px 8px; } .key { white-space:normal; }
+  section { overflow-x:auto; } svg { min-width:540px; }
+  .messages :is(th, td):nth-child(2) { display:none; } .threat th { width:110px; } }
 @media print { body { background:#fff; } section { break-inside:avoid; border-color:#ccc; } }
 """.strip()

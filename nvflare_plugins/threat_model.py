@@ -58,10 +58,10 @@ _TIMING = "Sizes, order and timing of the messages, and what the job itself says
 _LAST_SITE = "Everything the last site sends: pooled sums minus their own contributions."
 
 NOTES_FOR_ALL = (
-    "The trained model is known to every site. Its thresholds are agreed cut points (with cuts=quantile found "
-    "without resolving fewer than k rows, with cuts=exact real data values) and its leaves are statistics of rows. Copies that leave a site "
-    "carry no sum_hessian, which removes row counts but not what thresholds and leaves tell.",
-    "Every site sees pooled sums of small nodes; a node of one row shows that row's gradient, though not whose row it is.",
+    "The trained model is known to every site. Its thresholds are agreed cut points (with cuts=quantile no value of "
+    "fewer than k rows, with cuts=exact real data values) and its leaves are statistics of rows. Copies that leave a "
+    "site carry no sum_hessian, which removes row counts but not what thresholds and leaves tell.",
+    "Every site sees pooled sums of small nodes; a node of one row shows that row's gradient, not whose row it is.",
     "Parties are honest but curious. Malformed bytes end the job; dishonest training inputs are not detected.",
     "Two runs that differ by a site or by some rows reveal the difference; each site's registry refuses such re-runs "
     "unless its own policy consents.",
@@ -86,7 +86,7 @@ THREAT_MODELS = {
             summary="Pairwise masks on exact integers; the sum itself is blinded from the server.",
             server_alone=_TIMING,
             one_site=_POOLED,
-            server_and_one_site="The pooled sums, as that site does; no single contribution while two other sites are honest.",
+            server_and_one_site="The pooled sums, as that site does; no single contribution if two others are honest.",
             all_but_one=_LAST_SITE,
             notes=("Exact sums, 8 bytes a value. No key opens a contribution.",),
         ),
@@ -96,8 +96,8 @@ THREAT_MODELS = {
             summary="BFV homomorphic encryption with pairwise masks inside the ciphertext.",
             server_alone=_TIMING,
             one_site=_POOLED + " Holds the secret key, but receives only sums.",
-            server_and_one_site="Can decrypt contributions but finds masked values inside; learns the pooled sums only, "
-            "while two other sites are honest.",
+            server_and_one_site="Can decrypt contributions but finds masked values inside; learns the pooled sums "
+            "only, while two other sites are honest.",
             all_but_one=_LAST_SITE,
             notes=(
                 "Exact sums. One secret key at all sites; the masks inside are what stops server and site together.",
@@ -109,7 +109,7 @@ THREAT_MODELS = {
             summary="CKKS homomorphic encryption on a grid that makes sums exact.",
             server_alone=_TIMING,
             one_site=_POOLED + " Holds the secret key, but receives only sums.",
-            server_and_one_site="EVERY SITE'S CONTRIBUTIONS: the site holds the one secret key, the server the ciphertexts.",
+            server_and_one_site="EVERY SITE'S CONTRIBUTIONS: the site has the secret key, the server the ciphertexts.",
             all_but_one=_LAST_SITE,
             notes=(
                 "One secret key at all sites and no masks inside: safe only where the server colludes with no site.",

@@ -141,7 +141,7 @@ def traffic(logs: Iterable[Log]) -> list[Traffic]:
     return [Traffic(*key, *values) for key, values in totals.items()]
 
 
-# -- for people ---------------------------------------------------------------------------------------------------------
+# -- for people -------------------------------------------------------------------------------------------------------
 
 
 def render(result: Verification) -> str:
@@ -214,13 +214,15 @@ def _verdict(result: Verification) -> str:
 def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for number, row in enumerate(rows):
-        cells = [cell.rjust(w) if 2 <= i <= 4 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            cell.rjust(w) if 2 <= i <= 4 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
         yield ("  " + "  ".join(cells)).rstrip()
         if number == 0:
             yield "  " + "  ".join("-" * w for w in widths)
 
 
-# -- for programs -------------------------------------------------------------------------------------------------------
+# -- for programs -----------------------------------------------------------------------------------------------------
 
 
 def to_json(result: Verification) -> dict[str, Any]:

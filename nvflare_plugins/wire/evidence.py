@@ -218,7 +218,7 @@ class EvidenceLog:
                 self._keep_salt(n, salt_used)
 
     def local(self, kind: str, phase: str, how: str) -> None:
-        """Record a message of XGBoost that was answered at this site, so that nothing left it; ``how`` says from what."""
+        """Record a message of XGBoost that was answered at this site, so that nothing left; ``how`` says from what."""
         self._append({"type": "local", "kind": kind, "phase": phase, "how": how})
 
     def round(self, index: int) -> None:
@@ -266,7 +266,7 @@ class EvidenceLog:
             self._append({"type": "heads", "heads": [head.to_dict() for head in read.values()]})
 
     def end(self, status: str, reason: str = "") -> None:
-        """Record how the attempt ended: "completed", or "aborted" with the (data-free) reason. Later calls do nothing."""
+        """Record how the attempt ended: "completed", or "aborted" with a data-free reason. Later calls do nothing."""
         if status not in ("completed", "aborted"):
             raise ValueError("an attempt ends 'completed' or 'aborted'")
         with self._lock:
@@ -366,4 +366,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-

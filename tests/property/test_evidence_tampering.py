@@ -58,7 +58,11 @@ def test_any_flipped_bit_is_found(evidence, name, place, flip):
 
 
 @relaxed
-@given(name=st.sampled_from(PARTIES), place=st.floats(0, 1, exclude_max=True), how=st.sampled_from("drop twice swap cut".split()))
+@given(
+    name=st.sampled_from(PARTIES),
+    place=st.floats(0, 1, exclude_max=True),
+    how=st.sampled_from("drop twice swap cut".split()),
+)
 def test_any_record_dropped_repeated_or_moved_is_found(evidence, name, place, how):
     def change(data: bytes) -> bytes:
         lines = data.splitlines(keepends=True)
@@ -94,7 +98,11 @@ def test_a_record_dropped_or_repeated_is_found_even_if_the_chain_is_computed_ane
 
 
 @relaxed
-@given(name=st.sampled_from(PARTIES), field=st.sampled_from("kind phase codec n_values size sha256".split()), data=st.data())
+@given(
+    name=st.sampled_from(PARTIES),
+    field=st.sampled_from("kind phase codec n_values size sha256".split()),
+    data=st.data(),
+)
 def test_a_changed_message_is_found_even_if_the_chain_is_computed_anew(evidence, name, field, data):
     def change(records: list[dict]) -> None:
         message = data.draw(st.sampled_from([r for r in records if r["type"] == "message"]))
@@ -118,6 +126,7 @@ json_values = st.recursive(
 @given(name=st.sampled_from(PARTIES), data=st.data())
 def test_any_value_in_any_field_is_refused_without_a_crash(evidence, name, data):
     """Well-formed chains with hostile values: lists for texts, huge numbers, control characters."""
+
     def change(records: list[dict]) -> None:
         record = data.draw(st.sampled_from(records))
         record[data.draw(st.sampled_from(sorted(set(record) - {"n", "hash"})))] = data.draw(json_values)
@@ -142,7 +151,9 @@ def test_any_bytes_are_a_log_or_a_protocol_error(tmp_path, data):
 
 
 @given(
-    n=st.integers(1, 2**63), digest=st.binary(min_size=32, max_size=32), signature=st.none() | st.binary(min_size=1, max_size=600)
+    n=st.integers(1, 2**63),
+    digest=st.binary(min_size=32, max_size=32),
+    signature=st.none() | st.binary(min_size=1, max_size=600),
 )
 def test_heads_survive_the_way(n, digest, signature):
     head = SignedHead("site-1", n, digest, signature)

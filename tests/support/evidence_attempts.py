@@ -118,8 +118,10 @@ class Attempt:
         heads = {site: self.logs[site].signed_head() for site in self.sites}
         check = None
         if self.signed:
+
             def check(site: str, statement: bytes, signature: bytes) -> None:
                 ToyAuthority().check(toy_certificate(site), statement, signature)
+
         for site in self.sites:
             self.logs[site].countersign(heads, check)
 

@@ -16,7 +16,8 @@ from nvflare_plugins.charts import WIDTH, Bar, Line, horizontal_bars, legend, li
 def test_ticks_enclose_the_data_in_equal_steps(low, width):
     found = ticks(low, low + width)
     assert 2 <= len(found) <= 9
-    assert found[0] <= low + 1e-6 * (1 + abs(low)) and found[-1] >= low + width - 1e-6 * (1 + abs(low) + width)
+    slack = 1e-6 * (1 + abs(low) + width)
+    assert found[0] <= low + slack and found[-1] >= low + width - slack
     steps = [b - a for a, b in zip(found, found[1:], strict=False)]
     assert max(steps) == pytest.approx(min(steps), rel=1e-6, abs=1e-8 * (1 + abs(low)))
 

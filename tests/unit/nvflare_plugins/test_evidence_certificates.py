@@ -125,7 +125,9 @@ def test_evidence_outlives_its_certificates(tmp_path, monkeypatch):
     assert verify([tmp_path], expired.root).verified
 
 
-@pytest.mark.parametrize("text", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "\ud800"])
+@pytest.mark.parametrize(
+    "text", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "\ud800"]
+)
 def test_what_is_no_certificate(project, text):
     for authority in (FlareAuthority(None), FlareAuthority(project.root)):
         with pytest.raises(AuthenticationError):

@@ -36,7 +36,9 @@ def run_record(**changes) -> RunRecord:
         profile="masks",
         params={"max_depth": 5},
         rounds=tuple(
-            RoundRow(i, 0.5, {"eval-auc": 0.7 + i / 100, "eval-logloss": 0.5 - i / 100}, {"xgboost": 0.2, "network": 0.1})
+            RoundRow(
+                i, 0.5, {"eval-auc": 0.7 + i / 100, "eval-logloss": 0.5 - i / 100}, {"xgboost": 0.2, "network": 0.1}
+            )
             for i in range(5)
         ),
         traffic=(TrafficRow("HISTOGRAM", "MASKED", True, 5, 1_500_000, 1_000, 0.3),),

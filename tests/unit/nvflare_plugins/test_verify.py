@@ -143,10 +143,12 @@ def test_leak_is_found_even_if_all_parties_call_the_kind_public(tmp_path, profil
 def test_leak_written_by_a_changed_program(tmp_path):
     complete_attempt(tmp_path)
     for name in (*SITES, "server"):
+
         def leak(records):
             for record in records:
                 if record.get("kind") == "HISTOGRAM":
                     record.update(codec="PLAIN", salt="private")
+
         rewrite(tmp_path / export_name(name), leak)
     assert "LEAK: private message HISTOGRAM travelled as PLAIN" in only_failures(tmp_path)
 
@@ -187,8 +189,10 @@ def test_sites_with_different_models(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
-    [({"parameters_hash": "bb"}, "different parameters hash"), ({"signed": False, "certificate": None}, "different signed"),
-     ({"public_key_fingerprints": {}}, "different public keys"), ({"versions": {"xgboost": "3.2.1"}}, "versions of xgboost"),
+    [({"parameters_hash": "bb"}, "different parameters hash"),
+     ({"signed": False, "certificate": None}, "different signed"),
+     ({"public_key_fingerprints": {}}, "different public keys"),
+     ({"versions": {"xgboost": "3.2.1"}}, "versions of xgboost"),
      ({"certificate": "certificate of site-3"}, "names another site"),
      ({"certificate": "certificate of site-2, forged"}, "not the one that the sites verified")],
 )  # fmt: skip

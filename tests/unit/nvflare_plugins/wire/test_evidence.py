@@ -170,7 +170,8 @@ def test_head_statement_binds_job_attempt_site_and_place():
     head = SignedHead("site-1", 3, b"d" * 32)
     statements = {
         head.statement("job", "a"), head.statement("job", "b"), head.statement("job2", "a"),
-        SignedHead("site-2", 3, b"d" * 32).statement("job", "a"), SignedHead("site-1", 4, b"d" * 32).statement("job", "a"),
+        SignedHead("site-2", 3, b"d" * 32).statement("job", "a"),
+        SignedHead("site-1", 4, b"d" * 32).statement("job", "a"),
         SignedHead("site-1", 3, b"e" * 32).statement("job", "a"),
     }  # fmt: skip
     assert len(statements) == 6
