@@ -58,9 +58,9 @@ _TIMING = "Sizes, order and timing of the messages, and what the job itself says
 _LAST_SITE = "Everything the last site sends: pooled sums minus their own contributions."
 
 NOTES_FOR_ALL = (
-    "The trained model is known to every site. Its thresholds are agreed cut points (with cuts=quantile no value of "
-    "fewer than k rows, with cuts=exact real data values) and its leaves are statistics of rows. Copies that leave a "
-    "site carry no sum_hessian, which removes row counts but not what thresholds and leaves tell.",
+    "The trained model is known to every site. Its thresholds are agreed cut points (with cuts=quantile found without "
+    "resolving fewer than k rows, with cuts=exact real data values) and its leaves are statistics of rows. Copies that "
+    "leave a site carry no sum_hessian, which removes row counts but not what thresholds and leaves tell.",
     "Every site sees pooled sums of small nodes; a node of one row shows that row's gradient, not whose row it is.",
     "Parties are honest but curious. Malformed bytes end the job; dishonest training inputs are not detected.",
     "Two runs that differ by a site or by some rows reveal the difference; each site's registry refuses such re-runs "
