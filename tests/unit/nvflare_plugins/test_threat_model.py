@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from nvflare_plugins.threat_model import CODEC_PROTECTION, THREAT_MODELS, markdown_table
@@ -31,3 +33,8 @@ def test_markdown_holds_every_cell():
     table = markdown_table()
     assert all(what in table for model in THREAT_MODELS.values() for _, what in model.rows())
     assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+def test_readme_holds_the_same_table():
+    # Print it with: python -c "from nvflare_plugins.threat_model import markdown_table as t; print(t())"
+    assert markdown_table() in (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
