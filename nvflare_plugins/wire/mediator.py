@@ -9,6 +9,7 @@ length, owns the deadline through its handler, and ends a held call with an erro
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent import futures
@@ -23,6 +24,7 @@ from nvflare_plugins.wire.catalogue import HorizontalGrammar, Message, Moment
 from nvflare_plugins.wire.federated_proto import CALLS, SERVICE, reply_class, request_class
 
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+_LOOPBACK = "127.0.0.1"
 _log = logging.getLogger(__name__)
 
 
@@ -63,9 +65,10 @@ class Mediator:
             for call in CALLS
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        port = self._server.add_insecure_port("127.0.0.1:0")
+        port = self._server.add_insecure_port(f"{_LOOPBACK}:0")
         self._server.start()
-        self.address = f"127.0.0.1:{port}"
+        self.address = f"{_LOOPBACK}:{port}"
+        _keep_loopback_from_proxies()
         return self
 
     def __exit__(
@@ -128,3 +131,14 @@ class Mediator:
         if port not in own:
             raise ProtocolError("another process connected to the mediator")
         self._trusted_peers.add(peer)
+
+
+def _keep_loopback_from_proxies() -> None:
+    """Make XGBoost's client connect directly even where the environment names a web proxy.
+
+    gRPC takes ``http_proxy`` for loopback addresses too: XGBoost would then offer its unprotected sums to the proxy, and
+    wait for ever. gRPC reads the exceptions whenever a client is made, ``no_proxy`` only without ``no_grpc_proxy``.
+    """
+    exceptions = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""
+    if _LOOPBACK not in exceptions.split(","):
+        os.environ["no_grpc_proxy"] = ",".join(filter(None, (exceptions, _LOOPBACK)))
