@@ -16,7 +16,15 @@ import numpy as np
 from he_processors.additive.scheme import RandomiserSource
 from he_processors.bignum.interface import ModBatch, Residues
 
-DEFAULT_BLOCK_ROWS = 8192
+# Enough rows to keep the lanes busy and to spread the cost of a batch's check, few enough to stay in cache; a GPU
+# needs more.
+_BLOCK_ROWS = 1 << 13
+_DEVICE_BLOCK_ROWS = 1 << 18
+
+
+def default_block_rows(arithmetic: ModBatch) -> int:
+    """Return how many rows suit the backend."""
+    return _DEVICE_BLOCK_ROWS if arithmetic.name == "cuda" else _BLOCK_ROWS
 
 
 class RandomiserPool:
@@ -27,9 +35,10 @@ class RandomiserPool:
         that run no Python hooks. Threads take disjoint rows. Pools are not shared between keys or devices.
     """
 
-    def __init__(
-        self, arithmetic: ModBatch, source: RandomiserSource, block_rows: int = DEFAULT_BLOCK_ROWS
-    ) -> None:
+    def __init__(self, arithmetic: ModBatch, source: RandomiserSource, block_rows: int | None = None) -> None:
+        """Open an empty pool that makes ``block_rows`` randomisers at a time, by default what suits the backend."""
+        if block_rows is None:
+            block_rows = default_block_rows(arithmetic)
         if block_rows < 1:
             raise ValueError("block_rows must be at least 1")
         self._arithmetic = arithmetic
@@ -65,7 +74,7 @@ class RandomiserPool:
         """
         taken = self._take(n)
         missing = n - sum(len(block) for block in taken)
-        while missing > 0:
+        while missing > 0 or not taken:  # also for no rows: a batch needs one part
             taken.append(self._source.draw(min(missing, self._block_rows)))
             missing -= len(taken[-1])
         return taken[0] if len(taken) == 1 else self._arithmetic.concat(taken)

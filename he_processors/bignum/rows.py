@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 
 _WORD_BYTES = 8
+_DRAW_BYTES = 1 << 16  # small enough for allocations that stay in cache: larger ones cost more than the cipher
 
 
 def byte_width(modulus: int) -> int:
@@ -114,7 +115,11 @@ def sum_rows(rows: NDArray[np.uint8]) -> int:
 
 
 def _random_rows(n: int, width: int, top_mask: int, source: RandomSource) -> NDArray[np.uint8]:
-    rows = np.frombuffer(bytearray(source.bytes(n * width)), dtype=np.uint8).reshape(n, width)
+    rows = np.empty((n, width), dtype=np.uint8)
+    step = max(1, _DRAW_BYTES // width)
+    for begin in range(0, n, step):
+        block = rows[begin : begin + step]
+        block[:] = np.frombuffer(source.bytes(block.size), dtype=np.uint8).reshape(block.shape)
     if top_mask != 0xFF:
         rows[:, -1] &= top_mask
     return rows

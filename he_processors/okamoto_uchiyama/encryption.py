@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from he_processors.additive.owner_randomisers import GeneratorPowers, OwnerRandomisers, generator_powers
 from he_processors.additive.public_randomisers import PublicRandomisers
-from he_processors.additive.randomiser_pool import DEFAULT_BLOCK_ROWS, RandomiserPool
+from he_processors.additive.randomiser_pool import RandomiserPool, default_block_rows
 from he_processors.additive.scheme import RandomiserSource
 from he_processors.bignum import registry
 from he_processors.bignum.batch_ops import constant, scale
@@ -59,15 +59,20 @@ class OkamotoUchiyamaEncryptor:
             raise CapacityExceeded(f"plaintexts must have {self._plaintext_bytes} bytes; nothing was encrypted")
         shifted = plaintexts.copy()
         shifted[:, -1] ^= 0x80
+        n_rows = default_block_rows(self.arithmetic)
+        blocks = [self._encrypt_block(shifted[i : i + n_rows]) for i in range(0, max(1, len(shifted)), n_rows)]
+        return blocks[0] if len(blocks) == 1 else self.arithmetic.concat(blocks)
+
+    def _encrypt_block(self, shifted: NDArray[np.uint8]) -> Residues:
         opened = scale(self.arithmetic, self._powers.pow(shifted), self._unshift)
-        return self.arithmetic.mul(opened, self.randomisers.draw(len(plaintexts)))
+        return self.arithmetic.mul(opened, self.randomisers.draw(len(shifted)))
 
 
 def owner_encryptor(
     private_key: OkamotoUchiyamaPrivateKey,
     backend: str = registry.AUTO,
     source: RandomSource = BULK_RANDOMNESS,
-    block_rows: int = DEFAULT_BLOCK_ROWS,
+    block_rows: int | None = None,
 ) -> OkamotoUchiyamaEncryptor:
     """Open encryption by the key owner, with a pool that can be filled ahead (``encryptor.randomisers.fill``)."""
     arithmetic = registry.open_backend(backend, private_key.public_key.modulus)

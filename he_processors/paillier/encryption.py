@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from he_processors.additive.owner_randomisers import GeneratorPowers, OwnerRandomisers, PrimePowers, SubgroupSource
 from he_processors.additive.public_randomisers import PublicRandomisers
-from he_processors.additive.randomiser_pool import DEFAULT_BLOCK_ROWS, RandomiserPool
+from he_processors.additive.randomiser_pool import RandomiserPool, default_block_rows
 from he_processors.additive.scheme import RandomiserSource
 from he_processors.bignum import registry
 from he_processors.bignum.batch_ops import add, constant, from_wide, scale
@@ -46,9 +46,14 @@ class PaillierEncryptor:
         shifted[:, -1] ^= 0x80
         self._check_range(shifted, shift)
         offset = constant(self.arithmetic, 1 - shift * self.public_key.n)
+        n_rows = default_block_rows(self.arithmetic)
+        blocks = [self._encrypt_block(shifted[i : i + n_rows], offset) for i in range(0, max(1, len(shifted)), n_rows)]
+        return blocks[0] if len(blocks) == 1 else self.arithmetic.concat(blocks)
+
+    def _encrypt_block(self, shifted: NDArray[np.uint8], offset: Residues) -> Residues:
         messages = from_wide(self.arithmetic, shifted)
         opened = add(self.arithmetic, scale(self.arithmetic, messages, self._n), offset)
-        return self.arithmetic.mul(opened, self.randomisers.draw(len(messages)))
+        return self.arithmetic.mul(opened, self.randomisers.draw(len(shifted)))
 
     def _check_range(self, shifted: NDArray[np.uint8], shift: int) -> None:
         n = self.public_key.n
@@ -63,7 +68,7 @@ def owner_encryptor(
     private_key: PaillierPrivateKey,
     backend: str = registry.AUTO,
     source: RandomSource = BULK_RANDOMNESS,
-    block_rows: int = DEFAULT_BLOCK_ROWS,
+    block_rows: int | None = None,
 ) -> PaillierEncryptor:
     """Open encryption by the key owner, with a pool that can be filled ahead (``encryptor.randomisers.fill``)."""
     arithmetic = registry.open_backend(backend, private_key.public_key.modulus)

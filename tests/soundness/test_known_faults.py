@@ -69,7 +69,8 @@ def test_a_shared_randomiser_reveals_differences_and_ours_are_not_shared() -> No
 
 @pytest.mark.parametrize("n_batches", [1, 5])
 def test_equal_plaintexts_have_different_ciphertexts(n_batches: int) -> None:
-    for encryptor in (owner_encryptor(KEY), public_encryptor(KEY.public_key), ou_owner_encryptor(toy_okamoto_uchiyama())):
+    encryptors = [owner_encryptor(KEY), public_encryptor(KEY.public_key), ou_owner_encryptor(toy_okamoto_uchiyama())]
+    for encryptor in encryptors:
         ciphertexts = [c for _ in range(n_batches) for c in encrypted(encryptor, [0] * 40)]
         assert len(set(ciphertexts)) == 40 * n_batches
 

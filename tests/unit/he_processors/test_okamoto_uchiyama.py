@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
+from he_processors.additive import randomiser_pool
 from he_processors.additive.one_prime import OnePrimeLogarithm
 from he_processors.bignum.registry import available_backends
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
@@ -28,6 +29,14 @@ def test_both_ways_to_encrypt_decrypt(backend: str) -> None:
         order, starts = np.arange(len(VALUES), dtype=np.int32), np.array([0, len(VALUES)], dtype=np.int64)
         total = encryptor.arithmetic.segprod(ciphertexts, order, starts)
         assert decryptor.decrypt(encryptor.arithmetic.to_wire(total)) == [sum(VALUES)]
+
+
+def test_no_plaintexts_and_more_than_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(randomiser_pool, "_BLOCK_ROWS", 4)
+    encryptor = owner_encryptor(KEY)
+    for values in ([], VALUES):
+        rows = encryptor.arithmetic.to_wire(encryptor.encrypt(signed_rows(values)))
+        assert OkamotoUchiyamaDecryptor(KEY).decrypt(rows) == values
 
 
 def test_ciphertexts_follow_the_textbook_formula() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import phe
 import pytest
 
+from he_processors.additive import randomiser_pool
 from he_processors.additive.structured_primes import _prime_factors, generate_structured_prime, is_generator
 from he_processors.bignum.registry import available_backends
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
@@ -40,6 +41,14 @@ def test_every_way_to_encrypt_decrypts_both_ways(backend: str) -> None:
         rows = encryptor.arithmetic.to_wire(encryptor.encrypt(signed_rows(VALUES)))
         assert PaillierDecryptor(KEY, backend).decrypt(rows) == VALUES, name
         assert OnePrimeDecryptor(KEY, backend).decrypt(rows) == VALUES, name
+
+
+def test_no_plaintexts_and_more_than_one_block(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(randomiser_pool, "_BLOCK_ROWS", 4)
+    encryptor = owner_encryptor(KEY, backend)
+    for values in ([], VALUES):
+        rows = encryptor.arithmetic.to_wire(encryptor.encrypt(signed_rows(values)))
+        assert PaillierDecryptor(KEY, backend).decrypt(rows) == values
 
 
 def test_products_of_ciphertexts_are_sums(backend: str) -> None:

@@ -1,0 +1,104 @@
+"""Side by side: our big-number backends, phe, a gmpy2 loop and sf-heu, and one whole CreditCard round.
+
+Every figure is per core of CPU time, on one thread. The last line of the output is one JSON object: for each scheme
+and key length the four rates of every implementation, the ratios of our fastest CPU backend to each peer,
+``round_core_s``, and ``gpu_stage_s_per_tree``, the wall-clock seconds of encryption, histograms, packing and
+decryption on a GPU. What is not installed, lacks the scheme or needs a missing GPU is null.
+
+Run: make bench-he, or python -m tests.bench.bench_he [--quick] [--cases paillier-2048 ...] [--backends ifma ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+
+os.environ.setdefault("VEILBOOST_THREADS", "1")  # read when a backend opens: one thread, whose CPU time is a core's
+
+from he_processors.additive.scheme import security_bits
+from he_processors.bignum.registry import available_backends
+from tests.bench.he_ours import PrivateKey, Rates, SchemeCase, measure_ours
+from tests.bench.he_peers import measure_peers
+from tests.bench.he_round import RoundResult, measure_round
+
+CASES = {
+    f"{name}-{bits}": SchemeCase(name, bits)
+    for name, bits in (("paillier", 2048), ("paillier", 3072), ("okamoto-uchiyama", 2048), ("okamoto-uchiyama", 3072))
+}
+METRICS = ("encrypt_per_s", "add_per_s", "pack_per_s", "decrypt_per_s")
+
+
+def main() -> None:
+    """Measure, print tables, and print the JSON object last."""
+    options = _options()
+    print(f"{platform.processor() or platform.machine()}, backends here: {', '.join(available_backends())}")
+    results = {name: _measure_case(CASES[name], options) for name in options.cases}
+    print(json.dumps(results))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--backends", nargs="+", default=list(available_backends()))
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rows in the round")
+    return parser.parse_args()
+
+
+def _measure_case(case: SchemeCase, options: argparse.Namespace) -> dict[str, object]:
+    print(f"\n{case.name}, {case.key_bits} bits ({security_bits(case.key_bits)}-bit strength), per core second")
+    key = case.generate_key()
+    ours: dict[str, Rates] = {}
+    for backend in options.backends:
+        ours[backend] = measure_ours(key, backend)
+        _print_rates(backend, ours[backend])
+    peers = measure_peers(key)
+    for name, rates in peers.items():
+        _print_rates(name, rates)
+    fastest = next(name for name in options.backends if name != "cuda")
+    n_rows = 22_784 if options.quick else 227_845
+    result = measure_round(key, fastest, n_rows)
+    _print_round(fastest, result)
+    return {
+        **{name: _rounded(rates) for name, rates in (ours | peers).items()},
+        "ratios": {name: _ratios(ours[fastest], rates) for name, rates in peers.items()},
+        "round_core_s": round(result.total_s, 2),
+        "gpu_stage_s_per_tree": _gpu_stage_s(key, n_rows) if "cuda" in options.backends else None,
+    }
+
+
+def _gpu_stage_s(key: PrivateKey, n_rows: int) -> float:
+    result = measure_round(key, "cuda", n_rows, time.perf_counter)
+    _print_round("cuda (wall clock)", result)
+    return round(result.arithmetic_s, 3)
+
+
+def _ratios(ours: Rates, peer: Rates | None) -> dict[str, float] | None:
+    if peer is None:
+        return None
+    return {metric: round(ours[metric] / peer[metric], 1) for metric in METRICS if metric in peer}
+
+
+def _rounded(rates: Rates | None) -> dict[str, float] | None:
+    return None if rates is None else {metric: float(f"{rate:.4g}") for metric, rate in rates.items()}
+
+
+def _print_rates(name: str, rates: Rates | None) -> None:
+    if rates is None:
+        print(f"  {name:<12} absent")
+        return
+    columns = [f"{metric} {rates[metric]:>12,.0f}" if metric in rates else f"{metric} {'-':>12}" for metric in METRICS]
+    print(f"  {name:<12} " + "  ".join(columns), flush=True)
+
+
+def _print_round(backend: str, result: RoundResult) -> None:
+    stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in result.stage_s.items())
+    print(f"  round on {backend}: {result.total_s:.2f} s ({stages})")
+    sizes = f"{result.uploaded_bytes / 1e6:.1f} MB up, {result.returned_bytes / 1e6:.2f} MB back"
+    print(f"  {result.n_products:,} ciphertext products, {sizes}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
