@@ -358,9 +358,7 @@ class CudaBatch:
 
         return self.build(len(a), block)
 
-    def _products(
-        self, residues: CudaResidues, order: NDArray[np.int32], starts: NDArray[np.int64]
-    ) -> CudaResidues:
+    def _products(self, residues: CudaResidues, order: NDArray[np.int32], starts: NDArray[np.int64]) -> CudaResidues:
         n_segments = len(starts) - 1
         if not residues.blocks:
             return self.build(n_segments, lambda start, stop, number: self.on_device[number].ones(stop - start))

@@ -33,8 +33,8 @@ def _changed(devices: tuple[Device, ...], **settings: int) -> tuple[Device, ...]
     return devices
 
 
-# Small batches take the wide shapes by themselves; a device that claims one multiprocessor takes the narrow ones. Blocks
-# of a few rows, on two views of each device, take the paths for several devices and for rows beyond device memory.
+# Small batches take the wide shapes by themselves; a device that claims one multiprocessor takes the narrow ones.
+# Blocks of a few rows, on two views of each device, take the paths for several devices and rows beyond their memory.
 _SETUPS: dict[str, Callable[[], tuple[Device, ...]]] = {
     "gpu-wide": open_devices,
     "gpu-narrow": lambda: _changed(open_devices(), multiprocessors=1),

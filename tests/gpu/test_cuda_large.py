@@ -52,10 +52,7 @@ def test_many_products(open_batch: Callable[[int], CudaBatch], bits: int) -> Non
     chain = batch.mul(batch.mul(batch.mul(a, b), a), b)
     wide = gmpy2.mpz(m)
     expected = rows_from_ints(
-        (
-            (gmpy2.mpz(x) * y) ** 2 % wide
-            for x, y in zip(ints_from_rows(rows_a), ints_from_rows(rows_b), strict=True)
-        ),
+        ((gmpy2.mpz(x) * y) ** 2 % wide for x, y in zip(ints_from_rows(rows_a), ints_from_rows(rows_b), strict=True)),
         batch.width,
     )
     assert (batch.to_wire(chain) == expected).all()

@@ -52,18 +52,21 @@ struct Body<kernel> {
 
 }  // namespace shim
 
-#define LAUNCHABLE(kernel) \
-    if (!strcmp(name, #kernel) && n_values == shim::Body<kernel>::count) return shim::run(shim::Body<kernel>::run, groups, values), 0
+#define LAUNCHABLE(kernel)                                                   \
+    if (!strcmp(name, #kernel) && n_values == shim::Body<kernel>::count) {   \
+        shim::run(shim::Body<kernel>::run, groups, values);                  \
+        return 0;                                                            \
+    }
 
 // values: the address of each argument. Returns 0, or 1 for an unknown kernel or a wrong number of arguments.
 extern "C" int shim_launch(const char* name, u64 groups, void** values, int n_values) {
-    LAUNCHABLE(k_mul);
-    LAUNCHABLE(k_enter);
-    LAUNCHABLE(k_leave);
-    LAUNCHABLE(k_add);
-    LAUNCHABLE(k_segprod);
-    LAUNCHABLE(k_fixedbase);
-    LAUNCHABLE(k_power);
-    LAUNCHABLE(k_horner);
+    LAUNCHABLE(k_mul)
+    LAUNCHABLE(k_enter)
+    LAUNCHABLE(k_leave)
+    LAUNCHABLE(k_add)
+    LAUNCHABLE(k_segprod)
+    LAUNCHABLE(k_fixedbase)
+    LAUNCHABLE(k_power)
+    LAUNCHABLE(k_horner)
     return 1;
 }

@@ -236,5 +236,6 @@ def test_table_plan_multiplies_the_powers_of_each_digit() -> None:
     sums = [sum(1 << j for j in order[a:b]) for a, b in zip(starts[:-1], starts[1:], strict=True)]
     assert sums == [d << (3 * i) for i in range(2) for d in range(8)]
     assert table_window(1024, 10**6, 256, 40 << 20) == 10
-    assert (-(-3072 // table_window(3072, 10**9, 768, 40 << 20)) << table_window(3072, 10**9, 768, 40 << 20)) * 768 <= 40 << 20
+    window = table_window(3072, 10**9, 768, 40 << 20)
+    assert (-(-3072 // window) << window) * 768 <= 40 << 20
     assert table_window(64, 1, 256, 40 << 20) <= 2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from he_processors.cuda.source import KERNELS, SHAPES, Shape
+from he_processors.cuda.source import SHAPES, Shape
 from tests.shim.shim_device import has_compiler, run_kernel
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="the emulation needs g++")
@@ -66,7 +66,10 @@ def moduli(shape: Shape) -> dict[str, int]:
     }
 
 
-@pytest.fixture(params=list(product(ALL_SHAPES, moduli(ALL_SHAPES[0]))), ids=lambda p: f"{p[0].limbs}/{p[0].lanes} {p[1]}")
+CASES = list(product(ALL_SHAPES, moduli(ALL_SHAPES[0])))
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0].limbs}/{case[0].lanes} {case[1]}")
 def numbers(request: pytest.FixtureRequest) -> Numbers:
     shape, name = request.param
     return Numbers(shape, moduli(shape)[name])
@@ -115,12 +118,15 @@ def test_leaving_gives_canonical_values(numbers: Numbers) -> None:
 
 def test_entering_reduces_and_reports_values_from_the_modulus_up(numbers: Numbers) -> None:
     edges = [0, 1, numbers.n - 1, numbers.n // 2, numbers.n, numbers.n + 1, numbers.radix - 1]
-    for values in ([value for value in edges if value < numbers.n], *([1, v, 0] for v in edges if numbers.n <= v < numbers.radix)):
+    batches = [[value for value in edges if value < numbers.n]]
+    batches += [[1, value, 0] for value in edges if numbers.n <= value < numbers.radix]
+    for values in batches:
         flag = np.zeros(1, dtype=np.uint32)
         rows = to_words(values, numbers.shape)
         entered = numbers.run("k_enter", len(values), rows, numbers.r_squared, flag, np.uint64(len(values)))
         assert bool(flag[0]) == (max(values) >= numbers.n)
-        assert all((result - value * numbers.radix) % numbers.n == 0 for result, value in zip(to_ints(entered), values, strict=True))
+        pairs = zip(to_ints(entered), values, strict=True)
+        assert all((result - value * numbers.radix) % numbers.n == 0 for result, value in pairs)
 
 
 def test_sums_of_edge_operands(numbers: Numbers) -> None:
@@ -145,5 +151,3 @@ def test_segments_of_unequal_length_in_one_warp(numbers: Numbers) -> None:
         for row in order[begin[chunk] : begin[chunk] + length[chunk]]:
             expected = expected * values[row] * inverse % numbers.n
         assert (results[place] - expected) % numbers.n == 0
-
-

@@ -37,7 +37,8 @@ def _cases() -> list[object]:
             for shape in sorted({pair.narrow, pair.wide}, key=lambda s: s.lanes):
                 is_quick = shape == pair.narrow and shape.limbs <= 192
                 marks = [] if is_quick else [pytest.mark.slow]
-                cases.append(pytest.param(shape, architecture, marks=marks, id=f"{shape.limbs}/{shape.lanes} {architecture}"))
+                name = f"{shape.limbs}/{shape.lanes} {architecture}"
+                cases.append(pytest.param(shape, architecture, marks=marks, id=name))
     return cases
 
 
@@ -89,6 +90,12 @@ def test_all_machine_code_is_in_one_file() -> None:
 
 def test_shapes_cover_every_length_up_to_8192_bits() -> None:
     assert [shapes_for(bits).limbs * 32 for bits in (2, 2048, 2049, 4096, 6143, 6145, 8192)] == [
-        2048, 2048, 3072, 4096, 6144, 8192, 8192,
+        2048,
+        2048,
+        3072,
+        4096,
+        6144,
+        8192,
+        8192,
     ]
     assert shapes_for(8193) is None
