@@ -22,8 +22,11 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
 from nvflare_plugins.certificates import Identity
 from nvflare_plugins.data import Table, load_table
-from nvflare_plugins.horizontal.agreement import Terms, agree, versions
-from nvflare_plugins.horizontal.cuts import CutMode, Cuts, reference_table, search_quantiles, spaced_cuts
+from nvflare_plugins.horizontal.agreement import Terms, agree, check_xgboost, versions
+from nvflare_plugins.horizontal.continuation import check_initial_model
+from nvflare_plugins.horizontal.cuts import (
+    LARGEST_VALUE, CutMode, Cuts, reference_table, search_quantiles, spaced_cuts,
+)  # fmt: skip
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.parameters import TrainingParameters, check_parameters
 from nvflare_plugins.horizontal.run_folder import RunFolder
@@ -31,6 +34,7 @@ from nvflare_plugins.horizontal.training import (
     LoopSettings, RoundRecord, TrainingHandler, TrainingResult, train, training_shape, value_bounds,
 )  # fmt: skip
 from nvflare_plugins.registry import Registry, Reservation, ResumePoint
+from nvflare_plugins.report import write_report
 from nvflare_plugins.run_record import RoundRow, RunRecord, TrafficRow
 from nvflare_plugins.schema import Schema
 from nvflare_plugins.session import Session, open_session
@@ -40,7 +44,6 @@ from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
 from nvflare_plugins.wire.envelope import Codec, pack_list
 from nvflare_plugins.wire.evidence import EvidenceLog
 from nvflare_plugins.wire.evidence_format import SERVER, export_name
-from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.profiles import BfvSums, CkksSums, MaskedSums, PlainSums, Profile, SumProcessor
 from nvflare_plugins.wire.sums import ProtectedSums
 
@@ -90,13 +93,11 @@ def run_site(
     transport: Transport,
     timeout_s: float,
     on_progress: Progress | None = None,
-    on_mediator: Callable[[Mediator], None] | None = None,
 ) -> SiteResult:
     """Take part in one attempt of a job.
 
     Args:
         timeout_s: longest wait for one exchange; the server's own deadline should come first.
-        on_mediator: gets the mediator once training starts, for aborts from another thread.
 
     Raises:
         VeilBoostError: what ended the attempt at this site. Model and checkpoints of a failed attempt stay as they
@@ -111,8 +112,7 @@ def run_site(
     try:
         session = open_session(channel, place.identity, place.policy, prepared.binding(job, place))
         try:
-            attempt = _Attempt(job, place, prepared, folder, channel, evidence, session, on_progress, on_mediator)
-            return attempt.run()
+            return _Attempt(job, place, prepared, folder, channel, evidence, session, on_progress).run()
         finally:
             session.close()
     except VeilBoostError as error:
@@ -128,10 +128,18 @@ class _Prepared:
 
     data_set: DataSet
     table: Table
+    eval_set: DataSet | None
     eval_table: Table | None
     parameters: TrainingParameters
     initial_model: bytes | None
     resumed: RunFolder | None
+
+    def tables(self) -> list[tuple[Table, DataSet]]:
+        """Return the training set and, if there is one that is another set, the evaluation set."""
+        tables = [(self.table, self.data_set)]
+        if self.eval_table is not None and self.eval_set.name != self.data_set.name:
+            tables.append((self.eval_table, self.eval_set))
+        return tables
 
     def binding(self, job: HorizontalJob, place: Place) -> bytes:
         """Return the hash that the handshake's transcript covers: the job with its parameters and profile.
@@ -144,6 +152,7 @@ class _Prepared:
 
 def _prepare(job: HorizontalJob, place: Place) -> _Prepared:
     """Check the job against the policy and the data, at this site alone."""
+    check_xgboost()
     policy = place.policy
     exact = job.cuts == CutMode.EXACT.value
     terms = JobTerms(job.profile, job.data_set, exact, job.min_rows_per_cut, tracking=job.tracking)
@@ -153,17 +162,29 @@ def _prepare(job: HorizontalJob, place: Place) -> _Prepared:
         "label_classes": job.label_classes, "unknown_is_missing": job.unknown_category_is_missing,
     }  # fmt: skip
     table = load_table(data_set, **columns)
-    eval_table = None
-    if job.eval_data_set is not None:
-        eval_table = load_table(policy.data_set(job.eval_data_set), **{**columns, "features": table.feature_names})
+    eval_set = policy.data_set(job.eval_data_set) if job.eval_data_set is not None else None
+    eval_table = None if eval_set is None else load_table(eval_set, **{**columns, "features": table.feature_names})
     parameters = check_parameters(job.params, table.feature_names)
+    _check_magnitudes(table)
     for checked in filter(None, (table, eval_table)):
         parameters.objective.check_labels(checked.label)
         for note in checked.notes:
             _log.info("%s", note)
-    initial = policy.input_file(job.initial_model).read_bytes() if job.initial_model is not None else None
+    if job.early_stopping_rounds is not None and not parameters.metrics:
+        raise ConfigurationError("early_stopping_rounds needs an eval_metric to watch")
+    initial = None
+    if job.initial_model is not None:
+        initial = policy.input_file(job.initial_model).read_bytes()
+        check_initial_model(initial, job.initial_model, parameters, table.feature_names)
     resumed = RunFolder(place.runs, job.resume_from) if job.resume_from is not None else None
-    return _Prepared(data_set, table, eval_table, parameters, initial, resumed)
+    return _Prepared(data_set, table, eval_set, eval_table, parameters, initial, resumed)
+
+
+def _check_magnitudes(table: Table) -> None:
+    """Refuse values beyond the outermost cut points, which all sites take from this program and not from data."""
+    for position, name in enumerate(table.feature_names):
+        if np.nanmax(np.abs(table.features[:, position]), initial=0.0) >= LARGEST_VALUE:
+            raise ConfigurationError(f"column {name!r} holds values of 1e38 or more: scale it, or mark them as missing")
 
 
 class _Attempt:
@@ -172,7 +193,6 @@ class _Attempt:
     def __init__(
         self, job: HorizontalJob, place: Place, prepared: _Prepared, folder: RunFolder, channel: Channel,
         evidence: EvidenceLog, session: Session, on_progress: Progress | None,
-        on_mediator: Callable[[Mediator], None] | None,
     ):  # fmt: skip
         self._job = job
         self._place = place
@@ -182,24 +202,22 @@ class _Attempt:
         self._evidence = evidence
         self._session = session
         self._on_progress = on_progress
-        self._on_mediator = on_mediator
         self._registry = Registry.open(place.policy)
-        self._reservation: Reservation | None = None
+        self._reservations: list[Reservation] = []  # the training set's first
         self._rows: list[RoundRow] = []
 
     def run(self) -> SiteResult:
         """Agree, train, compare models, write results."""
         self._open_evidence()
         n_done = agree(self._channel, self._session, self._terms())
-        self._reserve(n_done)
+        self._reserve_together(n_done)
         sums = self._protected_sums()
         cuts, root_feature = self._agree_cuts(sums)
         self._folder.write_cuts(cuts)
         result = self._train(sums, cuts, root_feature, n_done)
         model = bytes(result.booster.save_raw("json"))
-        hmac = self._session.hmac("model", model)
-        self._compare(Kind.MODEL_CHECK, hmac, "the final models differ between the sites; none was written")
-        return self._finish(result, model, hmac, cuts)
+        self._compare_models(model)
+        return self._finish(result, model, self._session.hmac("model", model), cuts)
 
     # -- before training ----------------------------------------------------------------------------------------------
 
@@ -236,15 +254,29 @@ class _Attempt:
             raise ConfigurationError(f"no checkpoint of {job.resume_from} is held by all sites: start a new job")
         job_document = {k: v for k, v in job.to_dict().items() if k not in _NOT_RELEASED}
         document = {"job": job_document, "parameters": prepared.parameters.document()}
-        self._reservation = self._registry.reserve(
-            prepared.table,
-            prepared.data_set,
-            job_id=self._place.job_id,
-            sites=self._place.sites,
-            parameters=json.dumps(document, sort_keys=True).encode(),
-            resume=ResumePoint(job.resume_from, n_done) if job.resume_from is not None else None,
-        )
-        _log.info("registry: %s", self._reservation.message)
+        parameters = json.dumps(document, sort_keys=True).encode()
+        resume = ResumePoint(job.resume_from, n_done) if job.resume_from is not None else None
+        # Metrics of the evaluation set are sums over its rows, and can be subtracted like any other.
+        for table, data_set in prepared.tables():
+            reservation = self._registry.reserve(
+                table, data_set, job_id=self._place.job_id, sites=self._place.sites, parameters=parameters,
+                resume=resume,
+            )  # fmt: skip
+            self._reservations.append(reservation)
+            _log.info("registry, %s: %s", data_set.name, reservation.message)
+
+    def _reserve_together(self, n_done: int) -> None:
+        """Go on once every site's registry has allowed the run; else it has released nothing and is not remembered."""
+        self._reserve(n_done)
+        channel, session = self._channel, self._session
+        try:
+            sealed = channel.gather(Kind.AGREEMENT, session.seal_to_all(b"", "registry"), Codec.SEALED)
+            for rank in range(channel.world):
+                if rank != channel.rank:
+                    session.open_from(rank, sealed[rank], "registry")
+        except VeilBoostError:
+            self._registry.cancel(self._reservation)
+            raise
 
     def _protected_sums(self) -> ProtectedSums:
         masks = MaskedSums(self._session.masks)
@@ -278,9 +310,6 @@ class _Attempt:
     def _agree_cuts(self, sums: ProtectedSums) -> tuple[Cuts, int | None]:
         """Return the cuts and a feature that no site lacks values in, if there is one."""
         job, table = self._job, self._prepared.table
-        features = table.features
-        if features.size and np.nanmax(np.abs(features), initial=0.0) >= 1e38:
-            raise ConfigurationError("a feature value reaches 1e38: rescale the column")
         local = np.array([table.n_rows, *(table.n_rows - np.asarray(table.n_missing))], dtype=np.int64)
         pooled = sums.sum_counts(Kind.CUT_COUNTS, local)
         dense = np.flatnonzero(pooled[1:] == pooled[0])
@@ -304,10 +333,11 @@ class _Attempt:
         names = [table.feature_names[position] for position in numeric]
         floor = None if mode is CutMode.EXACT else job.min_rows_per_cut
         settings = json.dumps({"max_bin": max_bin, "min_rows": floor}).encode()
-        plan = self._registry.plan_cuts(self._reservation, names, settings)
+        plan = self._registry.plan_cuts(self._reservations[0], names, settings)
         known = pack_list([name.encode() + plan.known[name].tobytes() for name in names if name in plan.known])
-        proofs = self._channel.gather(Kind.CUT_PLAN, self._session.hmac("cut plan", known))
-        if not plan.to_search and len(set(proofs)) == 1:
+        proofs = self._channel.gather(Kind.CUT_PLAN, self._proof(self._channel.rank, "cut plan", known))
+        all_know = all(proof == self._proof(rank, "cut plan", known) for rank, proof in enumerate(proofs))
+        if not plan.to_search and all_know:
             _log.info("the cut points of an earlier job of these sites are used again")
             return _spread(dict(plan.known), table.feature_names)
         # Where a site has lost its memory, the same search is simply done again: it releases the same counts.
@@ -317,7 +347,7 @@ class _Attempt:
         )
         found = dict(zip(names, cuts.of_feature, strict=True))
         if plan.to_search:
-            self._registry.save_cuts(self._reservation, {name: found[name] for name in plan.to_search})
+            self._registry.save_cuts(self._reservations[0], {name: found[name] for name in plan.to_search})
         n_cuts, seconds = sum(c.size for c in cuts.of_feature), time.perf_counter() - started
         _log.info("agreed on %d cut points of %d numeric features in %.1f s", n_cuts, len(names), seconds)
         return _spread(found, table.feature_names)
@@ -348,7 +378,7 @@ class _Attempt:
         settings = LoopSettings(job.num_rounds - n_done, job.early_stopping_rounds, n_done)
         return train(
             parameters.for_booster(), shape, self._channel, handler, matrix, eval_sets, settings, initial,
-            self._after_round, self._on_mediator,
+            self._after_round,
         )  # fmt: skip
 
     def _matrix(self, table: Table, cuts: Cuts) -> xgb.QuantileDMatrix:
@@ -382,18 +412,29 @@ class _Attempt:
         self._evidence.round(record.round)
         self._channel.heads.mark()
         if job.checkpoint_every and (record.round + 1) % job.checkpoint_every == 0:
+            # The registry first: it lets a lost job resume from no later tree than it knows of.
+            for reservation in self._reservations:
+                self._registry.trees_complete(reservation, record.round + 1)
             self._folder.write_checkpoint(record.round + 1, bytes(booster.save_raw("json")))
-            self._registry.trees_complete(self._reservation, record.round + 1)
         if self._on_progress is not None:
             self._on_progress(record, job.num_rounds)
 
     # -- after training -----------------------------------------------------------------------------------------------
 
-    def _compare(self, kind: Kind, mine: bytes, complaint: str) -> None:
-        others = self._channel.gather(kind, mine)
-        different = [site for site, theirs in zip(self._channel.sites, others, strict=True) if theirs != mine]
+    def _compare_models(self, model: bytes) -> None:
+        proofs = self._channel.gather(Kind.MODEL_CHECK, self._proof(self._channel.rank, "model check", model))
+        sites = self._channel.sites
+        different = [s for r, s in enumerate(sites) if proofs[r] != self._proof(r, "model check", model)]
         if different:
-            raise ProtocolError(f"{complaint} (unlike this site: {', '.join(different)})")
+            unlike = ", ".join(different)
+            raise ProtocolError(f"the final models differ between the sites; none was written (unlike this site: {unlike})")
+
+    def _proof(self, rank: int, purpose: str, data: bytes) -> bytes:
+        """Return what the site of ``rank`` shows to prove that it holds the same data.
+
+        It names the site: otherwise a server could answer every site with that site's own proof.
+        """
+        return self._session.hmac(f"{purpose} of {rank}", data)
 
     def _finish(self, result: TrainingResult, model: bytes, hmac: bytes, cuts: Cuts) -> SiteResult:
         self._evidence.model("model.json", len(model), hmac)
@@ -401,10 +442,12 @@ class _Attempt:
         self._channel.moment = Moment(Phase.FINISH, self._channel.moment.round)
         self._channel.gather(Kind.CLOSING, b"")
         model_path = self._folder.write_model(model)
-        self._registry.complete(self._reservation, result.booster.num_boosted_rounds())
+        for reservation in self._reservations:
+            self._registry.complete(reservation, result.booster.num_boosted_rounds())
         self._evidence.end("completed")
         evidence_path = self._evidence.close()
         self._write_record(result, cuts, model_path, evidence_path)
+        write_report(self._folder.path)
         last = result.rounds[-1] if result.rounds else None
         return SiteResult(
             self._place.site, str(model_path), hmac.hex(), str(evidence_path), result.booster.num_boosted_rounds(),
@@ -430,7 +473,7 @@ class _Attempt:
             rounds=tuple(self._rows),
             traffic=traffic,
             versions=versions(),
-            registry=self._reservation.message,
+            registry=self._reservations[0].message,
             cuts={"mode": job.cuts, "points": sum(c.size for c in cuts.of_feature), "min_rows": job.min_rows_per_cut},
             model=str(model_path.relative_to(self._folder.path)),
             evidence=str(evidence_path.relative_to(self._folder.path)),

@@ -193,7 +193,7 @@ class _Expected:
 
     def __str__(self) -> str:
         step = f"{self.sizes.start}" if len(self.sizes) == 1 else f"{self.sizes.start} to {self.sizes[-1]}"
-        what = f"{self.dtype.name} {self.op.name}" if self.dtype is not None else ""
+        what = f"{self.dtype.name} {self.op.name}" if self.dtype is not None and self.op is not None else ""
         return f"{self.kind.name} ({self.call} {what} {step} bytes)"
 
 
