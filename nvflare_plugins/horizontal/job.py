@@ -35,7 +35,8 @@ class HorizontalJob:
         early_stopping_rounds: stop after so many rounds without improvement of the last metric on the last set.
         checkpoint_every: rounds between checkpoints at the site; 0 keeps none.
         initial_model: name of a model file in every site's input folder that training continues by num_rounds.
-        resume_from: id of an interrupted job; its last common checkpoint is continued up to num_rounds in total.
+        resume_from: id of an interrupted job; its last common checkpoint is continued up to num_rounds in total. All
+            other fields stay as they were in that job, initial_model included.
         tracking: stream the pooled metrics of each round to the server.
         finest_exponent: no grid of sums is finer than 2^finest_exponent; set it to compare profiles bit for bit.
         deadline_s: longest time that an exchange may wait for the slowest site; 0 derives it from the data's size.
@@ -79,8 +80,6 @@ class HorizontalJob:
             _at_least("early_stopping_rounds", self.early_stopping_rounds, 1)
             if self.eval_data_set is None:
                 raise ConfigurationError("early_stopping_rounds needs an eval_data_set to watch")
-        if self.initial_model is not None and self.resume_from is not None:
-            raise ConfigurationError("give either initial_model or resume_from, not both")
         if self.cuts in (CutMode.UNIFORM.value, CutMode.LOGARITHMIC.value) and not self.cut_bounds:
             raise ConfigurationError(f"cuts={self.cuts} needs cut_bounds, the public bounds of every feature")
 

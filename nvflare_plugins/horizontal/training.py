@@ -187,7 +187,6 @@ def train(
     settings: LoopSettings,
     initial_model: bytes | None = None,
     on_round: Callable[[RoundRecord, xgb.Booster], None] | None = None,
-    on_start: Callable[[Mediator], None] | None = None,
 ) -> TrainingResult:
     """Train with the other sites.
 
@@ -197,15 +196,12 @@ def train(
         params: parameters for the Booster at this site.
         initial_model: raw model to continue from.
         on_round: called after every round with the record and the model so far.
-        on_start: gets the mediator, for aborts from another thread.
 
     Raises:
         VeilBoostError: what ended the training, in place of XGBoost's own error when the mediator knows better.
     """
     mediator = Mediator(HorizontalGrammar(shape), channel.rank, handler)
     with mediator:
-        if on_start is not None:
-            on_start(mediator)
         try:
             with xgb.collective.CommunicatorContext(
                 dmlc_communicator="federated",
@@ -235,6 +231,7 @@ class _Loop:
         self._evaluates = bool(shape.eval_metrics and shape.n_eval_sets)
         self._settings = settings
         self._on_round = on_round
+        self._rounds_before = 0
 
     def run(
         self, params: Mapping[str, object], train_matrix: xgb.DMatrix,
@@ -246,16 +243,26 @@ class _Loop:
             booster.set_param(dict(params))
         result = TrainingResult(booster)
         first, last = self._settings.first_round, self._settings.first_round + self._settings.num_rounds
+        if initial_model is not None:
+            self._take_up(result, first)
         for number in range(first, last):
+            if self._is_patience_spent(result, number - 1):
+                break
             result.rounds.append(self._round(booster, train_matrix, eval_sets, number))
+            self._note_best(result)
             if self._on_round is not None:
                 self._on_round(result.rounds[-1], booster)
-            if self._should_stop(result):
-                break
         self._enter(Phase.FINISH, last)
-        if result.best_round is not None:
-            booster.set_attr(best_iteration=str(result.best_round), best_score=repr(result.best_score))
         return result
+
+    def _take_up(self, result: TrainingResult, first: int) -> None:
+        """Find out where a model that is continued stands; ``first`` of its rounds belong to this job."""
+        booster = result.booster
+        # XGBoost's best_iteration counts the rounds of the job's initial model too.
+        self._rounds_before = booster.num_boosted_rounds() - first
+        if first and self._settings.early_stopping_rounds is not None and booster.attr("best_score") is not None:
+            result.best_round = int(booster.attr("best_iteration")) - self._rounds_before
+            result.best_score = float(booster.attr("best_score"))
 
     def _round(
         self, booster: xgb.Booster, matrix: xgb.DMatrix, eval_sets: Sequence[tuple[xgb.DMatrix, str]], number: int
@@ -279,17 +286,23 @@ class _Loop:
     def _network_seconds(self) -> float:
         return sum(t.seconds for t in self._channel.traffic.values())
 
-    def _should_stop(self, result: TrainingResult) -> bool:
-        """Decide on the last metric of the last set, as XGBoost's own callback does; equal at all sites."""
-        patience = self._settings.early_stopping_rounds
-        if patience is None or not result.rounds[-1].metrics:
-            return False
+    def _note_best(self, result: TrainingResult) -> None:
+        """Compare the last metric of the last set with the best so far, as XGBoost's own callback does."""
+        if self._settings.early_stopping_rounds is None or not result.rounds[-1].metrics:
+            return
         name, score = list(result.rounds[-1].metrics.items())[-1]
         maximise = name.rsplit("-", 1)[-1].split("@")[0] in _MAXIMISED
         better = result.best_score is None or (score > result.best_score if maximise else score < result.best_score)
         if better:
             result.best_round, result.best_score = result.rounds[-1].round, score
-        return result.rounds[-1].round - result.best_round >= patience
+            # In the model, so that a checkpoint remembers it and stock XGBoost finds it.
+            best_iteration = self._rounds_before + result.best_round
+            result.booster.set_attr(best_iteration=str(best_iteration), best_score=str(score))
+
+    def _is_patience_spent(self, result: TrainingResult, last_round: int) -> bool:
+        """Decide from what all sites know alike; a resumed job may find that it had ended already."""
+        patience = self._settings.early_stopping_rounds
+        return patience is not None and result.best_round is not None and last_round - result.best_round >= patience
 
 
 def parse_metrics(text: str) -> dict[str, float]:

@@ -229,10 +229,11 @@ def add_words(payloads: Sequence[bytes], n_values: int) -> bytes:
     Raises:
         ProtocolError: a payload does not hold exactly ``n_values`` words.
     """
-    total = np.zeros(n_values, dtype="<u8")
-    for rank, payload in enumerate(payloads):
+    for rank, payload in enumerate(payloads):  # before memory is taken for what a header only claims
         if len(payload) != 8 * n_values:
             raise ProtocolError(f"rank {rank} sent {len(payload)} bytes for {n_values} values of 8 bytes")
+    total = np.zeros(n_values, dtype="<u8")
+    for payload in payloads:
         total += np.frombuffer(payload, dtype="<u8")
     return total.tobytes()
 

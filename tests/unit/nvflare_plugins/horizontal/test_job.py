@@ -31,7 +31,6 @@ def test_a_job_survives_json():
         ({"num_rounds": True}, "num_rounds must be"),
         ({"min_rows_per_cut": 1}, "min_rows_per_cut"),
         ({"early_stopping_rounds": 3}, "needs an eval_data_set"),
-        ({"initial_model": "a", "resume_from": "b"}, "not both"),
         ({"data_set": ""}, "data_set must be"),
         ({"params": ["a"]}, "params must be"),
     ],
