@@ -267,15 +267,16 @@ class _Attempt:
 
     def _reserve_together(self, n_done: int) -> None:
         """Go on once every site's registry has allowed the run; else it has released nothing and is not remembered."""
-        self._reserve(n_done)
         channel, session = self._channel, self._session
         try:
+            self._reserve(n_done)
             sealed = channel.gather(Kind.AGREEMENT, session.seal_to_all(b"", "registry"), Codec.SEALED)
             for rank in range(channel.world):
                 if rank != channel.rank:
                     session.open_from(rank, sealed[rank], "registry")
         except VeilBoostError:
-            self._registry.cancel(self._reservation)
+            for reservation in self._reservations:
+                self._registry.cancel(reservation)
             raise
 
     def _protected_sums(self) -> ProtectedSums:
