@@ -94,15 +94,11 @@ class CupyDevice:
 
 
 def cuda_errors(cupy: Any) -> tuple[type[BaseException], ...]:
-    """Return what CuPy raises when a device, its driver or its compiler fails."""
-    cuda = cupy.cuda
-    return (
-        cuda.runtime.CUDARuntimeError,
-        cuda.driver.CUDADriverError,
-        cuda.memory.OutOfMemoryError,
-        cuda.compiler.CompileException,
-        cuda.nvrtc.NVRTCError,
-    )
+    """Return what CuPy raises when a device, its driver or its compiler fails.
+
+    Errors of the runtime, the driver and NVRTC, and a library that cannot be loaded, are RuntimeErrors to CuPy.
+    """
+    return (RuntimeError, cupy.cuda.memory.OutOfMemoryError, cupy.cuda.compiler.CompileException)
 
 
 def open_devices() -> tuple[Device, ...]:

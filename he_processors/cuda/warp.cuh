@@ -53,6 +53,6 @@ DEVICE u32 madc_hi_cc(u32 a, u32 b, u32 c) {
 DEVICE u32 shuffle(u32 value, u32 lane_of_group) { return __shfl_sync(0xffffffffu, value, lane_of_group, TPI); }
 DEVICE u32 votes(bool value) { return __ballot_sync(0xffffffffu, value); }
 
-DEVICE void prefetch_sector(const u32* address) { asm volatile("prefetch.global.L1 [%0];" : : "l"(address)); }
+DEVICE void prefetch_sector(const u32* address) { asm volatile("prefetch.L1 [%0];" : : "l"(address)); }
 
 DEVICE u64 thread_index() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }

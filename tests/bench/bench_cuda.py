@@ -24,12 +24,14 @@ from numpy.typing import NDArray
 from he_processors.bignum import cuda
 from he_processors.bignum.cuda import CudaBatch, CudaResidues
 from he_processors.bignum.rows import ints_from_rows
+from he_processors.cuda.arithmetic import DeviceArithmetic
 from he_processors.cuda.device import Device
-from he_processors.cuda.source import Shape, read_source
+from he_processors.cuda.source import Shape, ShapePair, read_source
 from he_processors.errors import BackendUnavailable
 from tests.bench.cuda_stages import PaillierOnDevice, key_of, level_orders, segment_product
 
 PRODUCT_BITS = (2048, 3072, 4096, 6144)
+SWEPT_SHAPES = ((64, 4), (64, 8), (96, 4), (96, 8), (128, 4), (128, 8), (128, 16), (192, 8), (192, 16), (256, 16))
 CREDIT_CARD = (227_845, 18)
 HIGGS = (4_000_000, 18)
 N_BINS = 256
@@ -181,6 +183,27 @@ def measure_products(bench: Bench, bits: int, limit: float | None) -> None:
         check(products[segment] == segment_product(rows, order, starts, segment, modulus), f"segments at {bits} bits")
 
 
+def sweep_lanes(bench: Bench, limit: float | None) -> None:
+    """Products in segments on every sensible number of lanes, to choose the shapes in source.py by."""
+    for limbs, lanes in SWEPT_SHAPES:
+        bits, n = 32 * limbs, bench.rows(1 << 19)
+        modulus, rows = random_modulus(bits), random_rows(n, bits, 1)
+        shape = Shape(limbs, lanes)
+        unit = DeviceArithmetic(bench.devices[0], modulus, ShapePair(shape, shape))
+        order = np.random.default_rng(2).integers(0, n, 8 * n).astype(np.int32)
+        starts = np.arange(0, 8 * n + 1, min(500, n), dtype=np.int64)
+        with bench.devices[0].active():
+            entered, positions = unit.enter(unit.upload(rows)), bench.devices[0].upload(order)
+            elapsed = bench.seconds(partial(unit.segment_products, entered, positions, starts))
+            raw = bench.devices[0].download(unit.leave(unit.segment_products(entered, positions, starts)[:1]))
+        product = int.from_bytes(raw.tobytes(), "little")
+        check(product == segment_product(rows, order, starts, 0, modulus), f"{limbs} words on {lanes} lanes")
+        rate = (int(starts[-1]) - len(starts) + 1) / elapsed
+        bench.note(f"products_per_s_{bits}_on_{lanes}_lanes", rate)
+        if limit is not None:
+            bench.note(f"fraction_of_limit_{bits}_on_{lanes}_lanes", rate * 2 * limbs**2 / limit)
+
+
 def measure_histograms(bench: Bench, name: str, shape: tuple[int, int], key_bits: int) -> None:
     """Ciphertext histograms of one tree: the root, then the smaller child of every node."""
     bits = 2 * key_bits
@@ -244,9 +267,11 @@ def measure_tree(bench: Bench, key_bits: int) -> None:
     bench.note(f"gpu_stage_s_per_tree_{key_bits}", statistics.median(whole))
 
 
-def run(bench: Bench, key_bits: list[int], product_bits: tuple[int, ...]) -> None:
+def run(bench: Bench, key_bits: list[int], product_bits: tuple[int, ...], is_sweep: bool) -> None:
     """Measure everything, cheapest first."""
     limit = None if bench.is_emulated else measure_limit(bench)
+    if is_sweep:
+        sweep_lanes(bench, limit)
     for bits in product_bits:
         measure_products(bench, bits, limit)
     for bits in key_bits:
@@ -284,6 +309,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, help="use the first so many GPUs (all)")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs of each piece (3)")
     parser.add_argument("--scale", type=float, help="fraction of the rows (1)")
+    parser.add_argument("--sweep", action="store_true", help="also compare numbers of lanes for each length")
     parser.add_argument("--emulate", action="store_true", help="check this program on the emulated device")
     arguments = parser.parse_args()
     try:
@@ -293,7 +319,7 @@ def main() -> None:
         print(json.dumps({"is_available": False, "reason": str(error)}))
         return
     default_keys, product_bits = ([512], (2048, 3072)) if bench.is_emulated else ([2048, 3072], PRODUCT_BITS)
-    run(bench, arguments.key_bits or default_keys, product_bits)
+    run(bench, arguments.key_bits or default_keys, product_bits, arguments.sweep)
     report = {
         "is_available": True,
         "is_emulated": bench.is_emulated,
