@@ -105,10 +105,13 @@ class PairFormat:
         """Encode gradients and hessians.
 
         Shapes: g, h: float[n]; results: int64[n].
-        Raises: CapacityExceeded if a value is out of bounds; ValueError if the lengths differ.
+        Raises: CapacityExceeded if a value is out of bounds or there are more rows than one bin may hold;
+            ValueError if the lengths differ.
         """
         if np.shape(g) != np.shape(h) or np.ndim(g) != 1:
             raise ValueError("g and h must be vectors of equal length")
+        if len(g) > self.max_additions:
+            raise CapacityExceeded(f"{len(g)} rows exceed the {self.max_additions} additions of the number format")
         return self.encode(g, -self.g_bound, self.g_bound), self.encode(h, self.h_low, self.h_high)
 
     def plaintext_rows(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> NDArray[np.uint8]:

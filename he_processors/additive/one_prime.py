@@ -13,11 +13,27 @@ import gmpy2
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.additive.scheme import PublicKey
 from he_processors.bignum import registry
-from he_processors.bignum.rows import byte_width, ints_from_rows, rows_from_ints
+from he_processors.bignum.rows import byte_width, ints_from_rows, less_than, rows_from_ints
 from he_processors.errors import ProtocolError
 
 REFUSED = "a ciphertext is not a unit of its modulus"
+
+
+def check_ciphertexts(ciphertexts: NDArray[np.uint8], public_key: PublicKey) -> None:
+    """Refuse what is no ciphertext, before any of it is decrypted.
+
+    Shapes: ciphertexts: uint8[n, width].
+    Raises: ProtocolError, with one fixed message, if one is zero, not below the modulus or not coprime to it.
+    """
+    if not np.all(less_than(ciphertexts, public_key.modulus)):
+        raise ProtocolError(REFUSED)
+    total, n = gmpy2.mpz(1), gmpy2.mpz(public_key.n)
+    for ciphertext in ints_from_rows(ciphertexts):
+        total = total * ciphertext % n
+    if gmpy2.gcd(total, n) != 1:
+        raise ProtocolError(REFUSED)
 
 
 class OnePrimeLogarithm:

@@ -32,7 +32,8 @@ class RandomiserPool:
 
     Security: a randomiser leaves the pool before it is returned, and never comes back, also when the encryption that
         took it fails. The pool is emptied in a forked child, and again checks the process id at every use, for forks
-        that run no Python hooks. Threads take disjoint rows. Pools are not shared between keys or devices.
+        that run no Python hooks. Threads take disjoint rows. Pools are not shared between keys or devices. Python
+        does not overwrite memory that it frees: whoever reads the process's memory is outside the threat model.
     """
 
     def __init__(self, arithmetic: ModBatch, source: RandomiserSource, block_rows: int | None = None) -> None:

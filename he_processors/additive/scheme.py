@@ -33,7 +33,8 @@ class Scheme(enum.Enum):
 class PublicKey(Protocol):
     """What a party needs to compute on ciphertexts.
 
-    ``modulus`` is the ciphertext modulus, ``n`` the exponent whose powers are the encryptions of zero.
+    ``modulus`` is the ciphertext modulus, ``n`` the exponent whose powers are the encryptions of zero. Every
+    |plaintext| < 2^plaintext_bits survives decryption, so both sides fit one packing layout to it.
     """
 
     @property
@@ -44,6 +45,8 @@ class PublicKey(Protocol):
     def modulus(self) -> int: ...
     @property
     def key_bits(self) -> int: ...
+    @property
+    def plaintext_bits(self) -> int: ...
     @property
     def fingerprint(self) -> str: ...
 

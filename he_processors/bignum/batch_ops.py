@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.bignum.rows import add_mod, ints_from_rows, rows_from_ints, widen
 
-CHUNK_ROWS = 512
-
 
 def constant(arithmetic: ModBatch, value: int) -> Residues:
     """Take one integer in. Shapes: result: Residues[1]."""
@@ -62,43 +60,8 @@ def from_wide(arithmetic: ModBatch, rows: NDArray[np.uint8]) -> Residues:
     return arithmetic.from_wire(rows_from_ints(reduced, arithmetic.width))
 
 
-def segmented_product(
-    arithmetic: ModBatch,
-    residues: Residues,
-    order: NDArray[np.int32],
-    starts: NDArray[np.int64],
-    chunk_rows: int = CHUNK_ROWS,
-) -> Residues:
-    """Multiply the rows of each segment, long segments in chunks that a backend can spread over its lanes.
-
-    Shapes: order: int32[m]; starts: int64[n_segments + 1]; result: Residues[n_segments].
-    """
-    while True:
-        lengths = np.diff(starts)
-        if lengths.size == 0 or int(lengths.max()) <= chunk_rows:
-            return arithmetic.segprod(residues, order, starts)
-        chunk_starts, starts = split_segments(starts, chunk_rows)
-        residues = arithmetic.segprod(residues, order, chunk_starts)
-        order = np.arange(chunk_starts.size - 1, dtype=np.int32)
-
-
-def split_segments(starts: NDArray[np.int64], chunk_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Cut segments into chunks of at most ``chunk_rows`` rows.
-
-    Shapes: starts: int64[n_segments + 1]; result: chunk starts int64[n_chunks + 1] in the row order, and segment
-    starts int64[n_segments + 1] in the chunks.
-    """
-    lengths = np.diff(starts)
-    n_chunks = -(-lengths // chunk_rows)
-    segment_starts = np.concatenate([[0], np.cumsum(n_chunks)]).astype(np.int64)
-    segment_of = np.repeat(np.arange(lengths.size), n_chunks)
-    chunk_in_segment = np.arange(segment_starts[-1]) - segment_starts[segment_of]
-    chunk_starts = starts[segment_of] + chunk_in_segment * chunk_rows
-    return np.append(chunk_starts, starts[-1]).astype(np.int64), segment_starts
-
-
 def product(arithmetic: ModBatch, residues: Residues) -> int:
     """Multiply a whole batch together; the product of no rows is 1."""
     order = np.arange(len(residues), dtype=np.int32)
-    total = segmented_product(arithmetic, residues, order, np.array([0, len(residues)], dtype=np.int64))
+    total = arithmetic.segprod(residues, order, np.array([0, len(residues)], dtype=np.int64))
     return ints_from_rows(arithmetic.to_wire(total))[0]

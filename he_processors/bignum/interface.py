@@ -59,7 +59,8 @@ class ModBatch(Protocol):
     def segprod(self, residues: Residues, order: NDArray[np.int32], starts: NDArray[np.int64]) -> Residues:
         """Multiply the rows of each segment of a row order.
 
-        Segment s is ``residues[order[starts[s]:starts[s + 1]]]``; an empty segment gives 1.
+        Segment s is ``residues[order[starts[s]:starts[s + 1]]]``; an empty segment gives 1. Segments may be of any
+        length: a backend with lanes cuts the long ones.
         Shapes: order: int32[m]; starts: int64[n_segments + 1], non-decreasing; result: Residues[n_segments].
         """
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from he_processors.additive.rerandomiser import Rerandomiser
-from he_processors.bignum.batch_ops import segmented_product
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.histogram.planner import HistogramPlan
 from he_processors.packing import PackingLayout
@@ -21,10 +20,8 @@ def sum_bins(arithmetic: ModBatch, ciphertexts: Residues, plan: HistogramPlan) -
     """
     parts, slots = [], []
     for block in plan.blocks:
-        residues = ciphertexts
-        for step in block.steps:
-            residues = segmented_product(arithmetic, residues, step.order, step.starts)
-        parts.append(residues)
+        cells = arithmetic.segprod(ciphertexts, block.cells.order, block.cells.starts)
+        parts.append(arithmetic.segprod(cells, block.bins.order, block.bins.starts))
         slots.append(block.slots)
     position = np.empty(plan.n_slots, dtype=np.int64)
     position[np.concatenate(slots)] = np.arange(plan.n_slots, dtype=np.int64)

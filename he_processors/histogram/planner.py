@@ -1,31 +1,36 @@
 """Plan the ciphertext products of a level of the tree.
 
-Rows are sorted by bin with a counting sort, so that a histogram is one segmented product over a row order. Where
-two features together have fewer occupied cells than the node has rows, rows are multiplied into cells first and the
-cells into the bins of both features: n + c products instead of 2 n.
+Rows are sorted into cells, and cells into bins, by counting sorts, so that a histogram is two segmented products.
+Where two features together have fewer occupied cells than the node has rows, their cells are pairs of bins: rows are
+multiplied into cells once, and cells into the bins of both features, n + c products instead of 2 n. Elsewhere a cell
+is a bin and the second product only puts it in its place.
 
 Reference: HE.md section 4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.bignum.row_blocks import default_threads, run_blocks
 from he_processors.histogram.bins import BinCodes, BinLayout
 
 # A pair of features is aggregated by cells only where that saves at least this share of the products.
 _MIN_SAVING = 0.05
-# Features are planned in blocks of about this many rows in the order, to bound the memory of a plan.
-_MAX_BLOCK_ROWS = 1 << 24
+# A block of the plan orders about this many rows, to bound the memory of a plan.
+_MAX_BLOCK_ROWS = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One segmented product: segment s multiplies ``order[starts[s]:starts[s + 1]]`` of the previous step's rows."""
+    """One segmented product: segment s multiplies the rows ``order[starts[s]:starts[s + 1]]``.
+
+    Shapes: order: int32[m]; starts: int64[n_segments + 1].
+    """
 
     order: NDArray[np.int32]
     starts: NDArray[np.int64]
@@ -33,18 +38,18 @@ class Step:
     @property
     def n_products(self) -> int:
         """Return the multiplications this step takes."""
-        lengths = np.diff(self.starts)
-        return int(np.maximum(lengths - 1, 0).sum())
+        return int(np.maximum(np.diff(self.starts) - 1, 0).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
-    """Products for some features of one level.
+    """Products for some features of some nodes: rows into cells, cells into bins.
 
-    Shapes: the last of ``steps`` yields one residue for each of ``slots``, int64, positions in the level's histogram.
+    Shapes: slots: int64[n_bins], the place of each product of ``bins`` in the level's histogram.
     """
 
-    steps: tuple[Step, ...]
+    cells: Step
+    bins: Step
     slots: NDArray[np.int64]
 
 
@@ -58,7 +63,7 @@ class HistogramPlan:
     @property
     def n_products(self) -> int:
         """Return the ciphertext multiplications that the plan takes."""
-        return sum(step.n_products for block in self.blocks for step in block.steps)
+        return sum(block.cells.n_products + block.bins.n_products for block in self.blocks)
 
 
 def child_to_build(left_node_id: int, n_left: int, right_node_id: int, n_right: int) -> int:
@@ -83,102 +88,105 @@ def plan_level(
         node_rows: the rows of each node to build.
         use_pairs: allow cells of feature pairs.
     """
-    blocks: list[BlockPlan] = []
-    singles: list[tuple[int, int]] = []
     # Neighbours in the order of bin counts make the pairs with the fewest cells.
     features = sorted(range(layout.n_features), key=lambda feature: layout.n_bins[feature])
-    for node, rows in enumerate(node_rows):
-        pairs, alone = _choose_pairs(codes, layout, features, rows) if use_pairs else ([], features)
-        blocks += [_plan_pair(codes, layout, pair, node, rows) for pair in pairs]
-        singles += [(node, feature) for feature in alone]
-    blocks += _plan_singles(codes, layout, node_rows, singles)
-    return HistogramPlan(tuple(blocks), len(node_rows) * layout.n_slots)
+    group_size = 2 if use_pairs else 1
+    groups = [tuple(features[i : i + group_size]) for i in range(0, layout.n_features, group_size)]
+    tasks = [(node, rows, group) for node, rows in enumerate(node_rows) for group in groups]
+    parts: list[list[BlockPlan]] = [[] for _ in tasks]
+
+    def plan(task_idx: int) -> None:
+        node, rows, group = tasks[task_idx]
+        parts[task_idx] = _plan_group(codes, layout, group, node, rows)
+
+    run_blocks(plan, list(range(len(tasks))), default_threads())
+    blocks = tuple(map(_join, _batches([block for part in parts for block in part])))
+    return HistogramPlan(blocks, len(node_rows) * layout.n_slots)
 
 
-def _choose_pairs(
-    codes: BinCodes, layout: BinLayout, features: list[int], rows: NDArray[np.int32]
-) -> tuple[list[tuple[int, int]], list[int]]:
-    """Pair neighbouring features where cells save products in this node."""
-    pairs, alone = [], []
-    for first, second in zip(features[0::2], features[1::2], strict=False):
-        n_cells = _occupied_cells(codes, layout, (first, second), rows)
-        if rows.size - n_cells > 2 * _MIN_SAVING * rows.size:
-            pairs.append((first, second))
-        else:
-            alone += [first, second]
-    return pairs, alone + features[len(features) // 2 * 2 :]
+def _plan_group(
+    codes: BinCodes, layout: BinLayout, group: tuple[int, ...], node: int, rows: NDArray[np.int32]
+) -> list[BlockPlan]:
+    """Plan a pair of features by cells where that saves products, else each feature by itself."""
+    columns = [codes[feature, rows] for feature in group]
+    slots = [
+        node * layout.n_slots + np.arange(layout.starts[feature], layout.starts[feature + 1]) for feature in group
+    ]
+    if len(group) == 2:
+        block = _plan_pair(rows, (columns[0], columns[1]), (slots[0], slots[1]))
+        if block is not None:
+            return [block]
+    return [_plan_single(rows, column, its_slots) for column, its_slots in zip(columns, slots, strict=True)]
 
 
-def _occupied_cells(codes: BinCodes, layout: BinLayout, pair: tuple[int, int], rows: NDArray[np.int32]) -> int:
-    """Count the cells that hold rows; where there are far more cells than rows, say that every row has its own."""
-    n_possible = (layout.n_bins[pair[0]] + 1) * (layout.n_bins[pair[1]] + 1)
-    if n_possible > 16 * rows.size:
-        return rows.size
-    return int(np.count_nonzero(np.bincount(_cell_codes(codes, layout, pair, rows), minlength=1)))
-
-
-def _cell_codes(
-    codes: BinCodes, layout: BinLayout, pair: tuple[int, int], rows: NDArray[np.int32]
-) -> NDArray[np.int64]:
-    first, second = pair
-    return codes[first, rows].astype(np.int64) * (layout.n_bins[second] + 1) + codes[second, rows]
+def _plan_single(rows: NDArray[np.int32], codes: BinCodes, slots: NDArray[np.int64]) -> BlockPlan:
+    counts = np.bincount(codes, minlength=slots.size)
+    cells = Step(rows[_counting_sort(codes)], _starts(counts))
+    bins = Step(np.arange(slots.size, dtype=np.int32), np.arange(slots.size + 1, dtype=np.int64))
+    return BlockPlan(cells, bins, slots)
 
 
 def _plan_pair(
-    codes: BinCodes, layout: BinLayout, pair: tuple[int, int], node: int, rows: NDArray[np.int32]
-) -> BlockPlan:
-    """Multiply rows into the occupied cells of two features, then cells into the bins of both."""
-    first, second = pair
-    n_first, n_second = layout.n_bins[first] + 1, layout.n_bins[second] + 1
-    by_second = _counting_sort(codes[second, rows])
-    by_cell = by_second[_counting_sort(codes[first, rows[by_second]])]
-    cell_of_row = _cell_codes(codes, layout, pair, rows[by_cell])
-    is_first_of_cell = np.diff(cell_of_row, prepend=-1) != 0
-    cell_starts = np.append(np.flatnonzero(is_first_of_cell), cell_of_row.size)
-    cells = cell_of_row[is_first_of_cell]
-    # The cells already lie in the order of the first feature's bins; the second feature's bins need one more sort.
-    first_counts = np.bincount(cells // n_second, minlength=n_first)
-    second_counts = np.bincount(cells % n_second, minlength=n_second)
-    order = np.concatenate([np.arange(cells.size), np.argsort(cells % n_second, kind="stable")])
-    steps = (
-        Step(rows[by_cell].astype(np.int32, copy=False), cell_starts),
-        Step(order.astype(np.int32), _starts(np.concatenate([first_counts, second_counts]))),
-    )
-    return BlockPlan(steps, np.concatenate([_slots(layout, node, first), _slots(layout, node, second)]))
+    rows: NDArray[np.int32], codes: tuple[BinCodes, BinCodes], slots: tuple[NDArray[np.int64], NDArray[np.int64]]
+) -> BlockPlan | None:
+    """Plan rows into the occupied cells of two features and cells into the bins of both; None if it saves nothing."""
+    if not rows.size:
+        return None
+    first, second = codes
+    n_second = int(second.max()) + 1
+    n_cells = (int(first.max()) + 1) * n_second
+    if n_cells > 16 * rows.size:  # far more cells than rows: hardly any holds two
+        return None
+    cell_of_row = first.astype(np.uint32) * np.uint32(n_second) + second
+    counts = np.bincount(cell_of_row)
+    cells = np.flatnonzero(counts)
+    if rows.size - cells.size < 2 * _MIN_SAVING * rows.size:
+        return None
+    into_cells = Step(rows[_counting_sort(cell_of_row, n_cells)], _starts(counts[cells]))
+    # The cells lie in the order of the first feature's bins; the second feature's bins need one more sort.
+    in_first, in_second = np.divmod(cells, n_second)
+    order = np.concatenate([np.arange(cells.size), np.argsort(in_second, kind="stable")])
+    per_bin = [np.bincount(in_first, minlength=slots[0].size), np.bincount(in_second, minlength=slots[1].size)]
+    into_bins = Step(order.astype(np.int32), _starts(np.concatenate(per_bin)))
+    return BlockPlan(into_cells, into_bins, np.concatenate(slots))
 
 
-def _plan_singles(
-    codes: BinCodes,
-    layout: BinLayout,
-    node_rows: Sequence[NDArray[np.int32]],
-    singles: list[tuple[int, int]],
-) -> list[BlockPlan]:
-    """Sort single features into bins, and join them to blocks of bounded size."""
-    blocks: list[BlockPlan] = []
-    orders: list[NDArray[np.int32]] = []
-    counts: list[NDArray[np.int64]] = []
-    slots: list[NDArray[np.int64]] = []
-    for position, (node, feature) in enumerate(singles):
-        rows = node_rows[node]
-        node_codes = codes[feature, rows]
-        orders.append(rows[_counting_sort(node_codes)].astype(np.int32, copy=False))
-        counts.append(np.bincount(node_codes, minlength=layout.n_bins[feature] + 1))
-        slots.append(_slots(layout, node, feature))
-        if position + 1 == len(singles) or sum(order.size for order in orders) >= _MAX_BLOCK_ROWS:
-            step = Step(np.concatenate(orders), _starts(np.concatenate(counts)))
-            blocks.append(BlockPlan((step,), np.concatenate(slots)))
-            orders, counts, slots = [], [], []
-    return blocks
+def _batches(blocks: list[BlockPlan]) -> Iterator[list[BlockPlan]]:
+    """Group blocks so that each batch orders about ``_MAX_BLOCK_ROWS`` rows: few, large products suit a GPU."""
+    batch: list[BlockPlan] = []
+    n_rows = 0
+    for block in blocks:
+        batch.append(block)
+        n_rows += block.cells.order.size
+        if n_rows >= _MAX_BLOCK_ROWS:
+            yield batch
+            batch, n_rows = [], 0
+    if batch:
+        yield batch
 
 
-def _slots(layout: BinLayout, node: int, feature: int) -> NDArray[np.int64]:
-    return node * layout.n_slots + np.arange(layout.starts[feature], layout.starts[feature + 1])
+def _join(blocks: list[BlockPlan]) -> BlockPlan:
+    """Make one block of several: the cells of each come after those of the blocks before it."""
+    first_cell = _starts([block.cells.starts.size - 1 for block in blocks])[:-1]
+    cells = _join_steps([block.cells for block in blocks], np.zeros(len(blocks), dtype=np.int64))
+    bins = _join_steps([block.bins for block in blocks], first_cell)
+    return BlockPlan(cells, bins, np.concatenate([block.slots for block in blocks]))
 
 
-def _counting_sort(codes: BinCodes) -> NDArray[np.int64]:
-    """Return the stable order of small codes; numpy sorts 8- and 16-bit integers by radix."""
-    return np.argsort(codes, kind="stable")
+def _join_steps(steps: list[Step], row_offsets: NDArray[np.int64]) -> Step:
+    orders = [step.order + np.int32(offset) for step, offset in zip(steps, row_offsets, strict=True)]
+    first = _starts([step.order.size for step in steps])
+    starts = [step.starts[:-1] + offset for step, offset in zip(steps, first[:-1], strict=True)]
+    return Step(np.concatenate(orders), np.concatenate([*starts, first[-1:]]))
 
 
-def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _counting_sort(codes: NDArray[np.unsignedinteger], n_codes: int = 1 << 16) -> NDArray[np.int64]:
+    """Return the stable order of codes below ``n_codes``; numpy sorts 8- and 16-bit integers by radix."""
+    if n_codes <= 1 << 16:
+        return np.argsort(codes.astype(np.uint16) if codes.itemsize > 2 else codes, kind="stable")
+    low = np.argsort(codes.astype(np.uint16), kind="stable")
+    return low[np.argsort((codes >> 16).astype(np.uint16)[low], kind="stable")]
+
+
+def _starts(counts: NDArray[np.int64] | list[int]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.additive.one_prime import OnePrimeLogarithm
+from he_processors.additive.one_prime import OnePrimeLogarithm, check_ciphertexts
 from he_processors.bignum import registry
 from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey
 from he_processors.paillier.decryption import centred
@@ -23,13 +23,15 @@ class OkamotoUchiyamaDecryptor:
     """
 
     def __init__(self, private_key: OkamotoUchiyamaPrivateKey, backend: str = registry.AUTO) -> None:
-        self.plaintext_bits = private_key.p.bit_length() - 2
+        self.public_key = private_key.public_key
+        self.plaintext_bits = self.public_key.plaintext_bits
         self._logarithm = OnePrimeLogarithm(private_key.p, private_key.g, backend)
 
     def decrypt(self, ciphertexts: NDArray[np.uint8]) -> list[int]:
         """Decrypt.
 
         Shapes: ciphertexts: uint8[n, width] in wire form; result: n signed integers.
-        Raises: ProtocolError if a ciphertext is not a unit.
+        Raises: ProtocolError if a ciphertext is not a unit below n.
         """
+        check_ciphertexts(ciphertexts, self.public_key)
         return [centred(plaintext, self._logarithm.p) for plaintext in self._logarithm.recover(ciphertexts)]

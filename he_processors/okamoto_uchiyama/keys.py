@@ -39,6 +39,11 @@ class OkamotoUchiyamaPublicKey:
         """Return the length of n."""
         return self.n.bit_length()
 
+    @property
+    def plaintext_bits(self) -> int:
+        """Return the capacity: decryption returns every |plaintext| < 2^plaintext_bits. p has a third of the bits."""
+        return -(-self.key_bits // 3) - 2
+
     @cached_property
     def fingerprint(self) -> str:
         """Return the SHA-256 that names this key."""

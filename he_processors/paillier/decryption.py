@@ -6,7 +6,7 @@ import gmpy2
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.additive.one_prime import OnePrimeLogarithm
+from he_processors.additive.one_prime import OnePrimeLogarithm, check_ciphertexts
 from he_processors.bignum import registry
 from he_processors.paillier.keys import PaillierPrivateKey
 
@@ -18,9 +18,9 @@ class PaillierDecryptor:
     """
 
     def __init__(self, private_key: PaillierPrivateKey, backend: str = registry.AUTO) -> None:
-        n = private_key.public_key.n
-        self.plaintext_bits = n.bit_length() - 2
-        self._n = n
+        self.public_key = private_key.public_key
+        self.plaintext_bits = self.public_key.plaintext_bits
+        n = self.public_key.n
         self._p_half = OnePrimeLogarithm(private_key.p, n + 1, backend)
         self._q_half = OnePrimeLogarithm(private_key.q, n + 1, backend)
         self._q_inverse = int(gmpy2.invert(private_key.q, private_key.p))
@@ -29,12 +29,13 @@ class PaillierDecryptor:
         """Decrypt.
 
         Shapes: ciphertexts: uint8[n, width] in wire form; result: n signed integers.
-        Raises: ProtocolError if a ciphertext is not a unit.
+        Raises: ProtocolError if a ciphertext is not a unit below n^2.
         """
+        check_ciphertexts(ciphertexts, self.public_key)
         p, q = self._p_half.p, self._q_half.p
         halves = zip(self._p_half.recover(ciphertexts), self._q_half.recover(ciphertexts), strict=True)
         joined = (in_q + q * ((in_p - in_q) * self._q_inverse % p) for in_p, in_q in halves)
-        return [centred(plaintext, self._n) for plaintext in joined]
+        return [centred(plaintext, self.public_key.n) for plaintext in joined]
 
 
 class OnePrimeDecryptor:
@@ -46,15 +47,17 @@ class OnePrimeDecryptor:
     """
 
     def __init__(self, private_key: PaillierPrivateKey, backend: str = registry.AUTO) -> None:
+        self.public_key = private_key.public_key
         self.plaintext_bits = private_key.p.bit_length() - 2
-        self._half = OnePrimeLogarithm(private_key.p, private_key.public_key.n + 1, backend)
+        self._half = OnePrimeLogarithm(private_key.p, self.public_key.n + 1, backend)
 
     def decrypt(self, ciphertexts: NDArray[np.uint8]) -> list[int]:
         """Decrypt.
 
         Shapes: ciphertexts: uint8[n, width] in wire form; result: n signed integers.
-        Raises: ProtocolError if a ciphertext is not a unit.
+        Raises: ProtocolError if a ciphertext is not a unit below n^2.
         """
+        check_ciphertexts(ciphertexts, self.public_key)
         return [centred(plaintext, self._half.p) for plaintext in self._half.recover(ciphertexts)]
 
 

@@ -43,6 +43,11 @@ class PaillierPublicKey:
         """Return the length of n."""
         return self.n.bit_length()
 
+    @property
+    def plaintext_bits(self) -> int:
+        """Return the capacity: full decryption returns every |plaintext| < 2^plaintext_bits."""
+        return self.key_bits - 2
+
     @cached_property
     def fingerprint(self) -> str:
         """Return the SHA-256 that names this key."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from he_processors.bignum import registry
-from he_processors.bignum.batch_ops import add, constant, lift, product, scale, segmented_product
+from he_processors.bignum.batch_ops import add, constant, lift, product, scale
 from he_processors.bignum.interface import ModBatch
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.errors import BackendUnavailable, ProtocolError
@@ -177,7 +177,6 @@ def test_long_segments_among_short_ones(backend: str) -> None:
             total = total * values[row] % m
         expected.append(total)
     assert leave(arithmetic, arithmetic.segprod(residues, order, starts)) == expected
-    assert leave(arithmetic, segmented_product(arithmetic, residues, order, starts, chunk_rows=100)) == expected
 
 
 def test_segmented_products_refuse_bad_segments(arithmetic: ModBatch) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.bignum.registry import open_backend
@@ -84,6 +84,7 @@ def test_a_message_of_another_scheme_is_refused() -> None:
         decode_ciphertexts(bytes(message), expected, arithmetic)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 75), st.integers(1, 255))
 def test_every_changed_header_byte_is_refused(position: int, change: int) -> None:
     changed = bytearray(MESSAGE)
@@ -92,6 +93,7 @@ def test_every_changed_header_byte_is_refused(position: int, change: int) -> Non
         decode_ciphertexts(bytes(changed), HEADER, ARITHMETIC)
 
 
+@settings(deadline=None)
 @given(st.one_of(st.binary(max_size=900), st.integers(0, len(MESSAGE) - 1).map(lambda n: MESSAGE[:n])))
 def test_other_bytes_and_lengths_are_refused(data: bytes) -> None:
     for message in (data, MESSAGE + data[:40] + b"\0"):

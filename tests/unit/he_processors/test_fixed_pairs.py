@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import CapacityExceeded
@@ -21,6 +21,7 @@ def test_a_million_rows_with_unit_bounds_take_127_bits() -> None:
     assert pair_format.pair_bits == 63 + 62
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-1, 1, width=32), st.floats(0, 0.25, width=32)), min_size=1, max_size=20),
     st.integers(24, 44),
@@ -33,6 +34,7 @@ def test_plaintexts_are_g_shifted_plus_h(pairs: list[tuple[float, float]], fract
     assert plaintexts == [(int(a) << pair_format.h_bits) + int(b) for a, b in zip(g, h, strict=True)]
 
 
+@settings(deadline=None)
 @given(st.integers(-(2**62), 2**62), st.integers(-(2**61), 2**61))
 def test_plaintexts_of_signed_h_and_extreme_sums(g: int, h: int) -> None:
     pair_format = PairFormat(0, 1, g_bound=2.0**62, h_low=-(2.0**61), h_high=2.0**61)
@@ -73,6 +75,13 @@ def test_bounds_of_a_sum_hold_for_rounded_bounds() -> None:
     pair_format = PairFormat(3, 7, g_bound=0.3, h_low=-0.1, h_high=0.3)  # 0.3 * 8 = 2.4 rounds to 2, bounded by 3
     assert (pair_format.g_range(7).low, pair_format.g_range(7).high) == (-21, 21)
     assert (pair_format.h_range(7).low, pair_format.h_range(7).high) == (-7, 21)
+
+
+def test_more_rows_than_additions_are_refused() -> None:
+    pair_format = PairFormat.logistic(40, 3)
+    pair_format.encode_pairs(np.zeros(3), np.zeros(3))
+    with pytest.raises(CapacityExceeded):
+        pair_format.encode_pairs(np.zeros(4), np.zeros(4))
 
 
 def test_lengths_must_agree() -> None:

@@ -58,6 +58,11 @@ def test_keys_have_the_right_shape() -> None:
     assert pow(KEY.g, KEY.p - 1, KEY.p**2) != 1
 
 
+def test_capacity_is_known_from_the_public_key() -> None:
+    assert OkamotoUchiyamaDecryptor(KEY).plaintext_bits == KEY.p.bit_length() - 2
+    assert toy_okamoto_uchiyama(832).public_key.plaintext_bits == toy_okamoto_uchiyama(832).p.bit_length() - 2
+
+
 def test_plaintexts_have_a_fixed_width_that_fits_the_key() -> None:
     encryptor = owner_encryptor(KEY)
     with pytest.raises(CapacityExceeded):
@@ -67,7 +72,8 @@ def test_plaintexts_have_a_fixed_width_that_fits_the_key() -> None:
 
 
 def test_what_is_no_unit_does_not_decrypt() -> None:
-    for bad in (0, KEY.p):
+    n = KEY.public_key.n
+    for bad in (0, KEY.p, KEY.q, n, n + 1):
         with pytest.raises(ProtocolError):
             OkamotoUchiyamaDecryptor(KEY).decrypt(rows_from_ints([bad], 96))
 

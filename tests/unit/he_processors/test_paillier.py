@@ -147,7 +147,7 @@ def test_fingerprints_tell_keys_apart() -> None:
 @pytest.mark.parametrize("decryptor", [PaillierDecryptor, OnePrimeDecryptor])
 def test_what_is_no_unit_does_not_decrypt(decryptor: type) -> None:
     width = (2 * N.bit_length() + 7) // 8
-    for bad in (0, KEY.p, KEY.p * 5, N):
+    for bad in (0, KEY.p, KEY.q, KEY.q * 5, N, N * N, N * N + 1):
         with pytest.raises(ProtocolError):
             decryptor(KEY).decrypt(rows_from_ints([1, bad], width))
 
