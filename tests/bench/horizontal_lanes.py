@@ -1,0 +1,238 @@
+"""One training after another, round by round: every way to train stands ready, and each takes its turn.
+
+A lane is one way to train: centralized XGBoost, XGBoost's own federated tracker, or one of our profiles. All lanes'
+processes are started once and wait; the benchmark then lets each lane do its round k before any does round k + 1. What
+else the machine does hits all lanes alike, and a difference between two lanes is the median over rounds of differences
+between neighbours in time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import xgboost as xgb
+
+from nvflare_plugins.certificates import Identity
+from nvflare_plugins.horizontal.cuts import Cuts, reference_table
+from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.run_folder import RunFolder
+from nvflare_plugins.horizontal.site import Place, run_site
+from nvflare_plugins.site_policy import SitePolicy
+from tests.bench.horizontal_data import LABEL, TRAINING, arrays
+from tests.bench.loopback import DEADLINE_S, LoopbackServer, SocketTransport, connected_pair
+
+_SPAWN = multiprocessing.get_context("spawn")
+JOB_ID = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every lane does.
+
+    Attributes:
+        folder: shares of the sites, startup kits and workspaces.
+        params: XGBoost's parameters.
+    """
+
+    folder: Path
+    sites: tuple[str, ...]
+    params: dict
+    num_rounds: int
+    cuts: Cuts
+
+    def share(self, site: str) -> Path:
+        """Return the file with a site's rows."""
+        return self.folder / "data" / f"{site}-{TRAINING}.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One round of one lane. Units: seconds; CPU over all processes of the lane, and of it the server's."""
+
+    wall_s: float
+    cpu_s: float
+    server_cpu_s: float
+
+
+class Lane:
+    """The processes of one way to train.
+
+    Each process says when it is ready for a round, waits for the word, and says what CPU time it took.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self.turns: list[Turn] = []
+        self._pipes: list[Connection] = []
+        self._processes: list = []
+
+    def start(self, target: Callable[..., None], *arguments: object) -> None:
+        """Start one process; ``target`` gets a ``Baton`` and the arguments."""
+        mine, theirs = _SPAWN.Pipe()
+        process = _SPAWN.Process(target=_child, args=(target, theirs, *arguments), daemon=True)
+        process.start()
+        theirs.close()
+        self._pipes.append(mine)
+        self._processes.append(process)
+
+    def wait_ready(self) -> list[object]:
+        """Wait until every process is ready for its next round, or has finished; return what each said.
+
+        Raises: RuntimeError, if a process failed.
+        """
+        said: dict[Connection, object] = {}
+        while len(said) < len(self._pipes):
+            for pipe in wait([pipe for pipe in self._pipes if pipe not in said]):
+                try:
+                    kind, content = pipe.recv()
+                except EOFError:
+                    kind, content = "failed", "a process ended without a word"
+                if kind == "failed":
+                    raise RuntimeError(f"lane {self.name}: {content}")
+                said[pipe] = content
+        return [said[pipe] for pipe in self._pipes]
+
+    def take_turn(self) -> None:
+        """Let every process do one round, and keep what it took."""
+        started, server_before = time.perf_counter(), time.process_time()
+        for pipe in self._pipes:
+            pipe.send("go")
+        used = self.wait_ready()
+        wall_s, server_cpu_s = time.perf_counter() - started, time.process_time() - server_before
+        self.turns.append(Turn(wall_s, sum(used) + server_cpu_s, server_cpu_s))
+
+    def finish(self) -> list[bytes]:
+        """Let every process end; return the models."""
+        for pipe in self._pipes:
+            pipe.send("go")
+        models = self.wait_ready()
+        for process in self._processes:
+            process.join(timeout=60)
+        return models
+
+    def kill(self) -> None:
+        """End whatever still runs."""
+        for process in self._processes:
+            if process.is_alive():
+                process.terminate()
+
+
+class Baton:
+    """A process's end of its lane."""
+
+    def __init__(self, pipe: Connection):
+        self._pipe = pipe
+        self._cpu_before: float | None = None
+
+    def ready(self) -> None:
+        """Say what the last round took (CPU seconds of this process) and wait for the next one's turn."""
+        used = 0.0 if self._cpu_before is None else time.process_time() - self._cpu_before
+        self._pipe.send(("ready", used))
+        self._pipe.recv()
+        self._cpu_before = time.process_time()
+
+    def finished(self, model: bytes) -> None:
+        """Hand in the model."""
+        self._pipe.send(("finished", model))
+
+    def failed(self, reason: str) -> None:
+        """Say why this process ends."""
+        self._pipe.send(("failed", reason))
+
+
+def _child(target: Callable[..., None], pipe: Connection, *arguments: object) -> None:
+    baton = Baton(pipe)
+    try:
+        target(baton, *arguments)
+    except Exception as error:  # the edge of the process
+        baton.failed(f"{type(error).__name__}: {error}")
+
+
+# -- centralized, and XGBoost's own federation --------------------------------------------------------------------
+
+
+def start_central(task: Task) -> Lane:
+    """One process with all rows and one thread."""
+    lane = Lane("central")
+    lane.start(_train_stock, task, task.sites, None)
+    return lane
+
+
+def start_native(task: Task) -> Lane:
+    """One process per site, unprotected, beside XGBoost's tracker in this process."""
+    from xgboost.federated import run_federated_server
+
+    server = run_federated_server(n_workers=len(task.sites), port=0, blocking=False, timeout=int(DEADLINE_S))
+    address = f"127.0.0.1:{server['dmlc_tracker_port']}"
+    lane = Lane("native")
+    for rank, site in enumerate(task.sites):
+        communicator = {
+            "dmlc_communicator": "federated", "federated_server_address": address,
+            "federated_world_size": len(task.sites), "federated_rank": rank,
+        }  # fmt: skip
+        lane.start(_train_stock, task, (site,), communicator)
+    return lane
+
+
+def _train_stock(baton: Baton, task: Task, sites: Sequence[str], communicator: dict | None) -> None:
+    frame = pd.concat([pd.read_parquet(task.share(site)) for site in sites])
+    features, label = arrays(frame)
+    max_bin = task.params["max_bin"]
+    common = {"max_bin": max_bin, "feature_names": [str(name) for name in frame.columns.drop(LABEL)]}
+    reference = xgb.QuantileDMatrix(reference_table(task.cuts, {}), **common)
+    matrix = xgb.QuantileDMatrix(features, label=label, ref=reference, **common)
+    if communicator is None:
+        _boost(baton, task, matrix)
+    else:
+        with xgb.collective.CommunicatorContext(**communicator):
+            _boost(baton, task, matrix)
+
+
+def _boost(baton: Baton, task: Task, matrix: xgb.QuantileDMatrix) -> None:
+    booster = xgb.Booster({"tree_method": "hist", **task.params}, [matrix])
+    for number in range(task.num_rounds):
+        baton.ready()
+        booster.update(matrix, number)
+    baton.ready()
+    baton.finished(bytes(booster.save_raw("json")))
+
+
+# -- ours ---------------------------------------------------------------------------------------------------------
+
+
+def start_ours(task: Task, profile: str) -> tuple[Lane, LoopbackServer]:
+    """One process per site under a profile, sessions signed, evidence kept at the sites and at the server."""
+    lane = Lane(profile)
+    pairs = [connected_pair() for _ in task.sites]
+    server_folder = task.folder / profile / "server"
+    server = LoopbackServer(task.sites, [pair[0] for pair in pairs], JOB_ID, profile, server_folder)
+    for site, (_, end) in zip(task.sites, pairs, strict=True):
+        lane.start(_take_part, task, profile, site, end, server.attempt)
+        end.close()
+    return lane, server
+
+
+def _take_part(baton: Baton, task: Task, profile: str, site: str, end: socket.socket, attempt: bytes) -> None:
+    workspace = task.folder / profile / site
+    job = HorizontalJob(TRAINING, LABEL, task.params, task.num_rounds, profile)
+    policy = SitePolicy.load(workspace, site)
+    identity = Identity.load(task.folder / "kits" / site)
+    place = Place(site, task.sites, JOB_ID, attempt, workspace / "runs", policy, identity)
+    result = run_site(
+        job, place, SocketTransport(end), DEADLINE_S,
+        on_progress=lambda record, n_rounds: baton.ready(),
+        on_mediator=lambda mediator: baton.ready(),
+    )  # fmt: skip
+    folder = RunFolder(place.runs, JOB_ID)
+    found = folder.read_cuts()
+    if found is None or not all(map(np.array_equal, found.of_feature, task.cuts.of_feature)):
+        raise RuntimeError("the sites agreed on other cuts than the search over all rows finds")
+    baton.finished(Path(result.model_path).read_bytes())

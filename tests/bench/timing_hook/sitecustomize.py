@@ -1,0 +1,88 @@
+"""Times boosting rounds in every process of a simulator run; Python imports this module by itself from PYTHONPATH.
+
+FLARE's simulator starts its sites as processes of its own, so the only way to time NVFlare's training and ours with one
+and the same instrument is from within. With VEILBOOST_BENCH_TIMINGS set to a folder, each process appends to a file
+there: when every ``Booster.update`` and ``Booster.eval_set`` began and ended, and how long each 16-byte float64 sum took
+where XGBoost's call enters Python (our mediator, NVFlare's adaptor).
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+_FOLDER = os.environ.get("VEILBOOST_BENCH_TIMINGS")
+_FLOAT64, _SUM, _SUM_BYTES = 2, 2, 16
+
+
+def _note(event: str, started: float) -> None:
+    line = json.dumps([event, started, time.perf_counter(), time.process_time()])
+    with (Path(_FOLDER) / f"{os.getpid()}.jsonl").open("a") as file:
+        file.write(line + "\n")
+
+
+def _timed(cls: type, name: str, event: str, accepts=lambda *arguments: True) -> None:
+    inner = getattr(cls, name)
+
+    def call(self, *arguments, **named):
+        started = time.perf_counter()
+        try:
+            return inner(self, *arguments, **named)
+        finally:
+            if accepts(*arguments):
+                _note(event, started)
+
+    setattr(cls, name, call)
+
+
+def _is_metric(request) -> bool:
+    if getattr(request, "data_type", None) != _FLOAT64 or request.reduce_operation != _SUM:
+        return False
+    return len(request.send_buffer) == _SUM_BYTES
+
+
+def _time_xgboost(module) -> None:
+    _timed(module.Booster, "update", "update")
+    _timed(module.Booster, "eval_set", "evaluate")
+
+
+def _time_mediator(module) -> None:
+    _timed(module.Mediator, "_serve", "sum", lambda call, request: _is_metric(request))
+
+
+def _time_nvflare(module) -> None:
+    _timed(module.GrpcClientAdaptor, "Allreduce", "sum", lambda request, context: _is_metric(request))
+
+
+_PATCHES = {
+    "xgboost.core": _time_xgboost,
+    "nvflare_plugins.wire.mediator": _time_mediator,
+    "nvflare.app_opt.xgboost.histogram_based_v2.adaptors.grpc_client_adaptor": _time_nvflare,
+}
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Lets a module be found as always, and patches it once it has run."""
+
+    def find_spec(self, name, path, target=None):
+        patch = _PATCHES.pop(name, None)
+        if patch is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+
+        def run_and_patch(module) -> None:
+            run(module)
+            patch(module)
+
+        spec.loader.exec_module = run_and_patch
+        return spec
+
+
+if _FOLDER:
+    sys.meta_path.insert(0, _AfterImport())
