@@ -24,19 +24,32 @@ from nvflare_plugins.wire.aggregation import Aggregator
 TIMEOUT_S = 60.0
 
 
-class DirectTransport:
-    """Hands frames to the aggregator of the same process; ``tamper`` may change them on the way."""
+class SiteDied(Exception):
+    """Raised by a test's hook: the site's process is gone and tells nobody."""
 
-    def __init__(self, aggregator: Aggregator, site: str, tamper: Callable[[bytes], bytes] | None = None):
+
+Tamper = Callable[[bytes], bytes]
+
+
+class DirectTransport:
+    """Hands frames to the aggregator of the same process; hooks may change them on the way."""
+
+    def __init__(
+        self, aggregator: Aggregator, site: str, tamper: Tamper | None = None, tamper_reply: Tamper | None = None,
+        sends_twice: bool = False, frames: list[tuple[str, bytes]] | None = None,
+    ):  # fmt: skip
+        """Args: sends_twice: lose the first answer to every frame, so that all are retries; frames: takes the sent ones."""
         self._aggregator = aggregator
         self._site = site
-        self._tamper = tamper
+        self._tamper = tamper or (lambda frame: frame)
+        self._tamper_reply = tamper_reply or (lambda frame: frame)
+        self._sends_twice = sends_twice
+        self._frames = frames
         self._reason: str | None = None
         self._answered = threading.Condition()
 
     def exchange(self, frame: bytes, timeout_s: float) -> bytes:
-        if self._tamper is not None:
-            frame = self._tamper(frame)
+        frame = self._tamper(frame)
         answers: list[bytes] = []
 
         def reply(data: bytes) -> None:
@@ -44,13 +57,17 @@ class DirectTransport:
                 answers.append(data)
                 self._answered.notify_all()
 
+        if self._frames is not None:
+            self._frames.append((self._site, frame))
+        if self._sends_twice:
+            self._aggregator.submit(self._site, frame, lambda answer: None)
         self._aggregator.submit(self._site, frame, reply)
         with self._answered:
             if not self._answered.wait_for(lambda: answers or self._reason, timeout_s):
                 raise JobAborted("no answer from the server in time")
         if self._reason:
             raise JobAborted(self._reason)
-        return answers[0]
+        return self._tamper_reply(answers[0])
 
     def abort(self, reason: str) -> None:
         with self._answered:
@@ -68,7 +85,7 @@ class Federation:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        return tuple(f"site-{i + 1}" for i in range(self.n_sites))
+        return tuple(sorted(f"site-{i + 1}" for i in range(self.n_sites)))
 
     def workspace(self, site: str) -> Path:
         return self.folder / site
@@ -92,23 +109,32 @@ class Federation:
         path.write_text(json.dumps({**document, **changes, "data_sets": sets}))
 
     def run(
-        self, job: HorizontalJob, job_id: str = "job", tamper: Mapping[str, Callable[[bytes], bytes]] | None = None,
+        self, job: HorizontalJob, job_id: str = "job", tamper: Mapping[str, Tamper] | None = None,
         on_progress: Callable[[str], Callable] | None = None, deadline_s: float = TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S, **hooks: object,
     ) -> dict[str, SiteResult | Exception]:  # fmt: skip
-        """Run the job; a site that failed has its error in place of a result."""
+        """Run the job; a site that failed has its error in place of a result.
+
+        Args:
+            tamper, hooks: ``tamper`` and ``tamper_reply`` by site, ``sends_twice`` and ``frames`` for all
+                (see ``DirectTransport``).
+        """
         attempt = os.urandom(16)
         aggregator = Aggregator(self.sites, attempt, deadline_s)
         outcomes: dict[str, SiteResult | Exception] = {}
         done = threading.Event()
+        replies = hooks.pop("tamper_reply", {})
 
         def take_part(site: str) -> None:
             try:
                 policy = SitePolicy.load(self.workspace(site), site)
                 place = Place(site, self.sites, job_id, attempt, self.workspace(site) / "runs", policy,
                               Identity.unsigned(site))  # fmt: skip
-                transport = DirectTransport(aggregator, site, (tamper or {}).get(site))
+                transport = DirectTransport(aggregator, site, (tamper or {}).get(site), replies.get(site), **hooks)
                 progress = on_progress(site) if on_progress else None
-                outcomes[site] = run_site(job, place, transport, TIMEOUT_S, progress)
+                outcomes[site] = run_site(job, place, transport, timeout_s, progress)
+            except SiteDied as error:
+                outcomes[site] = error
             except Exception as error:  # the test decides what it expected
                 outcomes[site] = error
                 aggregator.abort(f"{site}: {error}")
@@ -148,20 +174,35 @@ def succeed(outcomes: Mapping[str, SiteResult | Exception]) -> dict[str, SiteRes
 
 def central_model(
     frame: pd.DataFrame, label: str, params: dict, cuts: Cuts, num_rounds: int, weight: str | None = None,
-    initial: bytes | None = None,
+    initial: bytes | None = None, n_categories: Mapping[int, int] | None = None, **options: object,
 ) -> xgb.Booster:  # fmt: skip
-    """Train stock XGBoost on the pooled rows with the agreed cuts."""
+    """Train stock XGBoost on the pooled rows with the agreed cuts.
+
+    Args:
+        n_categories: by position of each categorical column, whose values must be codes already.
+        options: of ``xgb.train``; ``eval_frame`` is turned into its ``evals``.
+    """
+    n_categories = n_categories or {}
     features = frame.drop(columns=[label] + ([weight] if weight else []))
     names = list(features.columns)
+    common = {
+        "feature_names": names, "enable_categorical": True,
+        "feature_types": ["c" if i in n_categories else "float" for i in range(len(names))],
+    }  # fmt: skip
     max_bin = params.get("max_bin", 256)
-    reference = xgb.QuantileDMatrix(reference_table(cuts, {}), max_bin=max_bin, feature_names=names)
+    reference = xgb.QuantileDMatrix(reference_table(cuts, n_categories), max_bin=max_bin, **common)
     matrix = xgb.QuantileDMatrix(
         features.to_numpy(np.float32), label=frame[label].to_numpy(np.float32),
-        weight=frame[weight].to_numpy(np.float32) if weight else None, ref=reference, max_bin=max_bin,
-        feature_names=names,
+        weight=frame[weight].to_numpy(np.float32) if weight else None, ref=reference, max_bin=max_bin, **common,
     )  # fmt: skip
+    eval_frame = options.pop("eval_frame", None)
+    if eval_frame is not None:
+        held_out = xgb.DMatrix(
+            eval_frame[names].to_numpy(np.float32), label=eval_frame[label].to_numpy(np.float32), **common
+        )
+        options["evals"] = [(held_out, "eval")]
     settings = {"tree_method": "hist", "nthread": 1, **params}
-    return xgb.train(settings, matrix, num_rounds, xgb_model=bytearray(initial) if initial else None)
+    return xgb.train(settings, matrix, num_rounds, xgb_model=bytearray(initial) if initial else None, **options)
 
 
 def leaf_difference(ours: bytes, reference: xgb.Booster) -> float:
