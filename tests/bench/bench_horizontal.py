@@ -51,6 +51,7 @@ PARAMS = {"objective": "binary:logistic", "max_depth": 5, "max_bin": 256, "nthre
 FEDERBOOST_PARAMS = {"objective": "binary:logistic", "max_depth": 4, "max_bin": 256, "nthread": 1}
 LEAF_TOLERANCE = {"plain": 2e-7, "masks": 2e-7, "bfv": 2e-7, "ckks": 1e-6}
 MIN_ROWS_PER_CUT = 10
+EVALUATION_SEED = 1  # other rows than those of training
 TARGETS = {
     "masks_added_s": 0.02, "bfv_added_s": 0.35, "ckks_added_s": 0.45, "masks_over_nvflare": 0.5,
     "federboost_200_trees_s": 21.59,
@@ -169,9 +170,9 @@ def _table(lanes: list[Lane]) -> None:
 
 def bench_flare(folder: Path, num_rounds: int, repeats: int, shape: TableShape = CREDIT_CARD) -> dict:
     """Measure profile masks and NVFlare's recipe in FLARE's simulator, in alternation."""
-    frame = generate(shape)
-    write_shares(frame, folder / "data", TRAINING, SITES)
-    write_shares(frame.iloc[: shape.n_rows // 4], folder / "data", EVALUATION, SITES)
+    others = TableShape(shape.n_rows // 4, shape.n_features, shape.positive_rate)
+    write_shares(generate(shape), folder / "data", TRAINING, SITES)
+    write_shares(generate(others, EVALUATION_SEED), folder / "data", EVALUATION, SITES)
     params = {**PARAMS, "eval_metric": "auc"}
     ours, theirs = run_side_by_side(folder, SITES, params, num_rounds, repeats, _say)
     _flare_table({"ours": ours, "nvflare": theirs})
