@@ -21,8 +21,9 @@ from he_processors.histogram.bins import BinCodes, BinLayout
 
 # A pair of features is aggregated by cells only where that saves at least this share of the products.
 _MIN_SAVING = 0.05
-# A block of the plan orders about this many rows, to bound the memory of a plan.
-_MAX_BLOCK_ROWS = 1 << 26
+# A block of the plan orders about this many rows: cells that stay near the processor, or launches that fill a GPU.
+BLOCK_ROWS = 1 << 17
+DEVICE_BLOCK_ROWS = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,12 @@ def child_to_build(left_node_id: int, n_left: int, right_node_id: int, n_right: 
 
 
 def plan_level(
-    codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]], *, use_pairs: bool = True
+    codes: BinCodes,
+    layout: BinLayout,
+    node_rows: Sequence[NDArray[np.int32]],
+    *,
+    use_pairs: bool = True,
+    block_rows: int = BLOCK_ROWS,
 ) -> HistogramPlan:
     """Plan the histograms of several nodes.
 
@@ -87,6 +93,7 @@ def plan_level(
         layout: the bins of each feature.
         node_rows: the rows of each node to build.
         use_pairs: allow cells of feature pairs.
+        block_rows: rows in one product, ``DEVICE_BLOCK_ROWS`` for the CUDA backend. Changes no result.
     """
     # Neighbours in the order of bin counts make the pairs with the fewest cells.
     features = sorted(range(layout.n_features), key=lambda feature: layout.n_bins[feature])
@@ -100,7 +107,7 @@ def plan_level(
         parts[task_idx] = _plan_group(codes, layout, group, node, rows)
 
     run_blocks(plan, list(range(len(tasks))), default_threads())
-    blocks = tuple(map(_join, _batches([block for part in parts for block in part])))
+    blocks = tuple(map(_join, _batches([block for part in parts for block in part], block_rows)))
     return HistogramPlan(blocks, len(node_rows) * layout.n_slots)
 
 
@@ -151,14 +158,14 @@ def _plan_pair(
     return BlockPlan(into_cells, into_bins, np.concatenate(slots))
 
 
-def _batches(blocks: list[BlockPlan]) -> Iterator[list[BlockPlan]]:
-    """Group blocks so that each batch orders about ``_MAX_BLOCK_ROWS`` rows: few, large products suit a GPU."""
+def _batches(blocks: list[BlockPlan], block_rows: int) -> Iterator[list[BlockPlan]]:
+    """Group blocks so that each batch orders about ``block_rows`` rows."""
     batch: list[BlockPlan] = []
     n_rows = 0
     for block in blocks:
         batch.append(block)
         n_rows += block.cells.order.size
-        if n_rows >= _MAX_BLOCK_ROWS:
+        if n_rows >= block_rows:
             yield batch
             batch, n_rows = [], 0
     if batch:

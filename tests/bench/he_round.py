@@ -24,7 +24,7 @@ from he_processors.ciphertext_wire import (
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
 from he_processors.histogram.plain_sums import BinSums, NodeTotal, decrypt_level, subtract_sibling
-from he_processors.histogram.planner import plan_level
+from he_processors.histogram.planner import BLOCK_ROWS, DEVICE_BLOCK_ROWS, plan_level
 from he_processors.packing import PackingLayout
 from tests.bench.he_ours import FORMAT, N_BINS, Clock, PrivateKey, cpu_seconds, open_decryptors, open_encryptor
 
@@ -131,7 +131,8 @@ class _Passive:
 
     def answer(self, rows: Residues, codes: np.ndarray, nodes: list[np.ndarray]) -> tuple[bytes, CiphertextHeader]:
         """Return the message with the histograms of ``nodes``, and the header that the receiver expects."""
-        plan = self._watch.run("plan", lambda: plan_level(codes, LAYOUT, nodes))
+        block_rows = DEVICE_BLOCK_ROWS if self._arithmetic.name == "cuda" else BLOCK_ROWS
+        plan = self._watch.run("plan", lambda: plan_level(codes, LAYOUT, nodes, block_rows=block_rows))
         self.n_products += plan.n_products
         bins = self._watch.run("histogram", lambda: sum_bins(self._arithmetic, rows, plan))
         hidden = self._watch.run("pack and hide", lambda: pack_and_hide(bins, self._packing, self._rerandomiser))

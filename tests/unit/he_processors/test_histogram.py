@@ -10,7 +10,6 @@ from he_processors.bignum.reference import ReferenceBatch
 from he_processors.bignum.registry import available_backends, open_backend
 from he_processors.errors import ProtocolError
 from he_processors.fixed_pairs import PairFormat
-from he_processors.histogram import planner
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
 from he_processors.histogram.plain_sums import BinSums, NodeTotal, check_node, decrypt_level, subtract_sibling
@@ -77,7 +76,7 @@ def test_cells_of_pairs_save_products_where_they_are_few() -> None:
     assert plan_level(codes, many_bins, rows).n_products == without.n_products
 
 
-def test_planned_products_are_counted_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planned_products_are_counted_exactly() -> None:
     n_products = 0
 
     class Counting(ReferenceBatch):
@@ -91,12 +90,14 @@ def test_planned_products_are_counted_exactly(monkeypatch: pytest.MonkeyPatch) -
     assert n_products == plan.n_products
 
 
-def test_large_levels_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run_on_integers(plan_level(CODES, LAYOUT, NODES, use_pairs=False), list(range(1, N_ROWS + 1)), 2**61 - 1)
-    monkeypatch.setattr(planner, "_MAX_BLOCK_ROWS", 1000)
-    plan = plan_level(CODES, LAYOUT, NODES, use_pairs=False)
-    assert len(plan.blocks) > 2
-    assert run_on_integers(plan, list(range(1, N_ROWS + 1)), 2**61 - 1) == whole
+def test_large_levels_are_cut_into_blocks() -> None:
+    values = list(range(1, N_ROWS + 1))
+    one_block = plan_level(CODES, LAYOUT, NODES)
+    assert len(one_block.blocks) == 1
+    for block_rows in (1, 1000, 2000):
+        plan = plan_level(CODES, LAYOUT, NODES, block_rows=block_rows)
+        assert len(plan.blocks) >= 2
+        assert run_on_integers(plan, values, 2**61 - 1) == run_on_integers(one_block, values, 2**61 - 1)
 
 
 def test_bins_that_need_sixteen_bits() -> None:
