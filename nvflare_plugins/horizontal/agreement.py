@@ -107,6 +107,7 @@ def agree(channel: Channel, session: GroupSeal, mine: Terms) -> int:
         ConfigurationError: a difference, named.
     """
     sealed = channel.gather(Kind.AGREEMENT, session.seal_to_all(mine.to_bytes(), _PURPOSE), Codec.SEALED)
+    mine = Terms.from_bytes(mine.to_bytes())  # as the peers see it: JSON knows no tuples
     common = dict(mine.checkpoints)
     for rank, site in enumerate(channel.sites):
         if rank == channel.rank:

@@ -239,8 +239,6 @@ class _Loop:
     ) -> TrainingResult:  # fmt: skip
         cache = [train_matrix, *(m for m, _ in eval_sets if m is not train_matrix)]
         booster = xgb.Booster(dict(params), cache, model_file=None if initial_model is None else bytearray(initial_model))
-        if initial_model is not None:
-            booster.set_param(dict(params))
         result = TrainingResult(booster)
         first, last = self._settings.first_round, self._settings.first_round + self._settings.num_rounds
         if initial_model is not None:
