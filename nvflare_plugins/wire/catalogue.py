@@ -175,6 +175,7 @@ class Message:
     dtype: Dtype | None
     n_values: int
     moment: Moment
+    reply_size: int  # bytes that XGBoost expects; it does not check
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +280,9 @@ class HorizontalGrammar:
             )
         self._advance(expected, size)
         n_values = size // expected.dtype.size if expected.dtype is not None else size
-        return Message(expected.kind, expected.answer, expected.dtype, n_values, self._moment)
+        # An empty reply to a broadcast leaves every rank's own (equal) buffer as it is.
+        reply_size = 0 if call == "Broadcast" else size
+        return Message(expected.kind, expected.answer, expected.dtype, n_values, self._moment, reply_size)
 
     def _check_complete(self) -> None:
         unfinished = self._queue or (

@@ -14,13 +14,14 @@ import threading
 from collections.abc import Callable
 from concurrent import futures
 from types import TracebackType
-from typing import Protocol
+from enum import Enum
+from typing import Any, Protocol
 
 import grpc
 import psutil
 
 from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
-from nvflare_plugins.wire.catalogue import HorizontalGrammar, Message, Moment
+from nvflare_plugins.wire.catalogue import Moment
 from nvflare_plugins.wire.federated_proto import CALLS, SERVICE, reply_class, request_class
 
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -28,10 +29,26 @@ _LOOPBACK = "127.0.0.1"
 _log = logging.getLogger(__name__)
 
 
+class Classified(Protocol):
+    """What the mediator needs of a classified message."""
+
+    @property
+    def kind(self) -> Enum: ...
+    @property
+    def reply_size(self) -> int: ...
+
+
+class Grammar(Protocol):
+    """Names the messages of one training, in order; refuses every other (catalogue.py, vertical_catalogue.py)."""
+
+    def enter(self, moment: Moment) -> None: ...
+    def classify(self, call: str, dtype: int, op: int, size: int) -> Classified: ...
+
+
 class Handler(Protocol):
     """Answers classified messages; one call at a time."""
 
-    def answer(self, message: Message, buffer: bytes) -> bytes:
+    def answer(self, message: Any, buffer: bytes) -> bytes:
         """Return the reply to one message of this site's XGBoost."""
 
 
@@ -42,7 +59,7 @@ class Mediator:
     ends every later call.
     """
 
-    def __init__(self, grammar: HorizontalGrammar, rank: int, handler: Handler):
+    def __init__(self, grammar: Grammar, rank: int, handler: Handler):
         self._grammar = grammar
         self._rank = rank
         self._handler = handler
@@ -116,10 +133,10 @@ class Mediator:
             call, getattr(request, "data_type", 0), getattr(request, "reduce_operation", 0), len(sent)
         )
         reply = self._handler.answer(message, sent)
-        # An empty reply to a broadcast leaves every rank's own (equal) buffer as it is.
-        expected = 0 if call == "Broadcast" else len(sent)
-        if len(reply) != expected:
-            raise ProtocolError(f"reply to {message.kind.name} has {len(reply)} bytes, XGBoost expects {expected}")
+        if len(reply) != message.reply_size:
+            raise ProtocolError(
+                f"reply to {message.kind.name} has {len(reply)} bytes, XGBoost expects {message.reply_size}"
+            )
         return reply
 
     def _check_peer(self, peer: str) -> None:

@@ -21,7 +21,9 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "horizontal_traces.json"
 WORLD = 3
 N_ROWS, N_FEATURES, MAX_BIN, ROUNDS = 300, 5, 16, 2
 _DTYPES = {1: "<f4", 2: "<f8", 6: "<i4", 7: "<i8", 8: "<u1", 10: "<u4", 11: "<u8"}
-_REDUCE = {0: np.maximum.reduce, 1: np.minimum.reduce, 2: np.add.reduce}
+_REDUCE = {
+    0: np.maximum.reduce, 1: np.minimum.reduce, 2: np.add.reduce, 3: np.bitwise_and.reduce, 4: np.bitwise_or.reduce,
+}  # fmt: skip
 
 CASES: dict[str, dict] = {
     "logistic": {"objective": "binary:logistic", "eval_metric": ["auc", "logloss"]},
