@@ -81,8 +81,8 @@ class Poc:
 
     def _prepare(self) -> None:
         project = self.folder / "project.yml"
-        text = (HERE / "project.yml").read_text().replace(f"fed_learn_port: {DEFAULT_PORT}", f"fed_learn_port: {self.port}")
-        project.write_text(text)
+        template = (HERE / "project.yml").read_text()
+        project.write_text(template.replace(f"fed_learn_port: {DEFAULT_PORT}", f"fed_learn_port: {self.port}"))
         self._nvflare("poc", "prepare", "-i", str(project), "--force")
         write_breast_cancer({site: self.kits / site / "data" for site in SITES})
         for site in SITES:
@@ -93,7 +93,7 @@ class Poc:
     @contextlib.contextmanager
     def session(self) -> Iterator[Session]:
         """An administrator's session with the running system."""
-        session = new_secure_session(ADMIN, str(self.kits / ADMIN), timeout=30.0)
+        session = new_secure_session(ADMIN, str(self.kits / ADMIN), timeout=30.0, command_timeout=60.0)
         try:
             yield session
         finally:
@@ -104,8 +104,10 @@ class Poc:
 
         Returns: job id, status, folder of the result.
         """
+        copy = self.folder / "jobs" / job.name  # FLARE signs the folder it submits, in place
+        shutil.copytree(job, copy, dirs_exist_ok=True)
         with self.session() as session:
-            job_id = session.submit_job(str(job.resolve()))
+            job_id = session.submit_job(str(copy))
             say(f"submitted {job.name}: {job_id}")
             outcome, meta = session.monitor_job_and_return_job_meta(job_id, timeout=timeout_s, poll_interval=1.0)
             if outcome is not MonitorReturnCode.JOB_FINISHED:

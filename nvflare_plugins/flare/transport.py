@@ -2,8 +2,9 @@
 
 A frame (wire/envelope.py) travels as one or more messages on a cell channel of our own, without waiting for an
 acknowledgement, and the reply comes back the same way once the last site has arrived. FLARE's aux requests would
-stream, serialise and acknowledge every message and hold a thread of the server for each waiting site; this path does
-neither, and is about ten times faster (README, "Transport").
+stream, serialise and acknowledge every message and hold a thread of the server for each waiting site. Median time of
+one rendezvous of three sites on two cores: simulator 0.7 to 1.0 ms at 16 bytes (aux request 6.5), 5 ms at 1 MiB (44),
+6 s at 400 MiB; POC with mutual TLS and its second hop 2 to 3 ms and 16 to 22 ms.
 
 What FLARE 2.9 gives and what this module adds:
 * Only connections that the client opened are used, so sites behind a firewall work, and TLS is FLARE's.

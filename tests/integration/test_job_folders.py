@@ -1,0 +1,30 @@
+"""The job folders that are kept are what their recipes export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs import horizontal
+
+KEPT = Path(horizontal.__file__).parent
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    # FLARE leaves its signatures in a folder that was submitted.
+    return {str(path.relative_to(folder)): path.read_text() for path in files if ".__nvfl_" not in path.name}
+
+
+@pytest.mark.parametrize("profile", horizontal.PROFILES)
+def test_kept_folder_is_what_its_recipe_exports(profile: str, tmp_path: Path) -> None:
+    recipe = horizontal.recipe(profile)
+    recipe.export(str(tmp_path))
+    exported = contents(tmp_path / recipe.name)
+    assert exported and contents(KEPT / recipe.name) == exported
+
+
+def test_no_other_folder_is_kept() -> None:
+    names = {path.name for path in KEPT.glob("horizontal_*") if path.is_dir()}
+    assert names == {f"horizontal_{profile}" for profile in horizontal.PROFILES}

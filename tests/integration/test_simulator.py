@@ -1,0 +1,83 @@
+"""Whole jobs in the FLARE simulator: one that goes well per way of running, and sites that fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import xgboost as xgb
+from nvflare.recipe import SimEnv
+
+from jobs import horizontal
+from nvflare_plugins.flare.site_setup import Wishes, set_up
+from nvflare_plugins.verify import verify
+from poc_workspace.run_poc import write_breast_cancer
+from tests.support.simulator import SITES, run_simulator, simulate
+
+JOBS = Path(horizontal.__file__).parent
+
+pytestmark = [pytest.mark.sim, pytest.mark.slow]
+
+
+@pytest.fixture
+def wishes(tmp_path: Path) -> Wishes:
+    write_breast_cancer({site: tmp_path / "data" / site for site in SITES})
+    data = str(tmp_path / "data" / "{site}" / "breast_")
+    return Wishes({"breast": f"{data}train.csv", "breast_test": f"{data}test.csv"})
+
+
+def test_job_folder_as_it_stands(tmp_path: Path, wishes: Wishes) -> None:
+    run = run_simulator(JOBS / "horizontal_masks", tmp_path / "ws", wishes)
+    assert run.code == 0, run.output[-4000:]
+    assert run.summary["status"] == "completed" and set(run.summary["sites"]) == set(SITES)
+    models = {(run.site(site) / "model.json").read_bytes() for site in SITES}
+    assert len(models) == 1
+    booster = xgb.Booster()
+    booster.load_model(bytearray(models.pop()))
+    assert booster.num_boosted_rounds() == 10
+    outcome = verify([run.result / "evidence"])
+    assert outcome.verified, outcome
+    assert list((run.workspace / "server" / "simulate_job" / "tb_events").rglob("events.out.tfevents.*"))
+    log = run.log("site-1")
+    assert "round 1 of 10" in log and "round 10 of 10" in log
+    n_lines = sum("HorizontalExecutor" in line for line in log.splitlines())
+    assert n_lines < 30, "the log must not have a line per message"
+
+
+def test_recipe_in_sim_env(tmp_path: Path, wishes: Wishes) -> None:
+    recipe = horizontal.recipe("bfv")
+    set_up(tmp_path / "ws" / recipe.name, wishes)
+    recipe.execute(SimEnv(num_clients=3, workspace_root=str(tmp_path / "ws")))
+    folder = tmp_path / "ws" / recipe.name
+    models = {(folder / site / "veilboost_runs" / "simulate_job" / "model.json").read_bytes() for site in SITES}
+    assert len(models) == 1
+    assert verify([folder / "server" / "simulate_job" / "veilboost" / "evidence"]).verified
+
+
+def test_wrong_column_at_one_site_is_everyones_clear_error(tmp_path: Path, wishes: Wishes) -> None:
+    table = tmp_path / "data" / "site-2" / "breast_train.csv"
+    table.write_text(table.read_text().replace("target", "outcome", 1))
+    run = run_simulator(JOBS / "horizontal_masks", tmp_path / "ws", wishes)
+    assert run.code != 0 and run.summary["status"] == "failed"
+    reason = run.summary["reason"]
+    assert reason.startswith("site-2: ") and "'target'" in reason
+    for place in (*SITES, "server"):
+        assert reason.removeprefix("site-2: ") in run.log(place)
+    assert not list(run.workspace.rglob("model.json"))
+
+
+def test_policy_refusal_names_the_key_and_nothing_is_sent(tmp_path: Path, wishes: Wishes) -> None:
+    run = run_simulator(JOBS / "horizontal_ckks", tmp_path / "ws", wishes)
+    assert run.code != 0
+    assert "does not allow profile 'ckks'" in run.summary["reason"] and "allowed_profiles" in run.summary["reason"]
+    records = [json.loads(line) for line in (run.result / "evidence" / "server.evidence.jsonl").open()]
+    assert not [record for record in records if record["type"] == "message"]
+
+
+def test_unprepared_workspace_is_refused_by_flare(tmp_path: Path) -> None:
+    """Without site-setup no component of ours may start: the allow-list is FLARE's own."""
+    (tmp_path / "ws" / "local").mkdir(parents=True)
+    (tmp_path / "ws" / "local" / "resources.json").write_text('{"format_version": 2, "class_allow_list": []}')
+    run = simulate(JOBS / "horizontal_masks", tmp_path / "ws")
+    assert run.code != 0 and "not in allow_list" in run.output

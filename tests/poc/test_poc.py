@@ -1,0 +1,97 @@
+"""The POC: provisioned certificates, the admin interface, an abort, a killed site."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs import horizontal
+from poc_workspace.run_poc import SITES, Poc
+
+JOBS = Path(horizontal.__file__).parent
+SCRIPT = JOBS.parent / "poc_workspace" / "run_poc.py"
+
+pytestmark = [pytest.mark.poc, pytest.mark.slow]
+
+
+def test_round_trip_with_one_command(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--workspace", str(tmp_path / "poc")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FINISHED:COMPLETED" in done.stdout and "by every site's certificate" in done.stdout
+    assert "\nVERIFIED\n" in done.stdout and "no process left" in done.stdout
+    assert not (tmp_path / "poc").exists()
+
+
+@pytest.fixture(scope="module")
+def poc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Poc]:
+    poc = Poc(tmp_path_factory.mktemp("poc") / "poc")
+    with poc:
+        yield poc
+    assert poc.pids() == []
+
+
+@pytest.fixture
+def endless_job(tmp_path: Path) -> Path:
+    job = tmp_path / "horizontal_masks"
+    shutil.copytree(JOBS / "horizontal_masks", job)
+    path = job / "app" / "config" / "config_fed_server.json"
+    config = json.loads(path.read_text())
+    config["workflows"][0]["args"]["job"]["num_rounds"] = 1_000_000
+    path.write_text(json.dumps(config))
+    return job
+
+
+def job_processes(poc: Poc, job_id: str, site: str = "") -> list[int]:
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in poc.pids()}
+    return [pid for pid, line in lines.items() if job_id in line and site in line]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.2)
+
+
+def site_log(poc: Poc, site: str, job_id: str) -> str:
+    path = poc.kits / site / job_id / "log.txt"
+    return path.read_text() if path.is_file() else ""
+
+
+def test_abort_from_the_admin_console_ends_xgboost_within_seconds(poc: Poc, endless_job: Path) -> None:
+    with poc.session() as session:
+        job_id = session.submit_job(str(endless_job))
+        wait_until(lambda: all("round 1 of" in site_log(poc, site, job_id) for site in SITES))
+        session.abort_job(job_id)
+        wait_until(lambda: all("the training ended with an error" in site_log(poc, site, job_id) for site in SITES), 10)
+        wait_until(lambda: not job_processes(poc, job_id), 30)
+        wait_until(lambda: session.get_job_meta(job_id)["status"] == "FINISHED:ABORTED", 20)
+    for site in SITES:
+        assert not list((poc.kits / site / "veilboost_runs" / job_id).rglob("model.json"))
+        assert not list((poc.kits / site / "veilboost_runs" / job_id).rglob("*.partial"))
+
+
+def test_killed_site_ends_the_job_everywhere(poc: Poc, endless_job: Path) -> None:
+    with poc.session() as session:
+        job_id = session.submit_job(str(endless_job))
+        wait_until(lambda: all("round 1 of" in site_log(poc, site, job_id) for site in SITES))
+        (pid,) = job_processes(poc, job_id, "site-2")
+        os.kill(pid, signal.SIGKILL)
+        _, meta = session.monitor_job_and_return_job_meta(job_id, timeout=60, poll_interval=0.5)
+        assert meta["status"] not in ("RUNNING", "FINISHED:COMPLETED")
+        wait_until(lambda: not job_processes(poc, job_id), 30)
+        result = Path(session.download_job_result(job_id, str(poc.folder / "downloads")))
+    summary = json.loads(next(result.rglob("veilboost/summary.json")).read_text())
+    assert summary["status"] == "failed" and "site-2" in summary["reason"]
+    for site in ("site-1", "site-3"):
+        assert "the training ended with an error" in site_log(poc, site, job_id)

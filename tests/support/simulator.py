@@ -1,0 +1,65 @@
+"""Runs job folders in the FLARE simulator, with the one retry that its start needs now and then."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvflare_plugins.flare.site_setup import Wishes, set_up
+
+TIMEOUT_S = 240
+SITES = ("site-1", "site-2", "site-3")
+_FLAKE = ("Errno 104", "Communication error with client", "Could not connect to the server cell")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished simulation."""
+
+    workspace: Path
+    code: int
+    output: str
+
+    @property
+    def result(self) -> Path:
+        """What a download of the job would bring."""
+        return self.workspace / "server" / "simulate_job" / "veilboost"
+
+    @property
+    def summary(self) -> dict:
+        return json.loads((self.result / "summary.json").read_text())
+
+    def site(self, name: str) -> Path:
+        """Where a site keeps its run."""
+        return self.workspace / name / "veilboost_runs" / "simulate_job"
+
+    def log(self, name: str) -> str:
+        """The log of a site or of the server."""
+        return (self.workspace / name / "log.txt").read_text()
+
+
+def run_simulator(job: Path, workspace: Path, wishes: Wishes) -> Run:
+    """Set a fresh workspace up and run a job folder over three sites."""
+    for _ in range(2):
+        shutil.rmtree(workspace, ignore_errors=True)
+        set_up(workspace, wishes)
+        run = simulate(job, workspace)
+        if not any(text in run.output for text in _FLAKE):
+            break
+    return run
+
+
+def simulate(job: Path, workspace: Path) -> Run:
+    """Run a job folder in a workspace as it is."""
+    command = [str(Path(sys.executable).with_name("nvflare")), "simulator", str(job), "-w", str(workspace), "-n",
+               str(len(SITES)), "-t", str(len(SITES))]  # fmt: skip
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        timeout=TIMEOUT_S, cwd=workspace, env={**os.environ, "HOME": str(workspace)},
+    )  # fmt: skip
+    return Run(workspace, done.returncode, done.stdout)
