@@ -26,7 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from nvflare.fuel.flare_api.flare_api import MonitorReturnCode, Session, new_secure_session
+from nvflare.fuel.flare_api.flare_api import (
+    MonitorReturnCode,
+    Session,
+    new_secure_session,
+)
 from sklearn.datasets import load_breast_cancer
 
 from nvflare_plugins.flare.site_setup import set_up

@@ -18,7 +18,13 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
 
-from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError, VeilBoostError
+from he_processors.errors import (
+    ConfigurationError,
+    JobAborted,
+    PolicyRefusal,
+    ProtocolError,
+    VeilBoostError,
+)
 from nvflare_plugins.certificates import Identity
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED, SiteReport
 from nvflare_plugins.flare.controller import TRAIN_TASK
@@ -195,7 +201,7 @@ def error_text(error: Exception) -> str:
 
 
 def _summary(result: SiteResult) -> dict[str, Any]:
-    """Return what the server may know of a finished training: no metric, which the server has only if it is streamed."""
+    """Return what the server may know of a finished training. Metrics it gets only if they are streamed."""
     return {"n_rounds": result.n_rounds, "best_round": result.best_round}
 
 

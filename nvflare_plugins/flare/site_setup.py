@@ -24,7 +24,13 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.files import write_atomically
-from nvflare_plugins.site_policy import POLICY_FILE, PROFILES, Consents, SitePolicy, template
+from nvflare_plugins.site_policy import (
+    POLICY_FILE,
+    PROFILES,
+    Consents,
+    SitePolicy,
+    template,
+)
 
 # Only FLARE components: a wider prefix would let a job start any class of this package with arguments of its choice.
 ALLOWED_COMPONENTS = "nvflare_plugins.flare."

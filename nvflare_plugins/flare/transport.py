@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,6 +31,13 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 
 from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
+from nvflare_plugins.flare.pieces import (
+    CHUNK_BYTES,
+    MAX_FRAME_BYTES,
+    Assembly,
+    Label,
+    pieces,
+)
 from nvflare_plugins.flare.timeouts import QUERY_INTERVAL_S, resend_pause_s
 
 CHANNEL = "veilboost"
@@ -43,10 +50,7 @@ TOPIC_ABORT = "abort"  # server to site: the job has ended, with the reason as t
 STATE_MISSING = b"missing"
 STATE_PENDING = b"pending"
 
-CHUNK_BYTES = 2 << 20  # small enough that a slow link shows progress between two queries
-MAX_FRAME_BYTES = 2 << 30
 MAX_REASON_BYTES = 4096
-_LABEL = "veilboost"
 
 logger = logging.getLogger(__name__)
 
@@ -65,73 +69,6 @@ class FrameSink(Protocol):
     """The part of wire/aggregation.py's Aggregator that is used here."""
 
     def submit(self, site: str, frame: bytes, reply: Callable[[bytes], None]) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """Which piece of which frame a message carries.
-
-    Units: size and offset in bytes; number counts the exchanges of one site from 1.
-    """
-
-    attempt: str
-    number: int
-    size: int
-    offset: int
-
-    @classmethod
-    def of(cls, message: Message) -> Label:
-        """Read the label of a message, or raise ProtocolError."""
-        fields = message.get_header(_LABEL)
-        if not isinstance(fields, (list, tuple)) or len(fields) != 4:
-            raise ProtocolError("a message without a valid label")
-        attempt, *integers = fields
-        if not isinstance(attempt, str) or any(type(value) is not int for value in integers):
-            raise ProtocolError("a message whose label has wrong types")
-        number, size, offset = integers
-        if number < 1 or not 0 <= offset <= size <= MAX_FRAME_BYTES:
-            raise ProtocolError("a message whose label is out of range")
-        return cls(attempt, number, size, offset)
-
-    def message(self, payload: bytes | memoryview | None = None) -> Message:
-        return Message({_LABEL: [self.attempt, self.number, self.size, self.offset]}, payload)
-
-
-def pieces(attempt: str, number: int, frame: bytes) -> Iterator[Message]:
-    """Cut a frame into messages of at most CHUNK_BYTES."""
-    view = memoryview(frame)
-    for offset in range(0, max(len(view), 1), CHUNK_BYTES):
-        yield Label(attempt, number, len(view), offset).message(view[offset : offset + CHUNK_BYTES])
-
-
-class Assembly:
-    """Puts the pieces of one frame together, in any order, each any number of times."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.progress_at = time.monotonic()
-        self._pieces: dict[int, bytes] = {}
-        self._received = 0
-
-    def add(self, label: Label, payload: object) -> bytes | None:
-        """Take one piece.
-
-        Returns: the whole frame once it is complete, else None.
-        Raises:  ProtocolError if the piece does not fit the frame.
-        """
-        piece = bytes(payload) if isinstance(payload, (bytes, bytearray, memoryview)) else b""
-        expected = min(CHUNK_BYTES, label.size - label.offset)
-        if label.size != self.size or label.offset % CHUNK_BYTES or len(piece) != expected:
-            raise ProtocolError(f"a piece of {len(piece)} bytes at {label.offset} in a frame of {self.size} bytes")
-        self.progress_at = time.monotonic()
-        if label.offset not in self._pieces:
-            self._pieces[label.offset] = piece
-            self._received += len(piece)
-        if self._received < self.size:
-            return None
-        if len(self._pieces) == 1:
-            return piece
-        return b"".join(self._pieces[offset] for offset in sorted(self._pieces))
 
 
 class SiteTransport:

@@ -7,15 +7,21 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.support.flare_network import FakeCell, Network
 
 from he_processors.errors import JobAborted, ProtocolError
-from nvflare_plugins.flare.attempt import COMPLETED, FAILED, ServerAttempt, SiteReport, printable
+from nvflare_plugins.flare.attempt import (
+    COMPLETED,
+    FAILED,
+    ServerAttempt,
+    SiteReport,
+    printable,
+)
 from nvflare_plugins.flare.transport import SiteTransport
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.evidence_format import export_name
 from nvflare_plugins.wire.evidence_reader import read_log
+from tests.support.flare_network import FakeCell, Network
 
 SITES = ("site-1", "site-2", "site-3")
 GOOD = SiteReport(COMPLETED, model_hmac="ab" * 32, summary={"n_rounds": 2}, evidence=b"log\n")

@@ -7,9 +7,19 @@ from pathlib import Path
 import pytest
 from nvflare.apis.shareable import Shareable
 
-from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
+from he_processors.errors import (
+    ConfigurationError,
+    JobAborted,
+    PolicyRefusal,
+    ProtocolError,
+)
 from nvflare_plugins.flare import executor, timeouts
-from nvflare_plugins.flare.executor import ProgressLog, TrainTask, error_text, load_identity
+from nvflare_plugins.flare.executor import (
+    ProgressLog,
+    TrainTask,
+    error_text,
+    load_identity,
+)
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.training import RoundRecord
 

@@ -11,7 +11,14 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.flare.site_setup import ALLOWED_COMPONENTS, Role, Wishes, add_parser, set_up, workspaces
+from nvflare_plugins.flare.site_setup import (
+    ALLOWED_COMPONENTS,
+    Role,
+    Wishes,
+    add_parser,
+    set_up,
+    workspaces,
+)
 from nvflare_plugins.site_policy import SitePolicy
 
 
@@ -110,10 +117,21 @@ def test_foreign_folder_admin_kit_and_file_are_refused(tmp_path: Path) -> None:
         set_up(tmp_path / "photos" / "holiday.txt")
 
 
-def test_allow_list_admits_our_components_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("component", "may_run"),
+    [
+        ("nvflare_plugins.flare.executor.HorizontalExecutor", True),
+        ("nvflare_plugins.flare.controller.HorizontalController", True),
+        ("nvflare_plugins.wire.evidence.EvidenceLog", False),
+        ("nvflare_plugins_of_someone.flare.Evil", False),
+        ("os.system", False),
+    ],
+)
+def test_allow_list_admits_our_components_only(tmp_path: Path, component: str, may_run: bool) -> None:
+    """By FLARE's own rule: its other components stay allowed, nothing else of ours may be started by a job."""
     set_up(tmp_path / "ws")
     entries = ComponentPathAuthorizer._normalize_allow_list(resources(tmp_path / "ws")["class_allow_list"])
-    assert entries
+    assert any(ComponentPathAuthorizer._path_matches_prefix(component, entry) for entry in entries) is may_run
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,23 +8,22 @@ import time
 from collections.abc import Callable
 
 import pytest
-from tests.support.flare_network import FakeCell, Network
 from nvflare.fuel.f3.message import Message
 
 from he_processors.errors import JobAborted, ProtocolError
+from nvflare_plugins.flare import pieces as pieces_module
 from nvflare_plugins.flare import transport
+from nvflare_plugins.flare.pieces import MAX_FRAME_BYTES, Assembly, Label, pieces
 from nvflare_plugins.flare.transport import (
     CHANNEL,
     TOPIC_ABORT,
     TOPIC_FRAME,
     TOPIC_QUERY,
     TOPIC_REPLY,
-    Assembly,
     FrameServer,
-    Label,
     SiteTransport,
-    pieces,
 )
+from tests.support.flare_network import FakeCell, Network
 
 SERVER = "server.job"
 ATTEMPT = "00" * 16
@@ -91,7 +90,7 @@ def frames_of(sites: dict[str, SiteTransport], size: int, seed: int = 0) -> dict
 
 @pytest.mark.parametrize("size", [0, 1, 16, 999, 1000, 1001, 10_000])
 def test_everyone_gets_the_frames_of_all(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(pieces_module, "CHUNK_BYTES", 1000)
     federation = Federation()
     for seed in range(3):
         frames = frames_of(federation.sites, size, seed)
@@ -101,7 +100,7 @@ def test_everyone_gets_the_frames_of_all(size: int, monkeypatch: pytest.MonkeyPa
 
 def test_lost_and_doubled_messages_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A third of all messages is lost, a third arrives twice; the aggregator still sees each frame once."""
-    monkeypatch.setattr(transport, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(pieces_module, "CHUNK_BYTES", 1000)
     federation = Federation(query_interval_s=0.03)
     source = random.Random(7)
     federation.network.rule = lambda origin, topic, message: source.choice([0, 1, 2])
@@ -215,7 +214,7 @@ def test_messages_of_another_attempt_are_ignored() -> None:
 @pytest.mark.parametrize(
     "label",
     [None, [], [ATTEMPT, 1, 2], [1, 1, 1, 0], [ATTEMPT, "1", 1, 0], [ATTEMPT, True, 1, 0], [ATTEMPT, 0, 1, 0],
-     [ATTEMPT, 1, -1, 0], [ATTEMPT, 1, 1, 2], [ATTEMPT, 1, transport.MAX_FRAME_BYTES + 1, 0], [ATTEMPT, 1, 10**30, 0]],
+     [ATTEMPT, 1, -1, 0], [ATTEMPT, 1, 1, 2], [ATTEMPT, 1, MAX_FRAME_BYTES + 1, 0], [ATTEMPT, 1, 10**30, 0]],
 )  # fmt: skip
 def test_invalid_labels_are_violations(label: object) -> None:
     federation = Federation()
