@@ -14,6 +14,7 @@ import stat
 import struct
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -89,13 +90,11 @@ def _key_from_json(body: bytes) -> PrivateKey:
     # Authenticated content: only this program, given the passphrase, wrote it.
     content = json.loads(body)
     key_type = _KEY_TYPES[content["scheme"]]
-    numbers = content["numbers"]
-    return key_type(
-        **{
-            field.name: None if numbers[field.name] is None else int(numbers[field.name], 16)
-            for field in fields(key_type)
-        }
-    )
+    stored = content["numbers"]
+    numbers: dict[str, Any] = {
+        field.name: None if stored[field.name] is None else int(stored[field.name], 16) for field in fields(key_type)
+    }
+    return key_type(**numbers)
 
 
 def _derive(passphrase: bytes, salt: bytes) -> bytes:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.bignum.interface import FixedBase
 from he_processors.bignum.rows import byte_width
 from he_processors.errors import ProtocolError
 
@@ -99,7 +100,7 @@ class ReferenceBatch:
             products.append(product)
         return products
 
-    def fixed_base(self, base: int, exponent_bits: int) -> ReferenceFixedBase:
+    def fixed_base(self, base: int, exponent_bits: int) -> FixedBase:
         """Prepare powers of one base for exponents of at most ``exponent_bits`` bits."""
         return ReferenceFixedBase(self, base, exponent_bits)
 
@@ -139,7 +140,7 @@ def check_rows(rows: NDArray[np.uint8], width: int) -> None:
         raise ValueError(f"rows must be uint8[n, {width}]")
 
 
-def check_index(index: NDArray[np.int64], n_rows: int) -> None:
+def check_index(index: NDArray[np.integer], n_rows: int) -> None:
     """Raises: IndexError unless every index lies in [0, n_rows)."""
     if index.size and (int(index.min()) < 0 or int(index.max()) >= n_rows):
         raise IndexError("row index out of range")

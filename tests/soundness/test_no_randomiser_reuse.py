@@ -75,7 +75,6 @@ def test_across_a_fork_with_a_filled_pool() -> None:
     assert len(set(ours + received)) == 120
 
 
-@pytest.mark.slow
 def test_across_spawned_processes() -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=context) as executor:

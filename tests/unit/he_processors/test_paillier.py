@@ -152,7 +152,6 @@ def test_what_is_no_unit_does_not_decrypt(decryptor: type) -> None:
             decryptor(KEY).decrypt(rows_from_ints([1, bad], width))
 
 
-@pytest.mark.slow
 def test_a_full_size_key_end_to_end() -> None:
     key = generate_paillier_key(2048)
     encryptor = owner_encryptor(key)
