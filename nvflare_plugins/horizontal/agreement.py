@@ -89,7 +89,7 @@ class Terms:
         *documents, schema = unpack_list(data, 6)
         try:
             parsed = [json.loads(document) for document in documents]
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ProtocolError("a peer's terms are not valid JSON") from None
         if not all(isinstance(part, dict) for part in parsed):
             raise ProtocolError("a peer's terms are not of the expected form")

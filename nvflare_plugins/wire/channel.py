@@ -13,6 +13,9 @@ from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, unpack, unpack_list
 
 
+_MAX_REASON_BYTES = 4000
+
+
 class Transport(Protocol):
     """Carries frames to the server and back; FLARE's is in flare/transport.py."""
 
@@ -42,8 +45,11 @@ class Traffic:
     seconds: float = 0.0
 
 
-class RescaleRequested(Exception):
-    """Some site's value did not fit the agreed scale; nothing was summed. Internal to sums.py."""
+class RescaleRequested(ProtocolError):
+    """Some site's value did not fit the agreed scale; nothing was summed.
+
+    Internal to sums.py where a scale can change; elsewhere a server that answers so breaks the protocol.
+    """
 
 
 class Channel:
@@ -117,12 +123,12 @@ class Channel:
         if answer.attachment and self.heads is not None:
             self.heads.receive(unpack_list(answer.attachment, self.world + 1))
         if answer.type is FrameType.RESCALE:
-            raise RescaleRequested
+            raise RescaleRequested(f"the server asks for another scale for {kind.name}, which has none to change")
         return answer.payload
 
     def _check(self, sent: Frame, answer: Frame) -> Frame:
         if answer.type is FrameType.ABORT:
-            raise JobAborted(answer.payload.decode(errors="replace"))
+            raise JobAborted(_readable(answer.payload))
         if answer.type not in (FrameType.RESULT, FrameType.RESCALE) or answer.attempt != self._attempt:
             raise ProtocolError("the server answered with a frame of another job attempt or type")
         if answer.place() != sent.place():
@@ -144,6 +150,11 @@ class Channel:
         totals.bytes_out += n_out
         totals.bytes_in += n_in
         totals.seconds += seconds
+
+
+def _readable(text: bytes) -> str:
+    """Return a peer's text for logs and screens: of bounded length, without control characters."""
+    return "".join(c if c.isprintable() else " " for c in text[:_MAX_REASON_BYTES].decode(errors="replace"))
 
 
 class HeadExchange:

@@ -17,7 +17,8 @@ from he_processors.errors import JobAborted
 from nvflare_plugins.certificates import Identity
 from nvflare_plugins.horizontal.cuts import Cuts, reference_table
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.site import Place, SiteResult, run_site
+from nvflare_plugins.horizontal.preparation import Place
+from nvflare_plugins.horizontal.site import SiteResult, run_site
 from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator
 
@@ -47,9 +48,14 @@ class DirectTransport:
         self._frames = frames
         self._reason: str | None = None
         self._answered = threading.Condition()
+        self.died = False
 
     def exchange(self, frame: bytes, timeout_s: float) -> bytes:
-        frame = self._tamper(frame)
+        try:
+            frame = self._tamper(frame)
+        except SiteDied:
+            self.died = True
+            raise
         answers: list[bytes] = []
 
         def reply(data: bytes) -> None:
@@ -126,18 +132,18 @@ class Federation:
         replies = hooks.pop("tamper_reply", {})
 
         def take_part(site: str) -> None:
+            transport = DirectTransport(aggregator, site, (tamper or {}).get(site), replies.get(site), **hooks)
             try:
                 policy = SitePolicy.load(self.workspace(site), site)
                 place = Place(site, self.sites, job_id, attempt, self.workspace(site) / "runs", policy,
                               Identity.unsigned(site))  # fmt: skip
-                transport = DirectTransport(aggregator, site, (tamper or {}).get(site), replies.get(site), **hooks)
                 progress = on_progress(site) if on_progress else None
                 outcomes[site] = run_site(job, place, transport, timeout_s, progress)
-            except SiteDied as error:
-                outcomes[site] = error
             except Exception as error:  # the test decides what it expected
-                outcomes[site] = error
-                aggregator.abort(f"{site}: {error}")
+                # XGBoost's thread turns what a hook raises into an error of its own.
+                outcomes[site] = SiteDied() if transport.died else error
+                if not isinstance(outcomes[site], SiteDied):
+                    aggregator.abort(f"{site}: {error}")
 
         def watch() -> None:
             while not done.wait(0.2):
