@@ -30,7 +30,7 @@ FORMAT = PairFormat.logistic(fraction_bits=40, max_additions=227_845)
 N_BINS = 256
 
 # Rows in each measurement: about a second each, enough to fill the lanes of the fast backends.
-_ROWS = {"cuda": 200_000, "ifma": 20_000, "avx2": 8_000, "portable": 3_000, "gmpy2": 1_500, "reference": 24}
+_ROWS = {"cuda": 200_000, "ifma": 40_000, "avx2": 8_000, "portable": 3_000, "gmpy2": 1_500, "reference": 24}
 
 
 @dataclass(frozen=True, slots=True)

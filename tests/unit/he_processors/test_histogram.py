@@ -76,6 +76,15 @@ def test_cells_of_pairs_save_products_where_they_are_few() -> None:
     assert plan_level(codes, many_bins, rows).n_products == without.n_products
 
 
+@pytest.mark.parametrize(("rows_per_cell", "is_paired"), [(2, False), (4, True)])
+def test_pairs_pay_from_three_rows_in_a_cell(rows_per_cell: int, is_paired: bool) -> None:
+    cells = np.tile(np.arange(100), rows_per_cell)
+    codes = np.stack([cells // 10, cells % 10]).astype(np.uint8)
+    layout, rows = BinLayout((10, 10)), [np.arange(cells.size, dtype=np.int32)]
+    plan = plan_level(codes, layout, rows)
+    assert (plan.n_products < plan_level(codes, layout, rows, use_pairs=False).n_products) == is_paired
+
+
 def test_planned_products_are_counted_exactly() -> None:
     n_products = 0
 
