@@ -32,7 +32,8 @@ from nvflare_plugins.flare.timeouts import ABORT_POLL_S, HEARTBEAT_S, site_timeo
 from nvflare_plugins.flare.transport import SiteTransport
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.run_folder import RunFolder
-from nvflare_plugins.horizontal.site import Place, SiteResult, run_site
+from nvflare_plugins.horizontal.preparation import Place
+from nvflare_plugins.horizontal.site import SiteResult, run_site
 from nvflare_plugins.horizontal.training import RoundRecord
 from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES

@@ -119,7 +119,7 @@ def search_quantiles(
         if min_rows is not None:
             divide &= through - below >= min_rows
         if (divide & ((counts < below) | (counts > through))).any():
-            raise ProtocolError("pooled counts of the quantile search are not monotone: a site or the server misbehaved")
+            raise ProtocolError("pooled counts of the quantile search are not monotone: a site or the server lied")
         left = counts >= ranks
         high = np.where(divide & left, middle, high)
         through = np.where(divide & left, counts, through)

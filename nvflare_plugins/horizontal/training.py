@@ -15,7 +15,7 @@ from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
 from nvflare_plugins.horizontal.objectives import ObjectiveFacts
 from nvflare_plugins.horizontal.parameters import TrainingParameters
 from nvflare_plugins.wire.catalogue import (
-    BaseScoreSource, Answer, Dtype, HorizontalGrammar, Kind, Message, Moment, Phase, TrainingShape,
+    Answer, BaseScoreSource, Dtype, HorizontalGrammar, Kind, Message, Moment, Phase, TrainingShape,
 )  # fmt: skip
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.mediator import Mediator
@@ -138,7 +138,8 @@ class TrainingHandler:
             return self._sums.sum_counts(message.kind, values.astype(np.int64)).astype(message.dtype.numpy).tobytes()
         total = self._sums.sum(message.kind, values.astype(np.float64, copy=False)).astype(message.dtype.numpy)
         one_node = message.kind is Kind.HISTOGRAM and total.size == 2 * self._shape.n_bins
-        self._root_histogram = total if one_node and self._root_bins is not None and not self._shape.vector_leaf else None
+        usable = one_node and self._root_bins is not None and not self._shape.vector_leaf
+        self._root_histogram = total if usable else None
         return total.tobytes()
 
     def _root_sum(self, message: Message) -> bytes:
@@ -238,7 +239,8 @@ class _Loop:
         eval_sets: Sequence[tuple[xgb.DMatrix, str]], initial_model: bytes | None,
     ) -> TrainingResult:  # fmt: skip
         cache = [train_matrix, *(m for m, _ in eval_sets if m is not train_matrix)]
-        booster = xgb.Booster(dict(params), cache, model_file=None if initial_model is None else bytearray(initial_model))
+        start = None if initial_model is None else bytearray(initial_model)
+        booster = xgb.Booster(dict(params), cache, model_file=start)
         result = TrainingResult(booster)
         first, last = self._settings.first_round, self._settings.first_round + self._settings.num_rounds
         if initial_model is not None:

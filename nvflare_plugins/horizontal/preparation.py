@@ -1,0 +1,119 @@
+"""What a site checks and loads by itself, before it talks to anyone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.certificates import Identity
+from nvflare_plugins.data import Table, load_table
+from nvflare_plugins.horizontal.agreement import check_xgboost
+from nvflare_plugins.horizontal.continuation import check_initial_model
+from nvflare_plugins.horizontal.cuts import LARGEST_VALUE, CutMode
+from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.parameters import TrainingParameters, check_parameters
+from nvflare_plugins.horizontal.run_folder import RunFolder
+from nvflare_plugins.site_policy import DataSet, JobTerms, SitePolicy
+
+_log = logging.getLogger(__name__)
+# Fields of a job that do not change what a run releases about the rows, or only how much of it.
+_NOT_RELEASED = ("num_rounds", "checkpoint_every", "resume_from", "tracking", "deadline_s", "early_stopping_rounds")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and with whom a site takes part.
+
+    Attributes:
+        runs: folder in which the site keeps its runs.
+        attempt: 16 random bytes that the server drew for this attempt.
+    """
+
+    site: str
+    sites: tuple[str, ...]
+    job_id: str
+    attempt: bytes
+    runs: Path
+    policy: SitePolicy
+    identity: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a site knows before it talks to anyone."""
+
+    data_set: DataSet
+    table: Table
+    eval_set: DataSet | None
+    eval_table: Table | None
+    parameters: TrainingParameters
+    initial_model: bytes | None
+    resumed: RunFolder | None
+
+    def tables(self) -> list[tuple[Table, DataSet]]:
+        """Return the training set and, if there is one that is another set, the evaluation set."""
+        tables = [(self.table, self.data_set)]
+        if self.eval_table is not None and self.eval_set.name != self.data_set.name:
+            tables.append((self.eval_table, self.eval_set))
+        return tables
+
+    def binding(self, job: HorizontalJob, place: Place) -> bytes:
+        """Return the hash that the handshake's transcript covers: the job with its parameters and profile.
+
+        What each site makes of it (columns, effective parameters, versions) is compared afterwards, sealed and by name.
+        """
+        document = {"job": job.to_dict(), "sites": place.sites}
+        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
+
+    def release(self, job: HorizontalJob) -> bytes:
+        """Return what decides what the run releases about the rows, for the registry."""
+        fields = {name: value for name, value in job.to_dict().items() if name not in _NOT_RELEASED}
+        return json.dumps({"job": fields, "parameters": self.parameters.document()}, sort_keys=True).encode()
+
+
+def prepare(job: HorizontalJob, place: Place) -> Prepared:
+    """Check the job against the policy and the data, at this site alone.
+
+    Raises:
+        PolicyRefusal: the site's policy forbids the job.
+        ConfigurationError: job, parameters, data or the installed XGBoost are not usable; the message says which.
+    """
+    check_xgboost()
+    policy = place.policy
+    exact = job.cuts == CutMode.EXACT.value
+    terms = JobTerms(job.profile, job.data_set, exact, job.min_rows_per_cut, tracking=job.tracking)
+    data_set = policy.check_job(terms, place.sites)
+    columns = {
+        "label": job.label, "weight": job.weight, "features": job.features, "categories": job.categories,
+        "label_classes": job.label_classes, "unknown_is_missing": job.unknown_category_is_missing,
+    }  # fmt: skip
+    table = load_table(data_set, **columns)
+    eval_set = policy.data_set(job.eval_data_set) if job.eval_data_set is not None else None
+    eval_table = None if eval_set is None else load_table(eval_set, **{**columns, "features": table.feature_names})
+    parameters = check_parameters(job.params, table.feature_names)
+    _check_magnitudes(table)
+    for checked in filter(None, (table, eval_table)):
+        parameters.objective.check_labels(checked.label)
+        for note in checked.notes:
+            _log.info("%s", note)
+    if job.early_stopping_rounds is not None and not parameters.metrics:
+        raise ConfigurationError("early_stopping_rounds needs an eval_metric to watch")
+    initial = None
+    if job.initial_model is not None:
+        initial = policy.input_file(job.initial_model).read_bytes()
+        check_initial_model(initial, job.initial_model, parameters, table.feature_names)
+    resumed = RunFolder(place.runs, job.resume_from) if job.resume_from is not None else None
+    return Prepared(data_set, table, eval_set, eval_table, parameters, initial, resumed)
+
+
+def _check_magnitudes(table: Table) -> None:
+    """Refuse values beyond the outermost cut points, which all sites take from this program and not from data."""
+    for position, name in enumerate(table.feature_names):
+        if np.nanmax(np.abs(table.features[:, position]), initial=0.0) >= LARGEST_VALUE:
+            raise ConfigurationError(f"column {name!r} holds values of 1e38 or more: scale it, or mark them as missing")
