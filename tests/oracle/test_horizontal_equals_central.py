@@ -161,6 +161,14 @@ def test_lattice_profiles_equal_central(tmp_path, make, profile, tolerance):
     assert leaf_difference(federation.model(), central) <= tolerance
 
 
+@pytest.mark.parametrize("make", [breast, lambda: synthetic(6_000)], ids=["breast", "missing"])
+def test_bfv_equals_central_exactly_when_the_base_score_is_given(tmp_path, make):
+    frame = make()
+    params = prepared({**LOGISTIC, "base_score": 0.5}, frame)
+    federation = federate(tmp_path, frame, params, "bfv")
+    assert leaf_difference(federation.model(), central_model(frame, "label", params, federation.cuts(), ROUNDS)) == 0.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", ["masks", "bfv", "ckks"])
 @pytest.mark.parametrize("name", ["credit2", "missing"])
