@@ -1,0 +1,1 @@
+"""A2: how many trees share one set of gradients."""

@@ -1,0 +1,28 @@
+"""Gradient weight updates (C2)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_components.leaf_weights.interface import Sums
+from dp_components.leaf_weights.newton import probability
+from dp_components.leaf_weights.row_bounds import RowBounds, RowStatistics, enforce
+
+
+class GradientWeights:
+    """Leaf weight -G / (n + lambda): the gradient step of a leaf with n rows.
+
+    Privacy: one row moves (G, n) by at most (1, 1).
+    Reference: Maddock et al., section 4.4.2, equation (3).
+    """
+
+    bounds = RowBounds(gradient=1.0, hessian=1.0)
+
+    def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32]) -> RowStatistics:
+        """Return g = p - y and 1."""
+        return enforce(probability(margin) - label, np.ones(margin.size), self.bounds)
+
+    def repaired(self, sums: Sums) -> Sums:
+        """Return the sums as they are."""
+        return sums

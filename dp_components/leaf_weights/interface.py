@@ -1,0 +1,43 @@
+"""What every weight update offers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_components.leaf_weights.row_bounds import RowBounds, RowStatistics
+
+Sums = NDArray[np.float64]
+
+
+class LeafWeights(Protocol):
+    """Row statistics, and the leaf sums as XGBoost's weight formula shall see them."""
+
+    bounds: RowBounds
+
+    def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32]) -> RowStatistics:
+        """Return what each row adds to its leaf. Shapes: margin, label: float32[n_rows]."""
+
+    def repaired(self, sums: Sums) -> Sums:
+        """Return noisy sums in which impossible values are mended. Shapes: float64[n_leaves, 2]. Post-processing."""
+
+
+def leaf_outputs(sums: Sums, ridge: float, clip: float, scale: float) -> NDArray[np.float32]:
+    """Return what the leaves answer: -scale * clip(G / (H + ridge)), and 0 where H is not positive.
+
+    The same formula as XGBoost's ``CalcWeight`` with ``lambda``, ``max_delta_step`` and ``learning_rate``, including
+    its float32 roundings.
+
+    Shapes: sums: float64[n_leaves, 2] of (G, H); result: float32[n_leaves].
+    Privacy: post-processing of noisy sums.
+    Reference: Maddock et al., equations (3) and (4).
+    """
+    gradient, hessian = sums[:, 0], sums[:, 1]
+    positive = hessian > 0
+    weight = -gradient / np.where(positive, hessian + np.float64(np.float32(ridge)), 1.0)
+    if clip:
+        weight = np.clip(weight, -np.float64(np.float32(clip)), np.float64(np.float32(clip)))
+    weight = np.where(positive, weight, 0.0).astype(np.float32)
+    return weight * np.float32(scale)

@@ -1,0 +1,77 @@
+"""Split candidates of all features, and the bins that lie between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_CANDIDATES = 254  # bins are numbered in one byte
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureBounds:
+    """A public interval that holds every value of a feature; values outside are clamped into the outer bins."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not -np.inf < self.low <= self.high < np.inf:
+            raise ValueError("bounds of a feature must be two finite numbers, the lower one first")
+
+
+CandidateRule = Callable[[FeatureBounds, int], NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Ascending split candidates of each feature.
+
+    A row with x <= c goes left at candidate c, so bin i holds the rows with c[i-1] < x <= c[i]. A missing value lies
+    in the last bin: it goes right at every candidate.
+
+    Shapes: of_feature: float32[n_candidates] for each feature.
+    """
+
+    of_feature: tuple[NDArray[np.float32], ...]
+
+    def __post_init__(self) -> None:
+        for cuts in self.of_feature:
+            if cuts.size > MAX_CANDIDATES or not np.isfinite(cuts).all() or (np.diff(cuts) <= 0).any():
+                raise ValueError(f"candidates must be at most {MAX_CANDIDATES} finite, ascending numbers")
+
+    @property
+    def counts(self) -> list[int]:
+        """Number of candidates of each feature."""
+        return [cuts.size for cuts in self.of_feature]
+
+    def bin_rows(self, columns: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """Number each value's bin. Shapes: columns: float32[n_features, n_rows]; result: uint8[n_features, n_rows]."""
+        bins = np.empty(columns.shape, dtype=np.uint8)
+        for feature, cuts in enumerate(self.of_feature):
+            bins[feature] = bin_column(columns[feature], cuts)
+        return bins
+
+    def replaced(self, feature: int, cuts: NDArray[np.float64]) -> Candidates:
+        """Return the candidates with those of one feature exchanged."""
+        lists = list(self.of_feature)
+        lists[feature] = as_candidates(cuts)
+        return Candidates(tuple(lists))
+
+
+def bin_column(values: NDArray[np.float32], cuts: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Number the bins of one feature. Shapes: values: float32[n_rows]; cuts: float32[n_cuts]; result: uint8[n_rows]."""
+    return np.searchsorted(cuts, values, side="left").astype(np.uint8)
+
+
+def as_candidates(points: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Round to float32, sort, and drop what coincides."""
+    return np.unique(np.asarray(points).astype(np.float32))
+
+
+def by_rule(rule: CandidateRule, bounds: Sequence[FeatureBounds], n_candidates: int) -> Candidates:
+    """Apply a rule that needs public bounds only to every feature."""
+    return Candidates(tuple(as_candidates(rule(b, n_candidates)) for b in bounds))

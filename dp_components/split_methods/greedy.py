@@ -1,0 +1,95 @@
+"""What the two data-dependent split methods share: level by level, noisy sums in, the best split out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_components.leaf_weights.row_bounds import RowStatistics
+from dp_components.split_methods.split_score import MIN_GAIN
+from dp_components.split_methods.tree import Tree, TreeBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTotals:
+    """Noisy sums of one node."""
+
+    gradient: float
+    hessian: float
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The best split of a node, with the noisy sums of both sides."""
+
+    score: float
+    feature: int
+    candidate: int
+    left: NodeTotals
+    right: NodeTotals
+
+
+class LevelQuery(Protocol):
+    """Asks for the noisy sums of one node and chooses its split."""
+
+    def root(self, rows: NDArray[np.intp]) -> NodeTotals | None:
+        """Return the root's sums, or None if they follow from the first histogram."""
+
+    def best(self, rows: NDArray[np.intp], totals: NodeTotals | None) -> tuple[NodeTotals, Split | None]:
+        """Return the node's sums and its best split. Shapes: rows: intp[n], the node's rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrownTree:
+    """A tree with the noisy sums of its leaves. Shapes: leaf_sums: float64[n_leaves, 2], in order of tree.leaves."""
+
+    tree: Tree
+    leaf_sums: NDArray[np.float64]
+
+
+def grow(bins: NDArray[np.uint8], query: LevelQuery, depth: int) -> GrownTree:
+    """Grow a tree on noisy sums.
+
+    Nodes of one level hold disjoint rows, so a level costs as many queries as one node. A node whose noisy Hessian sum
+    is negative stays a leaf.
+
+    Shapes: bins: uint8[n_features, n_rows].
+    """
+    builder = TreeBuilder()
+    everything = np.arange(bins.shape[1])
+    open_nodes: list[tuple[int, NDArray[np.intp], NodeTotals | None]] = [(0, everything, query.root(everything))]
+    sums: dict[int, NodeTotals] = {}
+    for _ in range(depth):
+        below = []
+        for node, rows, given in open_nodes:
+            totals, split = query.best(rows, given)
+            sums[node] = totals
+            if split is None or split.score <= MIN_GAIN or totals.hessian < 0:
+                continue
+            left, right = builder.split(node, split.feature, split.candidate)
+            goes_left = bins[split.feature, rows] <= split.candidate
+            below += [(left, rows[goes_left], split.left), (right, rows[~goes_left], split.right)]
+            sums[left], sums[right] = split.left, split.right
+        open_nodes = below
+    tree = builder.build()
+    return GrownTree(tree, np.array([[sums[int(n)].gradient, sums[int(n)].hessian] for n in tree.leaves]))
+
+
+def histograms(
+    bins: NDArray[np.uint8], statistics: RowStatistics, rows: NDArray[np.intp], features: Sequence[int], n_bins: int
+) -> NDArray[np.float64]:
+    """Sum the rows' statistics per feature and bin.
+
+    Shapes: result: float64[n_features used, n_bins, 2]. Units: 2^-20.
+    """
+    g, h = statistics.gradients[rows], statistics.hessians[rows]
+    result = np.empty((len(features), n_bins, 2))
+    for i, feature in enumerate(features):
+        of_rows = bins[feature, rows]
+        result[i, :, 0] = np.bincount(of_rows, weights=g, minlength=n_bins)
+        result[i, :, 1] = np.bincount(of_rows, weights=h, minlength=n_bins)
+    return result

@@ -1,0 +1,65 @@
+"""Partially random trees (C1): one drawn candidate per feature, the best of them wins on noisy sums.
+
+A tree costs one query per level and feature, as greedy trees do, and one for the root's sums; but a query is a single
+sum and not a histogram, so the noise on what a split decides by is smaller.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_components.leaf_weights.row_bounds import UNIT, RowStatistics
+from dp_components.split_methods.greedy import NodeTotals, Split
+from dp_components.split_methods.histogram import AddNoise
+from dp_components.split_methods.split_score import split_scores
+
+
+def queries(depth: int, n_features: int) -> int:
+    """Return how many sums a tree releases: one per level and feature, and the root's."""
+    return depth * n_features + 1
+
+
+class PartiallyRandomQuery:
+    """Noisy left sums of one node; see ``greedy.grow``.
+
+    Privacy: ``draws`` is public. Adding or removing a row changes the left sum of each feature in one node of a level.
+    Reference: Maddock et al., section 4.3.2.
+    """
+
+    def __init__(
+        self, bins: NDArray[np.uint8], statistics: RowStatistics, features: Sequence[int],
+        candidate_counts: Sequence[int], ridge: float, clip: float, add_noise: AddNoise, draws: random.Random,
+    ):  # fmt: skip
+        self._bins, self._statistics = bins, statistics
+        self._features = [f for f in features if candidate_counts[f]]
+        self._counts, self._draws = candidate_counts, draws
+        self._ridge, self._clip, self._add_noise = ridge, clip, add_noise
+
+    def root(self, rows: NDArray[np.intp]) -> NodeTotals:
+        """Release the sums over all rows."""
+        exact = np.array([[self._statistics.gradients[rows].sum(), self._statistics.hessians[rows].sum()]]) / UNIT
+        g, h = self._add_noise(exact)[0]
+        return NodeTotals(float(g), float(h))
+
+    def best(self, rows: NDArray[np.intp], totals: NodeTotals | None) -> tuple[NodeTotals, Split | None]:
+        """Release one left sum per feature and return the best split."""
+        if totals is None:
+            raise ValueError("partially random trees start from released root sums")
+        drawn = [self._draws.randrange(self._counts[f]) for f in self._features]
+        g, h = self._statistics.gradients[rows].astype(np.float64), self._statistics.hessians[rows].astype(np.float64)
+        exact = np.empty((len(drawn), 2))
+        for i, (feature, candidate) in enumerate(zip(self._features, drawn, strict=True)):
+            goes_left = self._bins[feature, rows] <= candidate
+            exact[i] = g @ goes_left, h @ goes_left
+        left = self._add_noise(exact / UNIT)
+        scores = split_scores(left[:, 0], left[:, 1], totals.gradient, totals.hessian, self._ridge, self._clip)
+        if not scores.size:
+            return totals, None
+        i = int(np.argmax(scores))
+        sums = NodeTotals(float(left[i, 0]), float(left[i, 1]))
+        rest = NodeTotals(totals.gradient - sums.gradient, totals.hessian - sums.hessian)
+        return totals, Split(float(scores[i]), self._features[i], drawn[i], sums, rest)

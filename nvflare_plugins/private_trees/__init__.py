@@ -1,0 +1,1 @@
+"""Differentially private federated trees, trained by stock XGBoost."""

@@ -1,0 +1,184 @@
+"""Methods: combinations of the framework's components, with presets under the papers' names.
+
+A method fixes everything about a training that is public except the data's schema. Any combination may be composed;
+the presets are those of Maddock et al. (section 5.3) with their parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from dp_components.leaf_weights.averaging import AveragingWeights
+from dp_components.leaf_weights.gradient import GradientWeights
+from dp_components.leaf_weights.interface import LeafWeights
+from dp_components.leaf_weights.newton import NewtonWeights
+from dp_components.leaf_weights.query import LeafQuery, queries_per_tree
+
+
+class SplitMethod(Enum):
+    """C1."""
+
+    HISTOGRAM = "histogram"
+    PARTIALLY_RANDOM = "partially random"
+    TOTALLY_RANDOM = "totally random"
+
+
+class WeightUpdate(Enum):
+    """C2."""
+
+    AVERAGING = "averaging"
+    GRADIENT = "gradient"
+    NEWTON = "newton"
+
+    def weights(self) -> LeafWeights:
+        """Return the component."""
+        return {
+            WeightUpdate.AVERAGING: AveragingWeights, WeightUpdate.GRADIENT: GradientWeights,
+            WeightUpdate.NEWTON: NewtonWeights,
+        }[self]()  # fmt: skip
+
+
+class CandidateSource(Enum):
+    """C3."""
+
+    UNIFORM = "uniform"
+    LOGARITHMIC = "logarithmic"
+    QUANTILE = "non-private quantile"
+    ITERATIVE_HESSIAN = "iterative hessian"
+    DP_QUANTILE = "dp quantile"
+    MIXED = "half uniform, half dp quantile"
+
+    @property
+    def is_paid(self) -> bool:
+        """Whether a count histogram is released before training."""
+        return self in (CandidateSource.DP_QUANTILE, CandidateSource.MIXED)
+
+
+class Interactions(Enum):
+    """A1."""
+
+    CYCLICAL = "cyclical"
+    RANDOM = "random"
+    ALTERNATING = "alternating"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One private training, but for data and budget.
+
+    Args:
+        n_features_per_tree: k of A1; None for all. Without meaning for alternating interactions.
+        batch_size: B of A2.
+        ridge: lambda.
+        noise_ridge: kappa; the ridge grows by kappa times the standard deviation of the noise on a leaf's G.
+        clip: beta, the largest weight before the learning rate.
+        hessian_rounds: s of the iterative Hessian.
+        candidate_share: part of mu^2 spent on the count histograms of paid candidates.
+    """
+
+    name: str
+    split_method: SplitMethod
+    weight_update: WeightUpdate
+    candidates: CandidateSource = CandidateSource.UNIFORM
+    interactions: Interactions = Interactions.CYCLICAL
+    n_features_per_tree: int | None = None
+    n_trees: int = 200
+    depth: int = 4
+    n_candidates: int = 32
+    batch_size: int = 1
+    learning_rate: float = 0.3
+    ridge: float = 1.0
+    noise_ridge: float = 0.0
+    clip: float = 2.0
+    query: LeafQuery = LeafQuery.VECTOR
+    hessian_rounds: int = 5
+    candidate_share: float = 0.1
+    as_published: bool = False
+
+    def with_trees(self, n_trees: int) -> Method:
+        """Return the method with another number of trees."""
+        return replace(self, n_trees=n_trees)
+
+    def features_per_tree(self, n_features: int) -> int:
+        """Return k."""
+        return n_features if self.n_features_per_tree is None else self.n_features_per_tree
+
+    def hessian_histogram_trees(self, n_features: int) -> int:
+        """Return how many trees release Hessian histograms for their features (iterative Hessian, random trees)."""
+        if self.candidates is not CandidateSource.ITERATIVE_HESSIAN or self.split_method is SplitMethod.HISTOGRAM:
+            return 0
+        one_each = self.features_per_tree(n_features) == 1
+        return min(self.n_trees, self.hessian_rounds * (n_features if one_each else 1))
+
+    def n_queries(self, n_features: int) -> int:
+        """Return how many Gaussian queries of equal noise multiplier the training releases (paid candidates apart).
+
+        Reference: Maddock et al., Table 1, with symbols restored in ALGORITHMS.md 1.4.
+        """
+        k = self.features_per_tree(n_features)
+        per_sums = queries_per_tree(self.query)
+        if self.split_method is SplitMethod.TOTALLY_RANDOM:
+            own = self.n_trees
+        elif self.split_method is SplitMethod.PARTIALLY_RANDOM:
+            own = self.n_trees * (self.depth * k + 1)
+        else:
+            own = self.n_trees * self.depth * k
+        return own * per_sums + self.hessian_histogram_trees(n_features) * k
+
+    def training_share(self) -> float:
+        """Return the part of mu^2 that is left for the trees."""
+        return 1.0 - self.candidate_share if self.candidates.is_paid else 1.0
+
+    def noise_multiplier(self, mu: float, n_features: int) -> float:
+        """Return noise over sensitivity of each query, for a total of mu (exact Gaussian composition)."""
+        return math.sqrt(self.n_queries(n_features) / self.training_share()) / mu
+
+
+def _random_trees(name: str, update: WeightUpdate, **changes: object) -> Method:
+    averaging = {"ridge": 0.0, "clip": 1.0, "learning_rate": 1.0} if update is WeightUpdate.AVERAGING else {}
+    settings = {"n_trees": 200, **averaging, **changes}
+    if update is WeightUpdate.AVERAGING:
+        settings["batch_size"] = settings["n_trees"]
+    return Method(name, SplitMethod.TOTALLY_RANDOM, update, **settings)  # type: ignore[arg-type]
+
+
+def dp_rf(n_trees: int = 200) -> Method:
+    """Return DP-RF: totally random trees, averaging."""
+    return _random_trees("DP-RF", WeightUpdate.AVERAGING, n_trees=n_trees)
+
+
+def dp_tr_newton(n_trees: int = 200) -> Method:
+    """Return DP-TR Newton."""
+    return _random_trees("DP-TR Newton", WeightUpdate.NEWTON, n_trees=n_trees)
+
+
+def dp_ebm(n_features: int, n_trees_per_feature: int = 100) -> Method:
+    """Return DP-EBM: gradient updates, one feature a tree, T trees for each feature."""
+    return _random_trees(
+        "DP-EBM", WeightUpdate.GRADIENT, n_trees=n_features * n_trees_per_feature, n_features_per_tree=1
+    )
+
+
+def dp_ebm_newton(n_trees: int = 100) -> Method:
+    """Return DP-EBM Newton: one feature a tree, T trees in all."""
+    return _random_trees("DP-EBM Newton", WeightUpdate.NEWTON, n_trees=n_trees, n_features_per_tree=1)
+
+
+def dp_gbm(n_trees: int = 25) -> Method:
+    """Return DP-GBM: histogram trees, gradient updates."""
+    return Method("DP-GBM", SplitMethod.HISTOGRAM, WeightUpdate.GRADIENT, n_trees=n_trees)
+
+
+def feverless(n_trees: int = 25) -> Method:
+    """Return FEVERLESS, translated to horizontal data: histogram trees, Newton updates, uniform candidates."""
+    return Method("FEVERLESS", SplitMethod.HISTOGRAM, WeightUpdate.NEWTON, n_trees=n_trees)
+
+
+def batch_iterative_hessian_ebm(share: float, n_trees: int = 100) -> Method:
+    """Return DP-TR Batch Newton IH EBM with batches of ``share`` of the trees."""
+    return _random_trees(
+        f"Batch IH EBM p={share:g}", WeightUpdate.NEWTON, n_trees=n_trees, n_features_per_tree=1,
+        batch_size=math.ceil(share * n_trees), candidates=CandidateSource.ITERATIVE_HESSIAN,
+    )  # fmt: skip

@@ -1,0 +1,176 @@
+"""The same training in one process with numpy alone: for experiments, and as the naive twin of the federated path.
+
+Tests hold it to the federated path bit for bit where XGBoost trains the same method.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_components.batched_updates.batches import batch_sizes, tree_scale
+from dp_components.feature_interactions.alternating import alternating_features
+from dp_components.feature_interactions.cyclical import cyclical_features
+from dp_components.feature_interactions.random_k_way import random_features
+from dp_components.leaf_weights.interface import leaf_outputs
+from dp_components.leaf_weights.noise_ridge import noise_proportional_ridge
+from dp_components.leaf_weights.query import noise_std
+from dp_components.leaf_weights.row_bounds import UNIT, RowStatistics
+from dp_components.split_candidates import dp_quantiles
+from dp_components.split_candidates.candidates import Candidates, FeatureBounds, as_candidates, bin_column, by_rule
+from dp_components.split_candidates.iterative_hessian import refine
+from dp_components.split_candidates.logarithmic import logarithmic_candidates
+from dp_components.split_candidates.quantile import non_private_quantile_candidates
+from dp_components.split_candidates.uniform import uniform_candidates
+from dp_components.split_methods.greedy import grow
+from dp_components.split_methods.histogram import HistogramQuery
+from dp_components.split_methods.partially_random import PartiallyRandomQuery
+from dp_components.split_methods.totally_random import grow_totally_random
+from dp_components.split_methods.tree import Tree
+from nvflare_plugins.private_trees.methods import CandidateSource, Interactions, Method, SplitMethod
+
+Noise = Callable[[NDArray[np.float64]], NDArray[np.int64]]
+"""Draws integer noise for each coordinate, given standard deviations in grid steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows to train on or to score. Shapes: columns: float32[n_features, n_rows]; label: float32[n_rows]."""
+
+    columns: NDArray[np.float32]
+    label: NDArray[np.float32]
+
+
+def tree_features(method: Method, tree: int, n_features: int, draws: random.Random) -> list[int]:
+    """Return the features that a tree may use."""
+    k = method.features_per_tree(n_features)
+    if method.interactions is Interactions.ALTERNATING:
+        return alternating_features(tree, n_features)
+    if k == n_features:
+        return list(range(n_features))
+    if method.interactions is Interactions.CYCLICAL:
+        return cyclical_features(tree, n_features, k)
+    return random_features(n_features, k, draws)
+
+
+def public_candidates(method: Method, bounds: Sequence[FeatureBounds]) -> Candidates:
+    """Return the candidates that training starts from, as far as they need no data."""
+    if method.candidates is CandidateSource.LOGARITHMIC:
+        return by_rule(logarithmic_candidates, bounds, method.n_candidates)
+    n = method.n_candidates // 2 if method.candidates is CandidateSource.MIXED else method.n_candidates
+    return by_rule(uniform_candidates, bounds, n)
+
+
+class Simulation:
+    """One training; ``run`` returns the scores of the test rows."""
+
+    def __init__(
+        self, method: Method, train: Table, test: Table, bounds: Sequence[FeatureBounds], mu: float, seed: int,
+        noise: Noise, noise_multiplier: float | None = None,
+    ):  # fmt: skip
+        self._method, self._train, self._test, self._bounds = method, train, test, list(bounds)
+        self._n_features = train.columns.shape[0]
+        self._mu, self._noise = mu, noise
+        self._draws = random.Random(seed)
+        self._weights = method.weight_update.weights()
+        multiplier = noise_multiplier or method.noise_multiplier(mu, self._n_features)
+        self._std = noise_std(method.query, self._weights.bounds, multiplier)
+        self._hessian_std = multiplier * self._weights.bounds.hessian
+        self._ridge = noise_proportional_ridge(method.ridge, method.noise_ridge, self._std.gradient)
+        self._fresh: dict[int, NDArray[np.float64]] = {}
+        self._totals: dict[int, float] = {}
+        self.trees: list[tuple[Tree, NDArray[np.float32]]] = []
+
+    def run(self) -> NDArray[np.float32]:
+        """Train and score. Shapes: result: float32[n_test_rows], raw scores."""
+        self.candidates = self._start_candidates()
+        self._bins = self.candidates.bin_rows(self._train.columns)
+        self._test_bins = self.candidates.bin_rows(self._test.columns)
+        margin = np.zeros(self._train.label.size, dtype=np.float32)
+        scores = np.zeros(self._test.label.size, dtype=np.float32)
+        number = 0
+        for size in batch_sizes(self._method.n_trees, self._method.batch_size):
+            statistics = self._weights.row_statistics(margin, self._train.label)
+            scale = tree_scale(self._method.learning_rate, size)
+            added = margin.copy()
+            for tree_number in range(number, number + size):
+                tree, sums = self._tree(tree_number, statistics)
+                outputs = leaf_outputs(self._weights.repaired(sums), self._ridge, self._method.clip, scale)
+                added += outputs[tree.leaf_of_rows(self._bins)]
+                scores += outputs[tree.leaf_of_rows(self._test_bins)]
+                self.trees.append((tree, outputs))
+            margin, number = added, number + size
+        return scores
+
+    def _tree(self, number: int, statistics: RowStatistics) -> tuple[Tree, NDArray[np.float64]]:
+        method = self._method
+        self._refine_candidates(number)
+        features = tree_features(method, number, self._n_features, self._draws)
+        if number < method.hessian_histogram_trees(self._n_features):
+            self._release_hessians(features, statistics)
+        counts = self.candidates.counts
+        if method.split_method is SplitMethod.TOTALLY_RANDOM:
+            tree = grow_totally_random(counts, features, method.depth, self._draws)
+            return tree, self._add_noise(self._leaf_sums(tree, statistics))
+        common = (self._bins, statistics, features, counts, self._ridge, method.clip, self._add_noise)
+        if method.split_method is SplitMethod.HISTOGRAM:
+            query = HistogramQuery(*common)
+        else:
+            query = PartiallyRandomQuery(*common, self._draws)
+        grown = grow(self._bins, query, method.depth)
+        return grown.tree, grown.leaf_sums
+
+    def _leaf_sums(self, tree: Tree, statistics: RowStatistics) -> NDArray[np.float64]:
+        leaf, n_leaves = tree.leaf_of_rows(self._bins).astype(np.intp), tree.leaves.size
+        g = np.bincount(leaf, weights=statistics.gradients, minlength=n_leaves)
+        h = np.bincount(leaf, weights=statistics.hessians, minlength=n_leaves)
+        return np.stack([g, h], axis=1) / UNIT
+
+    def _add_noise(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
+        std = np.broadcast_to([self._std.gradient * UNIT, self._std.hessian * UNIT], sums.shape)
+        return sums + self._noise(std) / UNIT
+
+    # -- candidates ---------------------------------------------------------------------------------------------------
+
+    def _start_candidates(self) -> Candidates:
+        method = self._method
+        if method.candidates is CandidateSource.QUANTILE:
+            lists = [non_private_quantile_candidates(c, method.n_candidates) for c in self._train.columns]
+            return Candidates(tuple(as_candidates(points) for points in lists))
+        public = public_candidates(method, self._bounds)
+        if not method.candidates.is_paid:
+            return public
+        grids = [dp_quantiles.public_grid(b) for b in self._bounds]
+        counts = dp_quantiles.count_cells(self._train.columns, grids)
+        std = dp_quantiles.l2_sensitivity(self._n_features) / (self._mu * method.candidate_share**0.5)
+        noisy = counts + self._noise(np.full(counts.shape, std))
+        mixed = method.candidates is CandidateSource.MIXED
+        n_quantiles = method.n_candidates // 2 if mixed else method.n_candidates
+        paid = dp_quantiles.cut_at_quantiles(noisy, grids, std, n_quantiles)
+        return dp_quantiles.union(public, paid) if mixed else paid
+
+    def _release_hessians(self, features: Sequence[int], statistics: RowStatistics) -> None:
+        for feature in features:
+            n_bins = self.candidates.counts[feature] + 1
+            exact = np.bincount(self._bins[feature], weights=statistics.hessians, minlength=n_bins)
+            noisy = (exact + self._noise(np.full(n_bins, self._hessian_std * UNIT))) / UNIT
+            self._fresh[feature] = noisy
+            self._totals[feature] = float(np.maximum(noisy, 0.0).sum())
+
+    def _refine_candidates(self, number: int) -> None:
+        method = self._method
+        last = method.hessian_histogram_trees(self._n_features) - method.as_published
+        if not self._fresh or number > last:
+            return
+        target = float(np.mean(list(self._totals.values()))) / method.n_candidates
+        for feature, hessians in self._fresh.items():
+            cuts = refine(self.candidates.of_feature[feature], hessians, target, method.n_candidates, method.as_published)
+            self.candidates = self.candidates.replaced(feature, cuts)
+            cuts = self.candidates.of_feature[feature]
+            self._bins[feature] = bin_column(self._train.columns[feature], cuts)
+            self._test_bins[feature] = bin_column(self._test.columns[feature], cuts)
+        self._fresh = {}
