@@ -9,22 +9,32 @@ cannot be put inside, because CKKS does not add modulo anything. Policy may forb
 
 Parameters: N = 8192; primes of 60 and 50 bits carry the ciphertext, a third of 60 bits exists only because SEAL asks
 for one. Every complex slot carries two integers, so a ciphertext holds 8192, twice what real slots hold. One integer
-step is 2^28 in the plaintext.
+step is 2^40 in the plaintext.
+
+Noise below the grid. Encoding rounds every coefficient, and what it rounds off depends on the integers of one site
+alone. A site that decrypts the sum would see the sum of these remainders under three units of lattice noise, and could
+test guesses of another site's vector by them: for a message of one count, all candidates, which finds the count
+(tests/soundness/test_ckks_sum_noise.py). So each site adds uniform noise of at most 0.05 / W steps to all slots, used or
+not, before it encodes: 2^27 units in a coefficient for W = 3, 2^18 for W = 1024, where a remainder is at most 1/2. That
+hides the remainders of any number of messages a job has. It does not hide the errors of the FFT (part 3 below) as far
+where integers come near the capacity: there a site that already knew another's whole vector to the last grid step
+could confirm it.
 
 Why rounding fails with probability below 2^-40 per message. The error of a decrypted sum of W messages, in integer
-steps, with sum bounded by K = 2^44 (and each site's magnitude by K / W), has three parts:
-  1. Lattice noise. A coefficient of a fresh ciphertext is sub-Gaussian with variance 10.5 (42 halves of fair signs); a
+steps, with sum bounded by K = 2^44 (and each site's magnitude by K / W), has four parts:
+  1. The noise below the grid: at most 0.05, whatever is drawn.
+  2. Lattice noise. A coefficient of a fresh ciphertext is sub-Gaussian with variance 10.5 (42 halves of fair signs); a
      slot's real or imaginary part sums N of them with cosine weights: standard deviation sqrt(10.5 N/2 W) = 207 sqrt(W)
-     plaintext units, for W = 1024 2.5e-5 steps.
-  2. Rounding of coefficients to integers when encoding: at most 1/2 each, whatever the data, so at most
-     W N/2 * 2/pi = 2608 W units in a slot: 0.01 steps for W = 1024. No probability is involved.
+     plaintext units. With the rounding of coefficients, at most W N/2 * 2/pi = 2608 W units in a slot, it stays below
+     10^-5 steps for W = 1024.
   3. Double-precision FFTs, once per site and once in the decryptor. Under independent rounding errors of size
      u = 2^-53 (Higham and Mary, 2019) each of the 13 stages adds at most 4 u^2 times the mean energy of a slot, 2 K^2,
      to the variance: standard deviation at most sqrt(13 * 4 * 2) u K = 10.2 u K = 0.02 steps. Measured: at most 3.7 u K
      over constant, one-signed, alternating, oscillating and random vectors.
-9.5 standard deviations of 3, plus 2, plus 1 make 0.20 < 1/4 steps, and a Gaussian (or sub-Gaussian) exceeds 9.5
-standard deviations with probability 2^-64, which leaves 2^-40 over 2^24 values. A residual above 1/4 aborts the job;
-a wrong integer would need one above 3/4.
+  4. The sum of integer and noise is a double itself: at most u K = 0.002 steps over all sites.
+9.5 standard deviations of 3 (0.19), plus the others make less than 1/4 steps, and a Gaussian (or sub-Gaussian) exceeds
+9.5 standard deviations with probability 2^-64, which leaves 2^-40 over 2^24 values. A residual above 1/4 aborts the
+job; a wrong integer would need one above 3/4.
 
 Reference: Cheon, Kim, Kim and Song, "Homomorphic Encryption for Arithmetic of Approximate Numbers" (2017).
 """
@@ -38,6 +48,7 @@ import tenseal.sealapi as seal
 from numpy.typing import NDArray
 
 from he_processors.errors import CapacityExceeded, ProtocolError
+from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_uint64
 from he_processors.ring_ciphertexts import RingScheme, add_messages
 from he_processors.ring_keys import RingKey, generate_secret
 from he_processors.seal_access import make_context
@@ -51,24 +62,27 @@ _SCHEME = RingScheme(
     max_summands=1 << 10,
 )
 _SPECIAL_PRIME = 1152921504606830593
-_SCALE = 2.0**28
+_SCALE = 2.0**40
 _MAX_RESIDUAL = 0.25
+_NOISE_OF_ALL_SITES = 0.05  # of a step, at most
 
 
 class CkksProcessor:
     """Encrypts and decrypts vectors of one job attempt.
 
     Security: holds the secret key that all sites share. What ``encrypt`` returns may go to the server; what ``decrypt``
-        returns is the rounded sum. Nothing unrounded is returned, logged or put into a message.
+        returns is the rounded sum. Nothing unrounded is returned, logged or put into a message. A site that takes the
+        decryptor apart finds noise below the grid, in which single sites' remainders are lost.
     """
 
     capacity = 1 << 44
     """The magnitudes of all sites' integers must not add up to more than this."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, randomness: RandomSource = OS_RANDOMNESS) -> None:
         """Build the processor from what ``generate`` returned at one site. Raises: ProtocolError."""
+        self._randomness = randomness
         self._encoder = seal.CKKSEncoder(_context())
-        self._key = RingKey(_SCHEME, _context(), secret, self._encode(np.zeros(2, dtype=np.int64)))
+        self._key = RingKey(_SCHEME, _context(), secret, self._encode(np.zeros(_SCHEME.values_per_ciphertext)))
 
     @classmethod
     def generate(cls, n_summands: int) -> bytes:
@@ -108,7 +122,7 @@ class CkksProcessor:
         if not -bound <= int(integers.min()) <= int(integers.max()) <= bound:
             raise CapacityExceeded(f"an integer exceeds 1/{self.n_summands} of CKKS's capacity of {self.capacity}")
         chunks = range(0, integers.size, _SCHEME.values_per_ciphertext)
-        plaintexts = (self._encode(integers[i : i + _SCHEME.values_per_ciphertext]) for i in chunks)
+        plaintexts = (self._encode(self._with_noise(integers[i : i + _SCHEME.values_per_ciphertext])) for i in chunks)
         return self._key.encrypt(plaintexts, integers.size)
 
     def decrypt(self, payload: bytes, n_values: int) -> NDArray[np.int64]:
@@ -126,11 +140,19 @@ class CkksProcessor:
             raise ProtocolError("a decrypted CKKS sum is not on the agreed grid: the ciphertexts were damaged")
         return rounded.astype(np.int64)
 
-    def _encode(self, integers: NDArray[np.int64]) -> seal.Plaintext:
-        pairs = np.zeros(integers.size + integers.size % 2)
-        pairs[: integers.size] = integers
+    def _with_noise(self, integers: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return all slots of one ciphertext: the integers, zeros behind them, and noise below the grid in each.
+
+        Shapes: integers: int64[n]; result: float64[values_per_ciphertext].
+        """
+        words = random_uint64(_SCHEME.values_per_ciphertext // 2, self._randomness).view("<i4")
+        slots = words * (_NOISE_OF_ALL_SITES / self.n_summands / 2**31)
+        slots[: integers.size] += integers
+        return slots
+
+    def _encode(self, slots: NDArray[np.float64]) -> seal.Plaintext:
         plaintext = seal.Plaintext()
-        self._encoder.encode(pairs.view(np.complex128).tolist(), _SCALE, plaintext)
+        self._encoder.encode(slots.view(np.complex128).tolist(), _SCALE, plaintext)
         return plaintext
 
 
