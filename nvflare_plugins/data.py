@@ -1,12 +1,15 @@
 """From a site's data set to the table that XGBoost trains on.
 
 What is refused here would otherwise stop XGBoost at one site in the middle of the job, or train on something else
-than the user believes. Messages hold column names and counts, never a value or a row.
+than the user believes. Errors reach the server and the other sites: they name columns, but hold no value, row or count,
+because a job that asks for the wrong labels or categories on purpose would otherwise count rows of one site. Counts go
+into this site's own log.
 """
 
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +22,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.site_policy import DataSet
 from nvflare_plugins.tabular_files import TabularFile
 
+_log = logging.getLogger(__name__)
 _EXACT_INTEGERS = 2**24
 MAX_NAME = 256
 
@@ -172,9 +176,10 @@ class _ColumnLoader:
             narrow = values.astype(np.float32)
         n_infinite = int(np.count_nonzero(np.isinf(narrow)))
         if n_infinite:
+            log_count(f"infinite values in column {name!r}", n_infinite, values.size)
             raise ConfigurationError(
-                f"column {name!r} holds {n_infinite} values that are infinite or beyond float32: mark them as missing "
-                "or scale the column."
+                f"column {name!r} holds values that are infinite or beyond float32: mark them as missing or scale the "
+                "column."
             )
         large = np.abs(values) > _EXACT_INTEGERS
         n_changed = int(np.count_nonzero(large & (values == np.floor(values)) & (narrow != values)))
@@ -202,9 +207,10 @@ class _ColumnLoader:
         codes = table[indices]
         n_unknown = int(np.count_nonzero(codes == -2))
         if n_unknown and not unknown_is_missing:
+            log_count(f"values of column {name!r} outside the public list", n_unknown, codes.size)
             raise ConfigurationError(
-                f"column {name!r} holds {n_unknown} values that are not in the job's public list of {len(public)}: "
-                "complete the list, or let the job count unknown categories as missing."
+                f"column {name!r} holds values that are not in the job's public list of {len(public)}: complete the "
+                "list, or let the job count unknown categories as missing."
             )
         if n_unknown:
             self.notes.append(f"Column {name!r}: {n_unknown} values outside the public list count as missing.")
@@ -225,7 +231,8 @@ class _ColumnLoader:
         self._refuse_missing("weight", name, values)
         n_negative = int(np.count_nonzero(values < 0))
         if n_negative:
-            raise ConfigurationError(f"weight column {name!r} holds {n_negative} negative values.")
+            log_count(f"negative weights in column {name!r}", n_negative, values.size)
+            raise ConfigurationError(f"weight column {name!r} holds negative values.")
         if not values.any():
             raise ConfigurationError(f"weight column {name!r} holds zeros only.")
         return values
@@ -233,9 +240,13 @@ class _ColumnLoader:
     def _refuse_missing(self, role: str, name: str, values: NDArray[np.float32]) -> None:
         n_missing = int(np.count_nonzero(np.isnan(values)))
         if n_missing:
-            raise ConfigurationError(
-                f"{role} column {name!r} lacks {n_missing} of {values.size} values: remove those rows from the file."
-            )
+            log_count(f"missing values in {role} column {name!r}", n_missing, values.size)
+            raise ConfigurationError(f"{role} column {name!r} lacks values: remove those rows from the file.")
+
+
+def log_count(what: str, count: int, of: int) -> None:
+    """Tell this site's own log how many; an error, which travels, must not."""
+    _log.info("%s: %d of %d", what, count, of)
 
 
 def _code(value: object, position: Mapping[str, int], missing: set[str]) -> int:

@@ -62,7 +62,7 @@ class TabularFile:
         if table.num_rows == 0:
             raise self._error("has no rows")
         if 0 < self._spec.max_rows < table.num_rows:
-            raise self._error(f"has {table.num_rows} rows, more than max_rows={self._spec.max_rows} allows")
+            raise self._error("has more rows than this site's max_rows allows")
         return {name: table.column(name) for name in (*numeric, *text)}
 
     def numbers(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float64]:
@@ -71,7 +71,7 @@ class TabularFile:
         Shapes: result: float64[n_rows].
 
         Raises:
-            ConfigurationError: The column holds text or dates; the message counts the offending values.
+            ConfigurationError: The column holds text or dates.
         """
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
@@ -93,11 +93,10 @@ class TabularFile:
         if len(shown) and shown.isin(["true", "false"]).all():
             values[present] = (shown == "true").to_numpy(np.float64)
             return values
-        n_text = int((~shown.str.fullmatch(_NUMBER)).sum())
-        if n_text:
+        if not shown.str.fullmatch(_NUMBER).all():
             raise self._error(
-                f"column {name!r} holds text ({n_text} values that are not numbers): give the job a public category "
-                "list for it, name its missing-value texts in the policy, or leave it out of features"
+                f"column {name!r} holds text that is no number: give the job a public category list for it, name its "
+                "missing-value texts in the policy, or leave it out of features"
             )
         values[present] = shown.astype(np.float64)
         return values
@@ -121,7 +120,7 @@ class TabularFile:
         try:
             return self._read_csv(columns, types)
         except pa.ArrowInvalid:
-            # Some column is not all numbers: read it all as text, so that true/false work and text can be counted.
+            # Some column is not all numbers: read it all as text, so that true/false work and text can be named.
             return self._read_csv(columns, {name: pa.string() for name in columns})
 
     def _read_csv(self, columns: list[str], types: dict[str, pa.DataType]) -> pa.Table:
@@ -137,7 +136,7 @@ class TabularFile:
         with arrow_parquet.ParquetFile(self._spec.path) as file:
             n_rows = file.metadata.num_rows
             if 0 < self._spec.max_rows < n_rows:
-                raise self._error(f"has {n_rows} rows, more than max_rows={self._spec.max_rows} allows")
+                raise self._error("has more rows than this site's max_rows allows")
             return file.read(columns=columns).select(columns)
 
     def _parse_options(self) -> arrow_csv.ParseOptions:

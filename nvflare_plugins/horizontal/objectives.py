@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.data import log_count
 from nvflare_plugins.wire.catalogue import BaseScoreSource
 
 
@@ -77,15 +78,17 @@ class ObjectiveFacts:
         """Refuse labels that XGBoost would refuse at this site only, in the middle of the job.
 
         Shapes:  label: float32[n_rows].
-        Privacy: local; the message holds the number of offending rows, no value.
+        Privacy: the message holds neither values nor counts: any column can be a job's label, and a count would answer
+            a query on this site's rows alone.
 
         Raises:
             ConfigurationError: Some labels break the objective's rule.
         """
         n_bad = int(np.count_nonzero(~_fits(self.label_rule, label, self.n_outputs)))
         if n_bad:
+            log_count("labels that the objective does not take", n_bad, label.size)
             raise ConfigurationError(
-                f"{self.name}: labels must be {self.label_rule.value}; {n_bad} of {label.size} rows are not. "
+                f"{self.name}: labels must be {self.label_rule.value}; some are not. "
                 "Correct the label column, give label_classes, or choose another objective."
             )
 

@@ -12,6 +12,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data import Table, load_table
+from nvflare_plugins.horizontal.objectives import objective_facts
 from nvflare_plugins.site_policy import DataSet
 
 SECRET = "8675309"
@@ -95,7 +96,7 @@ def test_unknown_categories_are_counted_or_missing_by_the_jobs_word(tmp_path: Pa
 
 def test_unknown_label_classes_are_refused_even_if_unknown_categories_are_missing(tmp_path: Path) -> None:
     spec = csv(tmp_path, "a,y\n1,no\n2,maybe\n")
-    with pytest.raises(ConfigurationError, match="column 'y' holds 1 values"):
+    with pytest.raises(ConfigurationError, match="column 'y' holds values that are not in"):
         load_table(spec, label="y", label_classes=["no", "yes"], unknown_is_missing=True)
 
 
@@ -106,10 +107,10 @@ def test_integers_that_float32_rounds_are_noted(tmp_path: Path) -> None:
 
 
 REFUSED = [
-    ("a,y\n1,0\n{s},x\n", "column 'y' holds text .1 values"),
-    ("a,y\n{s}x,0\nu,1\n", "column 'a' holds text .2 values"),
-    ("a,y\n{s},0\n2,\n", "label column 'y' lacks 1 of 2"),
-    ("a,y\ninf,0\n{s},1\n", "column 'a' holds 1 values that are infinite"),
+    ("a,y\n1,0\n{s},x\n", "column 'y' holds text"),
+    ("a,y\n{s}x,0\nu,1\n", "column 'a' holds text"),
+    ("a,y\n{s},0\n2,\n", "label column 'y' lacks values"),
+    ("a,y\ninf,0\n{s},1\n", "column 'a' holds values that are infinite"),
     ("a,y\n1e39,0\n{s},1\n", "beyond float32"),
     ("a,a,y\n1,{s},0\n", "more than one column named 'a'"),
     ("a,y\n", "no rows"),
@@ -122,7 +123,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "said"), REFUSED)
-def test_refusals_name_column_and_count_never_a_value(tmp_path: Path, text: str, said: str) -> None:
+def test_refusals_name_the_column_never_a_value(tmp_path: Path, text: str, said: str) -> None:
     weight = "w" if "w" in text.split("\n")[0] else None
     with pytest.raises(ConfigurationError, match=said) as refusal:
         load_table(csv(tmp_path, text.format(s=SECRET)), label="y", weight=weight)
@@ -130,12 +131,38 @@ def test_refusals_name_column_and_count_never_a_value(tmp_path: Path, text: str,
 
 
 @pytest.mark.parametrize(
-    ("weights", "said"), [("-1\n2", "1 negative"), ("0\n0", "zeros only"), ("\n3", "lacks 1 of 2"), ("inf\n1", "infin")]
+    ("weights", "said"), [("-1\n2", "negative"), ("0\n0", "zeros only"), ("\n3", "lacks values"), ("inf\n1", "infin")]
 )
 def test_weights(tmp_path: Path, weights: str, said: str) -> None:
     rows = "\n".join(f"1,0,{w}" for w in weights.split("\n"))
     with pytest.raises(ConfigurationError, match=said):
         load_table(csv(tmp_path, f"a,y,w\n{rows}\n"), label="y", weight="w")
+
+
+def test_no_refusal_counts_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A refusal reaches the server: with counts in it, jobs that are wrong on purpose would query one site's rows."""
+
+    def refusals(repeats: int) -> list[str]:
+        rows = "a,y,w,t\n" + "1,0,1,x\n" + "7,7,-1,\n" * repeats
+        spec = csv(tmp_path, rows)
+        texts = []
+        for options in (
+            {"label": "y", "features": ["a"], "weight": "w"},
+            {"label": "y", "features": ["a"], "label_classes": [0]},
+            {"label": "y", "features": ["a"], "categories": {"a": [1]}},
+            {"label": "y", "features": ["t"]},
+        ):
+            with pytest.raises(ConfigurationError) as refusal:
+                load_table(spec, **options)  # type: ignore[arg-type]
+            texts.append(str(refusal.value))
+        labels = load_table(spec, label="y", features=["a"]).label
+        with pytest.raises(ConfigurationError) as refusal:
+            objective_facts({"objective": "binary:logistic"}).check_labels(labels)
+        return [*texts, str(refusal.value)]
+
+    with caplog.at_level("INFO"):
+        assert refusals(2) == refusals(3)
+    assert "3 of 4" in caplog.text  # the site's own log has the count
 
 
 def test_wrong_requests(tmp_path: Path) -> None:
@@ -162,7 +189,7 @@ def test_missing_file_row_limit_dates_and_broken_parquet(tmp_path: Path) -> None
         frame = pd.DataFrame({"a": [1, 2, 3], "y": [0, 1, 0]})
         path = tmp_path / f"t.{suffix}"
         frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
-        with pytest.raises(ConfigurationError, match="3 rows, more than max_rows=2"):
+        with pytest.raises(ConfigurationError, match="more rows than this site's max_rows allows"):
             load_table(DataSet("a", path, suffix, max_rows=2), label="y")
     dated = pd.DataFrame({"when": pd.to_datetime(["2020-01-01"]), "y": [1]})
     dated.to_parquet(tmp_path / "d.parquet")
