@@ -8,8 +8,11 @@ With the cuts agreed, each site builds ``QuantileDMatrix(X, ref=reference_table(
 sketch, which would carry raw feature values.
 
 Privacy: every site learns the pooled counts at the queried points; with `quantile` no bracket of fewer than
-``min_rows`` pooled rows is divided further and the cut is the shortest decimal in it, chosen without a look at the
-values inside: it is a data value where at least ``min_rows`` rows share it, or by chance. `exact` cuts are data values.
+``min_rows`` pooled rows is divided further, by a query or by a cut's choice: the cut is the shortest decimal in it,
+chosen without a look at the values inside. It is a data value where at least ``min_rows`` rows share it, or by chance.
+The floor is for brackets before their division; one half of it, or a bin between two cuts, may hold fewer rows.
+`exact` cuts are data values. `uniform` and `logarithmic` look at no value, but whoever writes the job chooses the
+bounds, and training then shows the pooled sums of bins as narrow as he likes.
 
 Reference: FederBoost (Tian et al.), section 5.1, Protocol 3.
 """
@@ -112,12 +115,13 @@ def search_quantiles(
     below = np.zeros(shape, dtype=np.int64)  # pooled rows with keys < low
     through = np.broadcast_to(n_present[:, None], shape).copy()  # pooled rows with keys <= high
     for _ in range(KEY_BITS):
-        middle = (low + high) // 2
-        local = np.stack([np.searchsorted(keys, m, side="right") for keys, m in zip(ordered, middle, strict=True)])
-        counts = sum_counts(local.astype(np.int64).ravel()).reshape(shape)
         divide = low < high
         if min_rows is not None:
             divide &= through - below >= min_rows
+        # A bracket that is not divided asks for its upper end once more: the count there is known.
+        middle = np.where(divide, (low + high) // 2, high)
+        local = np.stack([np.searchsorted(keys, m, side="right") for keys, m in zip(ordered, middle, strict=True)])
+        counts = sum_counts(local.astype(np.int64).ravel()).reshape(shape)
         if (divide & ((counts < below) | (counts > through))).any():
             raise ProtocolError("pooled counts of the quantile search are not monotone: a site or the server lied")
         left = counts >= ranks

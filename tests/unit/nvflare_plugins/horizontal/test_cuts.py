@@ -92,6 +92,36 @@ def test_the_floor_keeps_values_of_few_rows_out_of_the_cuts():
     assert np.histogram(features, [-np.inf, *cuts, np.inf])[0].max() < 600 + 3000 / 62 + 25
 
 
+@pytest.mark.parametrize("min_rows", [2, 10, 40])
+def test_no_query_looks_into_a_bracket_below_the_floor(min_rows):
+    """What the sites learn are counts at the queried points: none may lie inside a known interval of too few rows."""
+    keys = np.sort(to_keys(np.random.default_rng(2).lognormal(size=500).astype(np.float32))).astype(np.int64)
+    known = {-1: 0}  # queried key -> pooled rows up to it
+    first, asked = [], []
+    original = np.searchsorted
+
+    def sum_counts(counts: np.ndarray) -> np.ndarray:
+        if not first:
+            first.append(True)
+            known[2**32 - 1] = int(counts[0])
+            return counts
+        for point in dict.fromkeys(asked):
+            if point not in known:
+                below = max(k for k in known if k < point)
+                above = min(k for k in known if k > point)
+                assert known[above] - known[below] >= min_rows
+        known.update({point: int(original(keys, point, side="right")) for point in asked})
+        return counts
+
+    def watched(a, v, side="left", **options):
+        asked[:] = np.atleast_1d(v).tolist()
+        return original(a, v, side=side, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nvflare_plugins.horizontal.cuts.np.searchsorted", watched)
+        search_quantiles(from_keys(keys.astype(np.uint32))[:, None], 32, min_rows, sum_counts)
+
+
 def test_few_rows_in_all_give_no_cut_that_is_a_value():
     features = np.array([[1.1234567], [2.7654321], [3.1415927]], dtype=np.float32)
     search, _ = pool(features)
