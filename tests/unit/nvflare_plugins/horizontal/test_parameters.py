@@ -231,9 +231,14 @@ def test_a_core_is_left_for_the_mediator(requested: int, cores: int, expected: i
         ("reg:squarederror", [-5, 3], [np.inf, np.nan]),
     ],
 )
-def test_labels_are_checked_by_count_not_by_value(objective: str, good: list, bad: list) -> None:
+def test_labels_are_checked_without_a_value_or_count_in_the_error(objective: str, good: list, bad: list) -> None:
     facts = facts_of(objective)
     assert isinstance(facts.label_rule, LabelRule)
     facts.check_labels(np.array(good, np.float32))
-    with pytest.raises(ConfigurationError, match=f"{len(bad)} of {len(good) + len(bad)} rows"):
-        facts.check_labels(np.array(good + bad, np.float32))
+    for more in range(1, len(bad) + 1):
+        with pytest.raises(ConfigurationError, match="some are not") as refusal:
+            facts.check_labels(np.array(good + bad[:more], np.float32))
+        assert str(refusal.value) == (
+            f"{objective}: labels must be {facts.label_rule.value}; some are not. Correct the label column, give "
+            "label_classes, or choose another objective."
+        )
