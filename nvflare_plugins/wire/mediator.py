@@ -140,14 +140,22 @@ class Mediator:
         return reply
 
     def _check_peer(self, peer: str) -> None:
-        """Serve only connections of this very process: any local user can reach a loopback port."""
+        """Serve only connections of this very process: any local user can reach a loopback port.
+
+        Both ends must be those of a connection that this process opened. A port alone would not do: another user may
+        come from the same port of another loopback address.
+        """
         if peer in self._trusted_peers:
             return
-        port = peer.rsplit(":", 1)[-1]
-        own = {str(c.laddr.port) for c in psutil.Process().net_connections(kind="tcp") if c.laddr}
-        if port not in own:
+        connections = [c for c in psutil.Process().net_connections(kind="tcp") if c.raddr]
+        ends = {(f"ipv4:{_address(c.laddr)}", _address(c.raddr)) for c in connections}
+        if (peer, self.address) not in ends:
             raise ProtocolError("another process connected to the mediator")
         self._trusted_peers.add(peer)
+
+
+def _address(end: Any) -> str:
+    return f"{end.ip.removeprefix('::ffff:')}:{end.port}"  # gRPC opens IPv6 sockets for IPv4 addresses too
 
 
 def _keep_loopback_from_proxies() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 import xgboost as xgb
 
@@ -111,6 +114,47 @@ def test_a_call_out_of_sequence_or_of_another_rank_is_refused():
                 )
                 with pytest.raises(grpc.RpcError, match=words):
                     call(request_class("Allreduce")(**fields))
+
+
+def relay(mediator: str, source: str) -> str:
+    """Pass one connection on to the mediator from the given address and the mediator's own port."""
+    host, port = mediator.split(":")
+    entrance = socket.create_server(("127.0.0.1", 0))
+
+    def pump(a: socket.socket, b: socket.socket) -> None:
+        try:
+            while data := a.recv(1 << 16):
+                b.sendall(data)
+        except OSError:
+            pass
+
+    def serve() -> None:
+        outer, _ = entrance.accept()
+        inner = socket.socket()
+        inner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        inner.bind((source, int(port)))
+        inner.connect((host, int(port)))
+        threading.Thread(target=pump, args=(inner, outer), daemon=True).start()
+        pump(outer, inner)
+        inner.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"127.0.0.1:{entrance.getsockname()[1]}"
+
+
+def test_a_stranger_on_the_same_port_of_another_loopback_address_is_not_served():
+    """In place of the stranger's process stands a relay; its own end is among this process's, so it is hidden."""
+    data = matrix()
+    with Mediator(HorizontalGrammar(shape(data)), 0, Echo()) as mediator, pytest.MonkeyPatch.context() as patch:
+        address = relay(mediator.address, "127.0.0.2")
+        connections = psutil.Process.net_connections
+
+        def without_the_relay(process, kind="inet"):
+            return [c for c in connections(process, kind=kind) if not c.laddr.ip.endswith("127.0.0.2")]
+
+        patch.setattr(psutil.Process, "net_connections", without_the_relay)
+        with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError, match="another process"):
+            channel.unary_unary(f"/{SERVICE}/Allreduce")(b"", timeout=10)
 
 
 def test_another_process_is_not_served():
