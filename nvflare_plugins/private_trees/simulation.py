@@ -13,25 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.batched_updates.batches import batch_sizes, tree_scale
-from dp_components.feature_interactions.alternating import alternating_features
-from dp_components.feature_interactions.cyclical import cyclical_features
-from dp_components.feature_interactions.random_k_way import random_features
 from dp_components.leaf_weights.interface import leaf_outputs
 from dp_components.leaf_weights.noise_ridge import noise_proportional_ridge
 from dp_components.leaf_weights.query import noise_std
 from dp_components.leaf_weights.row_bounds import UNIT, RowStatistics
 from dp_components.split_candidates import dp_quantiles
-from dp_components.split_candidates.candidates import Candidates, FeatureBounds, as_candidates, bin_column, by_rule
+from dp_components.split_candidates.candidates import Candidates, FeatureBounds, as_candidates, bin_column
 from dp_components.split_candidates.iterative_hessian import refine
-from dp_components.split_candidates.logarithmic import logarithmic_candidates
 from dp_components.split_candidates.quantile import non_private_quantile_candidates
-from dp_components.split_candidates.uniform import uniform_candidates
 from dp_components.split_methods.greedy import grow
 from dp_components.split_methods.histogram import HistogramQuery
 from dp_components.split_methods.partially_random import PartiallyRandomQuery
 from dp_components.split_methods.totally_random import grow_totally_random
 from dp_components.split_methods.tree import Tree
-from nvflare_plugins.private_trees.methods import CandidateSource, Interactions, Method, SplitMethod
+from nvflare_plugins.private_trees.candidates import public_candidates
+from nvflare_plugins.private_trees.features import tree_features
+from nvflare_plugins.private_trees.methods import CandidateSource, Method, SplitMethod
 
 Noise = Callable[[NDArray[np.float64]], NDArray[np.int64]]
 """Draws integer noise for each coordinate, given standard deviations in grid steps."""
@@ -43,26 +40,6 @@ class Table:
 
     columns: NDArray[np.float32]
     label: NDArray[np.float32]
-
-
-def tree_features(method: Method, tree: int, n_features: int, draws: random.Random) -> list[int]:
-    """Return the features that a tree may use."""
-    k = method.features_per_tree(n_features)
-    if method.interactions is Interactions.ALTERNATING:
-        return alternating_features(tree, n_features)
-    if k == n_features:
-        return list(range(n_features))
-    if method.interactions is Interactions.CYCLICAL:
-        return cyclical_features(tree, n_features, k)
-    return random_features(n_features, k, draws)
-
-
-def public_candidates(method: Method, bounds: Sequence[FeatureBounds]) -> Candidates:
-    """Return the candidates that training starts from, as far as they need no data."""
-    if method.candidates is CandidateSource.LOGARITHMIC:
-        return by_rule(logarithmic_candidates, bounds, method.n_candidates)
-    n = method.n_candidates // 2 if method.candidates is CandidateSource.MIXED else method.n_candidates
-    return by_rule(uniform_candidates, bounds, n)
 
 
 class Simulation:

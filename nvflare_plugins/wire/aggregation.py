@@ -54,7 +54,9 @@ class Aggregator:
         on_transfer: Callable[[Transfer], None] | None = None,
         attachment: Callable[[], bytes] | None = None,
         on_abort: Callable[[str], None] | None = None,
+        on_sum: Callable[[Frame, bytes], bytes] | None = None,
     ):
+        """Args: on_sum: turns the added words into the answer; a trusted aggregator adds its noise there, once."""
         if list(sites) != sorted(set(sites)) or not sites:
             raise ValueError("sites must be sorted and distinct")
         if len(attempt) != ATTEMPT_BYTES:
@@ -65,6 +67,7 @@ class Aggregator:
         self._on_transfer = on_transfer
         self._attachment = attachment
         self._on_abort = on_abort
+        self._on_sum = on_sum
         self._lock = threading.Lock()
         self._next = [0] * len(sites)  # counter that each site sends next
         self._exchanges: dict[int, _Exchange] = {}
@@ -207,7 +210,8 @@ class Aggregator:
                 raise ProtocolError(f"{first.kind.name}: only rank 0 may send content in a broadcast")
             return payloads[0]
         if first.codec in (Codec.PLAIN, Codec.MASKED):
-            return add_words(payloads, first.n_values)
+            total = add_words(payloads, first.n_values)
+            return total if self._on_sum is None else self._on_sum(first, total)
         if first.codec in (Codec.BFV, Codec.CKKS):
             parameters = self._public_parameters.get(first.codec)
             if parameters is None:

@@ -82,6 +82,7 @@ class Kind(Enum):
     LEAF_QUANTILE = _KindFacts(13, True, "sum of the sites' residual quantiles per leaf")
     METRIC_SIZE = _KindFacts(14, False, "largest evaluation set")
     METRIC = _KindFacts(15, True, "parts of an evaluation metric")
+    NODE_STATS = _KindFacts(16, True, "leaf sums of random trees")
     # Our own exchanges
     HANDSHAKE = _KindFacts(32, False, "public keys and signatures of the session")
     GROUP_KEY = _KindFacts(33, True, "sealed shares of the group key")
@@ -93,6 +94,7 @@ class Kind(Enum):
     CUT_PLAN = _KindFacts(39, False, "keyed hash of cut points known from an earlier job")
     MODEL_CHECK = _KindFacts(40, False, "keyed hash of the final model")
     CLOSING = _KindFacts(41, False, "signed heads of the evidence chains")
+    CELL_COUNTS = _KindFacts(42, True, "rows per cell of a public grid, for private quantiles")
 
     @property
     def code(self) -> int:

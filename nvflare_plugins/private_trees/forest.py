@@ -1,0 +1,118 @@
+"""A forest whose structure is public, as an XGBoost model with empty leaves.
+
+Every site writes the same bytes from the same public seed; XGBoost's refresh updater then fills the leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_components.split_candidates.candidates import Candidates
+from dp_components.split_methods.totally_random import grow_totally_random
+from dp_components.split_methods.tree import LEAF, Tree
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.private_trees.features import tree_features
+from nvflare_plugins.private_trees.methods import Method, WeightUpdate
+
+_NO_PARENT = 2**31 - 1
+_XGBOOST_VERSION = [3, 2, 0]
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Trees in the order of boosting, ``batch_size`` of them per round, over common candidates."""
+
+    trees: tuple[Tree, ...]
+    candidates: Candidates
+    batch_size: int
+
+    @property
+    def n_rounds(self) -> int:
+        """Boosting rounds, each with one message."""
+        return len(self.trees) // self.batch_size
+
+    def of_round(self, number: int) -> tuple[Tree, ...]:
+        """Return the trees that one round refreshes."""
+        return self.trees[number * self.batch_size : (number + 1) * self.batch_size]
+
+
+def draw_forest(method: Method, candidates: Candidates, seed: int) -> Forest:
+    """Draw the structure of every tree.
+
+    Privacy: touches no data; the seed is public and must not seed any noise.
+    Raises: ConfigurationError, if the batches do not fill the forest: XGBoost knows one batch size only.
+    """
+    if method.n_trees % method.batch_size:
+        raise ConfigurationError("the number of trees must be a multiple of the batch size")
+    draws = random.Random(seed)
+    counts = candidates.counts
+    trees = tuple(
+        grow_totally_random(counts, tree_features(method, number, len(counts), draws), method.depth, draws)
+        for number in range(method.n_trees)
+    )
+    return Forest(trees, candidates, method.batch_size)
+
+
+def initial_model(forest: Forest, method: Method, feature_names: Sequence[str] = ()) -> bytes:
+    """Return the forest as XGBoost model JSON; all leaves are 0.
+
+    The names come from the schema that the sites agreed on, never from a site's own table.
+    """
+    trees = [_tree_json(number, tree, forest.candidates) for number, tree in enumerate(forest.trees)]
+    averaging = method.weight_update is WeightUpdate.AVERAGING
+    objective = {"name": "reg:squarederror" if averaging else "binary:logistic",
+                 "reg_loss_param": {"scale_pos_weight": "1"}}  # fmt: skip
+    n_features = len(forest.candidates.of_feature)
+    document = {
+        "version": _XGBOOST_VERSION,
+        "learner": {
+            "attributes": {}, "feature_names": list(feature_names), "feature_types": [],
+            "gradient_booster": {"name": "gbtree", "model": {
+                "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
+                "gbtree_model_param": {
+                    "num_parallel_tree": str(forest.batch_size), "num_trees": str(len(forest.trees)),
+                },
+                "iteration_indptr": list(range(0, len(forest.trees) + 1, forest.batch_size)),
+                "tree_info": [0] * len(forest.trees), "trees": trees,
+            }},
+            "learner_model_param": {
+                "base_score": "[0E0]" if averaging else "[5E-1]", "boost_from_average": "0", "num_class": "0",
+                "num_feature": str(n_features), "num_target": "1",
+            },
+            "objective": objective,
+        },
+    }  # fmt: skip
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _tree_json(number: int, tree: Tree, candidates: Candidates) -> dict:
+    n_nodes = tree.feature.size
+    zeros, is_leaf = [0.0] * n_nodes, tree.feature == LEAF
+    parents = np.full(n_nodes, _NO_PARENT)
+    for children in (tree.left, tree.right):
+        parents[children[~is_leaf]] = np.flatnonzero(~is_leaf)
+    return {
+        "base_weights": zeros, "categories": [], "categories_nodes": [], "categories_segments": [],
+        "categories_sizes": [], "default_left": [0] * n_nodes, "id": number,
+        "left_children": tree.left.tolist(), "loss_changes": zeros, "parents": parents.tolist(),
+        "right_children": tree.right.tolist(), "split_conditions": _thresholds(tree, candidates),
+        "split_indices": np.where(is_leaf, 0, tree.feature).tolist(), "split_type": [0] * n_nodes,
+        "sum_hessian": zeros,
+        "tree_param": {"num_deleted": "0", "num_feature": str(len(candidates.of_feature)),
+                       "num_nodes": str(n_nodes), "size_leaf_vector": "1"},
+    }  # fmt: skip
+
+
+def _thresholds(tree: Tree, candidates: Candidates) -> list[float]:
+    """XGBoost sends x < threshold to the left, the candidates x <= c: the threshold is the next float32 above c."""
+    values: NDArray[np.float32] = np.zeros(tree.feature.size, dtype=np.float32)
+    for node in np.flatnonzero(tree.feature != LEAF):
+        cut = candidates.of_feature[tree.feature[node]][tree.candidate[node]]
+        values[node] = np.nextafter(cut, np.float32(np.inf))
+    return [float(str(v)) for v in values]  # the shortest decimal that reads back as the same float32

@@ -1,0 +1,80 @@
+"""The one message of a refresh training, and how its reply is formed.
+
+XGBoost's refresh updater sends one vector per round with the sums of every node of the round's trees. It is labelled
+MAX, an upstream slip (updater_refresh.cc, 3.2.0): it must be summed. A row counts at every node of its path, so only the
+leaves are asked for; inner nodes are rebuilt from noisy leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_components.leaf_weights.row_bounds import UNIT
+from dp_components.split_methods.tree import LEAF, Tree
+from he_processors.errors import ProtocolError
+from nvflare_plugins.private_trees.forest import Forest
+from nvflare_plugins.wire.catalogue import Answer, Dtype, Kind, Message, Moment, Op, Phase
+
+_BYTES_PER_NODE = 16
+
+
+class RefreshGrammar:
+    """Allows exactly one message in each round, of the size that the public forest fixes."""
+
+    def __init__(self, forest: Forest):
+        self._forest = forest
+        self._moment = Moment(Phase.SETUP)
+        self._due = False
+
+    def enter(self, moment: Moment) -> None:
+        """Announce the next phase. Raises: ProtocolError, if the last round's message has not come."""
+        if self._due:
+            raise ProtocolError(f"XGBoost left phase {self._moment} without its node statistics")
+        self._moment = moment
+        self._due = moment.phase is Phase.UPDATE
+
+    def classify(self, call: str, dtype: int, op: int, size: int) -> Message:
+        """Name the message. Raises: ProtocolError, for any other than the one that is due."""
+        n_nodes = sum(tree.feature.size for tree in self._forest.of_round(self._moment.round)) if self._due else 0
+        if (call, dtype, op, size) != ("Allreduce", Dtype.FLOAT64, Op.MAX, _BYTES_PER_NODE * n_nodes) or not n_nodes:
+            raise ProtocolError(
+                f"unknown message in phase {self._moment}: {call} (dtype {dtype}, op {op}) of {size} bytes; a refresh "
+                f"sends {n_nodes} node statistics once a round and nothing else"
+            )
+        self._due = False
+        return Message(Kind.NODE_STATS, Answer.SUM, Dtype.FLOAT64, 2 * n_nodes, self._moment, size)
+
+
+def leaf_integers(buffer: bytes, trees: Sequence[Tree]) -> NDArray[np.int64]:
+    """Read the leaves' exact sums out of XGBoost's buffer and leave the inner nodes behind.
+
+    Shapes: result: int64[2 * n_leaves], (G, H) by turns. Units: 2^-20.
+    Raises: ProtocolError, if a sum is off the grid: then the rows were not bounded by this project's objective.
+    """
+    nodes = np.frombuffer(buffer, dtype="<f8").reshape(-1, 2)
+    leaves = nodes[np.concatenate([tree.feature == LEAF for tree in trees])].ravel() * UNIT
+    integers = np.rint(leaves)
+    if not np.array_equal(integers, leaves):  # NaN differs too
+        raise ProtocolError("a leaf sum is not on the grid of the row statistics")
+    return integers.astype(np.int64)
+
+
+def node_statistics(leaf_sums: NDArray[np.float64], trees: Sequence[Tree]) -> bytes:
+    """Form XGBoost's reply: noisy leaves, and inner nodes as the sums of their noisy leaves.
+
+    Shapes: leaf_sums: float64[n_leaves, 2].
+    """
+    parts, start = [], 0
+    for tree in trees:
+        nodes = np.zeros((tree.feature.size, 2))
+        n_leaves = tree.leaves.size
+        nodes[tree.leaves] = leaf_sums[start : start + n_leaves]
+        start += n_leaves
+        for node in range(tree.feature.size - 1, -1, -1):
+            if tree.feature[node] != LEAF:
+                nodes[node] = nodes[tree.left[node]] + nodes[tree.right[node]]
+        parts.append(nodes)
+    return np.concatenate(parts).astype("<f8").tobytes()
