@@ -1,1 +1,24 @@
-"""Differential-privacy components. Imports neither nvflare, xgboost nor he_processors."""
+"""Differential-privacy components. Imports neither nvflare, xgboost nor he_processors.
+
+How a private quantity comes to be, from the rows to the site's ledger:
+
+    rows = clip_logistic_rows(grad, hess, relation=NeighbouringRelation.ADD_OR_REMOVE_ROW)      sensitivity.py
+    rows.values        int64[n_rows, 2] on the grid 2^-20;  rows.sensitivity travels with them
+    sums = ...         int64[n_leaves, 2]; ``grid_integers`` takes double sums of grid values back to integers
+    release = add_gaussian_noise(sums, rows.sensitivity, noise_multiplier)                      mechanisms/gaussian.py
+    release.value, release.event     what may leave, and the event that pays for it
+
+    noise_multiplier_for(n_queries, epsilon, delta)     calibration.py; other plans: ``calibrate``
+    compose(events)  -> PrivacyCost: .epsilon(delta), .delta(epsilon)                           accounting/composition.py
+    check_second_opinion(events, delta)                 before a job starts                     accounting/second_opinion.py
+
+    shares = NoiseShares(n_sites=3, n_colluders=1)      every site adds its part of the noise   distributed_noise.py
+    add_noise_share(site_sums, sensitivity, noise_multiplier, shares) -> Release
+
+    ledger = Ledger.open(folder, LedgerIdentity(site, data_set, relation), Budget.for_epsilon(1.0, 1e-6))   ledger.py
+    ledger.open_job(job_id, plan)                       refuses a plan that would overdraw; ``quote`` is the dry run
+    ledger.release(job_id, query, event, make) -> int64 array: charged durably first; a retry gets the cached reply
+    ledger.close_job(job_id)                            frees what the plan did not use
+
+Further mechanisms: ``add_laplace_noise``, ``choose_exponentially``, ``randomise_buckets``. Errors: errors.py.
+"""

@@ -1,0 +1,190 @@
+"""The price of events, and (epsilon, delta) of a total.
+
+A cost has four parts, each additive, also over events that are chosen adaptively: mu^2 of the Gaussians (exact), the
+sum of pure epsilons, rho of mechanisms known by their Renyi divergence only, and the total variation slack of discrete
+noise. The parts are not converted into each other: Gaussian (0.1, 1/21000)-DP costs mu^2 = 0.0013, the pure epsilon
+0.1 as a Gaussian guarantee eleven times that. A budget limits each part on its own.
+
+Reference: ALGORITHMS of the project, 4; fully adaptive composition of Gaussians: arXiv 2210.17520.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dp_components.accounting.discrete_slack import discrete_distance
+from dp_components.accounting.gaussian_dp import delta_of_mu, mu_for
+from dp_components.accounting.renyi import delta_of_rho
+from dp_components.errors import UnknownEvent
+from dp_components.events import (
+    ConcentratedEvent,
+    DiscreteGaussianEvent,
+    Event,
+    ExponentialEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    LocalRandomisedResponseEvent,
+    simple_events,
+)
+from dp_components.neighbouring import NeighbouringRelation
+
+_LARGEST_EPSILON = 600.0
+_HALVINGS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyCost:
+    """What events cost, or what a budget allows.
+
+    Attributes:
+        mu_squared: Gaussian part: mu^2 of the exact GDP guarantee.
+        pure_epsilon: Sum of the pure epsilons.
+        zcdp_rho: Part known by its Renyi divergence only.
+        total_variation: Distance between the noise sampled and the noise accounted.
+    """
+
+    mu_squared: float = 0.0
+    pure_epsilon: float = 0.0
+    zcdp_rho: float = 0.0
+    total_variation: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(part) and part >= 0 for part in self.parts()):
+            raise ValueError("the parts of a privacy cost must be finite and not negative")
+
+    def parts(self) -> tuple[float, float, float, float]:
+        """Return the four parts in the order of the attributes."""
+        return self.mu_squared, self.pure_epsilon, self.zcdp_rho, self.total_variation
+
+    def __add__(self, other: PrivacyCost) -> PrivacyCost:
+        return PrivacyCost(*(a + b for a, b in zip(self.parts(), other.parts(), strict=True)))
+
+    def fits(self, limit: PrivacyCost) -> bool:
+        """Say whether every part is within the limit's."""
+        return all(a <= b for a, b in zip(self.parts(), limit.parts(), strict=True))
+
+    def at_least(self, other: PrivacyCost) -> PrivacyCost:
+        """Return the larger of each part."""
+        return PrivacyCost(*(max(a, b) for a, b in zip(self.parts(), other.parts(), strict=True)))
+
+    def delta(self, epsilon: float) -> float:
+        """Return delta at ``epsilon``: that of the Gaussians at what the pure epsilons leave, plus the slack.
+
+        Raises:
+            ValueError: ``epsilon`` is negative.
+        """
+        if not epsilon >= 0:
+            raise ValueError("epsilon must not be negative")
+        left = epsilon - self.pure_epsilon
+        if left < 0 or epsilon > _LARGEST_EPSILON:
+            return 1.0
+        if self.zcdp_rho == 0:
+            delta = delta_of_mu(math.sqrt(self.mu_squared), left)
+        else:  # A Gaussian with parameter mu has rho = mu^2 / 2.
+            delta = delta_of_rho(self.mu_squared / 2 + self.zcdp_rho, left)
+        return min(1.0, delta + (1 + math.exp(epsilon)) * self.total_variation)
+
+    def epsilon(self, delta: float) -> float:
+        """Return epsilon at ``delta``, rounded up; infinity if none below 600 will do.
+
+        Raises:
+            ValueError: ``delta`` is not in [0, 1); 0 asks for a pure guarantee.
+        """
+        if not 0 <= delta < 1:
+            raise ValueError("delta must be in [0, 1)")
+        low = high = self.pure_epsilon
+        step = 1e-3
+        while self.delta(high) > delta:
+            low, high, step = high, high + step, 2 * step
+            if high > _LARGEST_EPSILON:
+                return math.inf
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if not low < middle < high:
+                break
+            low, high = (low, middle) if self.delta(middle) <= delta else (middle, high)
+        return high if high == self.pure_epsilon else high * (1 + 1e-12)
+
+
+def compose(events: Event | Iterable[Event]) -> PrivacyCost:
+    """Return the exact cost of events that use the same rows.
+
+    Raises:
+        UnknownEvent: An event is not known; it is never taken to be free.
+        ValueError: Two events have different neighbouring relations: their costs must not be added.
+    """
+    counts = count_events(events)
+    relation_of(counts)
+    costs = [(cost_of(event), count) for event, count in counts.items()]
+    columns = zip(*([part * count for part in cost.parts()] for cost, count in costs), strict=True)
+    return PrivacyCost(*(math.fsum(column) for column in columns))
+
+
+def count_events(events: Event | Iterable[Event]) -> Counter[Event]:
+    """Return how often each simple event occurs. Equal events are counted before they are priced, against rounding."""
+    parts = events if isinstance(events, list | tuple) else [events] if not isinstance(events, Iterable) else events
+    counts: Counter[Event] = Counter()
+    for part in parts:
+        for event, count in simple_events(part):
+            counts[event] += count
+    return counts
+
+
+def relation_of(events: Iterable[Event]) -> NeighbouringRelation | None:
+    """Return the one neighbouring relation of simple events; None for no events.
+
+    Raises:
+        ValueError: There are several.
+    """
+    relations = {event.relation for event in events}
+    if len(relations) > 1:
+        names = ", ".join(sorted(relation.value for relation in relations))
+        raise ValueError(f"events with different neighbouring relations cannot be composed: {names}")
+    return relations.pop() if relations else None
+
+
+def cost_of(event: Event) -> PrivacyCost:
+    """Return the cost of one simple event.
+
+    Raises:
+        UnknownEvent: The event is not known.
+        ValueError: Discrete noise on a grid too coarse for the exact bound.
+    """
+    match event:
+        case GaussianEvent():
+            return PrivacyCost(mu_squared=1 / event.noise_multiplier**2)
+        case DiscreteGaussianEvent():
+            slack = discrete_distance(event.scales, event.n_shares)
+            return PrivacyCost(mu_squared=1 / event.noise_multiplier**2, total_variation=slack)
+        case LaplaceEvent() | ExponentialEvent():
+            return PrivacyCost(pure_epsilon=event.epsilon)
+        case LocalRandomisedResponseEvent():
+            is_element = event.relation is NeighbouringRelation.CHANGE_VALUE
+            return PrivacyCost(pure_epsilon=event.epsilon * (1 if is_element else event.n_values))
+        case ConcentratedEvent():
+            return PrivacyCost(zcdp_rho=event.rho)
+        case _:
+            raise UnknownEvent(f"{type(event).__name__} is not a known privacy event.")
+
+
+def gaussian_limit(
+    epsilon: float, delta: float, *, pure_epsilon: float = 0.0, slack_share: float = 1e-4
+) -> PrivacyCost:
+    """Return the largest limit of Gaussian and pure parts that together keep (epsilon, delta).
+
+    Args:
+        epsilon: The whole epsilon.
+        delta: The whole delta; public, never computed from the data.
+        pure_epsilon: The part of epsilon kept for pure mechanisms.
+        slack_share: The part of delta kept for the slack of discrete noise.
+
+    Raises:
+        ValueError: Arguments out of range, or nothing is left for the Gaussians' epsilon.
+    """
+    if not (0 <= pure_epsilon <= epsilon and 0 < delta < 1 and 0 <= slack_share < 1 and epsilon <= _LARGEST_EPSILON):
+        raise ValueError("needs 0 <= pure_epsilon <= epsilon <= 600, delta in (0, 1) and slack_share in [0, 1)")
+    mu = mu_for(epsilon - pure_epsilon, delta * (1 - slack_share))
+    return PrivacyCost(mu**2, pure_epsilon, 0.0, slack_share * delta / (1 + math.exp(epsilon)))

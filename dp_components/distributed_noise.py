@@ -1,0 +1,103 @@
+"""Noise in shares: each site adds a part, so that no one ever holds an exact sum.
+
+Every site sees the model and knows its own share, and so does a coalition of sites. The noise that counts is the one
+that remains when the shares of t colluders are known: each of W sites adds variance s^2 / (W - t).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from numpy.typing import ArrayLike
+
+from dp_components.errors import PrivacyRefusal
+from dp_components.events import Release
+from dp_components.mechanisms.gaussian import (
+    coordinate_scales,
+    discrete_gaussian_event,
+    draw_noise,
+    require_integers,
+)
+from dp_components.randomness import OS_RANDOMNESS, RandomSource
+from dp_components.sensitivity import Sensitivity
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseShares:
+    """How the noise is divided.
+
+    Attributes:
+        n_sites: Sites that add a share; all of them must be alive in every sum.
+        n_colluders: Sites that may pool what they know, the observer included: at least 1, fewer than ``n_sites``.
+
+    Raises:
+        PrivacyRefusal: The numbers leave no noise, or leave none unknown to some site.
+    """
+
+    n_sites: int
+    n_colluders: int = 1
+
+    def __post_init__(self) -> None:
+        if self.n_colluders < 1:
+            raise PrivacyRefusal(
+                "Distributed noise with no tolerated colluder is refused: every site sees the model and knows its own "
+                "share of the noise. Set at least 1."
+            )
+        if self.n_colluders >= self.n_sites:
+            raise PrivacyRefusal(
+                f"Distributed noise among {self.n_sites} site(s) cannot tolerate {self.n_colluders} colluder(s): they "
+                "would know all of it. Add sites or tolerate fewer."
+            )
+
+    @property
+    def n_honest(self) -> int:
+        """The number of shares that the accounting relies on."""
+        return self.n_sites - self.n_colluders
+
+    @property
+    def total_noise_factor(self) -> float:
+        """Standard deviation of the noise in the sum over that of a trusted aggregator: sqrt(W / (W - t))."""
+        return math.sqrt(self.n_sites / self.n_honest)
+
+    def check_live(self, n_live: int) -> None:
+        """Refuse a sum to which fewer sites contribute than the noise was calibrated for.
+
+        Raises:
+            PrivacyRefusal: Sites are missing, and their shares with them.
+        """
+        if n_live < self.n_sites:
+            raise PrivacyRefusal(
+                f"Only {n_live} of {self.n_sites} sites are alive: the shares of noise of the others are missing, so "
+                "the sum would be less private than promised. Start again with the sites that remain."
+            )
+
+
+def add_noise_share(
+    sums: ArrayLike,
+    sensitivity: Sensitivity,
+    noise_multiplier: float,
+    shares: NoiseShares,
+    randomness: RandomSource = OS_RANDOMNESS,
+) -> Release:
+    """Add this site's share of the noise to its own sums, before they are masked.
+
+    Shapes:   sums: int64[..., n_coordinates], this site's.
+    Units:    grid units.
+    Privacy:  each coordinate's share has variance s^2 / (W - t), rounded up, so that the shares of the sites outside a
+        coalition sum to at least s^2. The event is that of their sum, which is what is sampled: a sum of discrete
+        Gaussians. One share alone protects less: the value must leave this site under masks only.
+    Security: the share must never be known to any other site; it comes from this site's operating system.
+
+    Returns:
+        The site's noised sums with the ``DiscreteGaussianEvent`` of the honest sites' total.
+
+    Raises:
+        ValueError: As ``add_gaussian_noise``.
+    Reference: Kairouz, Liu and Steinke, The Distributed Discrete Gaussian Mechanism, Theorem 9.
+    """
+    exact = require_integers(sums, sensitivity)
+    whole = coordinate_scales(sensitivity, noise_multiplier)
+    scales = tuple(scale / math.sqrt(shares.n_honest) * (1 + 2.0**-50) for scale in whole)
+    value = exact + draw_noise(exact.shape, scales, randomness)
+    return Release(value, discrete_gaussian_event(exact.size, sensitivity, scales, n_shares=shares.n_honest))

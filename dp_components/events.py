@@ -1,0 +1,244 @@
+"""Privacy events: frozen values that say completely which random mechanism was run, and compute nothing.
+
+An event is the contract between a mechanism, which draws noise, and the accountant (accounting/composition.py), which
+prices it. The set is closed: the accountant raises on anything else. A release without its event does not exist
+(``Release``). Events are written to the ledger by ``event_document`` and read back strictly by ``event_from_document``.
+
+Reference: the split into events and accountants is that of Google's dp_accounting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_components.errors import UnknownEvent
+from dp_components.neighbouring import NeighbouringRelation
+
+
+# No sensible mechanism is outside; inside, squares and sums stay clear of overflow.
+_SMALLEST, _LARGEST = 1e-20, 1e20
+
+
+def _require_positive(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _SMALLEST <= value <= _LARGEST:
+        raise ValueError(f"{name} must be a number from {_SMALLEST:g} to {_LARGEST:g}")
+
+
+def _require_count(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianEvent:
+    """A query plus continuous Gaussian noise N(0, s^2 I), with s = ``noise_multiplier`` times the L2 sensitivity."""
+
+    noise_multiplier: float
+    relation: NeighbouringRelation
+
+    def __post_init__(self) -> None:
+        _require_positive("noise_multiplier", self.noise_multiplier)
+
+
+@dataclass(frozen=True, slots=True)
+class DiscreteGaussianEvent:
+    """An integer query plus, in each coordinate, the sum of ``n_shares`` independent discrete Gaussians.
+
+    P(share = y) is proportional to exp(-y^2 / (2 s^2)) on the integers.
+
+    Attributes:
+        noise_multiplier: Least standard deviation of the summed noise divided by the L2 sensitivity, where both are
+            measured after scaling each coordinate by its weight.
+        relation: What neighbouring data sets differ in.
+        scales: Pairs (s, number of coordinates): the parameter s of one share in grid units, and how many coordinates
+            of the query have it.
+        n_shares: Shares that an adversary does not know: 1 for a trusted aggregator, sites minus colluders otherwise.
+    """
+
+    noise_multiplier: float
+    relation: NeighbouringRelation
+    scales: tuple[tuple[float, int], ...]
+    n_shares: int = 1
+
+    def __post_init__(self) -> None:
+        _require_positive("noise_multiplier", self.noise_multiplier)
+        _require_count("n_shares", self.n_shares)
+        if not self.scales:
+            raise ValueError("scales must not be empty")
+        for scale, n_coordinates in self.scales:
+            _require_positive("scale", scale)
+            _require_count("number of coordinates", n_coordinates)
+
+
+@dataclass(frozen=True, slots=True)
+class LaplaceEvent:
+    """An integer query plus discrete Laplace noise in each coordinate: likelihood ratios stay below exp(epsilon)."""
+
+    epsilon: float
+    relation: NeighbouringRelation
+
+    def __post_init__(self) -> None:
+        _require_positive("epsilon", self.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialEvent:
+    """One of n candidates drawn with probability proportional to exp(epsilon * utility / (2 * sensitivity))."""
+
+    epsilon: float
+    relation: NeighbouringRelation
+
+    def __post_init__(self) -> None:
+        _require_positive("epsilon", self.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRandomisedResponseEvent:
+    """Each value of a row replaced on its own by randomised response over its buckets.
+
+    Attributes:
+        epsilon: Per value; this alone is the guarantee at the element level (CHANGE_VALUE).
+        n_values: Values of one row that are randomised: a whole row costs ``n_values * epsilon``.
+        relation: CHANGE_VALUE prices one value; every other relation prices the whole row.
+    """
+
+    epsilon: float
+    n_values: int
+    relation: NeighbouringRelation
+
+    def __post_init__(self) -> None:
+        _require_positive("epsilon", self.epsilon)
+        _require_count("n_values", self.n_values)
+
+
+@dataclass(frozen=True, slots=True)
+class ConcentratedEvent:
+    """A mechanism of which no more is known than its Renyi divergence of order a: at most rho * a, for all a > 1.
+
+    For mechanisms that have nothing tighter, say a discrete Gaussian on a grid too coarse for the exact bound.
+    Reference: Bun and Steinke, Concentrated Differential Privacy (zCDP).
+    """
+
+    rho: float
+    relation: NeighbouringRelation
+
+    def __post_init__(self) -> None:
+        _require_positive("rho", self.rho)
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedEvent:
+    """``count`` runs of the same mechanism, each with noise of its own, chosen adaptively."""
+
+    event: Event
+    count: int
+
+    def __post_init__(self) -> None:
+        _require_count("count", self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedEvent:
+    """Several mechanisms on the same rows, chosen adaptively; an empty tuple is no release at all."""
+
+    events: tuple[Event, ...]
+
+
+Event = (
+    GaussianEvent
+    | DiscreteGaussianEvent
+    | LaplaceEvent
+    | ExponentialEvent
+    | LocalRandomisedResponseEvent
+    | ConcentratedEvent
+    | RepeatedEvent
+    | ComposedEvent
+)
+
+_NAMES = {
+    "gaussian": GaussianEvent,
+    "discrete_gaussian": DiscreteGaussianEvent,
+    "laplace": LaplaceEvent,
+    "exponential": ExponentialEvent,
+    "local_randomised_response": LocalRandomisedResponseEvent,
+    "concentrated": ConcentratedEvent,
+}
+_KINDS = {kind: name for name, kind in _NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Release:
+    """Noised data together with the event that pays for them.
+
+    Shapes: value: int64[...], in grid units, bucket ids or the index of a candidate, as the mechanism says.
+    """
+
+    value: NDArray[np.int64]
+    event: Event
+
+
+def simple_events(event: Event) -> Iterator[tuple[Event, int]]:
+    """Yield the simple events of a composition with their counts.
+
+    Raises:
+        UnknownEvent: Something in it is not an event of this module.
+    """
+    match event:
+        case RepeatedEvent(event=inner, count=count):
+            for simple, times in simple_events(inner):
+                yield simple, times * count
+        case ComposedEvent(events=parts):
+            for part in parts:
+                yield from simple_events(part)
+        case _ if type(event) in _KINDS:
+            yield event, 1
+        case _:
+            raise UnknownEvent(f"{type(event).__name__} is not a known privacy event.")
+
+
+def event_document(event: Event) -> dict[str, object]:
+    """Return a simple event as JSON values.
+
+    Raises:
+        UnknownEvent: It is not a simple event of this module.
+    """
+    if type(event) not in _KINDS:
+        raise UnknownEvent(f"{type(event).__name__} is not a simple privacy event.")
+    document: dict[str, object] = {"event": _KINDS[type(event)]}
+    for field in fields(event):
+        value = getattr(event, field.name)
+        if isinstance(value, NeighbouringRelation):
+            value = value.value
+        elif field.name == "scales":
+            value = [list(pair) for pair in value]
+        document[field.name] = value
+    return document
+
+
+def event_from_document(document: Mapping[str, object]) -> Event:
+    """Read what ``event_document`` writes, and nothing else.
+
+    Raises:
+        UnknownEvent: The event is not known.
+        ValueError: A field is missing, superfluous or impossible.
+    """
+    values = dict(document)
+    kind = _NAMES.get(str(values.pop("event", None)))
+    if kind is None:
+        raise UnknownEvent("an unknown privacy event")
+    if set(values) != {field.name for field in fields(kind)}:
+        raise ValueError("an event with other fields than it has")
+    values["relation"] = NeighbouringRelation(values["relation"])
+    if "scales" in values:
+        values["scales"] = _scales(values["scales"])
+    return kind(**values)
+
+
+def _scales(value: object) -> tuple[tuple[float, int], ...]:
+    if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        raise ValueError("scales must be pairs")
+    return tuple((scale, count) for scale, count in value)

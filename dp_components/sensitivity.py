@@ -1,0 +1,249 @@
+"""Clipping of rows onto an integer grid, and the sensitivity that this very clipping guarantees.
+
+A sensitivity is computed here, on the integers after rounding, and travels with the rows; no bare number from a
+configuration is ever taken for one. Truncation toward zero makes every value smaller, so rounding inflates no bound.
+On the grid sums in double precision are exact and independent of the order of addition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dp_components.neighbouring import NeighbouringRelation
+
+GRID_BITS = 20
+HESSIAN_WEIGHT = ((1 + math.sqrt(5)) / 2) ** 2.5
+"""c = phi^2.5 = 3.330, the largest weight for which the logistic loss has g^2 + (c h)^2 <= 1 at every score."""
+
+# Rounded up, so that the test below is never too lenient.
+_HESSIAN_WEIGHT_SQUARED = HESSIAN_WEIGHT**2 * (1 + 2**-50)
+
+
+class Norm(Enum):
+    """How the change of a query is measured."""
+
+    L1 = "l1"
+    L2 = "l2"
+    UTILITY = "utility"
+    """The largest change of the utility of any one candidate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """The most by which a query can change between neighbouring data sets.
+
+    Units: ``bound`` in grid units.
+
+    Attributes:
+        bound: The bound, in ``norm``, after coordinate i of the query's last axis is multiplied by ``weights[i]``.
+        norm: The norm of the bound.
+        relation: What neighbouring data sets differ in.
+        weights: One positive weight per coordinate of the last axis; (1.0,) stands for equal weights.
+    """
+
+    bound: float
+    norm: Norm
+    relation: NeighbouringRelation
+    weights: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(x) and x > 0 for x in (self.bound, *self.weights)):
+            raise ValueError("a sensitivity needs a finite bound and finite weights above 0")
+
+    def for_person(self, n_rows: int) -> Sensitivity:
+        """Return the sensitivity to all ``n_rows`` rows of one person at once: that many times as much."""
+        if n_rows < 1:
+            raise ValueError("a person has at least one row")
+        return Sensitivity(self.bound * n_rows, self.norm, self.relation, self.weights)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClippedRows:
+    """Rows on the grid and the sensitivity of any sum in which each row is counted at most once.
+
+    A sum is a query such as "(g, h) per leaf of one tree": every row falls into one leaf. A query in which a row is
+    counted k times (k features' histograms, k nodes of a path) is k such queries.
+
+    Shapes: values: int64[n_rows, n_coordinates], in units of 2^-grid_bits.
+    """
+
+    values: NDArray[np.int64]
+    sensitivity: Sensitivity
+    grid_bits: int
+
+    def as_floats(self) -> NDArray[np.float64]:
+        """Return the rows as the doubles they stand for (exact); float32 holds them too while below 2^(24 - bits)."""
+        return np.ldexp(self.values.astype(np.float64), -self.grid_bits)
+
+
+def clip_logistic_rows(
+    grad: ArrayLike,
+    hess: ArrayLike,
+    *,
+    relation: NeighbouringRelation = NeighbouringRelation.ADD_OR_REMOVE_ROW,
+    row_weights: ArrayLike | None = None,
+    max_row_weight: float = 1.0,
+    grid_bits: int = GRID_BITS,
+) -> ClippedRows:
+    """Clip gradient pairs of the logistic loss so that |(g, c h)| <= ``max_row_weight`` holds exactly, in integers.
+
+    The bound holds for the loss anyway; it is enforced because the inputs come from floating point. Where a row
+    exceeds it, h gives way.
+
+    Shapes:   grad, hess, row_weights: float[n_rows].
+    Privacy:  L2 sensitivity max_row_weight for ADD_OR_REMOVE_ROW and CHANGE_LABEL (g moves by at most 1, h stays),
+        twice that for REPLACE_ROW.
+    Capacity: ``max_row_weight`` up to 2^(31 - grid_bits).
+
+    Args:
+        grad: p - y, without weights.
+        hess: p (1 - p), without weights.
+        relation: What neighbouring data sets differ in.
+        row_weights: Public or row-wise weights, clipped to [0, ``max_row_weight``]; None for 1.
+        max_row_weight: Public bound of the weights (for scale_pos_weight s: max(1, s)).
+        grid_bits: The grid is 2^-grid_bits.
+
+    Raises:
+        ValueError: Values that are not finite, shapes that differ, weights without a usable bound, or the relation is
+            one in which no row changes.
+    Reference: ALGORITHMS of the project, 6.2: c^2 <= (1 + q) / (q^2 (1 - q)), least at q^2 + q = 1, where it is phi^5.
+    """
+    bound = grid_bound(max_row_weight, grid_bits)
+    weights = _row_weights(row_weights, max_row_weight)
+    g = np.clip(_truncate(np.asarray(grad, dtype=np.float64) * weights, grid_bits), -bound, bound)
+    h = _truncate(np.asarray(hess, dtype=np.float64) * weights, grid_bits)
+    if g.shape != h.shape or g.ndim != 1:
+        raise ValueError("grad and hess must be vectors of one length")
+    # (B - |g|)(B + |g|) is exact in int64; the factor below 1 covers the rounding of the division and the root.
+    room = (bound - np.abs(g)) * (bound + np.abs(g))
+    largest = np.floor(np.sqrt(room / _HESSIAN_WEIGHT_SQUARED) * (1 - 2.0**-40)).astype(np.int64)
+    values = np.stack([g, np.clip(h, 0, largest)], axis=1)
+    factors = {
+        NeighbouringRelation.ADD_OR_REMOVE_ROW: 1,
+        NeighbouringRelation.CHANGE_LABEL: 1,
+        NeighbouringRelation.REPLACE_ROW: 2,
+    }
+    sensitivity = Sensitivity(bound * _factor(factors, relation), Norm.L2, relation, (1.0, HESSIAN_WEIGHT))
+    return ClippedRows(values, sensitivity, grid_bits)
+
+
+def clip_rows(
+    values: ArrayLike,
+    bounds: Sequence[float],
+    *,
+    relation: NeighbouringRelation = NeighbouringRelation.ADD_OR_REMOVE_ROW,
+    norm: Norm = Norm.L2,
+    weights: Sequence[float] | None = None,
+    grid_bits: int = GRID_BITS,
+) -> ClippedRows:
+    """Clip each coordinate of each row to its own bound.
+
+    For gradient updates (g, 1), averaging (1[y = 1], 1), regression with |g| <= 20, hessians alone, counts.
+
+    Shapes:  values: float[n_rows, n_coordinates]; bounds, weights: one per coordinate.
+    Privacy: the norm of the weighted bounds for ADD_OR_REMOVE_ROW, twice that for REPLACE_ROW and CHANGE_LABEL.
+
+    Args:
+        values: The rows.
+        bounds: Public bounds of the absolute values.
+        relation: What neighbouring data sets differ in.
+        norm: L1 or L2.
+        weights: Weight of each coordinate in the norm; its noise is smaller by that factor. None for 1.
+        grid_bits: The grid is 2^-grid_bits.
+
+    Raises:
+        ValueError: Values that are not finite, a bound that is not on or above the grid, shapes that differ.
+    """
+    limits = np.array([grid_bound(bound, grid_bits) for bound in bounds], dtype=np.int64)
+    scale = tuple(float(w) for w in weights) if weights is not None else (1.0,) * len(limits)
+    grid_values = _truncate(np.asarray(values, dtype=np.float64), grid_bits)
+    if grid_values.ndim != 2 or grid_values.shape[1] != len(limits) or len(scale) != len(limits):
+        raise ValueError("values must be a matrix with one bound and one weight per column")
+    clipped = np.clip(grid_values, -limits, limits)
+    two_sided = {
+        NeighbouringRelation.ADD_OR_REMOVE_ROW: 1,
+        NeighbouringRelation.CHANGE_LABEL: 2,
+        NeighbouringRelation.REPLACE_ROW: 2,
+    }
+    parts = [float(limit) * w for limit, w in zip(limits, scale, strict=True)]
+    length = {Norm.L1: math.fsum(parts), Norm.L2: math.hypot(*parts)}.get(norm)
+    if length is None:
+        raise ValueError("rows have an L1 or an L2 norm")
+    # One part in 2^50 upwards covers the rounding of the products and the root; a single unit weight has none.
+    exact = len(parts) == 1 and scale == (1.0,)
+    bound = length * _factor(two_sided, relation) * (1.0 if exact else 1 + 2.0**-50)
+    return ClippedRows(clipped, Sensitivity(bound, norm, relation, scale), grid_bits)
+
+
+def count_sensitivity(
+    n_counted: int, *, relation: NeighbouringRelation = NeighbouringRelation.ADD_OR_REMOVE_ROW, norm: Norm = Norm.L2
+) -> Sensitivity:
+    """Return the sensitivity of counts of which one row enters ``n_counted`` (one bin of each of that many features).
+
+    A missing value must be one of the bins: it must not add a second count.
+
+    Privacy: integer counts, unit 1. Replacing a row moves two counts of each group.
+    """
+    if n_counted < 1:
+        raise ValueError("a row enters at least one count")
+    moved = n_counted * _factor(
+        {NeighbouringRelation.ADD_OR_REMOVE_ROW: 1, NeighbouringRelation.REPLACE_ROW: 2}, relation
+    )
+    if norm not in (Norm.L1, Norm.L2):
+        raise ValueError("counts have an L1 or an L2 norm")
+    bound = float(moved) if norm is Norm.L1 else math.sqrt(moved)
+    return Sensitivity(bound if bound == int(bound) else math.nextafter(bound, math.inf), norm, relation)
+
+
+def grid_integers(sums: ArrayLike, grid_bits: int = GRID_BITS) -> NDArray[np.int64]:
+    """Take double sums of grid values back to integers.
+
+    Shapes: sums: float64[...]; result: int64 of the same shape, in units of 2^-grid_bits.
+
+    Raises:
+        ValueError: A sum is not on the grid: then a value that was never clipped has entered it.
+    """
+    scaled = np.ldexp(np.asarray(sums, dtype=np.float64), grid_bits)
+    if not np.all(np.isfinite(scaled)) or np.any(np.abs(scaled) > 2.0**53) or np.any(scaled != np.rint(scaled)):
+        raise ValueError("sums that are not exact multiples of the grid")
+    return scaled.astype(np.int64)
+
+
+def grid_bound(bound: float, grid_bits: int) -> int:
+    """Return a public bound in grid units, rounded down: values are truncated toward zero below it.
+
+    Raises:
+        ValueError: The bound is not finite, not above the grid, or above 2^(31 - grid_bits).
+    """
+    if not 0 <= grid_bits <= 30:
+        raise ValueError("grid_bits must be in [0, 30]")
+    if not (math.isfinite(bound) and 1 <= math.ldexp(bound, grid_bits) <= 2**31):
+        raise ValueError("a bound must be finite, at least one grid unit and at most 2^(31 - grid_bits)")
+    return math.floor(math.ldexp(bound, grid_bits))
+
+
+def _truncate(values: NDArray[np.float64], grid_bits: int) -> NDArray[np.int64]:
+    if not np.all(np.isfinite(values)):
+        raise ValueError("rows must be finite")
+    return np.clip(np.trunc(np.ldexp(values, grid_bits)), -(2.0**62), 2.0**62).astype(np.int64)
+
+
+def _row_weights(row_weights: ArrayLike | None, max_row_weight: float) -> NDArray[np.float64] | float:
+    if row_weights is None:
+        return 1.0
+    weights = np.asarray(row_weights, dtype=np.float64)
+    if not np.all(np.isfinite(weights)):
+        raise ValueError("row weights must be finite")
+    return np.clip(weights, 0.0, max_row_weight)
+
+
+def _factor(factors: dict[NeighbouringRelation, int], relation: NeighbouringRelation) -> int:
+    if relation not in factors:
+        raise ValueError(f"no sensitivity is known here for {relation.value}")
+    return factors[relation]
