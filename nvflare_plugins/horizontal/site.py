@@ -16,6 +16,7 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
 from nvflare_plugins.horizontal.agreement import Terms, agree, versions
+from nvflare_plugins.horizontal.continuation import keep_thresholds
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
 from nvflare_plugins.horizontal.cuts import Cuts
 from nvflare_plugins.horizontal.job import HorizontalJob
@@ -122,6 +123,8 @@ class _Attempt:
             self._job, self._prepared, self._channel, self._registry, self._reservations[0], self._proof
         )
         cuts, root_feature = agreement.run(sums)
+        if self._prepared.initial_model is not None:
+            cuts = keep_thresholds(cuts, self._prepared.initial_model, self._prepared.parameters.max_bin)
         self._folder.write_cuts(cuts)
         result = self._train(sums, cuts, root_feature, n_done)
         model = bytes(result.booster.save_raw("json"))

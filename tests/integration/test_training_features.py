@@ -11,6 +11,7 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
+from nvflare_plugins.horizontal.cuts import reference_table
 from nvflare_plugins.horizontal.job import HorizontalJob
 from tests.support.federation import Federation, SiteDied, central_model, leaf_difference, succeed
 
@@ -297,6 +298,41 @@ def test_continuation_equals_central_continuation(tmp_path, name):
     central = central_model(frame, "y", {**LOGISTIC, **params}, federation.cuts("more"), 2, initial=first)
     assert xgb.Booster(model_file=bytearray(federation.model("more"))).num_boosted_rounds() == 5
     assert leaf_difference(federation.model("more"), central) == 0
+
+
+@pytest.mark.parametrize("cuts", ["quantile", "uniform"])
+def test_a_model_of_other_cuts_predicts_the_training_rows_as_it_should(tmp_path, cuts):
+    """XGBoost predicts binned rows by their bins: the model's thresholds must be among the cuts."""
+    frame = table(600)
+    features = frame.drop(columns="y")
+    first = xgb.train({**LOGISTIC, "base_score": 0.5, "tree_method": "exact"}, xgb.DMatrix(features, frame.y), 2)
+    federation = Federation(tmp_path)
+    federation.give_data("train", frame)
+    give_model(federation, bytes(first.save_raw("ubj")))
+    bounds = {name: [-3.0, 3.0] for name in features}
+    training = job({"base_score": 0.5, "max_bin": 12}, 1, initial_model="start.json", cuts=cuts, cut_bounds=bounds)
+    succeed(federation.run(training))
+    assert all(cuts.size <= 10 for cuts in federation.cuts().of_feature)
+    # The same step with the model's own margins on the raw rows.
+    reference = xgb.QuantileDMatrix(reference_table(federation.cuts(), {}), max_bin=12)
+    rows = xgb.QuantileDMatrix(
+        features.to_numpy(), label=frame.y, ref=reference, max_bin=12,
+        base_margin=first.predict(xgb.DMatrix(features), output_margin=True),
+    )  # fmt: skip
+    step = xgb.train({**LOGISTIC, "base_score": 0.5, "max_bin": 12, "nthread": 1}, rows, 1)
+    ours = xgb.Booster(model_file=bytearray(federation.model()))[2:].trees_to_dataframe()
+    theirs = step.trees_to_dataframe()
+    assert ours.Gain.to_numpy() == pytest.approx(theirs.Gain.to_numpy(), rel=1e-4, abs=1e-5)
+    assert np.nan_to_num(ours.Split).tolist() == np.nan_to_num(theirs.Split).tolist()
+
+
+def test_a_model_of_too_many_thresholds_is_refused_before_anything_is_sent(tmp_path):
+    frame, frames, federation = table(300), [], Federation(tmp_path)
+    federation.give_data("train", frame)
+    first = xgb.train({**LOGISTIC, "tree_method": "exact"}, xgb.DMatrix(frame.drop(columns="y"), frame.y), 9)
+    give_model(federation, bytes(first.save_raw("json")))
+    outcomes = federation.run(job({"max_bin": 4}, initial_model="start.json"), frames=frames)
+    assert any("max_bin must be at least" in str(error) for error in outcomes.values()) and not frames
 
 
 def test_best_iteration_of_a_continued_model_counts_as_xgboost_does(tmp_path):
