@@ -43,6 +43,7 @@ SITES = ("site-1", "site-2", "site-3")
 DEFAULT_PORT = 8002
 START_TIMEOUT_S = 90
 STOP_TIMEOUT_S = 30
+COMMAND_TIMEOUT_S = 180
 JOB_TIMEOUT_S = 600
 
 
@@ -143,12 +144,19 @@ class Poc:
 
     def _nvflare(self, *arguments: str) -> None:
         command = [str(Path(sys.executable).with_name("nvflare")), "--format", "json", *arguments]
-        done = subprocess.run(
-            command, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-            timeout=300,
-        )  # fmt: skip
-        if done.returncode != 0:
-            raise RuntimeError(f"nvflare {' '.join(arguments)} failed ({done.returncode}):\n{done.stdout}{done.stderr}")
+        # A file, not a pipe: the processes that FLARE starts would keep a pipe open, and the wait for its end.
+        log = self.folder / f"nvflare_{'_'.join(arguments[:2])}.log"
+        with log.open("wb") as output:
+            try:
+                done = subprocess.run(
+                    command, env=self._environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False,
+                    timeout=COMMAND_TIMEOUT_S,
+                )  # fmt: skip
+                outcome = f"exit code {done.returncode}" if done.returncode else ""
+            except subprocess.TimeoutExpired:
+                outcome = f"no end within {COMMAND_TIMEOUT_S} s"
+        if outcome:
+            raise RuntimeError(f"nvflare {' '.join(arguments)} failed ({outcome}):\n{log.read_text()[-4000:]}")
 
 
 def write_breast_cancer(folders: dict[str, Path]) -> None:
