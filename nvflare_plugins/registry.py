@@ -213,9 +213,13 @@ class Registry:
     def cancel(self, run: Reservation) -> None:
         """Take a reservation back; only for a run that sent nothing private.
 
+        A resumed run stays: it stands for trees that the job before it has released.
+
         Raises:
             ValueError: The run has recorded a release (a search or a tree).
         """
+        if run.verdict is Verdict.RESUMED:
+            return
         with self._locked():
             ledger = self._read()
             this = _find_run(ledger, run.run_id)

@@ -151,6 +151,7 @@ def test_resume_only_with_the_same_sites_rows_and_parameters(registry: Registry)
         reserve(registry, table(rows=slice(1, None)), job_id="job-2", resume=point)
     resumed = reserve(registry, table(), job_id="job-2", resume=ResumePoint("job-1", 10))
     assert resumed.verdict is Verdict.RESUMED
+    registry.cancel(resumed)  # another site refused: nothing new was released, and the old release stays on record
     registry.complete(resumed, 30)
     with pytest.raises(ConfigurationError, match="complete"):
         reserve(registry, table(), job_id="job-3", resume=ResumePoint("job-2", 30))
