@@ -120,6 +120,8 @@ class Channel:
         self._record("received", answer)
         self._count(kind, codec, len(payload), len(answer.payload), seconds)
         self.counter += 1
+        if self.heads is not None and bool(answer.attachment) != bool(attachment):
+            raise ProtocolError("the server kept evidence heads of the other sites back, or sent some that are not due")
         if answer.attachment and self.heads is not None:
             self.heads.receive(unpack_list(answer.attachment, self.world + 1))
         if answer.type is FrameType.RESCALE:

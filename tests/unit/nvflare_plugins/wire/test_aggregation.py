@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -281,3 +282,18 @@ def test_a_server_that_answers_with_another_exchange_is_refused():
 def test_attempt_must_be_16_bytes():
     with pytest.raises(ValueError):
         Aggregator(SITES, os.urandom(8), 1.0)
+
+
+@pytest.mark.parametrize("due", [True, False])
+def test_heads_that_the_server_keeps_back_or_makes_up_are_noticed(due):
+    class Lying(Loop):
+        def exchange(self, data: bytes, timeout_s: float) -> bytes:
+            answer = unpack(super().exchange(data, timeout_s))
+            return replace(answer, attachment=b"" if due else pack_list([b"x", b""])).pack()
+
+    channel = Channel("a", ("a",), "job", ATTEMPT, Lying(Aggregator(("a",), ATTEMPT, 5.0), "a"), 5.0)
+    channel.heads = HeadExchange(lambda: b"head", lambda heads: None)
+    if due:
+        channel.heads.mark()
+    with pytest.raises(ProtocolError, match="evidence heads"):
+        channel.gather(Kind.CLOSING, b"")
