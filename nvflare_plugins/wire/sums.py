@@ -1,8 +1,9 @@
 """Protected sums of real numbers: scale, encode, protect, add at the server, reveal, decode.
 
 Scales. Every family of kinds has a fixed-point grid, as fine as the processor's capacity allows for the largest value
-that any site may send. The sites find that largest value together by a secure maximum of exponents and nobody learns
-more than the maximum (and a site that is alone with it, that it is alone). When training outgrows a scale, all sites
+that any site may send. The sites find that largest value together by a secure maximum of exponents. Each site learns
+from it the largest exponent of the others, and nothing else: that is the maximum, but for a site that is alone at the
+top, which can take its own part from the sums and so finds the second. The server learns nothing. When training outgrows a scale, all sites
 agree on a new one and encode anew; the message that did not fit was never summed.
 """
 
@@ -115,7 +116,10 @@ class ProtectedSums:
         bound = 1 << self._grids[Family.COUNTS].bound_exponent
         if counts.size and not -bound <= counts.min() <= counts.max() <= bound:
             raise CapacityExceeded(f"{kind.name}: a count is larger than {bound}")
-        return self._sum_integers(kind, counts, counts.size)
+        try:
+            return self._sum_integers(kind, counts, counts.size)
+        except RescaleRequested:
+            raise _no_scale(kind) from None
 
     def _sum_integers(self, kind: Kind, integers: NDArray[np.int64] | None, n_values: int) -> NDArray[np.int64]:
         label = self._label(kind, n_values)
@@ -138,6 +142,8 @@ class ProtectedSums:
     def _secure_maximum(self, exponents: list[int]) -> list[int]:
         """Return the largest exponent over all sites, for each position.
 
+        Privacy: a site that takes its own numbers from the sums learns the largest exponent of the other sites.
+
         For every threshold a site sends 0 if its exponent is below and a uniform 64-bit number otherwise: the masked
         sum is 0 where no site reaches the threshold and uniform where one does (wrong with probability 2^-64).
         """
@@ -149,7 +155,10 @@ class ProtectedSums:
         flags = np.where(reached, random_uint64(reached.size, self._randomness).reshape(reached.shape), np.uint64(0))
         label = self._label(Kind.SCALE, flags.size)
         payload = self._masks.protect(flags.ravel().view(np.int64), label)
-        reply = self._channel.sum(Kind.SCALE, self._masks.codec, payload, flags.size)
+        try:
+            reply = self._channel.sum(Kind.SCALE, self._masks.codec, payload, flags.size)
+        except RescaleRequested:
+            raise _no_scale(Kind.SCALE) from None
         any_reached = (self._masks.reveal(reply, label) != 0).reshape(reached.shape)
         counts = any_reached.sum(axis=1)
         if (counts == 0).any() or (any_reached != (np.arange(thresholds.size) < counts[:, None])).any():
@@ -158,3 +167,7 @@ class ProtectedSums:
 
     def _label(self, kind: Kind, n_values: int) -> MessageLabel:
         return MessageLabel(self._channel.counter, kind.name, str(self._channel.moment), n_values)
+
+
+def _no_scale(kind: Kind) -> ProtocolError:
+    return ProtocolError(f"another scale was asked for {kind.name}, which has none: a site or the server misbehaved")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -97,7 +98,7 @@ def test_no_two_messages_of_a_site_repeat_a_keystream():
         assert not (first == second).any()
 
 
-def test_the_agreed_scale_is_that_of_the_largest_site_and_says_no_more():
+def test_the_agreed_scale_is_that_of_the_largest_site_and_found_under_masks():
     def work(sums: ProtectedSums, rank: int):
         sums.agree_scales({Family.GRADIENTS: [0.3, 1000.0, 2.0][rank], Family.LABELS: 1.0})
         return sums.scale_of(Family.GRADIENTS).bound_exponent, sums.scale_of(Family.LABELS).bound_exponent
@@ -120,6 +121,26 @@ def test_a_value_that_outgrows_its_scale_changes_the_scale_and_is_never_summed_p
         (FrameType.CONTRIBUTION, Kind.SCALE, 2), (FrameType.CONTRIBUTION, Kind.HISTOGRAM, 3),
     ]  # fmt: skip
     assert [f.payload for f in wires["b"].frames if f.type is FrameType.RESCALE] == [b""]
+
+
+def ask_for_another_scale(data: bytes) -> bytes:
+    return replace(unpack(data), type=FrameType.RESCALE, payload=b"").pack()
+
+
+@pytest.mark.parametrize("what", ["scale", "counts"])
+def test_a_new_scale_for_what_has_none_is_refused_by_name(what):
+    class Lying(Wire):
+        def exchange(self, data: bytes, timeout_s: float) -> bytes:
+            return ask_for_another_scale(super().exchange(data, timeout_s))
+
+    channel = Channel("a", ("a",), "job", ATTEMPT, Lying(Aggregator(("a",), ATTEMPT, 10.0), "a"), 10.0)
+    masks = MaskedSums(PairwiseMasks(b"s" * 32, 0, {}, b"g" * 32))
+    sums = ProtectedSums(channel, masks, masks)
+    with pytest.raises(ProtocolError, match="which has none"):
+        if what == "scale":
+            sums.agree_scales({Family.GRADIENTS: 1.0})
+        else:
+            sums.sum_counts(Kind.CUT_COUNTS, np.array([1], dtype=np.int64))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
