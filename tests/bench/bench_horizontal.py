@@ -105,10 +105,10 @@ def bench_lanes(folder: Path, num_rounds: int, profiles: list[str], shape: Table
         for lane in lanes:
             lane.wait_ready()
             _say(f"{lane.name} is ready")
-        for number in range(num_rounds):
+        for number in range(2, num_rounds + 1):
             for lane in lanes:
                 lane.take_turn()
-            _say(f"round {number + 1} of {num_rounds}: " + ", ".join(f"{x.name} {x.turns[-1].wall_s:.3f}" for x in lanes))
+            _say(f"round {number} of {num_rounds}: " + ", ".join(f"{x.name} {x.turns[-1].wall_s:.3f}" for x in lanes))
         models = {lane.name: lane.finish() for lane in lanes}
         for server in servers:
             server.close()
@@ -141,10 +141,10 @@ def _lane_figures(task: Task, lanes: dict[str, Lane], models: dict[str, list[byt
     }
     for name in ("central", "native", "plain"):
         if name in lanes:
-            figures[f"{name}_s_per_round"] = _rounded(median(turn.wall_s for turn in lanes[name].turns[1:]))
+            figures[f"{name}_s_per_round"] = _rounded(median(turn.wall_s for turn in lanes[name].turns))
     for name in ("masks", "bfv", "ckks"):
         if name in lanes and "plain" in lanes:
-            pairs = zip(lanes[name].turns[1:], lanes["plain"].turns[1:], strict=True)
+            pairs = zip(lanes[name].turns, lanes["plain"].turns, strict=True)
             figures[f"{name}_added_s"] = _rounded(median(a.wall_s - b.wall_s for a, b in pairs))
     figures["bytes_per_round"] = {profile: _bytes_per_round(task, profile) for profile in profiles}
     return figures
@@ -159,9 +159,9 @@ def _bytes_per_round(task: Task, profile: str) -> int:
 def _table(lanes: list[Lane]) -> None:
     _say("medians over rounds 2..n, seconds:   wall  (quartiles)      CPU of all processes   of it server")
     for lane in lanes:
-        walls = sorted(turn.wall_s for turn in lane.turns[1:])
+        walls = sorted(turn.wall_s for turn in lane.turns)
         quartiles = f"({walls[len(walls) // 4]:.3f}-{walls[-1 - len(walls) // 4]:.3f})"
-        cpu, server = (median(getattr(turn, key) for turn in lane.turns[1:]) for key in ("cpu_s", "server_cpu_s"))
+        cpu, server = (median(getattr(turn, key) for turn in lane.turns) for key in ("cpu_s", "server_cpu_s"))
         _say(f"  {lane.name:<8} {median(walls):>32.3f}  {quartiles:<16} {cpu:>12.3f} {server:>24.3f}")
 
 

@@ -1,9 +1,9 @@
 """One training after another, round by round: every way to train stands ready, and each takes its turn.
 
 A lane is one way to train: centralized XGBoost, XGBoost's own federated tracker, or one of our profiles. All lanes'
-processes are started once and wait; the benchmark then lets each lane do its round k before any does round k + 1. What
-else the machine does hits all lanes alike, and a difference between two lanes is the median over rounds of differences
-between neighbours in time.
+processes are started once, do their first round, which is part of starting up, and wait; the benchmark then lets each
+lane do its round k before any does round k + 1. What else the machine does hits all lanes alike, and a difference
+between two lanes is the median over rounds of differences between neighbours in time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One round of one lane. Units: seconds; CPU over all processes of the lane, and of it the server's."""
+    """One round, from the second on, of one lane. Units: seconds; CPU over all processes of the lane, and of it the server's."""
 
     wall_s: float
     cpu_s: float
@@ -65,7 +65,8 @@ class Turn:
 class Lane:
     """The processes of one way to train.
 
-    Each process says when it is ready for a round, waits for the word, and says what CPU time it took.
+    Each process does its first round, then says when it is ready for the next, waits for the word, and says what CPU
+    time it took.
     """
 
     def __init__(self, name: str):
@@ -84,7 +85,7 @@ class Lane:
         self._processes.append(process)
 
     def wait_ready(self) -> list[object]:
-        """Wait until every process is ready for its next round, or has finished; return what each said.
+        """Wait until every process has done a round, or has finished; return what each said.
 
         Raises: RuntimeError, if a process failed.
         """
@@ -130,12 +131,11 @@ class Baton:
 
     def __init__(self, pipe: Connection):
         self._pipe = pipe
-        self._cpu_before: float | None = None
+        self._cpu_before = 0.0
 
     def ready(self) -> None:
         """Say what the last round took (CPU seconds of this process) and wait for the next one's turn."""
-        used = 0.0 if self._cpu_before is None else time.process_time() - self._cpu_before
-        self._pipe.send(("ready", used))
+        self._pipe.send(("ready", time.process_time() - self._cpu_before))
         self._pipe.recv()
         self._cpu_before = time.process_time()
 
@@ -199,9 +199,8 @@ def _train_stock(baton: Baton, task: Task, sites: Sequence[str], communicator: d
 def _boost(baton: Baton, task: Task, matrix: xgb.QuantileDMatrix) -> None:
     booster = xgb.Booster({"tree_method": "hist", **task.params}, [matrix])
     for number in range(task.num_rounds):
-        baton.ready()
         booster.update(matrix, number)
-    baton.ready()
+        baton.ready()
     baton.finished(bytes(booster.save_raw("json")))
 
 
@@ -227,10 +226,8 @@ def _take_part(baton: Baton, task: Task, profile: str, site: str, end: socket.so
     identity = Identity.load(task.folder / "kits" / site)
     place = Place(site, task.sites, JOB_ID, attempt, workspace / "runs", policy, identity)
     result = run_site(
-        job, place, SocketTransport(end), DEADLINE_S,
-        on_progress=lambda record, n_rounds: baton.ready(),
-        on_mediator=lambda mediator: baton.ready(),
-    )  # fmt: skip
+        job, place, SocketTransport(end), DEADLINE_S, on_progress=lambda record, n_rounds: baton.ready()
+    )
     folder = RunFolder(place.runs, JOB_ID)
     found = folder.read_cuts()
     if found is None or not all(map(np.array_equal, found.of_feature, task.cuts.of_feature)):
