@@ -25,6 +25,7 @@ from nvflare_plugins.wire.envelope import pack_list, unpack_list
 _FORMAT = b"veilboost-hello-1"
 _MAX_HELLO = 1 << 17
 _MAX_CHAIN = 8
+_HASH_BYTES = 32
 
 SIGNED_ROLE = "site"
 UNSIGNED_ROLE = "unsigned site"
@@ -41,6 +42,9 @@ class SessionPolicy(Protocol):
     def pinned_fingerprints(self) -> Mapping[str, str]:
         """SHA-256 of the certificate, in hex, by site."""
 
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of what the policy allows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -50,7 +54,8 @@ class Hello:
         site: its name.
         nonce: 32 fresh random bytes.
         public_key: X25519, fresh for this attempt.
-        binding: hash of parameters, profile and shared policy facts, which must be equal at all sites.
+        policy_hash: SHA-256 of what the site's own policy allows; the transcript makes the site stand by it.
+        binding: hash of parameters and profile, which must be equal at all sites.
         release: version of VeilBoost.
         chain: certificates in DER form, leaf first; empty for a site that cannot sign.
     """
@@ -58,37 +63,40 @@ class Hello:
     site: str
     nonce: bytes
     public_key: bytes
+    policy_hash: bytes
     binding: bytes
     release: str
     chain: tuple[bytes, ...]
 
     @classmethod
-    def new(cls, identity: Identity, public_key: bytes, binding: bytes) -> Hello:
+    def new(cls, identity: Identity, public_key: bytes, policy: SessionPolicy, binding: bytes) -> Hello:
         """Make this site's hello for a new attempt."""
         chain = tuple(certificate.public_bytes(Encoding.DER) for certificate in identity.chain)
         nonce = OS_RANDOMNESS.bytes(NONCE_SIZE_BYTES)
-        return cls(identity.site, nonce, public_key, binding, version("veilboost"), chain)
+        policy_hash = bytes.fromhex(policy.fingerprint())
+        return cls(identity.site, nonce, public_key, policy_hash, binding, version("veilboost"), chain)
 
     def pack(self) -> bytes:
         """Return the bytes that travel."""
-        fixed = [_FORMAT, self.site.encode(), self.nonce, self.public_key, self.binding, self.release.encode()]
-        return pack_list([*fixed, bytes([len(self.chain)]), pack_list(list(self.chain))])
+        fixed = [_FORMAT, self.site.encode(), self.nonce, self.public_key, self.policy_hash, self.binding]
+        return pack_list([*fixed, self.release.encode(), bytes([len(self.chain)]), pack_list(list(self.chain))])
 
     @classmethod
     def unpack(cls, data: bytes) -> Hello:
         """Parse a peer's hello. Raises: ProtocolError."""
         if len(data) > _MAX_HELLO:
             raise ProtocolError("a hello is too long")
-        format_, site, nonce, public_key, binding, release, count, chain = unpack_list(data, 8)
+        format_, site, nonce, public_key, policy_hash, binding, release, count, chain = unpack_list(data, 9)
         if format_ != _FORMAT:
             raise ProtocolError("a hello is of another version: all sites must run the same VeilBoost")
-        if (len(nonce), len(public_key), len(count)) != (NONCE_SIZE_BYTES, KEY_SIZE_BYTES, 1) or count[0] > _MAX_CHAIN:
+        sizes = (len(nonce), len(public_key), len(policy_hash), len(count))
+        if sizes != (NONCE_SIZE_BYTES, KEY_SIZE_BYTES, _HASH_BYTES, 1) or count[0] > _MAX_CHAIN:
             raise ProtocolError("a hello is malformed")
         try:
             names = site.decode(), release.decode()
         except UnicodeDecodeError:
             raise ProtocolError("a hello is malformed") from None
-        return cls(names[0], nonce, public_key, binding, names[1], tuple(unpack_list(chain, count[0])))
+        return cls(names[0], nonce, public_key, policy_hash, binding, names[1], tuple(unpack_list(chain, count[0])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +110,10 @@ class Peer:
     def participant(self) -> Participant:
         """What the transcript says of it."""
         hello = self.hello
-        if self.certificate is None:
-            return Participant(hello.site, UNSIGNED_ROLE, hello.nonce, hello.public_key, b"")
-        return Participant(hello.site, SIGNED_ROLE, hello.nonce, hello.public_key, fingerprint(self.certificate))
+        role, certificate = UNSIGNED_ROLE, b""
+        if self.certificate is not None:
+            role, certificate = SIGNED_ROLE, fingerprint(self.certificate)
+        return Participant(hello.site, role, hello.nonce, hello.public_key, certificate, hello.policy_hash)
 
 
 def check_hellos(

@@ -2,7 +2,8 @@
 
 Four exchanges open it. Nothing private leaves a site before it has checked the second:
 
-1. hello: nonce, fresh X25519 public key, certificates, hash of the job (``nvflare_plugins.handshake``);
+1. hello: nonce, fresh X25519 public key, certificates, hashes of the site's policy and of the job
+   (``nvflare_plugins.handshake``);
 2. proof: signature over the transcript of all hellos, and for each peer a MAC under the pair's secret;
 3. a random share of the group secret, sealed to each peer;
 4. a MAC under the group secret, which shows that all sites derived the same one.
@@ -74,7 +75,7 @@ def open_session(channel: SessionChannel, identity: Identity, policy: SessionPol
         provided that all certificates are honest; in an unsigned session a server that changes messages can read them.
 
     Args:
-        binding: hash of parameters, profile and the policy facts that must be equal at all sites.
+        binding: hash of parameters and profile, which must be equal at all sites.
 
     Raises:
         AuthenticationError: a peer, or this site, does not prove who it is to the satisfaction of this site's policy.
@@ -86,7 +87,7 @@ def open_session(channel: SessionChannel, identity: Identity, policy: SessionPol
     if not identity.is_signed and not policy.unsigned_sessions:
         raise AuthenticationError("this site has no certificate, and its policy (unsigned_sessions) demands one")
     key = EphemeralKey()
-    mine = Hello.new(identity, key.public, binding)
+    mine = Hello.new(identity, key.public, policy, binding)
     received = channel.gather(Kind.HANDSHAKE, mine.pack(), Codec.PUBLIC)
     peers = check_hellos(received, mine, channel.rank, channel.sites, identity, policy)
     session_id = hash_transcript(channel.job_id, channel.attempt, binding, [peer.participant for peer in peers])

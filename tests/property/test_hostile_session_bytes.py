@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from he_processors.errors import AuthenticationError, ProtocolError
 from he_processors.sealing import SealedBox
 from nvflare_plugins.handshake import Hello, Proof
-from tests.support.sessions import signed_sites
+from tests.support.sessions import Policy, signed_sites
 
-HELLO = Hello.new(signed_sites(1)[0], b"k" * 32, b"b" * 32)
+HELLO = Hello.new(signed_sites(1)[0], b"k" * 32, Policy(), b"b" * 32)
 PACKED = HELLO.pack()
 SEALED = SealedBox(b"k" * 32, b"s" * 32, 0, 1).seal(b"content")
 

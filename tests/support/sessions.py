@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from hashlib import sha256
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -68,6 +69,9 @@ def _root(number: int, name: str) -> x509.Certificate:
 class Policy:
     unsigned_sessions: bool = False
     pinned_fingerprints: Mapping[str, str] = field(default_factory=dict)
+
+    def fingerprint(self) -> str:
+        return sha256(repr(self).encode()).hexdigest()
 
 
 class Relay:

@@ -98,7 +98,7 @@ def test_derived_keys_depend_on_everything():
     assert len(derive_key(b"k" * 32, b"", "a", length=48)) == 48
 
 
-SITES = [Participant(f"site-{i}", "site", *(bytes([first + i]) * 32 for first in (0, 16, 32))) for i in range(3)]
+SITES = [Participant(f"site-{i}", "site", *(bytes([first + i]) * 32 for first in (0, 16, 32, 48))) for i in range(3)]
 
 
 def test_transcript_depends_on_everything():
@@ -117,6 +117,7 @@ def test_transcript_depends_on_everything():
         hash_transcript("job", "00", b"b", changed(nonce=bytes(32))),
         hash_transcript("job", "00", b"b", changed(public_key=bytes(32))),
         hash_transcript("job", "00", b"b", changed(certificate_fingerprint=b"")),
+        hash_transcript("job", "00", b"b", changed(policy_hash=bytes(32))),
     ]
     assert len(set(hashes)) == len(hashes)
 

@@ -249,8 +249,9 @@ def test_a_swapped_public_key(policy):
     fails(open_all(sites, [policy] * 3, tamper=tamper), AuthenticationError)
 
 
-def test_a_swapped_nonce_binding_or_release():
+def test_a_swapped_nonce_policy_binding_or_release():
     fails(open_all(signed_sites(), tamper=replace_hello(1, {0}, nonce=b"n" * 32)), AuthenticationError)
+    fails(open_all(signed_sites(), tamper=replace_hello(1, {0}, policy_hash=b"p" * 32)), AuthenticationError)
     fails(open_all(signed_sites(), tamper=replace_hello(1, {0}, binding=b"c" * 32)), ConfigurationError, "site-2")
     fails(open_all(signed_sites(), tamper=replace_hello(1, {0}, release="9.9")), ConfigurationError, "9.9")
 
