@@ -15,7 +15,7 @@ from nvflare_plugins.certificates import Identity
 from nvflare_plugins.data import Table, load_table
 from nvflare_plugins.horizontal.agreement import check_xgboost
 from nvflare_plugins.horizontal.continuation import check_initial_model
-from nvflare_plugins.horizontal.cuts import LARGEST_VALUE, CutMode
+from nvflare_plugins.horizontal.cuts import LARGEST_VALUE, CutMode, spaced_cuts
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.parameters import TrainingParameters, check_parameters
 from nvflare_plugins.horizontal.run_folder import RunFolder
@@ -98,6 +98,9 @@ def prepare(job: HorizontalJob, place: Place) -> Prepared:
     eval_table = None if eval_set is None else load_table(eval_set, **{**columns, "features": table.feature_names})
     parameters = check_parameters(job.params, table.feature_names)
     _check_magnitudes(table)
+    if CutMode(job.cuts) in (CutMode.UNIFORM, CutMode.LOGARITHMIC):
+        numeric = [name for name in table.feature_names if name not in table.categories]
+        spaced_cuts(numeric, job.cut_bounds, parameters.max_bin, CutMode(job.cuts))  # complains of missing bounds
     for checked in filter(None, (table, eval_table)):
         parameters.objective.check_labels(checked.label)
         for note in checked.notes:

@@ -57,6 +57,11 @@ class RunFolder:
         write_atomically(self.path / "cuts.json", json.dumps(cuts.to_lists()).encode())
 
     def read_cuts(self) -> Cuts | None:
-        """Return the kept cuts, or None."""
+        """Return the kept cuts, or None. Raises: ConfigurationError, if the file is damaged."""
         path = self.path / "cuts.json"
-        return Cuts.from_lists(json.loads(path.read_bytes())) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            return Cuts.from_lists(json.loads(path.read_bytes()))
+        except (ValueError, TypeError):
+            raise ConfigurationError(f"the cut points kept in {path.parent.name} cannot be read") from None

@@ -33,6 +33,18 @@ def test_a_job_survives_json():
         ({"early_stopping_rounds": 3}, "needs an eval_data_set"),
         ({"data_set": ""}, "data_set must be"),
         ({"params": ["a"]}, "params must be"),
+        ({"eval_data_set": ""}, "eval_data_set must be"),
+        ({"weight": 3}, "weight must be"),
+        ({"features": "age"}, "features must be"),
+        ({"features": []}, "features must be"),
+        ({"label_classes": [None]}, "label_classes must be"),
+        ({"categories": {"a": "bc"}}, "categories must"),
+        ({"categories": ["a"]}, "categories must"),
+        ({"cut_bounds": {"a": [1, 0]}}, "cut_bounds must"),
+        ({"cut_bounds": {"a": [0, float("inf")]}}, "cut_bounds must"),
+        ({"tracking": "no"}, "tracking must be"),
+        ({"finest_exponent": 1.5}, "finest_exponent must be"),
+        ({"deadline_s": -1}, "deadline_s must be"),
     ],
 )
 def test_what_a_job_may_not_say(changes, words):
