@@ -8,8 +8,10 @@ Three keyed hashes with a random key that never leaves the site:
 * one over everything: the fingerprint.
 
 They are combined with the data set's name and path in the policy, because a row whose every value was rescaled has
-another hash and is still the same person. What is not found: the same people under another name and another path and
-without any column in common. Without the key the hashes tell nothing; with it a guessed row can be tested, which is
+another hash and is still the same person. What is not found: the same people under another name and another path, if
+neither a whole row nor a whole column (of many distinct values) is as it was: a part of the rows with one column more,
+for example; and rows that swapped values in a job that takes other columns. Names and paths are the site's own, in its
+policy; no job can choose them. Without the key the hashes tell nothing; with it a guessed row can be tested, which is
 why key and hashes stay local. Chance that two different rows of n collide: n^2 / 2^65.
 """
 
@@ -70,7 +72,9 @@ class DataRecord:
         equal = {name for name in shared if self.columns[name] == earlier.columns[name]}
         same_origin = self.name == earlier.name or self.source == earlier.source
         same_people = same_origin or bool(equal & set(self.identifying))
-        if same_people and shared and equal == shared and self.n_rows == earlier.n_rows:
+        # With all columns alike the fingerprints decide: two rows may have swapped a value, which no column shows.
+        other_columns = set(self.columns) != set(earlier.columns)
+        if same_people and other_columns and shared and equal == shared and self.n_rows == earlier.n_rows:
             return Relation.SAME
         return Relation.CHANGED if same_people or overlap else Relation.UNRELATED
 

@@ -57,6 +57,14 @@ def one_value_changed() -> Table:
     return changed
 
 
+def labels_swapped() -> Table:
+    """Every column holds the same values as before; only which row holds them differs."""
+    changed = table()
+    other = int(np.flatnonzero(changed.label != changed.label[0])[0])
+    changed.label[[0, other]] = changed.label[[other, 0]]
+    return changed
+
+
 DIFFERENCES = {
     "a site less": (table(), spec(), {"sites": SITES[:2]}),
     "another site": (table(), spec(), {"sites": ("site-1", "site-2", "site-4")}),
@@ -72,6 +80,7 @@ DIFFERENCES = {
         table(names=("b", "c"), rows=slice(1, None)), spec("copy"), {}
     ),
     "a value changed": (one_value_changed(), spec(), {}),
+    "two rows swapped their labels": (labels_swapped(), spec(), {}),
     "rows added": (table(n=301, rows=slice(None)), spec(), {}),
     "other rows under the same name": (table(seed=6), spec(), {}),
 }
