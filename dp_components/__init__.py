@@ -7,6 +7,7 @@ How a private quantity comes to be, from the rows to the site's ledger:
     sums = ...         int64[n_leaves, 2]; ``grid_integers`` takes double sums of grid values back to integers
     release = add_gaussian_noise(sums, rows.sensitivity, noise_multiplier)                      mechanisms/gaussian.py
     release.value, release.event     what may leave, and the event that pays for it
+    gaussian_event(n_values, sensitivity, noise_multiplier, n_shares=1)     the same event beforehand, for a plan
 
     noise_multiplier_for(n_queries, epsilon, delta)     calibration.py; other plans: ``calibrate``
     compose(events)  -> PrivacyCost: .epsilon(delta), .delta(epsilon)                           accounting/composition.py
@@ -15,9 +16,10 @@ How a private quantity comes to be, from the rows to the site's ledger:
     shares = NoiseShares(n_sites=3, n_colluders=1)      every site adds its part of the noise   distributed_noise.py
     add_noise_share(site_sums, sensitivity, noise_multiplier, shares) -> Release
 
-    ledger = Ledger.open(folder, LedgerIdentity(site, data_set, relation), Budget.for_epsilon(1.0, 1e-6))   ledger.py
+    ledger = Ledger.open(folder, LedgerIdentity(site, data_set, relation), Budget(1.0, 1e-6))   ledger.py
     ledger.open_job(job_id, plan)                       refuses a plan that would overdraw; ``quote`` is the dry run
-    ledger.release(job_id, query, event, make) -> int64 array: charged durably first; a retry gets the cached reply
+    ledger.release(job_id, query, make) -> int64 array: ``make()`` returns the Release; it is charged durably before it
+                                        is handed out, and the same query again gets the same reply at no charge
     ledger.close_job(job_id)                            frees what the plan did not use
 
 Further mechanisms: ``add_laplace_noise``, ``choose_exponentially``, ``randomise_buckets``. Errors: errors.py.

@@ -16,7 +16,13 @@ _SMALLEST, _LARGEST = 1e-6, 1e12
 
 
 def noise_multiplier_for(
-    n_queries: int, epsilon: float, delta: float, *, pure_epsilon: float = 0.0, slack_share: float = 1e-4
+    n_queries: int,
+    epsilon: float,
+    delta: float,
+    *,
+    pure_epsilon: float = 0.0,
+    rows_per_person: int = 1,
+    slack_share: float = 1e-4,
 ) -> float:
     """Return the noise multiplier with which ``n_queries`` Gaussian queries together keep (epsilon, delta).
 
@@ -27,17 +33,18 @@ def noise_multiplier_for(
         epsilon: The whole epsilon.
         delta: The whole delta.
         pure_epsilon: The part of epsilon that pure mechanisms of the same job use.
+        rows_per_person: Rows of one person that are protected together; the noise grows in proportion.
         slack_share: The part of delta kept for the slack of discrete noise; 0 for continuous noise.
 
     Raises:
         ValueError: Arguments out of range.
     """
-    if n_queries < 1:
-        raise ValueError("n_queries must be at least 1")
+    if n_queries < 1 or rows_per_person < 1:
+        raise ValueError("n_queries and rows_per_person must be at least 1")
     limit = gaussian_limit(epsilon, delta, pure_epsilon=pure_epsilon, slack_share=slack_share)
     if limit.mu_squared == 0:
         raise ValueError("no epsilon is left for Gaussian queries")
-    return math.sqrt(n_queries / limit.mu_squared) * (1 + 1e-12)
+    return rows_per_person * math.sqrt(n_queries / limit.mu_squared) * (1 + 1e-12)
 
 
 def calibrate(plan: Callable[[float], Event], epsilon: float, delta: float, *, rounding: float = 1e-9) -> float:

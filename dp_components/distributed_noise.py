@@ -13,12 +13,7 @@ from numpy.typing import ArrayLike
 
 from dp_components.errors import PrivacyRefusal
 from dp_components.events import Release
-from dp_components.mechanisms.gaussian import (
-    coordinate_scales,
-    discrete_gaussian_event,
-    draw_noise,
-    require_integers,
-)
+from dp_components.mechanisms.gaussian import draw_noise, gaussian_event, require_integers, share_scales
 from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.sensitivity import Sensitivity
 
@@ -97,7 +92,6 @@ def add_noise_share(
     Reference: Kairouz, Liu and Steinke, The Distributed Discrete Gaussian Mechanism, Theorem 9.
     """
     exact = require_integers(sums, sensitivity)
-    whole = coordinate_scales(sensitivity, noise_multiplier)
-    scales = tuple(scale / math.sqrt(shares.n_honest) * (1 + 2.0**-50) for scale in whole)
+    scales = share_scales(sensitivity, noise_multiplier, shares.n_honest)
     value = exact + draw_noise(exact.shape, scales, randomness)
-    return Release(value, discrete_gaussian_event(exact.size, sensitivity, scales, n_shares=shares.n_honest))
+    return Release(value, gaussian_event(exact.size, sensitivity, noise_multiplier, shares.n_honest))

@@ -38,6 +38,8 @@ class Norm(Enum):
 class Sensitivity:
     """The most by which a query can change between neighbouring data sets.
 
+    A person with u rows changes it u times as much; the ledger prices that (``PrivacyCost.for_person``).
+
     Units: ``bound`` in grid units.
 
     Attributes:
@@ -55,12 +57,6 @@ class Sensitivity:
     def __post_init__(self) -> None:
         if not all(math.isfinite(x) and x > 0 for x in (self.bound, *self.weights)):
             raise ValueError("a sensitivity needs a finite bound and finite weights above 0")
-
-    def for_person(self, n_rows: int) -> Sensitivity:
-        """Return the sensitivity to all ``n_rows`` rows of one person at once: that many times as much."""
-        if n_rows < 1:
-            raise ValueError("a person has at least one row")
-        return Sensitivity(self.bound * n_rows, self.norm, self.relation, self.weights)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +125,7 @@ def clip_logistic_rows(
         NeighbouringRelation.CHANGE_LABEL: 1,
         NeighbouringRelation.REPLACE_ROW: 2,
     }
-    sensitivity = Sensitivity(bound * _factor(factors, relation), Norm.L2, relation, (1.0, HESSIAN_WEIGHT))
+    sensitivity = Sensitivity(float(bound * _factor(factors, relation)), Norm.L2, relation, (1.0, HESSIAN_WEIGHT))
     return ClippedRows(values, sensitivity, grid_bits)
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from dp_components.errors import PrivacyError
 from he_processors.errors import VeilBoostError
 
 _SUBCOMMANDS = (
@@ -17,6 +18,7 @@ _SUBCOMMANDS = (
     "nvflare_plugins.report",
     "nvflare_plugins.export",
     "nvflare_plugins.registry_command",
+    "nvflare_plugins.ledger_command",
 )
 
 
@@ -31,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return options.func(options) or 0
-    except VeilBoostError as error:
+    except (VeilBoostError, PrivacyError) as error:
         print(f"veilboost {options.command}: {error}", file=sys.stderr)
         return 1
 

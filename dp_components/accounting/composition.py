@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dp_components.accounting.discrete_slack import discrete_distance
-from dp_components.accounting.gaussian_dp import delta_of_mu, mu_for
+from dp_components.accounting.gaussian_dp import delta_of_mu
 from dp_components.accounting.renyi import delta_of_rho
 from dp_components.errors import UnknownEvent
 from dp_components.events import (
@@ -61,6 +61,16 @@ class PrivacyCost:
 
     def __add__(self, other: PrivacyCost) -> PrivacyCost:
         return PrivacyCost(*(a + b for a, b in zip(self.parts(), other.parts(), strict=True)))
+
+    def for_person(self, n_rows: int) -> PrivacyCost:
+        """Return the cost to a person with ``n_rows`` rows: that many times mu and epsilon. The slack is the noise's.
+
+        Reference: Dong, Roth and Su, Theorem 6 (group privacy); Bun and Steinke, Proposition 27 for rho.
+        """
+        if n_rows < 1:
+            raise ValueError("a person has at least one row")
+        mu_squared, epsilon, rho, slack = self.parts()
+        return PrivacyCost(n_rows**2 * mu_squared, n_rows * epsilon, n_rows**2 * rho, slack)
 
     def fits(self, limit: PrivacyCost) -> bool:
         """Say whether every part is within the limit's."""
@@ -171,20 +181,47 @@ def cost_of(event: Event) -> PrivacyCost:
 
 
 def gaussian_limit(
-    epsilon: float, delta: float, *, pure_epsilon: float = 0.0, slack_share: float = 1e-4
+    epsilon: float,
+    delta: float,
+    *,
+    pure_epsilon: float = 0.0,
+    zcdp_rho: float = 0.0,
+    slack_share: float = 1e-4,
 ) -> PrivacyCost:
-    """Return the largest limit of Gaussian and pure parts that together keep (epsilon, delta).
+    """Return the limit that gives Gaussians all that the other parts leave of (epsilon, delta).
 
     Args:
         epsilon: The whole epsilon.
-        delta: The whole delta; public, never computed from the data.
+        delta: The whole delta; public, never computed from the data. 0 leaves nothing for Gaussians.
         pure_epsilon: The part of epsilon kept for pure mechanisms.
+        zcdp_rho: What is kept for mechanisms known by their Renyi divergence only. Anything above 0 costs the
+            Gaussians their exact bound, because the sum is then accounted by its divergence.
         slack_share: The part of delta kept for the slack of discrete noise.
 
     Raises:
-        ValueError: Arguments out of range, or nothing is left for the Gaussians' epsilon.
+        ValueError: Arguments out of range, or the other parts alone are too much.
     """
-    if not (0 <= pure_epsilon <= epsilon and 0 < delta < 1 and 0 <= slack_share < 1 and epsilon <= _LARGEST_EPSILON):
-        raise ValueError("needs 0 <= pure_epsilon <= epsilon <= 600, delta in (0, 1) and slack_share in [0, 1)")
-    mu = mu_for(epsilon - pure_epsilon, delta * (1 - slack_share))
-    return PrivacyCost(mu**2, pure_epsilon, 0.0, slack_share * delta / (1 + math.exp(epsilon)))
+    in_range = 0 <= pure_epsilon <= epsilon <= _LARGEST_EPSILON and 0 <= delta < 1 and 0 <= slack_share < 1
+    if not in_range or not 0 <= zcdp_rho < math.inf:
+        raise ValueError("needs 0 <= pure_epsilon <= epsilon <= 600, and delta and slack_share in [0, 1)")
+    if delta == 0:
+        # Tested apart: in double precision a tiny mu would seem to have delta 0.
+        if zcdp_rho:
+            raise ValueError("a pure budget has no room for zcdp_rho")
+        return PrivacyCost(pure_epsilon=pure_epsilon)
+    slack = slack_share * delta / (1 + math.exp(epsilon))
+
+    def limit(mu_squared: float) -> PrivacyCost:
+        return PrivacyCost(mu_squared, pure_epsilon, zcdp_rho, slack)
+
+    low, high = 0.0, 1.0
+    if limit(low).delta(epsilon) > delta:
+        raise ValueError("zcdp_rho alone is more than epsilon and delta allow")
+    while limit(high).delta(epsilon) <= delta:
+        low, high = high, 2 * high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (middle, high) if limit(middle).delta(epsilon) <= delta else (low, middle)
+    return limit(low * (1 - 1e-12))

@@ -42,13 +42,33 @@ def add_gaussian_noise(
         ValueError: Not an L2 sensitivity, not integers, another number of coordinates, a noise out of range.
     """
     exact = require_integers(sums, sensitivity)
-    scales = coordinate_scales(sensitivity, noise_multiplier)
-    value = exact + draw_noise(exact.shape, scales, randomness)
-    return Release(value, discrete_gaussian_event(exact.size, sensitivity, scales, n_shares=1))
+    value = exact + draw_noise(exact.shape, share_scales(sensitivity, noise_multiplier), randomness)
+    return Release(value, gaussian_event(exact.size, sensitivity, noise_multiplier))
 
 
-def coordinate_scales(sensitivity: Sensitivity, noise_multiplier: float) -> tuple[float, ...]:
-    """Return the noise parameter of each weight, in grid units: multiplier times bound over weight, rounded up.
+def gaussian_event(
+    n_values: int, sensitivity: Sensitivity, noise_multiplier: float, n_shares: int = 1
+) -> DiscreteGaussianEvent:
+    """Return the event that a release will carry, for a plan made before anything is drawn.
+
+    Args:
+        n_values: Number of values of the query in all.
+        sensitivity: The query's.
+        noise_multiplier: As it will be given to the mechanism.
+        n_shares: 1, or the shares unknown to a coalition (``NoiseShares.n_honest``).
+    """
+    scales = share_scales(sensitivity, noise_multiplier, n_shares)
+    # What is accounted is computed back from the scales that are really sampled.
+    least = min(scale * weight for scale, weight in zip(scales, sensitivity.weights, strict=True))
+    multiplier = least * math.sqrt(n_shares) / sensitivity.bound * _DOWN
+    each = n_values // len(scales)
+    return DiscreteGaussianEvent(multiplier, sensitivity.relation, tuple((scale, each) for scale in scales), n_shares)
+
+
+def share_scales(sensitivity: Sensitivity, noise_multiplier: float, n_shares: int = 1) -> tuple[float, ...]:
+    """Return the parameter of one share per weight: multiplier * bound / weight / sqrt(n_shares), rounded up.
+
+    Units: grid units.
 
     Raises:
         ValueError: It is not an L2 sensitivity, or the multiplier is not a number above 0.
@@ -57,26 +77,8 @@ def coordinate_scales(sensitivity: Sensitivity, noise_multiplier: float) -> tupl
         raise ValueError("Gaussian noise needs an L2 sensitivity")
     if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
         raise ValueError("noise_multiplier must be a finite number above 0")
-    return tuple(noise_multiplier * sensitivity.bound / weight * (1 + 2.0**-50) for weight in sensitivity.weights)
-
-
-def discrete_gaussian_event(
-    n_values: int, sensitivity: Sensitivity, share_scales: tuple[float, ...], *, n_shares: int
-) -> DiscreteGaussianEvent:
-    """Return the event of noise that was really sampled: the multiplier is computed back from the scales.
-
-    Args:
-        n_values: Number of coordinates of the query in all.
-        sensitivity: The query's.
-        share_scales: Parameter of one share, per weight.
-        n_shares: Shares unknown to an adversary.
-    """
-    least = min(scale * weight for scale, weight in zip(share_scales, sensitivity.weights, strict=True))
-    multiplier = least * math.sqrt(n_shares) / sensitivity.bound * _DOWN
-    each = n_values // len(share_scales)
-    return DiscreteGaussianEvent(
-        multiplier, sensitivity.relation, tuple((scale, each) for scale in share_scales), n_shares
-    )
+    whole = noise_multiplier * sensitivity.bound / math.sqrt(n_shares)
+    return tuple(whole / weight * (1 + 2.0**-50) for weight in sensitivity.weights)
 
 
 def require_integers(sums: ArrayLike, sensitivity: Sensitivity) -> NDArray[np.int64]:

@@ -1,0 +1,334 @@
+"""The privacy ledger of one data set at one site: what was spent, over all jobs, and what is left.
+
+A job is opened with its whole plan, which is refused if it would overdraw the budget together with all that was spent
+and all that other open jobs may still spend. Each release is written durably, charge and reply in one record, before it
+is handed out. So after a crash either nothing had left, or the reply is there and the same query gets it again, at no
+charge; a question is never answered twice with different noise but as a second, charged release. Closing a job frees
+what it did not use.
+
+Files, mode 0600 in a folder of mode 0700: ``<data set>.ledger`` (ledger_journal.py) and its lock. The noised replies of
+open jobs stand in it; under distributed noise they carry this site's share only, so the file must stay at the site.
+Keep it: deleting it forgets what was released, and giving the same rows another name hides them from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import RLock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_components.accounting.composition import PrivacyCost, compose, count_events, relation_of
+from dp_components.errors import LedgerDamaged, PrivacyRefusal
+from dp_components.events import Event, Release
+from dp_components.ledger_journal import Journal, Record
+from dp_components.ledger_records import (
+    Budget,
+    Job,
+    LedgerIdentity,
+    LedgerState,
+    budget_record,
+    close_record,
+    event_list,
+    ledger_record,
+    plan_record,
+    release_record,
+    summarise_closed,
+)
+
+__all__ = ["Budget", "Ledger", "LedgerIdentity", "Quote", "ledger_files"]
+
+_SUFFIX = ".ledger"
+_DATA_SET = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,127}")
+_TEXT = re.compile(r"[ -~]{1,300}")
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """What a plan would cost. Nothing was written.
+
+    Attributes:
+        fits: Whether the budget allows it now.
+        plan: Its cost.
+        held: What is spent, or promised to open jobs, without it.
+        limit: The budget.
+        message: For a person.
+    """
+
+    fits: bool
+    plan: PrivacyCost
+    held: PrivacyCost
+    limit: PrivacyCost
+    message: str
+
+
+class Ledger:
+    """The ledger of one data set. Any number of processes and threads may have it open."""
+
+    def __init__(self, path: Path) -> None:
+        """Open an existing ledger as it is; ``Ledger.open`` also creates one."""
+        self._journal = Journal(path)
+        self._state = LedgerState()
+        self._thread_lock = RLock()
+
+    @classmethod
+    def open(cls, folder: Path, identity: LedgerIdentity, budget: Budget) -> Ledger:
+        """Open the ledger of a data set, creating it at the first time, under the site's present budget.
+
+        Raises:
+            ValueError: The name of the data set is not a plain file name.
+            PrivacyRefusal: The ledger is there with another neighbouring relation, rows per person or site.
+            LedgerDamaged: The file is not a ledger.
+        """
+        if not _DATA_SET.fullmatch(identity.data_set):
+            raise ValueError("the name of a data set has letters, digits and _ . @ + - only")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ledger = cls(folder / (identity.data_set + _SUFFIX))
+        with ledger._locked() as state:
+            if state.identity is None:
+                ledger._append(ledger_record(identity))
+            elif state.identity != identity:
+                raise PrivacyRefusal(
+                    f"The ledger of data set {identity.data_set} was begun for another site, neighbouring relation or "
+                    "number of rows per person; what was spent under one cannot be counted under another."
+                )
+            if state.budget != budget:
+                ledger._append(budget_record(budget))
+        return ledger
+
+    @property
+    def identity(self) -> LedgerIdentity:
+        """Whose ledger it is."""
+        with self._locked() as state:
+            return _begun(state)[0]
+
+    def quote(self, plan: Event | Iterable[Event], job_id: str | None = None) -> Quote:
+        """Say what a plan would cost and whether it fits, without writing anything.
+
+        Raises:
+            UnknownEvent, ValueError, PrivacyRefusal: The plan cannot be priced, or not in this ledger.
+        """
+        with self._locked() as state:
+            return self._quote(state, count_events(plan), job_id or "the job", job_id)
+
+    def open_job(self, job_id: str, plan: Event | Iterable[Event]) -> Quote:
+        """Reserve the cost of a whole job, durably. The same job with the same plan again changes nothing.
+
+        Raises:
+            PrivacyRefusal: The plan would overdraw the budget, the job is closed, or is open with another plan.
+            UnknownEvent, ValueError: The plan cannot be priced.
+        """
+        counts = count_events(plan)
+        _require_text("job id", job_id)
+        with self._locked() as state:
+            job = state.jobs.get(job_id)
+            if job is not None and (job.closed or job.plan != counts):
+                raise PrivacyRefusal(f"Job {job_id} was opened before, with another plan, or is closed.")
+            quote = self._quote(state, counts, f"Job {job_id}", job_id)
+            if job is None:
+                self._write_if_fits(quote, plan_record("open", job_id, counts))
+            return quote
+
+    def extend_job(self, job_id: str, plan: Event | Iterable[Event]) -> Quote:
+        """Reserve more for an open job, say for what must be drawn afresh after a crash: a new charge.
+
+        Raises:
+            PrivacyRefusal: It would overdraw the budget, or the job is not open.
+        """
+        more = count_events(plan)
+        with self._locked() as state:
+            job = _open_job(state, job_id)
+            quote = self._quote(state, job.plan + more, f"Job {job_id}, extended,", job_id)
+            self._write_if_fits(quote, plan_record("extend", job_id, more))
+            return quote
+
+    def release(self, job_id: str, query: str, make: Callable[[], Release]) -> NDArray[np.int64]:
+        """Return the answer to a query: the cached one, or a fresh one that is charged before it is handed out.
+
+        Shapes:  result: int64[...], as ``make`` says.
+        Privacy: only what this returns may leave the site. ``query`` must say everything that the exact answer depends
+            on, the model's state included: the cached answer is given whenever it is the same.
+
+        Args:
+            job_id: An open job.
+            query: What is asked, printable ASCII up to 300 characters; hash what is longer.
+            make: Draws the release. Called at most once, under the ledger's lock: it must neither wait for others nor
+                use the ledger.
+
+        Raises:
+            PrivacyRefusal: The job is not open, has spent its plan, or the site has lowered its budget below what
+                is spent. Nothing is handed out and nothing charged.
+            OSError: The charge could not be written. Nothing is handed out; it may have been charged.
+        """
+        _require_text("query", query)
+        with self._locked() as state:
+            job = _open_job(state, job_id)
+            if query in job.replies:
+                return job.replies[query].copy()
+            release = make()
+            events = count_events(release.event)
+            self._check_release(state, job_id, events)
+            # What is handed out is what was written, whatever the caller does to its own array.
+            value = np.array(release.value, dtype=np.int64)
+            self._append(release_record(job_id, query, events, value))
+            return value
+
+    def close_job(self, job_id: str) -> None:
+        """End a job: what it has not used becomes free again, and its cached replies are deleted.
+
+        Raises:
+            PrivacyRefusal: The job is not open.
+        """
+        with self._locked() as state:
+            _open_job(state, job_id)
+            self._append(close_record(job_id))
+            self._journal.rewrite(summarise_closed(self._journal.read_all(), state))
+
+    def spent(self) -> PrivacyCost:
+        """Return what was released so far, priced for one person."""
+        with self._locked() as state:
+            return state.spent().for_person(_begun(state)[0].rows_per_person)
+
+    def job_spent(self, job_id: str) -> PrivacyCost:
+        """Return what one job has released so far, priced for one person.
+
+        Raises:
+            PrivacyRefusal: There is no such job.
+        """
+        with self._locked() as state:
+            if job_id not in state.jobs:
+                raise PrivacyRefusal(f"The ledger knows no job {job_id}.")
+            return compose(event_list(state.jobs[job_id].spent)).for_person(_begun(state)[0].rows_per_person)
+
+    def describe(self) -> str:
+        """Return the ledger as text for a person."""
+        with self._locked() as state:
+            identity, budget = _begun(state)
+            return _describe(state, identity, budget)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[LedgerState]:
+        """Hold the lock and bring the state up to date with what others have written."""
+        with self._thread_lock, self._journal.locked():
+            is_restart, records = self._journal.read_new()
+            if is_restart:
+                self._state = LedgerState()
+            self._apply(records)
+            yield self._state
+
+    def _apply(self, records: Iterable[Record]) -> None:
+        try:
+            for record in records:
+                self._state.apply(record)
+        except LedgerDamaged as error:
+            self._journal = Journal(self._journal.path)
+            raise LedgerDamaged(f"{self._journal.path.name}: {error}") from None
+
+    def _append(self, record: Record) -> None:
+        dated = {**record, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+        self._journal.append(dated)
+        self._state.apply(dated)
+
+    def _write_if_fits(self, quote: Quote, record: Record) -> None:
+        if not quote.fits:
+            raise PrivacyRefusal(quote.message)
+        self._append(record)
+
+    def _check_relation(self, state: LedgerState, events: Counter[Event]) -> None:
+        identity = _begun(state)[0]
+        if relation_of(events) not in (None, identity.relation):
+            raise PrivacyRefusal(
+                f"The ledger of data set {identity.data_set} counts {identity.relation.value}; the events are for "
+                "another neighbouring relation."
+            )
+
+    def _check_release(self, state: LedgerState, job_id: str, events: Counter[Event]) -> None:
+        identity, budget = _begun(state)
+        self._check_relation(state, events)
+        job = state.jobs[job_id]
+        if not compose(event_list(job.spent + events)).fits(compose(event_list(job.plan))):
+            raise PrivacyRefusal(
+                f"Job {job_id} has spent its plan ({job.n_releases} releases); a further one is not paid for. Extend "
+                "the job if the budget allows."
+            )
+        if not (state.spent() + compose(event_list(events))).for_person(identity.rows_per_person).fits(budget.limit):
+            raise PrivacyRefusal(
+                f"A further release of job {job_id} would overdraw the budget of data set {identity.data_set}, which "
+                "the site has lowered."
+            )
+
+    def _quote(self, state: LedgerState, plan: Counter[Event], who: str, job_id: str | None) -> Quote:
+        identity, budget = _begun(state)
+        self._check_relation(state, plan)
+        cost = compose(event_list(plan)).for_person(identity.rows_per_person)
+        held = state.held(without=job_id).for_person(identity.rows_per_person)
+        total = held + cost
+        fits = total.fits(budget.limit)
+        message = (
+            f"{who} {'fits' if fits else 'would overdraw'} the privacy budget of data set {identity.data_set} at "
+            f"{identity.site}: it needs {_text(cost, budget)}; {_text(held, budget)} is spent or promised; together "
+            f"that is {_text(total, budget)}, and the budget is epsilon {budget.epsilon:g} at delta {budget.delta:g} "
+            f"({budget.pure_epsilon:g} of it for pure mechanisms)."
+        )
+        if not fits:
+            message += " Ask for less, close jobs that have ended, or ask the site to raise its budget."
+        return Quote(fits, cost, held, budget.limit, message)
+
+
+def ledger_files(folder: Path) -> list[Path]:
+    """Return the ledgers in a folder, by name."""
+    return sorted(folder.glob("*" + _SUFFIX))
+
+
+def _begun(state: LedgerState) -> tuple[LedgerIdentity, Budget]:
+    if state.identity is None or state.budget is None:
+        raise LedgerDamaged("The ledger is empty.")
+    return state.identity, state.budget
+
+
+def _open_job(state: LedgerState, job_id: str) -> Job:
+    job = state.jobs.get(job_id)
+    if job is None or job.closed:
+        raise PrivacyRefusal(f"Job {job_id} is not open in the ledger: it was never opened, or is closed.")
+    return job
+
+
+def _require_text(name: str, value: str) -> None:
+    if not _TEXT.fullmatch(value):
+        raise ValueError(f"a {name} is 1 to 300 printable ASCII characters")
+
+
+def _text(cost: PrivacyCost, budget: Budget) -> str:
+    return f"epsilon {cost.epsilon(budget.delta):.4g}" if any(cost.parts()) else "nothing"
+
+
+def _describe(state: LedgerState, identity: LedgerIdentity, budget: Budget) -> str:
+    def priced(events: Counter[Event]) -> PrivacyCost:
+        return compose(event_list(events)).for_person(identity.rows_per_person)
+
+    spent = state.spent().for_person(identity.rows_per_person)
+    held = state.held().for_person(identity.rows_per_person)
+    lines = [
+        f"Data set {identity.data_set} at {identity.site}",
+        f"  Neighbouring   {identity.relation.value}, {identity.rows_per_person} row(s) per person",
+        f"  Budget         epsilon {budget.epsilon:g} at delta {budget.delta:g}, {budget.pure_epsilon:g} of it pure",
+        f"  Spent          {_text(spent, budget)}",
+        f"  With open jobs {_text(held, budget)}",
+        f"  Gaussian part  mu^2 {spent.mu_squared:.6g} of {budget.limit.mu_squared:.6g}",
+        f"  Pure part      epsilon {spent.pure_epsilon:.6g} of {budget.limit.pure_epsilon:.6g}",
+        f"  Discrete slack {spent.total_variation:.3g} of {budget.limit.total_variation:.3g} in total variation",
+        "",
+        f"  {'job':<40} {'state':<7} {'releases':>8} {'spent':>16} {'plan':>16}",
+    ]
+    for job_id, job in state.jobs.items():
+        plan = "" if job.closed else _text(priced(job.plan), budget)
+        status = "closed" if job.closed else "open"
+        lines.append(f"  {job_id:<40} {status:<7} {job.n_releases:>8} {_text(priced(job.spent), budget):>16} {plan:>16}")
+    return "\n".join(lines)

@@ -1,0 +1,254 @@
+"""What the ledger's records mean: the state that they add up to."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_components.accounting.composition import PrivacyCost, compose, gaussian_limit
+from dp_components.errors import LedgerDamaged, UnknownEvent
+from dp_components.events import Event, RepeatedEvent, event_document, event_from_document
+from dp_components.ledger_journal import Record
+from dp_components.neighbouring import NeighbouringRelation
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerIdentity:
+    """Whose ledger it is, and what its guarantee means.
+
+    Attributes:
+        site: The site.
+        data_set: The name of the data set at the site.
+        relation: The neighbouring relation of all its events.
+        rows_per_person: Rows of one person that are protected together; every charge is priced for that many.
+    """
+
+    site: str
+    data_set: str
+    relation: NeighbouringRelation
+    rows_per_person: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What all jobs on a data set may spend together; stated by the site, never by a job.
+
+    Attributes:
+        epsilon: The whole epsilon.
+        delta: The whole delta, public.
+        pure_epsilon: The part of epsilon reserved for pure mechanisms; Gaussians get the rest.
+        zcdp_rho: Reserved for mechanisms known by their Renyi divergence only.
+
+    Raises:
+        ValueError: The parts do not fit together.
+    """
+
+    epsilon: float
+    delta: float
+    pure_epsilon: float = 0.0
+    zcdp_rho: float = 0.0
+
+    def __post_init__(self) -> None:
+        _ = self.limit
+
+    @property
+    def limit(self) -> PrivacyCost:
+        """The budget as the cost that must not be exceeded, part by part."""
+        return _limit(self)
+
+
+@lru_cache
+def _limit(budget: Budget) -> PrivacyCost:
+    return gaussian_limit(
+        budget.epsilon, budget.delta, pure_epsilon=budget.pure_epsilon, zcdp_rho=budget.zcdp_rho
+    )
+
+
+@dataclass(slots=True)
+class Job:
+    """One job: what it may spend, what it has spent, and the replies that a retry gets again."""
+
+    opened: str
+    plan: Counter[Event]
+    spent: Counter[Event] = field(default_factory=Counter)
+    replies: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    n_releases: int = 0
+    closed: str | None = None
+
+    def held(self) -> PrivacyCost:
+        """What must be kept for it: its whole plan while it is open, what it has spent afterwards."""
+        spent = compose(event_list(self.spent))
+        return spent if self.closed else spent.at_least(compose(event_list(self.plan)))
+
+
+@dataclass(slots=True)
+class LedgerState:
+    """What the records so far add up to."""
+
+    identity: LedgerIdentity | None = None
+    budget: Budget | None = None
+    jobs: dict[str, Job] = field(default_factory=dict)
+
+    def spent(self) -> PrivacyCost:
+        """What was released at all, for one row. Equal events of all jobs are counted first, then priced."""
+        total: Counter[Event] = Counter()
+        for job in self.jobs.values():
+            total.update(job.spent)
+        return compose(event_list(total))
+
+    def held(self, without: str | None = None) -> PrivacyCost:
+        """What was released or is promised to open jobs, for one row; optionally without one job."""
+        total = PrivacyCost()
+        for job_id, job in self.jobs.items():
+            if job_id != without:
+                total = total + job.held()
+        return total
+
+    def apply(self, record: Record) -> None:
+        """Take in one record.
+
+        Raises:
+            LedgerDamaged: It is not what the ledger writes, or does not follow from the records before it.
+        """
+        reader = _READERS.get(str(record.get("record")))
+        if reader is None:
+            raise LedgerDamaged("the ledger holds a record of an unknown kind.")
+        fields = {key: value for key, value in record.items() if key not in ("record", "at")}
+        if not isinstance(record.get("at"), str) or (self.identity is None) != (record["record"] == "ledger"):
+            raise LedgerDamaged("the ledger holds a record out of place.")
+        try:
+            reader(self, str(record["at"]), **fields)
+        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, UnknownEvent, binascii.Error):
+            raise LedgerDamaged(f"the ledger holds a record {record['record']!r} that is not well formed.") from None
+
+    def _ledger(self, at: str, version: int, site: str, data_set: str, relation: str, rows_per_person: int) -> None:
+        if version != _VERSION:
+            raise ValueError("unknown version")
+        self.identity = LedgerIdentity(site, data_set, NeighbouringRelation(relation), rows_per_person)
+
+    def _budget(self, at: str, epsilon: float, delta: float, pure_epsilon: float, zcdp_rho: float) -> None:
+        self.budget = Budget(epsilon, delta, pure_epsilon, zcdp_rho)
+
+    def _open(self, at: str, job: str, plan: list[object]) -> None:
+        if job in self.jobs:
+            raise ValueError("a job opened twice")
+        self.jobs[job] = Job(at, _counter(plan))
+
+    def _extend(self, at: str, job: str, plan: list[object]) -> None:
+        self._running(job).plan.update(_counter(plan))
+
+    def _release(self, at: str, job: str, query: str, events: list[object], shape: list[int], value: str) -> None:
+        running = self._running(job)
+        if query in running.replies:
+            raise ValueError("a query released twice")
+        flat = np.frombuffer(base64.b64decode(value, validate=True), dtype="<i8")
+        running.replies[query] = flat.reshape(shape).astype(np.int64)
+        running.spent.update(_counter(events))
+        running.n_releases += 1
+
+    def _close(self, at: str, job: str) -> None:
+        running = self._running(job)
+        running.closed, running.replies = at, {}
+
+    def _closed(self, at: str, job: str, opened: str, spent: list[object], n_releases: int) -> None:
+        if job in self.jobs:
+            raise ValueError("a job opened twice")
+        self.jobs[job] = Job(opened, Counter(), _counter(spent), {}, n_releases, at)
+
+    def _running(self, job: str) -> Job:
+        if self.jobs[job].closed is not None:
+            raise ValueError("a closed job")
+        return self.jobs[job]
+
+
+_READERS: dict[str, Callable[..., None]] = {
+    "ledger": LedgerState._ledger,
+    "budget": LedgerState._budget,
+    "open": LedgerState._open,
+    "extend": LedgerState._extend,
+    "release": LedgerState._release,
+    "close": LedgerState._close,
+    "closed": LedgerState._closed,
+}
+
+
+def ledger_record(identity: LedgerIdentity) -> Record:
+    """Return the first record of a ledger."""
+    return {"record": "ledger", "version": _VERSION, **asdict(identity), "relation": identity.relation.value}
+
+
+def budget_record(budget: Budget) -> Record:
+    """Return the record of a budget."""
+    return {"record": "budget", **asdict(budget)}
+
+
+def plan_record(kind: str, job_id: str, plan: Counter[Event]) -> Record:
+    """Return the record "open" or "extend"."""
+    return {"record": kind, "job": job_id, "plan": _documents(plan)}
+
+
+def release_record(job_id: str, query: str, events: Counter[Event], value: NDArray[np.int64]) -> Record:
+    """Return the record of one release; what a person reads comes before the value."""
+    content = base64.b64encode(np.ascontiguousarray(value, dtype="<i8").tobytes()).decode()
+    return {
+        "record": "release",
+        "job": job_id,
+        "query": query,
+        "events": _documents(events),
+        "shape": list(value.shape),
+        "value": content,
+    }
+
+
+def close_record(job_id: str) -> Record:
+    """Return the record that ends a job."""
+    return {"record": "close", "job": job_id}
+
+
+def summarise_closed(records: list[Record], state: LedgerState) -> list[Record]:
+    """Return the records with each closed job's own replaced by one that says what it spent.
+
+    Args:
+        records: All records of a ledger.
+        state: What they add up to.
+    """
+    kept: list[Record] = []
+    for record in records:
+        job_id = record.get("job")
+        job = state.jobs.get(str(job_id)) if job_id is not None else None
+        if job is None or job.closed is None or record["record"] == "closed":
+            kept.append(record)
+        elif record["record"] == "close":
+            summary: Record = {"record": "closed", "job": job_id, "opened": job.opened}
+            kept.append({**summary, "spent": _documents(job.spent), "n_releases": job.n_releases, "at": job.closed})
+    return kept
+
+
+def event_list(counts: Counter[Event]) -> list[Event]:
+    """Return counted events as a list of repeated ones."""
+    return [RepeatedEvent(event, count) for event, count in counts.items()]
+
+
+def _documents(counts: Counter[Event]) -> list[object]:
+    return [{"count": count, **event_document(event)} for event, count in counts.items()]
+
+
+def _counter(documents: list[object]) -> Counter[Event]:
+    counts: Counter[Event] = Counter()
+    for document in documents:
+        if not isinstance(document, dict):
+            raise TypeError("an event must be an object")
+        values = dict(document)
+        count = values.pop("count")
+        event = event_from_document(values)
+        counts[event] += RepeatedEvent(event, count).count
+    return counts

@@ -1,0 +1,44 @@
+"""``veilboost ledger``: what a site has spent of its privacy budgets, over all jobs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dp_components.ledger import Ledger, ledger_files
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.site_policy import SitePolicy
+
+_FOLDER = "privacy"
+
+
+def ledger_folder(policy: SitePolicy) -> Path:
+    """Return where a site keeps the privacy ledgers of its data sets: beside its registry, and as worth keeping."""
+    return policy.registry / _FOLDER
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser("ledger", help="show what a site has spent of its privacy budgets")
+    parser.add_argument("workspace", type=Path, help="the site's FLARE workspace (the folder with local/)")
+    parser.add_argument("--site", required=True, help="the site's name")
+    parser.add_argument("--data-set", help="only this data set")
+    parser.add_argument(
+        "--close", metavar="JOB", help="end a job that will not go on, so that what it has not used is free again"
+    )
+    parser.set_defaults(func=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    folder = ledger_folder(SitePolicy.load(options.workspace, options.site))
+    files = [path for path in ledger_files(folder) if options.data_set in (None, path.stem)]
+    if options.data_set is not None and not files:
+        raise ConfigurationError(f"{options.site} has no privacy ledger for data set {options.data_set!r}.")
+    if options.close is not None:
+        if len(files) != 1:
+            raise ConfigurationError("name the data set whose ledger holds the job, with --data-set.")
+        Ledger(files[0]).close_job(options.close)
+    if not files:
+        print(f"{options.site} has spent nothing: it has no privacy ledger yet.")
+    print("\n\n".join(Ledger(path).describe() for path in files))
+    return 0
