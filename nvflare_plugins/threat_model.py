@@ -54,14 +54,20 @@ _POOLED = (
     "The pooled sums that training needs, those of small nodes included, and the agreed cut points. With W = 2 the "
     "pooled sum minus its own is the other site's."
 )
-_TIMING = "Sizes, order and timing of the messages, and what the job itself says. No contribution and no sum."
+_TIMING = (
+    "Sizes, order and timing of the messages, what the job itself says, and the pooled metrics of each round unless "
+    "the job sets tracking=False. No contribution and no other sum."
+)
 _LAST_SITE = "Everything the last site sends: pooled sums minus their own contributions."
 
 NOTES_FOR_ALL = (
     "The trained model is known to every site. Its thresholds are agreed cut points (with cuts=quantile found without "
-    "resolving fewer than k rows, with cuts=exact real data values) and its leaves are statistics of rows. Copies that "
+    "dividing a bracket of fewer than k rows, with cuts=exact real data values) and its leaves are statistics of rows. Copies that "
     "leave a site carry no sum_hessian, which removes row counts but not what thresholds and leaves tell.",
-    "Every site sees pooled sums of small nodes; a node of one row shows that row's gradient, not whose row it is.",
+    "Every site sees pooled sums of small nodes and bins; one that holds one row shows that row's gradient, not whose "
+    "row it is. With cuts=uniform or logarithmic, and with category lists, whoever writes the job chooses the bins.",
+    "Number formats are agreed by a secure maximum of powers of two, from which a site learns the largest of the "
+    "others: about the rows times the label size of the largest other site.",
     "Parties are honest but curious. Malformed bytes end the job; dishonest training inputs are not detected.",
     "Two runs that differ by a site or by some rows reveal the difference; each site's registry refuses such re-runs "
     "unless its own policy consents.",
@@ -114,6 +120,8 @@ THREAT_MODELS = {
             notes=(
                 "One secret key at all sites and no masks inside: safe only where the server colludes with no site.",
                 "Policy can forbid this profile; masks and bfv do not have this weakness.",
+                "A site that takes a decrypted sum apart sees its noise. Every site adds noise below the grid, so that "
+                "the remainders of single sites' encodings are lost in it; for masks and bfv this needs no noise.",
             ),
         ),
     )
