@@ -249,7 +249,6 @@ class VerticalGrammar:
         elif kind is _K.ENTRIES:
             self._after_entries = True
         elif kind is _K.ROW_DECISIONS:
-            self._after_entries = False
             self._queue = [_reduce(_K.ROW_MISSING, Dtype.UINT8, _AND, _exactly(size))]
         elif kind is _K.TREE_DECISIONS:
             self._queue.insert(0, _reduce(_K.TREE_MISSING, Dtype.UINT8, _AND, _exactly(size)))

@@ -1,0 +1,72 @@
+"""A party's own cut points and bins, found by its own XGBoost exactly as in centralized training.
+
+XGBoost sketches every column for itself, so the cuts of a column do not depend on the columns of other parties.
+
+Reference: XGBoost 3.2, src/common/quantile.cc (MakeCuts), src/common/hist_util.h (SearchBin).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import xgboost as xgb
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError
+from he_processors.histogram.bins import BinCodes, BinLayout
+
+
+@dataclass(frozen=True)
+class CutPoints:
+    """Cut points of one party's columns. They stay with the party.
+
+    Attributes:
+        upper: upper bounds of each feature's bins, ascending. Shapes: float32[n_bins] each.
+        lowest: a value below all of a feature's. Shapes: float32[n_features].
+    """
+
+    upper: tuple[NDArray[np.float32], ...]
+    lowest: NDArray[np.float32]
+
+    @cached_property
+    def layout(self) -> BinLayout:
+        """Return how many bins each feature has."""
+        return BinLayout(tuple(cuts.size for cuts in self.upper))
+
+    def threshold(self, feature: int, last_left_bin: int) -> np.float32:
+        """Return the split value of "bins up to this one go left"; bin -1 sends no value left."""
+        return self.lowest[feature] if last_left_bin < 0 else self.upper[feature][last_left_bin]
+
+    def codes(self, features: NDArray[np.float32]) -> BinCodes:
+        """Return the bin of every value; a missing one has the code after the last bin.
+
+        Shapes: features: float32[n_rows, n_features]; result: uint8 or uint16[n_features, n_rows].
+        """
+        n_bins = [cuts.size for cuts in self.upper]
+        codes = np.empty(features.shape[::-1], dtype=np.uint8 if max(n_bins) < 256 else np.uint16)
+        for feature, cuts in enumerate(self.upper):
+            values = features[:, feature]
+            bins = np.minimum(np.searchsorted(cuts, values, side="right"), cuts.size - 1)
+            codes[feature] = np.where(np.isnan(values), cuts.size, bins)
+        return codes
+
+
+def find_cut_points(features: NDArray[np.float32], max_bin: int) -> CutPoints:
+    """Find a party's cut points.
+
+    Call it outside a communicator: inside, XGBoost would send the sketch.
+
+    Shapes: features: float32[n_rows, n_features]; NaN is missing.
+    Raises: ConfigurationError if XGBoost refuses the values (an infinity, for example).
+    """
+    try:
+        matrix = xgb.QuantileDMatrix(features, max_bin=max_bin, nthread=1)
+        starts, values = matrix.get_quantile_cut()
+    except (xgb.core.XGBoostError, ValueError):
+        # The reason could quote values.
+        raise ConfigurationError("XGBoost refuses the feature table: check it for infinite values") from None
+    parts = [values[start:end].astype(np.float32) for start, end in zip(starts[:-1], starts[1:], strict=True)]
+    # XGBoost lists a value below all others before each feature's bounds.
+    return CutPoints(tuple(part[1:] for part in parts), np.array([part[0] for part in parts], dtype=np.float32))

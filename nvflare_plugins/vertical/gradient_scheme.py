@@ -1,0 +1,110 @@
+"""The additive scheme behind which the parties exchange sums: encryption, or a stand-in without any.
+
+The active party is the key owner: it encrypts gradient pairs and opens histograms. A passive party adds what it cannot
+read. Both halves exchange opaque bytes, so Paillier, Okamoto-Uchiyama and the stand-in are interchangeable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from he_processors.errors import ProtocolError
+from he_processors.fixed_pairs import PairFormat
+from he_processors.histogram.bins import BinCodes, BinLayout
+from he_processors.histogram.plain_sums import BinSums, NodeTotal, check_node
+from he_processors.packing import REFUSED
+
+_PAIR = np.dtype("<i8")
+_BLOCK_ROWS = 1 << 14
+
+
+class GradientOwner(Protocol):
+    """The active party's half.
+
+    Security: holds the secret key; opened sums are checked against what is known of each node before they are used.
+    """
+
+    pair_format: PairFormat
+
+    def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
+        """Protect encoded gradient pairs. Shapes: g, h: int64[n_rows]."""
+
+    def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
+        """Open histograms, one for each of ``totals``. Raises: ProtocolError with one fixed message."""
+
+
+class HistogramMaker(Protocol):
+    """A passive party's half: needs no secret."""
+
+    def begin_tree(self, gradients: bytes, n_rows: int) -> None:
+        """Take the protected pairs of a tree. Raises: ProtocolError if they are not ``n_rows`` valid ones."""
+
+    def sum_bins(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:
+        """Add the pairs of each node into bins, and hide which rows made them.
+
+        Shapes: codes: uint8 or uint16[n_features, n_rows]; node_rows: int32[n_node_rows] for each node.
+        """
+
+
+class ClearGradientOwner:
+    """The stand-in without encryption, for tests and for jobs that name `plain`.
+
+    Security: none. Passive parties see every gradient.
+    """
+
+    def __init__(self, pair_format: PairFormat):
+        self.pair_format = pair_format
+
+    def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
+        """Return the pairs as they are."""
+        return np.stack([g, h], axis=1).astype(_PAIR, copy=False).tobytes()
+
+    def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
+        """Read and check the sums."""
+        if len(sums) != 2 * _PAIR.itemsize * layout.n_slots * len(totals):
+            raise ProtocolError(REFUSED)
+        values = np.frombuffer(sums, dtype=_PAIR).reshape(len(totals), layout.n_slots, 2)
+        opened = [BinSums(np.ascontiguousarray(v[:, 0]), np.ascontiguousarray(v[:, 1])) for v in values]
+        for node_sums, total in zip(opened, totals, strict=True):
+            check_node(node_sums, total, layout, self.pair_format)
+        return opened
+
+
+class ClearHistogramMaker:
+    """Adds pairs in the clear: the other half of ``ClearGradientOwner``."""
+
+    def __init__(self) -> None:
+        self._pairs = np.empty((0, 2), dtype=_PAIR)
+        self._codes: BinCodes | None = None
+        self._codes_of_row = np.empty((0, 0), dtype=np.uint8)
+
+    def begin_tree(self, gradients: bytes, n_rows: int) -> None:
+        """Take the pairs of a tree."""
+        if len(gradients) != 2 * _PAIR.itemsize * n_rows:
+            raise ProtocolError(f"expected {n_rows} gradient pairs")
+        self._pairs = np.frombuffer(gradients, dtype=_PAIR).reshape(n_rows, 2)
+
+    def sum_bins(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:
+        """Add the pairs of each node into bins."""
+        if self._codes is not codes:
+            self._codes, self._codes_of_row = codes, np.ascontiguousarray(codes.T)
+        return b"".join(self._sum_node(layout, rows).astype(_PAIR, copy=False).tobytes() for rows in node_rows)
+
+    def _sum_node(self, layout: BinLayout, rows: NDArray[np.int32]) -> NDArray[np.int64]:
+        # The sums are a product with the 0/1 matrix of slots and rows, block by block to bound the memory.
+        total = np.zeros((layout.n_slots, 2), dtype=np.int64)
+        first_slots = layout.starts[:-1].astype(np.int32)
+        n_features = layout.n_features
+        for start in range(0, rows.size, _BLOCK_ROWS):
+            block = rows[start : start + _BLOCK_ROWS]
+            slots = self._codes_of_row[block] + first_slots
+            ends = np.arange(0, slots.size + 1, n_features, dtype=np.int32)
+            ones = np.ones(slots.size, dtype=np.int64)
+            shape = (layout.n_slots, block.size)
+            total += sparse.csc_array((ones, slots.reshape(-1), ends), shape=shape, copy=False) @ self._pairs[block]
+        return total

@@ -1,0 +1,52 @@
+"""The check of XGBoost parameters for the vertical mode: the horizontal one, and what column split does not allow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.horizontal.parameters import ALIASES, TrainingParameters, check_parameters
+
+_REFUSED_VALUES: dict[str, tuple[tuple[object, ...], str]] = {
+    "booster": (("dart", "gblinear"), "dart predicts tree by tree, which XGBoost's column split cannot; use gbtree"),
+    "multi_strategy": (("multi_output_tree",), "its split candidates are not in the catalogue"),
+    "tree_method": (("approx", "exact"), "only hist finds its cut points at each party alone"),
+    "sampling_method": (("gradient_based",), "only uniform sampling of rows is replicated"),
+    "device": (("cuda", "gpu"), "training runs on the CPU"),
+    "process_type": (("update",), "refreshing leaves is statistically wrong in column split"),
+    "seed_per_iteration": ((True, 1), "the sequence of random numbers is followed through the whole training"),
+}
+_REFUSED: dict[str, str] = {
+    "debug_synchronize": "the engine compares every finished tree with XGBoost's anyway",
+    "base_margin": "a margin per row is not supported; use base_score, or continue from a model",
+    "feature_weights": "weighted column sampling is not replicated; use colsample_* alone",
+    "max_cat_to_onehot": "categorical columns are not supported by XGBoost's column split",
+    "max_cat_threshold": "categorical columns are not supported by XGBoost's column split",
+    "enable_categorical": "categorical columns are not supported by XGBoost's column split",
+    "feature_types": "categorical columns are not supported by XGBoost's column split",
+}
+
+
+def check_vertical_parameters(
+    params: Mapping[str, object], names: Sequence[str], metrics: Sequence[str] | None = None
+) -> TrainingParameters:
+    """Check the XGBoost parameters of a vertical job; nothing has been sent yet.
+
+    Args:
+        params: as for ``xgb.train``.
+        names: the columns of all parties, the active party's first.
+        metrics: the metrics, if the job holds them apart.
+
+    Raises:
+        ConfigurationError: a parameter that vertical training does not support, named with the reason; or one that
+            no job supports (horizontal/parameters.py).
+    """
+    for name, value in params.items():
+        canonical = ALIASES.get(name, name)
+        if canonical in _REFUSED and value not in (None, False, 0):
+            raise ConfigurationError(f"parameter {name!r} is refused in vertical jobs: {_REFUSED[canonical]}.")
+        refused, reason = _REFUSED_VALUES.get(canonical, ((), ""))
+        if value in refused or (canonical == "device" and str(value).startswith(("cuda", "gpu"))):
+            raise ConfigurationError(f"{name}={value!r} is refused in vertical jobs: {reason}.")
+    allowed = {name: value for name, value in params.items() if name not in _REFUSED}
+    return check_parameters(allowed, names, metrics)

@@ -1,0 +1,144 @@
+"""A passive party: bins, node membership, and a private table of its splits. It runs no XGBoost while training.
+
+Privacy: what comes in are protected gradients, the rows of nodes whose histograms are asked for, and the splits that
+the party won. What leaves are protected sums per bin, and one bit per row of a node that it splits. Labels, gradients,
+leaves and other parties' features never reach it; its thresholds never leave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.errors import ProtocolError
+from he_processors.histogram.bins import BinLayout
+from he_processors.histogram.planner import child_to_build
+from nvflare_plugins.vertical.cut_points import find_cut_points
+from nvflare_plugins.vertical.gradient_scheme import HistogramMaker
+from nvflare_plugins.vertical.messages import (
+    Answer, Bits, DecisionAnswer, DecisionRequest, HistogramAnswer, HistogramRequest, NodePartition, OwnedSplit,
+    PartySchema, PathQuery, Request, SplitAnswer, SplitRequest, TreeGradients,
+)  # fmt: skip
+from nvflare_plugins.vertical.private_table import PrivateSplit, PrivateTable
+
+ROOT = 0
+
+
+class PassiveParty:
+    """Answers the active party's requests about one party's columns.
+
+    Not safe for concurrent use: requests come one at a time, in order.
+    """
+
+    def __init__(
+        self, sets: Sequence[NDArray[np.float32]], aliases: Sequence[str], max_bin: int, maker: HistogramMaker,
+        table: PrivateTable | None = None,
+    ):  # fmt: skip
+        """Prepare the party's tables; call it outside a communicator.
+
+        Args:
+            sets: the training set and further sets, rows aligned with the active party's.
+                Shapes: float32[n_rows, n_features] each; NaN is missing.
+            aliases: names of the features for the other parties.
+            table: splits of a model that training continues from.
+        """
+        self._sets = [np.ascontiguousarray(table, dtype=np.float32) for table in sets]
+        self._aliases = tuple(aliases)
+        self._cuts = find_cut_points(self._sets[0], max_bin)
+        self._codes = self._cuts.codes(self._sets[0])
+        self._maker = maker
+        self._n_rows = self._sets[0].shape[0]
+        self._tree = -1
+        self._features = np.arange(self._codes.shape[0])
+        self._tree_layout = self._cuts.layout
+        self._tree_codes = self._codes
+        self._rows: dict[int, NDArray[np.int32]] = {}
+        self.table: PrivateTable = dict(table or {})
+
+    def schema(self) -> PartySchema:
+        """Introduce the party."""
+        set_rows = tuple(table.shape[0] for table in self._sets)
+        return PartySchema(set_rows, self._cuts.layout.n_bins, self._aliases)
+
+    def answer(self, request: Request) -> Answer | None:
+        """Answer one request; None where there is nothing to say.
+
+        Raises:
+            ProtocolError: the request does not fit what came before, or this party's table.
+        """
+        if isinstance(request, TreeGradients):
+            return self._begin_tree(request)
+        if isinstance(request, HistogramRequest):
+            return self._histograms(request)
+        if isinstance(request, SplitRequest):
+            return self._splits(request)
+        if isinstance(request, DecisionRequest):
+            return DecisionAnswer(tuple(self._decide(request.data_set, query) for query in request.queries))
+        raise ProtocolError(f"a passive party has no answer to {type(request).__name__}")
+
+    def _begin_tree(self, request: TreeGradients) -> None:
+        if request.tree <= self._tree or request.features.n != self._codes.shape[0]:
+            raise ProtocolError("gradients of a tree that is not the next one, or for other features")
+        self._tree = request.tree
+        chosen = np.flatnonzero(request.features.unpack())
+        if chosen.size == 0:
+            raise ProtocolError("a tree without features of this party needs no gradients")
+        if not np.array_equal(chosen, self._features):
+            self._features = chosen
+            self._tree_layout = BinLayout(tuple(self._cuts.layout.n_bins[feature] for feature in chosen))
+            self._tree_codes = self._codes[chosen]
+        self._rows = {ROOT: np.arange(self._n_rows, dtype=np.int32)}
+        self._maker.begin_tree(request.gradients, self._n_rows)
+
+    def _histograms(self, request: HistogramRequest) -> HistogramAnswer:
+        self._check_tree(request.tree)
+        nodes = tuple(self._divide(part) for part in request.partitions) or (ROOT,)
+        rows = [self._rows_of(node) for node in nodes]
+        return HistogramAnswer(self._tree, nodes, self._maker.sum_bins(self._tree_codes, self._tree_layout, rows))
+
+    def _divide(self, part: NodePartition) -> int:
+        """Note the children's rows; return the child whose sums are wanted."""
+        rows = self._rows_of(part.node)
+        if part.goes_left.n != rows.size or not part.node < part.left < part.right or part.left in self._rows:
+            raise ProtocolError("a partition does not fit its node")
+        goes_left = part.goes_left.unpack()
+        left, right = rows[goes_left], rows[~goes_left]
+        self._rows[part.left], self._rows[part.right] = left, right
+        del self._rows[part.node]
+        return child_to_build(part.left, left.size, part.right, right.size)
+
+    def _splits(self, request: SplitRequest) -> SplitAnswer:
+        self._check_tree(request.tree)
+        return SplitAnswer(self._tree, tuple(self._split(split) for split in request.splits))
+
+    def _split(self, split: OwnedSplit) -> Bits:
+        rows = self._rows_of(split.node)
+        if split.feature not in self._features or split.bin >= self._cuts.layout.n_bins[split.feature]:
+            raise ProtocolError("a split of a feature or bin that the tree does not use")
+        if (self._tree, split.node) in self.table:
+            raise ProtocolError("a node is split twice")
+        threshold = self._cuts.threshold(split.feature, split.bin)
+        self.table[self._tree, split.node] = PrivateSplit(split.feature, threshold, split.default_left)
+        codes = self._codes[split.feature, rows]
+        is_missing = codes == self._cuts.layout.n_bins[split.feature]
+        return Bits.of(np.where(is_missing, split.default_left, codes.astype(np.int32) <= split.bin))
+
+    def _decide(self, data_set: int, query: PathQuery) -> Bits:
+        if not 0 <= data_set < len(self._sets) or query.rows.n != self._sets[data_set].shape[0]:
+            raise ProtocolError("a question about rows of another data set")
+        split = self.table.get((query.tree, query.node))
+        if split is None:
+            raise ProtocolError("a question about a node that this party did not split")
+        return Bits.of(split.goes_left(self._sets[data_set][query.rows.unpack(), split.feature]))
+
+    def _check_tree(self, tree: int) -> None:
+        if tree != self._tree:
+            raise ProtocolError(f"a request for tree {tree} while tree {self._tree} grows")
+
+    def _rows_of(self, node: int) -> NDArray[np.int32]:
+        rows = self._rows.get(node)
+        if rows is None:
+            raise ProtocolError(f"node {node} is not one whose rows this party knows")
+        return rows

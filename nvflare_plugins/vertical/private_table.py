@@ -1,0 +1,58 @@
+"""What a passive party keeps of a model: its own splits, with the thresholds that nobody else has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PrivateSplit:
+    """One split of a passive party. Units: threshold in the feature's own unit; values below it go left."""
+
+    feature: int
+    threshold: np.float32
+    default_left: bool
+
+    def goes_left(self, values: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Decide rows as XGBoost does. Shapes: values: float32[n], NaN is missing; result: bool[n]."""
+        return np.where(np.isnan(values), self.default_left, values < self.threshold)
+
+
+PrivateTable = dict[tuple[int, int], PrivateSplit]
+"""(tree, node) -> the party's split there."""
+
+
+def table_to_json(table: Mapping[tuple[int, int], PrivateSplit], aliases: tuple[str, ...]) -> str:
+    """Write a table for the party's own disk. Privacy: holds thresholds; must not leave the party unasked."""
+    # The shortest decimal form of a float32 reads back as the same number.
+    splits = [
+        [tree, node, s.feature, str(s.threshold), int(s.default_left)] for (tree, node), s in sorted(table.items())
+    ]
+    return json.dumps({"aliases": list(aliases), "splits": splits})
+
+
+def table_from_json(text: str) -> tuple[PrivateTable, tuple[str, ...]]:
+    """Read what ``table_to_json`` wrote.
+
+    Raises:
+        ConfigurationError: the text is not such a table.
+    """
+    try:
+        document = json.loads(text)
+        aliases = tuple(map(str, document["aliases"]))
+        table = {
+            (int(tree), int(node)): PrivateSplit(int(feature), np.float32(threshold), bool(default_left))
+            for tree, node, feature, threshold, default_left in document["splits"]
+        }
+    except (ValueError, TypeError, KeyError):
+        raise ConfigurationError("the file does not hold a private table of a vertical model") from None
+    if any(not 0 <= split.feature < len(aliases) for split in table.values()):
+        raise ConfigurationError("a private table names a feature that it does not list")
+    return table, aliases

@@ -1,0 +1,253 @@
+"""Vertical training against centralized XGBoost on the joined table: every bit of every tree, and of predictions.
+
+There is no tolerance: structure, features, merged thresholds, default directions, leaves, gains, hessian sums and
+predictions are equal. The scheme is the stand-in without encryption; real Paillier is at the end.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import xgboost as xgb
+
+from nvflare_plugins.horizontal.training import parse_metrics
+from tests.support.vertical_federation import Joined, Outcome, central, federate, first_difference
+
+LOGISTIC = {"objective": "binary:logistic"}
+ROUNDS = 5
+
+
+@cache
+def table(n_rows: int = 6_000, n_columns: int = 20, missing: float = 0.07, seed: int = 3) -> np.ndarray:
+    """Normal, whole-numbered, constant and empty columns with missing values."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(n_rows, n_columns)).astype(np.float32)
+    features[:, 5] = rng.integers(0, 4, n_rows)
+    features[:, 8] = np.round(features[:, 8], 1)
+    features[rng.random(features.shape) < missing] = np.nan
+    return features
+
+
+def labels(features: np.ndarray, kind: str, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x = np.nan_to_num(features.astype(np.float64))
+    score = x[:, 0] + x[:, 1 % x.shape[1]] * x[:, -1] + 0.5 * x[:, x.shape[1] // 2] + rng.normal(size=len(x)) * 0.5
+    if kind == "binary":
+        return (score > 0.3).astype(np.float32)
+    if kind == "classes":
+        return np.digitize(score, np.quantile(score, [0.3, 0.7])).astype(np.float32)
+    if kind == "counts":
+        return np.round(np.minimum(np.exp(score * 0.5), 30)).astype(np.float32)
+    return (score * (1e6 if kind == "millions" else 1.0)).astype(np.float32)
+
+
+def joined(kind: str = "binary", widths=(7, 6, 7), with_valid: bool = False, **options) -> Joined:
+    features = table(**options)
+    label = labels(features, kind)
+    if not with_valid:
+        return Joined(features, label, widths)
+    n = len(features) * 3 // 4
+    return Joined(features[:n], label[:n], widths, (features[n:], label[n:]))
+
+
+def check_equal(data: Joined, outcome: Outcome, reference: xgb.Booster) -> None:
+    merged = outcome.merged()
+    assert first_difference(merged, bytes(reference.save_raw("json"))) == ""
+    matrix = xgb.DMatrix(data.features)
+    expected = reference.predict(matrix)
+    booster = xgb.Booster(model_file=bytearray(merged))
+    named = xgb.DMatrix(data.features, feature_names=booster.feature_names)
+    np.testing.assert_array_equal(booster.predict(named), expected)
+    np.testing.assert_array_equal(outcome.predict(data, 0), expected)
+
+
+def compare(data: Joined, params: dict, num_rounds: int = ROUNDS, **settings) -> Outcome:
+    outcome = federate(data, params, num_rounds, **settings)
+    check_equal(data, outcome, central(data, params, num_rounds))
+    return outcome
+
+
+SPLIT_CONSTRAINTS = {
+    "monotone_constraints": "(1,-1,0,0,0,0,0,1,-1,0,0,0,0,0,-1,1,0,0,0,0)",
+    "interaction_constraints": "[[0,1,2,9,14],[3,4,10,15,19],[1,5,6,7,8,16,19]]",
+}
+COLUMNS = {"colsample_bytree": 0.7, "colsample_bylevel": 0.7, "colsample_bynode": 0.7, "seed": 7}
+VARIANTS = {
+    "plain": (LOGISTIC, "binary"),
+    "lambda_0": ({**LOGISTIC, "lambda": 0}, "binary"),
+    "alpha": ({**LOGISTIC, "alpha": 1.5}, "binary"),
+    "gamma": ({**LOGISTIC, "gamma": 2.0}, "binary"),
+    "child_weight_0": ({**LOGISTIC, "min_child_weight": 0}, "binary"),
+    "child_weight_20": ({**LOGISTIC, "min_child_weight": 20}, "binary"),
+    "delta_step": ({**LOGISTIC, "max_delta_step": 0.5}, "binary"),
+    "delta_step_alpha": ({**LOGISTIC, "max_delta_step": 0.5, "alpha": 1.0}, "binary"),
+    "eta": ({**LOGISTIC, "eta": 1.0}, "binary"),
+    "lossguide": ({**LOGISTIC, "grow_policy": "lossguide", "max_leaves": 12, "max_depth": 0}, "binary"),
+    "lossguide_depth": ({**LOGISTIC, "grow_policy": "lossguide", "max_depth": 4}, "binary"),
+    "max_leaves": ({**LOGISTIC, "max_leaves": 11}, "binary"),
+    "max_leaves_no_depth": ({**LOGISTIC, "max_leaves": 40, "max_depth": 0}, "binary"),
+    "depth_1": ({**LOGISTIC, "max_depth": 1}, "binary"),
+    "depth_10": ({**LOGISTIC, "max_depth": 10}, "binary"),
+    "depth_12_over_256_nodes": ({**LOGISTIC, "max_depth": 12, "min_child_weight": 0}, "binary"),
+    "max_bin_4": ({**LOGISTIC, "max_bin": 4}, "binary"),
+    "max_bin_64": ({**LOGISTIC, "max_bin": 64}, "binary"),
+    "max_bin_1024": ({**LOGISTIC, "max_bin": 1024}, "binary"),
+    "scale_pos_weight": ({**LOGISTIC, "scale_pos_weight": 3.0}, "binary"),
+    "base_score": ({**LOGISTIC, "base_score": 0.3}, "binary"),
+    "parallel_trees": ({**LOGISTIC, "num_parallel_tree": 3}, "binary"),
+    "softprob": ({"objective": "multi:softprob", "num_class": 3}, "classes"),
+    "softmax": ({"objective": "multi:softmax", "num_class": 3}, "classes"),
+    "squared_error": ({"objective": "reg:squarederror"}, "real"),
+    "squared_error_millions": ({"objective": "reg:squarederror"}, "millions"),
+    "absolute_error": ({"objective": "reg:absoluteerror"}, "real"),
+    "quantile_error": ({"objective": "reg:quantileerror", "quantile_alpha": 0.3}, "real"),
+    "pseudo_huber": ({"objective": "reg:pseudohubererror"}, "real"),
+    "poisson": ({"objective": "count:poisson"}, "counts"),
+    "hinge": ({"objective": "binary:hinge"}, "binary"),
+    "subsample": ({**LOGISTIC, "subsample": 0.6, "seed": 3}, "binary"),
+    "subsample_forest": ({**LOGISTIC, "subsample": 0.5, "num_parallel_tree": 2, "seed": 11}, "binary"),
+    "subsample_softprob": ({"objective": "multi:softprob", "num_class": 3, "subsample": 0.7}, "classes"),
+    "columns_by_tree": ({**LOGISTIC, "colsample_bytree": 0.5, "seed": 1}, "binary"),
+    "columns_by_level": ({**LOGISTIC, "colsample_bylevel": 0.5, "seed": 2}, "binary"),
+    "columns_by_node": ({**LOGISTIC, "colsample_bynode": 0.5, "seed": 3}, "binary"),
+    "columns_forest": ({**LOGISTIC, **COLUMNS, "num_parallel_tree": 2}, "binary"),
+    "columns_softprob": ({"objective": "multi:softprob", "num_class": 3, **COLUMNS}, "classes"),
+    "monotone": ({**LOGISTIC, "monotone_constraints": SPLIT_CONSTRAINTS["monotone_constraints"]}, "binary"),
+    "interaction": ({**LOGISTIC, "interaction_constraints": SPLIT_CONSTRAINTS["interaction_constraints"]}, "binary"),
+    "everything": (
+        {**LOGISTIC, **SPLIT_CONSTRAINTS, **COLUMNS, "subsample": 0.8, "alpha": 0.3, "gamma": 0.1}, "binary"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants(name):
+    params, kind = VARIANTS[name]
+    compare(joined(kind), {"max_depth": 5, **params})
+
+
+def with_columns(**columns) -> Joined:
+    data = joined(n_rows=2_000)
+    features = data.features.copy()
+    for name, values in columns.items():
+        features[:, int(name[1:])] = values
+    return Joined(features, data.label, data.widths)
+
+
+def identical_columns() -> Joined:
+    data = joined(n_rows=2_000)
+    features = data.features.copy()
+    for copy in (8, 14, 19):
+        features[:, copy] = features[:, 0]
+    return Joined(features, data.label, data.widths)
+
+
+EDGES = {
+    "two_parties": lambda: joined(n_rows=2_000, widths=(9, 11)),
+    "ten_parties": lambda: joined(n_rows=2_000, widths=(2,) * 10),
+    "one_own_column": lambda: joined(n_rows=2_000, widths=(1, 10, 9)),
+    "one_column_each": lambda: joined(n_rows=2_000, n_columns=10, widths=(8, 1, 1)),
+    "no_own_columns": lambda: joined(n_rows=2_000, widths=(0, 12, 8)),
+    "own_column_constant": lambda: Joined(with_columns(x0=2.0).features, joined(n_rows=2_000).label, (1, 10, 9)),
+    "own_column_empty": lambda: Joined(with_columns(x0=np.nan).features, joined(n_rows=2_000).label, (1, 10, 9)),
+    "passive_constant_empty_whole": lambda: with_columns(x8=1.5, x9=np.nan, x10=np.arange(2_000) % 3, x14=np.nan),
+    "identical_columns": identical_columns,
+    "mostly_missing": lambda: joined(n_rows=2_000, missing=0.93),
+    "three_rows": lambda: Joined(table(3), np.array([0, 1, 1], dtype=np.float32), (7, 6, 7)),
+    "rows_not_whole_bytes": lambda: joined(n_rows=1_003),
+    "huge_values": lambda: Joined(table(2_000) * np.float32(1e20), joined(n_rows=2_000).label, (7, 6, 7)),
+    "no_missing": lambda: joined(n_rows=2_000, missing=0.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EDGES)
+@pytest.mark.parametrize("growth", [{}, {"min_child_weight": 0, "lambda": 0.1}], ids=["default", "tiny_nodes"])
+def test_edge_cases(name, growth):
+    compare(EDGES[name](), {**LOGISTIC, "max_depth": 4, **growth})
+
+
+def test_sampling_without_own_columns():
+    compare(joined(n_rows=2_000, widths=(0, 12, 8)), {**LOGISTIC, **COLUMNS, "subsample": 0.5, "max_depth": 4})
+
+
+def test_early_stopping_and_metrics():
+    data = joined(with_valid=True)
+    params = {**LOGISTIC, "max_depth": 6, "eta": 0.6, "eval_metric": ["auc", "logloss"], "min_child_weight": 0}
+    outcome = federate(data, params, 40, early_stopping_rounds=3)
+    history: dict = {}
+    reference = central(data, params, 40, early_stopping_rounds=3, evals_result=history)
+    check_equal(data, outcome, reference)
+    assert outcome.result.best_round == reference.best_iteration < 39
+    assert [r.metrics["valid-logloss"] for r in outcome.result.rounds] == pytest.approx(
+        history["valid"]["logloss"], abs=1e-5
+    )  # XGBoost prints metrics with five digits
+    valid = xgb.DMatrix(data.valid[0])
+    np.testing.assert_array_equal(outcome.predict(data, 1), reference.predict(valid))
+    kept = reference.best_iteration + 1
+    expected = reference.predict(valid, iteration_range=(0, kept), output_margin=True)
+    np.testing.assert_array_equal(outcome.predict(data, 1, n_rounds=kept, output_margin=True), expected)
+
+
+@pytest.mark.parametrize("params", [
+    LOGISTIC, {"objective": "multi:softprob", "num_class": 3}, {**LOGISTIC, "num_parallel_tree": 2, "subsample": 0.7},
+    {"objective": "reg:absoluteerror"},
+], ids=["logistic", "softprob", "forest", "absolute"])  # fmt: skip
+def test_evaluation_does_not_change_the_model(params):
+    kinds = {"multi:softprob": "classes", "reg:absoluteerror": "real"}
+    data = joined(kinds.get(params["objective"], "binary"), with_valid=True)
+    params = {**params, "max_depth": 4}
+    outcome = federate(data, params, 4, evaluate_training=True)
+    reference = central(data, params, 4)
+    check_equal(data, outcome, reference)
+    valid_features, valid_label = data.valid
+    sets = [
+        (xgb.DMatrix(data.features, label=data.label), "train"),
+        (xgb.DMatrix(valid_features, label=valid_label), "valid"),
+    ]
+    assert outcome.result.rounds[-1].metrics == pytest.approx(parse_metrics(reference.eval_set(sets)), abs=2e-5)
+
+
+@pytest.mark.parametrize("params", [
+    {**LOGISTIC, "subsample": 0.8, "colsample_bylevel": 0.7}, {"objective": "multi:softprob", "num_class": 3},
+], ids=["logistic", "softprob"])  # fmt: skip
+def test_continuation(params):
+    data = joined("classes" if "num_class" in params else "binary", with_valid=True)
+    params = {**params, "max_depth": 4}
+    first = federate(data, params, 3)
+    second = federate(data, params, 3, initial=first)
+    reference = central(data, params, 3)
+    continued = central(data, params, 3, initial=bytes(reference.save_raw("json")))
+    check_equal(data, second, continued)
+
+
+def test_first_rounds_on_own_columns_alone():
+    """Completely SecureBoost: a model on the active party's columns, continued on all of them."""
+    data = joined()
+    params = {**LOGISTIC, "max_depth": 4}
+    outcome = federate(data, params, 5, own_rounds=2)
+    own_only = data.features.copy()
+    own_only[:, 7:] = np.nan
+    first = central(Joined(own_only, data.label, data.widths), params, 2)
+    check_equal(data, outcome, central(data, params, 3, initial=bytes(first.save_raw("json"))))
+    assert min(tree for passive in outcome.passives for tree, _ in passive.table) == 2
+
+
+def test_weights_train_without_the_claim():
+    """Passive parties do not know weights, so their cut points differ from the weighted sketch."""
+    data = joined()
+    weight = np.random.default_rng(0).random(len(data.label)).astype(np.float32) * 5
+    weighted = Joined(data.features, data.label, data.widths, weight=weight)
+    outcome = federate(weighted, {**LOGISTIC, "max_depth": 4}, 5)
+    reference = central(weighted, {**LOGISTIC, "max_depth": 4}, 5)
+    expected = reference.predict(xgb.DMatrix(data.features))
+    assert np.corrcoef(outcome.predict(data, 0), expected)[0, 1] > 0.97
+
+
+def test_the_active_party_holds_no_foreign_threshold():
+    data = joined()
+    outcome = federate(data, {**LOGISTIC, "max_depth": 5}, 3)
+    thresholds = {str(split.threshold) for passive in outcome.passives for split in passive.table.values()}
+    assert len(thresholds) > 20
+    text = outcome.result.model.decode()
+    assert not [t for t in thresholds if t in text and len(t) > 5]

@@ -1,0 +1,122 @@
+"""Whole vertical trainings in one process, beside centralized XGBoost on the joined table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xgboost as xgb
+from numpy.typing import NDArray
+
+from nvflare_plugins.vertical.gradient_scale import pair_format
+from nvflare_plugins.vertical.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
+from nvflare_plugins.vertical.links import InProcessLink, Party, place_parties
+from nvflare_plugins.vertical.model import FederatedModel, merge
+from nvflare_plugins.vertical.parameters import check_vertical_parameters
+from nvflare_plugins.vertical.passive import PassiveParty
+from nvflare_plugins.vertical.training import LabelledSet, VerticalResult, VerticalSettings, train_vertical
+
+
+@dataclass
+class Joined:
+    """A joined table, and which columns each party has (the active party first, in the order of columns)."""
+
+    features: NDArray[np.float32]
+    label: NDArray[np.float32]
+    widths: Sequence[int]
+    valid: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
+    weight: NDArray[np.float32] | None = None
+
+    def part(self, party: int, table: NDArray[np.float32]) -> NDArray[np.float32]:
+        start = sum(self.widths[:party])
+        return np.ascontiguousarray(table[:, start : start + self.widths[party]])
+
+    @property
+    def tables(self) -> list[NDArray[np.float32]]:
+        return [self.features] if self.valid is None else [self.features, self.valid[0]]
+
+
+@dataclass
+class Outcome:
+    """The parts of a vertical model."""
+
+    result: VerticalResult
+    passives: list[PassiveParty]
+    parties: tuple[Party, ...]
+    n_own: int
+
+    def merged(self) -> bytes:
+        tables = [(p.first_column, passive.table) for p, passive in zip(self.parties, self.passives, strict=True)]
+        return merge(self.result.model, self.n_own, tables)
+
+    def predict(self, joined: Joined, data_set: int, **options) -> NDArray[np.float32]:
+        model = FederatedModel(self.result.model, self.parties, self.n_own, deadline_s=60)
+        return model.predict(joined.part(0, joined.tables[data_set]), data_set, **options)
+
+
+def make_clear(n_rows: int):
+    """Return the stand-in: the owner, and a function that makes a passive party's half."""
+    return ClearGradientOwner(pair_format(n_rows)), ClearHistogramMaker
+
+
+def federate(
+    joined: Joined, params: dict, num_rounds: int, scheme=make_clear, initial: Outcome | None = None, **settings
+) -> Outcome:
+    owner, make_maker = scheme(joined.features.shape[0])
+    max_bin = params.get("max_bin", 256)
+    passives = [
+        PassiveParty(
+            [joined.part(i, table) for table in joined.tables], [f"x{j}" for j in range(width)], max_bin,
+            make_maker(), None if initial is None else initial.passives[i - 1].table,
+        )
+        for i, width in enumerate(joined.widths) if i
+    ]  # fmt: skip
+    links = [InProcessLink(passive) for passive in passives]
+    introductions = [
+        (f"site-{i + 2}", passive.schema(), link)
+        for i, (passive, link) in enumerate(zip(passives, links, strict=True))
+    ]
+    parties = place_parties(joined.widths[0], introductions)
+    names = [f"f{i}" for i in range(joined.features.shape[1])]
+    checked = check_vertical_parameters({"nthread": 1, **params}, names)
+    sets = [LabelledSet("train", joined.part(0, joined.features), joined.label, joined.weight)]
+    if joined.valid is not None:
+        sets.append(LabelledSet("valid", joined.part(0, joined.valid[0]), joined.valid[1]))
+    model = None if initial is None else initial.result.model
+    settings = VerticalSettings(num_rounds, deadline_s=60, **settings)
+    result = train_vertical(checked, sets, parties, owner, names[: joined.widths[0]], settings, model)
+    return Outcome(result, passives, parties, joined.widths[0])
+
+
+def central(joined: Joined, params: dict, num_rounds: int, initial: bytes | None = None, **options) -> xgb.Booster:
+    """Train stock XGBoost on the joined table."""
+    matrix = xgb.DMatrix(joined.features, label=joined.label, weight=joined.weight)
+    evals = [(xgb.DMatrix(joined.valid[0], label=joined.valid[1]), "valid")] if joined.valid is not None else []
+    settings = {"tree_method": "hist", "nthread": 1, **params}
+    model = None if initial is None else bytearray(initial)
+    return xgb.train(settings, matrix, num_rounds, evals=evals, xgb_model=model, verbose_eval=False, **options)
+
+
+def trees(model: bytes) -> list[dict]:
+    """Return everything a model says about its trees."""
+    return json.loads(model)["learner"]["gradient_booster"]["model"]["trees"]
+
+
+_FIELDS = (
+    "left_children", "right_children", "parents", "split_indices", "split_conditions", "default_left", "base_weights",
+    "loss_changes", "sum_hessian",
+)  # fmt: skip
+
+
+def first_difference(ours: bytes, theirs: bytes) -> str:
+    """Name the first thing in which two models differ in any bit; empty if they are equal."""
+    mine, other = trees(ours), trees(theirs)
+    if len(mine) != len(other):
+        return f"{len(mine)} trees, {len(other)} expected"
+    for number, (a, b) in enumerate(zip(mine, other, strict=True)):
+        for name in _FIELDS:
+            if not np.array_equal(np.array(a[name], np.float64), np.array(b[name], np.float64)):
+                return f"tree {number}: {name}"
+    return ""
