@@ -123,16 +123,17 @@ class Federation:
 
         Args:
             tamper, hooks: ``tamper`` and ``tamper_reply`` by site, ``sends_twice`` and ``frames`` for all
-                (see ``DirectTransport``).
+                (see ``DirectTransport``); ``transports`` is filled with each site's, for aborts.
         """
         attempt = os.urandom(16)
         aggregator = Aggregator(self.sites, attempt, deadline_s)
         outcomes: dict[str, SiteResult | Exception] = {}
         done = threading.Event()
-        replies = hooks.pop("tamper_reply", {})
+        replies, transports = hooks.pop("tamper_reply", {}), hooks.pop("transports", {})
 
         def take_part(site: str) -> None:
             transport = DirectTransport(aggregator, site, (tamper or {}).get(site), replies.get(site), **hooks)
+            transports[site] = transport
             try:
                 policy = SitePolicy.load(self.workspace(site), site)
                 place = Place(site, self.sites, job_id, attempt, self.workspace(site) / "runs", policy,
