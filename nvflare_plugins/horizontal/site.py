@@ -79,7 +79,12 @@ def run_site(
     folder = RunFolder(place.runs, place.job_id).create()
     channel = Channel(place.site, place.sites, place.job_id, place.attempt, transport, timeout_s)
     path = folder.evidence / export_name(place.site)
-    evidence = EvidenceLog(path, place.site, place.job_id, channel.attempt, job.profile)
+    try:
+        evidence = EvidenceLog(path, place.site, place.job_id, channel.attempt, job.profile)
+    except FileExistsError:
+        raise ConfigurationError(
+            f"{place.site} has evidence of job {place.job_id} already, which is never overwritten: submit the job anew"
+        ) from None
     channel.recorder = evidence
     try:
         session = open_session(channel, place.identity, place.policy, prepared.binding(job, place))

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from he_processors.errors import ProtocolError
+from he_processors.errors import ProtocolError, VeilBoostError
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.plan import workload_of_job
 from nvflare_plugins.plan_messages import payload_bytes, round_messages, setup_messages
@@ -113,3 +113,15 @@ def test_a_site_whose_program_would_send_in_clear_ends_the_job(tmp_path, monkeyp
     [attempt] = result.attempts
     assert not any("LEAK" in text for text in attempt.failures), "the message must not have left the site"
     assert not any((run.folder_of(site) / "model.json").exists() for site in run.federation.sites)
+
+
+def test_a_second_attempt_under_the_same_job_id_is_refused_in_words(tmp_path, job):
+    sites = Federation(tmp_path)
+    frame = pd.DataFrame(np.random.default_rng(6).normal(size=(90, FEATURES)), columns=[f"f{i}" for i in range(FEATURES)])
+    sites.give_data("data", frame.assign(y=(frame.f0 > 0).astype(np.float32)))
+    succeed(sites.run(job))
+    model = sites.model()
+    outcomes = sites.run(job)
+    assert all(isinstance(error, VeilBoostError) for error in outcomes.values())
+    assert any("never overwritten" in str(error) for error in outcomes.values())
+    assert sites.model() == model
