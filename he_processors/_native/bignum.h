@@ -93,7 +93,6 @@ uint64_t vb_bits(const uint8_t *bytes, size_t size, size_t offset, unsigned coun
 void vb_split(const uint8_t *bytes, size_t size, unsigned limb_bits, unsigned limb_bytes, size_t limbs, void *out);
 void vb_to_words(const uint8_t *bytes, size_t size, size_t words, uint64_t *out);
 unsigned vb_normalise(uint64_t *divisor, size_t words);
-void vb_mul_add(uint64_t *sum, size_t n_sum, const uint64_t *a, size_t n_a, const uint64_t *b, size_t n_b);
 void vb_remainder(uint64_t *number, size_t n, const uint64_t *divisor, size_t words, unsigned shift);
 
 #endif

@@ -5,7 +5,6 @@
 #include <Python.h>
 
 #include "bignum.h"
-#include "plain.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -68,6 +67,12 @@ static Py_ssize_t n_rows(const struct vb_modulus *m, const Py_buffer *b)
     return b->len % row ? -1 : b->len / row;
 }
 
+/* Whether a buffer holds one number of `width` bytes for each of `count` rows, for any width and count. */
+static int holds_numbers(const Py_buffer *b, Py_ssize_t width, Py_ssize_t count)
+{
+    return width > 0 && b->len % width == 0 && b->len / width == count;
+}
+
 static PyObject *py_instruction_sets(PyObject *self, PyObject *unused)
 {
     PyObject *names = PyList_New(0);
@@ -108,7 +113,8 @@ static PyObject *py_modulus(PyObject *self, PyObject *args)
     struct vb_modulus *m = calloc(1, sizeof *m);
     if (!m) {
         PyErr_NoMemory();
-    } else if (!kernels || limbs < 8 || limbs > MAX_LIMBS || n.len < 1 || !((const uint8_t *)n.buf)[n.len - 1]) {
+    } else if (!kernels || limbs < 8 || limbs > MAX_LIMBS || n.len < 1 || !((const uint8_t *)n.buf)[n.len - 1] ||
+               n.len > limbs * (Py_ssize_t)kernels->limb_bits / 8) { /* R has to be longer than the modulus */
         wrong("modulus");
         free(m);
     } else {
@@ -170,7 +176,7 @@ static PyObject *py_enter(PyObject *self, PyObject *args)
     int status = 0;
     if (!PyArg_ParseTuple(args, "O&y*nw*", as_modulus, &m, &bytes, &width, &out))
         return NULL;
-    int fits = width > 0 && n_rows(m, &out) >= 0 && bytes.len == n_rows(m, &out) * width;
+    int fits = holds_numbers(&bytes, width, n_rows(m, &out));
     if (fits) {
         Py_BEGIN_ALLOW_THREADS
         status = m->kernels->enter(m, bytes.buf, (size_t)width, (size_t)(bytes.len / width), out.buf);
@@ -189,7 +195,7 @@ static PyObject *py_leave(PyObject *self, PyObject *args)
     int status = 0;
     if (!PyArg_ParseTuple(args, "O&y*w*", as_modulus, &m, &rows, &bytes))
         return NULL;
-    int fits = n_rows(m, &rows) >= 0 && bytes.len == n_rows(m, &rows) * (Py_ssize_t)m->width;
+    int fits = holds_numbers(&bytes, (Py_ssize_t)m->width, n_rows(m, &rows));
     if (fits) {
         Py_BEGIN_ALLOW_THREADS
         status = m->kernels->leave(m, rows.buf, (size_t)n_rows(m, &rows), bytes.buf);
@@ -321,9 +327,9 @@ static PyObject *py_powers(PyObject *self, PyObject *args)
     int status = 0;
     if (!PyArg_ParseTuple(args, "O&y*Iy*nw*", as_modulus, &m, &table, &window, &exponents, &width, &out))
         return NULL;
-    int fits = window > 0 && window <= MAX_WINDOW && width > 0 && n_rows(m, &table) > 0 &&
-               n_rows(m, &table) % ((Py_ssize_t)1 << window) == 0 && n_rows(m, &out) >= 0 &&
-               exponents.len == n_rows(m, &out) * width;
+    int fits = window > 0 && window <= MAX_WINDOW && n_rows(m, &table) > 0 &&
+               n_rows(m, &table) % ((Py_ssize_t)1 << window) == 0 &&
+               holds_numbers(&exponents, width, n_rows(m, &out));
     if (fits) {
         Py_BEGIN_ALLOW_THREADS
         status = m->kernels->powers(m, table.buf, window, (size_t)n_rows(m, &table) >> window, exponents.buf,
@@ -396,7 +402,6 @@ static PyMethodDef methods[] = {
     {"powers", py_powers, METH_VARARGS, NULL},
     {"pow_const", py_pow_const, METH_VARARGS, NULL},
     {"horner", py_horner, METH_VARARGS, NULL},
-    {"linear", vb_py_linear, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,4 +1,4 @@
-/* Plain big integers in 64-bit words, least significant first: splitting, multiply-add, remainder. */
+/* Plain big integers in 64-bit words, least significant first: splitting and remainder. */
 #include "bignum.h"
 
 #include <string.h>
@@ -35,24 +35,6 @@ void vb_to_words(const uint8_t *bytes, size_t size, size_t words, uint64_t *out)
 {
     memset(out, 0, words * 8);
     memcpy(out, bytes, size < words * 8 ? size : words * 8);
-}
-
-/* sum += a * b; n_sum >= n_a + n_b, and the caller leaves room for the carry. */
-void vb_mul_add(uint64_t *sum, size_t n_sum, const uint64_t *a, size_t n_a, const uint64_t *b, size_t n_b)
-{
-    for (size_t i = 0; i < n_b; i++) {
-        u128 t = 0;
-        for (size_t k = 0; k < n_a; k++) {
-            t += (u128)a[k] * b[i] + sum[i + k];
-            sum[i + k] = (uint64_t)t;
-            t >>= 64;
-        }
-        for (size_t k = i + n_a; t && k < n_sum; k++) {
-            t += sum[k];
-            sum[k] = (uint64_t)t;
-            t >>= 64;
-        }
-    }
 }
 
 /* Shift a divisor left until its top bit is set; the distance. Its top word must not be 0. */

@@ -4,8 +4,8 @@ The extension is optional. ``load(variant)`` raises ``BackendUnavailable`` where
 processor (or its operating system) lacks the instructions.
 
 Residues are rows of Montgomery limbs, ``uint64[n, limbs]`` (``uint32`` for AVX2); see ``_native/bignum.h`` for the
-representation. Besides the interface, ``NativeBatch`` offers ``scale`` and ``add`` (see ``batch_ops.py``) and
-``from_wide``; ``plain_integers.linear`` is the plain-integer companion for Chinese remainders and exact divisions.
+representation. Besides the interface, ``NativeBatch`` offers ``scale``, ``add`` and ``from_wide`` (see
+``batch_ops.py``).
 
 Security: nothing here runs in constant time. Fixed-base tables are indexed by digits of the exponent and
 ``pow_const`` follows the bits of its exponent, so that someone who shares the machine's caches with the key owner

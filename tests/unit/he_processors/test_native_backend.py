@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import os
 import random
-import tomllib
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from he_processors.bignum import native, row_blocks
-from he_processors.bignum.native import NativeBatch, NativeResidues
-from he_processors.bignum.native_plan import best_window, cut_segments, sliding_window
-from he_processors.bignum.plain_integers import linear, linear_python
+from he_processors.bignum import native
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
-from he_processors.errors import BackendUnavailable, ConfigurationError, ProtocolError
+from he_processors.errors import ProtocolError
+from tests.support.native_toys import VARIANTS, draw, each_variant, ints, needs_the_extension, product, toy
 
-VARIANTS = native.instruction_sets()
 SUPPORTED_BITS = (512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-TOY_BITS = 521
 
-pytestmark = pytest.mark.skipif(not VARIANTS, reason="the native extension was not built")
-each_variant = pytest.mark.parametrize("variant", VARIANTS)
+pytestmark = needs_the_extension
 
 
 def edge_moduli(bits: int) -> list[int]:
@@ -47,27 +37,6 @@ def edge_values(modulus: int) -> list[int]:
     near = [(1 << shift) % modulus for shift in (28, 52, 64, modulus.bit_length() - 1, modulus.bit_length() + 60)]
     inverses = [pow(1 << shift, -1, modulus) for shift in (28 * 37, 52 * 20, 64 * 17, modulus.bit_length())]
     return [0, 1, 2, modulus - 1, modulus - 2, modulus >> 1, *near, *inverses]
-
-
-def toy(variant: str, threads: int = 1, bits: int = TOY_BITS) -> NativeBatch:
-    return native.load(variant, threads)(random.Random(7).getrandbits(bits) | 1 << (bits - 1) | 1)
-
-
-def draw(arithmetic: NativeBatch, n: int, seed: int = 0) -> tuple[list[int], NativeResidues]:
-    rng = random.Random(seed)
-    values = [rng.randrange(arithmetic.modulus) for _ in range(n)]
-    return values, arithmetic.from_wire(rows_from_ints(values, arithmetic.width))
-
-
-def ints(arithmetic: NativeBatch, residues: NativeResidues) -> list[int]:
-    return ints_from_rows(arithmetic.to_wire(residues))
-
-
-def product(values: list[int], modulus: int) -> int:
-    result = 1 % modulus
-    for value in values:
-        result = result * value % modulus
-    return result
 
 
 # Products ----------------------------------------------------------------------------------------------------------
@@ -368,6 +337,22 @@ def test_moduli_that_are_refused(variant: str, modulus: int) -> None:
         native.load(variant, 1)(modulus)
 
 
+@each_variant
+def test_leaving_divides_with_every_correction(variant: str) -> None:
+    """Moduli and values made of extreme words reach the rare corrections of the quotient digit."""
+    rng = random.Random(5)
+    words = [0, 1, 2, (1 << 63) - 1, 1 << 63, (1 << 63) + 1, (1 << 64) - 2, (1 << 64) - 1]
+    for _ in range(300):
+        modulus = sum(rng.choice(words) << 64 * i for i in range(rng.randrange(1, 6))) | 1
+        if modulus < 3:
+            continue
+        arithmetic = native.load(variant, 1)(modulus)
+        values = [sum(rng.choice(words) << 64 * i for i in range(12)) for _ in range(16)]
+        x = arithmetic.from_wide(rows_from_ints(values, 96))
+        assert ints(arithmetic, x) == [v % modulus for v in values]
+        assert ints(arithmetic, arithmetic.mul(x, x)) == [v * v % modulus for v in values]
+
+
 # Threads -----------------------------------------------------------------------------------------------------------
 
 
@@ -406,192 +391,3 @@ def test_a_forked_child_computes_with_threads_of_its_own() -> None:
     if child == 0:
         os._exit(0 if ints(arithmetic, arithmetic.mul(x, x)) == expected else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_the_number_of_threads_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(row_blocks.ENVIRONMENT_VARIABLE, "3")
-    assert row_blocks.default_threads() == 3
-    for text in ("0", "-1", "two", ""):
-        monkeypatch.setenv(row_blocks.ENVIRONMENT_VARIABLE, text)
-        with pytest.raises(ConfigurationError):
-            row_blocks.default_threads()
-    monkeypatch.delenv(row_blocks.ENVIRONMENT_VARIABLE)
-    assert row_blocks.default_threads() >= 1
-
-
-@given(n_rows=st.integers(0, 200), threads=st.integers(1, 9), multiple=st.integers(1, 8))
-def test_row_blocks_cover_the_rows_once(n_rows: int, threads: int, multiple: int) -> None:
-    blocks = row_blocks.row_blocks(n_rows, threads, multiple)
-    assert [i for block in blocks for i in range(block.start, block.stop)] == list(range(n_rows))
-    assert len(blocks) <= threads
-    assert all(block.start % multiple == 0 for block in blocks)
-
-
-def test_an_error_in_one_block_is_raised() -> None:
-    def fail(block: int) -> None:
-        if block == 2:
-            raise MemoryError
-
-    with pytest.raises(MemoryError):
-        row_blocks.run_blocks(fail, [0, 1, 2, 3], 2)
-
-
-# Plans -------------------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(0, 1 << 300))
-def test_a_sliding_window_plan_is_the_exponent(exponent: int) -> None:
-    steps, n_odd = sliding_window(exponent)
-    total = 0
-    for squarings, entry in steps.tolist():
-        assert -1 <= entry < n_odd
-        total = (total << squarings) + (2 * entry + 1 if entry >= 0 else 0)
-    assert total == exponent
-
-
-@given(st.lists(st.integers(0, 2000), max_size=20), st.integers(1, 600), st.integers(0, 5))
-def test_cut_segments_keeps_every_row_once(lengths: list[int], chunk: int, first: int) -> None:
-    starts = (first + np.concatenate([[0], np.cumsum(lengths)])).astype(np.int64)
-    tasks, task_starts = cut_segments(starts, chunk)
-    assert tasks[:, 1].max(initial=0) <= chunk
-    assert len(task_starts) == len(starts)
-    for segment, (begin, end) in enumerate(pairwise(starts.tolist())):
-        mine = tasks[task_starts[segment] : task_starts[segment + 1]]
-        assert len(mine) >= 1
-        rows = [i for start, length, _ in mine.tolist() for i in range(start, start + length)]
-        assert rows == list(range(begin, end))
-    assert tasks[:, 2].tolist() == list(range(len(tasks)))
-
-
-def test_wider_windows_pay_for_larger_batches() -> None:
-    windows = [best_window(1024, n, 328) for n in (1, 10, 100, 1000, 10_000, 1_000_000)]
-    assert windows == sorted(windows)
-    assert windows[0] <= 2
-    assert windows[-1] >= 9
-    limited = best_window(4096, 1_000_000, 1024)
-    assert -(-4096 // limited) * 1024 << limited <= 100 << 20
-
-
-# Plain integers ----------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=200, deadline=None)
-@given(data=st.data())
-def test_linear_is_its_python_twin(data: st.DataObject) -> None:
-    edge = st.sampled_from([64, 128, 192]).flatmap(lambda k: st.sampled_from([(1 << k) - 1, 1 << k, (1 << k) + 1]))
-    number = st.one_of(st.integers(0, 1 << 700), edge)
-    modulus = data.draw(number.filter(lambda m: m > 0))
-    n = data.draw(st.integers(0, 3))
-    terms = []
-    for _ in range(data.draw(st.integers(1, 4))):
-        width = data.draw(st.integers(1, 60))
-        size = n * width
-        content = data.draw(st.one_of(st.binary(min_size=size, max_size=size), st.just(b"\xff" * size)))
-        terms.append((np.frombuffer(content, dtype=np.uint8).reshape(n, width), data.draw(number)))
-    constant = data.draw(number)
-    assert np.array_equal(linear(terms, constant, modulus, 1), linear_python(terms, constant, modulus))
-
-
-def test_linear_divides_with_every_correction() -> None:
-    """Dividends and divisors made of extreme words reach the rare corrections of the quotient digit."""
-    rng = random.Random(5)
-    words = [0, 1, 2, (1 << 63) - 1, 1 << 63, (1 << 63) + 1, (1 << 64) - 2, (1 << 64) - 1]
-    for _ in range(3000):
-        modulus = sum(rng.choice(words) << 64 * i for i in range(rng.randrange(1, 4))) or 1
-        value = sum(rng.choice(words) << 64 * i for i in range(6))
-        rows = rows_from_ints([value], 48)
-        assert ints_from_rows(linear([(rows, 1)], 0, modulus, 1)) == [value % modulus]
-
-
-def test_linear_does_what_the_paillier_layer_needs() -> None:
-    p, q = (1 << 521) - 1, (1 << 607) - 1
-    rng = random.Random(9)
-    values = [rng.randrange(p * p * q * q) for _ in range(20)]
-    x_p = rows_from_ints([v % p**2 for v in values], 131)
-    x_q = rows_from_ints([v % q**2 for v in values], 152)
-    terms = [(x_p, q**2 * pow(q**2, -1, p**2)), (x_q, p**2 * pow(p**2, -1, q**2))]
-    assert ints_from_rows(linear(terms, 0, (p * q) ** 2, 2)) == values
-    multiples = rows_from_ints([v % p * p for v in values], 131)
-    quotients = linear([(multiples, pow(p, -1, 1 << 528))], 0, 1 << 528, 2)
-    assert ints_from_rows(quotients) == [v % p for v in values]
-
-
-def test_linear_arguments_are_checked() -> None:
-    rows = rows_from_ints([1, 2], 3)
-    for arguments in (
-        ([], 0, 5),
-        ([(rows, 1)] * 9, 0, 5),
-        ([(rows, -1)], 0, 5),
-        ([(rows, 1)], -1, 5),
-        ([(rows, 1)], 0, 0),
-        ([(rows, 1), (rows[:1], 1)], 0, 5),
-        ([(rows.astype(np.int64), 1)], 0, 5),
-    ):
-        for function in (linear, linear_python):
-            with pytest.raises(ValueError, match="terms|negative|rows"):
-                function(*arguments)
-
-
-# The extension -----------------------------------------------------------------------------------------------------
-
-
-@each_variant
-def test_the_c_functions_check_their_buffers(variant: str) -> None:
-    """A wrong size or index raises instead of touching memory beyond a buffer."""
-    arithmetic = toy(variant)
-    _, x = draw(arithmetic, 16)
-    handle, rows, bignum = arithmetic._handle, x.limbs, native._bignum
-    order, bad_order = np.arange(16, dtype=np.int32), np.full(16, 16, dtype=np.int32)
-    task = np.array([[0, 16, 0]], dtype=np.int64)
-    steps = np.array([[0, 0]], dtype=np.int32)
-    exponents, numbers = np.zeros((16, 2), dtype=np.uint8), np.zeros((16, arithmetic.width), dtype=np.uint8)
-    calls: list[Callable[[], object]] = [
-        lambda: bignum.mul(handle, rows, rows[:3], rows.copy()),
-        lambda: bignum.mul(handle, rows, rows, rows[:3].copy()),
-        lambda: bignum.add(handle, rows, rows.view(np.uint8).ravel()[:5].copy(), rows.copy()),
-        lambda: bignum.products(handle, rows, bad_order, task, rows[:1].copy()),
-        lambda: bignum.products(handle, rows, order, task + np.array([1, 0, 0]), rows[:1].copy()),
-        lambda: bignum.products(handle, rows, order, -task, rows[:1].copy()),
-        lambda: bignum.products(handle, rows, order, task + np.array([0, 0, 1]), rows[:1].copy()),
-        lambda: bignum.products(handle, rows, order, task - np.array([0, 0, 1]), rows[:1].copy()),
-        lambda: bignum.ladder(handle, rows, 3, rows.copy()),
-        lambda: bignum.ladder(handle, rows[:1], 40, rows.copy()),
-        lambda: bignum.table(handle, rows[:2], 2, rows[:7].copy()),
-        lambda: bignum.table(handle, rows[:2], 63, rows.copy()),
-        lambda: bignum.powers(handle, rows, 5, exponents, 2, rows.copy()),
-        lambda: bignum.powers(handle, rows, 2, exponents, 3, rows.copy()),
-        lambda: bignum.pow_const(handle, rows, steps + 1, 1, rows.copy()),
-        lambda: bignum.pow_const(handle, rows, steps, 0, rows.copy()),
-        lambda: bignum.horner(handle, rows, 0, 1, rows.copy()),
-        lambda: bignum.horner(handle, rows, 3, 1, rows[:5].copy()),
-        lambda: bignum.enter(handle, numbers, arithmetic.width - 1, rows.copy()),
-        lambda: bignum.leave(handle, rows, numbers[:3].copy()),
-        lambda: bignum.first_not_below(numbers, arithmetic.width, b"\x01"),
-        lambda: bignum.linear(((numbers, 7, b"\x01"),), b"", b"\x05", bytearray(16)),
-        lambda: bignum.linear((), b"", b"\x05\x00", bytearray(16)),
-        lambda: bignum.modulus("none", 10, b"\x05", b"\x06", b"\x01", b"\x01"),
-        lambda: bignum.mul(object(), rows, rows, rows.copy()),
-    ]
-    for call in calls:
-        with pytest.raises(ValueError):  # noqa: PT011 - any message: which check fires is not the point
-            call()
-
-
-def test_a_missing_extension_or_instruction_set_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BackendUnavailable):
-        native.load("neon")
-    monkeypatch.setattr(native, "_bignum", None)
-    assert native.instruction_sets() == ()
-    with pytest.raises(BackendUnavailable):
-        native.load("portable")
-
-
-def test_every_source_file_is_built_and_shipped() -> None:
-    root = Path(native.__file__).parents[2]
-    if not (root / "pyproject.toml").exists():
-        pytest.skip("not a source checkout")
-    (extension,) = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
-    folder = root / "he_processors" / "_native"
-    assert {root / name for name in extension["sources"]} == set(folder.glob("*.c"))
-    assert {root / name for name in extension["depends"]} == set(folder.glob("*.h"))
-    assert extension["optional"] is True
