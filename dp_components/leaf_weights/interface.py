@@ -7,7 +7,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.leaf_weights.row_bounds import RowBounds, RowStatistics
+from dp_components.leaf_weights.query import LeafQuery, PairBounds
+from dp_components.sensitivity import ClippedRows
 
 Sums = NDArray[np.float64]
 
@@ -15,10 +16,12 @@ Sums = NDArray[np.float64]
 class LeafWeights(Protocol):
     """Row statistics, and the leaf sums as XGBoost's weight formula shall see them."""
 
-    bounds: RowBounds
+    bounds: PairBounds
 
-    def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32]) -> RowStatistics:
-        """Return what each row adds to its leaf. Shapes: margin, label: float32[n_rows]."""
+    def row_statistics(
+        self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery
+    ) -> ClippedRows:
+        """Return what each row adds to its leaf. Shapes: margin, label: float32[n_rows]; values: int64[n_rows, 2]."""
 
     def repaired(self, sums: Sums) -> Sums:
         """Return noisy sums in which impossible values are mended. Shapes: float64[n_leaves, 2]. Post-processing."""

@@ -1,47 +1,61 @@
-"""The query for leaf sums: how much noise each coordinate gets, and how many queries that is."""
+"""The query for leaf sums: how the pair (g, h) of a row is clipped, and which noise its two sums get.
+
+Each form is one Gaussian query over the pair; they differ in the weights of its two coordinates, hence in how the noise
+is divided between G and H. The sensitivity comes with the clipped rows (sensitivity.py).
+"""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 
-from dp_components.leaf_weights.row_bounds import JOINT_HESSIAN_FACTOR, RowBounds
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_components.sensitivity import GRID_BITS, ClippedRows, Sensitivity, clip_logistic_rows, clip_rows
+
+UNIT = 1 << GRID_BITS
+"""Grid steps in 1.0."""
 
 
 class LeafQuery(Enum):
     """How (G, H) of disjoint leaves are asked for."""
 
-    SCALAR = "G and H are two queries, each with its own sensitivity"
-    VECTOR = "(G, H) is one query; both get the noise of the pair's sensitivity"
-    JOINT = "(G, 3.330 H) is one query of sensitivity 1: H costs nothing beside G"
+    SCALAR = "each of G and H gets noise in proportion to its own bound, as two queries of half the budget would"
+    VECTOR = "both get the noise of the pair's sensitivity"
+    JOINT = "(G, 3.330 H) has sensitivity 1 for the logistic loss: H costs nothing beside G"
 
 
 @dataclass(frozen=True, slots=True)
-class NoiseStd:
-    """Standard deviation of the noise on each coordinate of a leaf. Units: of g and h themselves."""
+class PairBounds:
+    """What one row may contribute: |g| <= gradient, |h| <= hessian."""
 
     gradient: float
     hessian: float
+    is_logistic: bool = False  # g = p - y and h = p (1 - p), which the joint query needs
 
 
-def queries_per_tree(form: LeafQuery) -> int:
-    """Return how many Gaussian queries one tree's leaves (or one histogram) are."""
-    return 2 if form is LeafQuery.SCALAR else 1
+def clip_pairs(query: LeafQuery, g: NDArray[np.float64], h: NDArray[np.float64], bounds: PairBounds) -> ClippedRows:
+    """Truncate the rows' pairs to the grid and to their bounds.
 
-
-def noise_std(form: LeafQuery, bounds: RowBounds, noise_multiplier: float) -> NoiseStd:
-    """Return the noise on G and H for a noise multiplier (noise over L2 sensitivity, per query).
-
-    Privacy: adding or removing one row; the rows' bounds are enforced by ``row_bounds.enforce``.
-    Raises: ValueError, if the joint query is asked of rows without the joint bound.
+    Shapes: g, h: float64[n_rows].
+    Privacy: the bounds hold in integers afterwards, whatever came in.
+    Raises: ValueError, if a value is not finite, or for the joint query of rows without the joint bound.
     Reference: Maddock et al., section 4.2; the joint query is ours (ALGORITHMS.md 6.2).
     """
-    if form is LeafQuery.SCALAR:
-        return NoiseStd(noise_multiplier * bounds.gradient, noise_multiplier * bounds.hessian)
-    if form is LeafQuery.VECTOR:
-        both = noise_multiplier * math.hypot(bounds.gradient, bounds.hessian)
-        return NoiseStd(both, both)
-    if not bounds.is_joint:
-        raise ValueError("the joint query needs rows whose (g, 3.330 h) has norm at most 1: Newton updates only")
-    return NoiseStd(noise_multiplier, noise_multiplier / JOINT_HESSIAN_FACTOR)
+    if query is LeafQuery.JOINT:
+        if not bounds.is_logistic:
+            raise ValueError("the joint query is for Newton updates of the logistic loss only")
+        return clip_logistic_rows(g, h)
+    weights = (1 / bounds.gradient, 1 / bounds.hessian) if query is LeafQuery.SCALAR else None
+    return clip_rows(np.stack([g, h], axis=1), (bounds.gradient, bounds.hessian), weights=weights)
+
+
+def pair_sensitivity(query: LeafQuery, bounds: PairBounds) -> Sensitivity:
+    """Return the sensitivity that ``clip_pairs`` guarantees, before there are rows."""
+    return clip_pairs(query, np.zeros(0), np.zeros(0), bounds).sensitivity
+
+
+def real_noise_std(sensitivity: Sensitivity, noise_multiplier: float) -> tuple[float, ...]:
+    """Return the standard deviation of the noise on each coordinate. Units: of g and h themselves."""
+    return tuple(noise_multiplier * sensitivity.bound / weight / UNIT for weight in sensitivity.weights)

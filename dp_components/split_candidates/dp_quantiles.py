@@ -6,8 +6,6 @@ near the lower bound, tells where the rows are. All features go in one message.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,18 +32,13 @@ def count_cells(columns: NDArray[np.float32], grids: list[NDArray[np.float32]]) 
     """Count this site's rows per feature and cell, all features one after the other.
 
     Shapes: columns: float32[n_features, n_rows]; result: int64[sum of (edges + 1)].
-    Privacy: must be noised before it leaves the site's protection; see ``l2_sensitivity``. A missing value counts once
-        like any other, in the last cell.
+    Privacy: must be noised before it leaves the site's protection; one row enters one cell of every feature
+        (``count_sensitivity(n_features)``). A missing value counts once like any other, in the last cell.
     """
     return np.concatenate([
         np.bincount(np.searchsorted(grid, column, side="left"), minlength=grid.size + 1)
         for column, grid in zip(columns, grids, strict=True)
     ])  # fmt: skip
-
-
-def l2_sensitivity(n_features: int) -> float:
-    """Return how far one added or removed row moves the counts: it lies in one cell of every feature."""
-    return math.sqrt(n_features)
 
 
 def cut_at_quantiles(

@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.leaf_weights.row_bounds import RowStatistics
 from dp_components.split_methods.split_score import MIN_GAIN
 from dp_components.split_methods.tree import Tree, TreeBuilder
 
@@ -80,16 +79,17 @@ def grow(bins: NDArray[np.uint8], query: LevelQuery, depth: int) -> GrownTree:
 
 
 def histograms(
-    bins: NDArray[np.uint8], statistics: RowStatistics, rows: NDArray[np.intp], features: Sequence[int], n_bins: int
-) -> NDArray[np.float64]:
-    """Sum the rows' statistics per feature and bin.
+    bins: NDArray[np.uint8], pairs: NDArray[np.int64], rows: NDArray[np.intp], features: Sequence[int], n_bins: int
+) -> NDArray[np.int64]:
+    """Sum the rows' pairs (g, h) per feature and bin.
 
-    Shapes: result: float64[n_features used, n_bins, 2]. Units: 2^-20.
+    Shapes: pairs: int64[n_rows, 2]; result: int64[n_features used, n_bins, 2]. Units: grid steps.
     """
-    g, h = statistics.gradients[rows], statistics.hessians[rows]
-    result = np.empty((len(features), n_bins, 2))
+    chosen = pairs[rows]
+    result = np.empty((len(features), n_bins, 2), dtype=np.int64)
     for i, feature in enumerate(features):
         of_rows = bins[feature, rows]
-        result[i, :, 0] = np.bincount(of_rows, weights=g, minlength=n_bins)
-        result[i, :, 1] = np.bincount(of_rows, weights=h, minlength=n_bins)
+        for coordinate in range(2):
+            sums = np.bincount(of_rows, weights=chosen[:, coordinate], minlength=n_bins)  # exact below 2^53
+            result[i, :, coordinate] = sums
     return result

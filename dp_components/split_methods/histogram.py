@@ -1,7 +1,6 @@
 """Histogram-based trees (C1): every candidate of every feature competes, on noisy histograms.
 
-A tree costs one query per level and feature; its leaves follow from the last histograms. A tree of a single feature
-needs the root's histogram only: every later sum is a sum of its bins.
+A tree costs one query per level and feature; its leaves follow from the last histograms.
 """
 
 from __future__ import annotations
@@ -11,18 +10,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.leaf_weights.row_bounds import UNIT, RowStatistics
+from dp_components.leaf_weights.query import UNIT
 from dp_components.split_methods.greedy import NodeTotals, Split, histograms
 from dp_components.split_methods.split_score import split_scores
 
-AddNoise = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""Adds this query's noise to sums (G, H) along the last axis. Units: of g and h."""
-MAX_BINS = 256
+AddNoise = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+"""Adds this query's noise to sums (G, H) along the last axis. Units: grid steps."""
 
 
 def queries(depth: int, n_features: int) -> int:
     """Return how many histograms a tree releases."""
-    return 1 if n_features == 1 else depth * n_features
+    return depth * n_features
 
 
 class HistogramQuery:
@@ -33,10 +31,10 @@ class HistogramQuery:
     """
 
     def __init__(
-        self, bins: NDArray[np.uint8], statistics: RowStatistics, features: Sequence[int],
+        self, bins: NDArray[np.uint8], pairs: NDArray[np.int64], features: Sequence[int],
         candidate_counts: Sequence[int], ridge: float, clip: float, add_noise: AddNoise,
     ):  # fmt: skip
-        self._bins, self._statistics = bins, statistics
+        self._bins, self._pairs = bins, pairs
         self._features, self._counts = list(features), candidate_counts
         self._ridge, self._clip, self._add_noise = ridge, clip, add_noise
         self._width = max(candidate_counts[f] for f in features) + 1
@@ -47,8 +45,8 @@ class HistogramQuery:
 
     def best(self, rows: NDArray[np.intp], totals: NodeTotals | None) -> tuple[NodeTotals, Split | None]:
         """Release the node's histograms and return its best split."""
-        exact = histograms(self._bins, self._statistics, rows, self._features, self._width) / UNIT
-        noisy = self._add_noise(exact)
+        exact = histograms(self._bins, self._pairs, rows, self._features, self._width)
+        noisy = self._add_noise(exact) / UNIT
         for i, feature in enumerate(self._features):
             noisy[i, self._counts[feature] + 1 :] = 0.0  # bins that the feature does not have
         if totals is None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.leaf_weights.row_bounds import UNIT, RowStatistics
+from dp_components.leaf_weights.query import UNIT
 from dp_components.split_methods.greedy import NodeTotals, Split
 from dp_components.split_methods.histogram import AddNoise
 from dp_components.split_methods.split_score import split_scores
@@ -31,18 +31,17 @@ class PartiallyRandomQuery:
     """
 
     def __init__(
-        self, bins: NDArray[np.uint8], statistics: RowStatistics, features: Sequence[int],
+        self, bins: NDArray[np.uint8], pairs: NDArray[np.int64], features: Sequence[int],
         candidate_counts: Sequence[int], ridge: float, clip: float, add_noise: AddNoise, draws: random.Random,
     ):  # fmt: skip
-        self._bins, self._statistics = bins, statistics
+        self._bins, self._pairs = bins, pairs
         self._features = [f for f in features if candidate_counts[f]]
         self._counts, self._draws = candidate_counts, draws
         self._ridge, self._clip, self._add_noise = ridge, clip, add_noise
 
     def root(self, rows: NDArray[np.intp]) -> NodeTotals:
         """Release the sums over all rows."""
-        exact = np.array([[self._statistics.gradients[rows].sum(), self._statistics.hessians[rows].sum()]]) / UNIT
-        g, h = self._add_noise(exact)[0]
+        g, h = self._add_noise(self._pairs[rows].sum(axis=0, keepdims=True))[0] / UNIT
         return NodeTotals(float(g), float(h))
 
     def best(self, rows: NDArray[np.intp], totals: NodeTotals | None) -> tuple[NodeTotals, Split | None]:
@@ -50,12 +49,9 @@ class PartiallyRandomQuery:
         if totals is None:
             raise ValueError("partially random trees start from released root sums")
         drawn = [self._draws.randrange(self._counts[f]) for f in self._features]
-        g, h = self._statistics.gradients[rows].astype(np.float64), self._statistics.hessians[rows].astype(np.float64)
-        exact = np.empty((len(drawn), 2))
-        for i, (feature, candidate) in enumerate(zip(self._features, drawn, strict=True)):
-            goes_left = self._bins[feature, rows] <= candidate
-            exact[i] = g @ goes_left, h @ goes_left
-        left = self._add_noise(exact / UNIT)
+        pairs = self._pairs[rows].astype(np.float64)
+        goes_left = self._bins[np.ix_(self._features, rows)] <= np.array(drawn)[:, None]
+        left = self._add_noise((goes_left @ pairs).astype(np.int64)) / UNIT
         scores = split_scores(left[:, 0], left[:, 1], totals.gradient, totals.hessian, self._ridge, self._clip)
         if not scores.size:
             return totals, None

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_components.split_candidates import dp_quantiles
 from dp_components.split_candidates.candidates import Candidates, FeatureBounds, by_rule
 from dp_components.split_candidates.logarithmic import logarithmic_candidates
 from dp_components.split_candidates.uniform import uniform_candidates
 from nvflare_plugins.private_trees.methods import CandidateSource, Method
+from nvflare_plugins.private_trees.noise_plan import NoisePlan
 
 
 def public_candidates(method: Method, bounds: Sequence[FeatureBounds]) -> Candidates:
@@ -16,3 +21,19 @@ def public_candidates(method: Method, bounds: Sequence[FeatureBounds]) -> Candid
         return by_rule(logarithmic_candidates, bounds, method.n_candidates)
     n = method.n_candidates // 2 if method.candidates is CandidateSource.MIXED else method.n_candidates
     return by_rule(uniform_candidates, bounds, n)
+
+
+def paid_candidates(
+    method: Method, public: Candidates, noisy: NDArray[np.int64], grids: list[NDArray[np.float32]], plan: NoisePlan,
+    noise_factor: float,
+) -> Candidates:  # fmt: skip
+    """Return candidates at the quantiles of noisy counts; mixed ones with the public half.
+
+    Shapes: noisy: int64[cells of all features].
+    Privacy: post-processing.
+    """
+    noise_std = plan.cells.multiplier * plan.cells.sensitivity.bound * noise_factor
+    mixed = method.candidates is CandidateSource.MIXED
+    n_quantiles = method.n_candidates // 2 if mixed else method.n_candidates
+    paid = dp_quantiles.cut_at_quantiles(noisy.astype(np.float64), grids, noise_std, n_quantiles)
+    return dp_quantiles.union(public, paid) if mixed else paid

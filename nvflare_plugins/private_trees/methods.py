@@ -14,7 +14,7 @@ from dp_components.leaf_weights.averaging import AveragingWeights
 from dp_components.leaf_weights.gradient import GradientWeights
 from dp_components.leaf_weights.interface import LeafWeights
 from dp_components.leaf_weights.newton import NewtonWeights
-from dp_components.leaf_weights.query import LeafQuery, queries_per_tree
+from dp_components.leaf_weights.query import LeafQuery
 
 
 class SplitMethod(Enum):
@@ -118,7 +118,7 @@ class Method:
         Reference: Maddock et al., Table 1, with symbols restored in ALGORITHMS.md 1.4.
         """
         k = self.features_per_tree(n_features)
-        per_sums = queries_per_tree(self.query)
+        per_sums = 2 if self.query is LeafQuery.SCALAR else 1
         if self.split_method is SplitMethod.TOTALLY_RANDOM:
             own = self.n_trees
         elif self.split_method is SplitMethod.PARTIALLY_RANDOM:

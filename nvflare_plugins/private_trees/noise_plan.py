@@ -1,91 +1,123 @@
-"""Who adds how much noise to which sum: fixed before training, from public facts alone.
-
-Trust models. ``TRUSTED``: the server sees exact sums and adds the noise once. ``DISTRIBUTED``: every site adds a share
-under masks, so that no one ever holds an exact sum; the shares of the sites that do not collude are enough on their
-own. A site knows its own share, so at least one colluder, the observer, is always assumed.
-"""
+"""Who adds how much noise to which sum: fixed before training, from public facts alone."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.leaf_weights.query import NoiseStd, noise_std
-from dp_components.leaf_weights.row_bounds import UNIT
-from dp_components.split_candidates import dp_quantiles
+from dp_components.accounting.composition import gaussian_limit
+from dp_components.distributed_noise import NoiseShares
+from dp_components.events import Event, Release, RepeatedEvent
+from dp_components.leaf_weights.query import LeafQuery, pair_sensitivity, real_noise_std
+from dp_components.mechanisms.gaussian import add_gaussian_noise, gaussian_event
+from dp_components.sensitivity import Sensitivity, clip_rows, count_sensitivity
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.private_trees.methods import Method
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import Frame
 
-IntegerNoise = Callable[[NDArray[np.float64]], NDArray[np.int64]]
-"""Draws one integer per coordinate, given standard deviations in grid steps; from secret randomness."""
-
-
-class TrustModel(Enum):
-    """Who is trusted with exact sums."""
-
-    TRUSTED = "trusted aggregator"
-    DISTRIBUTED = "distributed"
+Mechanism = Callable[[NDArray[np.int64], Sensitivity, float], Release]
+"""Adds noise to an exact query: (sums, sensitivity, noise multiplier) -> release. ``add_gaussian_noise`` is one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
-    """A trust model for a number of sites, of which some may collude (distributed only)."""
+class PlannedNoise:
+    """The noise on one kind of query."""
 
-    model: TrustModel
-    n_sites: int
-    n_colluders: int = 1
-
-    def __post_init__(self) -> None:
-        if self.model is TrustModel.DISTRIBUTED and not 1 <= self.n_colluders < self.n_sites:
-            raise ConfigurationError(
-                f"distributed noise needs at least 1 and fewer than {self.n_sites} tolerated colluders: every site "
-                "knows its own share"
-            )
-
-    @property
-    def share(self) -> float:
-        """What each site's noise is multiplied with; the server's in the trusted model is 1."""
-        return 0.0 if self.model is TrustModel.TRUSTED else 1.0 / math.sqrt(self.n_sites - self.n_colluders)
-
-    @property
-    def total(self) -> float:
-        """The noise on a released sum, in multiples of what privacy asks for."""
-        return 1.0 if self.model is TrustModel.TRUSTED else self.share * math.sqrt(self.n_sites)
+    sensitivity: Sensitivity
+    multiplier: float
 
 
 @dataclass(frozen=True, slots=True)
 class NoisePlan:
-    """Noise that privacy asks for, before shares are taken. Units: of g, h and rows."""
+    """The noise that privacy asks for, by what is released; shares of sites come on top (``Trust``)."""
 
-    leaf: NoiseStd
-    cells: float
+    leaves: PlannedNoise  # also histograms and left sums of greedy trees: pairs (G, H)
+    hessians: PlannedNoise  # Hessian histograms of the iterative Hessian
+    cells: PlannedNoise | None  # count histograms of paid candidates
 
     @classmethod
-    def of(cls, method: Method, n_features: int, mu: float) -> NoisePlan:
-        """Divide a total of mu (exact Gaussian composition) among everything that the method releases."""
-        multiplier = method.noise_multiplier(mu, n_features)
-        leaf = noise_std(method.query, method.weight_update.weights().bounds, multiplier)
-        paid = method.candidates.is_paid
-        cells = dp_quantiles.l2_sensitivity(n_features) / (mu * math.sqrt(method.candidate_share)) if paid else 0.0
-        return cls(leaf, cells)
+    def of(cls, method: Method, n_features: int, mu: float, noise_multiplier: float | None = None) -> NoisePlan:
+        """Divide a total of mu (exact Gaussian composition) among everything that the method releases.
 
-    def grid_std(self, kind: Kind, n_values: int) -> NDArray[np.float64]:
-        """Return the noise on each integer of a message. Shapes: float64[n_values]. Units: grid steps.
-
-        Raises: ProtocolError, for a kind that the plan does not pay for.
+        Args:
+            noise_multiplier: of the training's queries, in place of the one that mu gives: for reproductions of other
+                people's accounting.
         """
-        if kind is Kind.NODE_STATS and n_values % 2 == 0:
-            return np.tile([self.leaf.gradient * UNIT, self.leaf.hessian * UNIT], n_values // 2)
-        if kind is Kind.CELL_COUNTS and self.cells > 0:
-            return np.full(n_values, self.cells)
+        multiplier = noise_multiplier or method.noise_multiplier(mu, n_features)
+        bounds = method.weight_update.weights().bounds
+        # Two scalar queries of this multiplier are one query of the weighted pair with 1 / sqrt(2) of it.
+        of_pair = multiplier / math.sqrt(2) if method.query is LeafQuery.SCALAR else multiplier
+        cells = None
+        if method.candidates.is_paid:
+            cells = PlannedNoise(count_sensitivity(n_features), 1.0 / (mu * math.sqrt(method.candidate_share)))
+        return cls(
+            PlannedNoise(pair_sensitivity(method.query, bounds), of_pair),
+            PlannedNoise(clip_rows(np.zeros((0, 1)), (bounds.hessian,)).sensitivity, multiplier),
+            cells,
+        )
+
+    @classmethod
+    def for_budget(cls, method: Method, n_features: int, epsilon: float, delta: float) -> NoisePlan:
+        """Return the plan that keeps (epsilon, delta) towards adding or removing one row."""
+        return cls.of(method, n_features, math.sqrt(gaussian_limit(epsilon, delta).mu_squared))
+
+    @property
+    def gradient_std(self) -> float:
+        """Standard deviation of the noise on a leaf's G, before shares. Units: of g."""
+        return real_noise_std(self.leaves.sensitivity, self.leaves.multiplier)[0]
+
+    def of_kind(self, kind: Kind) -> PlannedNoise:
+        """Return the noise on a message. Raises: ProtocolError, for a kind that the plan does not pay for."""
+        if kind is Kind.NODE_STATS:
+            return self.leaves
+        if kind is Kind.CELL_COUNTS and self.cells is not None:
+            return self.cells
         raise ProtocolError(f"{kind.name} is not paid for by this job's plan: it is not released")
+
+    def event(self, kind: Kind, n_values: int, n_honest: int = 1) -> Event:
+        """Return the event that one message costs."""
+        planned = self.of_kind(kind)
+        return gaussian_event(n_values, planned.sensitivity, planned.multiplier, n_honest)
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Who is trusted with exact sums: the server (``shares`` is None), or no one.
+
+    With shares every site adds its part of the noise under masks, so that no one ever holds an exact sum.
+    """
+
+    shares: NoiseShares | None = None
+
+    @property
+    def is_trusted_aggregator(self) -> bool:
+        """Whether the server sees exact sums and adds the noise once."""
+        return self.shares is None
+
+    @property
+    def n_honest(self) -> int:
+        """Shares of the noise that the accounting relies on."""
+        return 1 if self.shares is None else self.shares.n_honest
+
+    @property
+    def noise_factor(self) -> float:
+        """The noise on a released sum, in multiples of what privacy asks for."""
+        return 1.0 if self.shares is None else self.shares.total_noise_factor
+
+    def check_sites(self, n_sites: int) -> None:
+        """Refuse another number of sites than the noise was divided for.
+
+        Raises: ConfigurationError; PrivacyRefusal, if sites are missing.
+        """
+        if self.shares is not None:
+            self.shares.check_live(n_sites)
+            if n_sites != self.shares.n_sites:
+                raise ConfigurationError(f"the noise was divided for {self.shares.n_sites} sites, not for {n_sites}")
 
 
 class ServerNoise:
@@ -94,11 +126,26 @@ class ServerNoise:
     Privacy: one release per exchange: the aggregator keeps the answer for retries.
     """
 
-    def __init__(self, plan: NoisePlan, noise: IntegerNoise):
+    def __init__(self, plan: NoisePlan, mechanism: Mechanism = add_gaussian_noise):
         self._plan = plan
-        self._noise = noise
+        self._mechanism = mechanism
 
     def release(self, frame: Frame, total: bytes) -> bytes:
-        """Return the noisy sum of one exchange."""
-        noise = self._noise(self._plan.grid_std(frame.kind, frame.n_values))
-        return (np.frombuffer(total, dtype="<u8") + noise.view(np.uint64)).tobytes()
+        """Return the noisy sum of one exchange. Raises: ProtocolError, for what the plan does not pay for."""
+        planned = self._plan.of_kind(frame.kind)
+        exact = np.frombuffer(total, dtype="<i8").reshape(-1, len(planned.sensitivity.weights))
+        return self._mechanism(exact, planned.sensitivity, planned.multiplier).value.astype("<i8").tobytes()
+
+
+def planned_events(plan: NoisePlan, leaves_per_tree: list[int], n_cells: int, n_honest: int = 1) -> list[Event]:
+    """Return the events of a whole training of random trees, for the ledger, before anything is released.
+
+    Each tree of a batch is a query of its own, although one message carries them all.
+    """
+    events: list[Event] = []
+    if plan.cells is not None:
+        events.append(plan.event(Kind.CELL_COUNTS, n_cells, n_honest))
+    for n_leaves in sorted(set(leaves_per_tree)):
+        of_tree = plan.event(Kind.NODE_STATS, 2 * n_leaves, n_honest)
+        events.append(RepeatedEvent(of_tree, leaves_per_tree.count(n_leaves)))
+    return events

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.leaf_weights.row_bounds import UNIT
+from dp_components.sensitivity import grid_integers
 from dp_components.split_methods.tree import LEAF, Tree
 from he_processors.errors import ProtocolError
 from nvflare_plugins.private_trees.forest import Forest
@@ -55,11 +55,11 @@ def leaf_integers(buffer: bytes, trees: Sequence[Tree]) -> NDArray[np.int64]:
     Raises: ProtocolError, if a sum is off the grid: then the rows were not bounded by this project's objective.
     """
     nodes = np.frombuffer(buffer, dtype="<f8").reshape(-1, 2)
-    leaves = nodes[np.concatenate([tree.feature == LEAF for tree in trees])].ravel() * UNIT
-    integers = np.rint(leaves)
-    if not np.array_equal(integers, leaves):  # NaN differs too
-        raise ProtocolError("a leaf sum is not on the grid of the row statistics")
-    return integers.astype(np.int64)
+    leaves = nodes[np.concatenate([tree.feature == LEAF for tree in trees])]
+    try:
+        return grid_integers(leaves).ravel()
+    except ValueError:
+        raise ProtocolError("a leaf sum is not on the grid of the row statistics") from None
 
 
 def node_statistics(leaf_sums: NDArray[np.float64], trees: Sequence[Tree]) -> bytes:

@@ -6,7 +6,7 @@ Tests hold it to the federated path bit for bit where XGBoost trains the same me
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from dp_components.batched_updates.batches import batch_sizes, tree_scale
 from dp_components.leaf_weights.interface import leaf_outputs
 from dp_components.leaf_weights.noise_ridge import noise_proportional_ridge
-from dp_components.leaf_weights.query import noise_std
-from dp_components.leaf_weights.row_bounds import UNIT, RowStatistics
+from dp_components.leaf_weights.query import UNIT
+from dp_components.mechanisms.gaussian import add_gaussian_noise
 from dp_components.split_candidates import dp_quantiles
 from dp_components.split_candidates.candidates import Candidates, FeatureBounds, as_candidates, bin_column
 from dp_components.split_candidates.iterative_hessian import refine
@@ -26,13 +26,10 @@ from dp_components.split_methods.histogram import HistogramQuery
 from dp_components.split_methods.partially_random import PartiallyRandomQuery
 from dp_components.split_methods.totally_random import grow_totally_random
 from dp_components.split_methods.tree import Tree
-from nvflare_plugins.private_trees.candidates import public_candidates
+from nvflare_plugins.private_trees.candidates import paid_candidates, public_candidates
 from nvflare_plugins.private_trees.features import tree_features
 from nvflare_plugins.private_trees.methods import CandidateSource, Method, SplitMethod
-
-Noise = Callable[[NDArray[np.float64]], NDArray[np.int64]]
-"""Draws integer noise for each coordinate, given standard deviations in grid steps."""
-
+from nvflare_plugins.private_trees.noise_plan import Mechanism, NoisePlan, PlannedNoise
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -46,18 +43,16 @@ class Simulation:
     """One training; ``run`` returns the scores of the test rows."""
 
     def __init__(
-        self, method: Method, train: Table, test: Table, bounds: Sequence[FeatureBounds], mu: float, seed: int,
-        noise: Noise, noise_multiplier: float | None = None,
+        self, method: Method, train: Table, test: Table, bounds: Sequence[FeatureBounds], plan: NoisePlan, seed: int,
+        mechanism: Mechanism = add_gaussian_noise, noise_factor: float = 1.0,
     ):  # fmt: skip
+        """Args: noise_factor: total over needed noise where sites add shares (the sum of shares is drawn at once)."""
         self._method, self._train, self._test, self._bounds = method, train, test, list(bounds)
         self._n_features = train.columns.shape[0]
-        self._mu, self._noise = mu, noise
+        self._plan, self._mechanism, self._noise_factor = plan, mechanism, noise_factor
         self._draws = random.Random(seed)
         self._weights = method.weight_update.weights()
-        multiplier = noise_multiplier or method.noise_multiplier(mu, self._n_features)
-        self._std = noise_std(method.query, self._weights.bounds, multiplier)
-        self._hessian_std = multiplier * self._weights.bounds.hessian
-        self._ridge = noise_proportional_ridge(method.ridge, method.noise_ridge, self._std.gradient)
+        self._ridge = noise_proportional_ridge(method.ridge, method.noise_ridge, plan.gradient_std * noise_factor)
         self._fresh: dict[int, NDArray[np.float64]] = {}
         self._totals: dict[int, float] = {}
         self.trees: list[tuple[Tree, NDArray[np.float32]]] = []
@@ -71,11 +66,11 @@ class Simulation:
         scores = np.zeros(self._test.label.size, dtype=np.float32)
         number = 0
         for size in batch_sizes(self._method.n_trees, self._method.batch_size):
-            statistics = self._weights.row_statistics(margin, self._train.label)
+            pairs = self._weights.row_statistics(margin, self._train.label, self._method.query).values
             scale = tree_scale(self._method.learning_rate, size)
             added = margin.copy()
             for tree_number in range(number, number + size):
-                tree, sums = self._tree(tree_number, statistics)
+                tree, sums = self._tree(tree_number, pairs)
                 outputs = leaf_outputs(self._weights.repaired(sums), self._ridge, self._method.clip, scale)
                 added += outputs[tree.leaf_of_rows(self._bins)]
                 scores += outputs[tree.leaf_of_rows(self._test_bins)]
@@ -83,17 +78,17 @@ class Simulation:
             margin, number = added, number + size
         return scores
 
-    def _tree(self, number: int, statistics: RowStatistics) -> tuple[Tree, NDArray[np.float64]]:
+    def _tree(self, number: int, pairs: NDArray[np.int64]) -> tuple[Tree, NDArray[np.float64]]:
         method = self._method
         self._refine_candidates(number)
         features = tree_features(method, number, self._n_features, self._draws)
         if number < method.hessian_histogram_trees(self._n_features):
-            self._release_hessians(features, statistics)
+            self._release_hessians(features, pairs)
         counts = self.candidates.counts
         if method.split_method is SplitMethod.TOTALLY_RANDOM:
             tree = grow_totally_random(counts, features, method.depth, self._draws)
-            return tree, self._add_noise(self._leaf_sums(tree, statistics))
-        common = (self._bins, statistics, features, counts, self._ridge, method.clip, self._add_noise)
+            return tree, self._noisy(self._leaf_sums(tree, pairs)) / UNIT
+        common = (self._bins, pairs, features, counts, self._ridge, method.clip, self._noisy)
         if method.split_method is SplitMethod.HISTOGRAM:
             query = HistogramQuery(*common)
         else:
@@ -101,15 +96,15 @@ class Simulation:
         grown = grow(self._bins, query, method.depth)
         return grown.tree, grown.leaf_sums
 
-    def _leaf_sums(self, tree: Tree, statistics: RowStatistics) -> NDArray[np.float64]:
+    def _leaf_sums(self, tree: Tree, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         leaf, n_leaves = tree.leaf_of_rows(self._bins).astype(np.intp), tree.leaves.size
-        g = np.bincount(leaf, weights=statistics.gradients, minlength=n_leaves)
-        h = np.bincount(leaf, weights=statistics.hessians, minlength=n_leaves)
-        return np.stack([g, h], axis=1) / UNIT
+        # Sums of integers below 2^53: exact in any order.
+        sums = [np.bincount(leaf, weights=pairs[:, i], minlength=n_leaves) for i in range(2)]
+        return np.stack(sums, axis=1).astype(np.int64)
 
-    def _add_noise(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
-        std = np.broadcast_to([self._std.gradient * UNIT, self._std.hessian * UNIT], sums.shape)
-        return sums + self._noise(std) / UNIT
+    def _noisy(self, sums: NDArray[np.int64], planned: PlannedNoise | None = None) -> NDArray[np.int64]:
+        planned = planned or self._plan.leaves
+        return self._mechanism(sums, planned.sensitivity, planned.multiplier * self._noise_factor).value
 
     # -- candidates ---------------------------------------------------------------------------------------------------
 
@@ -122,19 +117,14 @@ class Simulation:
         if not method.candidates.is_paid:
             return public
         grids = [dp_quantiles.public_grid(b) for b in self._bounds]
-        counts = dp_quantiles.count_cells(self._train.columns, grids)
-        std = dp_quantiles.l2_sensitivity(self._n_features) / (self._mu * method.candidate_share**0.5)
-        noisy = counts + self._noise(np.full(counts.shape, std))
-        mixed = method.candidates is CandidateSource.MIXED
-        n_quantiles = method.n_candidates // 2 if mixed else method.n_candidates
-        paid = dp_quantiles.cut_at_quantiles(noisy, grids, std, n_quantiles)
-        return dp_quantiles.union(public, paid) if mixed else paid
+        noisy = self._noisy(dp_quantiles.count_cells(self._train.columns, grids), self._plan.cells)
+        return paid_candidates(method, public, noisy, grids, self._plan, self._noise_factor)
 
-    def _release_hessians(self, features: Sequence[int], statistics: RowStatistics) -> None:
+    def _release_hessians(self, features: Sequence[int], pairs: NDArray[np.int64]) -> None:
         for feature in features:
             n_bins = self.candidates.counts[feature] + 1
-            exact = np.bincount(self._bins[feature], weights=statistics.hessians, minlength=n_bins)
-            noisy = (exact + self._noise(np.full(n_bins, self._hessian_std * UNIT))) / UNIT
+            exact = np.bincount(self._bins[feature], weights=pairs[:, 1], minlength=n_bins).astype(np.int64)
+            noisy = self._noisy(exact, self._plan.hessians) / UNIT
             self._fresh[feature] = noisy
             self._totals[feature] = float(np.maximum(noisy, 0.0).sum())
 

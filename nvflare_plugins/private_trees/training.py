@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,14 +12,17 @@ from numpy.typing import NDArray
 
 from dp_components.leaf_weights.interface import LeafWeights
 from dp_components.leaf_weights.noise_ridge import noise_proportional_ridge
-from dp_components.leaf_weights.row_bounds import UNIT
+from dp_components.leaf_weights.query import UNIT
+from dp_components.distributed_noise import add_noise_share
+from dp_components.events import ComposedEvent, Release
+from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.split_candidates import dp_quantiles
 from dp_components.split_candidates.candidates import Candidates, FeatureBounds
 from he_processors.errors import ConfigurationError, JobAborted, VeilBoostError
-from nvflare_plugins.private_trees.candidates import public_candidates
+from nvflare_plugins.private_trees.candidates import paid_candidates, public_candidates
 from nvflare_plugins.private_trees.forest import Forest, draw_forest, initial_model
 from nvflare_plugins.private_trees.methods import CandidateSource, Method, SplitMethod
-from nvflare_plugins.private_trees.noise_plan import IntegerNoise, NoisePlan, Trust
+from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust
 from nvflare_plugins.private_trees.refresh_catalogue import RefreshGrammar, leaf_integers, node_statistics
 from nvflare_plugins.wire.catalogue import Kind, Message, Moment, Phase
 from nvflare_plugins.wire.channel import Channel
@@ -47,24 +50,53 @@ class PrivateTreesPlan:
     def ridge(self) -> float:
         """XGBoost's lambda, with the share that is in proportion to the noise on a leaf."""
         method = self.method
-        return noise_proportional_ridge(method.ridge, method.noise_ridge, self.noise.leaf.gradient * self.trust.total)
+        return noise_proportional_ridge(method.ridge, method.noise_ridge, self.noise.gradient_std * self.trust.noise_factor)
+
+
+Pay = Callable[[str, Callable[[], Release]], NDArray[np.int64]]
+"""Charges a release to the site's ledger before it is handed out: (query, how to make it) -> value."""
+
+
+def without_ledger(query: str, make: Callable[[], Release]) -> NDArray[np.int64]:
+    """Hand out a release that nobody pays for: for benchmarks and tests on public data."""
+    return make().value
 
 
 class NoisySums:
-    """Sums over the sites with this site's share of the noise inside.
+    """Sums over the sites, released with the plan's noise.
 
-    Privacy: what leaves the site is protected by the session's masks; the sum is released with the noise of the plan.
+    Privacy: what leaves the site is under the session's masks: with this site's share of the noise inside, or, for a
+    trusted aggregator, exact; then the server adds the noise. Every release is paid for first.
     """
 
-    def __init__(self, sums: ProtectedSums, plan: PrivateTreesPlan, noise: IntegerNoise):
-        self._sums, self._plan, self._noise = sums, plan, noise
+    def __init__(
+        self, sums: ProtectedSums, plan: PrivateTreesPlan, pay: Pay = without_ledger,
+        randomness: RandomSource = OS_RANDOMNESS,
+    ):  # fmt: skip
+        self._sums, self._plan, self._pay, self._randomness = sums, plan, pay, randomness
 
-    def release(self, kind: Kind, exact: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the noisy sum of the sites' integers. Shapes: int64[n]."""
-        std = self._plan.noise.grid_std(kind, exact.size)  # refuses what is not paid for, in every trust model
-        share = self._plan.trust.share
-        contribution = exact + self._noise(std * share) if share else exact
-        return self._sums.sum_counts(kind, contribution)
+    def release(
+        self, kind: Kind, exact: NDArray[np.int64], query: str, sizes: Sequence[int]
+    ) -> NDArray[np.int64]:
+        """Return the noisy sum of the sites' integers. Shapes: int64[n].
+
+        Args:
+            query: says everything that the exact answer depends on, for the ledger.
+            sizes: number of values of each query in the message: a row enters every tree of a batch, so B trees are
+                B queries.
+        """
+        noise, trust = self._plan.noise, self._plan.trust
+        planned = noise.of_kind(kind)  # refuses what is not paid for
+        event = ComposedEvent(tuple(noise.event(kind, size, trust.n_honest) for size in sizes))
+
+        def make() -> Release:
+            if trust.shares is None:
+                return Release(exact, event)
+            pairs = exact.reshape(-1, len(planned.sensitivity.weights))
+            share = add_noise_share(pairs, planned.sensitivity, planned.multiplier, trust.shares, self._randomness)
+            return Release(share.value, event)
+
+        return self._sums.sum_counts(kind, self._pay(query, make).ravel())
 
 
 class RefreshHandler:
@@ -76,7 +108,9 @@ class RefreshHandler:
     def answer(self, message: Message, buffer: bytes) -> bytes:
         """Return the reply to one round's message."""
         trees = self._forest.of_round(message.moment.round)
-        noisy = self._sums.release(Kind.NODE_STATS, leaf_integers(buffer, trees))
+        sizes = [2 * tree.leaves.size for tree in trees]
+        query = f"leaf sums of round {message.moment.round}"
+        noisy = self._sums.release(Kind.NODE_STATS, leaf_integers(buffer, trees), query, sizes)
         return node_statistics(self._weights.repaired(noisy.reshape(-1, 2) / UNIT), trees)
 
 
@@ -93,11 +127,9 @@ def agree_candidates(plan: PrivateTreesPlan, columns: NDArray[np.float32], sums:
     if not method.candidates.is_paid:
         return public
     grids = [dp_quantiles.public_grid(b) for b in plan.bounds]
-    noisy = sums.release(Kind.CELL_COUNTS, dp_quantiles.count_cells(columns, grids))
-    mixed = method.candidates is CandidateSource.MIXED
-    n_quantiles = method.n_candidates // 2 if mixed else method.n_candidates
-    paid = dp_quantiles.cut_at_quantiles(noisy.astype(np.float64), grids, plan.noise.cells * plan.trust.total, n_quantiles)
-    return dp_quantiles.union(public, paid) if mixed else paid
+    counts = dp_quantiles.count_cells(columns, grids)
+    noisy = sums.release(Kind.CELL_COUNTS, counts, "rows per public cell", [counts.size])
+    return paid_candidates(method, public, noisy, grids, plan.noise, plan.trust.noise_factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +142,9 @@ class TrainedForest:
 
 
 def train_private_trees(
-    plan: PrivateTreesPlan, channel: Channel, sums: ProtectedSums, noise: IntegerNoise,
-    columns: NDArray[np.float32], label: NDArray[np.float32], n_threads: int = 1,
+    plan: PrivateTreesPlan, channel: Channel, sums: ProtectedSums, columns: NDArray[np.float32],
+    label: NDArray[np.float32], pay: Pay = without_ledger, n_threads: int = 1,
+    randomness: RandomSource = OS_RANDOMNESS,
 ) -> TrainedForest:  # fmt: skip
     """Train with the other sites.
 
@@ -121,7 +154,8 @@ def train_private_trees(
     """
     if plan.method.split_method is not SplitMethod.TOTALLY_RANDOM:
         raise ConfigurationError("this path trains totally random trees")
-    noisy_sums = NoisySums(sums, plan, noise)
+    plan.trust.check_sites(channel.world)
+    noisy_sums = NoisySums(sums, plan, pay, randomness)
     forest = draw_forest(plan.method, agree_candidates(plan, columns, noisy_sums), plan.structure_seed)
     weights = plan.method.weight_update.weights()
     # Made outside any communicator, so that XGBoost sends nothing about it.
@@ -146,8 +180,8 @@ def _refresh(
     label = matrix.get_label()
 
     def objective(margin: NDArray[np.float32], _: xgb.DMatrix) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        rows = weights.row_statistics(margin, label)
-        return rows.gradients * np.float32(1 / UNIT), rows.hessians * np.float32(1 / UNIT)
+        pairs = weights.row_statistics(margin, label, plan.method.query).values * np.float32(1 / UNIT)
+        return pairs[:, 0].astype(np.float32), pairs[:, 1].astype(np.float32)  # exact: at most 2^20 grid steps
 
     started = time.thread_time()
     with xgb.collective.CommunicatorContext(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.masks import PairwiseMasks
-from nvflare_plugins.private_trees.noise_plan import IntegerNoise, ServerNoise, TrustModel
+from dp_components.mechanisms.gaussian import add_gaussian_noise
+from dp_components.randomness import OS_RANDOMNESS, RandomSource
+from nvflare_plugins.private_trees.noise_plan import Mechanism, ServerNoise
 from nvflare_plugins.private_trees.training import PrivateTreesPlan, TrainedForest, train_private_trees
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
@@ -34,14 +36,14 @@ def split_rows(columns: NDArray[np.float32], label: NDArray[np.float32], n_sites
 
 
 def train_in_process(
-    plan: PrivateTreesPlan, parts: Sequence[Part], server_noise: IntegerNoise, site_noise: Callable[[int], IntegerNoise],
-    seen: list | None = None,
+    plan: PrivateTreesPlan, parts: Sequence[Part], server_noise: Mechanism = add_gaussian_noise,
+    site_randomness: RandomSource = OS_RANDOMNESS, seen: list | None = None,
 ) -> list[TrainedForest]:  # fmt: skip
     """Train at every site; raise the first error. ``seen`` collects what passes the server."""
     world = len(parts)
     sites = tuple(f"site-{i + 1}" for i in range(world))
     attempt = os.urandom(16)
-    trusted = plan.trust.model is TrustModel.TRUSTED
+    trusted = plan.trust.is_trusted_aggregator
     aggregator = Aggregator(
         sites, attempt, TIMEOUT_S, on_transfer=None if seen is None else seen.append,
         on_sum=ServerNoise(plan.noise, server_noise).release if trusted else None,
@@ -57,7 +59,9 @@ def train_in_process(
             masks = MaskedSums(PairwiseMasks(attempt, rank, secrets, group, blinder=None if trusted else 0))
             sums = ProtectedSums(channel, masks, masks)
             part = parts[rank]
-            outcomes[rank] = train_private_trees(plan, channel, sums, site_noise(rank), part.columns, part.label)
+            outcomes[rank] = train_private_trees(
+                plan, channel, sums, part.columns, part.label, randomness=site_randomness
+            )
         except Exception as error:  # the caller decides
             outcomes[rank] = error
             aggregator.abort(f"{sites[rank]}: {error}")
