@@ -99,9 +99,11 @@ def value_bounds(
     per_row = _UNBOUNDED_HEADROOM * largest
     gradient = per_row if facts.gradient_bound is None else facts.gradient_bound
     hessian = per_row if facts.hessian_bound is None else facts.hessian_bound
+    # A mean is no larger than a label. On the grid of sums over rows it would lose digits of a rare class under ckks.
+    sends_mean_alone = facts.base_score_source is BaseScoreSource.MEAN and weight is None
     return {
         Family.GRADIENTS: max(total, 1.0) * max(gradient, hessian),
-        Family.LABELS: 4.0 * (total + 1.0) * largest,
+        Family.LABELS: 4.0 * largest * (1.0 if sends_mean_alone else total + 1.0),
         Family.METRICS: 4.0 * (total + 1.0) * max(16.0, largest**2),
     }
 
