@@ -60,11 +60,15 @@ static PyObject *wrong(const char *what)
     return NULL;
 }
 
-/* How many rows a buffer holds; -1 if it is not a whole number of rows. */
+/* How many items a buffer holds; -1 if it is not a whole number of them, or not where such items may lie. */
+static Py_ssize_t n_items(const Py_buffer *b, size_t size, size_t alignment)
+{
+    return b->len % (Py_ssize_t)size || (uintptr_t)b->buf % alignment ? -1 : b->len / (Py_ssize_t)size;
+}
+
 static Py_ssize_t n_rows(const struct vb_modulus *m, const Py_buffer *b)
 {
-    Py_ssize_t row = (Py_ssize_t)(m->limbs * m->kernels->limb_bytes);
-    return b->len % row ? -1 : b->len / row;
+    return n_items(b, m->limbs * m->kernels->limb_bytes, m->kernels->limb_bytes);
 }
 
 /* Whether a buffer holds one number of `width` bytes for each of `count` rows, for any width and count. */
@@ -214,7 +218,8 @@ static PyObject *binary(PyObject *args, int is_mul)
     int status = 0;
     if (!PyArg_ParseTuple(args, "O&y*y*w*", as_modulus, &m, &a, &b, &out))
         return NULL;
-    int fits = n_rows(m, &a) >= 0 && (b.len == a.len || n_rows(m, &b) == 1) && out.len == a.len;
+    int fits = n_rows(m, &a) >= 0 && (n_rows(m, &b) == n_rows(m, &a) || n_rows(m, &b) == 1) &&
+               n_rows(m, &out) == n_rows(m, &a);
     if (fits) {
         Py_BEGIN_ALLOW_THREADS
         status = (is_mul ? m->kernels->mul : m->kernels->add)(m, a.buf, b.buf, b.len == a.len,
@@ -260,13 +265,13 @@ static PyObject *py_products(PyObject *self, PyObject *args)
     int status = 0;
     if (!PyArg_ParseTuple(args, "O&y*y*y*w*", as_modulus, &m, &rows, &order, &tasks, &out))
         return NULL;
-    size_t n_tasks = (size_t)tasks.len / sizeof(struct vb_task);
-    int fits = n_rows(m, &rows) >= 0 && n_rows(m, &out) >= 0 && tasks.len % sizeof(struct vb_task) == 0;
+    Py_ssize_t n_order = n_items(&order, 4, 4), n_tasks = n_items(&tasks, sizeof(struct vb_task), 8);
+    int fits = n_rows(m, &rows) >= 0 && n_rows(m, &out) >= 0 && n_order >= 0 && n_tasks >= 0;
     if (fits) {
         Py_BEGIN_ALLOW_THREADS
-        fits = tasks_fit(order.buf, order.len / 4, tasks.buf, n_tasks, n_rows(m, &rows), n_rows(m, &out));
+        fits = tasks_fit(order.buf, n_order, tasks.buf, (size_t)n_tasks, n_rows(m, &rows), n_rows(m, &out));
         if (fits)
-            status = m->kernels->products(m, rows.buf, order.buf, tasks.buf, n_tasks, out.buf);
+            status = m->kernels->products(m, rows.buf, order.buf, tasks.buf, (size_t)n_tasks, out.buf);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&rows);
@@ -305,8 +310,8 @@ static PyObject *py_table(PyObject *self, PyObject *args)
     int status = 0;
     if (!PyArg_ParseTuple(args, "O&y*Iw*", as_modulus, &m, &bases, &window, &out))
         return NULL;
-    int fits = window <= MAX_WINDOW && n_rows(m, &bases) >= 0 && out.len >> window == bases.len &&
-               out.len == bases.len << window;
+    int fits = window <= MAX_WINDOW && n_rows(m, &bases) >= 0 && n_rows(m, &out) >= 0 &&
+               out.len >> window == bases.len && out.len % ((Py_ssize_t)1 << window) == 0;
     if (fits) {
         Py_BEGIN_ALLOW_THREADS
         status = m->kernels->table(m, bases.buf, window, (size_t)n_rows(m, &bases), out.buf);
@@ -352,13 +357,14 @@ static PyObject *py_pow_const(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "O&y*y*nw*", as_modulus, &m, &rows, &steps, &n_odd, &out))
         return NULL;
     const struct vb_pow_step *step = steps.buf;
-    size_t n_steps = (size_t)steps.len / sizeof *step;
-    int fits = n_rows(m, &rows) >= 0 && out.len == rows.len && n_odd > 0 && n_odd <= 1 << MAX_WINDOW;
-    for (size_t s = 0; fits && s < n_steps; s++)
+    Py_ssize_t n_steps = n_items(&steps, sizeof *step, 4);
+    int fits = n_rows(m, &rows) >= 0 && n_rows(m, &out) == n_rows(m, &rows) && n_steps >= 0 && n_odd > 0 &&
+               n_odd <= 1 << MAX_WINDOW;
+    for (Py_ssize_t s = 0; fits && s < n_steps; s++)
         fits = step[s].entry < n_odd;
     if (fits) {
         Py_BEGIN_ALLOW_THREADS
-        status = m->kernels->pow_const(m, rows.buf, step, n_steps, (size_t)n_odd, (size_t)n_rows(m, &rows), out.buf);
+        status = m->kernels->pow_const(m, rows.buf, step, (size_t)n_steps, (size_t)n_odd, (size_t)n_rows(m, &rows), out.buf);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&rows);

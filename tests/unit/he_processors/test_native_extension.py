@@ -48,6 +48,10 @@ def test_the_c_functions_check_their_buffers(variant: str) -> None:
         lambda: bignum.enter(handle, numbers, arithmetic.width - 1, rows.copy()),
         lambda: bignum.leave(handle, rows, numbers[:3].copy()),
         lambda: bignum.first_not_below(numbers, arithmetic.width, b"\x01"),
+        lambda: bignum.mul(handle, rows, rows, np.zeros(rows.nbytes + 1, np.uint8)[1:]),  # not aligned
+        lambda: bignum.products(handle, rows, order.view(np.uint8)[:-1], task, rows[:1].copy()),
+        lambda: bignum.products(handle, rows, order, task[:, :2].copy(), rows[:1].copy()),
+        lambda: bignum.pow_const(handle, rows, steps[:, :1].copy(), 1, rows.copy()),
         # Widths whose product with the number of rows wraps to nothing.
         lambda: bignum.enter(handle, b"", 1 << 62, rows[:4].copy()),
         lambda: bignum.powers(handle, rows, 2, b"", 1 << 62, rows[:4].copy()),
