@@ -252,7 +252,7 @@ def test_early_stopping_decides_as_xgboost_does(tmp_path, metric, patience):
     )
     central = central_model(
         frame, "y", {**LOGISTIC, **params}, stopped.cuts(), 25, eval_frame=held_out, verbose_eval=False,
-        callbacks=[Replay(metric, history), xgb.callback.EarlyStopping(patience)],
+        callbacks=[Replay(metric, history), xgb.callback.EarlyStopping(rounds=patience)],
     )  # fmt: skip
     booster = xgb.Booster(model_file=bytearray(stopped.model()))
     assert booster.num_boosted_rounds() == central.num_boosted_rounds() < 25
