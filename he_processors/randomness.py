@@ -1,7 +1,8 @@
 """The one source of secret randomness: the operating system.
 
-Every function that needs secret random bytes takes a ``RandomSource`` whose default is ``OS_RANDOMNESS``.
-Tests inject a deterministic source for known answers; no production signature takes a seed.
+Every function that needs secret random bytes takes a ``RandomSource``. The default is ``OS_RANDOMNESS``, or
+``BULK_RANDOMNESS`` where a million randomisers need hundreds of megabytes. Tests inject a deterministic source for
+known answers; no production signature takes a seed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import os
 from typing import Protocol
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
+
+_MIN_EXPANDED_BYTES = 4096
 
 
 class RandomSource(Protocol):
@@ -25,7 +29,24 @@ class _OsRandomness:
         return os.urandom(n)
 
 
+class _BulkRandomness:
+    """The operating system's randomness, expanded by AES-256 in counter mode: some eight times as fast.
+
+    Security: each large request has a fresh 256-bit key from the operating system and forgets it. No state is kept,
+        so threads and forked processes cannot repeat each other. Whoever tells the result from uniform bytes breaks
+        AES-256 or the operating system's generator, which expands a seed in the same way.
+    Reference: NIST SP 800-38A (CTR); SP 800-90A, CTR_DRBG, with one seed for each request.
+    """
+
+    def bytes(self, n: int) -> bytes:
+        if n < _MIN_EXPANDED_BYTES:
+            return OS_RANDOMNESS.bytes(n)
+        cipher = Cipher(algorithms.AES(OS_RANDOMNESS.bytes(32)), modes.CTR(bytes(16)))
+        return cipher.encryptor().update(bytes(n))
+
+
 OS_RANDOMNESS: RandomSource = _OsRandomness()
+BULK_RANDOMNESS: RandomSource = _BulkRandomness()
 
 
 def random_below(bound: int, source: RandomSource = OS_RANDOMNESS) -> int:

@@ -19,8 +19,7 @@ from he_processors.bignum.batch_ops import add, constant, lift, product, scale
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.bignum.rows import add_rows, random_rows_below, rows_from_ints, sum_rows, widen
 from he_processors.errors import VeilBoostError
-from he_processors.expanded_randomness import BULK_RANDOMNESS
-from he_processors.randomness import RandomSource
+from he_processors.randomness import BULK_RANDOMNESS, RandomSource
 
 
 class ArithmeticFault(VeilBoostError):

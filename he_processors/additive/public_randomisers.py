@@ -12,8 +12,7 @@ from he_processors.additive.scheme import PublicKey
 from he_processors.bignum.batch_ops import product
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.bignum.rows import add_rows, random_rows_below, rows_from_ints, widen
-from he_processors.expanded_randomness import BULK_RANDOMNESS
-from he_processors.randomness import RandomSource
+from he_processors.randomness import BULK_RANDOMNESS, RandomSource
 
 
 class PublicRandomisers:

@@ -18,8 +18,7 @@ from he_processors.additive.public_randomisers import PublicRandomisers
 from he_processors.additive.scheme import PublicKey
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.bignum.rows import ints_from_rows
-from he_processors.expanded_randomness import BULK_RANDOMNESS
-from he_processors.randomness import RandomSource
+from he_processors.randomness import BULK_RANDOMNESS, RandomSource
 
 N_SUBSET_BASES = 96
 EXPONENT_SLACK_BITS = 128

@@ -16,9 +16,8 @@ from he_processors.bignum import registry
 from he_processors.bignum.batch_ops import constant, scale
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.errors import CapacityExceeded
-from he_processors.expanded_randomness import BULK_RANDOMNESS
 from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey, OkamotoUchiyamaPublicKey
-from he_processors.randomness import RandomSource
+from he_processors.randomness import BULK_RANDOMNESS, RandomSource
 
 # A gradient pair takes 16 bytes (fixed_pairs.PairFormat.plaintext_rows).
 DEFAULT_PLAINTEXT_BYTES = 16

@@ -17,9 +17,8 @@ from he_processors.bignum.batch_ops import add, constant, from_wide, scale
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.bignum.rows import less_than
 from he_processors.errors import CapacityExceeded
-from he_processors.expanded_randomness import BULK_RANDOMNESS
 from he_processors.paillier.keys import PaillierPrivateKey, PaillierPublicKey
-from he_processors.randomness import RandomSource
+from he_processors.randomness import BULK_RANDOMNESS, RandomSource
 
 
 class PaillierEncryptor:

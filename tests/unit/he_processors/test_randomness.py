@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import os
+import re
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 
-from he_processors.expanded_randomness import BULK_RANDOMNESS
+import he_processors
+from he_processors.randomness import BULK_RANDOMNESS, OS_RANDOMNESS, random_below
 
 
 def test_lengths_are_exact() -> None:
@@ -38,3 +42,17 @@ def test_a_forked_child_draws_other_bytes() -> None:
         theirs = pipe.read()
     os.waitpid(child, 0)
     assert theirs != BULK_RANDOMNESS.bytes(4096)
+
+
+def test_integers_below_a_bound_are_uniform() -> None:
+    # chi2(4), 1 - 1e-7 quantile 39; drawing modulo 5 of a byte would give about 1 : 0.98, of three bits 2 : 1.
+    counts = Counter(random_below(5, OS_RANDOMNESS) for _ in range(20_000))
+    assert set(counts) == set(range(5))
+    assert sum((count - 4000) ** 2 / 4000 for count in counts.values()) < 39
+
+
+def test_no_other_module_draws_randomness() -> None:
+    forbidden = re.compile(r"urandom|getrandom|import (secrets|random)|np\.random|default_rng")
+    root = Path(he_processors.__file__).parent
+    users = [path.name for path in root.rglob("*.py") if forbidden.search(path.read_text(encoding="utf-8"))]
+    assert users == ["randomness.py"]
