@@ -58,7 +58,7 @@ class Consents:
             the other's.
         recompute_with_changes: Training again with another site set or changed rows: the difference of two runs
             shows what the changed site or rows contributed.
-        second_quantile_search: A second quantile search over the same data with other settings.
+        second_quantile_search: A second quantile search, or other spaced cuts, over the same data.
     """
 
     plain_profile: bool = False

@@ -58,11 +58,13 @@ class Verification:
     Attributes:
         attempts: one audit per job attempt found.
         failures: what is wrong with the files themselves, before any audit.
+        rooted: whether the certificates of signed attempts were checked against a root that the caller gave.
     """
 
     attempts: tuple[Audit, ...]
     failures: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    rooted: bool = True
 
     @property
     def verified(self) -> bool:
@@ -102,7 +104,7 @@ def verify(paths: Sequence[Path], root: x509.Certificate | None = None) -> Verif
         note = "no root certificate given: signatures were checked against the certificates in the logs only"
     else:
         note = f"certificates were checked against the root with SHA-256 {root.fingerprint(hashes.SHA256()).hex()}"
-    return dataclasses.replace(result, notes=(*result.notes, note))
+    return dataclasses.replace(result, notes=(*result.notes, note), rooted=root is not None)
 
 
 def verify_files(files: Sequence[Path], authority: CertificateAuthority) -> Verification:
@@ -207,6 +209,8 @@ def _verdict(result: Verification) -> str:
         aborted = not result.failures and not any(attempt.failures for attempt in result.attempts)
         return "NOT VERIFIED: the job was not completed" if aborted and result.attempts else "NOT VERIFIED"
     unsigned = "" if all(attempt.signed for attempt in result.attempts) else " (UNSIGNED)"
+    if not result.rooted:
+        unsigned += " (signatures only against the certificates in the logs: give --root-ca)"
     plain = any(attempt.profile == "plain" for attempt in result.attempts)
     return f"VERIFIED{unsigned}" + (": but profile plain protects nothing" if plain else "")
 

@@ -46,7 +46,7 @@ class CutAgreement:
 
     def run(self, sums: ProtectedSums) -> tuple[Cuts, int | None]:
         """Return the cuts and a feature that no site lacks values in, if there is one."""
-        job, table = self._job, self._table
+        table = self._table
         local = np.array([table.n_rows, *(table.n_rows - np.asarray(table.n_missing))], dtype=np.int64)
         pooled = sums.sum_counts(Kind.CUT_COUNTS, local)
         dense = np.flatnonzero(pooled[1:] == pooled[0])
@@ -54,12 +54,26 @@ class CutAgreement:
         resumed = self._resumed.read_cuts() if self._resumed is not None else None
         if resumed is not None:
             return resumed, root_feature
-        mode, max_bin = CutMode(job.cuts), self._max_bin
+        mode = CutMode(self._job.cuts)
         if mode in (CutMode.UNIFORM, CutMode.LOGARITHMIC):
-            numeric = [name for name in table.feature_names if name not in table.categories]
-            spaced = spaced_cuts(numeric, job.cut_bounds, max_bin, mode)
-            return _spread(dict(zip(numeric, spaced.of_feature, strict=True)), table.feature_names), root_feature
+            return self._space(mode), root_feature
         return self._search(sums, mode), root_feature
+
+    def _space(self, mode: CutMode) -> Cuts:
+        """Space the cuts by the job's public bounds.
+
+        A job could otherwise narrow its bins around single rows, step by step: the registry treats other bounds for
+        the same rows like a second search.
+        """
+        job, table = self._job, self._table
+        numeric = [name for name in table.feature_names if name not in table.categories]
+        found = dict(zip(numeric, spaced_cuts(numeric, job.cut_bounds, self._max_bin, mode).of_feature, strict=True))
+        bounds = {name: job.cut_bounds[name] for name in numeric}
+        settings = json.dumps({"mode": job.cuts, "max_bin": self._max_bin, "bounds": bounds}, sort_keys=True).encode()
+        plan = self._registry.plan_cuts(self._reservation, numeric, settings)
+        if plan.to_search:
+            self._registry.save_cuts(self._reservation, {name: found[name] for name in plan.to_search})
+        return _spread(found, table.feature_names)
 
     def _search(self, sums: ProtectedSums, mode: CutMode) -> Cuts:
         """Search the pooled quantiles, or reuse the cuts that an earlier job of the same sites found."""

@@ -38,6 +38,8 @@ def _share_key(scheme: Any, codec: Codec, channel: Channel, session: Session) ->
     """Rank 0 draws the key and seals it to every peer; the server gets public parameters only."""
     secret = scheme.generate(channel.world) if channel.rank == 0 else None
     processor = scheme.from_secret(session.share_secret(secret))
+    if processor.n_summands != channel.world:
+        raise ProtocolError("the homomorphic key of the sites was made for another number of sites")
     public = processor.public_parameters()
     published = channel.gather(Kind.HE_PUBLIC, public if channel.rank == 0 else b"", codec)
     if published[0] != public:

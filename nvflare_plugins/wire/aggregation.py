@@ -36,6 +36,7 @@ class _Exchange:
     opened: float
     frames: dict[int, Frame] = field(default_factory=dict)
     waiting: dict[int, Reply] = field(default_factory=dict)
+    n_recorded: int = 0
     answer: bytes | None = None
 
 
@@ -88,7 +89,11 @@ class Aggregator:
         try:
             frame = self._check(site, data)
             exchange = self._join(frame, reply)
-            if exchange is not None:
+            if exchange is None:
+                return
+            # Hashing for the evidence takes longer than adding: do it while the slower sites are on their way.
+            self._record((site,), "received", frame)
+            if self._is_complete(exchange):
                 self._complete(frame, exchange)
         except VeilBoostError as error:
             self.abort(f"{site}: {error}")
@@ -131,7 +136,7 @@ class Aggregator:
         return frame
 
     def _join(self, frame: Frame, reply: Reply) -> _Exchange | None:
-        """Enter the frame; return the exchange if this frame completes it."""
+        """Enter the frame; return its exchange unless it is answered already or was here before."""
         answer = None
         with self._lock:
             if self._reason is not None:
@@ -151,7 +156,7 @@ class Aggregator:
         reply(answer)
         return None
 
-    def _enter(self, frame: Frame, reply: Reply) -> _Exchange | None:
+    def _enter(self, frame: Frame, reply: Reply) -> _Exchange:
         if frame.counter != self._next[frame.rank]:
             raise ProtocolError(f"sent counter {frame.counter} where {self._next[frame.rank]} is due")
         exchange = self._exchanges.setdefault(frame.counter, _Exchange(time.monotonic()))
@@ -161,17 +166,24 @@ class Aggregator:
                 f"sent {_describe(frame)} where {self._sites[first.rank]} sent {_describe(first)}: the sites are no "
                 "longer in step"
             )
+        words = frame.operation is Operation.SUM and frame.codec in (Codec.PLAIN, Codec.MASKED)
+        if words and frame.type is FrameType.CONTRIBUTION and len(frame.payload) != 8 * frame.n_values:
+            raise ProtocolError(f"sent {len(frame.payload)} bytes for {frame.n_values} values of 8 bytes")
         exchange.frames[frame.rank] = frame
         exchange.waiting[frame.rank] = reply
         self._next[frame.rank] += 1
         self._exchanges.pop(frame.counter - 2, None)  # every site has its answer to that one
         self.last_progress = time.monotonic()
-        return exchange if len(exchange.frames) == len(self._sites) else None
+        return exchange
+
+    def _is_complete(self, exchange: _Exchange) -> bool:
+        """Count a recorded frame; true for exactly one caller, the one that recorded the last."""
+        with self._lock:
+            exchange.n_recorded += 1
+            return exchange.n_recorded == len(self._sites)
 
     def _complete(self, frame: Frame, exchange: _Exchange) -> None:
         frames = [exchange.frames[rank] for rank in range(len(self._sites))]
-        for site, received in zip(self._sites, frames, strict=True):
-            self._record((site,), "received", received)
         if any(f.type is FrameType.RESCALE for f in frames):
             type_, payload = FrameType.RESCALE, b""
         else:
