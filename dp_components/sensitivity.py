@@ -178,23 +178,34 @@ def clip_rows(
 
 
 def count_sensitivity(
-    n_counted: int, *, relation: NeighbouringRelation = NeighbouringRelation.ADD_OR_REMOVE_ROW, norm: Norm = Norm.L2
+    n_counted: int,
+    *,
+    relation: NeighbouringRelation = NeighbouringRelation.ADD_OR_REMOVE_ROW,
+    norm: Norm = Norm.L2,
+    grid_bits: int = GRID_BITS,
 ) -> Sensitivity:
     """Return the sensitivity of counts of which one row enters ``n_counted`` (one bin of each of that many features).
 
     A missing value must be one of the bins: it must not add a second count.
 
-    Privacy: integer counts, unit 1. Replacing a row moves two counts of each group.
+    Units:   2^-grid_bits, as for every other query: take the counts there with ``grid_integers``. On the grid of whole
+        counts discrete Gaussian noise would be too far from the noise that is accounted; Laplace noise is exact on it.
+    Privacy: replacing a row moves two counts of each group.
+
+    Raises:
+        ValueError: No count, no known relation, or not an L1 or L2 norm.
     """
     if n_counted < 1:
         raise ValueError("a row enters at least one count")
-    moved = n_counted * _factor(
-        {NeighbouringRelation.ADD_OR_REMOVE_ROW: 1, NeighbouringRelation.REPLACE_ROW: 2}, relation
-    )
     if norm not in (Norm.L1, Norm.L2):
         raise ValueError("counts have an L1 or an L2 norm")
-    bound = float(moved) if norm is Norm.L1 else math.sqrt(moved)
-    return Sensitivity(bound if bound == int(bound) else math.nextafter(bound, math.inf), norm, relation)
+    factors = {NeighbouringRelation.ADD_OR_REMOVE_ROW: 1, NeighbouringRelation.REPLACE_ROW: 2}
+    moved = n_counted * _factor(factors, relation)
+    # The square root is rounded up where it is not a whole number.
+    root = math.isqrt(moved)
+    length = float(root) if root**2 == moved else math.nextafter(math.sqrt(moved), math.inf)
+    bound = float(moved) if norm is Norm.L1 else length
+    return Sensitivity(math.ldexp(bound, grid_bits), norm, relation)
 
 
 def grid_integers(sums: ArrayLike, grid_bits: int = GRID_BITS) -> NDArray[np.int64]:

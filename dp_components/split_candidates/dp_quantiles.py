@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dp_components.sensitivity import grid_integers
 from dp_components.split_candidates.candidates import Candidates, FeatureBounds, as_candidates
 from dp_components.split_candidates.logarithmic import logarithmic_candidates
 from dp_components.split_candidates.uniform import uniform_candidates
@@ -32,13 +33,14 @@ def count_cells(columns: NDArray[np.float32], grids: list[NDArray[np.float32]]) 
     """Count this site's rows per feature and cell, all features one after the other.
 
     Shapes: columns: float32[n_features, n_rows]; result: int64[sum of (edges + 1)].
+    Units: 2^-20 rows, the grid of all queries.
     Privacy: must be noised before it leaves the site's protection; one row enters one cell of every feature
         (``count_sensitivity(n_features)``). A missing value counts once like any other, in the last cell.
     """
-    return np.concatenate([
+    return grid_integers(np.concatenate([
         np.bincount(np.searchsorted(grid, column, side="left"), minlength=grid.size + 1)
         for column, grid in zip(columns, grids, strict=True)
-    ])  # fmt: skip
+    ]))  # fmt: skip
 
 
 def cut_at_quantiles(
@@ -47,6 +49,7 @@ def cut_at_quantiles(
     """Choose the edges nearest to the quantiles of the noisy counts.
 
     Shapes: noisy: float64[sum of (edges + 1)].
+    Units: noisy, noise_std: rows.
     Privacy: post-processing.
     """
     ends = np.cumsum([grid.size + 1 for grid in grids])

@@ -1,0 +1,182 @@
+"""Accounting against known answers, high-precision arithmetic and dp-accounting's privacy loss distributions."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import mpmath
+import pytest
+from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
+
+from dp_components.accounting.composition import PrivacyCost, compose, gaussian_limit
+from dp_components.accounting.gaussian_dp import delta_of_mu, epsilon_of_mu, mu_for
+from dp_components.accounting.renyi import delta_of_rho, epsilon_of_rho
+from dp_components.calibration import calibrate, noise_multiplier_for
+from dp_components.errors import UnknownEvent
+from dp_components.events import (
+    ComposedEvent,
+    ConcentratedEvent,
+    DiscreteGaussianEvent,
+    ExponentialEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    LocalRandomisedResponseEvent,
+    RepeatedEvent,
+)
+from dp_components.neighbouring import NeighbouringRelation
+
+ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW
+PUBLISHED = [  # queries, multipliers at epsilon .1, .5, 1 and delta 1e-5, as measured before this code existed
+    (100, (307.5, 70.3, 37.3)),
+    (200, (434.9, 99.4, 52.8)),
+    (250, (486.2, 111.2, 59.0)),
+    (350, (575.3, 131.6, 69.8)),
+    (1000, (972.4, 222.4, 118.0)),
+    (12000, (3368, 770, 409)),
+]
+
+
+def gaussians(multiplier: float, count: int) -> RepeatedEvent:
+    return RepeatedEvent(GaussianEvent(multiplier, ROW), count)
+
+
+def precise_delta(mu: float, epsilon: float) -> float:
+    with mpmath.workdps(60):
+        m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        return float(mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m))
+
+
+@pytest.mark.parametrize(("n_queries", "expected"), PUBLISHED)
+def test_multipliers_of_the_published_plans(n_queries: int, expected: tuple[float, ...]) -> None:
+    for epsilon, multiplier in zip((0.1, 0.5, 1.0), expected, strict=True):
+        # The table gives one digit after the point, and none for 12,000 queries.
+        unit = 1.0 if n_queries == 12000 else 0.1
+        assert noise_multiplier_for(n_queries, epsilon, 1e-5, slack_share=0) == pytest.approx(multiplier, abs=unit)
+
+
+@pytest.mark.parametrize("mu", [1e-3, 0.02, 0.3, 1.0, 5.0, 40.0])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-3, 0.1, 1.0, 8.0, 100.0])
+def test_delta_against_sixty_digits(mu: float, epsilon: float) -> None:
+    """The difference of logarithms loses a few digits where delta is far in the tail; 1e-9 relative is ample."""
+    expected = precise_delta(mu, epsilon)
+    assert delta_of_mu(mu, epsilon) == pytest.approx(expected, rel=1e-9, abs=1e-300)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.1, 1.0, 8.0, 30.0])
+@pytest.mark.parametrize("delta", [1e-12, 1e-6, 1e-3, 0.4])
+def test_both_calibrations_end_on_the_safe_side_and_near(epsilon: float, delta: float) -> None:
+    mu = mu_for(epsilon, delta)
+    assert precise_delta(mu, epsilon) <= delta < precise_delta(mu * (1 + 1e-10), epsilon)
+    assert epsilon <= epsilon_of_mu(mu_for(epsilon, delta) * (1 + 2e-12), delta) * (1 + 1e-10)
+    assert precise_delta(mu, epsilon_of_mu(mu, delta)) <= delta
+
+
+@pytest.mark.parametrize(("multiplier", "count"), [(99.0, 200), (1.5, 1), (40.0, 5), (700.0, 12000)])
+@pytest.mark.parametrize("delta", [1e-9, 1e-6, 1e-4])
+def test_gaussians_against_privacy_loss_distributions(multiplier: float, count: int, delta: float) -> None:
+    oracle = PLDAccountant()
+    oracle.compose(dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(multiplier), count))
+    # The oracle's own root finding ends within about 1e-8.
+    assert compose(gaussians(multiplier, count)).epsilon(delta) == pytest.approx(oracle.get_epsilon(delta), rel=1e-6)
+
+
+def test_gaussians_and_pure_parts_are_never_below_the_oracle() -> None:
+    """Exact composition of both kinds by the oracle is a lower limit for our simpler sum, and not far below it."""
+    oracle = PLDAccountant()
+    oracle.compose(dp_accounting.GaussianDpEvent(2.0), 3)
+    oracle.compose(dp_accounting.LaplaceDpEvent(1 / 0.2))
+    cost = compose([gaussians(2.0, 3), LaplaceEvent(0.2, ROW)])
+    assert oracle.get_epsilon(1e-6) <= cost.epsilon(1e-6) <= oracle.get_epsilon(1e-6) + 0.2
+
+
+@pytest.mark.parametrize("scale", [400.0, 2000.0])
+def test_the_discrete_slack_covers_what_the_oracle_finds_for_discrete_noise(scale: float) -> None:
+    sensitivity = round(scale)
+    oracle = privacy_loss_distribution.from_discrete_gaussian_mechanism(
+        scale, sensitivity=sensitivity, value_discretization_interval=1e-3
+    )
+    cost = compose(DiscreteGaussianEvent(1.0, ROW, ((scale, 1),)))
+    # Discretisation makes the oracle pessimistic by up to 1e-3 in epsilon.
+    assert cost.epsilon(1e-6) >= oracle.get_epsilon_for_delta(1e-6) - 1e-3
+    assert cost.delta(3.0) > compose(GaussianEvent(1.0, ROW)).delta(3.0)
+
+
+def test_concentrated_accounting_is_valid_and_only_a_few_percent_loose() -> None:
+    for mu in (0.05, 0.5, 3.0):
+        exact, loose = epsilon_of_mu(mu, 1e-6), epsilon_of_rho(mu**2 / 2, 1e-6)
+        assert exact < loose < 1.13 * exact
+        assert delta_of_rho(mu**2 / 2, loose) == pytest.approx(1e-6, rel=1e-4)
+    mixed = compose([GaussianEvent(2.0, ROW), ConcentratedEvent(0.1, ROW)])
+    assert mixed.epsilon(1e-6) == pytest.approx(epsilon_of_rho(0.125 + 0.1, 1e-6), rel=1e-6)
+
+
+def test_prices() -> None:
+    whole_row = LocalRandomisedResponseEvent(4.0, 10, ROW)
+    one_value = LocalRandomisedResponseEvent(4.0, 10, NeighbouringRelation.CHANGE_VALUE)
+    assert compose(whole_row) == PrivacyCost(pure_epsilon=40.0)
+    assert compose(one_value) == PrivacyCost(pure_epsilon=4.0)
+    events = ComposedEvent((RepeatedEvent(ExponentialEvent(0.25, ROW), 3), LaplaceEvent(0.5, ROW), gaussians(2.0, 4)))
+    assert compose(events) == PrivacyCost(mu_squared=1.0, pure_epsilon=1.25)
+    assert compose([]) == PrivacyCost() and compose(ComposedEvent(())).epsilon(0.0) == 0.0
+
+
+def test_a_person_with_many_rows_costs_as_the_adjacency_table_says() -> None:
+    """Claimed .1, .5, 1 at delta 1/21000 become .22, 1.08, 2.19 for two rows."""
+    for epsilon, doubled in ((0.1, 0.22), (0.5, 1.08), (1.0, 2.19)):
+        cost = PrivacyCost(mu_squared=mu_for(epsilon, 1 / 21000) ** 2).for_person(2)
+        assert cost.epsilon(1 / 21000) == pytest.approx(doubled, abs=0.005)
+    assert PrivacyCost(1.0, 2.0, 3.0, 1e-9).for_person(3) == PrivacyCost(9.0, 6.0, 27.0, 1e-9)
+
+
+def test_an_unknown_event_is_never_free() -> None:
+    class Free:
+        relation = ROW
+
+    for event in (Free(), None, RepeatedEvent(Free(), 2), ComposedEvent((GaussianEvent(1.0, ROW), Free()))):
+        with pytest.raises(UnknownEvent):
+            compose(event)
+
+
+def test_relations_are_not_mixed() -> None:
+    with pytest.raises(ValueError, match="neighbouring"):
+        compose([GaussianEvent(1.0, ROW), LaplaceEvent(1.0, NeighbouringRelation.REPLACE_ROW)])
+
+
+def test_epsilon_of_what_cannot_be_kept_is_infinite_and_delta_is_one() -> None:
+    assert PrivacyCost(mu_squared=1e6).epsilon(1e-6) == math.inf
+    assert PrivacyCost(pure_epsilon=1.0).delta(0.99) == 1.0
+    assert PrivacyCost(total_variation=1e-3).epsilon(1e-6) == math.inf
+
+
+@pytest.mark.parametrize(("epsilon", "pure", "rho"), [(1.0, 0.0, 0.0), (1.0, 0.4, 0.0), (2.0, 0.1, 0.01)])
+def test_the_whole_limit_keeps_the_promise(epsilon: float, pure: float, rho: float) -> None:
+    limit = gaussian_limit(epsilon, 1e-6, pure_epsilon=pure, zcdp_rho=rho)
+    assert limit.delta(epsilon) <= 1e-6
+    larger = PrivacyCost(limit.mu_squared * (1 + 1e-6), *limit.parts()[1:])
+    assert larger.delta(epsilon) > 1e-6
+
+
+def test_a_pure_budget_has_no_room_for_gaussians() -> None:
+    assert gaussian_limit(1.0, 0.0, pure_epsilon=1.0) == PrivacyCost(pure_epsilon=1.0)
+    with pytest.raises(ValueError, match="zcdp_rho"):
+        gaussian_limit(1.0, 0.0, zcdp_rho=0.1)
+    with pytest.raises(ValueError, match="pure_epsilon"):
+        gaussian_limit(1.0, 1e-6, pure_epsilon=2.0)
+
+
+def test_general_calibration_equals_the_closed_form_and_is_safe() -> None:
+    scale = calibrate(lambda s: gaussians(s, 200), 0.5, 1e-6)
+    assert scale == pytest.approx(noise_multiplier_for(200, 0.5, 1e-6, slack_share=0), rel=2e-9)
+    assert compose(gaussians(scale, 200)).delta(0.5) <= 1e-6
+    mixed = calibrate(lambda s: ComposedEvent((gaussians(s, 10), LaplaceEvent(0.3, ROW))), 1.0, 1e-6)
+    assert mixed == pytest.approx(noise_multiplier_for(10, 1.0, 1e-6, pure_epsilon=0.3, slack_share=0), rel=2e-9)
+    with pytest.raises(ValueError, match="no amount"):
+        calibrate(lambda s: ComposedEvent((gaussians(s, 1), LaplaceEvent(2.0, ROW))), 1.0, 1e-6)
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, float("nan"), float("inf"), True, "1"])
+def test_events_refuse_impossible_parameters(bad: object) -> None:
+    for make in (GaussianEvent, LaplaceEvent, ExponentialEvent, ConcentratedEvent):
+        with pytest.raises(ValueError, match="number"):
+            make(bad, ROW)

@@ -1,0 +1,316 @@
+"""The ledger in one process: budgets, plans, replays, refusals and its file. Crashes: tests/property."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dp_components.errors import LedgerDamaged, PrivacyRefusal, UnknownEvent
+from dp_components.events import (
+    ConcentratedEvent,
+    Event,
+    ExponentialEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    LocalRandomisedResponseEvent,
+    Release,
+    RepeatedEvent,
+)
+from dp_components.ledger import Budget, Ledger, LedgerIdentity, ledger_files
+from dp_components.mechanisms.gaussian import gaussian_event
+from dp_components.neighbouring import NeighbouringRelation
+from dp_components.sensitivity import clip_logistic_rows
+
+ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW
+IDENTITY = LedgerIdentity("site-1", "credit", ROW)
+EVENT = LaplaceEvent(0.25, ROW)
+BUDGET = Budget(1.0, 1e-6, pure_epsilon=1.0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "privacy"
+
+
+@pytest.fixture
+def ledger(folder: Path) -> Ledger:
+    return Ledger.open(folder, IDENTITY, BUDGET)
+
+
+def make(value: int = 7, event: Event = EVENT) -> Callable[[], Release]:
+    return lambda: Release(np.array([value, -value]), event)
+
+
+def never() -> Release:
+    raise AssertionError("drawn although a reply was cached, or the job was refused")
+
+
+def test_spending_adds_up_over_jobs_and_survives(ledger: Ledger, folder: Path) -> None:
+    ledger.open_job("a", RepeatedEvent(EVENT, 2))
+    ledger.release("a", "tree 0", make())
+    ledger.release("a", "tree 1", make())
+    ledger.close_job("a")
+    again = Ledger.open(folder, IDENTITY, BUDGET)
+    assert again.spent().pure_epsilon == 0.5
+    again.open_job("b", RepeatedEvent(EVENT, 2))
+    with pytest.raises(PrivacyRefusal, match="would overdraw"):
+        again.open_job("c", EVENT)
+    assert ledger.job_spent("a").pure_epsilon == 0.5 and ledger.job_spent("b").pure_epsilon == 0
+
+
+def test_an_open_job_holds_its_whole_plan_and_a_closed_one_what_it_spent(ledger: Ledger) -> None:
+    ledger.open_job("a", RepeatedEvent(EVENT, 4))
+    ledger.release("a", "tree 0", make())
+    assert not ledger.quote(EVENT).fits
+    ledger.close_job("a")
+    assert ledger.quote(RepeatedEvent(EVENT, 3)).fits and not ledger.quote(RepeatedEvent(EVENT, 4)).fits
+
+
+def test_a_quote_writes_nothing(ledger: Ledger, folder: Path) -> None:
+    before = ledger_files(folder)[0].read_bytes()
+    quote = ledger.quote(RepeatedEvent(EVENT, 5))
+    assert not quote.fits and "epsilon 1.25" in quote.message and quote.plan.pure_epsilon == 1.25
+    assert ledger_files(folder)[0].read_bytes() == before
+
+
+def test_a_retry_gets_the_same_reply_at_no_charge(ledger: Ledger, folder: Path) -> None:
+    ledger.open_job("a", EVENT)
+    first = ledger.release("a", "tree 0", make(11))
+    first[0] = 99
+    for other in (ledger, Ledger.open(folder, IDENTITY, BUDGET)):
+        np.testing.assert_array_equal(other.release("a", "tree 0", never), [11, -11])
+    assert ledger.spent().pure_epsilon == 0.25
+
+
+def test_shapes_and_extremes_of_replies_are_kept(ledger: Ledger, folder: Path) -> None:
+    ledger.open_job("a", RepeatedEvent(EVENT, 3))
+    values = {"deep": np.arange(24).reshape(2, 3, 4) - (1 << 62), "none": np.zeros((0, 3), int), "one": np.array(5)}
+    for query, value in values.items():
+        ledger.release("a", query, lambda value=value: Release(value, EVENT))
+    for query, value in values.items():
+        cached = Ledger.open(folder, IDENTITY, BUDGET).release("a", query, never)
+        np.testing.assert_array_equal(cached, value)
+        assert cached.shape == value.shape
+
+
+def test_a_job_cannot_spend_more_than_its_plan_but_can_be_extended(ledger: Ledger) -> None:
+    ledger.open_job("a", EVENT)
+    ledger.release("a", "tree 0", make())
+    with pytest.raises(PrivacyRefusal, match="spent its plan"):
+        ledger.release("a", "tree 0, drawn afresh after a crash", make())
+    assert ledger.spent().pure_epsilon == 0.25
+    ledger.extend_job("a", EVENT)
+    ledger.release("a", "tree 0, drawn afresh after a crash", make())
+    assert ledger.spent().pure_epsilon == 0.5
+    with pytest.raises(PrivacyRefusal, match="would overdraw"):
+        ledger.extend_job("a", RepeatedEvent(EVENT, 3))
+
+
+def test_a_dearer_release_than_planned_is_refused_before_it_is_handed_out(ledger: Ledger) -> None:
+    ledger.open_job("a", EVENT)
+    with pytest.raises(PrivacyRefusal, match="spent its plan"):
+        ledger.release("a", "tree 0", make(event=LaplaceEvent(0.26, ROW)))
+    assert ledger.spent().pure_epsilon == 0
+
+
+def test_jobs_are_opened_once(ledger: Ledger) -> None:
+    ledger.open_job("a", EVENT)
+    ledger.open_job("a", EVENT)
+    with pytest.raises(PrivacyRefusal, match="another plan"):
+        ledger.open_job("a", RepeatedEvent(EVENT, 2))
+    ledger.close_job("a")
+    for refused in (
+        lambda: ledger.open_job("a", EVENT),
+        lambda: ledger.close_job("a"),
+        lambda: ledger.release("a", "tree 0", never),
+        lambda: ledger.release("unknown", "tree 0", never),
+        lambda: ledger.extend_job("a", EVENT),
+        lambda: ledger.job_spent("unknown"),
+    ):
+        with pytest.raises(PrivacyRefusal):
+            refused()
+
+
+def test_parts_of_the_budget_do_not_pay_for_each_other(folder: Path) -> None:
+    ledger = Ledger.open(folder, IDENTITY, Budget(1.0, 1e-6, pure_epsilon=0.3))
+    assert ledger.quote(LaplaceEvent(0.3, ROW)).fits and not ledger.quote(LaplaceEvent(0.31, ROW)).fits
+    assert not ledger.quote(ConcentratedEvent(1e-6, ROW)).fits
+    assert ledger.quote(GaussianEvent(8.0, ROW)).fits and not ledger.quote(GaussianEvent(4.0, ROW)).fits
+    assert not ledger.quote([RepeatedEvent(EVENT, 1), ExponentialEvent(0.1, ROW)]).fits
+
+
+def test_discrete_noise_on_too_coarse_a_grid_exceeds_the_slack(ledger: Ledger, folder: Path) -> None:
+    fine = clip_logistic_rows([0.5], [0.25]).sensitivity
+    coarse = clip_logistic_rows([0.5], [0.25], grid_bits=4).sensitivity
+    gaussian = Ledger.open(folder, LedgerIdentity("site-1", "other", ROW), Budget(1.0, 1e-6))
+    assert gaussian.quote(gaussian_event(32, fine, 20.0)).fits
+    assert not gaussian.quote(gaussian_event(32, coarse, 20.0)).fits
+
+
+def test_a_person_with_several_rows(folder: Path) -> None:
+    ledger = Ledger.open(folder, LedgerIdentity("site-1", "credit", ROW, rows_per_person=3), BUDGET)
+    ledger.open_job("a", EVENT)
+    ledger.release("a", "tree 0", make())
+    assert ledger.spent().pure_epsilon == 0.75
+    assert not ledger.quote(EVENT).fits
+    assert "3 row(s) per person" in ledger.describe()
+
+
+def test_unknown_events_and_other_relations_are_refused(ledger: Ledger) -> None:
+    with pytest.raises(UnknownEvent):
+        ledger.open_job("a", object())  # type: ignore[arg-type]
+    other = LocalRandomisedResponseEvent(0.1, 2, NeighbouringRelation.CHANGE_VALUE)
+    with pytest.raises(PrivacyRefusal, match="relation"):
+        ledger.open_job("a", other)
+    ledger.open_job("a", EVENT)
+    with pytest.raises(PrivacyRefusal, match="relation"):
+        ledger.release("a", "tree 0", make(event=other))
+    with pytest.raises(UnknownEvent):
+        ledger.release("a", "tree 0", make(event=object()))  # type: ignore[arg-type]
+    assert ledger.spent().pure_epsilon == 0
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        LedgerIdentity("site-1", "credit", NeighbouringRelation.REPLACE_ROW),
+        LedgerIdentity("site-1", "credit", ROW, rows_per_person=2),
+        LedgerIdentity("site-2", "credit", ROW),
+    ],
+)
+def test_a_ledger_keeps_its_identity(ledger: Ledger, folder: Path, identity: LedgerIdentity) -> None:
+    with pytest.raises(PrivacyRefusal, match="another"):
+        Ledger.open(folder, identity, BUDGET)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "a\\b", "x" * 200])
+def test_names_that_are_not_file_names_are_refused(folder: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="name of a data set"):
+        Ledger.open(folder, LedgerIdentity("site-1", name, ROW), BUDGET)
+
+
+def test_a_lowered_budget_stops_open_jobs_and_a_raised_one_lets_them_go_on(ledger: Ledger, folder: Path) -> None:
+    ledger.open_job("a", RepeatedEvent(EVENT, 3))
+    ledger.release("a", "tree 0", make())
+    Ledger.open(folder, IDENTITY, Budget(0.3, 1e-6, pure_epsilon=0.3))
+    with pytest.raises(PrivacyRefusal, match="lowered"):
+        ledger.release("a", "tree 1", make())
+    Ledger.open(folder, IDENTITY, BUDGET)
+    ledger.release("a", "tree 1", make())
+
+
+def test_closing_deletes_replies_and_keeps_the_costs_of_all_jobs(ledger: Ledger, folder: Path) -> None:
+    for job in ("a", "b"):
+        ledger.open_job(job, RepeatedEvent(EVENT, 2))
+        ledger.release(job, "tree 0", make(123456789))
+    ledger.close_job("a")
+    records = [json.loads(line) for line in ledger_files(folder)[0].read_text().splitlines()]
+    assert [(r["record"], r.get("job")) for r in records] == [
+        ("ledger", None), ("budget", None), ("open", "b"), ("release", "b"), ("closed", "a")
+    ]  # fmt: skip
+    np.testing.assert_array_equal(ledger.release("b", "tree 0", never), [123456789, -123456789])
+    assert Ledger.open(folder, IDENTITY, BUDGET).spent().pure_epsilon == 0.5
+
+
+def test_another_process_that_rewrote_the_file_is_followed(ledger: Ledger, folder: Path) -> None:
+    other = Ledger.open(folder, IDENTITY, BUDGET)
+    for round_number in range(3):
+        job = f"job {round_number}"
+        ledger.open_job(job, EVENT)
+        other.release(job, "tree", make(round_number))
+        np.testing.assert_array_equal(ledger.release(job, "tree", never), [round_number, -round_number])
+        ledger.close_job(job)
+        with pytest.raises(PrivacyRefusal, match="not open"):
+            other.release(job, "tree", never)
+        assert other.spent().pure_epsilon == ledger.spent().pure_epsilon == 0.25 * (round_number + 1)
+
+
+def test_files_are_private_and_readable_by_a_person(ledger: Ledger, folder: Path) -> None:
+    ledger.open_job("a", EVENT)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    text = ledger.describe()
+    assert "Data set credit at site-1" in text and "epsilon 1 at delta 1e-06" in text and "open" in text
+
+
+def edited(lines: list[bytes], line: int, old: bytes, new: bytes) -> list[bytes]:
+    assert old in lines[line]
+    return [text.replace(old, new) if i == line else text for i, text in enumerate(lines)]
+
+
+DAMAGE: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "a cheaper event": lambda lines: edited(lines, 3, b"0.25", b"0.05"),
+    "a larger budget": lambda lines: edited(lines, 1, b'"epsilon": 1.0', b'"epsilon": 9.0'),
+    "other spacing": lambda lines: edited(lines, 3, b'": ', b'":'),
+    "a missing line": lambda lines: lines[:2] + lines[3:],
+    "a missing first line": lambda lines: lines[1:],
+    "lines in another order": lambda lines: [lines[0], lines[2], lines[1], *lines[3:]],
+    "a line twice": lambda lines: [*lines, lines[-1]],
+    "not JSON": lambda lines: [*lines, b"{]\n"],
+    "not an object": lambda lines: [*lines, b"[]\n"],
+    "an empty line": lambda lines: [*lines, b"\n"],
+    "bytes that are no text": lambda lines: [*lines, b"\xff\xfe\n"],
+    "deep nesting": lambda lines: [*lines, b"[" * 100_000 + b"\n"],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_noticed_and_stops_everything(ledger: Ledger, folder: Path, damage: str) -> None:
+    ledger.open_job("a", EVENT)
+    ledger.release("a", "tree 0", make())
+    path = ledger_files(folder)[0]
+    path.write_bytes(b"".join(DAMAGE[damage](path.read_bytes().splitlines(keepends=True))))
+    for attempt in range(2):
+        with pytest.raises(LedgerDamaged):
+            Ledger.open(folder, IDENTITY, BUDGET)
+    reader = Ledger(path)
+    for attempt in range(2):
+        with pytest.raises(LedgerDamaged):
+            reader.describe()
+
+
+def test_records_that_do_not_follow_are_refused_although_their_checks_are_right(ledger: Ledger, folder: Path) -> None:
+    """A forger who recomputes the checks is outside the threat model; a fault in this program is not."""
+    good = json.loads(ledger_files(folder)[0].read_text().splitlines()[1])
+    del good["check"]
+    for record in (
+        {"record": "release", "job": "a", "query": "q", "events": [], "shape": [0], "value": "", "at": "now"},
+        {"record": "gift", "at": "now"},
+        {"record": "ledger", "at": "now"},
+        {**good, "extra": 1},
+        {key: value for key, value in good.items() if key != "delta"},
+        {**good, "epsilon": -1.0},
+        {"record": "open", "job": "a", "plan": [{"count": -5, "event": "laplace"}], "at": "now"},
+        {"record": "open", "job": "a", "plan": [{"count": 1, "event": "free"}], "at": "now"},
+    ):
+        other = Ledger.open(folder, LedgerIdentity("site-1", f"set{abs(hash(str(record)))}", ROW), BUDGET)
+        with other._locked():
+            other._journal.append(record)
+        with pytest.raises(LedgerDamaged):
+            Ledger(other._journal.path).describe()
+
+
+def test_an_empty_or_missing_ledger_is_not_read_as_unspent(folder: Path) -> None:
+    folder.mkdir()
+    with pytest.raises(LedgerDamaged, match="empty"):
+        Ledger(folder / "credit.ledger").describe()
+
+
+def test_a_ledger_removed_while_open_is_noticed(ledger: Ledger, folder: Path) -> None:
+    ledger.open_job("a", EVENT)
+    os.unlink(ledger_files(folder)[0])
+    with pytest.raises(LedgerDamaged, match="removed"):
+        ledger.release("a", "tree 0", make())
+
+
+@pytest.mark.parametrize("query", ["", "line\nbreak", "x" * 301, "ü"])
+def test_queries_are_printable(ledger: Ledger, query: str) -> None:
+    ledger.open_job("a", EVENT)
+    with pytest.raises(ValueError, match="printable"):
+        ledger.release("a", query, never)

@@ -1,0 +1,224 @@
+"""Mechanisms: exact coins, prices that match what is sampled, refusals. Distributions: tests/statistical."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from decimal import Context, Decimal
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+
+from dp_components.accounting import discrete_slack
+from dp_components.accounting.composition import compose
+from dp_components.events import DiscreteGaussianEvent, LaplaceEvent, event_document, event_from_document
+from dp_components.mechanisms import exact_bernoulli
+from dp_components.mechanisms.discrete_gaussian import sample_discrete_gaussian
+from dp_components.mechanisms.discrete_laplace import sample_discrete_laplace
+from dp_components.mechanisms.exact_bernoulli import toss
+from dp_components.mechanisms.exponential import choose_exponentially, grid_utilities, utility_sensitivity
+from dp_components.mechanisms.gaussian import add_gaussian_noise, gaussian_event
+from dp_components.mechanisms.laplace import add_laplace_noise
+from dp_components.mechanisms.randomised_response import randomise_buckets
+from dp_components.neighbouring import NeighbouringRelation
+from dp_components.sensitivity import GRID_BITS, HESSIAN_WEIGHT, Norm, Sensitivity, clip_logistic_rows
+from tests.support.seeded_randomness import ListedRandomness, SeededRandomness
+
+ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW
+LOGISTIC = clip_logistic_rows([0.5], [0.25]).sensitivity
+COUNT = Sensitivity(1.0, Norm.L1, ROW)
+
+
+def exact_inverse_e(_: int, context: Context) -> Decimal:
+    return context.exp(Decimal(-1))
+
+
+def inverse_e_bits(n_bits: int) -> int:
+    with mpmath.workdps(100):
+        return int(mpmath.floor(mpmath.exp(-1) * 2**n_bits))
+
+
+@pytest.mark.parametrize(("further", "expected"), [((0,), True), (((1 << 64) - 1,), False)])
+def test_a_coin_on_the_edge_is_settled_by_further_bits(further: tuple[int, ...], expected: bool) -> None:
+    source = ListedRandomness(inverse_e_bits(64), *further)
+    assert toss(np.array([math.exp(-1)]), exact_inverse_e, source)[0] == expected
+
+
+def test_a_coin_on_the_edge_of_the_edge_takes_more_bits_and_digits() -> None:
+    bits = inverse_e_bits(256)
+    words = [(bits >> shift) & ((1 << 64) - 1) for shift in (192, 128, 64, 0)]
+    assert toss(np.array([math.exp(-1)]), exact_inverse_e, ListedRandomness(*words[:3], words[3] - 1))[0]
+    assert not toss(np.array([math.exp(-1)]), exact_inverse_e, ListedRandomness(*words[:3], words[3] + 1))[0]
+
+
+@pytest.mark.parametrize("n_bits", [64])
+def test_neighbouring_words_decide_at_once(n_bits: int) -> None:
+    word = inverse_e_bits(n_bits)
+    assert toss(np.array([math.exp(-1)]), exact_inverse_e, ListedRandomness(word - 1))[0]
+    assert not toss(np.array([math.exp(-1)]), exact_inverse_e, ListedRandomness(word + 1))[0]
+
+
+@pytest.fixture
+def always_exact(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Send every coin through decimal arithmetic: the naive twin of the fast path."""
+    monkeypatch.setattr(exact_bernoulli, "RELATIVE_ERROR", 1e9)
+    yield
+
+
+SAMPLERS = {
+    "gaussian, tiny": lambda source: sample_discrete_gaussian(0.3, 300, source),
+    "gaussian, unit": lambda source: sample_discrete_gaussian(1.0, 300, source),
+    "gaussian": lambda source: sample_discrete_gaussian(2.0**29 * 1.1, 300, source),
+    "gaussian, largest": lambda source: sample_discrete_gaussian(2.0**44, 300, source),
+    "laplace": lambda source: sample_discrete_laplace(12345.678, 300, source),
+    "exponential": lambda source: choose_exponentially(
+        np.arange(40), Sensitivity(3.0, Norm.UTILITY, ROW), 1.0, source
+    ).value,
+    "response": lambda source: randomise_buckets(np.full((200, 2), 1), [16, 3], 2.0, randomness=source).value,
+}
+FAST = {name: sample(SeededRandomness(7)) for name, sample in SAMPLERS.items()}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_floating_point_decides_nothing_by_itself(name: str, always_exact: None) -> None:
+    """Deciding every coin in decimal arithmetic gives the same values from the same bits."""
+    np.testing.assert_array_equal(SAMPLERS[name](SeededRandomness(7)), FAST[name])
+
+
+def test_the_operating_system_is_asked_by_default() -> None:
+    draws = [tuple(sample_discrete_gaussian(1e6, 8)) for _ in range(20)]
+    assert len(set(draws)) == 20
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, 2.0**45])
+def test_scales_that_cannot_be_sampled_are_refused(scale: float) -> None:
+    for sample in (sample_discrete_gaussian, sample_discrete_laplace):
+        with pytest.raises(ValueError, match="scale"):
+            sample(scale, 1)
+
+
+def test_sizes() -> None:
+    assert sample_discrete_gaussian(5.0, 0).shape == (0,)
+    with pytest.raises(ValueError, match="negative"):
+        sample_discrete_laplace(5.0, -1)
+
+
+def test_the_gaussian_event_is_never_better_than_the_noise() -> None:
+    """The multiplier accounted times the sensitivity is at most each coordinate's parameter, in exact arithmetic."""
+    for multiplier in (0.37, 99.4, 434.9 / 7):
+        event = gaussian_event(64, LOGISTIC, multiplier)
+        for (scale, count), weight in zip(event.scales, LOGISTIC.weights, strict=True):
+            assert Fraction(event.noise_multiplier) * Fraction(LOGISTIC.bound) <= Fraction(scale) * Fraction(weight)
+            assert count == 32
+        assert event.noise_multiplier == pytest.approx(multiplier, rel=1e-14)
+
+
+def test_gaussian_noise_has_one_scale_per_coordinate() -> None:
+    sums = np.zeros((20000, 2), dtype=np.int64)
+    release = add_gaussian_noise(sums, LOGISTIC, 50.0, SeededRandomness(3))
+    deviation = release.value.std(axis=0) / 2**GRID_BITS
+    # 20,000 draws: the standard error of a standard deviation is 0.5 %, so 2.5 % is five of them.
+    assert deviation == pytest.approx([50.0, 50.0 / HESSIAN_WEIGHT], rel=0.025)
+    assert release.event == gaussian_event(sums.size, LOGISTIC, 50.0)
+    assert compose(release.event).mu_squared == pytest.approx(1 / 2500)
+    assert not sums.any()
+
+
+@pytest.mark.parametrize(
+    "sums", [np.zeros((3, 2)), np.zeros((0, 2), int), np.zeros((2, 3), int), np.full((1, 2), 1 << 61), np.int64(3)]
+)
+def test_queries_that_do_not_fit_are_refused(sums: np.ndarray) -> None:
+    with pytest.raises(ValueError):
+        add_gaussian_noise(sums, LOGISTIC, 1.0)
+
+
+def test_each_mechanism_insists_on_its_norm() -> None:
+    with pytest.raises(ValueError, match="L2"):
+        add_gaussian_noise([1], COUNT, 1.0)
+    with pytest.raises(ValueError, match="L1"):
+        add_laplace_noise([1], LOGISTIC, 1.0)
+    with pytest.raises(ValueError, match="utility"):
+        choose_exponentially([1, 2], COUNT, 1.0)
+    for bad in (0.0, math.nan, math.inf):
+        with pytest.raises(ValueError):
+            add_gaussian_noise([[1, 1]], LOGISTIC, bad)
+        with pytest.raises(ValueError):
+            add_laplace_noise([1], COUNT, bad)
+
+
+def test_laplace_keeps_exactly_its_epsilon() -> None:
+    release = add_laplace_noise(np.arange(6).reshape(2, 3), COUNT, 0.7, SeededRandomness(1))
+    assert release.event == LaplaceEvent(0.7, ROW) and release.value.shape == (2, 3)
+
+
+def test_utilities_are_rounded_down_and_their_sensitivity_pays_for_it() -> None:
+    grid = 2.0**-20
+    sensitivity = utility_sensitivity(3.0, grid, LOGISTIC)
+    assert sensitivity.norm is Norm.UTILITY and sensitivity.bound >= 3 * 2**20 + 1
+    one, other = grid_utilities([0.1, 5.0], grid), grid_utilities([3.1, 2.0], grid)
+    assert np.abs(one - other).max() <= sensitivity.bound
+    with pytest.raises(ValueError, match="finite"):
+        grid_utilities([math.nan], grid)
+
+
+def test_exponential_mechanism_finds_the_best_where_there_is_no_doubt() -> None:
+    utilities = np.array([0, 10**9, 0, -(10**9)])
+    release = choose_exponentially(utilities, Sensitivity(1.0, Norm.UTILITY, ROW), 1.0)
+    assert release.value.tolist() == [1]
+    for bad in ([], [[1]], [0.5], [1 << 60]):
+        with pytest.raises(ValueError):
+            choose_exponentially(bad, Sensitivity(1.0, Norm.UTILITY, ROW), 1.0)
+
+
+def test_randomised_response_limits() -> None:
+    ids = np.random.default_rng(0).integers(0, 16, (500, 3))
+    sizes = np.array([16, 16, 16])
+    np.testing.assert_array_equal(randomise_buckets(ids, sizes, 100.0).value, ids)
+    np.testing.assert_array_equal(randomise_buckets(np.zeros((5, 1), int), [1], 0.1).value, np.zeros((5, 1)))
+    for bad_ids, bad_sizes in ((ids - 1, sizes), (ids + 1, sizes), (ids, sizes[:2]), (ids * 1.0, sizes)):
+        with pytest.raises(ValueError):
+            randomise_buckets(bad_ids, bad_sizes, 1.0)
+
+
+@pytest.mark.parametrize("scale", [4.0, 5.3, 17.0, 100.0])
+def test_distance_of_discrete_from_rounded_gaussians(scale: float) -> None:
+    """The bound, by adding up the differences of all probabilities with 30 digits."""
+    with mpmath.workdps(30):
+        s = mpmath.mpf(scale)
+        reach = range(-int(12 * scale), int(12 * scale) + 1)
+        weight = {y: mpmath.exp(-(mpmath.mpf(y) ** 2) / (2 * s**2)) for y in reach}
+        total = sum(weight.values())
+        cdf = [mpmath.ncdf((y - mpmath.mpf(1) / 2) / s) for y in range(reach[0], reach[-1] + 2)]
+        rounded = dict(zip(reach, (b - a for a, b in zip(cdf, cdf[1:], strict=False)), strict=True))
+        distance = sum(abs(weight[y] / total - rounded[y]) for y in reach) / 2
+    bound = discrete_slack.rounded_gaussian_distance(scale)
+    assert 0.98 * bound < distance < bound
+
+
+@pytest.mark.parametrize(("scale", "n_shares"), [(0.6, 2), (0.6, 3), (0.8, 2), (0.8, 4)])
+def test_distance_of_summed_shares(scale: float, n_shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The theorem's formula where its value can be measured: far below the least scale that is allowed."""
+    monkeypatch.setattr(discrete_slack, "LEAST_SCALE", 0.5)
+    y = np.arange(-60, 61)
+    share = np.exp(-(y**2) / (2 * scale**2))
+    total = share = share / share.sum()
+    for _ in range(n_shares - 1):
+        total = np.convolve(total, share)
+    reach = np.arange(total.size) - total.size // 2
+    whole = np.exp(-(reach**2) / (2 * n_shares * scale**2))
+    distance = np.abs(total - whole / whole.sum()).sum() / 2
+    assert 1e-6 < distance < discrete_slack.summed_shares_distance(scale, n_shares)
+
+
+def test_coarse_grids_are_refused() -> None:
+    with pytest.raises(ValueError, match="finer grid"):
+        compose(DiscreteGaussianEvent(1.0, ROW, ((3.9, 1),)))
+    with pytest.raises(ValueError, match="finer grid"):
+        compose(DiscreteGaussianEvent(1.0, ROW, ((3.0, 1),), n_shares=100))
+
+
+def test_events_survive_being_written_down() -> None:
+    for event in (gaussian_event(64, LOGISTIC, 99.4, 2), LaplaceEvent(0.1, ROW)):
+        assert event_from_document(event_document(event)) == event

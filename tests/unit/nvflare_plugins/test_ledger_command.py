@@ -1,0 +1,61 @@
+"""The command that shows a site's privacy ledgers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dp_components.events import LaplaceEvent, Release, RepeatedEvent
+from dp_components.ledger import Budget, Ledger, LedgerIdentity
+from dp_components.neighbouring import NeighbouringRelation
+from nvflare_plugins.cli import main
+from nvflare_plugins.ledger_command import ledger_folder
+from nvflare_plugins.site_policy import SitePolicy, template
+
+ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "veilboost.json").write_text(template({"credit": "credit.csv"}))
+    return tmp_path
+
+
+def begin(workspace: Path, data_set: str) -> Ledger:
+    folder = ledger_folder(SitePolicy.load(workspace, "site-1"))
+    event = LaplaceEvent(0.1, ROW)
+    ledger = Ledger.open(folder, LedgerIdentity("site-1", data_set, ROW), Budget(1.0, 1e-6, pure_epsilon=0.5))
+    ledger.open_job("job-17", RepeatedEvent(event, 5))
+    ledger.release("job-17", "tree 0", lambda: Release(np.array([1]), event))
+    return ledger
+
+
+def test_it_shows_all_data_sets_or_one(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ledger", str(workspace), "--site", "site-1"]) == 0
+    assert "spent nothing" in capsys.readouterr().out
+    begin(workspace, "credit")
+    begin(workspace, "bank")
+    assert main(["ledger", str(workspace), "--site", "site-1"]) == 0
+    output = capsys.readouterr().out
+    assert "Data set bank" in output and "Data set credit" in output and "job-17" in output
+    assert main(["ledger", str(workspace), "--site", "site-1", "--data-set", "bank"]) == 0
+    assert "credit" not in capsys.readouterr().out
+
+
+def test_it_closes_a_job_that_will_not_go_on(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = begin(workspace, "credit")
+    assert not ledger.quote(LaplaceEvent(0.1, ROW)).fits
+    assert main(["ledger", str(workspace), "--site", "site-1", "--close", "job-17"]) == 0
+    assert "closed" in capsys.readouterr().out
+    assert ledger.quote(LaplaceEvent(0.4, ROW)).fits
+
+
+def test_mistakes_are_named(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begin(workspace, "credit")
+    begin(workspace, "bank")
+    for arguments in (["--data-set", "other"], ["--close", "job-17"], ["--data-set", "bank", "--close", "job-99"]):
+        assert main(["ledger", str(workspace), "--site", "site-1", *arguments]) == 1
+        assert "veilboost ledger:" in capsys.readouterr().err
