@@ -202,8 +202,10 @@ def error_text(error: Exception) -> str:
 
 
 def _summary(result: SiteResult) -> dict[str, Any]:
-    """Return what the server may know of a finished training. Metrics it gets only if they are streamed."""
-    return {"n_rounds": result.n_rounds, "best_round": result.best_round}
+    """Return what the server may know of a finished training: it has seen the rounds pass. Metrics, and what follows
+    from them, it gets only if they are streamed.
+    """
+    return {"n_rounds": result.n_rounds}
 
 
 def _content(evidence: Path) -> bytes:
