@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dp_components.leaf_weights.query import UNIT, real_noise_std
 from dp_components.split_candidates import dp_quantiles
 from dp_components.split_candidates.candidates import Candidates, FeatureBounds, by_rule
 from dp_components.split_candidates.logarithmic import logarithmic_candidates
@@ -29,11 +30,11 @@ def paid_candidates(
 ) -> Candidates:  # fmt: skip
     """Return candidates at the quantiles of noisy counts; mixed ones with the public half.
 
-    Shapes: noisy: int64[cells of all features].
+    Shapes: noisy: int64[cells of all features]. Units: grid steps.
     Privacy: post-processing.
     """
-    noise_std = plan.cells.multiplier * plan.cells.sensitivity.bound * noise_factor
+    [noise_std] = real_noise_std(plan.cells.sensitivity, plan.cells.multiplier * noise_factor)
     mixed = method.candidates is CandidateSource.MIXED
     n_quantiles = method.n_candidates // 2 if mixed else method.n_candidates
-    paid = dp_quantiles.cut_at_quantiles(noisy.astype(np.float64), grids, noise_std, n_quantiles)
+    paid = dp_quantiles.cut_at_quantiles(noisy / UNIT, grids, noise_std, n_quantiles)
     return dp_quantiles.union(public, paid) if mixed else paid
