@@ -42,6 +42,9 @@ _SEAL_DOMAIN = "veilboost evidence seal v1"
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.@ -]{0,126}[A-Za-z0-9_])?")
 _HEX = re.compile(r"(?:[0-9a-f]{2})+")
 
+# Several records per message, each encoded twice: building an encoder for each would cost as much as encoding.
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
 Record = dict[str, Any]
 
 
@@ -52,7 +55,7 @@ def canonical(value: Mapping[str, Any]) -> bytes:
         ValueError: the record holds a value that JSON cannot state exactly (a float, a key that is not text).
     """
     _refuse_inexact(value)
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+    return _ENCODER.encode(value).encode("ascii")
 
 
 def chain_hash(previous: bytes, body: Mapping[str, Any]) -> bytes:
@@ -224,6 +227,8 @@ def _refuse_number(text: str) -> Any:
 
 
 def _refuse_inexact(value: object) -> None:
+    if value is None or type(value) in (str, int, bool):
+        return
     if isinstance(value, Mapping):
         if not all(type(key) is str for key in value):
             raise ValueError("keys of evidence must be text")
@@ -232,7 +237,7 @@ def _refuse_inexact(value: object) -> None:
     elif isinstance(value, list | tuple):
         for item in value:
             _refuse_inexact(item)
-    elif not (value is None or type(value) in (str, int, bool)):
+    else:
         raise ValueError(f"evidence cannot hold a value of type {type(value).__name__}")
 
 
