@@ -1,0 +1,211 @@
+"""Whatever is interrupted wherever: no answer leaves uncharged, none is given twice with different noise, no overdraft.
+
+The disk of the first test loses power at every single operation and keeps any part of what was not yet synced. The
+other tests use real processes, one of them killed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dp_components import ledger_journal
+from dp_components.errors import PrivacyRefusal
+from dp_components.events import LaplaceEvent, Release, RepeatedEvent
+from dp_components.ledger import Budget, Ledger, LedgerIdentity
+from dp_components.neighbouring import NeighbouringRelation
+from tests.support import ledger_workers
+from tests.support.crashing_disk import CrashingDisk, PowerLoss
+
+ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW
+EVENT = LaplaceEvent(0.25, ROW)
+IDENTITY = LedgerIdentity("site-1", "credit", ROW)
+BUDGET = Budget(2.0, 0.0, pure_epsilon=2.0)
+JOBS, QUERIES = ("a", "b", "c"), ("q0", "q1", "q2")
+
+STEPS = st.one_of(
+    st.tuples(st.just("open"), st.sampled_from(JOBS), st.integers(1, 5)),
+    st.tuples(st.just("release"), st.sampled_from(JOBS), st.sampled_from(QUERIES)),
+    st.tuples(st.just("release"), st.sampled_from(JOBS), st.sampled_from(QUERIES)),
+    st.tuples(st.just("extend"), st.sampled_from(JOBS), st.integers(1, 2)),
+    st.tuples(st.just("close"), st.sampled_from(JOBS), st.none()),
+    st.tuples(st.just("reopen"), st.none(), st.none()),
+)
+
+
+class World:
+    """The ledger under test and what left it so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / "credit.ledger"
+        self.handed_out: dict[tuple[str, str], int] = {}
+        self.closed: set[str] = set()
+        self._fresh = itertools.count()
+        self.ledger: Ledger | None = None
+
+    def reopen(self) -> Ledger:
+        self.ledger = Ledger.open(self.folder, IDENTITY, BUDGET)
+        return self.ledger
+
+    def step(self, action: str, job: str, argument: object) -> None:
+        """Take one step; refusals are part of the game."""
+        ledger = self.ledger or self.reopen()
+        was_closed = job in self.closed
+        try:
+            match action:
+                case "open":
+                    ledger.open_job(job, RepeatedEvent(EVENT, argument))
+                case "extend":
+                    ledger.extend_job(job, RepeatedEvent(EVENT, argument))
+                case "close":
+                    self.closed.add(job)  # also if the power goes while it happens
+                    ledger.close_job(job)
+                case "release":
+                    self.release(ledger, job, argument)
+                case "reopen":
+                    self.reopen()
+        except PrivacyRefusal:
+            if action == "close" and not was_closed:
+                self.closed.discard(job)
+
+    def release(self, ledger: Ledger, job: str, query: str) -> None:
+        value = int(ledger.release(job, query, lambda: Release(np.array([next(self._fresh)]), EVENT))[0])
+        assert self.handed_out.setdefault((job, query), value) == value, "another noise for the same question"
+
+    def check(self) -> None:
+        """What must hold at every moment, seen from a process that has just started."""
+        ledger = Ledger.open(self.folder, IDENTITY, BUDGET)
+        n_charged = round(ledger.spent().pure_epsilon / EVENT.epsilon)
+        assert len(self.handed_out) <= n_charged <= BUDGET.pure_epsilon / EVENT.epsilon
+        assert ledger.quote([]).held.fits(BUDGET.limit)
+        for (job, query), value in self.handed_out.items():
+            if job not in self.closed:
+                assert ledger.release(job, query, self._must_not_draw)[0] == value
+
+    def _must_not_draw(self) -> Release:
+        raise AssertionError("an answer that had left was forgotten")
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(STEPS, min_size=3, max_size=14), st.integers(1, 60), st.floats(0, 1), st.booleans(), st.integers(1, 12)
+)
+def test_power_loss_at_any_operation(
+    steps: list[tuple[str, str, object]], crash_at: int, kept: float, is_late: bool, second: int
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        world = World(Path(name) / "privacy")
+        for crash in (crash_at, second, None):
+            disk = CrashingDisk(world.path, crash, kept, is_late)
+            world.ledger = None  # a new process
+            with mock.patch.object(ledger_journal, "os", disk):
+                try:
+                    for step in steps:
+                        world.step(*step)
+                except PowerLoss:
+                    pass
+            world.check()
+
+
+def test_power_loss_at_every_operation_of_one_job() -> None:
+    """Every operation in turn, with nothing, half and all of the unsynced bytes kept."""
+    steps = [("open", "a", 3), ("release", "a", "q0"), ("release", "a", "q1"), ("open", "b", 2), ("close", "a", None)]
+    n_operations = 0
+    for crash_at, kept, is_late in itertools.product(range(1, 60), (0.0, 0.5, 1.0), (False, True)):
+        with tempfile.TemporaryDirectory() as name:
+            world = World(Path(name) / "privacy")
+            disk = CrashingDisk(world.path, crash_at, kept, is_late)
+            with mock.patch.object(ledger_journal, "os", disk):
+                try:
+                    for step in steps:
+                        world.step(*step)
+                except PowerLoss:
+                    pass
+                else:
+                    n_operations = disk.n_operations
+            world.check()
+    assert 20 < n_operations < 60, "the range of the test must cover every operation"
+
+
+@pytest.mark.parametrize("operation", ["write", "fsync"])
+def test_a_full_or_failing_disk_hands_nothing_out_and_the_ledger_goes_on(operation: str, tmp_path: Path) -> None:
+    world = World(tmp_path / "privacy")
+    world.step("open", "a", 2)
+    world.step("release", "a", "q0")
+    assert world.ledger is not None
+    with mock.patch.object(ledger_journal.os, operation, side_effect=OSError(28, "no space")):
+        with pytest.raises(OSError, match="no space"):
+            world.release(world.ledger, "a", "q1")
+    world.release(world.ledger, "a", "q1")
+    world.check()
+
+
+def test_the_planted_fault_of_an_answer_before_its_charge_is_caught(tmp_path: Path) -> None:
+    """The invariants can fail: a ledger that does not sync loses an answer that had left."""
+    world = World(tmp_path / "privacy")
+    world.step("open", "a", 2)
+    disk = CrashingDisk(world.path, None, 0.0, False)
+    with mock.patch.object(ledger_journal, "os", disk), mock.patch.object(disk, "fsync", lambda descriptor: None):
+        world.step("release", "a", "q0")
+        with pytest.raises(PowerLoss):
+            disk._lose_power()
+    with pytest.raises(AssertionError):
+        world.check()
+
+
+def test_processes_together_spend_no_more_than_the_budget(tmp_path: Path) -> None:
+    """Three processes race for 31 releases, and ask one question in common: one charge, one answer."""
+    ledger = Ledger.open(tmp_path, ledger_workers.IDENTITY, ledger_workers.BUDGET)
+    ledger.open_job("common", ledger_workers.EVENT)
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(3)]
+    processes = [
+        context.Process(target=ledger_workers.spend_all, args=(tmp_path, f"p{i}", pipe[1]))
+        for i, pipe in enumerate(pipes)
+    ]
+    for process in processes:
+        process.start()
+    results = []
+    for pipe in pipes:
+        assert pipe[0].poll(120)
+        results.append(pipe[0].recv())
+    for process in processes:
+        process.join()
+    assert sum(n_paid for n_paid, _ in results) == ledger_workers.N_AFFORDABLE - 1
+    assert len({tuple(shared) for _, shared in results}) == 1
+    assert ledger.spent().pure_epsilon == ledger_workers.BUDGET.pure_epsilon
+
+
+def test_a_killed_process_leaves_a_ledger_that_knows_all_that_left_it(tmp_path: Path) -> None:
+    ledger = Ledger.open(tmp_path, ledger_workers.IDENTITY, ledger_workers.BUDGET)
+    ledger.open_job("long", RepeatedEvent(ledger_workers.EVENT, ledger_workers.N_AFFORDABLE))
+    context = multiprocessing.get_context("spawn")
+    results: dict[int, list[int]] = {}
+    for delay_s in (0.0, 0.011, 0.023):
+        receiver, sender = context.Pipe()
+        process = context.Process(target=ledger_workers.release_until_killed, args=(tmp_path, sender))
+        process.start()
+        assert receiver.poll(120)
+        time.sleep(delay_s)
+        process.kill()
+        process.join()
+        sender.close()
+        try:
+            while True:
+                i, value = receiver.recv()
+                assert results.setdefault(i, value) == value
+        except EOFError:
+            pass
+        for i, value in results.items():
+            assert ledger.release("long", f"question {i}", lambda: pytest.fail("forgotten")).tolist() == value
+        assert len(results) * ledger_workers.EVENT.epsilon <= ledger.spent().pure_epsilon <= 2.0
