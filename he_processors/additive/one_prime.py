@@ -13,7 +13,7 @@ import gmpy2
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.additive.scheme import PublicKey
+from he_processors.additive.scheme import PublicKey, StaysInProcess
 from he_processors.bignum import registry
 from he_processors.bignum.rows import byte_width, ints_from_rows, less_than, rows_from_ints
 from he_processors.errors import ProtocolError
@@ -36,7 +36,7 @@ def check_ciphertexts(ciphertexts: NDArray[np.uint8], public_key: PublicKey) -> 
         raise ProtocolError(REFUSED)
 
 
-class OnePrimeLogarithm:
+class OnePrimeLogarithm(StaysInProcess):
     """Recovers m modulo p from ciphertexts. Secret."""
 
     def __init__(self, p: int, g: int, backend: str = registry.AUTO) -> None:

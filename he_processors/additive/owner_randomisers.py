@@ -14,6 +14,7 @@ from typing import Protocol
 
 import gmpy2
 
+from he_processors.additive.scheme import StaysInProcess
 from he_processors.bignum import registry
 from he_processors.bignum.batch_ops import add, constant, lift, product, scale
 from he_processors.bignum.interface import ModBatch, Residues
@@ -42,7 +43,7 @@ class SubgroupSource(Protocol):
     def draw(self, n: int) -> SubgroupElements: ...
 
 
-class GeneratorPowers:
+class GeneratorPowers(StaysInProcess):
     """Uniform subgroup elements as powers of a known generator, from a table.
 
     Security: exponents are uniform in [0, order), by rejection, so the elements are exactly uniform.
@@ -63,7 +64,7 @@ class GeneratorPowers:
         return SubgroupElements(residues, int(expected))
 
 
-class PrimePowers:
+class PrimePowers(StaysInProcess):
     """Uniform subgroup elements modulo p^2 as s^p with s uniform in [1, p): for primes without a known generator."""
 
     def __init__(self, arithmetic: ModBatch, p: int, source: RandomSource) -> None:

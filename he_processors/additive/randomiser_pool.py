@@ -13,7 +13,7 @@ from collections import deque
 
 import numpy as np
 
-from he_processors.additive.scheme import RandomiserSource
+from he_processors.additive.scheme import RandomiserSource, StaysInProcess
 from he_processors.bignum.interface import ModBatch, Residues
 
 # Enough rows to keep the lanes busy and to spread the cost of a batch's check, few enough to stay in cache; a GPU
@@ -27,7 +27,7 @@ def default_block_rows(arithmetic: ModBatch) -> int:
     return _DEVICE_BLOCK_ROWS if arithmetic.name == "cuda" else _BLOCK_ROWS
 
 
-class RandomiserPool:
+class RandomiserPool(StaysInProcess):
     """Randomisers in blocks, in memory only.
 
     Security: a randomiser leaves the pool before it is returned, and never comes back, also when the encryption that
@@ -52,9 +52,6 @@ class RandomiserPool:
         """Return the randomisers ready now."""
         with self._guard():
             return sum(len(block) for block in self._blocks)
-
-    def __reduce__(self) -> str:
-        raise TypeError("a pool of randomisers stays in its process")
 
     def fill(self, n: int) -> None:
         """Make randomisers until at least ``n`` are ready; callers may fill from a thread of their own."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.additive.public_randomisers import PublicRandomisers
-from he_processors.additive.scheme import PublicKey
+from he_processors.additive.scheme import PublicKey, StaysInProcess
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.bignum.rows import ints_from_rows
 from he_processors.randomness import BULK_RANDOMNESS, RandomSource
@@ -25,7 +25,7 @@ EXPONENT_SLACK_BITS = 128
 _SUBSET_BITS = 8
 
 
-class Rerandomiser:
+class Rerandomiser(StaysInProcess):
     """Draws fresh encryptions of zero that even the key owner cannot tell from any other.
 
     Security: the bases are this party's own, from its own randomness, and stay with it: never sent, never taken from

@@ -51,6 +51,15 @@ class PublicKey(Protocol):
     def fingerprint(self) -> str: ...
 
 
+class StaysInProcess:
+    """Base of everything that holds a secret: it is never pickled, and so never copied to another process either."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> str:
+        raise TypeError(f"a {type(self).__name__} is not pickled; he_processors.additive.key_file keeps private keys")
+
+
 class RandomiserSource(Protocol):
     """Yields random n-th residues. Security: each one is drawn afresh and handed out once."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import gmpy2
 
+from he_processors.additive.scheme import StaysInProcess
 from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_below
 
 _COFACTOR_BITS = 16
@@ -21,7 +22,7 @@ _PRIMALITY_ROUNDS = 40
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class StructuredPrime:
+class StructuredPrime(StaysInProcess):
     """A prime with the full factorisation of p - 1 behind its generator. Secret."""
 
     p: int

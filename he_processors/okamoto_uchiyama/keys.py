@@ -8,7 +8,7 @@ from functools import cached_property
 
 import gmpy2
 
-from he_processors.additive.scheme import DEFAULT_KEY_BITS, Scheme, check_key_bits, fingerprint
+from he_processors.additive.scheme import DEFAULT_KEY_BITS, Scheme, StaysInProcess, check_key_bits, fingerprint
 from he_processors.additive.structured_primes import generate_structured_prime
 from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_below
 
@@ -54,7 +54,7 @@ class OkamotoUchiyamaPublicKey:
 
 
 @dataclass(frozen=True, repr=False)
-class OkamotoUchiyamaPrivateKey:
+class OkamotoUchiyamaPrivateKey(StaysInProcess):
     """The private key: the primes, generators of their unit groups, and g.
 
     Security: stays with its owner. It prints as a fingerprint and refuses to be pickled.
@@ -74,9 +74,6 @@ class OkamotoUchiyamaPrivateKey:
     def __repr__(self) -> str:
         return f"OkamotoUchiyamaPrivateKey({self.public_key.key_bits} bits, {self.public_key.fingerprint[:16]})"
 
-    def __reduce__(self) -> str:
-        raise TypeError("a private key is not pickled; use he_processors.additive.key_file")
-
 
 def generate_okamoto_uchiyama_key(
     key_bits: int = DEFAULT_KEY_BITS, source: RandomSource = OS_RANDOMNESS, *, allow_toy_keys: bool = False
@@ -95,7 +92,7 @@ def generate_okamoto_uchiyama_key(
     p_bits = -(-key_bits // 3)
     while True:
         p_half = generate_structured_prime(p_bits, source)
-        q_half = generate_structured_prime(key_bits - 2 * p_bits + 1, source)
+        q_half = generate_structured_prime(key_bits - 2 * p_bits, source)
         p, q = p_half.p, q_half.p
         n = p * p * q
         if n.bit_length() == key_bits and p != q and math.gcd(n, (p - 1) * (q - 1)) == 1:

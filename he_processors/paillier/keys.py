@@ -13,8 +13,8 @@ from functools import cached_property
 
 import gmpy2
 
-from he_processors.additive.scheme import DEFAULT_KEY_BITS, Scheme, check_key_bits, fingerprint
-from he_processors.additive.structured_primes import StructuredPrime, generate_structured_prime
+from he_processors.additive.scheme import DEFAULT_KEY_BITS, Scheme, StaysInProcess, check_key_bits, fingerprint
+from he_processors.additive.structured_primes import generate_structured_prime
 from he_processors.errors import ConfigurationError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 
@@ -58,7 +58,7 @@ class PaillierPublicKey:
 
 
 @dataclass(frozen=True, repr=False)
-class PaillierPrivateKey:
+class PaillierPrivateKey(StaysInProcess):
     """The private key: the factors of n, the larger first, and generators of their unit groups where known.
 
     Security: stays with its owner. It prints as a fingerprint and refuses to be pickled.
@@ -74,16 +74,23 @@ class PaillierPrivateKey:
             raise ValueError("the larger prime comes first")
 
     @classmethod
-    def from_primes(cls, p: int, q: int) -> PaillierPrivateKey:
+    def from_primes(cls, p: int, q: int, *, allow_toy_keys: bool = False) -> PaillierPrivateKey:
         """Take over a key made elsewhere, from ``phe`` for one.
 
         The structure of its primes is unknown, so encryption draws s^p instead of powers of a generator.
 
+        Args:
+            p, q: the primes, in either order.
+            allow_toy_keys: accept short keys; True in tests only.
+
         Raises:
-            ConfigurationError: these are not two primes that make a usable key.
+            ConfigurationError: the length is refused, or these are not two primes that make a usable key.
         """
         p, q = max(p, q), min(p, q)
-        if p == q or not (gmpy2.is_prime(p, 40) and gmpy2.is_prime(q, 40)) or not _is_invertible(p, q):
+        key_bits = (p * q).bit_length()
+        check_key_bits(key_bits, allow_toy_keys)
+        is_balanced = p.bit_length() == q.bit_length() and _is_far_apart(p, q, key_bits)
+        if not is_balanced or not (gmpy2.is_prime(p, 40) and gmpy2.is_prime(q, 40)) or not _is_invertible(p, q):
             raise ConfigurationError("an imported Paillier key is not the product of two suitable primes")
         return cls(p, q)
 
@@ -94,9 +101,6 @@ class PaillierPrivateKey:
 
     def __repr__(self) -> str:
         return f"PaillierPrivateKey({self.public_key.key_bits} bits, {self.public_key.fingerprint[:16]})"
-
-    def __reduce__(self) -> str:
-        raise TypeError("a private key is not pickled; use he_processors.additive.key_file")
 
 
 def generate_paillier_key(
@@ -116,15 +120,13 @@ def generate_paillier_key(
     while True:
         halves = [generate_structured_prime(key_bits // 2, source) for _ in range(2)]
         larger, smaller = sorted(halves, key=lambda prime: prime.p, reverse=True)
-        if _is_sound(larger, smaller, key_bits):
-            return PaillierPrivateKey(larger.p, smaller.p, larger.generator, smaller.generator)
+        p, q = larger.p, smaller.p
+        if _is_far_apart(p, q, key_bits) and math.gcd(p - 1, q - 1) == 2 and _is_invertible(p, q):
+            return PaillierPrivateKey(p, q, larger.generator, smaller.generator)
 
 
-def _is_sound(larger: StructuredPrime, smaller: StructuredPrime, key_bits: int) -> bool:
-    p, q = larger.p, smaller.p
-    min_distance_bits = max(key_bits // 2 - _MIN_DISTANCE_SLACK_BITS, key_bits // 4)
-    is_far_apart = p - q > 1 << min_distance_bits
-    return is_far_apart and math.gcd(p - 1, q - 1) == 2 and _is_invertible(p, q)
+def _is_far_apart(p: int, q: int, key_bits: int) -> bool:
+    return p - q > 1 << max(key_bits // 2 - _MIN_DISTANCE_SLACK_BITS, key_bits // 4)
 
 
 def _is_invertible(p: int, q: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import pickle
 import traceback
@@ -14,6 +15,7 @@ import pytest
 
 from he_processors.additive.key_file import load_private_key, save_private_key
 from he_processors.additive.rerandomiser import Rerandomiser
+from he_processors.bignum.registry import open_backend
 from he_processors.bignum.rows import rows_from_ints
 from he_processors.ciphertext_wire import CiphertextHeader, Content, decode_ciphertexts, encode_ciphertexts
 from he_processors.fixed_pairs import PairFormat
@@ -21,6 +23,7 @@ from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
 from he_processors.histogram.plain_sums import NodeTotal, decrypt_level
 from he_processors.histogram.planner import plan_level
+from he_processors.okamoto_uchiyama.decryption import OkamotoUchiyamaDecryptor
 from he_processors.okamoto_uchiyama.encryption import owner_encryptor as ou_owner_encryptor
 from he_processors.packing import PackingLayout
 from he_processors.paillier.decryption import OnePrimeDecryptor, PaillierDecryptor
@@ -78,11 +81,18 @@ def _failures(tmp_path: Path) -> list[Callable[[], object]]:
         lambda: decryptor.decrypt(rows_from_ints([key.p], arithmetic.width)),
         lambda: OnePrimeDecryptor(key).decrypt(rows_from_ints([key.p], arithmetic.width)),
         lambda: load_private_key(path, PASSPHRASE + b"!"),
-        lambda: PaillierPrivateKey.from_primes(key.p, key.p),
+        lambda: PaillierPrivateKey.from_primes(key.p, key.p, allow_toy_keys=True),
+        lambda: PaillierPrivateKey.from_primes(key.p, key.q),
         lambda: PaillierPrivateKey(key.q, key.p),
         lambda: pickle.dumps(key),
         lambda: pickle.dumps(ou_key),
         lambda: pickle.dumps(encryptor.randomisers),
+        lambda: pickle.dumps(owner_encryptor(key, "gmpy2").randomisers._source),
+        lambda: pickle.dumps(PaillierDecryptor(key, "gmpy2")),
+        lambda: pickle.dumps(OnePrimeDecryptor(key, "gmpy2")),
+        lambda: pickle.dumps(OkamotoUchiyamaDecryptor(ou_key, "gmpy2")),
+        lambda: pickle.dumps(Rerandomiser(key.public_key, open_backend("gmpy2", key.public_key.modulus))),
+        lambda: copy.deepcopy(key),
     ]
 
 

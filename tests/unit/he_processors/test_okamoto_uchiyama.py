@@ -53,7 +53,7 @@ def test_ciphertexts_follow_the_textbook_formula() -> None:
 def test_keys_have_the_right_shape() -> None:
     n = KEY.public_key.n
     assert n == KEY.p**2 * KEY.q and n.bit_length() == 768
-    assert abs(KEY.p.bit_length() - KEY.q.bit_length()) <= 1
+    assert KEY.p.bit_length() == KEY.q.bit_length() == 256 and KEY.p != KEY.q
     assert math.gcd(n, (KEY.p - 1) * (KEY.q - 1)) == 1
     assert pow(KEY.g, KEY.p - 1, KEY.p**2) != 1
 

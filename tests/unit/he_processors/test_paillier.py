@@ -23,10 +23,14 @@ N = KEY.public_key.n
 VALUES = [0, 1, -1, 2, -2, 2**126, -(2**126), 123456789, -987654321, 2**127 - 1, -(2**127)]
 
 
+def imported() -> PaillierPrivateKey:
+    return PaillierPrivateKey.from_primes(KEY.p, KEY.q, allow_toy_keys=True)
+
+
 def encryptors(backend: str) -> dict[str, PaillierEncryptor]:
     return {
         "owner": owner_encryptor(KEY, backend),
-        "owner of an imported key": owner_encryptor(PaillierPrivateKey.from_primes(KEY.p, KEY.q), backend),
+        "owner of an imported key": owner_encryptor(imported(), backend),
         "public": public_encryptor(KEY.public_key, backend),
     }
 
@@ -72,7 +76,7 @@ def test_ciphertexts_interchange_with_phe() -> None:
 
 def test_a_phe_key_pair_works() -> None:
     public, private = phe.generate_paillier_keypair(n_length=512)
-    key = PaillierPrivateKey.from_primes(private.p, private.q)
+    key = PaillierPrivateKey.from_primes(private.p, private.q, allow_toy_keys=True)
     encryptor = owner_encryptor(key)
     rows = encryptor.arithmetic.to_wire(encryptor.encrypt(signed_rows(VALUES)))
     assert [private.raw_decrypt(c) for c in ints_from_rows(rows)] == [value % public.n for value in VALUES]
@@ -125,10 +129,24 @@ def test_short_and_odd_key_lengths_are_refused() -> None:
             generate_paillier_key(bits)
 
 
-@pytest.mark.parametrize(("p", "q"), [(15, 7), (7, 7), (7, 43)])  # 43 - 1 = 6 * 7: n and phi(n) share a factor
-def test_unsuitable_imported_primes_are_refused(p: int, q: int) -> None:
+def _unsuitable_primes() -> dict[str, tuple[int, int]]:
+    return {
+        "composite": (KEY.p + 2, KEY.q),
+        "equal": (KEY.p, KEY.p),
+        "neighbours": (int(gmpy2.next_prime(KEY.p)), KEY.p),
+        "unbalanced": (int(gmpy2.next_prime(3 << 702)), int(gmpy2.next_prime(3 << 62))),
+    }
+
+
+@pytest.mark.parametrize("case", ["composite", "equal", "neighbours", "unbalanced"])
+def test_unsuitable_imported_primes_are_refused(case: str) -> None:
     with pytest.raises(ConfigurationError):
-        PaillierPrivateKey.from_primes(p, q)
+        PaillierPrivateKey.from_primes(*_unsuitable_primes()[case], allow_toy_keys=True)
+
+
+def test_short_imported_keys_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="2048"):
+        PaillierPrivateKey.from_primes(KEY.p, KEY.q)
 
 
 def test_keys_print_as_fingerprints_and_are_not_pickled() -> None:
