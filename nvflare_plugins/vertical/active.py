@@ -191,8 +191,8 @@ class ActiveEngine:
             g, h = np.where(keep, g, np.float32(0)), np.where(keep, h, np.float32(0))
         self._sampler.begin_tree()
         self._trees_begun += 1
-        pairs = np.stack([g, h]).astype(np.float64)
-        self._root_sum, self._root_size = pairs.sum(axis=1), np.abs(pairs).sum(axis=1)
+        self._root_sum = np.array([values.sum(dtype=np.float64) for values in (g, h)])
+        self._root_size = np.array([np.abs(values).sum(dtype=np.float64) for values in (g, h)])
         encoded = self._scale.encode(g, h)
         columns = self._sampler.tree_columns()
         if self._round < settings.own_rounds:

@@ -99,12 +99,12 @@ class ClearHistogramMaker:
         # The sums are a product with the 0/1 matrix of slots and rows, block by block to bound the memory.
         total = np.zeros((layout.n_slots, 2), dtype=np.int64)
         first_slots = layout.starts[:-1].astype(np.int32)
-        n_features = layout.n_features
+        n_cells = min(rows.size, _BLOCK_ROWS) * layout.n_features
+        ones, ends = np.ones(n_cells, dtype=np.int64), np.arange(0, n_cells + 1, layout.n_features, dtype=np.int32)
         for start in range(0, rows.size, _BLOCK_ROWS):
             block = rows[start : start + _BLOCK_ROWS]
             slots = self._codes_of_row[block] + first_slots
-            ends = np.arange(0, slots.size + 1, n_features, dtype=np.int32)
-            ones = np.ones(slots.size, dtype=np.int64)
+            cells = (ones[: slots.size], slots.reshape(-1), ends[: block.size + 1])
             shape = (layout.n_slots, block.size)
-            total += sparse.csc_array((ones, slots.reshape(-1), ends), shape=shape, copy=False) @ self._pairs[block]
+            total += sparse.csc_array(cells, shape=shape, copy=False) @ self._pairs[block]
         return total

@@ -11,7 +11,7 @@ from he_processors.errors import JobAborted, ProtocolError
 from nvflare_plugins.vertical.messages import Answer, PartySchema, Request, from_bytes, to_bytes
 from nvflare_plugins.vertical.passive import PassiveParty
 
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=Answer | None)
 
 
 class PassiveLink(Protocol):

@@ -88,8 +88,7 @@ class PartySums:
         if self._asked is None:
             raise ProtocolError("sums are due that nobody asked for")
         if self._begun is not None:
-            # Surfaces the party's reason if it refused the gradients.
-            self._begun.result(self._deadline_s)
+            collect(self.party, self._begun, type(None), self._deadline_s)  # fails with the reason of a refusal
             self._begun = None
         answer = collect(self.party, self._asked, HistogramAnswer, self._deadline_s)
         self._asked = None

@@ -42,7 +42,7 @@ class GradientUnit:
 
     def decode(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return sums as doubles. Shapes: g, h: int64[...]; results: float64[...]."""
-        return np.ldexp(np.float64(g), self.g_exponent), np.ldexp(np.float64(h), self.h_exponent)
+        return np.float64(g) * 2.0**self.g_exponent, np.float64(h) * 2.0**self.h_exponent
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -7,14 +7,23 @@ predictions are equal. The scheme is the stand-in without encryption; real Paill
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import xgboost as xgb
+from sklearn.datasets import load_breast_cancer
 
+from he_processors.paillier.keys import generate_paillier_key
 from nvflare_plugins.horizontal.training import parse_metrics
+from nvflare_plugins.vertical.encrypted_scheme import gradient_owner, histogram_maker
+from nvflare_plugins.vertical.gradient_scale import pair_format
+from nvflare_plugins.vertical.messages import from_bytes, to_bytes
+from tests.support.he_toys import toy_okamoto_uchiyama, toy_paillier
 from tests.support.vertical_federation import Joined, Outcome, central, federate, first_difference
 
+DATA = Path(__file__).parents[3] / "shared" / "data"
 LOGISTIC = {"objective": "binary:logistic"}
 ROUNDS = 5
 
@@ -251,3 +260,61 @@ def test_the_active_party_holds_no_foreign_threshold():
     assert len(thresholds) > 20
     text = outcome.result.model.decode()
     assert not [t for t in thresholds if t in text and len(t) > 5]
+
+
+# -- with encryption --------------------------------------------------------------------------------------------------
+
+
+def encrypted(private_key, allow_toy_keys: bool = True):
+    """Return a scheme in which the passive parties know only what the active party announces."""
+
+    def make(n_rows: int):
+        owner = gradient_owner(private_key, pair_format(n_rows))
+        setup = from_bytes(to_bytes(owner.setup()))
+        return owner, lambda: histogram_maker(setup, n_rows, allow_toy_keys=allow_toy_keys)
+
+    return make
+
+
+@cache
+def breast(n_columns: int = 30) -> Joined:
+    features, label = load_breast_cancer(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(label))
+    features = np.ascontiguousarray(features[order][:, :n_columns].astype(np.float32))
+    return Joined(features, label[order].astype(np.float32), (n_columns - 12, 6, 6))
+
+
+@pytest.mark.parametrize("make_key", [toy_paillier, toy_okamoto_uchiyama])
+def test_small_keys(make_key):
+    compare(breast(16), {**LOGISTIC, "max_depth": 3, "max_bin": 16}, 2, scheme=encrypted(make_key()))
+
+
+def test_paillier_2048_on_breast():
+    key = generate_paillier_key(2048)
+    compare(breast(), {**LOGISTIC, "max_depth": 5}, 3, scheme=encrypted(key, allow_toy_keys=False))
+
+
+# -- larger tables ----------------------------------------------------------------------------------------------------
+
+
+def large(name: str) -> Joined:
+    if name == "missing":
+        return joined(n_rows=20_000)
+    path = DATA / "credit2.parquet"
+    if not path.exists():
+        pytest.skip("credit2 is not on this machine")
+    frame = pd.read_parquet(path).sample(frac=1, random_state=0).astype(np.float32)
+    label = frame.pop("label").to_numpy()
+    return Joined(np.ascontiguousarray(frame.to_numpy()), label, (11, 12))
+
+
+@pytest.mark.parametrize("name", ["credit2", "missing"])
+def test_large_sets(name):
+    compare(large(name), {**LOGISTIC, "max_depth": 5}, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["credit2", "missing"])
+def test_large_sets_with_paillier_2048(name):
+    scheme = encrypted(generate_paillier_key(2048), allow_toy_keys=False)
+    compare(large(name), {**LOGISTIC, "max_depth": 5}, 3, scheme=scheme)

@@ -1,0 +1,177 @@
+"""The additive scheme with encryption: Paillier or Okamoto-Uchiyama, through he_processors.
+
+One ciphertext per row and tree carries gradient and hessian; sums come back packed, many bins to a ciphertext, and
+re-randomised, so that the key owner cannot tell which rows made them.
+
+Security: the secret key stays with ``EncryptedGradientOwner``. Passive parties are honest but curious: one that returns
+    chosen ciphertexts as sums would learn nothing itself, but could make the key owner's tree depend on it.
+Reference: SecureBoost (Cheng et al., 2021), section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.additive.rerandomiser import Rerandomiser
+from he_processors.additive.scheme import Decryptor, Encryptor, PublicKey, Scheme, check_key_bits
+from he_processors.bignum import registry
+from he_processors.bignum.interface import Residues
+from he_processors.ciphertext_wire import (
+    CiphertextHeader, Content, decode_ciphertexts, decode_for_decryption, encode_ciphertexts,
+)  # fmt: skip
+from he_processors.errors import ConfigurationError, ProtocolError
+from he_processors.fixed_pairs import PairFormat
+from he_processors.histogram.bins import BinCodes, BinLayout
+from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
+from he_processors.histogram.plain_sums import BinSums, NodeTotal, decrypt_level
+from he_processors.histogram.planner import plan_level
+from he_processors.okamoto_uchiyama import decryption as ou_decryption
+from he_processors.okamoto_uchiyama import encryption as ou_encryption
+from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey, OkamotoUchiyamaPublicKey
+from he_processors.packing import PackingLayout
+from he_processors.paillier import decryption, encryption
+from he_processors.paillier.keys import PaillierPrivateKey, PaillierPublicKey
+from nvflare_plugins.vertical.gradient_scheme import ClearHistogramMaker, HistogramMaker
+from nvflare_plugins.vertical.messages import TrainingSetup
+
+CLEAR_CODE = 0
+_LENGTH_BYTES = 4
+
+
+class EncryptedGradientOwner:
+    """The active party's half: encrypts gradients, opens and checks sums."""
+
+    def __init__(self, encryptor: Encryptor, decryptor: Decryptor, pair_format: PairFormat):
+        self.pair_format = pair_format
+        self._encryptor = encryptor
+        self._decryptor = decryptor
+        self._packing = PackingLayout.fit(pair_format, encryptor.public_key.plaintext_bits)
+
+    def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
+        """Encrypt each pair to one ciphertext, with a fresh randomiser."""
+        header = self._header(Content.PAIRS, g.size)
+        plaintexts = self.pair_format.plaintext_rows(g, h)
+        return encode_ciphertexts(header, self._encryptor.arithmetic, self._encryptor.encrypt(plaintexts))
+
+    def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
+        """Decrypt the sums of a level and check every node."""
+        count = self._packing.n_ciphertexts(len(totals) * layout.n_slots)
+        header = self._header(Content.PACKED_BINS, count)
+        ciphertexts = decode_for_decryption(sums, header, self._encryptor.arithmetic)
+        return decrypt_level(ciphertexts, self._decryptor, self._packing, layout, totals)
+
+    def fill(self, n_rows: int) -> None:
+        """Make randomisers for the next tree while the passive parties work."""
+        fill = getattr(getattr(self._encryptor, "randomisers", None), "fill", None)
+        if fill is not None:
+            fill(n_rows)
+
+    def setup(self) -> TrainingSetup:
+        """Return what passive parties need."""
+        key = self._encryptor.public_key
+        return TrainingSetup(
+            key.scheme.value, self.pair_format.fraction_bits, self.pair_format.max_additions, pack_public_key(key)
+        )
+
+    def _header(self, content: Content, count: int) -> CiphertextHeader:
+        return CiphertextHeader(self._encryptor.public_key, content, self._packing, count)
+
+
+class EncryptedHistogramMaker:
+    """A passive party's half: adds ciphertexts into bins, packs and hides the sums."""
+
+    def __init__(self, public_key: PublicKey, pair_format: PairFormat, backend: str = registry.AUTO):
+        self._public_key = public_key
+        self._packing = PackingLayout.fit(pair_format, public_key.plaintext_bits)
+        self._arithmetic = registry.open_backend(backend, public_key.modulus)
+        self._rerandomiser = Rerandomiser(public_key, self._arithmetic)
+        self._pairs: Residues | None = None
+
+    def begin_tree(self, gradients: bytes, n_rows: int) -> None:
+        """Check and take the ciphertexts of a tree."""
+        header = CiphertextHeader(self._public_key, Content.PAIRS, self._packing, n_rows)
+        self._pairs = decode_ciphertexts(gradients, header, self._arithmetic)
+
+    def sum_bins(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:
+        """Add ciphertexts into bins, pack many bins to a ciphertext and re-randomise."""
+        if self._pairs is None:
+            raise ProtocolError("sums are asked for before gradients came")
+        bins = sum_bins(self._arithmetic, self._pairs, plan_level(codes, layout, node_rows))
+        hidden = pack_and_hide(bins, self._packing, self._rerandomiser)
+        header = CiphertextHeader(self._public_key, Content.PACKED_BINS, self._packing, len(hidden))
+        return encode_ciphertexts(header, self._arithmetic, hidden)
+
+
+def gradient_owner(
+    private_key: PaillierPrivateKey | OkamotoUchiyamaPrivateKey, pair_format: PairFormat,
+    backend: str = registry.AUTO,
+) -> EncryptedGradientOwner:  # fmt: skip
+    """Open the key owner's half."""
+    if isinstance(private_key, PaillierPrivateKey):
+        encryptor = encryption.owner_encryptor(private_key, backend)
+        return EncryptedGradientOwner(encryptor, decryption.PaillierDecryptor(private_key, backend), pair_format)
+    return EncryptedGradientOwner(
+        ou_encryption.owner_encryptor(private_key, backend),
+        ou_decryption.OkamotoUchiyamaDecryptor(private_key, backend),
+        pair_format,
+    )
+
+
+def histogram_maker(
+    setup: TrainingSetup, n_rows: int, *, allow_clear: bool = False, backend: str = registry.AUTO,
+    allow_toy_keys: bool = False,
+) -> HistogramMaker:  # fmt: skip
+    """Open a passive party's half from the active party's announcement.
+
+    Args:
+        allow_clear: accept gradients in the clear; only where the job names `plain` and the party's policy allows it.
+        allow_toy_keys: accept keys that protect nothing; True in tests only.
+
+    Raises:
+        ProtocolError: the announcement does not fit the party's rows, or holds no usable key.
+        ConfigurationError: it asks for what the party does not accept.
+    """
+    if setup.max_additions != n_rows:
+        raise ProtocolError("the active party announced another number of rows")
+    if setup.scheme == CLEAR_CODE:
+        if not allow_clear or setup.public_key:
+            raise ConfigurationError("the active party wants gradients in the clear, which this party does not accept")
+        return ClearHistogramMaker()
+    pair_format = PairFormat(setup.fraction_bits, setup.max_additions, g_bound=1.0, h_low=0.0, h_high=1.0)
+    public_key = unpack_public_key(setup.scheme, setup.public_key, allow_toy_keys=allow_toy_keys)
+    return EncryptedHistogramMaker(public_key, pair_format, backend)
+
+
+def pack_public_key(key: PublicKey) -> bytes:
+    """Write a public key: each number with its length, little-endian."""
+    numbers = [key.n, key.g] if isinstance(key, OkamotoUchiyamaPublicKey) else [key.n]
+    encoded = [number.to_bytes((number.bit_length() + 7) // 8, "little") for number in numbers]
+    return b"".join(len(part).to_bytes(_LENGTH_BYTES, "little") + part for part in encoded)
+
+
+def unpack_public_key(scheme: int, data: bytes, *, allow_toy_keys: bool = False) -> PublicKey:
+    """Read a public key strictly.
+
+    Raises:
+        ProtocolError: not a key of a known scheme.
+        ConfigurationError: the key is too short.
+    """
+    numbers = []
+    while data:
+        size = int.from_bytes(data[:_LENGTH_BYTES], "little")
+        part, data = data[_LENGTH_BYTES : _LENGTH_BYTES + size], data[_LENGTH_BYTES + size :]
+        if len(part) != size or not size or part[-1] == 0:
+            raise ProtocolError("a public key is not in its one form")
+        numbers.append(int.from_bytes(part, "little"))
+    n_expected = {Scheme.PAILLIER.value: 1, Scheme.OKAMOTO_UCHIYAMA.value: 2}.get(scheme)
+    if len(numbers) != n_expected or numbers[0] % 2 == 0:
+        raise ProtocolError("not a public key of a known scheme")
+    check_key_bits(numbers[0].bit_length(), allow_toy_keys)
+    if n_expected == 1:
+        return PaillierPublicKey(numbers[0])
+    if not 1 < numbers[1] < numbers[0]:
+        raise ProtocolError("not a public key of a known scheme")
+    return OkamotoUchiyamaPublicKey(*numbers)
