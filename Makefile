@@ -9,7 +9,7 @@ PROFILE ?= masks
 ROUNDS ?= 10
 CASES ?=
 
-.PHONY: demo test test-all bench-horizontal bench-he clean
+.PHONY: demo test test-all bench-horizontal bench-he bench-dp clean
 
 demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)")
@@ -27,6 +27,9 @@ bench-he: $(STAMP)
 	$(BIN)/python -m pip install --quiet -e ".[bench]"
 	-$(BIN)/python -m pip install --quiet "sf-heu==0.5.2b0"  # a peer; reported as absent where it does not install
 	$(BIN)/python -m tests.bench.bench_he
+
+bench-dp: $(STAMP)
+	$(BIN)/python -m tests.bench.bench_dp $(if $(DATA),--sets $(DATA))
 
 $(STAMP): pyproject.toml $(wildcard he_processors/_native/*.c he_processors/_native/*.h)
 	@echo "Setting up $(VENV) (a minute or two the first time) ..."
