@@ -13,33 +13,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial, wraps
-from threading import Lock
-from typing import Any, TypeVar
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.bignum.cuda_fixed_base import CudaFixedBase
 from he_processors.bignum.reference import (
-    check_exponents,
     check_horner,
     check_index,
     check_modulus,
     check_rows,
     check_segments,
 )
-from he_processors.bignum.rows import byte_width, rows_from_ints, widen
+from he_processors.bignum.rows import byte_width, rows_from_ints
 from he_processors.cuda.arithmetic import DeviceArithmetic
-from he_processors.cuda.device import Array, Device, open_devices
-from he_processors.cuda.plan import power_program, segment_slabs, table_window
+from he_processors.cuda.device import Array, Device, guarded, open_devices
+from he_processors.cuda.plan import power_program, segment_slabs
 from he_processors.cuda.source import shapes_for
 from he_processors.errors import BackendUnavailable, ProtocolError
 
 _MIN_ROWS_TO_SPREAD = 1 << 14  # fewer rows than this stay on one device
 _KEEP_FREE_BLOCKS = 4  # room for operands, result and scratch of the next operation
 _MAX_POSITIONS = 1 << 28  # of a row order in device memory at a time
-
-Result = TypeVar("Result")
 
 
 def load() -> Callable[[int], CudaBatch]:
@@ -62,7 +58,7 @@ def _checked_devices() -> tuple[Device, ...]:
     return devices
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Block:
     """Consecutive rows of a batch, in Montgomery form. Never written again.
 
@@ -78,9 +74,12 @@ class Block:
         return self.start + len(self.rows)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CudaResidues:
-    """A batch as blocks in row order, and the modulus it belongs to."""
+    """A batch as blocks in row order, and the modulus it belongs to.
+
+    Security: a modulus may be secret (the square of a prime), as may the residues; neither is shown by ``repr``.
+    """
 
     blocks: tuple[Block, ...]
     modulus: int
@@ -88,18 +87,8 @@ class CudaResidues:
     def __len__(self) -> int:
         return self.blocks[-1].stop if self.blocks else 0
 
-
-def _guarded(method: Callable[..., Result]) -> Callable[..., Result]:
-    """Turn a device's failure into BackendUnavailable."""
-
-    @wraps(method)
-    def guarded(self: Any, *args: Any, **kwargs: Any) -> Result:
-        try:
-            return method(self, *args, **kwargs)
-        except self.device_errors as error:
-            raise BackendUnavailable(f"CUDA failed in {method.__name__}: {type(error).__name__}") from error
-
-    return guarded
+    def __repr__(self) -> str:
+        return f"CudaResidues({len(self)} rows)"
 
 
 class CudaBatch:
@@ -129,7 +118,7 @@ class CudaBatch:
         except self.device_errors as error:
             raise BackendUnavailable(f"CUDA failed at the start: {type(error).__name__}") from error
 
-    @_guarded
+    @guarded
     def from_wire(self, rows: NDArray[np.uint8]) -> CudaResidues:
         """Take residues in. Shapes: rows: uint8[n, width]. Raises: ProtocolError if a value >= modulus."""
         check_rows(rows, self.width)
@@ -144,7 +133,7 @@ class CudaBatch:
             raise ProtocolError("a residue is not below its modulus")
         return residues
 
-    @_guarded
+    @guarded
     def from_wide(self, rows: NDArray[np.uint8]) -> CudaResidues:
         """Take integers of any width in, reduced by the modulus.
 
@@ -164,7 +153,7 @@ class CudaBatch:
 
         return self.build(len(rows), enter)
 
-    @_guarded
+    @guarded
     def to_wire(self, residues: CudaResidues) -> NDArray[np.uint8]:
         """Give residues out in canonical form. Shapes: result: uint8[n, width]."""
         self._check_own(residues)
@@ -176,7 +165,7 @@ class CudaBatch:
                 out[start:stop] = device.download(device.xp.ascontiguousarray(raw.view(np.uint8)[:, : self.width]))
         return out
 
-    @_guarded
+    @guarded
     def lift(self, source: CudaBatch, residues: CudaResidues) -> CudaResidues:
         """Take canonical residues of a modulus of no more bits as residues of this one; they stay on the devices.
 
@@ -195,14 +184,14 @@ class CudaBatch:
 
         return self.build(len(residues), enter)
 
-    @_guarded
+    @guarded
     def take(self, residues: CudaResidues, index: NDArray[np.int64]) -> CudaResidues:
         """Gather rows. Shapes: index: int64[m]; result: Residues[m]. Raises: IndexError out of range."""
         self._check_own(residues)
         check_index(index, len(residues))
         return self.build(len(index), lambda start, stop, number: self._gather(residues, index[start:stop], number))
 
-    @_guarded
+    @guarded
     def concat(self, parts: list[CudaResidues]) -> CudaResidues:
         """Join batches in order."""
         blocks: list[Block] = []
@@ -215,28 +204,28 @@ class CudaBatch:
             return joined
         return self.build(len(joined), lambda start, stop, number: self._rows(joined, start, stop, number))
 
-    @_guarded
+    @guarded
     def mul(self, a: CudaResidues, b: CudaResidues) -> CudaResidues:
         """Multiply element by element; ``a`` and ``b`` may be the same object. Raises: ValueError on lengths."""
         if len(a) != len(b):
             raise ValueError("batches of different length cannot be multiplied")
         return self._combine(DeviceArithmetic.multiply, a, b)
 
-    @_guarded
+    @guarded
     def scale(self, residues: CudaResidues, factor: CudaResidues) -> CudaResidues:
         """Multiply every row by one row. Shapes: factor: Residues[1]; result: Residues[n]."""
         if len(factor) != 1:
             raise ValueError("the factor must be a single residue")
         return self._combine(DeviceArithmetic.multiply, residues, factor)
 
-    @_guarded
+    @guarded
     def add(self, a: CudaResidues, b: CudaResidues) -> CudaResidues:
         """Add element by element. Shapes: a, b: Residues[n]; or b: Residues[1], added to every row."""
         if len(b) not in (1, len(a)):
             raise ValueError("batches of different length cannot be added")
         return self._combine(DeviceArithmetic.add, a, b)
 
-    @_guarded
+    @guarded
     def segprod(self, residues: CudaResidues, order: NDArray[np.int32], starts: NDArray[np.int64]) -> CudaResidues:
         """Multiply the rows of each segment of a row order; an empty segment gives 1.
 
@@ -258,7 +247,7 @@ class CudaBatch:
         """Prepare powers of one base for exponents of at most ``exponent_bits`` bits."""
         return CudaFixedBase(self, base, exponent_bits)
 
-    @_guarded
+    @guarded
     def pow_const(self, residues: CudaResidues, exponent: int) -> CudaResidues:
         """Raise every row to the same non-negative exponent. Raises: ValueError if it is negative."""
         self._check_own(residues)
@@ -274,7 +263,7 @@ class CudaBatch:
 
         return self.build(len(residues), power)
 
-    @_guarded
+    @guarded
     def horner(self, residues: CudaResidues, group: int, shift_bits: int) -> CudaResidues:
         """Pack: for each group of consecutive rows c_0, c_1, ... return prod_j c_j^(2^(shift_bits * j)).
 
@@ -387,58 +376,3 @@ def _positions_within(
     counts = device.xp.zeros(len(order) + 1, dtype=np.int64)
     counts[1:] = device.xp.cumsum(is_inside)
     return order[is_inside] - np.int32(block.start), device.download(counts[device.upload(starts)])
-
-
-class CudaFixedBase:
-    """A table of powers of one base, made when the first exponents come, on each device that takes part.
-
-    The window suits the number of exponents seen so far, and keeps the table within the device's cache.
-    """
-
-    def __init__(self, arithmetic: CudaBatch, base: int, exponent_bits: int) -> None:
-        if exponent_bits < 1:
-            raise ValueError("exponent_bits must be at least 1")
-        self.device_errors = arithmetic.device_errors
-        self._arithmetic = arithmetic
-        self._base = base % arithmetic.modulus
-        self._exponent_bits = exponent_bits
-        self._lock = Lock()
-        self._seen = 0
-        self._window = 0
-        self._tables: dict[int, Array] = {}  # by device number
-
-    @_guarded
-    def pow(self, exponents: NDArray[np.uint8]) -> CudaResidues:
-        """Raise the base to each exponent.
-
-        Shapes: exponents: uint8[n, ceil(exponent_bits / 8)], little-endian; result: Residues[n].
-        Raises: ValueError if an exponent needs more than ``exponent_bits`` bits.
-        """
-        check_exponents(exponents, self._exponent_bits)
-        self._choose_window(len(exponents))
-        n_words = -(-exponents.shape[1] // 4)
-
-        def power(start: int, stop: int, number: int) -> Array:
-            table, window = self._table(number)
-            words = np.ascontiguousarray(widen(exponents[start:stop], 4 * n_words)).view("<u4")
-            n_windows = -(-self._exponent_bits // window)
-            return self._arithmetic.on_device[number].table_powers(table, window, n_windows, words)
-
-        return self._arithmetic.build(len(exponents), power)
-
-    def _choose_window(self, n_exponents: int) -> None:
-        room = min(device.table_bytes for device in self._arithmetic.devices)
-        with self._lock:
-            self._seen += n_exponents
-            window = table_window(self._exponent_bits, self._seen, self._arithmetic.row_bytes, room)
-            if not self._tables or window > self._window + 1:
-                self._window = window
-                self._tables = {}
-
-    def _table(self, number: int) -> tuple[Array, int]:
-        with self._lock:
-            if number not in self._tables:
-                n_windows = -(-self._exponent_bits // self._window)
-                unit = self._arithmetic.on_device[number]
-                self._tables[number] = unit.power_table(self._base, self._window, n_windows)
-            return self._tables[number], self._window

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -296,10 +295,8 @@ class NativeFixedBase:
         self._arithmetic = arithmetic
         self._base = base
         self._exponent_bits = exponent_bits
-        self._lock = Lock()
         self._seen = 0
-        self._window = 0
-        self._table: Limbs | None = None
+        self._made: tuple[Limbs, int] | None = None  # table and window, replaced together
 
     def pow(self, exponents: NDArray[np.uint8]) -> NativeResidues:
         """Raise the base to each exponent.
@@ -312,11 +309,11 @@ class NativeFixedBase:
         return self._arithmetic.table_powers(table, window, exponents)
 
     def _table_for(self, n_exponents: int) -> tuple[Limbs, int]:
-        with self._lock:
-            self._seen += n_exponents
-            wanted = best_window(self._exponent_bits, self._seen, self._arithmetic.row_bytes)
-            if self._table is None or wanted > self._window + 1:
-                n_windows = -(-self._exponent_bits // wanted)
-                self._table = self._arithmetic.power_table(self._base, wanted, n_windows)
-                self._window = wanted
-            return self._table, self._window
+        # No lock: a fork could find it held, and the child would wait for ever. Threads at worst make a table twice.
+        self._seen += n_exponents
+        made = self._made
+        window = best_window(self._exponent_bits, self._seen, self._arithmetic.row_bytes)
+        if made is None or window > made[1] + 1:
+            table = self._arithmetic.power_table(self._base, window, -(-self._exponent_bits // window))
+            made = self._made = table, window
+        return made

@@ -5,8 +5,10 @@ Memory comes from plain device allocations, never from managed memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from functools import wraps
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,6 +17,8 @@ from he_processors.errors import BackendUnavailable
 
 _MIN_CAPABILITY = (7, 5)
 _TABLE_BYTES = 40 << 20  # a fixed-base table that stays in the second-level cache beside the batch
+
+Result = TypeVar("Result")
 
 Array = Any
 """An array in device memory: cupy.ndarray, or numpy.ndarray where tests emulate a device."""
@@ -91,6 +95,19 @@ class CupyDevice:
         if shape not in self._modules:
             self._modules[shape] = self.xp.RawModule(code=kernel_source(), options=shape.options, backend="nvrtc")
         return self._modules[shape]
+
+
+def guarded(method: Callable[..., Result]) -> Callable[..., Result]:
+    """Turn a device's failure into BackendUnavailable, for methods of objects that list ``device_errors``."""
+
+    @wraps(method)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Result:
+        try:
+            return method(self, *args, **kwargs)
+        except self.device_errors as error:
+            raise BackendUnavailable(f"CUDA failed in {method.__name__}: {type(error).__name__}") from error
+
+    return wrapper
 
 
 def cuda_errors(cupy: Any) -> tuple[type[BaseException], ...]:

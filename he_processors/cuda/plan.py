@@ -72,7 +72,7 @@ def segment_slabs(starts: NDArray[np.int64], max_positions: int) -> Iterator[tup
         begin = end
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PowerProgram:
     """One constant power as instructions of k_power. Secret if the exponent is.
 

@@ -95,6 +95,15 @@ def test_integers_of_any_width_are_reduced() -> None:
         assert leave(batch, entered) == [value % MODULUS for value in values]
 
 
+def test_residues_and_power_programs_show_nothing() -> None:
+    batch = CudaBatch(MODULUS, devices=(ShimDevice(),))
+    residues = enter(batch, [1, 2, 3])
+    program = power_program(0x123456789)
+    for thing in (residues, residues.blocks[0], program, batch):
+        assert len(repr(thing)) < 120
+        assert str(MODULUS) not in repr(thing) and "[" not in repr(thing)
+
+
 def test_a_failing_device_is_an_error_of_its_own() -> None:
     device = ShimDevice()
     batch = CudaBatch(MODULUS, devices=(device,))

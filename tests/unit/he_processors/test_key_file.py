@@ -22,7 +22,10 @@ def key_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("key", [PaillierPrivateKey.from_primes(KEY.p, KEY.q, allow_toy_keys=True), toy_okamoto_uchiyama()])
+IMPORTED = PaillierPrivateKey.from_primes(KEY.p, KEY.q, allow_toy_keys=True)
+
+
+@pytest.mark.parametrize("key", [IMPORTED, toy_okamoto_uchiyama()])
 def test_round_trip(tmp_path: Path, key: object) -> None:
     save_private_key(tmp_path / "key", key, PASSPHRASE)
     assert load_private_key(tmp_path / "key", PASSPHRASE) == key

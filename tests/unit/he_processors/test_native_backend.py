@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -379,6 +380,26 @@ def test_several_callers_at_once(variant: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(lambda: ints(arithmetic, table.pow(exponents))) for _ in range(8)]
         assert all(future.result() == expected for future in futures)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_forked_while_a_table_is_made_makes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    arithmetic = toy(VARIANTS[0])
+    table, exponents = arithmetic.fixed_base(3, 16), rows_from_ints([5, 1000], 2)
+    make_table, children = NativeBatch.power_table, []
+
+    def fork_meanwhile(*arguments: int) -> np.ndarray:
+        monkeypatch.setattr(NativeBatch, "power_table", make_table)
+        children.append(os.fork())
+        if children[-1] == 0:
+            signal.alarm(20)  # a lock held by the parent's thread would keep the child for ever
+            os._exit(0 if ints(arithmetic, table.pow(exponents)) == [3**5, pow(3, 1000, arithmetic.modulus)] else 1)
+        return make_table(*arguments)
+
+    monkeypatch.setattr(NativeBatch, "power_table", fork_meanwhile)
+    table.pow(exponents)
+    assert os.waitpid(children[0], 0)[1] == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
