@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import gmpy2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from he_processors.additive.public_key_bytes import public_key_from_bytes, public_key_to_bytes
+from he_processors.additive.scheme import PublicKey
+from he_processors.errors import ProtocolError
+from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPublicKey
+from he_processors.paillier.keys import PaillierPublicKey
+from tests.support.he_toys import toy_okamoto_uchiyama, toy_paillier
+
+N = toy_paillier().public_key.n
+OU = toy_okamoto_uchiyama().public_key
+KEYS = [PaillierPublicKey(N), OU]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.scheme.name)
+def test_round_trip(key: PublicKey) -> None:
+    assert public_key_from_bytes(public_key_to_bytes(key), allow_toy_keys=True) == key
+
+
+def test_short_keys_are_refused_outside_tests() -> None:
+    for key in KEYS:
+        with pytest.raises(ProtocolError, match="2048"):
+            public_key_from_bytes(public_key_to_bytes(key))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        PaillierPublicKey(N + 1),
+        PaillierPublicKey(N >> 1 | 1),  # not a permitted length
+        PaillierPublicKey(int(gmpy2.next_prime(N))),
+        PaillierPublicKey(3 * (N // 3 | 1)),
+        PaillierPublicKey((1 << 20_480) - 1),
+        OkamotoUchiyamaPublicKey(OU.n, 1),
+        OkamotoUchiyamaPublicKey(OU.n, OU.n + 1),
+        OkamotoUchiyamaPublicKey(OU.n, toy_okamoto_uchiyama().p),
+    ],
+    ids=["even", "odd length", "prime", "small factor", "too long", "base 1", "base too large", "base no unit"],
+)
+def test_moduli_and_bases_that_cannot_be_right_are_refused(key: PublicKey) -> None:
+    with pytest.raises(ProtocolError):
+        public_key_from_bytes(public_key_to_bytes(key), allow_toy_keys=True)
+
+
+@given(st.data())
+def test_changed_bytes_are_refused_or_another_key(data: st.DataObject) -> None:
+    key = data.draw(st.sampled_from(KEYS))
+    good = public_key_to_bytes(key)
+    begin = data.draw(st.integers(0, len(good)))
+    end = data.draw(st.integers(begin, min(len(good), begin + 4)))
+    changed = good[:begin] + data.draw(st.binary(max_size=6)) + good[end:]
+    try:
+        read = public_key_from_bytes(changed, allow_toy_keys=True)
+    except ProtocolError:
+        return
+    assert public_key_to_bytes(read) == changed
+
+
+@given(st.binary(max_size=300))
+def test_noise_is_refused(noise: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        public_key_from_bytes(noise, allow_toy_keys=True)
+    with pytest.raises(ProtocolError):
+        public_key_from_bytes(b"VBPK\x01\x01" + noise, allow_toy_keys=True)
