@@ -54,6 +54,8 @@ def from_wide(arithmetic: ModBatch, rows: NDArray[np.uint8]) -> Residues:
     own = getattr(arithmetic, "from_wide", None)
     if own is not None:
         return own(rows)
+    if rows.dtype != np.uint8 or rows.ndim != 2:
+        raise ValueError("rows must be uint8[n, width]")
     if rows.shape[1] < arithmetic.width:
         return arithmetic.from_wire(widen(rows, arithmetic.width))
     reduced = (value % arithmetic.modulus for value in ints_from_rows(rows))

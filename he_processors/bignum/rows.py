@@ -45,6 +45,19 @@ def widen(rows: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
     return wide
 
 
+def shift_signed(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Add 2^(8 * width - 1) to integers in two's complement, so that none is negative.
+
+    Shapes: rows: uint8[n, width], two's complement; result: uint8[n, width], plain.
+    Raises: ValueError for another dtype or shape.
+    """
+    if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] < 1:
+        raise ValueError("plaintexts must be uint8[n, width]")
+    shifted = rows.copy()
+    shifted[:, -1] ^= 0x80
+    return shifted
+
+
 def less_than(rows: NDArray[np.uint8], bound: int) -> NDArray[np.bool_]:
     """Compare every row with one integer.
 

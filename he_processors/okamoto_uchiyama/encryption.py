@@ -15,6 +15,7 @@ from he_processors.additive.scheme import RandomiserSource
 from he_processors.bignum import registry
 from he_processors.bignum.batch_ops import constant, scale
 from he_processors.bignum.interface import ModBatch, Residues
+from he_processors.bignum.rows import shift_signed
 from he_processors.errors import CapacityExceeded
 from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey, OkamotoUchiyamaPublicKey
 from he_processors.randomness import BULK_RANDOMNESS, RandomSource
@@ -52,12 +53,12 @@ class OkamotoUchiyamaEncryptor:
         """Encrypt signed integers.
 
         Shapes: plaintexts: uint8[n, plaintext_bytes], two's complement, little-endian; result: Residues[n].
-        Raises: CapacityExceeded if rows are wider than ``plaintext_bytes``; nothing is encrypted then.
+        Raises: CapacityExceeded if rows are not ``plaintext_bytes`` wide, ValueError for another dtype or shape;
+            nothing is encrypted then.
         """
-        if plaintexts.shape[1] != self._plaintext_bytes:
+        shifted = shift_signed(plaintexts)
+        if shifted.shape[1] != self._plaintext_bytes:
             raise CapacityExceeded(f"plaintexts must have {self._plaintext_bytes} bytes; nothing was encrypted")
-        shifted = plaintexts.copy()
-        shifted[:, -1] ^= 0x80
         n_rows = default_block_rows(self.arithmetic)
         blocks = [self._encrypt_block(shifted[i : i + n_rows]) for i in range(0, max(1, len(shifted)), n_rows)]
         return blocks[0] if len(blocks) == 1 else self.arithmetic.concat(blocks)

@@ -15,7 +15,7 @@ from he_processors.additive.scheme import RandomiserSource
 from he_processors.bignum import registry
 from he_processors.bignum.batch_ops import add, constant, from_wide, scale
 from he_processors.bignum.interface import ModBatch, Residues
-from he_processors.bignum.rows import less_than
+from he_processors.bignum.rows import less_than, shift_signed
 from he_processors.errors import CapacityExceeded
 from he_processors.paillier.keys import PaillierPrivateKey, PaillierPublicKey
 from he_processors.randomness import BULK_RANDOMNESS, RandomSource
@@ -37,12 +37,12 @@ class PaillierEncryptor:
         """Encrypt signed integers.
 
         Shapes: plaintexts: uint8[n, width], two's complement, little-endian; result: Residues[n].
-        Raises: CapacityExceeded if a plaintext is not in (-n, n); nothing is encrypted then.
+        Raises: CapacityExceeded if a plaintext is not in (-n, n), ValueError for another dtype or shape; nothing is
+            encrypted then.
         """
         # 1 + m n = (m + s) n + (1 - s n): the shift s makes narrow rows non-negative without widening them to n.
-        shift = 1 << (8 * plaintexts.shape[1] - 1)
-        shifted = plaintexts.copy()
-        shifted[:, -1] ^= 0x80
+        shifted = shift_signed(plaintexts)
+        shift = 1 << (8 * shifted.shape[1] - 1)
         self._check_range(shifted, shift)
         offset = constant(self.arithmetic, 1 - shift * self.public_key.n)
         n_rows = default_block_rows(self.arithmetic)

@@ -94,6 +94,13 @@ def test_plaintexts_up_to_n_and_no_further() -> None:
             encryptor.encrypt(signed_rows([0, bad], width + 1))
 
 
+def test_plaintexts_of_another_type_are_refused(backend: str) -> None:
+    # As 64-bit numbers they would lose their high bytes in some backends.
+    for wrong in (np.full((1, 16), 300, dtype=np.int64), np.zeros(16, dtype=np.uint8), np.zeros((1, 0), dtype=np.uint8)):
+        with pytest.raises(ValueError, match="uint8"):
+            owner_encryptor(KEY, backend).encrypt(wrong)
+
+
 def test_primes_have_the_structure_that_encryption_rests_on() -> None:
     for seed in range(5):
         key = generate_paillier_key(512, SeededRandomness(seed), allow_toy_keys=True)
