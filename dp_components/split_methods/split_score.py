@@ -6,17 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_GAIN = 1e-7
-_LEAST_CURVATURE = 1e-12  # without a ridge a node may have none left: its weight is the clip then
 
 
 def gain(gradient: NDArray[np.float64], hessian: NDArray[np.float64], ridge: float, clip: float) -> NDArray[np.float64]:
-    """Return a node's gain; where the weight would exceed the clip, that of the clipped weight.
+    """Return a node's gain; where the weight would exceed the clip, that of the clipped weight; 0 without curvature.
 
     Shapes: float64 of any shape.
     Reference: Maddock et al., equation (5); XGBoost's ``max_delta_step``.
     """
-    curvature = np.maximum(np.maximum(hessian, 0.0) + ridge, _LEAST_CURVATURE)
-    weight = np.clip(-gradient / curvature, -clip, clip)
+    positive = hessian > 0
+    curvature = np.where(positive, hessian + ridge, 1.0)
+    weight = np.where(positive, np.clip(-gradient / curvature, -clip, clip), 0.0)
     return -(2.0 * gradient * weight + curvature * weight**2)
 
 

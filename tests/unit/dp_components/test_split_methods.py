@@ -1,0 +1,169 @@
+"""C1: structures that need no data, and greedy trees that find a planted split."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dp_components.leaf_weights.query import UNIT
+from dp_components.split_methods.greedy import grow, histograms
+from dp_components.split_methods.histogram import HistogramQuery
+from dp_components.split_methods.partially_random import PartiallyRandomQuery
+from dp_components.split_methods.split_score import gain, split_scores
+from dp_components.split_methods.totally_random import grow_totally_random
+from dp_components.split_methods.tree import LEAF, Tree, TreeBuilder
+
+
+def walk(tree: Tree, bins: np.ndarray, row: int) -> int:
+    """Follow one row; the naive twin of ``leaf_of_rows``."""
+    node = 0
+    while tree.feature[node] != LEAF:
+        goes_left = bins[tree.feature[node], row] <= tree.candidate[node]
+        node = int((tree.left if goes_left else tree.right)[node])
+    return int(np.flatnonzero(tree.leaves == node)[0])
+
+
+@given(seed=st.integers(0, 10_000), depth=st.integers(0, 6), n_features=st.integers(1, 5))
+def test_rows_fall_where_following_them_leads(seed: int, depth: int, n_features: int) -> None:
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(0, 20, n_features)
+    bins = np.stack([rng.integers(0, c + 1, 30) for c in counts]).astype(np.uint8)
+    tree = grow_totally_random(counts.tolist(), range(n_features), depth, random.Random(seed))
+    assert tree.leaf_of_rows(bins).tolist() == [walk(tree, bins, row) for row in range(30)]
+
+
+@given(seed=st.integers(0, 10_000))
+def test_random_trees_never_split_where_a_feature_is_used_up(seed: int) -> None:
+    tree = grow_totally_random([3, 1], [0, 1], 5, random.Random(seed))
+    bins = np.array([[a, b] for a in range(4) for b in range(2)], dtype=np.uint8).T
+    # Each leaf holds at least one of the 8 cells: no split was empty on either side.
+    assert set(tree.leaf_of_rows(bins).tolist()) == set(range(tree.leaves.size))
+
+
+def test_random_trees_depend_on_the_seed_alone() -> None:
+    first, again, other = (grow_totally_random([31] * 4, range(4), 4, random.Random(s)) for s in (1, 1, 2))
+    assert np.array_equal(first.candidate, again.candidate) and np.array_equal(first.feature, again.feature)
+    assert not np.array_equal(first.candidate, other.candidate)
+
+
+def test_random_trees_keep_to_their_features_and_depth() -> None:
+    tree = grow_totally_random([31] * 6, [2, 5], 4, random.Random(3))
+    assert set(tree.feature.tolist()) <= {LEAF, 2, 5}
+    assert tree.leaves.size == 16
+
+
+def test_a_tree_without_candidates_is_a_leaf() -> None:
+    tree = grow_totally_random([0, 0], [0, 1], 4, random.Random(0))
+    assert tree.leaves.tolist() == [0]
+    assert tree.leaf_of_rows(np.zeros((2, 3), dtype=np.uint8)).tolist() == [0, 0, 0]
+
+
+def test_gain_is_xgboosts() -> None:
+    assert gain(np.float64(6.0), np.float64(8.0), 1.0, 100.0) == pytest.approx(36 / 9)
+    # With the weight cut off at 0.5: -(2 * 6 * -0.5 + 9 * 0.25)
+    assert gain(np.float64(6.0), np.float64(8.0), 1.0, 0.5) == pytest.approx(3.75)
+    assert np.isfinite(gain(np.float64(0.0), np.float64(-1.0), 0.0, 1.0))
+
+
+def test_split_score_is_half_the_improvement() -> None:
+    scores = split_scores(np.array([4.0]), np.array([3.0]), 1.0, 6.0, 1.0, 100.0)
+    assert scores[0] == pytest.approx(0.5 * (16 / 4 + 9 / 4 - 1 / 7))
+
+
+def planted(n_rows: int = 4000) -> tuple[np.ndarray, np.ndarray]:
+    """Gradients -1 to the right of bin 5 of feature 2, +1 to the left."""
+    bins = np.random.default_rng(4).integers(0, 11, size=(4, n_rows)).astype(np.uint8)
+    g = np.where(bins[2] > 5, -1.0, 1.0)
+    return bins, np.stack([g, np.full(n_rows, 0.25)], axis=1).astype(np.float64) * UNIT
+
+
+def exact(sums: np.ndarray) -> np.ndarray:
+    return sums.copy()
+
+
+def test_histogram_trees_find_the_planted_split_exactly_and_under_noise() -> None:
+    bins, pairs = planted()
+    rng = np.random.default_rng(0)
+
+    def noisy(sums: np.ndarray) -> np.ndarray:
+        return sums + np.rint(rng.normal(0, 5 * UNIT, sums.shape)).astype(np.int64)
+
+    for noise in (exact, noisy):
+        query = HistogramQuery(bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, noise)
+        grown = grow(bins, query, 1)
+        assert (grown.tree.feature[0], grown.tree.candidate[0]) == (2, 5)
+
+
+def test_leaf_sums_of_exact_histogram_trees_are_those_of_their_rows() -> None:
+    bins, pairs = planted(500)
+    query = HistogramQuery(bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, exact)
+    grown = grow(bins, query, 3)
+    leaf = grown.tree.leaf_of_rows(bins)
+    for i, sums in enumerate(grown.leaf_sums):
+        assert sums * UNIT == pytest.approx(pairs[leaf == i].sum(axis=0))
+
+
+def test_features_with_fewer_candidates_are_never_split_beyond_them() -> None:
+    bins, pairs = planted(300)
+    bins[1] = np.minimum(bins[1], 2)
+    rng = np.random.default_rng(2)
+
+    def loud(sums: np.ndarray) -> np.ndarray:
+        return sums + np.rint(rng.normal(0, 100 * UNIT, sums.shape)).astype(np.int64)
+
+    for _ in range(30):
+        query = HistogramQuery(bins, pairs.astype(np.int64), [1], [10, 2, 10, 10], 1.0, 2.0, loud)
+        tree = grow(bins, query, 3).tree
+        assert (tree.candidate[tree.feature != LEAF] < 2).all()
+
+
+def test_partially_random_trees_choose_the_best_of_the_drawn_candidates() -> None:
+    bins, pairs = planted()
+    for seed in range(10):
+        drawn = random.Random(seed)
+        candidates = [drawn.randrange(10) for _ in range(4)]
+        query = PartiallyRandomQuery(
+            bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, exact, random.Random(seed))  # fmt: skip
+        tree = grow(bins, query, 1).tree
+        assert (tree.feature[0], tree.candidate[0]) == (2, candidates[2])
+
+
+def test_partially_random_left_sums_are_exact_without_noise() -> None:
+    bins, pairs = planted(500)
+    query = PartiallyRandomQuery(
+        bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, exact, random.Random(1))  # fmt: skip
+    grown = grow(bins, query, 3)
+    leaf = grown.tree.leaf_of_rows(bins)
+    for i, sums in enumerate(grown.leaf_sums):
+        assert sums * UNIT == pytest.approx(pairs[leaf == i].sum(axis=0))
+
+
+def test_every_bin_is_noised_empty_ones_too() -> None:
+    bins, pairs = planted(10)
+    seen: list[tuple[int, ...]] = []
+
+    def record(sums: np.ndarray) -> np.ndarray:
+        seen.append(sums.shape)
+        return sums
+
+    HistogramQuery(bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, record).best(np.arange(0), None)
+    assert seen == [(4, 11, 2)]
+
+
+def test_histograms_sum_to_their_node() -> None:
+    bins, pairs = planted(100)
+    rows = np.arange(40)
+    sums = histograms(bins, pairs.astype(np.int64), rows, [0, 3], 11)
+    assert np.array_equal(sums.sum(axis=1), np.tile(pairs[rows].sum(axis=0).astype(np.int64), (2, 1)))
+
+
+def test_a_builder_numbers_children_after_their_parent() -> None:
+    builder = TreeBuilder()
+    left, right = builder.split(0, 1, 7)
+    builder.split(right, 0, 2)
+    tree = builder.build()
+    assert (left, right) == (1, 2) and tree.leaves.tolist() == [1, 3, 4]
