@@ -119,7 +119,10 @@ def test_power_loss_at_any_operation(
 
 def test_power_loss_at_every_operation_of_one_job() -> None:
     """Every operation in turn, with nothing, half and all of the unsynced bytes kept."""
-    steps = [("open", "a", 3), ("release", "a", "q0"), ("release", "a", "q1"), ("open", "b", 2), ("close", "a", None)]
+    steps = [
+        ("open", "a", 2), ("release", "a", "q0"), ("open", "b", 2), ("close", "a", None), ("release", "b", "q0"),
+        ("release", "b", "q1"),
+    ]  # fmt: skip
     n_operations = 0
     for crash_at, kept, is_late in itertools.product(range(1, 60), (0.0, 0.5, 1.0), (False, True)):
         with tempfile.TemporaryDirectory() as name:

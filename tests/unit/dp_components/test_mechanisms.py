@@ -22,6 +22,7 @@ from dp_components.mechanisms.exponential import choose_exponentially, grid_util
 from dp_components.mechanisms.gaussian import add_gaussian_noise, gaussian_event
 from dp_components.mechanisms.laplace import add_laplace_noise
 from dp_components.mechanisms.randomised_response import randomise_buckets
+from dp_components.mechanisms.symmetric_sampler import _geometric
 from dp_components.neighbouring import NeighbouringRelation
 from dp_components.sensitivity import GRID_BITS, HESSIAN_WEIGHT, Norm, Sensitivity, clip_logistic_rows
 from tests.support.seeded_randomness import ListedRandomness, SeededRandomness
@@ -90,6 +91,13 @@ def test_floating_point_decides_nothing_by_itself(name: str, always_exact: None)
 def test_the_operating_system_is_asked_by_default() -> None:
     draws = [tuple(sample_discrete_gaussian(1e6, 8)) for _ in range(20)]
     assert len(set(draws)) == 20
+
+
+def test_block_numbers_go_on_into_further_words() -> None:
+    """Runs of zeros longer than one word's field are one in 131,072: too rare for a statistical test to see."""
+    fields = np.array([0, 1, 2, 0, 1 << 16, 3], dtype=np.uint64)
+    source = ListedRandomness(0, 0b100, 0b1000)  # the fields 0 and 3 go on; field 0 finds zeros only, and goes on again
+    assert _geometric(fields, source).tolist() == [17 + 17 + 3, 0, 1, 17 + 2, 16, 0]
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, 2.0**45])
