@@ -1,0 +1,172 @@
+"""The engine's guards: lies, silence and disagreement end the job with a clear error, and never hang it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+
+from he_processors.errors import CapacityExceeded, ConfigurationError, JobAborted, ProtocolError
+from he_processors.packing import REFUSED
+from nvflare_plugins.vertical import active, training
+from nvflare_plugins.vertical.gradient_scale import pair_format
+from nvflare_plugins.vertical.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
+from nvflare_plugins.vertical.links import InProcessLink
+from nvflare_plugins.vertical.messages import (
+    Bits, DecisionAnswer, HistogramAnswer, HistogramRequest, SplitAnswer, SplitRequest,
+)  # fmt: skip
+from nvflare_plugins.vertical.passive import PassiveParty
+from tests.support.vertical_federation import Joined, federate
+
+PARAMS = {"objective": "binary:logistic", "max_depth": 3}
+
+
+def data(with_valid: bool = False) -> Joined:
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(400, 6)).astype(np.float32)
+    label = (features[:, 0] + features[:, 4] + rng.normal(size=400) * 0.3 > 0).astype(np.float32)
+    valid = (features[:90], label[:90]) if with_valid else None
+    return Joined(features, label, (2, 2, 2), valid)
+
+
+def scheme_with(change):
+    """Return the stand-in with passive parties that change the sums they send."""
+
+    class Liar(ClearHistogramMaker):
+        def sum_bins(self, codes, layout, node_rows):
+            return change(super().sum_bins(codes, layout, node_rows))
+
+    return lambda n_rows: (ClearGradientOwner(pair_format(n_rows)), Liar)
+
+
+def changed(position: int, by: int):
+    def change(sums: bytes) -> bytes:
+        values = np.frombuffer(sums, "<i8").copy()
+        values[position] += by
+        return values.tobytes()
+
+    return change
+
+
+def moved(by: int):
+    return lambda sums: changed(2, -by)(changed(0, by)(sums))
+
+
+@pytest.mark.parametrize("change", [
+    changed(0, 1), changed(1, 1), changed(-1, -1), moved(1 << 61), lambda sums: sums[:-8],
+    lambda sums: sums + bytes(16),
+], ids=["gradient", "hessian", "missing", "out_of_bounds", "short", "long"])  # fmt: skip
+def test_sums_that_cannot_be_right_are_refused_with_one_message(change):
+    with pytest.raises(ProtocolError) as caught:
+        federate(data(), PARAMS, 2, scheme=scheme_with(change))
+    assert str(caught.value) == REFUSED
+
+
+def answering(monkeypatch, change):
+    """Let passive parties' answers go through ``change``."""
+    honest = InProcessLink._answer
+    monkeypatch.setattr(InProcessLink, "_answer", lambda self, sent: change(honest(self, sent)))
+
+
+def nothing_left(answer):
+    if isinstance(answer, SplitAnswer):
+        return dataclasses.replace(answer, goes_left=tuple(Bits.of(np.zeros(1, dtype=bool)) for _ in answer.goes_left))
+    return answer
+
+
+@pytest.mark.parametrize("change", [
+    nothing_left,
+    lambda a: dataclasses.replace(a, tree=9) if isinstance(a, SplitAnswer) else a,
+    lambda a: dataclasses.replace(a, tree=9) if isinstance(a, HistogramAnswer) else a,
+    lambda a: dataclasses.replace(a, nodes=(4,)) if isinstance(a, HistogramAnswer) else a,
+    lambda a: DecisionAnswer(()) if isinstance(a, HistogramAnswer) else a,
+    lambda a: DecisionAnswer(()) if isinstance(a, DecisionAnswer) else a,
+    lambda a: DecisionAnswer(()) if a is None else a,
+], ids=["rows", "split_tree", "sum_tree", "nodes", "type", "decisions", "begin"])  # fmt: skip
+def test_answers_to_other_questions_are_refused(monkeypatch, change):
+    answering(monkeypatch, change)
+    with pytest.raises(ProtocolError, match="site-"):
+        federate(data(with_valid=True), PARAMS, 2)
+
+
+@pytest.mark.parametrize("request_type", [HistogramRequest, SplitRequest])
+def test_a_party_that_fails_within_a_tree_ends_the_job(monkeypatch, request_type):
+    calls = []
+
+    def fail(self, request):
+        calls.append(type(request))
+        if calls.count(request_type) == 3:
+            raise JobAborted("site-2 lost its disk")
+        return honest(self, request)
+
+    honest = PassiveParty.answer
+    monkeypatch.setattr(PassiveParty, "answer", fail)
+    with pytest.raises(JobAborted, match="lost its disk"):
+        federate(data(), PARAMS, 3)
+
+
+def test_a_silent_party_runs_into_the_deadline(monkeypatch):
+    answering(monkeypatch, lambda a: time.sleep(3) or a)
+    settings = training.VerticalSettings
+    monkeypatch.setattr(
+        "tests.support.vertical_federation.VerticalSettings", lambda n, **_: settings(n, deadline_s=0.3)
+    )
+    started = time.monotonic()
+    with pytest.raises(JobAborted, match="site-2 did not answer"):
+        federate(data(), PARAMS, 2)
+    assert time.monotonic() - started < 30
+
+
+def test_other_rows_than_xgboost_sampled_are_noticed(monkeypatch):
+    honest = active.sampled_rows
+    monkeypatch.setattr(active, "sampled_rows", lambda *args: ~honest(*args))
+    with pytest.raises(ProtocolError, match="disagree about the sum of the gradients"):
+        federate(data(), {**PARAMS, "subsample": 0.5}, 2)
+
+
+def test_another_sequence_of_random_numbers_is_noticed(monkeypatch):
+    honest = training._engine_settings
+    monkeypatch.setattr(training, "_engine_settings", lambda *args: dataclasses.replace(honest(*args), seed=99))
+    with pytest.raises(ProtocolError, match="disagree about the sequence of random numbers"):
+        federate(data(), PARAMS, 2)
+
+
+@pytest.mark.parametrize("change", [
+    {"max_depth": 2}, {"max_depth": 4}, {"max_leaves": 3}, {"lossguide": True}, {"min_split_loss": np.float32(20)},
+], ids=str)  # fmt: skip
+def test_another_growth_of_the_tree_is_noticed(monkeypatch, change):
+    honest = training._engine_settings
+
+    def other(*args):
+        settings = honest(*args)
+        return dataclasses.replace(settings, params=dataclasses.replace(settings.params, **change))
+
+    monkeypatch.setattr(training, "_engine_settings", other)
+    with pytest.raises(ProtocolError, match="disagree|unknown message|left phase"):
+        federate(data(), PARAMS, 2)
+
+
+def test_tables_that_are_not_aligned_are_refused():
+    joined = data()
+    part = joined.part
+    joined.part = lambda party, table: part(party, table)[: 399 if party == 1 else 400]  # type: ignore[method-assign]
+    with pytest.raises(ConfigurationError, match="align"):
+        federate(joined, PARAMS, 1)
+
+
+def test_labels_are_checked_before_anything_is_sent(monkeypatch):
+    monkeypatch.setattr(InProcessLink, "ask", lambda self, request: pytest.fail("something was sent"))
+    joined = data()
+    with pytest.raises(ConfigurationError, match="labels must be"):
+        federate(Joined(joined.features, joined.label + 1, joined.widths), PARAMS, 1)
+
+
+def test_gradients_beyond_their_bounds_are_not_encoded(monkeypatch):
+    honest = training.GradientScale
+    monkeypatch.setattr(
+        training, "GradientScale", lambda facts, label, weight, pairs: honest(facts, label, 0.25, pairs)
+    )
+    with pytest.raises(CapacityExceeded):
+        federate(data(), PARAMS, 1)

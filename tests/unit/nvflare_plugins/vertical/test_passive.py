@@ -1,0 +1,96 @@
+"""A passive party by itself: what it answers, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from he_processors.errors import ProtocolError
+from nvflare_plugins.vertical.gradient_scheme import ClearHistogramMaker
+from nvflare_plugins.vertical.messages import (
+    Bits, DecisionRequest, HistogramRequest, NodePartition, OwnedSplit, PathQuery, SplitRequest, TrainingSetup,
+    TreeGradients,
+)  # fmt: skip
+from nvflare_plugins.vertical.passive import PassiveParty
+
+N_ROWS = 40
+ALL = Bits.of(np.ones(3, dtype=bool))
+PAIRS = np.stack([np.arange(N_ROWS), np.ones(N_ROWS)], axis=1).astype("<i8")
+
+
+def party(features: np.ndarray | None = None) -> PassiveParty:
+    if features is None:
+        features = np.random.default_rng(0).normal(size=(N_ROWS, 3)).astype(np.float32)
+        features[::7, 1] = np.nan
+    passive = PassiveParty([features, features[:9]], ["a", "b", "c"], 4, ClearHistogramMaker())
+    passive.answer(TreeGradients(0, ALL, PAIRS.tobytes()))
+    return passive
+
+
+def sums_of(answer, passive: PassiveParty) -> np.ndarray:
+    n_slots = sum(n + 1 for n in passive.schema().n_bins)
+    return np.frombuffer(answer.sums, "<i8").reshape(len(answer.nodes), n_slots, 2)
+
+
+def halves() -> np.ndarray:
+    return np.arange(N_ROWS) % 3 == 0
+
+
+def test_root_sums_add_up_for_every_feature():
+    passive = party()
+    sums = sums_of(passive.answer(HistogramRequest(0, ())), passive)
+    per_feature = np.split(sums[0], np.cumsum([n + 1 for n in passive.schema().n_bins])[:-1])
+    assert all((part.sum(axis=0) == PAIRS.sum(axis=0)).all() for part in per_feature)
+
+
+def test_the_smaller_child_is_built_and_splits_follow_the_threshold():
+    passive = party()
+    part = NodePartition(0, 1, 2, Bits.of(halves()))
+    answer = passive.answer(HistogramRequest(0, (part,)))
+    assert answer.nodes == (1,)
+    first = sums_of(answer, passive)[0][: passive.schema().n_bins[0] + 1]
+    assert (first.sum(axis=0) == PAIRS[halves()].sum(axis=0)).all()
+    reply = passive.answer(SplitRequest(0, (OwnedSplit(2, 1, 1, True),)))
+    split = passive.table[0, 2]
+    values = np.random.default_rng(0).normal(size=(N_ROWS, 3)).astype(np.float32)[:, 1]
+    values[::7] = np.nan
+    rows = np.flatnonzero(~halves())
+    expected = np.where(np.isnan(values[rows]), True, values[rows] < split.threshold)
+    np.testing.assert_array_equal(reply.goes_left[0].unpack(), expected)
+    asked = np.arange(9) % 2 == 0
+    decided = passive.answer(DecisionRequest(1, (PathQuery(0, 2, Bits.of(asked)),))).goes_left[0].unpack()
+    here = values[:9][asked]
+    np.testing.assert_array_equal(decided, np.where(np.isnan(here), True, here < split.threshold))
+
+
+def test_a_tie_of_rows_builds_the_lower_node():
+    passive = party()
+    half = Bits.of(np.arange(N_ROWS) % 2 == 0)
+    assert passive.answer(HistogramRequest(0, (NodePartition(0, 1, 2, half),))).nodes == (1,)
+
+
+LEFT = Bits.of(halves())
+HOSTILE = {
+    "setup_again": TrainingSetup(0, 40, N_ROWS, b""),
+    "old_tree": TreeGradients(0, ALL, PAIRS.tobytes()),
+    "short_gradients": TreeGradients(1, ALL, PAIRS.tobytes()[:-1]),
+    "other_features": TreeGradients(1, Bits.of(np.ones(4, dtype=bool)), PAIRS.tobytes()),
+    "no_features": TreeGradients(1, Bits.of(np.zeros(3, dtype=bool)), PAIRS.tobytes()),
+    "other_tree": HistogramRequest(5, ()),
+    "unknown_node": HistogramRequest(0, (NodePartition(7, 8, 9, LEFT),)),
+    "wrong_rows": HistogramRequest(0, (NodePartition(0, 1, 2, Bits.of(np.ones(3, dtype=bool))),)),
+    "child_is_parent": HistogramRequest(0, (NodePartition(0, 0, 0, LEFT),)),
+    "twice": HistogramRequest(0, (NodePartition(0, 1, 2, LEFT), NodePartition(0, 3, 4, LEFT))),
+    "unknown_feature": SplitRequest(0, (OwnedSplit(0, 3, 0, False),)),
+    "unknown_bin": SplitRequest(0, (OwnedSplit(0, 0, 200, False),)),
+    "split_twice": SplitRequest(0, (OwnedSplit(0, 0, 0, False), OwnedSplit(0, 1, 0, False))),
+    "split_other_tree": SplitRequest(3, (OwnedSplit(0, 0, 0, False),)),
+    "foreign_node": DecisionRequest(0, (PathQuery(0, 0, Bits.of(np.ones(N_ROWS, dtype=bool))),)),
+    "foreign_set": DecisionRequest(2, (PathQuery(0, 0, LEFT),)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_requests_out_of_place_are_refused(name):
+    with pytest.raises(ProtocolError):
+        party().answer(HOSTILE[name])

@@ -1,0 +1,181 @@
+"""The vectorised search against a twin that follows XGBoost's loops line by line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from he_processors.histogram.bins import BinLayout
+from he_processors.histogram.plain_sums import BinSums, NodeTotal
+from nvflare_plugins.vertical.split_evaluation import (
+    Candidate, GradientUnit, NodeToSplit, PartyEvaluator, SplitFormula, WeightBounds,
+)  # fmt: skip
+from nvflare_plugins.vertical.tree_parameters import TreeParameters
+
+F = np.float32
+UNIT = GradientUnit(-12, -11)
+
+
+def parameters(**changes) -> TreeParameters:
+    reals = dict(reg_lambda=1, reg_alpha=0, min_split_loss=0, min_child_weight=1, max_delta_step=0, subsample=1,
+                 colsample_bytree=1, colsample_bylevel=1, colsample_bynode=1)  # fmt: skip
+    reals |= {name: value for name, value in changes.items() if name in reals}
+    monotone = changes.get("monotone", ())
+    return TreeParameters(**{k: F(v) for k, v in reals.items()}, max_depth=6, max_leaves=0, lossguide=False,
+                          monotone=monotone)  # fmt: skip
+
+
+class Twin:
+    """CalcWeight, CalcGainGivenWeight, CalcSplitGain and EnumerateSplit, one number at a time."""
+
+    def __init__(self, params: TreeParameters, bounds: WeightBounds):
+        self.p, self.bounds, self.constrained = params, bounds, bool(params.monotone)
+
+    def threshold(self, g: float) -> float:
+        alpha = float(self.p.reg_alpha)
+        return g - alpha if g > alpha else g + alpha if g < -alpha else 0.0
+
+    def weight(self, g: float, h: float) -> np.float32:
+        if h < float(self.p.min_child_weight) or h <= 0:
+            w = F(0)
+        else:
+            value = np.float64(-self.threshold(g)) / np.float64(h + float(self.p.reg_lambda))
+            limit = float(self.p.max_delta_step)
+            if limit != 0 and abs(value) > limit:
+                value = np.copysign(limit, value)
+            w = F(value)
+        if self.constrained:
+            return self.bounds.lower if w < self.bounds.lower else self.bounds.upper if w > self.bounds.upper else w
+        return w
+
+    def gain(self, g: float, h: float) -> np.float32:
+        if h <= 0:
+            return F(0)
+        if self.p.max_delta_step == 0 and not self.constrained:
+            t = self.threshold(g)
+            return F(np.float64(t) * t) / F(h + float(self.p.reg_lambda))
+        w = self.weight(g, h)
+        return -(F(F(F(2) * F(g)) * w) + F(F(F(h) + self.p.reg_lambda) * F(w * w)))
+
+    def split_gain(self, feature: int, left: tuple, right: tuple) -> np.float32:
+        w_left, w_right = self.weight(*left), self.weight(*right)
+        gain = self.gain(*left) + self.gain(*right)
+        c = self.p.monotone[feature] if self.constrained else 0
+        if c == 0 or (c > 0 and w_left <= w_right) or (c < 0 and w_left >= w_right):
+            return gain
+        return F(-np.inf)
+
+    def best(self, layout: BinLayout, sums: BinSums, node: NodeToSplit):
+        overall = (F(0), None)
+        parent = decode(node.total.g, node.total.h)
+        for feature in range(layout.n_features):
+            if not node.allowed[feature]:
+                continue
+            bins = range(layout.starts[feature], layout.starts[feature + 1] - 1)
+            overall, total = self.scan(bins, 1, feature, layout, sums, parent, node, overall)
+            if total != parent:
+                overall, _ = self.scan(bins[::-1], -1, feature, layout, sums, parent, node, overall)
+        return overall[1]
+
+    def scan(self, bins, step, feature, layout, sums, parent, node, overall):
+        left = (0.0, 0.0)
+        best = (F(0), None)
+        for i in bins:
+            here = decode(sums.g[i], sums.h[i])
+            left = left[0] + here[0], left[1] + here[1]
+            right = parent[0] - left[0], parent[1] - left[1]
+            limit = float(self.p.min_child_weight)
+            if not (left[1] >= limit and right[1] >= limit):
+                continue
+            sides = (left, right) if step > 0 else (right, left)
+            with np.errstate(all="ignore"):
+                change = self.split_gain(feature, *sides) - node.root_gain
+            if not np.isinf(change) and change > best[0]:
+                position = i - layout.starts[feature]
+                best = (change, (change, feature, position if step > 0 else position - 1, step < 0, *sides))
+        return (best if best[0] > overall[0] else overall), left
+
+
+def decode(g, h):
+    return float(g) * 2.0**UNIT.g_exponent, float(h) * 2.0**UNIT.h_exponent
+
+
+def as_tuple(candidate: Candidate | None):
+    if candidate is None:
+        return None
+    c = candidate
+    return (c.loss_change, c.feature, c.bin, c.default_left, decode(c.left.g, c.left.h), decode(c.right.g, c.right.h))
+
+
+PARAMETERS = {
+    "default": parameters(),
+    "no_limits": parameters(reg_lambda=0, min_child_weight=0),
+    "alpha": parameters(reg_alpha=0.7),
+    "delta_step": parameters(max_delta_step=0.3),
+    "delta_step_alpha": parameters(max_delta_step=0.3, reg_alpha=0.4, min_child_weight=0),
+    "monotone": parameters(monotone=(1, -1, 0)),
+    "monotone_delta_step": parameters(monotone=(-1, 0, 1), max_delta_step=0.2),
+}
+
+
+@st.composite
+def histograms(draw):
+    """Three features of one node: small numbers, so that ties, empty bins and zero gains are common."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n_rows, size = draw(st.integers(1, 60)), draw(st.sampled_from([2, 50, 4000]))
+    n_bins = tuple(draw(st.lists(st.integers(1, 7), min_size=3, max_size=3)))
+    g, h = rng.integers(-size, size + 1, n_rows), rng.integers(0, size + 1, n_rows)
+    layout = BinLayout(n_bins)
+    sums = np.zeros((layout.n_slots, 2), dtype=np.int64)
+    for feature, n in enumerate(n_bins):
+        has_missing = draw(st.booleans())
+        codes = rng.integers(0, n + has_missing, n_rows)
+        if draw(st.booleans()):
+            codes = np.minimum(codes, n // 2)  # upper bins stay empty
+        np.add.at(sums, layout.starts[feature] + codes, np.stack([g, h], axis=1))
+    allowed = np.array(draw(st.lists(st.booleans(), min_size=3, max_size=3)))
+    return layout, BinSums(sums[:, 0].copy(), sums[:, 1].copy()), NodeTotal.of_rows(g, h), allowed
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+@settings(max_examples=150, deadline=None)
+@given(histograms(), st.booleans())
+def test_equal_to_the_twin(name, histogram, is_bounded):
+    params = PARAMETERS[name]
+    layout, sums, total, allowed = histogram
+    bounds = WeightBounds(F(-0.25), F(0.5)) if is_bounded and params.monotone else WeightBounds()
+    formula, twin = SplitFormula(params), Twin(params, bounds)
+    g, h = UNIT.decode(np.array([total.g]), np.array([total.h]))
+    root_gain = formula.gain(g, h, bounds)[0]
+    assert root_gain == twin.gain(float(g[0]), float(h[0]))
+    node = NodeToSplit(total, root_gain, bounds, allowed)
+    monotone = np.array(params.monotone or (0, 0, 0), dtype=np.int8)
+    evaluator = PartyEvaluator(layout, formula, UNIT, monotone)
+    expected = twin.best(layout, sums, node)
+    assert as_tuple(evaluator.best_splits([sums], [node])[0]) == expected
+    # Beside other nodes the result is the same.
+    other = NodeToSplit(NodeTotal(0, 0, 0), F(0), WeightBounds(), np.ones(3, dtype=bool))
+    nothing = BinSums(np.zeros_like(sums.g), np.zeros_like(sums.h))
+    many = evaluator.best_splits([nothing, sums, nothing], [other, node, other])
+    assert [as_tuple(c) for c in many] == [None, expected, None]
+
+
+def test_planted_ties():
+    """Of equal splits the lowest feature wins, forwards the lowest bin, backwards the highest."""
+    layout = BinLayout((4, 4))
+    one = np.array([0, 6, 0, -6, 0], dtype=np.int64) << 12
+    sums = BinSums(np.tile(one, 2), np.tile(np.abs(one), 2))
+    node = NodeToSplit(NodeTotal(12, 0, 12 << 12), F(0), WeightBounds(), np.ones(2, dtype=bool))
+    evaluator = PartyEvaluator(layout, SplitFormula(parameters()), UNIT, np.zeros(2, dtype=np.int8))
+    best = evaluator.best_splits([sums], [node])[0]
+    assert (best.feature, best.bin, best.default_left) == (0, 1, False)
+    allowed = np.array([False, True])
+    equal_scans = np.array([0, 0, 0, -6, 6], dtype=np.int64) << 12  # the missing rows alone make up the other side
+    backwards = np.array([3, 0, 0, -6, 6], dtype=np.int64) << 12  # better with the missing rows on the left
+    for bins, expected in ((equal_scans, (1, 3, False)), (backwards, (1, 2, True))):
+        sums = BinSums(np.concatenate([one, bins]), np.concatenate([np.abs(one), np.abs(bins)]))
+        total = NodeTotal(15, int(bins.sum()), int(np.abs(bins).sum()))
+        best = evaluator.best_splits([sums], [NodeToSplit(total, F(0), WeightBounds(), allowed)])[0]
+        assert (best.feature, best.bin, best.default_left) == expected
