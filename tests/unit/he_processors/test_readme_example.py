@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+
+def test_the_example_of_the_readme_runs_and_is_exact() -> None:
+    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    section = text[text.index("## Homomorphic arithmetic as a library") :]
+    (code,) = re.findall(r"```python\n(.*?)```", section[: section.index("\n## ", 3)], re.DOTALL)
+    names: dict[str, object] = {}
+    exec(code, names)
+    sums, codes, g = names["sums"], names["codes"], names["g"]
+    assert np.array_equal(sums.g[:5], [g[codes[0] == code].sum() for code in range(5)])
