@@ -14,8 +14,10 @@ from he_processors.bignum.interface import ModBatch
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.errors import BackendUnavailable, ProtocolError
 
-# Paillier with 2048, 3072 and 4096 bits computes modulo n^2 and p^2, Okamoto-Uchiyama modulo n, p^2 and q.
-KEY_MODULUS_BITS = (683, 1366, 2048, 3072, 4096, 6144, 8192)
+# Keys of 2048, 3072 and 4096 bits. Paillier computes modulo n^2 and p^2, Okamoto-Uchiyama modulo n, p^2 and q.
+PAILLIER_BITS = (4096, 6144, 8192, 2048, 3072)
+OKAMOTO_UCHIYAMA_BITS = (2048, 3072, 4096, 1366, 2732, 682, 1024, 1364)
+KEY_MODULUS_BITS = sorted({683, *PAILLIER_BITS, *OKAMOTO_UCHIYAMA_BITS})
 
 
 def _moduli() -> dict[str, int]:

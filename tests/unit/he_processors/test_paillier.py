@@ -96,7 +96,8 @@ def test_plaintexts_up_to_n_and_no_further() -> None:
 
 def test_plaintexts_of_another_type_are_refused(backend: str) -> None:
     # As 64-bit numbers they would lose their high bytes in some backends.
-    for wrong in (np.full((1, 16), 300, dtype=np.int64), np.zeros(16, dtype=np.uint8), np.zeros((1, 0), dtype=np.uint8)):
+    no_width = np.zeros((1, 0), dtype=np.uint8)
+    for wrong in (np.full((1, 16), 300, dtype=np.int64), np.zeros(16, dtype=np.uint8), no_width):
         with pytest.raises(ValueError, match="uint8"):
             owner_encryptor(KEY, backend).encrypt(wrong)
 
