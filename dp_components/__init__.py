@@ -10,13 +10,14 @@ How a private quantity comes to be, from the rows to the site's ledger:
     gaussian_event(n_values, sensitivity, noise_multiplier, n_shares=1)     the same event beforehand, for a plan
 
     noise_multiplier_for(n_queries, epsilon, delta)     calibration.py; other plans: ``calibrate``
-    compose(events)  -> PrivacyCost: .epsilon(delta), .delta(epsilon)                           accounting/composition.py
-    check_second_opinion(events, delta)                 before a job starts                     accounting/second_opinion.py
+    compose(events)  -> PrivacyCost: .epsilon(delta), .delta(epsilon)                   accounting/composition.py
+    DisjointPartEvent(event, partition, part)           rows in disjoint parts: the costliest part counts   events.py
+    check_second_opinion(events, delta)                 asked by ledger.open_job too    accounting/second_opinion.py
 
     shares = NoiseShares(n_sites=3, n_colluders=1)      every site adds its part of the noise   distributed_noise.py
     add_noise_share(site_sums, sensitivity, noise_multiplier, shares) -> Release
 
-    ledger = Ledger.open(folder, LedgerIdentity(site, data_set, relation), Budget(1.0, 1e-6))   ledger.py
+    ledger = Ledger.open(folder, LedgerIdentity(site, data_set, relation), Budget(epsilon, delta))     ledger.py
     ledger.open_job(job_id, plan)                       refuses a plan that would overdraw; ``quote`` is the dry run
     ledger.release(job_id, query, make) -> int64 array: ``make()`` returns the Release; it is charged durably before it
                                         is handed out, and the same query again gets the same reply at no charge

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from dp_components.errors import UnknownEvent
 from dp_components.neighbouring import NeighbouringRelation
 
-
 # No sensible mechanism is outside; inside, squares and sums stay clear of overflow.
 _SMALLEST, _LARGEST = 1e-20, 1e20
 
@@ -130,6 +129,54 @@ class ConcentratedEvent:
         _require_positive("rho", self.rho)
 
 
+SimpleEvent = (
+    GaussianEvent
+    | DiscreteGaussianEvent
+    | LaplaceEvent
+    | ExponentialEvent
+    | LocalRandomisedResponseEvent
+    | ConcentratedEvent
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DisjointPartEvent:
+    """A mechanism that uses only the rows of one part of a partition; parts of the same partition run in parallel.
+
+    A row is in one part only, so a partition costs as much as its costliest part. This holds if each row is assigned
+    on its own (by a keyed hash of its id, say) and never by fixed sizes of parts, which depend on the other rows.
+
+    Attributes:
+        event: What was run on the part; a simple event.
+        partition: Name of the partition within its job, for instance "ensemble 3"; another assignment of the rows is
+            another partition and needs another name.
+        part: Number of the part in it.
+
+    Raises:
+        ValueError: The relation is REPLACE_ROW, under which a row may leave one part and enter another.
+    Reference: ALGORITHMS of the project, 2, D4.
+    """
+
+    event: SimpleEvent
+    partition: str
+    part: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.part, bool) or not isinstance(self.part, int) or self.part < 0:
+            raise ValueError("part must be a whole number of at least 0")
+        if type(self.event) in (DisjointPartEvent, RepeatedEvent, ComposedEvent):
+            raise ValueError("a part holds one simple event: repeat or compose the parts instead")
+        if not isinstance(self.partition, str) or not 0 < len(self.partition) <= 100:
+            raise ValueError("a partition has a name of up to 100 characters")
+        if self.event.relation is NeighbouringRelation.REPLACE_ROW:
+            raise ValueError("under replace_row a row may change its part: parts then cost their sum")
+
+    @property
+    def relation(self) -> NeighbouringRelation:
+        """The relation of the event."""
+        return self.event.relation
+
+
 @dataclass(frozen=True, slots=True)
 class RepeatedEvent:
     """``count`` runs of the same mechanism, each with noise of its own, chosen adaptively."""
@@ -148,18 +195,13 @@ class ComposedEvent:
     events: tuple[Event, ...]
 
 
-Event = (
-    GaussianEvent
-    | DiscreteGaussianEvent
-    | LaplaceEvent
-    | ExponentialEvent
-    | LocalRandomisedResponseEvent
-    | ConcentratedEvent
-    | RepeatedEvent
-    | ComposedEvent
-)
+PricedEvent = SimpleEvent | DisjointPartEvent
+"""What a ledger counts and a relation belongs to."""
 
-_NAMES = {
+Event = PricedEvent | RepeatedEvent | ComposedEvent
+"""What a plan or a release may be made of."""
+
+_NAMES: dict[str, type[SimpleEvent]] = {
     "gaussian": GaussianEvent,
     "discrete_gaussian": DiscreteGaussianEvent,
     "laplace": LaplaceEvent,
@@ -181,8 +223,8 @@ class Release:
     event: Event
 
 
-def simple_events(event: Event) -> Iterator[tuple[Event, int]]:
-    """Yield the simple events of a composition with their counts.
+def simple_events(event: Event) -> Iterator[tuple[PricedEvent, int]]:
+    """Yield the simple events (and parts) of a composition with their counts.
 
     Raises:
         UnknownEvent: Something in it is not an event of this module.
@@ -194,18 +236,22 @@ def simple_events(event: Event) -> Iterator[tuple[Event, int]]:
         case ComposedEvent(events=parts):
             for part in parts:
                 yield from simple_events(part)
+        case DisjointPartEvent(event=inner) if type(inner) in _KINDS:
+            yield event, 1
         case _ if type(event) in _KINDS:
             yield event, 1
         case _:
             raise UnknownEvent(f"{type(event).__name__} is not a known privacy event.")
 
 
-def event_document(event: Event) -> dict[str, object]:
-    """Return a simple event as JSON values.
+def event_document(event: PricedEvent) -> dict[str, object]:
+    """Return a simple event or a part as JSON values.
 
     Raises:
         UnknownEvent: It is not a simple event of this module.
     """
+    if isinstance(event, DisjointPartEvent):
+        return {**event_document(event.event), "partition": event.partition, "part": event.part}
     if type(event) not in _KINDS:
         raise UnknownEvent(f"{type(event).__name__} is not a simple privacy event.")
     document: dict[str, object] = {"event": _KINDS[type(event)]}
@@ -219,7 +265,7 @@ def event_document(event: Event) -> dict[str, object]:
     return document
 
 
-def event_from_document(document: Mapping[str, object]) -> Event:
+def event_from_document(document: Mapping[str, object]) -> PricedEvent:
     """Read what ``event_document`` writes, and nothing else.
 
     Raises:
@@ -227,6 +273,9 @@ def event_from_document(document: Mapping[str, object]) -> Event:
         ValueError: A field is missing, superfluous or impossible.
     """
     values = dict(document)
+    if "partition" in values:
+        partition, part = values.pop("partition"), values.pop("part", None)
+        return DisjointPartEvent(event_from_document(values), partition, part)  # type: ignore[arg-type]
     kind = _NAMES.get(str(values.pop("event", None)))
     if kind is None:
         raise UnknownEvent("an unknown privacy event")
@@ -235,7 +284,7 @@ def event_from_document(document: Mapping[str, object]) -> Event:
     values["relation"] = NeighbouringRelation(values["relation"])
     if "scales" in values:
         values["scales"] = _scales(values["scales"])
-    return kind(**values)
+    return kind(**values)  # type: ignore[arg-type]  # the constructor checks the values
 
 
 def _scales(value: object) -> tuple[tuple[float, int], ...]:

@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.accounting.composition import PrivacyCost, compose, count_events, relation_of
+from dp_components.accounting.second_opinion import check_second_opinion
 from dp_components.errors import LedgerDamaged, PrivacyRefusal
-from dp_components.events import Event, Release
+from dp_components.events import Event, PricedEvent, Release
 from dp_components.ledger_journal import Journal, Record
 from dp_components.ledger_records import (
     Budget,
@@ -119,9 +120,12 @@ class Ledger:
             return self._quote(state, count_events(plan), job_id or "the job", job_id)
 
     def open_job(self, job_id: str, plan: Event | Iterable[Event]) -> Quote:
-        """Reserve the cost of a whole job, durably. The same job with the same plan again changes nothing.
+        """Reserve the cost of a whole job, durably, if a second accountant agrees on it.
+
+        The same job with the same plan again changes nothing.
 
         Raises:
+            SecondOpinionDiffers: See accounting/second_opinion.py.
             PrivacyRefusal: The plan would overdraw the budget, the job is closed, or is open with another plan.
             UnknownEvent, ValueError: The plan cannot be priced.
         """
@@ -133,7 +137,7 @@ class Ledger:
                 raise PrivacyRefusal(f"Job {job_id} was opened before, with another plan, or is closed.")
             quote = self._quote(state, counts, f"Job {job_id}", job_id)
             if job is None:
-                self._write_if_fits(quote, plan_record("open", job_id, counts))
+                self._write_if_sound(state, quote, counts, plan_record("open", job_id, counts))
             return quote
 
     def extend_job(self, job_id: str, plan: Event | Iterable[Event]) -> Quote:
@@ -146,7 +150,7 @@ class Ledger:
         with self._locked() as state:
             job = _open_job(state, job_id)
             quote = self._quote(state, job.plan + more, f"Job {job_id}, extended,", job_id)
-            self._write_if_fits(quote, plan_record("extend", job_id, more))
+            self._write_if_sound(state, quote, job.plan + more, plan_record("extend", job_id, more))
             return quote
 
     def release(self, job_id: str, query: str, make: Callable[[], Release]) -> NDArray[np.int64]:
@@ -175,6 +179,8 @@ class Ledger:
             release = make()
             events = count_events(release.event)
             self._check_release(state, job_id, events)
+            if np.asarray(release.value).dtype.kind not in "iu":
+                raise TypeError("a release holds integers")
             # What is handed out is what was written, whatever the caller does to its own array.
             value = np.array(release.value, dtype=np.int64)
             self._append(release_record(job_id, query, events, value))
@@ -236,12 +242,14 @@ class Ledger:
         self._journal.append(dated)
         self._state.apply(dated)
 
-    def _write_if_fits(self, quote: Quote, record: Record) -> None:
+    def _write_if_sound(self, state: LedgerState, quote: Quote, plan: Counter[PricedEvent], record: Record) -> None:
         if not quote.fits:
             raise PrivacyRefusal(quote.message)
+        if quote.plan.mu_squared:
+            check_second_opinion(event_list(plan), _begun(state)[1].delta)
         self._append(record)
 
-    def _check_relation(self, state: LedgerState, events: Counter[Event]) -> None:
+    def _check_relation(self, state: LedgerState, events: Counter[PricedEvent]) -> None:
         identity = _begun(state)[0]
         if relation_of(events) not in (None, identity.relation):
             raise PrivacyRefusal(
@@ -249,7 +257,7 @@ class Ledger:
                 "another neighbouring relation."
             )
 
-    def _check_release(self, state: LedgerState, job_id: str, events: Counter[Event]) -> None:
+    def _check_release(self, state: LedgerState, job_id: str, events: Counter[PricedEvent]) -> None:
         identity, budget = _begun(state)
         self._check_relation(state, events)
         job = state.jobs[job_id]
@@ -264,7 +272,7 @@ class Ledger:
                 "the site has lowered."
             )
 
-    def _quote(self, state: LedgerState, plan: Counter[Event], who: str, job_id: str | None) -> Quote:
+    def _quote(self, state: LedgerState, plan: Counter[PricedEvent], who: str, job_id: str | None) -> Quote:
         identity, budget = _begun(state)
         self._check_relation(state, plan)
         cost = compose(event_list(plan)).for_person(identity.rows_per_person)
@@ -310,7 +318,7 @@ def _text(cost: PrivacyCost, budget: Budget) -> str:
 
 
 def _describe(state: LedgerState, identity: LedgerIdentity, budget: Budget) -> str:
-    def priced(events: Counter[Event]) -> PrivacyCost:
+    def priced(events: Counter[PricedEvent]) -> PrivacyCost:
         return compose(event_list(events)).for_person(identity.rows_per_person)
 
     spent = state.spent().for_person(identity.rows_per_person)
@@ -328,7 +336,7 @@ def _describe(state: LedgerState, identity: LedgerIdentity, budget: Budget) -> s
         f"  {'job':<40} {'state':<7} {'releases':>8} {'spent':>16} {'plan':>16}",
     ]
     for job_id, job in state.jobs.items():
-        plan = "" if job.closed else _text(priced(job.plan), budget)
-        status = "closed" if job.closed else "open"
-        lines.append(f"  {job_id:<40} {status:<7} {job.n_releases:>8} {_text(priced(job.spent), budget):>16} {plan:>16}")
+        spent_text, plan_text = (_text(priced(events), budget) for events in (job.spent, job.plan))
+        status, plan_text = ("closed", "") if job.closed else ("open", plan_text)
+        lines.append(f"  {job_id:<40} {status:<7} {job.n_releases:>8} {spent_text:>16} {plan_text:>16}")
     return "\n".join(lines)

@@ -30,7 +30,8 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._forget()
+        self._offset = 0
+        self._check = ""
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

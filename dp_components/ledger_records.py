@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dp_components.accounting.composition import PrivacyCost, compose, gaussian_limit
 from dp_components.errors import LedgerDamaged, UnknownEvent
-from dp_components.events import Event, RepeatedEvent, event_document, event_from_document
+from dp_components.events import Event, PricedEvent, RepeatedEvent, event_document, event_from_document
 from dp_components.ledger_journal import Record
 from dp_components.neighbouring import NeighbouringRelation
 
@@ -36,6 +36,12 @@ class LedgerIdentity:
     data_set: str
     relation: NeighbouringRelation
     rows_per_person: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rows_per_person, bool) or not isinstance(self.rows_per_person, int):
+            raise TypeError("rows_per_person must be a whole number")
+        if self.rows_per_person < 1:
+            raise ValueError("a person has at least one row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +84,8 @@ class Job:
     """One job: what it may spend, what it has spent, and the replies that a retry gets again."""
 
     opened: str
-    plan: Counter[Event]
-    spent: Counter[Event] = field(default_factory=Counter)
+    plan: Counter[PricedEvent]
+    spent: Counter[PricedEvent] = field(default_factory=Counter)
     replies: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     n_releases: int = 0
     closed: str | None = None
@@ -99,11 +105,11 @@ class LedgerState:
     jobs: dict[str, Job] = field(default_factory=dict)
 
     def spent(self) -> PrivacyCost:
-        """What was released at all, for one row. Equal events of all jobs are counted first, then priced."""
-        total: Counter[Event] = Counter()
+        """What was released at all, for one row. Partitions of different jobs have nothing to do with each other."""
+        total = PrivacyCost()
         for job in self.jobs.values():
-            total.update(job.spent)
-        return compose(event_list(total))
+            total = total + compose(event_list(job.spent))
+        return total
 
     def held(self, without: str | None = None) -> PrivacyCost:
         """What was released or is promised to open jobs, for one row; optionally without one job."""
@@ -191,12 +197,12 @@ def budget_record(budget: Budget) -> Record:
     return {"record": "budget", **asdict(budget)}
 
 
-def plan_record(kind: str, job_id: str, plan: Counter[Event]) -> Record:
+def plan_record(kind: str, job_id: str, plan: Counter[PricedEvent]) -> Record:
     """Return the record "open" or "extend"."""
     return {"record": kind, "job": job_id, "plan": _documents(plan)}
 
 
-def release_record(job_id: str, query: str, events: Counter[Event], value: NDArray[np.int64]) -> Record:
+def release_record(job_id: str, query: str, events: Counter[PricedEvent], value: NDArray[np.int64]) -> Record:
     """Return the record of one release; what a person reads comes before the value."""
     content = base64.b64encode(np.ascontiguousarray(value, dtype="<i8").tobytes()).decode()
     return {
@@ -233,17 +239,17 @@ def summarise_closed(records: list[Record], state: LedgerState) -> list[Record]:
     return kept
 
 
-def event_list(counts: Counter[Event]) -> list[Event]:
+def event_list(counts: Counter[PricedEvent]) -> list[Event]:
     """Return counted events as a list of repeated ones."""
     return [RepeatedEvent(event, count) for event, count in counts.items()]
 
 
-def _documents(counts: Counter[Event]) -> list[object]:
+def _documents(counts: Counter[PricedEvent]) -> list[object]:
     return [{"count": count, **event_document(event)} for event, count in counts.items()]
 
 
-def _counter(documents: list[object]) -> Counter[Event]:
-    counts: Counter[Event] = Counter()
+def _counter(documents: list[object]) -> Counter[PricedEvent]:
+    counts: Counter[PricedEvent] = Counter()
     for document in documents:
         if not isinstance(document, dict):
             raise TypeError("an event must be an object")

@@ -22,11 +22,13 @@ from dp_components.errors import UnknownEvent
 from dp_components.events import (
     ConcentratedEvent,
     DiscreteGaussianEvent,
+    DisjointPartEvent,
     Event,
     ExponentialEvent,
     GaussianEvent,
     LaplaceEvent,
     LocalRandomisedResponseEvent,
+    PricedEvent,
     simple_events,
 )
 from dp_components.neighbouring import NeighbouringRelation
@@ -120,7 +122,7 @@ class PrivacyCost:
 
 
 def compose(events: Event | Iterable[Event]) -> PrivacyCost:
-    """Return the exact cost of events that use the same rows.
+    """Return the exact cost of events that use the same rows, or disjoint parts of them.
 
     Raises:
         UnknownEvent: An event is not known; it is never taken to be free.
@@ -128,22 +130,46 @@ def compose(events: Event | Iterable[Event]) -> PrivacyCost:
     """
     counts = count_events(events)
     relation_of(counts)
+    whole: Counter[PricedEvent] = Counter()
+    partitions: dict[str, dict[int, Counter[PricedEvent]]] = {}
+    for event, count in counts.items():
+        if isinstance(event, DisjointPartEvent):
+            partitions.setdefault(event.partition, {}).setdefault(event.part, Counter())[event.event] += count
+        else:
+            whole[event] += count
+    total = _sum(whole)
+    for parts in partitions.values():
+        total = total + _costliest([_sum(part) for part in parts.values()])
+    return total
+
+
+def _sum(counts: Counter[PricedEvent]) -> PrivacyCost:
     costs = [(cost_of(event), count) for event, count in counts.items()]
-    columns = zip(*([part * count for part in cost.parts()] for cost, count in costs), strict=True)
-    return PrivacyCost(*(math.fsum(column) for column in columns))
+    sums = [math.fsum(cost.parts()[i] * count for cost, count in costs) for i in range(4)]
+    return PrivacyCost(*sums)
 
 
-def count_events(events: Event | Iterable[Event]) -> Counter[Event]:
+def _costliest(costs: list[PrivacyCost]) -> PrivacyCost:
+    """Return the largest of each part but the slack: the noise of every part may be off, so that adds up."""
+    return PrivacyCost(
+        max(cost.mu_squared for cost in costs),
+        max(cost.pure_epsilon for cost in costs),
+        max(cost.zcdp_rho for cost in costs),
+        math.fsum(cost.total_variation for cost in costs),
+    )
+
+
+def count_events(events: Event | Iterable[Event]) -> Counter[PricedEvent]:
     """Return how often each simple event occurs. Equal events are counted before they are priced, against rounding."""
     parts = events if isinstance(events, list | tuple) else [events] if not isinstance(events, Iterable) else events
-    counts: Counter[Event] = Counter()
+    counts: Counter[PricedEvent] = Counter()
     for part in parts:
         for event, count in simple_events(part):
             counts[event] += count
     return counts
 
 
-def relation_of(events: Iterable[Event]) -> NeighbouringRelation | None:
+def relation_of(events: Iterable[PricedEvent]) -> NeighbouringRelation | None:
     """Return the one neighbouring relation of simple events; None for no events.
 
     Raises:
@@ -156,7 +182,7 @@ def relation_of(events: Iterable[Event]) -> NeighbouringRelation | None:
     return relations.pop() if relations else None
 
 
-def cost_of(event: Event) -> PrivacyCost:
+def cost_of(event: PricedEvent) -> PrivacyCost:
     """Return the cost of one simple event.
 
     Raises:

@@ -10,13 +10,14 @@ autodp takes about a second to import, so it is imported when asked.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 
 from dp_components.accounting.composition import compose, count_events
 from dp_components.errors import SecondOpinionDiffers
-from dp_components.events import DiscreteGaussianEvent, Event, GaussianEvent
+from dp_components.events import DiscreteGaussianEvent, DisjointPartEvent, Event, GaussianEvent, PricedEvent
 
 TOLERANCE = 1e-9
 """Relative. The two closed forms were seen to agree to 4e-12 for epsilon from 0.01 to 20."""
@@ -46,20 +47,36 @@ def check_second_opinion(events: Event | Iterable[Event], delta: float) -> Secon
         UnknownEvent: The plan cannot be priced.
     """
     counts = count_events(events)
-    gaussians = [(e, n) for e, n in counts.items() if isinstance(e, GaussianEvent | DiscreteGaussianEvent)]
-    if not gaussians:
-        compose(events)
+    mu_squared = compose(events).mu_squared
+    if mu_squared == 0:
         return None
-    # Their slack is ours alone: autodp does not know discrete noise.
-    continuous = compose([GaussianEvent(1 / math.sqrt(compose(events).mu_squared), gaussians[0][0].relation)])
-    ours = continuous.epsilon(delta)
-    theirs = _autodp_epsilon([(event.noise_multiplier, count) for event, count in gaussians], delta)
+    relation = next(iter(counts)).relation
+    # Without the slack, which is ours alone: autodp does not know discrete noise.
+    ours = compose(GaussianEvent(1 / math.sqrt(mu_squared), relation)).epsilon(delta)
+    theirs = _autodp_epsilon(_gaussians(counts), delta)
     if not abs(ours - theirs) <= TOLERANCE * max(ours, 1e-3):
         raise SecondOpinionDiffers(
             f"Two accountants disagree on this plan: epsilon {ours:.9g} (ours) and {theirs:.9g} (autodp) at delta "
             f"{delta:g}. The job does not start."
         )
     return SecondOpinion(delta, ours, theirs)
+
+
+def _gaussians(counts: Counter[PricedEvent]) -> list[tuple[float, int]]:
+    """Return the multipliers and counts that a row meets; of a partition, those of its costliest part."""
+    whole: list[tuple[float, int]] = []
+    partitions: dict[str, dict[int, list[tuple[float, int]]]] = {}
+    for event, count in counts.items():
+        inner = event.event if isinstance(event, DisjointPartEvent) else event
+        if not isinstance(inner, GaussianEvent | DiscreteGaussianEvent):
+            continue
+        target = whole
+        if isinstance(event, DisjointPartEvent):
+            target = partitions.setdefault(event.partition, {}).setdefault(event.part, [])
+        target.append((inner.noise_multiplier, count))
+    for parts in partitions.values():
+        whole += max(parts.values(), key=lambda part: sum(n / multiplier**2 for multiplier, n in part))
+    return whole
 
 
 def _autodp_epsilon(gaussians: list[tuple[float, int]], delta: float) -> float:

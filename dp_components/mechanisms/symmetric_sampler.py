@@ -1,9 +1,9 @@
 """Exact sampling from a symmetric distribution on the integers, by rejection from blocks of falling weight.
 
-Proposal: |y| = j w + r with P(j) = 2^-(j + 1), r uniform below a power of two w, and a fair sign; -0 is thrown away. All
-of that is bits of random words, hence exact. A proposal is kept with probability exp(-energy(y)) 2^j e, tossed exactly
-(exact_bernoulli.py), where the envelope e makes this at most 1. Kept values have exactly the distribution proportional
-to exp(-energy), without truncation; one proposal in two to four is kept.
+Proposal: |y| = j w + r with P(j) = 2^-(j + 1), r uniform below a power of two w, and a fair sign; -0 is thrown away.
+All of that is bits of random words, hence exact. A proposal is kept with probability exp(-energy(y)) 2^j e, tossed
+exactly (exact_bernoulli.py), where the envelope e makes this at most 1. Kept values have exactly the distribution
+proportional to exp(-energy), without truncation; one proposal in two to four is kept.
 
 Reference: rejection on the integers with exact coins as in Canonne, Kamath and Steinke, The Discrete Gaussian for
 Differential Privacy, section 5; their coins are rational, ours are decided lazily, which works on whole arrays.
@@ -31,10 +31,13 @@ _J_BITS = 64 - _SIGN_BIT - 1
 class SymmetricTarget(Protocol):
     """A distribution with P(y) proportional to exp(-energy(|y|)), with an energy that never falls in |y|."""
 
-    block_bits: int
-    """log2 of the block width w."""
-    envelope: float
-    """A dyadic e with exp(-energy(j w)) 2^j e <= 1 for every j >= 0."""
+    @property
+    def block_bits(self) -> int:
+        """log2 of the block width w."""
+
+    @property
+    def envelope(self) -> float:
+        """A dyadic e with exp(-energy(j w)) 2^j e <= 1 for every j >= 0."""
 
     def energy(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the energy in doubles, with a relative error of at most 10 * 2^-53."""

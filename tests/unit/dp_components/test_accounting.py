@@ -18,11 +18,14 @@ from dp_components.events import (
     ComposedEvent,
     ConcentratedEvent,
     DiscreteGaussianEvent,
+    DisjointPartEvent,
     ExponentialEvent,
     GaussianEvent,
     LaplaceEvent,
     LocalRandomisedResponseEvent,
     RepeatedEvent,
+    event_document,
+    event_from_document,
 )
 from dp_components.neighbouring import NeighbouringRelation
 
@@ -127,6 +130,28 @@ def test_a_person_with_many_rows_costs_as_the_adjacency_table_says() -> None:
         cost = PrivacyCost(mu_squared=mu_for(epsilon, 1 / 21000) ** 2).for_person(2)
         assert cost.epsilon(1 / 21000) == pytest.approx(doubled, abs=0.005)
     assert PrivacyCost(1.0, 2.0, 3.0, 1e-9).for_person(3) == PrivacyCost(9.0, 6.0, 27.0, 1e-9)
+
+
+def test_disjoint_parts_cost_as_much_as_the_costliest() -> None:
+    def part(event: object, number: int, partition: str = "ensemble 1") -> DisjointPartEvent:
+        return DisjointPartEvent(event, partition, number)  # type: ignore[arg-type]
+
+    tree = LaplaceEvent(0.5, ROW), ExponentialEvent(0.25, ROW)
+    forest = [part(event, number) for number in range(50) for event in tree]
+    assert compose(forest) == PrivacyCost(pure_epsilon=0.75)
+    second = [part(event, number, "ensemble 2") for number in range(50) for event in tree]
+    assert compose([*forest, *second, LaplaceEvent(1.0, ROW)]) == PrivacyCost(pure_epsilon=2.5)
+    mixed = [part(GaussianEvent(2.0, ROW), 0), part(GaussianEvent(1.0, ROW), 1), part(LaplaceEvent(0.1, ROW), 0)]
+    assert compose(mixed) == PrivacyCost(mu_squared=1.0, pure_epsilon=0.1)
+    discrete = DiscreteGaussianEvent(1.0, ROW, ((100.0, 1),))
+    slack = compose(discrete).total_variation
+    assert compose([part(discrete, 0), part(discrete, 1)]).total_variation == 2 * slack
+    replaced = LaplaceEvent(0.5, NeighbouringRelation.REPLACE_ROW)
+    for wrong in (replaced, part(LaplaceEvent(0.5, ROW), 0), gaussians(1, 2)):
+        with pytest.raises(ValueError, match="part"):
+            part(wrong, 0)
+    for event in (*forest[:2], *mixed):
+        assert event_from_document(event_document(event)) == event
 
 
 def test_an_unknown_event_is_never_free() -> None:

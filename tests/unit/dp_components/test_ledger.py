@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dp_components.errors import LedgerDamaged, PrivacyRefusal, UnknownEvent
+from dp_components.accounting import second_opinion
+from dp_components.errors import LedgerDamaged, PrivacyRefusal, SecondOpinionDiffers, UnknownEvent
 from dp_components.events import (
     ConcentratedEvent,
+    DisjointPartEvent,
     Event,
     ExponentialEvent,
     GaussianEvent,
@@ -162,6 +164,46 @@ def test_a_person_with_several_rows(folder: Path) -> None:
     assert "3 row(s) per person" in ledger.describe()
 
 
+def test_a_plan_on_which_two_accountants_disagree_is_not_opened(
+    ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gaussian = Ledger.open(folder, LedgerIdentity("site-1", "other", ROW), Budget(1.0, 1e-6))
+    monkeypatch.setattr(second_opinion, "_autodp_epsilon", lambda *arguments: 0.1)
+    with pytest.raises(SecondOpinionDiffers):
+        gaussian.open_job("a", GaussianEvent(20.0, ROW))
+    ledger.open_job("a", EVENT)
+    monkeypatch.undo()
+    gaussian.open_job("a", GaussianEvent(20.0, ROW))
+    monkeypatch.setattr(second_opinion, "_autodp_epsilon", lambda *arguments: 10.0)
+    with pytest.raises(SecondOpinionDiffers):
+        gaussian.extend_job("a", GaussianEvent(20.0, ROW))
+
+
+def test_trees_on_disjoint_parts_are_charged_once(ledger: Ledger) -> None:
+    parts = [DisjointPartEvent(EVENT, "ensemble 1", tree) for tree in range(8)]
+    ledger.open_job("a", parts)
+    for tree, event in enumerate(parts):
+        ledger.release("a", f"tree {tree}", make(event=event))
+    assert ledger.spent().pure_epsilon == 0.25
+    with pytest.raises(PrivacyRefusal, match="spent its plan"):
+        ledger.release("a", "tree 7 again", make(event=parts[7]))
+
+
+def test_partitions_of_different_jobs_are_different_partitions(ledger: Ledger) -> None:
+    for part, job in enumerate(("a", "b")):
+        event = DisjointPartEvent(EVENT, "ensemble 1", part)
+        ledger.open_job(job, event)
+        ledger.release(job, "tree", make(event=event))
+    assert ledger.spent().pure_epsilon == 0.5 and ledger.quote([]).held.pure_epsilon == 0.5
+
+
+def test_a_release_that_is_not_of_integers_is_refused(ledger: Ledger) -> None:
+    ledger.open_job("a", EVENT)
+    with pytest.raises(TypeError, match="integers"):
+        ledger.release("a", "tree 0", lambda: Release(np.array([0.5]), EVENT))  # type: ignore[arg-type]
+    assert ledger.spent().pure_epsilon == 0
+
+
 def test_unknown_events_and_other_relations_are_refused(ledger: Ledger) -> None:
     with pytest.raises(UnknownEvent):
         ledger.open_job("a", object())  # type: ignore[arg-type]
@@ -266,11 +308,11 @@ def test_damage_is_noticed_and_stops_everything(ledger: Ledger, folder: Path, da
     ledger.release("a", "tree 0", make())
     path = ledger_files(folder)[0]
     path.write_bytes(b"".join(DAMAGE[damage](path.read_bytes().splitlines(keepends=True))))
-    for attempt in range(2):
+    for _ in range(2):
         with pytest.raises(LedgerDamaged):
             Ledger.open(folder, IDENTITY, BUDGET)
     reader = Ledger(path)
-    for attempt in range(2):
+    for _ in range(2):
         with pytest.raises(LedgerDamaged):
             reader.describe()
 

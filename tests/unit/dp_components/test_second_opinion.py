@@ -10,7 +10,7 @@ from dp_components.accounting import second_opinion
 from dp_components.accounting.second_opinion import check_second_opinion
 from dp_components.calibration import noise_multiplier_for
 from dp_components.errors import SecondOpinionDiffers, UnknownEvent
-from dp_components.events import GaussianEvent, LaplaceEvent, RepeatedEvent
+from dp_components.events import DisjointPartEvent, GaussianEvent, LaplaceEvent, RepeatedEvent
 from dp_components.mechanisms.gaussian import gaussian_event
 from dp_components.neighbouring import NeighbouringRelation
 from dp_components.sensitivity import clip_logistic_rows
@@ -28,6 +28,14 @@ def test_agreement(epsilon: float, n_queries: int) -> None:
     assert opinion is not None
     assert opinion.ours == pytest.approx(epsilon, rel=1e-4)
     assert opinion.autodp == pytest.approx(opinion.ours, rel=1e-10)
+
+
+def test_agreement_on_disjoint_parts() -> None:
+    """Of each partition the costliest part counts, for both accountants."""
+    noises = {("a", 0): 9.0, ("a", 1): 5.0, ("b", 0): 7.0}
+    plan = [DisjointPartEvent(GaussianEvent(noise, ROW), *part) for part, noise in noises.items()]
+    opinion = check_second_opinion([*plan, GaussianEvent(6.0, ROW)], 1e-6)
+    assert opinion is not None and opinion.ours > 0
 
 
 @pytest.mark.parametrize("factor", [1 + 3e-9, 1 - 3e-9, 0.5, 1.1, float("nan"), float("inf")])
