@@ -1,0 +1,205 @@
+"""Ensemble of ensembles (EoE): boosting over disjoint rows inside an ensemble, over the same rows between ensembles."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dp_components.dpboost.losses import Loss
+from dp_components.dpboost.plan import DpBoostPlan
+from dp_components.dpboost.record_assignment import assign_records
+from dp_components.dpboost.single_tree import TreeRows, train_single_tree, tree_outputs
+from dp_components.dpboost.split_selection import SplitTable
+from dp_components.events import Release
+from dp_components.randomness import OS_RANDOMNESS, RandomSource
+from dp_components.split_candidates.candidates import Candidates
+
+Publish = Callable[[str, Callable[[], Release]], NDArray[np.int64]]
+"""(query, make) -> value: charges the release before it hands it out, as ``Ledger.release`` with its job does."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteData:
+    """A site's rows. None of it leaves the site but sums.
+
+    Shapes: columns: float32[n_features, n_rows]; label: float64[n_rows]; record_ids: one stable text per row.
+    """
+
+    site: str
+    columns: NDArray[np.float32]
+    label: NDArray[np.float64]
+    record_ids: Sequence[str]
+
+    def __post_init__(self) -> None:
+        if self.columns.ndim != 2 or self.label.shape != (self.columns.shape[1],):
+            raise ValueError("columns are a matrix of features by rows, with one label per row")
+        if len(self.record_ids) != self.label.size:
+            raise ValueError("every row needs a record identifier")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DpBoostModel:
+    """Released trees and the public data to read them with.
+
+    Shapes: trees: int64[n_trees, n_values], each row as ``train_single_tree`` gives it.
+    """
+
+    candidates: Candidates
+    loss: Loss
+    learning_rate: float
+    trees: NDArray[np.int64]
+
+    def scores(self, bins: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """Return the sum of the trees. Shapes: bins: uint8[n_features, n_rows]; result: float64[n_rows]."""
+        return add_trees(np.zeros(bins.shape[1]), self.trees, bins, SplitTable.of(self.candidates), self.learning_rate)
+
+    def predict(self, columns: ArrayLike) -> NDArray[np.float64]:
+        """Return the predicted value, or the probability of 1. Shapes: columns: float32[n_features, n_rows]."""
+        return self.loss.prediction(self.scores(self.candidates.bin_rows(np.asarray(columns, dtype=np.float32))))
+
+
+class EnsembleTrainer:
+    """Trains the ensembles of one model one after the other."""
+
+    def __init__(
+        self,
+        sites: Sequence[SiteData],
+        candidates: Candidates,
+        loss: Loss,
+        plan: DpBoostPlan,
+        key: bytes,
+        randomness: RandomSource = OS_RANDOMNESS,
+    ) -> None:
+        """Bin the rows.
+
+        Args:
+            sites: All sites, under names that differ.
+            candidates: Public split candidates, or ones that were paid for; never values of the data.
+            loss: With its public bounds.
+            plan: Parameters and budget.
+            key: Of the rows' assignment to trees, the same at all sites.
+            randomness: Source of the noise.
+
+        Raises:
+            ValueError: No site, two sites of one name, other features than the candidates have, impossible labels.
+        """
+        if not sites or len({site.site for site in sites}) != len(sites):
+            raise ValueError("training needs sites, under names that differ")
+        if any(site.columns.shape[0] != len(candidates.of_feature) for site in sites):
+            raise ValueError("a site has other features than the split candidates")
+        self._sites, self._plan, self._loss, self._key, self._randomness = sites, plan, loss, key, randomness
+        self._table = SplitTable.of(candidates)
+        self._bins = [candidates.bin_rows(site.columns) for site in sites]
+        self._targets = [loss.target(site.label.astype(np.float64)) for site in sites]
+
+    def start(self) -> list[NDArray[np.float64]]:
+        """Return the scores before the first tree: 0, for each site. Shapes: float64[n_rows]."""
+        return [np.zeros(target.size) for target in self._targets]
+
+    def train_ensemble(self, ensemble: int, scores: Sequence[NDArray[np.float64]]) -> Release:
+        """Train the trees of one ensemble, each on the rows that are assigned to it.
+
+        Shapes:  scores: float64[n_rows] for each site, of the trees before; value: int64[n_trees, n_values].
+        Privacy: what one tree costs: a record is in one tree only, wherever the others' are.
+
+        Reference: DPBoost, Algorithm 2.
+        """
+        plan = self._plan
+        trees_of_rows = [
+            assign_records(self._key, site.site, site.record_ids, ensemble, plan.row_shares(ensemble))
+            for site in self._sites
+        ]
+        scores, trees = list(scores), []
+        for tree in range(plan.ensemble_size(ensemble)):
+            rows = [self._rows_of(i, trees_of_rows[i] == tree, scores[i]) for i in range(len(self._sites))]
+            settings = plan.tree_settings(ensemble, tree)
+            released = train_single_tree(rows, self._table, settings, self._randomness).value
+            trees.append(released)
+            scores = self.advance(scores, released[np.newaxis])
+        return Release(np.stack(trees), plan.ensemble_event())
+
+    def advance(self, scores: Sequence[NDArray[np.float64]], trees: NDArray[np.int64]) -> list[NDArray[np.float64]]:
+        """Add released trees to every site's scores."""
+        return [
+            add_trees(score, trees, bins, self._table, self._plan.learning_rate)
+            for score, bins in zip(scores, self._bins, strict=True)
+        ]
+
+    def _rows_of(self, site: int, is_assigned: NDArray[np.bool_], scores: NDArray[np.float64]) -> TreeRows:
+        grad = self._loss.gradient(scores[is_assigned], self._targets[site][is_assigned])
+        return TreeRows(self._bins[site][:, is_assigned], grad, self._table)
+
+
+def train(
+    sites: Sequence[SiteData],
+    candidates: Candidates,
+    loss: Loss,
+    plan: DpBoostPlan,
+    key: bytes,
+    publish: Publish,
+    randomness: RandomSource = OS_RANDOMNESS,
+) -> DpBoostModel:
+    """Train a model with a pure epsilon of ``plan.epsilon``, under a trusted aggregator.
+
+    Privacy: adding or removing a record of any site; ``plan.event()`` says what it costs. Every ensemble passes
+        through ``publish`` before the next one sees it.
+
+    Args:
+        sites: As in ``EnsembleTrainer``, like the next four.
+        candidates: See there.
+        loss: See there.
+        plan: See there.
+        key: See there.
+        publish: Usually ``partial(ledger.release, job_id)``, after ``ledger.open_job(job_id, plan.event())``.
+        randomness: Source of the noise.
+
+    Raises:
+        ValueError: Arguments that do not fit together.
+        PrivacyRefusal: From ``publish``: the budget does not allow it.
+    """
+    trainer = EnsembleTrainer(sites, candidates, loss, plan, key, randomness)
+    scores = trainer.start()
+    ensembles: list[NDArray[np.int64]] = []
+    for ensemble in range(plan.n_ensembles):
+        query = _query(ensemble, candidates, loss, plan, key, ensembles)
+        trees = publish(query, partial(trainer.train_ensemble, ensemble, scores))
+        scores = trainer.advance(scores, trees)
+        ensembles.append(trees)
+    return DpBoostModel(candidates, loss, plan.learning_rate, np.concatenate(ensembles))
+
+
+def add_trees(
+    scores: NDArray[np.float64],
+    trees: NDArray[np.int64],
+    bins: NDArray[np.uint8],
+    table: SplitTable,
+    learning_rate: float,
+) -> NDArray[np.float64]:
+    """Return scores plus the trees' outputs.
+
+    Shapes: scores, result: float64[n_rows]; bins: uint8[n_features, n_rows].
+    """
+    for tree in trees:
+        scores = scores + learning_rate * tree_outputs(table, tree, bins)
+    return scores
+
+
+def _query(
+    ensemble: int,
+    candidates: Candidates,
+    loss: Loss,
+    plan: DpBoostPlan,
+    key: bytes,
+    before: Sequence[NDArray[np.int64]],
+) -> str:
+    """Name everything that the ensemble depends on beside the rows."""
+    digest = hashlib.sha256(f"{plan!r} {loss!r} {candidates.counts!r} ".encode())
+    for part in (*candidates.of_feature, *before):
+        digest.update(np.ascontiguousarray(part).tobytes())
+    digest.update(hashlib.sha256(key).digest())
+    return f"dpboost ensemble {ensemble} {digest.hexdigest()}"

@@ -1,0 +1,136 @@
+"""What a DPBoost model costs, and how its budget and its rows are divided: DPBoost, PARA and SEQ."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_components.dpboost.geometric_leaf_clipping import clip_bound
+from dp_components.dpboost.gradient_based_data_filtering import gradient_sensitivity
+from dp_components.dpboost.single_tree import TreeSettings
+from dp_components.events import ComposedEvent, Event, ExponentialEvent, LaplaceEvent, RepeatedEvent
+from dp_components.sensitivity import grid_bound
+
+# The parts are rounded down by a little more than adding them up can round up.
+_DOWN = 1 - 2.0**-48
+MAX_DEPTH = 12
+
+
+class RowSharing(Enum):
+    """How an ensemble's trees share the rows."""
+
+    GEOMETRIC = "geometric"
+    """Tree t gets a share proportional to (1 - eta)^t, as gradients fall: the paper's."""
+    EQUAL = "equal"
+
+
+@dataclass(frozen=True, slots=True)
+class DpBoostPlan:
+    """Parameters of a model; the defaults are those of the paper's experiments.
+
+    Attributes:
+        epsilon: Of the whole model; pure.
+        n_trees: T.
+        trees_per_ensemble: T_e. Trees of one ensemble use disjoint rows; ensembles use the same rows again.
+        depth: Of every tree; trees are complete.
+        learning_rate: eta.
+        ridge: lambda; above 0.
+        sharing: How the trees of an ensemble share the rows.
+        clips_over_all_trees: Whether geometric clipping counts all trees, or begins anew in each ensemble.
+    """
+
+    epsilon: float
+    n_trees: int = 50
+    trees_per_ensemble: int = 50
+    depth: int = 6
+    learning_rate: float = 0.1
+    ridge: float = 0.1
+    sharing: RowSharing = RowSharing.GEOMETRIC
+    clips_over_all_trees: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("n_trees", "trees_per_ensemble", "depth"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1")
+        if self.depth > MAX_DEPTH:
+            raise ValueError(f"depth must be at most {MAX_DEPTH}")
+        if not 0 < self.learning_rate < 1:
+            raise ValueError("learning_rate must be between 0 and 1")
+        if not 0 < self.epsilon < math.inf:
+            raise ValueError("epsilon must be a finite number above 0")
+        grid_bound(self.ridge, 20)
+        self.tree_settings(self.n_ensembles - 1, self.ensemble_size(self.n_ensembles - 1) - 1)
+        self.tree_settings(0, self.ensemble_size(0) - 1)
+
+    @property
+    def n_ensembles(self) -> int:
+        """N_e."""
+        return -(-self.n_trees // self.trees_per_ensemble)
+
+    @property
+    def split_epsilon(self) -> float:
+        """Budget of one level of a tree: half of the tree's, divided by the depth."""
+        return self.epsilon / self.n_ensembles / 2 / self.depth * _DOWN
+
+    @property
+    def leaf_epsilon(self) -> float:
+        """Budget of all leaves of a tree: half of the tree's."""
+        return self.epsilon / self.n_ensembles / 2 * _DOWN
+
+    def ensemble_size(self, ensemble: int) -> int:
+        """Return the number of trees; the last ensemble may have fewer."""
+        return min(self.trees_per_ensemble, self.n_trees - ensemble * self.trees_per_ensemble)
+
+    def row_shares(self, ensemble: int) -> NDArray[np.float64]:
+        """Return the probability of each tree of an ensemble: eta (1 - eta)^t / (1 - (1 - eta)^T_e), or equal ones.
+
+        Shapes: result: float64[ensemble_size].
+        """
+        size = self.ensemble_size(ensemble)
+        falling = 1.0 if self.sharing is RowSharing.EQUAL else 1 - self.learning_rate
+        weights = falling ** np.arange(size)
+        return weights / weights.sum()
+
+    def tree_settings(self, ensemble: int, tree: int) -> TreeSettings:
+        """Return the settings of one tree, each with the whole budget of its ensemble.
+
+        Raises:
+            ValueError: Geometric clipping leaves nothing of so late a tree.
+        """
+        position = tree + (ensemble * self.trees_per_ensemble if self.clips_over_all_trees else 0)
+        bound = clip_bound(gradient_sensitivity(), self.learning_rate, position)
+        return TreeSettings(self.depth, grid_bound(self.ridge, 20), bound, self.split_epsilon, self.leaf_epsilon)
+
+    def ensemble_event(self) -> Event:
+        """Return what an ensemble costs: as much as one tree, because no row is in two of its trees.
+
+        Reference: parallel composition; it holds for trees that are chosen adaptively, too.
+        """
+        relation = gradient_sensitivity().relation
+        splits = RepeatedEvent(ExponentialEvent(self.split_epsilon, relation), self.depth)
+        return ComposedEvent((splits, LaplaceEvent(self.leaf_epsilon, relation)))
+
+    def event(self) -> Event:
+        """Return what the model costs: ensembles add up. To be reserved before training (``Ledger.open_job``)."""
+        return RepeatedEvent(self.ensemble_event(), self.n_ensembles)
+
+
+def para(epsilon: float, n_trees: int = 50) -> DpBoostPlan:
+    """Return the slides' baseline PARA (Zhao et al. 2018): all trees on disjoint rows, in equal shares.
+
+    With the sensitivities, filtering and clipping of DPBoost, as the slides have it.
+    """
+    return DpBoostPlan(epsilon, n_trees, n_trees, sharing=RowSharing.EQUAL)
+
+
+def seq(epsilon: float, n_trees: int = 50) -> DpBoostPlan:
+    """Return the slides' baseline SEQ (Liu et al. 2018): every tree on all rows, with epsilon / T.
+
+    With the sensitivities, filtering and clipping of DPBoost, as the slides have it; clipping counts all trees.
+    """
+    return DpBoostPlan(epsilon, n_trees, 1, clips_over_all_trees=True)
