@@ -85,7 +85,7 @@ def federate(
     if joined.valid is not None:
         sets.append(LabelledSet("valid", joined.part(0, joined.valid[0]), joined.valid[1]))
     model = None if initial is None else initial.result.model
-    settings = VerticalSettings(num_rounds, deadline_s=60, **settings)
+    settings = VerticalSettings(num_rounds, **{"deadline_s": 60, **settings})
     result = train_vertical(checked, sets, parties, owner, names[: joined.widths[0]], settings, model)
     return Outcome(result, passives, parties, joined.widths[0])
 

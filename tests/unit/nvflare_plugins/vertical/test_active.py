@@ -109,13 +109,9 @@ def test_a_party_that_fails_within_a_tree_ends_the_job(monkeypatch, request_type
 
 def test_a_silent_party_runs_into_the_deadline(monkeypatch):
     answering(monkeypatch, lambda a: time.sleep(3) or a)
-    settings = training.VerticalSettings
-    monkeypatch.setattr(
-        "tests.support.vertical_federation.VerticalSettings", lambda n, **_: settings(n, deadline_s=0.3)
-    )
     started = time.monotonic()
     with pytest.raises(JobAborted, match="site-2 did not answer"):
-        federate(data(), PARAMS, 2)
+        federate(data(), PARAMS, 2, deadline_s=0.3)
     assert time.monotonic() - started < 30
 
 
