@@ -27,7 +27,12 @@ from nvflare_plugins.horizontal.run_folder import RunFolder
 from nvflare_plugins.horizontal.site import Place, run_site
 from nvflare_plugins.site_policy import SitePolicy
 from tests.bench.horizontal_data import LABEL, TRAINING, arrays
-from tests.bench.loopback import DEADLINE_S, LoopbackServer, SocketTransport, connected_pair
+from tests.bench.loopback import (
+    DEADLINE_S,
+    LoopbackServer,
+    SocketTransport,
+    connected_pair,
+)
 
 _SPAWN = multiprocessing.get_context("spawn")
 JOB_ID = "bench"
@@ -55,7 +60,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One round, from the second on, of one lane. Units: seconds; CPU over all processes of the lane, and of it the server's."""
+    """One round, from the second on, of one lane. Units: seconds; CPU of all the lane's processes, and the server's part."""
 
     wall_s: float
     cpu_s: float

@@ -2,8 +2,8 @@
 
 FLARE's simulator starts its sites as processes of its own, so the only way to time NVFlare's training and ours with one
 and the same instrument is from within. With VEILBOOST_BENCH_TIMINGS set to a folder, each process appends to a file
-there: when every ``Booster.update`` and ``Booster.eval_set`` began and ended, and how long each 16-byte float64 sum took
-where XGBoost's call enters Python (our mediator, NVFlare's adaptor).
+there: when every ``Booster.update`` and ``Booster.eval_set`` began and ended, and how long each 16-byte float64 sum
+took where XGBoost's call enters Python (our mediator, NVFlare's adaptor).
 """
 
 from __future__ import annotations
