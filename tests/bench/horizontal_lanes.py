@@ -60,7 +60,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One round, from the second on, of one lane. Units: seconds; CPU of all the lane's processes, and the server's part."""
+    """One round of one lane. Units: seconds; CPU of all the lane's processes, and the server's part of it."""
 
     wall_s: float
     cpu_s: float
