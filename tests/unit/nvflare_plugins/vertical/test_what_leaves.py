@@ -1,0 +1,82 @@
+"""Every byte between the parties of an encrypted training is searched for what must stay at its owner."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nvflare_plugins.vertical import active, gradient_scheme, links
+from nvflare_plugins.vertical.encrypted_scheme import EncryptedGradientOwner, gradient_owner, histogram_maker
+from nvflare_plugins.vertical.gradient_scale import pair_format
+from nvflare_plugins.vertical.messages import Message, to_bytes
+from tests.support.he_toys import toy_paillier
+from tests.support.vertical_federation import Joined, federate, make_clear, trees
+
+
+def data() -> Joined:
+    rng = np.random.default_rng(5)
+    features = rng.normal(size=(120, 6)).astype(np.float32)
+    label = (features[:, 1] + features[:, 4] + rng.normal(size=120) * 0.3 > 0).astype(np.float32)
+    return Joined(features, label, (2, 2, 2), (features[:30], label[:30]))
+
+
+def encrypted(n_rows: int):
+    owner = gradient_owner(toy_paillier(), pair_format(n_rows))
+    return owner, lambda: histogram_maker(owner.setup(), n_rows, allow_toy_keys=True)
+
+
+def recorded(monkeypatch, scheme) -> tuple[bytes, list[bytes], object]:
+    """Train; return all bytes that travelled, the secrets of the active party, and the outcome."""
+    wire, secrets = [], []
+
+    def note(message: Message) -> bytes:
+        wire.append(to_bytes(message))
+        return wire[-1]
+
+    def listen(cls):
+        honest = cls.encrypt
+
+        def encrypt(self, g, h):
+            for pair in np.stack([g, h], axis=1)[:40]:
+                secrets.append(pair.astype("<i8").tobytes())
+            return honest(self, g, h)
+
+        monkeypatch.setattr(cls, "encrypt", encrypt)
+
+    honest = active.ActiveEngine._take_gradients
+
+    def take(self, buffer):
+        secrets.extend(buffer[start : start + 8] for start in range(0, 320, 8))
+        return honest(self, buffer)
+
+    monkeypatch.setattr(links, "to_bytes", note)
+    monkeypatch.setattr(active.ActiveEngine, "_take_gradients", take)
+    listen(EncryptedGradientOwner)
+    listen(gradient_scheme.ClearGradientOwner)
+    params = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 8, "base_score": 0.37}
+    outcome = federate(data(), params, 2, scheme=scheme)
+    return b"".join(wire), secrets, outcome
+
+
+def test_no_gradient_leaf_or_threshold_is_on_the_wire(monkeypatch):
+    wire, secrets, outcome = recorded(monkeypatch, encrypted)
+    assert len(secrets) > 100 and len(wire) > 100_000
+    assert not [secret for secret in secrets if secret in wire]
+    for tree in trees(outcome.result.model):
+        numbers = [*tree["split_conditions"], *tree["base_weights"]]
+        assert not [x for x in numbers if abs(x) > 1e-6 and np.float32(x).tobytes() in wire]
+    thresholds = [split.threshold for passive in outcome.passives for split in passive.table.values()]
+    assert thresholds and not [x for x in thresholds if x.tobytes() in wire]
+
+
+def test_the_search_finds_what_the_stand_in_shows(monkeypatch):
+    wire, secrets, _ = recorded(monkeypatch, make_clear)
+    assert [secret for secret in secrets if secret in wire]
+
+
+@pytest.mark.parametrize("make", ["passive", "owner", "split"])
+def test_nothing_secret_is_printed(make):
+    outcome = federate(data(), {"objective": "binary:logistic", "max_depth": 2}, 1)
+    split = next(iter(outcome.passives[0].table.values() or outcome.passives[1].table.values()))
+    shown = {"passive": outcome.passives, "owner": encrypted(120)[0], "split": split}[make]
+    assert str(split.threshold) not in repr(shown) and "array" not in repr(shown)
