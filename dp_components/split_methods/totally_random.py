@@ -39,6 +39,7 @@ def grow_totally_random(
             low, high = ranges[feature]
             candidate = draws.randrange(low, high)
             left, right = builder.split(node, feature, candidate)
-            below += [(left, {**ranges, feature: (low, candidate)}), (right, {**ranges, feature: (candidate + 1, high)})]
+            below.append((left, {**ranges, feature: (low, candidate)}))
+            below.append((right, {**ranges, feature: (candidate + 1, high)}))
         open_nodes = below
     return builder.build()

@@ -1,8 +1,8 @@
 """The one message of a refresh training, and how its reply is formed.
 
 XGBoost's refresh updater sends one vector per round with the sums of every node of the round's trees. It is labelled
-MAX, an upstream slip (updater_refresh.cc, 3.2.0): it must be summed. A row counts at every node of its path, so only the
-leaves are asked for; inner nodes are rebuilt from noisy leaves.
+MAX, an upstream slip (updater_refresh.cc, 3.2.0): it must be summed. A row counts at every node of its path, so that
+only the leaves are asked for; inner nodes are rebuilt from noisy leaves.
 """
 
 from __future__ import annotations

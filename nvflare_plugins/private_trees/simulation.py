@@ -135,7 +135,8 @@ class Simulation:
             return
         target = float(np.mean(list(self._totals.values()))) / method.n_candidates
         for feature, hessians in self._fresh.items():
-            cuts = refine(self.candidates.of_feature[feature], hessians, target, method.n_candidates, method.as_published)
+            present = self.candidates.of_feature[feature]
+            cuts = refine(present, hessians, target, method.n_candidates, method.as_published)
             self.candidates = self.candidates.replaced(feature, cuts)
             cuts = self.candidates.of_feature[feature]
             self._bins[feature] = bin_column(self._train.columns[feature], cuts)

@@ -1,4 +1,4 @@
-"""One site's training of a random forest: stock XGBoost refreshes leaves, beside a mediator that releases noisy sums."""
+"""One site's training of a random forest: stock XGBoost refreshes leaves, its mediator releases noisy sums."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
+from dp_components.distributed_noise import add_noise_share
+from dp_components.events import ComposedEvent, Release
 from dp_components.leaf_weights.interface import LeafWeights
 from dp_components.leaf_weights.noise_ridge import noise_proportional_ridge
 from dp_components.leaf_weights.query import UNIT
-from dp_components.distributed_noise import add_noise_share
-from dp_components.events import ComposedEvent, Release
 from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.split_candidates import dp_quantiles
 from dp_components.split_candidates.candidates import Candidates, FeatureBounds
@@ -50,7 +50,8 @@ class PrivateTreesPlan:
     def ridge(self) -> float:
         """XGBoost's lambda, with the share that is in proportion to the noise on a leaf."""
         method = self.method
-        return noise_proportional_ridge(method.ridge, method.noise_ridge, self.noise.gradient_std * self.trust.noise_factor)
+        noise_std = self.noise.gradient_std * self.trust.noise_factor
+        return noise_proportional_ridge(method.ridge, method.noise_ridge, noise_std)
 
 
 Pay = Callable[[str, Callable[[], Release]], NDArray[np.int64]]

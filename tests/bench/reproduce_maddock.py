@@ -17,7 +17,9 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from dp_components.leaf_weights.query import LeafQuery
-from nvflare_plugins.private_trees.methods import CandidateSource, Method, SplitMethod, WeightUpdate, dp_rf, dp_tr_newton
+from nvflare_plugins.private_trees.methods import (
+    CandidateSource, Method, SplitMethod, WeightUpdate, dp_rf, dp_tr_newton,
+)  # fmt: skip
 from tests.bench.dp_data import PAPER_SEEDS, load, split
 from tests.bench.dp_published import run_published
 

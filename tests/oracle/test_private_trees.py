@@ -19,8 +19,8 @@ from dp_components.leaf_weights.query import UNIT, LeafQuery
 from dp_components.neighbouring import NeighbouringRelation
 from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates.candidates import FeatureBounds
-from nvflare_plugins.private_trees.forest import draw_forest, initial_model
 from nvflare_plugins.private_trees.candidates import public_candidates
+from nvflare_plugins.private_trees.forest import draw_forest, initial_model
 from nvflare_plugins.private_trees.methods import (
     CandidateSource, Interactions, Method, SplitMethod, WeightUpdate, dp_ebm_newton, dp_rf, dp_tr_newton,
 )  # fmt: skip

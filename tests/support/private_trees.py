@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.masks import PairwiseMasks
 from dp_components.mechanisms.gaussian import add_gaussian_noise
 from dp_components.randomness import OS_RANDOMNESS, RandomSource
+from he_processors.masks import PairwiseMasks
 from nvflare_plugins.private_trees.noise_plan import Mechanism, ServerNoise
 from nvflare_plugins.private_trees.training import PrivateTreesPlan, TrainedForest, train_private_trees
 from nvflare_plugins.wire.aggregation import Aggregator

@@ -21,7 +21,8 @@ def test_uniform_includes_the_left_end_only() -> None:
 def test_logarithmic_is_even_in_the_logarithm_and_mirrors() -> None:
     points = logarithmic_candidates(FeatureBounds(0.0, 15.0), 4)
     assert points == pytest.approx([0.0, 1.0, 3.0, 7.0])
-    assert logarithmic_candidates(FeatureBounds(0.0, 15.0), 4, skewed_left=True) == pytest.approx([8.0, 12.0, 14.0, 15.0])
+    mirrored = logarithmic_candidates(FeatureBounds(0.0, 15.0), 4, skewed_left=True)
+    assert mirrored == pytest.approx([8.0, 12.0, 14.0, 15.0])
 
 
 def test_quantiles_of_the_data() -> None:
@@ -55,8 +56,9 @@ def test_refine_divides_inside_the_heavy_bin() -> None:
     cuts, hessians = np.array([0.0, 4.0, 8.0], dtype=np.float32), np.array([0.0, 0.0, 100.0, 0.0])
     kept = refine(cuts, hessians, target=10.0, n_candidates=4)
     assert 8.0 in kept
-    mended = refine(np.array([0, 4, 8, 12], dtype=np.float32), np.array([0, 0, 100.0, 0, 0]), 10.0, 8)
-    published = refine(np.array([0, 4, 8, 12], dtype=np.float32), np.array([0, 0, 100.0, 0, 0]), 10.0, 8, as_published=True)
+    four, heavy = np.array([0, 4, 8, 12], dtype=np.float32), np.array([0, 0, 100.0, 0, 0])
+    mended = refine(four, heavy, 10.0, 8)
+    published = refine(four, heavy, 10.0, 8, as_published=True)
     assert 6.0 in mended  # the midpoint of the heavy bin (4, 8]
     assert 6.0 not in published and 10.0 in published  # the slip: the bin to its right
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dp_components.leaf_weights.query import UNIT
+from dp_components.split_candidates.candidates import Candidates
 from dp_components.split_methods.totally_random import grow_totally_random
 from dp_components.split_methods.tree import LEAF
-from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ProtocolError
 from nvflare_plugins.private_trees.forest import Forest
 from nvflare_plugins.private_trees.refresh_catalogue import RefreshGrammar, leaf_integers, node_statistics
