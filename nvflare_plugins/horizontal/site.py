@@ -32,7 +32,7 @@ from nvflare_plugins.report import write_report
 from nvflare_plugins.run_record import RoundRow, RunRecord, TrafficRow
 from nvflare_plugins.schema import Schema
 from nvflare_plugins.session import Session, open_session
-from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.catalogue import BaseScoreSource, Kind, Moment, Phase
 from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
 from nvflare_plugins.wire.envelope import Codec
 from nvflare_plugins.wire.evidence import EvidenceLog
@@ -215,7 +215,9 @@ class _Attempt:
         root_bins = None
         if root_feature is not None:
             root_bins = slice(int(starts[root_feature]), int(starts[root_feature + 1]))
-        handler = TrainingHandler(sums, shape, root_bins, self._evidence)
+        # Of the objectives that start from the mean, the logistic ones alone have bounded gradients.
+        is_logistic = parameters.objective.gradient_bound is not None and shape.base_score is BaseScoreSource.MEAN
+        handler = TrainingHandler(sums, shape, root_bins, self._evidence, is_logistic)
         settings = LoopSettings(job.num_rounds - n_done, job.early_stopping_rounds, n_done)
         return train(
             parameters.for_booster(), shape, self._channel, handler, matrix, eval_sets, settings, initial,

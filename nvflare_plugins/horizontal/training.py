@@ -112,9 +112,15 @@ class TrainingHandler:
     """Answers the messages of one training: sums through ``ProtectedSums``, the rest from what the site holds."""
 
     def __init__(
-        self, sums: ProtectedSums, shape: TrainingShape, root_bins: slice | None, log: LocalLog | None = None
-    ):
-        """Args: root_bins: bins of a feature that no site lacks values in; its bins add up to the root sum."""
+        self, sums: ProtectedSums, shape: TrainingShape, root_bins: slice | None, log: LocalLog | None = None,
+        starts_at_rate: bool = False,
+    ):  # fmt: skip
+        """Args:
+        root_bins: bins of a feature that no site lacks values in; its bins add up to the root sum.
+        starts_at_rate: the objective is logistic and its first prediction is the pooled label mean.
+        """
+        self._starts_at_rate = starts_at_rate
+        self._total_weight: float | None = None
         self._sums = sums
         self._shape = shape
         self._root_bins = root_bins
@@ -137,12 +143,28 @@ class TrainingHandler:
         if message.kind is Kind.ROOT_SUM and self._root_histogram is not None:
             return self._root_sum(message)
         if message.dtype in (Dtype.INT32, Dtype.INT64):
-            return self._sums.sum_counts(message.kind, values.astype(np.int64)).astype(message.dtype.numpy).tobytes()
+            counts = self._sums.sum_counts(message.kind, values.astype(np.int64))
+            if message.kind is Kind.ROW_COUNT:
+                self._total_weight = float(counts[0])
+            return counts.astype(message.dtype.numpy).tobytes()
         total = self._sums.sum(message.kind, values.astype(np.float64, copy=False)).astype(message.dtype.numpy)
+        if message.kind is Kind.WEIGHT_TOTAL:
+            self._total_weight = float(total[0])
+        elif message.kind is Kind.LABEL_MEAN:
+            self._tighten(float(total[0]))
         one_node = message.kind is Kind.HISTOGRAM and total.size == 2 * self._shape.n_bins
         usable = one_node and self._root_bins is not None and not self._shape.vector_leaf
         self._root_histogram = total if usable else None
         return total.tobytes()
+
+    def _tighten(self, rate: float) -> None:
+        """Bound the first gradients of a logistic objective by the pooled label mean, which every site has now.
+
+        At a prediction equal to the mean m of N rows, the |gradients| of all sites add up to 2 N m (1 - m), and the
+        hessians to half of it. For a rare class that is far less than N.
+        """
+        if self._starts_at_rate and self._total_weight is not None and 0.0 < rate < 1.0:
+            self._sums.tighten(Family.GRADIENTS, 2.0 * self._total_weight * rate * (1.0 - rate))
 
     def _root_sum(self, message: Message) -> bytes:
         """Add up one feature's bins in order, as central XGBoost does for dense data."""

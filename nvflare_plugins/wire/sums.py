@@ -84,6 +84,18 @@ class ProtectedSums:
                 exponent, self._channel.world, self._processor.capacity_bits, self._finest
             )
 
+    def tighten(self, family: Family, bound: float) -> None:
+        """Take a finer grid where a smaller bound follows from what all sites have received alike.
+
+        No site tells anything: the bound is computed from released sums. Should it prove too small for a site, the
+        sites agree on a wider one as always.
+        """
+        exponent = max(exponent_of(bound), LOWEST_EXPONENT)
+        if exponent < self._grids[family].bound_exponent:
+            self._grids[family] = Grid.for_sum(
+                exponent, self._channel.world, self._processor.capacity_bits, self._finest
+            )
+
     def scale_of(self, family: Family) -> Grid:
         """Return the grid in use, for reports."""
         return self._grids[family]
@@ -98,7 +110,7 @@ class ProtectedSums:
         while True:
             grid = self._grids[family]
             try:
-                integers = grid.encode(values)
+                integers = grid.encode_running(values, 2) if kind is Kind.HISTOGRAM else grid.encode(values)
             except CapacityExceeded:
                 if family is Family.COUNTS or not np.isfinite(values).all():
                     raise CapacityExceeded(

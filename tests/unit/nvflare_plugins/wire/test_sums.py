@@ -193,6 +193,34 @@ def test_grid_round_trips_within_half_a_step_and_sums_stay_in_capacity(values, n
     assert n_summands * int(np.abs(integers).max()) <= 2**capacity_bits
 
 
+@given(st.integers(0, 2**32 - 1), st.integers(1, 400))
+@settings(max_examples=50)
+def test_runs_of_neighbours_are_off_by_less_than_a_step(seed, n_bins):
+    values = np.random.default_rng(seed).normal(size=2 * n_bins)
+    grid = Grid(-8, 4)
+    integers = grid.encode_running(values, 2)
+    assert np.abs(integers - np.ldexp(values, 8)).max() <= 1.5
+    for component in (0, 1):
+        exact = np.concatenate([[0], np.cumsum(np.ldexp(values[component::2], 8))])
+        carried = np.concatenate([[0], np.cumsum(integers[component::2])])
+        errors = carried - exact
+        assert np.abs(errors).max() <= 0.5 + 1e-9, "sums from the start"
+        assert errors.max() - errors.min() <= 1 + 1e-9, "sums over any run"
+
+
+def test_a_tighter_scale_follows_from_what_all_know_and_gives_way_when_it_is_too_small():
+    def work(sums: ProtectedSums, rank: int):
+        sums.agree_scales({Family.GRADIENTS: 1000.0})
+        sums.tighten(Family.GRADIENTS, 3.0)
+        tightened = sums.scale_of(Family.GRADIENTS).bound_exponent
+        sums.tighten(Family.GRADIENTS, 1e9)
+        total = sums.sum(Kind.HISTOGRAM, np.array([50.0 if rank == 0 else 0.5, 0.25]))
+        return tightened, sums.scale_of(Family.GRADIENTS).bound_exponent, total.tolist()
+
+    results, _ = federate(work)
+    assert set(map(str, results.values())) == {str((2, 9, [51.0, 0.75]))}
+
+
 def test_grid_refuses_what_does_not_fit():
     for value in (1.0000001, -2.0, np.nan, np.inf):
         with pytest.raises(CapacityExceeded):
