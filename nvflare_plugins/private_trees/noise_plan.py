@@ -16,7 +16,7 @@ from dp_components.leaf_weights.query import LeafQuery, pair_sensitivity, real_n
 from dp_components.mechanisms.gaussian import add_gaussian_noise, gaussian_event
 from dp_components.sensitivity import Sensitivity, clip_rows, count_sensitivity
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.private_trees.methods import Method
+from nvflare_plugins.private_trees.methods import Method, SplitMethod
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import Frame
 
@@ -39,6 +39,7 @@ class NoisePlan:
     leaves: PlannedNoise  # also histograms and left sums of greedy trees: pairs (G, H)
     hessians: PlannedNoise  # Hessian histograms of the iterative Hessian
     cells: PlannedNoise | None  # count histograms of paid candidates
+    trees: Kind = Kind.NODE_STATS  # what the trees are made of: leaf sums, or histograms of greedy trees
 
     @classmethod
     def of(cls, method: Method, n_features: int, mu: float, noise_multiplier: float | None = None) -> NoisePlan:
@@ -59,6 +60,7 @@ class NoisePlan:
             PlannedNoise(pair_sensitivity(method.query, bounds), of_pair),
             PlannedNoise(clip_rows(np.zeros((0, 1)), (bounds.hessian,)).sensitivity, multiplier),
             cells,
+            Kind.HISTOGRAM if method.split_method is SplitMethod.HISTOGRAM else Kind.NODE_STATS,
         )
 
     @classmethod
@@ -73,7 +75,7 @@ class NoisePlan:
 
     def of_kind(self, kind: Kind) -> PlannedNoise:
         """Return the noise on a message. Raises: ProtocolError, for a kind that the plan does not pay for."""
-        if kind is Kind.NODE_STATS:
+        if kind is self.trees:
             return self.leaves
         if kind is Kind.CELL_COUNTS and self.cells is not None:
             return self.cells

@@ -54,6 +54,9 @@ class PrivateTreesPlan:
         return noise_proportional_ridge(method.ridge, method.noise_ridge, noise_std)
 
 
+Objective = Callable[[NDArray[np.float32], xgb.DMatrix], tuple[NDArray[np.float32], NDArray[np.float32]]]
+"""Margins and matrix -> gradients and Hessians of the rows, as XGBoost takes them."""
+
 Pay = Callable[[str, Callable[[], Release]], NDArray[np.int64]]
 """Charges a release to the site's ledger before it is handed out: (query, how to make it) -> value."""
 
@@ -164,7 +167,7 @@ def train_private_trees(
     mediator = Mediator(RefreshGrammar(forest), channel.rank, RefreshHandler(noisy_sums, forest, weights))
     with mediator:
         try:
-            return _refresh(plan, forest, weights, channel, mediator, matrix, n_threads)
+            return _refresh(plan, forest, channel, mediator, matrix, n_threads)
         except xgb.core.XGBoostError as error:
             if mediator.error is not None:
                 raise mediator.error from None
@@ -175,15 +178,10 @@ def train_private_trees(
 
 
 def _refresh(
-    plan: PrivateTreesPlan, forest: Forest, weights: LeafWeights, channel: Channel, mediator: Mediator,
-    matrix: xgb.DMatrix, n_threads: int,
+    plan: PrivateTreesPlan, forest: Forest, channel: Channel, mediator: Mediator, matrix: xgb.DMatrix,
+    n_threads: int,
 ) -> TrainedForest:  # fmt: skip
-    label = matrix.get_label()
-
-    def objective(margin: NDArray[np.float32], _: xgb.DMatrix) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        pairs = weights.row_statistics(margin, label, plan.method.query).values * np.float32(1 / UNIT)
-        return pairs[:, 0].astype(np.float32), pairs[:, 1].astype(np.float32)  # exact: at most 2^20 grid steps
-
+    objective = bounded_objective(plan, matrix.get_label())
     started = time.thread_time()
     with xgb.collective.CommunicatorContext(
         dmlc_communicator="federated",
@@ -197,13 +195,25 @@ def _refresh(
         )  # fmt: skip
         booster.set_param(refresh_parameters(plan, n_threads))
         for number in range(forest.n_rounds):
-            _enter(mediator, channel, Moment(Phase.UPDATE, number))
+            enter(mediator, channel, Moment(Phase.UPDATE, number))
             booster.update(matrix, number, fobj=objective)
-        _enter(mediator, channel, Moment(Phase.FINISH, forest.n_rounds))
+        enter(mediator, channel, Moment(Phase.FINISH, forest.n_rounds))
     return TrainedForest(booster, forest, time.thread_time() - started)
 
 
-def _enter(mediator: Mediator, channel: Channel, moment: Moment) -> None:
+def bounded_objective(plan: PrivateTreesPlan, label: NDArray[np.float32]) -> Objective:
+    """Return the objective whose row statistics obey the plan's sensitivity, whatever the margins are."""
+    weights = plan.method.weight_update.weights()
+
+    def objective(margin: NDArray[np.float32], _: xgb.DMatrix) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        pairs = weights.row_statistics(margin, label, plan.method.query).values * np.float32(1 / UNIT)
+        return pairs[:, 0].astype(np.float32), pairs[:, 1].astype(np.float32)  # exact: at most 2^20 grid steps
+
+    return objective
+
+
+def enter(mediator: Mediator, channel: Channel, moment: Moment) -> None:
+    """Announce the next phase to the mediator and to the channel."""
     mediator.enter(moment)
     channel.moment = moment
 

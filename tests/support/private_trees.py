@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,8 +38,10 @@ def split_rows(columns: NDArray[np.float32], label: NDArray[np.float32], n_sites
 def train_in_process(
     plan: PrivateTreesPlan, parts: Sequence[Part], server_noise: Mechanism = add_gaussian_noise,
     site_randomness: RandomSource = OS_RANDOMNESS, seen: list | None = None,
+    train: Callable[..., object] | None = None,
 ) -> list[TrainedForest]:  # fmt: skip
-    """Train at every site; raise the first error. ``seen`` collects what passes the server."""
+    """Train at every site; raise the first error. ``seen`` collects what passes the server; ``train`` takes the place of
+    training random trees."""
     world = len(parts)
     sites = tuple(f"site-{i + 1}" for i in range(world))
     attempt = os.urandom(16)
@@ -59,9 +61,12 @@ def train_in_process(
             masks = MaskedSums(PairwiseMasks(attempt, rank, secrets, group, blinder=None if trusted else 0))
             sums = ProtectedSums(channel, masks, masks)
             part = parts[rank]
-            outcomes[rank] = train_private_trees(
-                plan, channel, sums, part.columns, part.label, randomness=site_randomness
-            )
+            if train is not None:
+                outcomes[rank] = train(plan, channel, sums, part.columns, part.label)
+            else:
+                outcomes[rank] = train_private_trees(
+                    plan, channel, sums, part.columns, part.label, randomness=site_randomness
+                )
         except Exception as error:  # the caller decides
             outcomes[rank] = error
             aggregator.abort(f"{sites[rank]}: {error}")
