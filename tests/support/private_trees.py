@@ -40,8 +40,10 @@ def train_in_process(
     site_randomness: RandomSource = OS_RANDOMNESS, seen: list | None = None,
     train: Callable[..., object] | None = None,
 ) -> list[TrainedForest]:  # fmt: skip
-    """Train at every site; raise the first error. ``seen`` collects what passes the server; ``train`` takes the place of
-    training random trees."""
+    """Train at every site; raise the first error.
+
+    Args: seen: collects what passes the server; train: takes the place of training random trees.
+    """
     world = len(parts)
     sites = tuple(f"site-{i + 1}" for i in range(world))
     attempt = os.urandom(16)

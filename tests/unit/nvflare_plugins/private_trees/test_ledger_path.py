@@ -49,9 +49,9 @@ def test_what_is_paid_adds_up_to_the_plan(trust: Trust) -> None:
     sums = NoisySums(Sums(), plan, pay)
     n_cells = sum(public_grid(b).size + 1 for b in BOUNDS)
     sums.release(Kind.CELL_COUNTS, np.zeros(n_cells, dtype=np.int64), "cells", [n_cells])
-    for number in range(20):
+    for number in range(24):
         sums.release(Kind.NODE_STATS, np.zeros(320, dtype=np.int64), f"round {number}", [32] * 10)
-    planned = planned_events(plan.noise, [16] * 200, n_cells, trust.n_honest)
+    planned = planned_events(plan.noise, [16] * 240, n_cells, trust.n_honest)
     assert compose(events).mu_squared == pytest.approx(compose(planned).mu_squared)
     assert compose(events).epsilon(DELTA) <= EPSILON
 

@@ -33,7 +33,7 @@ IH = replace(dp_tr_newton(200), candidates=CandidateSource.ITERATIVE_HESSIAN)
     (replace(batch_iterative_hessian_ebm(1.0), query=LeafQuery.SCALAR), 300),  # their run: sigma of 300 queries
     (replace(feverless(25), candidates=CandidateSource.ITERATIVE_HESSIAN), 25 * 4 * M),  # nothing extra
     (DEFAULT, 200),
-    (FEW_ROUNDS, 200),  # a batch saves rounds, not queries
+    (FEW_ROUNDS, 240),  # a batch saves rounds, not queries
 ], ids=lambda value: value if isinstance(value, int) else value.name)  # fmt: skip
 def test_queries(method, queries: int) -> None:
     assert method.n_queries(M) == queries
@@ -54,4 +54,5 @@ def test_a_forest_of_averages_is_one_batch_without_boosting() -> None:
 def test_the_frozen_defaults_stay_as_they_were_frozen() -> None:
     assert (DEFAULT.n_trees, DEFAULT.depth, DEFAULT.n_candidates, DEFAULT.batch_size) == (200, 4, 32, 1)
     assert (DEFAULT.learning_rate, DEFAULT.ridge, DEFAULT.noise_ridge, DEFAULT.clip) == (0.3, 1.0, 3.0, 2.0)
+    assert (FEW_ROUNDS.n_trees, FEW_ROUNDS.batch_size, FEW_ROUNDS.learning_rate) == (240, 10, 1.5)
     assert FEW_ROUNDS.n_trees // FEW_ROUNDS.batch_size + 1 <= 25  # with the message for private quantiles
