@@ -1,6 +1,6 @@
 """What a horizontal training sends: number and exact size of its messages, before anything has run.
 
-Sizes follow from public numbers alone (WIRE.md 1): a histogram message carries two numbers per bin and built node, and
+Sizes follow from public numbers alone: a histogram message carries two numbers per bin and built node, and
 XGBoost builds one node of every pair of siblings. Trees are taken as full, so that real runs send at most this much.
 """
 

@@ -10,6 +10,5 @@ def noise_proportional_ridge(ridge: float, factor: float, gradient_noise_std: fl
     size. A ridge as large as the noise shrinks exactly those leaves.
 
     Privacy: post-processing; the noise's standard deviation is public.
-    Reference: ALGORITHMS.md 6.1.
     """
     return ridge + factor * gradient_noise_std

@@ -24,7 +24,7 @@ def refine(
         target: Hessian sum of a bin of ordinary weight.
         as_published: add the midpoint to the right of a heavy bin, as the paper's code does, and not inside it.
 
-    Reference: Maddock et al., section 4.5.2; ALGORITHMS.md 1.6 for the slip that is mended here.
+    Reference: Maddock et al., section 4.5.2, with a slip mended.
     """
     kept = _merge_and_divide(cuts, np.maximum(hessians, 0.0), target, n_candidates, as_published)
     return _fill(kept, n_candidates)

@@ -3,8 +3,6 @@
 Modulo each prime power x^n runs over the whole subgroup of order p - 1 as x runs over the units, uniformly. The
 owner therefore draws a uniform element of each subgroup and joins the two by the Chinese remainder theorem: exactly
 the distribution of x^n for uniform x, at a fraction of the cost.
-
-Reference: HE.md section 1a; SECURITY.md section 7.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ ciphertexts therefore multiplies in a residue of its own: h^a * prod z_i^(b_i) w
 z_i. The exponent a is longer than the group order by 128 bits, so h^a is uniform over the subgroup that h generates
 (up to 2^-128); the random subset of the z_i makes the coset of that subgroup random as well, which h^a alone would not.
 
-Reference: SECURITY.md section 6. Textbook Paillier re-randomisation draws a fresh x^n for each ciphertext, which
+Textbook Paillier re-randomisation draws a fresh x^n for each ciphertext, which
 costs 2048 or more products where this costs about 300.
 """
 

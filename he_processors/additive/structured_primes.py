@@ -3,8 +3,6 @@
 p = 2 k q' + 1 with q' prime and k small, so that p - 1 is factored and a generator of Z_p* can be checked. Powers of
 the generator with a uniform exponent below p - 1 are then uniform over the whole group: the key owner draws exactly
 the textbook distribution of randomisers, by table.
-
-Reference: SECURITY.md section 7, HE.md section 1a.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Security: nothing decrypted is used or shown before every check has passed, and a failed check says nothing about
     what was decrypted: one fixed message, whatever the reason.
-Reference: SECURITY.md section 6.
 """
 
 from __future__ import annotations

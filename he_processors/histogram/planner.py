@@ -5,8 +5,6 @@ Where two features together have far fewer occupied cells than the node has rows
 are multiplied into cells once, and cells into the bins of both features, n + c products instead of 2 n. Cells have a
 cost of their own, so that pairs pay from about three rows in a cell. Elsewhere a cell is a bin, and the second product
 only puts it in its place.
-
-Reference: HE.md section 4.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Security: decisional composite residuosity. 3072 bits are the default (128-bit strength); 2048 must be asked for
 (112-bit strength); shorter keys are refused outside tests.
-Reference: SECURITY.md section 7.
 """
 
 from __future__ import annotations

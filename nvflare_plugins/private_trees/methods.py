@@ -115,7 +115,7 @@ class Method:
     def n_queries(self, n_features: int) -> int:
         """Return how many Gaussian queries of equal noise multiplier the training releases (paid candidates apart).
 
-        Reference: Maddock et al., Table 1, with symbols restored in ALGORITHMS.md 1.4.
+        Reference: Maddock et al., Table 1.
         """
         k = self.features_per_tree(n_features)
         per_sums = 2 if self.query is LeafQuery.SCALAR else 1

@@ -19,7 +19,7 @@ from he_processors.paillier.keys import PaillierPrivateKey, generate_paillier_ke
 
 SHIFT_BITS = 127
 VALUE_SHIFT = 63  # of the first of two numbers in a plaintext
-SPARE_BITS = 64  # of a decryption modulo one prime, as SECURITY.md section 6 asks
+SPARE_BITS = 64  # of a decryption modulo one prime
 
 Levels = list[tuple[NDArray[np.int32], NDArray[np.int64]]]
 

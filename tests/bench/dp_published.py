@@ -49,7 +49,7 @@ def published_methods() -> Iterator[Method]:
     for n_trees in (100, 200):
         yield replace(dp_ebm_newton(n_trees), name=f"DP-EBM Newton T={n_trees}")
     for share in (0.25, 1.0):
-        # With cyclical features their accountant falls back to scalar queries (ALGORITHMS.md 1.10, B3).
+        # With cyclical features their accountant falls back to scalar queries.
         yield replace(batch_iterative_hessian_ebm(share), query=LeafQuery.SCALAR, as_published=True)
 
 

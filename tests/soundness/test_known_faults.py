@@ -1,6 +1,4 @@
 """Faults of other implementations, re-stated as attacks: each works on the fault and fails on ours.
-
-Sources of the faults: HE.md section 0, SECURITY.md sections 6 and 7.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def full_histograms(n: int, bound: int) -> dict[str, np.ndarray]:
 @both
 @pytest.mark.parametrize("name", list(full_histograms(8, 1)))
 def test_full_capacity_on_histograms_of_one_sign(module, kind, name):
-    """SECURITY.md 3: at the largest allowed sum, for vectors on which other parameters failed."""
+    """At the largest allowed sum, for vectors on which other parameters failed."""
     sites = make_sites(kind, 3)
     vector = full_histograms(3 * SLOTS[kind], sites[0].capacity // 3)[name]
     np.testing.assert_array_equal(federated_sum(module, sites, [vector] * 3), 3 * vector)

@@ -1,4 +1,4 @@
-"""Sessions: each test of the second half tries to make a requirement of SECURITY.md 1 fail."""
+"""Sessions: each test of the second half tries to break a requirement of sessions."""
 
 from __future__ import annotations
 

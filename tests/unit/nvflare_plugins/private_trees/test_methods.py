@@ -1,4 +1,4 @@
-"""Presets and the number of queries they release, against the table of ALGORITHMS.md 1.4."""
+"""Presets and the number of queries they release, against a table worked out by hand."""
 
 from __future__ import annotations
 
