@@ -1,6 +1,6 @@
 """Numbers on a power-of-two grid: what masks, BFV and CKKS add exactly.
 
-A float64 x is carried as the integer round(x / 2^exponent). Sums of such integers are exact, so every profile that
+A float64 x is carried as an integer near x / 2^exponent. Sums of such integers are exact, so every profile that
 uses the same exponent gives the same model, bit for bit.
 """
 

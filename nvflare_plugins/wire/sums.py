@@ -3,8 +3,8 @@
 Scales. Every family of kinds has a fixed-point grid, as fine as the processor's capacity allows for the largest value
 that any site may send. The sites find that largest value together by a secure maximum of exponents. Each site learns
 from it the largest exponent of the others, and nothing else: that is the maximum, but for a site that is alone at the
-top, which can take its own part from the sums and so finds the second. The server learns nothing. When training outgrows a scale, all sites
-agree on a new one and encode anew; the message that did not fit was never summed.
+top, which can take its own part from the sums and so finds the second. The server learns nothing. When training
+outgrows a scale, all sites agree on a new one and encode anew; the message that did not fit was never summed.
 """
 
 from __future__ import annotations

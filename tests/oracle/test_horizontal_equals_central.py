@@ -161,6 +161,35 @@ def test_lattice_profiles_equal_central(tmp_path, make, profile, tolerance):
     assert leaf_difference(federation.model(), central) <= tolerance
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("profile", "tolerance"), [("bfv", LABEL_MEAN_TOLERANCE), ("ckks", 1e-6)])
+@pytest.mark.parametrize("name", EQUAL_TO_CENTRAL)
+@pytest.mark.parametrize("make", [breast, lambda: synthetic(6_000)], ids=["breast", "missing"])
+def test_lattice_profiles_equal_central_over_all_parameters(tmp_path, make, name, profile, tolerance):
+    params, change = EQUAL_TO_CENTRAL[name]
+    frame = change(make())
+    params = prepared(params, frame)
+    federation = federate(tmp_path, frame, params, profile)
+    central = central_model(frame, "label", params, federation.cuts(), ROUNDS)
+    assert leaf_difference(federation.model(), central) <= tolerance
+
+
+@pytest.mark.parametrize("profile", ["masks", "bfv", "ckks"])
+def test_early_stopping_on_auc_equals_plain(tmp_path, profile):
+    frame, models = breast(), []
+    for name in ("plain", profile):
+        federation = Federation(tmp_path / name)
+        federation.give_data("train", frame.iloc[:400])
+        federation.give_data("eval", frame.iloc[400:])
+        job = HorizontalJob(
+            "train", "label", {**prepared(LOGISTIC, frame), "eval_metric": "auc"}, 30, name, eval_data_set="eval",
+            early_stopping_rounds=3, cuts="exact", finest_exponent=-20,
+        )  # fmt: skip
+        succeed(federation.run(job))
+        models.append(federation.model())
+    assert models[0] == models[1]
+
+
 @pytest.mark.parametrize("make", [breast, lambda: synthetic(6_000)], ids=["breast", "missing"])
 def test_bfv_equals_central_exactly_when_the_base_score_is_given(tmp_path, make):
     frame = make()
