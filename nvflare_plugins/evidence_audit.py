@@ -205,7 +205,7 @@ def _server_counters(server: Log, sites: Sequence[str]) -> Iterator[str]:
 
 
 def _in_step(sites: Sequence[Log]) -> Iterator[str]:
-    """At each exchange all sites sent the same kind of message and received the same answer."""
+    """At each exchange all sites sent the same kind of message and received the same answer, unless it was routed."""
     for log in sites[1:]:
         for mine, first in zip(log.messages, sites[0].messages, strict=False):
             same_step = (mine.kind, mine.phase, mine.codec, mine.n_values) == (
@@ -214,7 +214,7 @@ def _in_step(sites: Sequence[Log]) -> Iterator[str]:
             if not same_step:
                 yield f"{log.site} and {sites[0].site} were not in step at exchange {mine.counter} ({mine.kind})"
                 break
-            if mine.direction == "received" and _differ(mine, first):
+            if mine.direction == "received" and mine.kind != Kind.CONVERSATION.name and _differ(mine, first):
                 yield f"{log.site} and {sites[0].site} received different answers at exchange {mine.counter}"
                 break
         if log.completed and sites[0].completed and len(log.messages) != len(sites[0].messages):

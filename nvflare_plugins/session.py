@@ -147,15 +147,22 @@ class _PairBoxes:
     def seal_to_each(self, plaintext: bytes, purpose: str) -> bytes:
         """Return one message that holds the plaintext sealed to every peer apart; this site's own part is empty."""
         parts = [
-            b"" if rank == self._rank else self._to[rank].seal(plaintext, purpose.encode())
+            b"" if rank == self._rank else self.seal(rank, plaintext, purpose)
             for rank in range(len(self._to) + 1)
         ]
         return pack_list(parts)
 
     def open_own_part(self, sender: int, message: bytes, purpose: str) -> bytes:
         """Open this site's part of what ``sender`` sealed to each. Raises: ProtocolError, AuthenticationError."""
-        part = unpack_list(message, len(self._to) + 1)[self._rank]
-        return self._from[sender].open(part, purpose.encode())
+        return self.open(sender, unpack_list(message, len(self._to) + 1)[self._rank], purpose)
+
+    def seal(self, recipient: int, plaintext: bytes, purpose: str) -> bytes:
+        """Seal a message to one peer."""
+        return self._to[recipient].seal(plaintext, purpose.encode())
+
+    def open(self, sender: int, sealed: bytes, purpose: str) -> bytes:
+        """Open a message of one peer to this site. Raises: ProtocolError, AuthenticationError."""
+        return self._from[sender].open(sealed, purpose.encode())
 
 
 class Session:
@@ -210,6 +217,21 @@ class Session:
         """
         self._require_open()
         return self._from[rank].open(sealed, purpose.encode())
+
+    def seal_for(self, rank: int, plaintext: bytes, purpose: str) -> bytes:
+        """Seal a message that only the site of ``rank`` can open."""
+        self._require_open()
+        return self._boxes.seal(rank, plaintext, purpose)
+
+    def open_of(self, rank: int, sealed: bytes, purpose: str) -> bytes:
+        """Open what the site of ``rank`` sealed for this one for the same purpose.
+
+        Raises:
+            ProtocolError: malformed, replayed or out of order.
+            AuthenticationError: changed, of another sender, for another recipient or for another purpose.
+        """
+        self._require_open()
+        return self._boxes.open(rank, sealed, purpose)
 
     def share_secret(self, secret: bytes | None) -> bytes:
         """Hand a secret of rank 0, such as a homomorphic key, to every site; all sites call this at the same point.

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +19,52 @@ from pathlib import Path
 from he_processors.errors import ConfigurationError, PolicyRefusal
 
 POLICY_FILE = Path("local") / "veilboost.json"
-PROFILES = ("plain", "masks", "bfv", "ckks")
+PROFILES = (
+    "plain", "masks", "bfv", "ckks", "paillier", "okamoto_uchiyama", "dp_distributed", "dp_trusted", "dp_local",
+)  # fmt: skip
+DEFAULT_PROFILES = ("masks", "bfv", "paillier", "dp_distributed")
+ARITHMETIC = ("auto", "native", "gmpy2", "cuda")
 KEY_BITS_FLOOR = 2048
 _SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyBudget:
+    """What all private jobs together may spend on a data set, towards adding or removing one person.
+
+    Attributes:
+        epsilon, delta: Of everything together.
+        pure_epsilon: Of what is released under pure differential privacy, apart; None allows none.
+        rows_per_person: Most rows that belong to one person. They are protected together.
+    """
+
+    epsilon: float
+    delta: float
+    pure_epsilon: float | None = None
+    rows_per_person: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class VerticalRules:
+    """A party's own limits in vertical jobs. The first three are heuristics of the preset `guarded`.
+
+    Attributes:
+        min_rows_per_node: No sums over fewer rows, nor over a difference of so few.
+        max_bins: Most bins of a feature.
+        max_sums_per_row: Most independent sums in which a row's bin of one feature may take part, over all jobs.
+        min_intersection: An alignment of fewer rows is refused.
+        max_size_ratio: Another party's set may be so many times larger or smaller.
+        predictions_per_row: How often a row may be asked for, over all jobs.
+        predictions_per_job: Rows that one job may ask for.
+    """
+
+    min_rows_per_node: int = 20
+    max_bins: int = 32
+    max_sums_per_row: int = 300
+    min_intersection: int = 100
+    max_size_ratio: int = 100
+    predictions_per_row: int = 10
+    predictions_per_job: int = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +80,9 @@ class DataSet:
         separator: Between the columns of a CSV file.
         missing: Texts that mean "missing" in a CSV file, besides an empty field.
         max_rows: Larger data sets are refused; 0 means no limit.
+        id: Column that names the rows, for alignment. It is never a feature.
+        aliases: Column -> what other parties call it in vertical jobs; columns without one are f0, f1, ...
+        privacy: Budget for differentially private jobs; without one they are all refused.
     """
 
     name: str
@@ -45,6 +92,9 @@ class DataSet:
     separator: str = ","
     missing: tuple[str, ...] = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None")
     max_rows: int = 0
+    id: str | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    privacy: PrivacyBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +109,11 @@ class Consents:
         recompute_with_changes: Training again with another site set or changed rows: the difference of two runs
             shows what the changed site or rows contributed.
         second_quantile_search: A second quantile search, or other spaced cuts, over the same data.
+        exact_bins: Vertical training in the preset `exact`: the party with the label can work out in which bin of
+            this site's features each row lies.
+        merge_model: This site's thresholds may be written into an ordinary model.
+        explain: Explanations of predictions: the party with the label learns where its rows lie among this site's
+            thresholds.
     """
 
     plain_profile: bool = False
@@ -66,6 +121,9 @@ class Consents:
     fewer_than_three_sites: bool = False
     recompute_with_changes: bool = False
     second_quantile_search: bool = False
+    exact_bins: bool = False
+    merge_model: bool = False
+    explain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +146,13 @@ class SitePolicy:
         site: This site's name (from FLARE, not from the file).
         workspace: The site's workspace; relative paths of the file start here (not from the file either).
         data_sets: Name -> ``{"path": ..., "format": "csv" | "parquet", "loader": ..., "separator": ...,
-            "missing": [...], "max_rows": ...}``; only ``path`` is needed. ``{site}`` in a path becomes the site's
-            name. Jobs name a data set and never see a path.
-        allowed_profiles: Profiles a job may use, of plain, masks, bfv and ckks. Default masks and bfv. ckks: the
-            server together with any one site opens every site's messages. plain needs the consent as well.
+            "missing": [...], "max_rows": ..., "id": ..., "aliases": {...}, "privacy": {"epsilon": ..., "delta": ...,
+            "pure_epsilon": ..., "rows_per_person": ...}}``; only ``path`` is needed. ``{site}`` in a path becomes the
+            site's name. Jobs name a data set and never see a path.
+        allowed_profiles: Profiles a job may use. Default masks, bfv, paillier and dp_distributed. ckks: the server
+            together with any one site opens every site's messages. dp_trusted: the server sees exact sums. dp_local:
+            each value is noised by itself. okamoto_uchiyama: weaker against parties that cheat. plain needs the
+            consent as well.
         min_sites: Fewest data-bearing sites. Default 3.
         max_colluders: How many other sites might pool what they see. The job must have at least two more sites
             than that, so that the sum still mixes this site with an honest one. Default 1.
@@ -105,12 +166,16 @@ class SitePolicy:
         registry: Folder of the registry against differencing; may contain ``{site}``. Default
             "veilboost_registry/{site}". Keep it: deleting it forgets what was released.
         tracking: Metrics per round, which are pooled over all sites, may be streamed to the server. Default true.
+        arithmetic: Backend of big-number arithmetic at this site: auto, native, gmpy2 or cuda.
+        ledgers: Folder of the privacy ledgers; may contain ``{site}``. Default "veilboost_ledgers/{site}". Keep it:
+            deleting it forgets what was spent.
+        vertical: See ``VerticalRules``.
     """
 
     site: str
     workspace: Path
     data_sets: Mapping[str, DataSet] = field(default_factory=dict)
-    allowed_profiles: tuple[str, ...] = ("masks", "bfv")
+    allowed_profiles: tuple[str, ...] = DEFAULT_PROFILES
     min_sites: int = 3
     max_colluders: int = 1
     min_key_bits: int = 3072
@@ -121,6 +186,9 @@ class SitePolicy:
     inputs: Path = Path("inputs")
     registry: Path = Path("veilboost_registry")
     tracking: bool = True
+    arithmetic: str = "auto"
+    ledgers: Path = Path("veilboost_ledgers")
+    vertical: VerticalRules = VerticalRules()
 
     @classmethod
     def load(cls, workspace: Path, site: str) -> SitePolicy:
@@ -164,13 +232,14 @@ class SitePolicy:
         values = {key: _READERS[key](reader, key, value) for key, value in given.items()}
         values.setdefault("inputs", reader.path("inputs", "inputs"))
         values.setdefault("registry", reader.path("registry", "veilboost_registry/{site}"))
+        values.setdefault("ledgers", reader.path("ledgers", "veilboost_ledgers/{site}"))
         return cls(site=site, workspace=reader.workspace, **values)  # type: ignore[arg-type]
 
     def fingerprint(self) -> str:
         """Return a hash of what the policy allows, for the evidence. Paths are left out: they are nobody's business."""
         allowed = {
             name: value for name, value in dataclasses.asdict(self).items()
-            if name not in ("site", "workspace", "data_sets", "inputs", "registry")
+            if name not in ("site", "workspace", "data_sets", "inputs", "registry", "ledgers")
         }  # fmt: skip
         return hashlib.sha256(json.dumps(allowed, sort_keys=True).encode()).hexdigest()
 
@@ -202,26 +271,52 @@ class SitePolicy:
         Raises:
             PolicyRefusal: The policy forbids what the job asks for; the message names the key and the remedy.
         """
-        if job.profile not in self.allowed_profiles:
-            allowed = ", ".join(self.allowed_profiles) or "none"
-            what = f"does not allow profile {job.profile!r} (allowed: {allowed})"
-            raise self._refusal("allowed_profiles", what, "choose another profile")
-        if job.profile == "plain" and not self.consents.plain_profile:
-            raise self._refusal("consents.plain_profile", "does not let private messages leave in clear", "use masks")
+        self._check_protection(job)
         if job.exact_cuts and not self.consents.exact_cuts:
             raise self._refusal("consents.exact_cuts", "does not accept exact cuts", "use the default quantile cuts")
         if not job.exact_cuts and job.min_rows_per_cut < self.min_rows_per_cut:
             raise self._refusal(
                 "min_rows_per_cut", f"asks for at least {self.min_rows_per_cut} rows per cut", "raise the job's number"
             )
+        self.check_sites(sites)
+        return self.data_set(job.data_set)
+
+    def check_vertical(self, job: JobTerms, sites: Sequence[str]) -> DataSet:
+        """Check a vertical job, whose parties hold other columns of the same rows: nothing is summed over sites.
+
+        Raises:
+            PolicyRefusal: The policy forbids what the job asks for; the message names the key and the remedy.
+        """
+        self._check_protection(job)
+        if self.site not in sites or len(set(sites)) != len(sites) or len(sites) < 2:
+            raise ConfigurationError(f"a vertical job needs {self.site} and at least one other party, each once.")
+        return self.data_set(job.data_set)
+
+    def check_consent(self, name: str, what: str, remedy: str) -> None:
+        """Check a consent by its name.
+
+        Args:
+            what: What this site does not do, for the refusal: "does not ...".
+
+        Raises:
+            PolicyRefusal: It is not given.
+        """
+        if not getattr(self.consents, name):
+            raise self._refusal(f"consents.{name}", what, remedy)
+
+    def _check_protection(self, job: JobTerms) -> None:
+        if job.profile not in self.allowed_profiles:
+            allowed = ", ".join(self.allowed_profiles) or "none"
+            what = f"does not allow profile {job.profile!r} (allowed: {allowed})"
+            raise self._refusal("allowed_profiles", what, "choose another profile")
+        if job.profile == "plain" and not self.consents.plain_profile:
+            raise self._refusal("consents.plain_profile", "does not let private messages leave in clear", "use masks")
         if job.key_bits is not None and job.key_bits < self.min_key_bits:
             raise self._refusal(
                 "min_key_bits", f"asks for keys of at least {self.min_key_bits} bits", "ask for longer keys"
             )
         if job.tracking and not self.tracking:
             raise self._refusal("tracking", "does not stream metrics to the server", "switch tracking off in the job")
-        self.check_sites(sites)
-        return self.data_set(job.data_set)
 
     def check_sites(self, data_bearing: Sequence[str]) -> None:
         """Check the sites that really hold rows; call it again when that is known from the handshake.
@@ -263,7 +358,7 @@ def template(data_sets: Mapping[str, str] | None = None) -> str:
     """
     document = {
         "data_sets": {name: {"path": path} for name, path in (data_sets or {}).items()},
-        "allowed_profiles": ["masks", "bfv"],
+        "allowed_profiles": list(DEFAULT_PROFILES),
         "min_sites": 3,
         "max_colluders": 1,
         "min_key_bits": 3072,
@@ -274,6 +369,9 @@ def template(data_sets: Mapping[str, str] | None = None) -> str:
         "inputs": "inputs",
         "registry": "veilboost_registry/{site}",
         "tracking": True,
+        "arithmetic": "auto",
+        "ledgers": "veilboost_ledgers/{site}",
+        "vertical": dataclasses.asdict(VerticalRules()),
     }
     return json.dumps(document, indent=2) + "\n"
 
@@ -325,6 +423,11 @@ class _Reader:
             raise _wrong(key, f"a whole number of at least {low}")
         return value
 
+    def number(self, key: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+            raise _wrong(key, "a positive number")
+        return float(value)
+
     def path(self, key: str, value: object) -> Path:
         return self.workspace / self.text(key, value).replace("{site}", self.site)
 
@@ -345,13 +448,42 @@ class _Reader:
         given = _object(value, key, tuple(Consents.__dataclass_fields__))
         return Consents(**{name: self.flag(f"{key}.{name}", item) for name, item in given.items()})
 
+    def arithmetic(self, key: str, value: object) -> str:
+        if value not in ARITHMETIC:
+            raise _wrong(key, f"one of {', '.join(ARITHMETIC)}")
+        return str(value)
+
+    def vertical(self, key: str, value: object) -> VerticalRules:
+        given = _object(value, key, tuple(VerticalRules.__dataclass_fields__))
+        return VerticalRules(**{name: self.integer(f"{key}.{name}", item, 1) for name, item in given.items()})
+
+    def privacy(self, key: str, value: object) -> PrivacyBudget:
+        given = _object(value, key, tuple(PrivacyBudget.__dataclass_fields__))
+        if "epsilon" not in given or "delta" not in given:
+            raise _wrong(key, "an object with epsilon and delta")
+        epsilon, delta = self.number(f"{key}.epsilon", given["epsilon"]), self.number(f"{key}.delta", given["delta"])
+        if delta >= 1:
+            raise _wrong(f"{key}.delta", "less than 1")
+        pure = self.number(f"{key}.pure_epsilon", given["pure_epsilon"]) if "pure_epsilon" in given else None
+        return PrivacyBudget(
+            epsilon, delta, pure, self.integer(f"{key}.rows_per_person", given.get("rows_per_person", 1), 1)
+        )
+
+    def aliases(self, key: str, value: object) -> dict[str, str]:
+        if not isinstance(value, dict):
+            raise _wrong(key, "an object from column to alias")
+        aliases = {column: self.text(f"{key}.{column}", alias) for column, alias in value.items()}
+        if len(set(aliases.values())) != len(aliases):
+            raise _wrong(key, "an object with a different alias for each column")
+        return aliases
+
     def data_sets(self, key: str, value: object) -> dict[str, DataSet]:
         if not isinstance(value, dict) or "" in value:
             raise _wrong(key, "an object from name to data set")
         return {name: self._data_set(f"{key}.{name}", name, item) for name, item in value.items()}
 
     def _data_set(self, key: str, name: str, value: object) -> DataSet:
-        given = _object(value, key, ("path", "format", "loader", "separator", "missing", "max_rows"))
+        given = _object(value, key, tuple(name for name in DataSet.__dataclass_fields__ if name != "name"))
         if "path" not in given:
             raise _wrong(key, "an object with a path")
         path = self.path(f"{key}.path", given["path"])
@@ -366,7 +498,12 @@ class _Reader:
             raise _wrong(f"{key}.separator", "one character")
         max_rows = self.integer(f"{key}.max_rows", given.get("max_rows", 0), 0)
         file_format = self._format(key, path, given.get("format"), loader)
-        return DataSet(name, path, file_format, loader, separator, tuple(missing), max_rows)
+        return DataSet(
+            name, path, file_format, loader, separator, tuple(missing), max_rows,
+            id=self.text(f"{key}.id", given["id"]) if "id" in given else None,
+            aliases=self.aliases(f"{key}.aliases", given.get("aliases", {})),
+            privacy=self.privacy(f"{key}.privacy", given["privacy"]) if "privacy" in given else None,
+        )  # fmt: skip
 
     def _format(self, key: str, path: Path, given: object, loader: str | None) -> str:
         by_suffix = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
@@ -390,4 +527,7 @@ _READERS: dict[str, Callable[[_Reader, str, object], object]] = {
     "inputs": _Reader.path,
     "registry": _Reader.path,
     "tracking": _Reader.flag,
+    "arithmetic": _Reader.arithmetic,
+    "ledgers": _Reader.path,
+    "vertical": _Reader.vertical,
 }

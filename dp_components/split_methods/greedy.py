@@ -9,16 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.split_methods.split_score import MIN_GAIN
+from dp_components.split_methods.split_score import MIN_GAIN, NodeTotals
 from dp_components.split_methods.tree import Tree, TreeBuilder
-
-
-@dataclass(frozen=True, slots=True)
-class NodeTotals:
-    """Noisy sums of one node."""
-
-    gradient: float
-    hessian: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +24,24 @@ class Split:
     right: NodeTotals
 
 
+Ranges = NDArray[np.intp]
+"""Which candidates can still divide a node: those from ``low`` up to, without, ``high``; its rows lie in the bins from
+``low`` to ``high``. Follows from the splits above, which are public. Shapes: intp[n_features, 2] of (low, high)."""
+
+
 class LevelQuery(Protocol):
     """Asks for the noisy sums of one node and chooses its split."""
+
+    @property
+    def candidate_counts(self) -> Sequence[int]:
+        """Number of candidates of each feature."""
 
     def root(self, rows: NDArray[np.intp]) -> NodeTotals | None:
         """Return the root's sums, or None if they follow from the first histogram."""
 
-    def best(self, rows: NDArray[np.intp], totals: NodeTotals | None) -> tuple[NodeTotals, Split | None]:
+    def best(
+        self, rows: NDArray[np.intp], ranges: Ranges, totals: NodeTotals | None
+    ) -> tuple[NodeTotals, Split | None]:
         """Return the node's sums and its best split. Shapes: rows: intp[n], the node's rows."""
 
 
@@ -60,18 +63,24 @@ def grow(bins: NDArray[np.uint8], query: LevelQuery, depth: int) -> GrownTree:
     """
     builder = TreeBuilder()
     everything = np.arange(bins.shape[1])
-    open_nodes: list[tuple[int, NDArray[np.intp], NodeTotals | None]] = [(0, everything, query.root(everything))]
+    whole = np.stack([np.zeros(bins.shape[0], dtype=np.intp), np.array(query.candidate_counts, dtype=np.intp)], axis=1)
+    open_nodes: list[tuple[int, NDArray[np.intp], Ranges, NodeTotals | None]] = [
+        (0, everything, whole, query.root(everything))
+    ]
     sums: dict[int, NodeTotals] = {}
     for _ in range(depth):
         below = []
-        for node, rows, given in open_nodes:
-            totals, split = query.best(rows, given)
+        for node, rows, ranges, given in open_nodes:
+            totals, split = query.best(rows, ranges, given)
             sums[node] = totals
             if split is None or split.score <= MIN_GAIN or totals.hessian < 0:
                 continue
             left, right = builder.split(node, split.feature, split.candidate)
             goes_left = bins[split.feature, rows] <= split.candidate
-            below += [(left, rows[goes_left], split.left), (right, rows[~goes_left], split.right)]
+            left_ranges, right_ranges = ranges.copy(), ranges.copy()
+            left_ranges[split.feature, 1], right_ranges[split.feature, 0] = split.candidate, split.candidate + 1
+            below += [(left, rows[goes_left], left_ranges, split.left),
+                      (right, rows[~goes_left], right_ranges, split.right)]  # fmt: skip
             sums[left], sums[right] = split.left, split.right
         open_nodes = below
     tree = builder.build()

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.leaf_weights.query import UNIT
-from dp_components.split_methods.greedy import NodeTotals, Split, histograms
-from dp_components.split_methods.split_score import split_scores
+from dp_components.split_methods.greedy import Ranges, Split, histograms
+from dp_components.split_methods.split_score import NodeTotals, split_scores
 
 AddNoise = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 """Adds this query's noise to sums (G, H) along the last axis. Units: grid steps."""
@@ -35,7 +35,7 @@ class HistogramQuery:
         candidate_counts: Sequence[int], ridge: float, clip: float, add_noise: AddNoise,
     ):  # fmt: skip
         self._bins, self._pairs = bins, pairs
-        self._features, self._counts = list(features), candidate_counts
+        self._features, self.candidate_counts = list(features), candidate_counts
         self._ridge, self._clip, self._add_noise = ridge, clip, add_noise
         self._width = max(candidate_counts[f] for f in features) + 1
 
@@ -43,26 +43,31 @@ class HistogramQuery:
         """Return None: the root's sums are the mean over features of the first histogram's totals."""
         return None
 
-    def best(self, rows: NDArray[np.intp], totals: NodeTotals | None) -> tuple[NodeTotals, Split | None]:
-        """Release the node's histograms and return its best split."""
-        exact = histograms(self._bins, self._pairs, rows, self._features, self._width)
-        noisy = self._add_noise(exact) / UNIT
-        for i, feature in enumerate(self._features):
-            noisy[i, self._counts[feature] + 1 :] = 0.0  # bins that the feature does not have
-        if totals is None:
-            mean = noisy.sum(axis=1).mean(axis=0)
-            totals = NodeTotals(float(mean[0]), float(mean[1]))
-        return totals, self._choose(np.cumsum(noisy, axis=1)[:, :-1], totals)
+    def best(
+        self, rows: NDArray[np.intp], ranges: Ranges, totals: NodeTotals | None
+    ) -> tuple[NodeTotals, Split | None]:
+        """Release the node's histograms and return its best split.
 
-    def _choose(self, left: NDArray[np.float64], totals: NodeTotals) -> Split | None:
-        scores = split_scores(left[..., 0], left[..., 1], totals.gradient, totals.hessian, self._ridge, self._clip)
-        for i, feature in enumerate(self._features):
-            scores[i, self._counts[feature] :] = -np.inf
-        if not scores.size:
+        Bins outside the node hold no rows, only noise: they are left out. Both sides of a split are summed over the
+        feature's own bins, so that neither carries the noise of the node's sums, which grows from level to level.
+        """
+        exact = histograms(self._bins, self._pairs, rows, self._features, self._width)
+        low, high = ranges[self._features, 0, None], ranges[self._features, 1, None]
+        bins = np.arange(self._width)
+        noisy = np.where(((low <= bins) & (bins <= high))[..., None], self._add_noise(exact) / UNIT, 0.0)
+        reached = np.cumsum(noisy, axis=1)
+        if totals is None:
+            mean = reached[:, -1].mean(axis=0)
+            totals = NodeTotals(float(mean[0]), float(mean[1]))
+        divides = (low <= bins[:-1]) & (bins[:-1] < high)
+        return totals, self._choose(reached[:, :-1], reached[:, -1:] - reached[:, :-1], divides, totals)
+
+    def _choose(
+        self, left: NDArray[np.float64], right: NDArray[np.float64], divides: NDArray[np.bool_], totals: NodeTotals
+    ) -> Split | None:
+        if not divides.any():
             return None
+        scores = np.where(divides, split_scores(left, right, totals, self._ridge, self._clip), -np.inf)
         i, candidate = np.unravel_index(int(np.argmax(scores)), scores.shape)
-        g, h = (float(x) for x in left[i, candidate])
-        return Split(
-            float(scores[i, candidate]), self._features[i], int(candidate), NodeTotals(g, h),
-            NodeTotals(totals.gradient - g, totals.hessian - h),
-        )  # fmt: skip
+        sides = [NodeTotals(*(float(x) for x in side[i, candidate])) for side in (left, right)]
+        return Split(float(scores[i, candidate]), self._features[i], int(candidate), *sides)

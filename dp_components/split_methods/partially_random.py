@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.leaf_weights.query import UNIT
-from dp_components.split_methods.greedy import NodeTotals, Split
+from dp_components.split_methods.greedy import Ranges, Split
 from dp_components.split_methods.histogram import AddNoise
-from dp_components.split_methods.split_score import split_scores
+from dp_components.split_methods.split_score import NodeTotals, split_scores
 
 
 def queries(depth: int, n_features: int) -> int:
@@ -34,9 +34,8 @@ class PartiallyRandomQuery:
         self, bins: NDArray[np.uint8], pairs: NDArray[np.int64], features: Sequence[int],
         candidate_counts: Sequence[int], ridge: float, clip: float, add_noise: AddNoise, draws: random.Random,
     ):  # fmt: skip
-        self._bins, self._pairs = bins, pairs
-        self._features = [f for f in features if candidate_counts[f]]
-        self._counts, self._draws = candidate_counts, draws
+        self._bins, self._pairs, self._features = bins, pairs, list(features)
+        self.candidate_counts, self._draws = candidate_counts, draws
         self._ridge, self._clip, self._add_noise = ridge, clip, add_noise
 
     def root(self, rows: NDArray[np.intp]) -> NodeTotals:
@@ -44,18 +43,21 @@ class PartiallyRandomQuery:
         g, h = self._add_noise(self._pairs[rows].sum(axis=0, keepdims=True))[0] / UNIT
         return NodeTotals(float(g), float(h))
 
-    def best(self, rows: NDArray[np.intp], totals: NodeTotals | None) -> tuple[NodeTotals, Split | None]:
-        """Release one left sum per feature and return the best split."""
+    def best(
+        self, rows: NDArray[np.intp], ranges: Ranges, totals: NodeTotals | None
+    ) -> tuple[NodeTotals, Split | None]:
+        """Release one left sum per feature that can still divide the node, and return the best split."""
         if totals is None:
             raise ValueError("partially random trees start from released root sums")
-        drawn = [self._draws.randrange(self._counts[f]) for f in self._features]
-        pairs = self._pairs[rows].astype(np.float64)
-        goes_left = self._bins[np.ix_(self._features, rows)] <= np.array(drawn)[:, None]
-        left = self._add_noise((goes_left @ pairs).astype(np.int64)) / UNIT
-        scores = split_scores(left[:, 0], left[:, 1], totals.gradient, totals.hessian, self._ridge, self._clip)
-        if not scores.size:
+        features = [f for f in self._features if ranges[f, 0] < ranges[f, 1]]
+        if not features:
             return totals, None
+        drawn = [self._draws.randrange(int(ranges[f, 0]), int(ranges[f, 1])) for f in features]
+        pairs = self._pairs[rows].astype(np.float64)
+        goes_left = self._bins[np.ix_(features, rows)] <= np.array(drawn)[:, None]
+        left = self._add_noise((goes_left @ pairs).astype(np.int64)) / UNIT
+        right = np.array([totals.gradient, totals.hessian]) - left
+        scores = split_scores(left, right, totals, self._ridge, self._clip)
         i = int(np.argmax(scores))
-        sums = NodeTotals(float(left[i, 0]), float(left[i, 1]))
-        rest = NodeTotals(totals.gradient - sums.gradient, totals.hessian - sums.hessian)
-        return totals, Split(float(scores[i]), self._features[i], drawn[i], sums, rest)
+        sides = [NodeTotals(*(float(x) for x in side[i])) for side in (left, right)]
+        return totals, Split(float(scores[i]), features[i], drawn[i], *sides)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 MIN_GAIN = 1e-7
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTotals:
+    """Noisy sums of one node."""
+
+    gradient: float
+    hessian: float
 
 
 def gain(gradient: NDArray[np.float64], hessian: NDArray[np.float64], ridge: float, clip: float) -> NDArray[np.float64]:
@@ -21,9 +31,9 @@ def gain(gradient: NDArray[np.float64], hessian: NDArray[np.float64], ridge: flo
 
 
 def split_scores(
-    left_g: NDArray[np.float64], left_h: NDArray[np.float64], total_g: float, total_h: float, ridge: float, clip: float
+    left: NDArray[np.float64], right: NDArray[np.float64], totals: NodeTotals, ridge: float, clip: float
 ) -> NDArray[np.float64]:
-    """Return half the gain of each split. Shapes: left sums and result: float64 of one shape."""
-    right_g, right_h = total_g - left_g, total_h - left_h
-    parent = gain(np.float64(total_g), np.float64(total_h), ridge, clip)
-    return 0.5 * (gain(left_g, left_h, ridge, clip) + gain(right_g, right_h, ridge, clip) - parent)
+    """Return half of what each split gains. Shapes: left, right: float64[..., 2] of (G, H); result: float64[...]."""
+    parent = gain(np.float64(totals.gradient), np.float64(totals.hessian), ridge, clip)
+    sides = gain(left[..., 0], left[..., 1], ridge, clip) + gain(right[..., 0], right[..., 1], ridge, clip)
+    return 0.5 * (sides - parent)

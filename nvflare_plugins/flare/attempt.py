@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.flare.transport import Cell, FrameServer
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
-from nvflare_plugins.wire.envelope import ATTEMPT_BYTES
+from nvflare_plugins.wire.envelope import ATTEMPT_BYTES, Frame
 from nvflare_plugins.wire.evidence import EvidenceLog
 from nvflare_plugins.wire.evidence_format import SERVER, export_name
 
@@ -85,6 +85,7 @@ class ServerAttempt:
         cell: the cell of the server's engine for this job.
         site_cells: site -> name of its job cell, from FLARE's list of authenticated clients.
         folder: where evidence and summary go; a part of the job's workspace, so that a download brings it.
+        on_sum: turns added words into the answer; a trusted aggregator adds its noise there.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class ServerAttempt:
         profile: str,
         deadline_s: float,
         folder: Path,
+        on_sum: Callable[[Frame, bytes], bytes] | None = None,
         randomness: RandomSource = OS_RANDOMNESS,
     ) -> None:
         attempt = randomness.bytes(ATTEMPT_BYTES)
@@ -108,7 +110,8 @@ class ServerAttempt:
         path = folder / EVIDENCE_FOLDER / export_name(SERVER)
         self._evidence = EvidenceLog(path, SERVER, job_id, self.attempt, profile, role="server")
         self._aggregator = Aggregator(
-            self.sites, attempt, deadline_s, self._record, self._evidence.signed_head, on_abort=self.fail
+            self.sites, attempt, deadline_s, self._record, self._evidence.signed_head, on_abort=self.fail,
+            on_sum=on_sum,
         )
         self._frames = FrameServer(cell, self._aggregator, site_cells, self.attempt, self._on_violation)
 
@@ -162,7 +165,7 @@ class ServerAttempt:
             self.fail(f"no result from {', '.join(self.missing)}")
         hmacs = {report.model_hmac for report in self._reports.values()}
         if self._reason is None and (len(hmacs) != 1 or hmacs == {""}):
-            self.fail("the sites ended with different models, or did not say which: do not use any of them")
+            self.fail("the sites ended with different results, or did not say which: do not use any of them")
         self._evidence.end(COMPLETED if self._reason is None else "aborted", self._reason or "")
         self._evidence.close()
         for site, report in self._reports.items():

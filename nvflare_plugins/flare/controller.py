@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,22 @@ from nvflare_plugins.flare.timeouts import (
     START_TIMEOUT_S,
     exchange_deadline_s,
 )
-from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.place import Job
+from nvflare_plugins.wire.envelope import Frame
 
 TRAIN_TASK = "veilboost_train"
 
 
-class HorizontalController(Controller):
-    """Runs one horizontal training over the sites of a FLARE job.
+class JobController(Controller):
+    """Runs one job over the sites that FLARE gives it. Each kind of job has a subclass that names its ``job_type``.
 
     Args:
-        job: the job (HorizontalJob.to_dict()).
+        job: the job (``to_dict()`` of its class).
         sites: sites that must take part; None means every site that FLARE assigned to the job.
         min_clients: fewest sites that must take part.
     """
+
+    job_type: type[Job]
 
     def __init__(
         self,
@@ -49,6 +53,10 @@ class HorizontalController(Controller):
         self.sites = sites
         self.min_clients = min_clients
         self._attempt: ServerAttempt | None = None
+
+    def on_sum(self, job: Job, n_sites: int) -> Callable[[Frame, bytes], bytes] | None:
+        """Return what turns added words into the answer, for jobs whose server is trusted to add noise; None else."""
+        return None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Nothing to prepare: everything happens in control_flow."""
@@ -72,7 +80,7 @@ class HorizontalController(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run the attempt; a failure ends the FLARE job with one clear reason."""
         try:
-            job = HorizontalJob.from_dict(self.job)
+            job = self.job_type.from_dict(self.job)
             clients = self._wait_for_sites(abort_signal)
             reason = self._run(job, clients, abort_signal, fl_ctx) if clients else "aborted before it began"
         except VeilBoostError as error:
@@ -98,7 +106,7 @@ class HorizontalController(Controller):
             time.sleep(0.5)
         return []
 
-    def _run(self, job: HorizontalJob, clients: list[Client], abort_signal: Signal, fl_ctx: FLContext) -> str | None:
+    def _run(self, job: Job, clients: list[Client], abort_signal: Signal, fl_ctx: FLContext) -> str | None:
         job_id = fl_ctx.get_job_id()
         core_cell = self._engine.get_cell().core_cell
         attempt = ServerAttempt(
@@ -108,17 +116,18 @@ class HorizontalController(Controller):
             profile=job.profile,
             deadline_s=exchange_deadline_s(job),
             folder=Path(self._engine.get_workspace().get_run_dir(job_id)) / RESULT_FOLDER,
+            on_sum=self.on_sum(job, len(clients)),
         )
         self._attempt = attempt
         task = self._task(job, attempt, core_cell.get_fqcn())
-        self.log_info(fl_ctx, f"training with {', '.join(attempt.sites)} under profile {job.profile}")
+        self.log_info(fl_ctx, f"running with {', '.join(attempt.sites)} under profile {job.profile}")
         self.broadcast(task=task, fl_ctx=fl_ctx, targets=list(attempt.sites), min_responses=0)
         self._supervise(attempt, task, abort_signal)
         reason = attempt.finish()
-        self.log_info(fl_ctx, "all sites ended with the same model" if reason is None else "the training failed")
+        self.log_info(fl_ctx, "all sites ended with the same result" if reason is None else "the job failed")
         return reason
 
-    def _task(self, job: HorizontalJob, attempt: ServerAttempt, server: str) -> Task:
+    def _task(self, job: Job, attempt: ServerAttempt, server: str) -> Task:
         data = Shareable()
         data.update(
             {"job": job.to_dict(), "sites": attempt.sites, "attempt": attempt.attempt, "server": server}

@@ -30,12 +30,10 @@ from nvflare_plugins.flare.attempt import COMPLETED, FAILED, SiteReport
 from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.timeouts import ABORT_POLL_S, HEARTBEAT_S, site_timeout_s
 from nvflare_plugins.flare.transport import SiteTransport
-from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.run_folder import RunFolder
-from nvflare_plugins.horizontal.preparation import Place
-from nvflare_plugins.horizontal.site import SiteResult, run_site
-from nvflare_plugins.horizontal.training import RoundRecord
+from nvflare_plugins.place import Job, Outcome, Place, Progress, RoundFacts
 from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES
 from nvflare_plugins.wire.evidence_format import export_name
 
@@ -45,16 +43,16 @@ MAX_SITES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class TrainTask:
+class JobTask:
     """The content of the one task, as the server sent it."""
 
-    job: HorizontalJob
+    job: Job
     sites: tuple[str, ...]
     attempt: str
     server: str
 
     @classmethod
-    def from_shareable(cls, data: Shareable, site: str) -> TrainTask:
+    def from_shareable(cls, data: Shareable, site: str, job_type: type[Job]) -> JobTask:
         """Read the task strictly.
 
         Raises: ProtocolError or ConfigurationError.
@@ -68,11 +66,32 @@ class TrainTask:
             raise ProtocolError(f"the server's list of sites is not sorted, or lacks {site}")
         if len(attempt) != 2 * ATTEMPT_BYTES or server.split(".")[0] != "server":
             raise ProtocolError("the server sent a task with an unusable attempt or address")
-        return cls(HorizontalJob.from_dict(job), tuple(sites), attempt, server)
+        return cls(job_type.from_dict(job), tuple(sites), attempt, server)
 
 
-class HorizontalExecutor(Executor):
-    """Trains at one site. Everything the site allows is in its own policy, nothing in the job's configuration."""
+class JobExecutor(Executor):
+    """Takes part in a job at one site. What the site allows is in its own policy, nothing in the job's configuration.
+
+    Each kind of job has a subclass that names its ``job_type`` and says how to ``take_part``.
+    """
+
+    job_type: type[Job]
+
+    def take_part(
+        self, job: Job, place: Place, transport: Transport, timeout_s: float, progress: Progress
+    ) -> Outcome:
+        """Take part in one attempt of the job.
+
+        Args:
+            timeout_s: longest wait for one exchange; the server's own deadline comes first.
+
+        Raises: VeilBoostError.
+        """
+        raise NotImplementedError
+
+    def metrics_site(self, job: Job, sites: tuple[str, ...]) -> str:
+        """Return the one site that streams metrics to the server, where the job asks for it: all have the same."""
+        return sites[0]
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Run the task and return the site's report; an error becomes text free of data."""
@@ -82,15 +101,15 @@ class HorizontalExecutor(Executor):
         workspace = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
         evidence = RunFolder(workspace / RUNS_FOLDER, job_id).evidence / export_name(site)
         try:
-            result = self._train(shareable, fl_ctx, abort_signal, workspace)
+            outcome = self._run(shareable, fl_ctx, abort_signal, workspace)
             report = SiteReport(
-                COMPLETED, model_hmac=result.model_hmac, summary=_summary(result), evidence=_content(evidence)
+                COMPLETED, model_hmac=outcome.hmac, summary=outcome.summary, evidence=_content(evidence)
             )
-            self.log_info(fl_ctx, f"finished: the model is {result.model_path}")
+            self.log_info(fl_ctx, f"finished: {outcome.message}")
         except Exception as error:  # the edge of the process: whatever it is, it becomes the site's report
             text = error_text(error)
             if isinstance(error, VeilBoostError):
-                self.log_error(fl_ctx, f"the training ended with an error: {text}")
+                self.log_error(fl_ctx, f"the job ended with an error: {text}")
             else:
                 self.log_exception(fl_ctx, f"a defect of VeilBoost or of its set-up, please report it: {text}")
             report = SiteReport(FAILED, error=text, evidence=_content(evidence))
@@ -98,18 +117,18 @@ class HorizontalExecutor(Executor):
         reply.update(report.to_dict())
         return reply
 
-    def _train(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal, workspace: Path) -> SiteResult:
+    def _run(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal, workspace: Path) -> Outcome:
         site = fl_ctx.get_identity_name()
-        task = TrainTask.from_shareable(shareable, site)
+        task = JobTask.from_shareable(shareable, site, self.job_type)
         place = Place(
             site, task.sites, fl_ctx.get_job_id(), bytes.fromhex(task.attempt), workspace / RUNS_FOLDER,
             SitePolicy.load(workspace, site), load_identity(workspace, site),
         )  # fmt: skip
         transport = SiteTransport(fl_ctx.get_engine().get_cell().core_cell, task.server, task.attempt)
         progress = ProgressLog(lambda text: self.log_info(fl_ctx, text), self._metric_sender(task, site, fl_ctx))
-        progress.say(f"training with {', '.join(task.sites)} under profile {task.job.profile}")
+        progress.say(f"taking part with {', '.join(task.sites)} under profile {task.job.profile}")
         with self._watched(transport, progress, abort_signal):
-            return run_site(task.job, place, transport, site_timeout_s(task.job), progress)
+            return self.take_part(task.job, place, transport, site_timeout_s(task.job), progress)
 
     @contextmanager
     def _watched(self, transport: SiteTransport, progress: ProgressLog, abort_signal: Signal) -> Iterator[None]:
@@ -132,10 +151,10 @@ class HorizontalExecutor(Executor):
             thread.join()
 
     def _metric_sender(
-        self, task: TrainTask, site: str, fl_ctx: FLContext
+        self, task: JobTask, site: str, fl_ctx: FLContext
     ) -> Callable[[str, float, int], None] | None:
-        """Return a function that streams one metric to the server, at the first site only: all have the same ones."""
-        if not task.job.tracking or site != task.sites[0]:
+        """Return a function that streams one metric to the server, at one site only."""
+        if not task.job.tracking or site != self.metrics_site(task.job, task.sites):
             return None
         engine = fl_ctx.get_engine()
 
@@ -157,7 +176,7 @@ class ProgressLog:
         self._send_metric = send_metric
         self._last_line = time.monotonic()
 
-    def __call__(self, record: RoundRecord, n_rounds: int) -> None:
+    def __call__(self, record: RoundFacts, n_rounds: int) -> None:
         """Take note of a finished round."""
         if self._send_metric is not None:
             for name, value in record.metrics.items():
@@ -199,13 +218,6 @@ def error_text(error: Exception) -> str:
         kind = "" if isinstance(error, (ConfigurationError, PolicyRefusal)) else f"{type(error).__name__}: "
         return f"{kind}{error}"
     return f"unexpected {type(error).__name__}; see the log of that site"
-
-
-def _summary(result: SiteResult) -> dict[str, Any]:
-    """Return what the server may know of a finished training: it has seen the rounds pass. Metrics, and what follows
-    from them, it gets only if they are streamed.
-    """
-    return {"n_rounds": result.n_rounds}
 
 
 def _content(evidence: Path) -> bytes:

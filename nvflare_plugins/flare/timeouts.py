@@ -13,9 +13,7 @@ Inside an exchange nothing is ever waited for without end:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.place import Job
 
 QUERY_INTERVAL_S = 10.0
 START_TIMEOUT_S = 120.0
@@ -26,10 +24,7 @@ SITE_MARGIN_S = 60.0
 ABORT_GRACE_S = 20.0  # after a failure: for the other sites to hand in their evidence
 
 LOCAL_WORK_S = 600.0  # reading data, building the matrix, one tree level, encrypting: for tables up to some 10^7 rows
-ASSUMED_FEATURES = 1000  # the server does not see the table; a wider one needs a deadline set in the job
 ASSUMED_BYTES_PER_SECOND = 1.25e6  # a 10 Mbit/s line
-_BYTES_PER_VALUE = {"plain": 8, "masks": 8, "bfv": 32, "ckks": 32}
-_MAX_NODES_PER_MESSAGE = 64
 
 
 def resend_pause_s(size_bytes: int) -> float:
@@ -37,27 +32,14 @@ def resend_pause_s(size_bytes: int) -> float:
     return 5.0 + size_bytes / 1e6
 
 
-def exchange_deadline_s(job: HorizontalJob) -> float:
+def exchange_deadline_s(job: Job) -> float:
     """Return how long the server waits for the slowest site in one exchange.
 
-    The job's own deadline if it has one; else two transfers (up and down) of the largest histogram message of
-    ASSUMED_FEATURES features, plus local work.
+    The job's own deadline if it has one; else two transfers (up and down) of its largest message, plus local work.
     """
-    if job.deadline_s:
-        return job.deadline_s
-    depth = _whole(job.params, 6, "max_depth")
-    bins = _whole(job.params, 256, "max_bin", "max_bins")
-    nodes = min(2 ** max(depth - 1, 0), _MAX_NODES_PER_MESSAGE) if depth else _MAX_NODES_PER_MESSAGE
-    largest_bytes = nodes * ASSUMED_FEATURES * bins * 2 * _BYTES_PER_VALUE[job.profile]
-    return LOCAL_WORK_S + 2 * largest_bytes / ASSUMED_BYTES_PER_SECOND
+    return job.deadline_s or LOCAL_WORK_S + 2 * job.largest_message_bytes / ASSUMED_BYTES_PER_SECOND
 
 
-def site_timeout_s(job: HorizontalJob) -> float:
+def site_timeout_s(job: Job) -> float:
     """Return how long a site waits for the server in one exchange: longer than the server for the slowest site."""
     return exchange_deadline_s(job) + SITE_MARGIN_S
-
-
-def _whole(params: Mapping[str, object], default: int, *names: str) -> int:
-    """Return a parameter that the sites check; here a wrong one only means the default."""
-    given = [params[name] for name in names if name in params]
-    return given[0] if given and type(given[0]) is int and 0 <= given[0] <= 1 << 16 else default

@@ -6,12 +6,10 @@ import hashlib
 import json
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.certificates import Identity
 from nvflare_plugins.data import Table, load_table
 from nvflare_plugins.horizontal.agreement import check_xgboost
 from nvflare_plugins.horizontal.continuation import check_initial_model
@@ -19,29 +17,12 @@ from nvflare_plugins.horizontal.cuts import LARGEST_VALUE, CutMode, spaced_cuts
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.parameters import TrainingParameters, check_parameters
 from nvflare_plugins.horizontal.run_folder import RunFolder
-from nvflare_plugins.site_policy import DataSet, JobTerms, SitePolicy
+from nvflare_plugins.place import Place
+from nvflare_plugins.site_policy import DataSet, JobTerms
 
 _log = logging.getLogger(__name__)
 # Fields of a job that do not change what a run releases about the rows, or only how much of it.
 _NOT_RELEASED = ("num_rounds", "checkpoint_every", "resume_from", "tracking", "deadline_s", "early_stopping_rounds")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where and with whom a site takes part.
-
-    Attributes:
-        runs: folder in which the site keeps its runs.
-        attempt: 16 random bytes that the server drew for this attempt.
-    """
-
-    site: str
-    sites: tuple[str, ...]
-    job_id: str
-    attempt: bytes
-    runs: Path
-    policy: SitePolicy
-    identity: Identity
 
 
 @dataclass(frozen=True, slots=True)

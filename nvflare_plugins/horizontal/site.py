@@ -21,12 +21,13 @@ from nvflare_plugins.horizontal.cut_agreement import CutAgreement
 from nvflare_plugins.horizontal.cuts import Cuts
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.matrices import bin_starts, evaluation_matrix, training_matrix
-from nvflare_plugins.horizontal.preparation import Place, Prepared, prepare
+from nvflare_plugins.horizontal.preparation import Prepared, prepare
 from nvflare_plugins.horizontal.processors import open_sums
 from nvflare_plugins.horizontal.run_folder import RunFolder
 from nvflare_plugins.horizontal.training import (
     LoopSettings, RoundRecord, TrainingHandler, TrainingResult, train, training_shape, value_bounds,
 )  # fmt: skip
+from nvflare_plugins.place import Place
 from nvflare_plugins.registry import Registry, Reservation, ResumePoint
 from nvflare_plugins.report import write_report
 from nvflare_plugins.run_record import RoundRow, RunRecord, TrafficRow

@@ -14,7 +14,7 @@ import numpy as np
 from he_processors.errors import ProtocolError, VeilBoostError
 from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
 from nvflare_plugins.wire.envelope import (
-    ATTEMPT_BYTES, MAX_ATTACHMENT, Codec, Frame, FrameType, Operation, pack_list, unpack,
+    ATTEMPT_BYTES, MAX_ATTACHMENT, Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_list,
 )  # fmt: skip
 
 Reply = Callable[[bytes], None]
@@ -37,7 +37,7 @@ class _Exchange:
     frames: dict[int, Frame] = field(default_factory=dict)
     waiting: dict[int, Reply] = field(default_factory=dict)
     n_recorded: int = 0
-    answer: bytes | None = None
+    answers: list[bytes] | None = None  # by rank; the same bytes for all but in routed exchanges
 
 
 class Aggregator:
@@ -116,7 +116,7 @@ class Aggregator:
         """Abort if an exchange has waited longer than the deadline; call about once a second."""
         now = time.monotonic()
         with self._lock:
-            late = [e for e in self._exchanges.values() if e.answer is None and now - e.opened > self._deadline_s]
+            late = [e for e in self._exchanges.values() if e.answers is None and now - e.opened > self._deadline_s]
             missing = [s for r, s in enumerate(self._sites) if late and r not in late[0].frames]
         if late:
             self.abort(f"no message from {', '.join(missing)} within {self._deadline_s:.0f} s")
@@ -147,10 +147,10 @@ class Aggregator:
                     # A retry after a lost reply: the same bytes get the same answer.
                     if known.frames[frame.rank] != frame:
                         raise ProtocolError(f"sent two different frames under counter {frame.counter}")
-                    answer = known.answer
-                    if answer is None:
+                    if known.answers is None:
                         known.waiting[frame.rank] = reply
                         return None
+                    answer = known.answers[frame.rank]
                 else:
                     return self._enter(frame, reply)
         reply(answer)
@@ -169,6 +169,8 @@ class Aggregator:
         words = frame.operation is Operation.SUM and frame.codec in (Codec.PLAIN, Codec.MASKED)
         if words and frame.type is FrameType.CONTRIBUTION and len(frame.payload) != 8 * frame.n_values:
             raise ProtocolError(f"sent {len(frame.payload)} bytes for {frame.n_values} values of 8 bytes")
+        if frame.operation is Operation.ROUTE and unpack_list(frame.payload, len(self._sites))[frame.rank]:
+            raise ProtocolError("sent a routed message to itself")
         exchange.frames[frame.rank] = frame
         exchange.waiting[frame.rank] = reply
         self._next[frame.rank] += 1
@@ -184,27 +186,34 @@ class Aggregator:
 
     def _complete(self, frame: Frame, exchange: _Exchange) -> None:
         frames = [exchange.frames[rank] for rank in range(len(self._sites))]
+        type_, payloads = FrameType.RESULT, [b""]
         if any(f.type is FrameType.RESCALE for f in frames):
-            type_, payload = FrameType.RESCALE, b""
+            type_ = FrameType.RESCALE
+        elif frame.operation is Operation.ROUTE:
+            payloads = route([f.payload for f in frames])
         else:
-            type_, payload = FrameType.RESULT, self._combine(frames)
+            payloads = [self._combine(frames)]
         attachments = b""
         if any(f.attachment for f in frames):
             own = self._attachment() if self._attachment is not None else b""
             attachments = pack_list([*(f.attachment for f in frames), own])
             if len(attachments) > MAX_ATTACHMENT:
                 raise ProtocolError("attachments of all sites are longer than a frame may carry")
-        answer = Frame(
-            type_, frame.operation, frame.kind, frame.moment, frame.codec, len(self._sites), frame.counter,
-            self._attempt, frame.n_values, payload, attachments,
-        )  # fmt: skip
-        self._record(self._sites, "sent", answer)
-        packed = answer.pack()
+        receivers = [self._sites] if len(payloads) == 1 else [(site,) for site in self._sites]
+        packed = []
+        for sites, payload in zip(receivers, payloads, strict=True):
+            answer = Frame(
+                type_, frame.operation, frame.kind, frame.moment, frame.codec, len(self._sites), frame.counter,
+                self._attempt, frame.n_values, payload, attachments,
+            )  # fmt: skip
+            self._record(sites, "sent", answer)
+            packed.append(answer.pack())
+        answers = packed if len(packed) == len(self._sites) else packed * len(self._sites)
         with self._lock:
-            exchange.answer = packed
+            exchange.answers = answers
             waiting, exchange.waiting = exchange.waiting, {}
-        for reply in waiting.values():
-            reply(packed)
+        for rank, reply in waiting.items():
+            reply(answers[rank])
 
     def _record(self, sites: tuple[str, ...], direction: str, frame: Frame) -> None:
         if self._on_transfer is not None:
@@ -237,6 +246,12 @@ class Aggregator:
             FrameType.ABORT, Operation.GATHER, Kind.CLOSING, Moment(Phase.FINISH), Codec.PUBLIC, len(self._sites), 0,
             self._attempt, 0, text,
         ).pack()  # fmt: skip
+
+
+def route(payloads: Sequence[bytes]) -> list[bytes]:
+    """Return, for each rank, the parts that all ranks addressed to it, from lists of parts by rank."""
+    parts = [unpack_list(payload, len(payloads)) for payload in payloads]
+    return [pack_list([of_rank[rank] for of_rank in parts]) for rank in range(len(payloads))]
 
 
 def add_words(payloads: Sequence[bytes], n_values: int) -> bytes:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from he_processors.errors import JobAborted, ProtocolError
 from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
-from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, unpack, unpack_list
+from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_list
 
 
 _MAX_REASON_BYTES = 4000
@@ -86,6 +86,21 @@ class Channel:
         if (payload is None) == (self.rank == 0):
             raise ValueError("exactly rank 0 gives content in a broadcast")
         return self._exchange(FrameType.CONTRIBUTION, Operation.BROADCAST, kind, codec, payload or b"", 0)
+
+    def route(self, kind: Kind, parts: Sequence[bytes]) -> list[bytes]:
+        """Give each other site its own bytes and get those that each addressed to this one, in rank order.
+
+        Security: the parts are sealed by the caller, end to end; the server sees their sizes. This site's own is empty.
+        """
+        if len(parts) != self.world or parts[self.rank]:
+            raise ValueError("one part for each site, the own one empty")
+        reply = self._exchange(
+            FrameType.CONTRIBUTION, Operation.ROUTE, kind, Codec.SEALED, pack_list(list(parts)), 0
+        )
+        received = unpack_list(reply, self.world)
+        if received[self.rank]:
+            raise ProtocolError("the server returned a part of this site's own to it")
+        return received
 
     def sum(self, kind: Kind, codec: Codec, payload: bytes, n_values: int) -> bytes:
         """Have the server add the sites' protected vectors.

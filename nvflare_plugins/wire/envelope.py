@@ -47,6 +47,7 @@ class Operation(IntEnum):
     GATHER = 1
     BROADCAST = 2
     SUM = 3
+    ROUTE = 4  # part r of every contribution goes to rank r, and to no one else
 
 
 @dataclass(frozen=True, slots=True)

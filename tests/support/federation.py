@@ -17,7 +17,7 @@ from he_processors.errors import JobAborted
 from nvflare_plugins.certificates import Identity
 from nvflare_plugins.horizontal.cuts import Cuts, reference_table
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.preparation import Place
+from nvflare_plugins.place import Place
 from nvflare_plugins.horizontal.site import SiteResult, run_site
 from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator

@@ -95,6 +95,21 @@ def test_group_messages():
         c.open_from(0, sealed, "agreement")
 
 
+def test_pair_messages_open_at_their_reader_only_once_and_for_their_purpose():
+    a, b, c = open_all(signed_sites()).sessions
+    sealed = a.seal_for(1, b"request", "training")
+    assert b"request" not in sealed
+    with pytest.raises(AuthenticationError):
+        c.open_of(0, sealed, "training")
+    with pytest.raises(AuthenticationError):
+        b.open_of(2, sealed, "training")
+    with pytest.raises(AuthenticationError):
+        b.open_of(0, sealed, "inference")
+    assert b.open_of(0, sealed, "training") == b"request"
+    with pytest.raises(ProtocolError):
+        b.open_of(0, sealed, "training")
+
+
 def test_hmac_is_keyed_by_session_and_purpose():
     a, b, _ = open_all(signed_sites()).sessions
     other = open_all(signed_sites()).sessions[0]

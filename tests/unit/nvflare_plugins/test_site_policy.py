@@ -128,3 +128,60 @@ def test_fingerprints_and_key_floor(tmp_path: Path) -> None:
     low = SitePolicy.from_dict({"min_key_bits": 512}, workspace=tmp_path, site="a", key_bits_floor=512)
     assert low.min_key_bits == 512
     assert json.loads(template())["min_key_bits"] == 3072
+
+
+def _policy(**document):
+    return SitePolicy.from_dict({"data_sets": {"d": {"path": "d.csv"}}, **document}, workspace=Path("/w"), site="a")
+
+
+def test_new_profiles_rules_and_consents_have_safe_defaults():
+    policy = _policy()
+    assert "paillier" in policy.allowed_profiles and "dp_distributed" in policy.allowed_profiles
+    assert not {"okamoto_uchiyama", "dp_trusted", "dp_local", "plain", "ckks"} & set(policy.allowed_profiles)
+    assert not any((policy.consents.exact_bins, policy.consents.merge_model, policy.consents.explain))
+    assert policy.data_set("d").privacy is None and policy.data_set("d").id is None
+    assert policy.vertical.min_rows_per_node == 20 and policy.arithmetic == "auto"
+
+
+def test_privacy_ids_and_aliases_of_a_data_set():
+    entry = {
+        "path": "d.csv", "id": "customer", "aliases": {"income": "x1"},
+        "privacy": {"epsilon": 1, "delta": 1e-6, "rows_per_person": 3},
+    }  # fmt: skip
+    data_set = _policy(data_sets={"d": entry}).data_set("d")
+    assert data_set.id == "customer" and data_set.aliases == {"income": "x1"}
+    budget = data_set.privacy
+    assert (budget.epsilon, budget.delta, budget.pure_epsilon, budget.rows_per_person) == (1.0, 1e-6, None, 3)
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [{"epsilon": 1.0}, {"epsilon": 0, "delta": 1e-6}, {"epsilon": 1, "delta": 1}, {"epsilon": 1, "delta": -1e-9},
+     {"epsilon": float("inf"), "delta": 1e-6}, {"epsilon": 1, "delta": 1e-6, "rows_per_person": 0}, [],
+     {"epsilon": 1, "delta": 1e-6, "surprise": 1}],
+)  # fmt: skip
+def test_budgets_that_are_none_are_refused(privacy):
+    with pytest.raises(ConfigurationError, match="privacy"):
+        _policy(data_sets={"d": {"path": "d.csv", "privacy": privacy}})
+
+
+def test_wrong_rules_aliases_and_backends_are_refused():
+    for document in (
+        {"vertical": {"max_bins": 0}}, {"vertical": {"max_binz": 8}}, {"arithmetic": "abacus"},
+        {"data_sets": {"d": {"path": "d.csv", "aliases": {"a": "x", "b": "x"}}}},
+    ):  # fmt: skip
+        with pytest.raises(ConfigurationError):
+            _policy(**document)
+
+
+def test_vertical_jobs_need_two_parties_and_the_policys_protection():
+    policy = _policy()
+    assert policy.check_vertical(JobTerms("paillier", "d", key_bits=3072), ["a", "b"]).name == "d"
+    with pytest.raises(ConfigurationError, match="at least one other party"):
+        policy.check_vertical(JobTerms("paillier", "d"), ["a"])
+    with pytest.raises(PolicyRefusal, match="min_key_bits"):
+        policy.check_vertical(JobTerms("paillier", "d", key_bits=2048), ["a", "b"])
+    with pytest.raises(PolicyRefusal, match="allowed_profiles"):
+        policy.check_vertical(JobTerms("okamoto_uchiyama", "d"), ["a", "b"])
+    with pytest.raises(PolicyRefusal, match="consents.exact_bins"):
+        policy.check_consent("exact_bins", "does not show its bins", "use the preset guarded")

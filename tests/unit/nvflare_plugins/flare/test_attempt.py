@@ -106,7 +106,7 @@ def test_different_or_unknown_models_fail_the_attempt(federation: Federation, ot
     for site in SITES:
         hmac = other if site == "site-3" else GOOD.model_hmac
         federation.attempt.add_report(site, SiteReport(COMPLETED, model_hmac=hmac).to_dict())
-    assert "different models" in str(federation.attempt.finish())
+    assert "different results" in str(federation.attempt.finish())
 
 
 def test_no_model_at_all_is_not_agreement(federation: Federation) -> None:

@@ -16,7 +16,7 @@ from he_processors.errors import (
 from nvflare_plugins.flare import executor, timeouts
 from nvflare_plugins.flare.executor import (
     ProgressLog,
-    TrainTask,
+    JobTask,
     error_text,
     load_identity,
 )
@@ -34,8 +34,8 @@ def task(**changes: object) -> Shareable:
 
 
 def test_good_task() -> None:
-    read = TrainTask.from_shareable(task(), "site-2")
-    assert read == TrainTask(JOB, ("site-1", "site-2"), "00" * 16, "server.job")
+    read = JobTask.from_shareable(task(), "site-2", HorizontalJob)
+    assert read == JobTask(JOB, ("site-1", "site-2"), "00" * 16, "server.job")
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_good_task() -> None:
 )  # fmt: skip
 def test_wrong_tasks_are_refused(changes: dict) -> None:
     with pytest.raises(ProtocolError):
-        TrainTask.from_shareable(task(**changes), "site-2")
+        JobTask.from_shareable(task(**changes), "site-2", HorizontalJob)
 
 
 def test_unknown_job_fields_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="unknown fields"):
-        TrainTask.from_shareable(task(job={**JOB.to_dict(), "surprise": 1}), "site-1")
+        JobTask.from_shareable(task(job={**JOB.to_dict(), "surprise": 1}), "site-1", HorizontalJob)
 
 
 def test_errors_of_libraries_are_not_quoted() -> None:

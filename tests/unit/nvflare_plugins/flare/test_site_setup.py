@@ -19,7 +19,7 @@ from nvflare_plugins.flare.site_setup import (
     set_up,
     workspaces,
 )
-from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.site_policy import DEFAULT_PROFILES, SitePolicy
 
 
 def kit(path: Path, role: str = "client") -> Path:
@@ -41,7 +41,7 @@ def test_new_simulator_workspace(tmp_path: Path) -> None:
     assert len(changes) == 4 and any("without certificates" in text for text in changes)
     assert resources(folder)["class_allow_list"] == [*DEFAULT_CLASS_ALLOW_LIST, ALLOWED_COMPONENTS]
     policy = SitePolicy.load(folder, "site-2")
-    assert policy.unsigned_sessions and policy.min_sites == 3 and policy.allowed_profiles == ("masks", "bfv")
+    assert policy.unsigned_sessions and policy.min_sites == 3 and policy.allowed_profiles == DEFAULT_PROFILES
     assert policy.data_set("train").path == Path("/data/site-2/train.csv")
 
 
@@ -120,8 +120,8 @@ def test_foreign_folder_admin_kit_and_file_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("component", "may_run"),
     [
-        ("nvflare_plugins.flare.executor.HorizontalExecutor", True),
-        ("nvflare_plugins.flare.controller.HorizontalController", True),
+        ("nvflare_plugins.flare.horizontal.HorizontalExecutor", True),
+        ("nvflare_plugins.flare.horizontal.HorizontalController", True),
         ("nvflare_plugins.wire.evidence.EvidenceLog", False),
         ("nvflare_plugins_of_someone.flare.Evil", False),
         ("os.system", False),

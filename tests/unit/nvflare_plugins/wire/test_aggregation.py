@@ -297,3 +297,45 @@ def test_heads_that_the_server_keeps_back_or_makes_up_are_noticed(due):
         channel.heads.mark()
     with pytest.raises(ProtocolError, match="evidence heads"):
         channel.gather(Kind.CLOSING, b"")
+
+
+def test_routed_parts_reach_their_rank_and_no_one_else():
+    server = Server()
+    routed = {"operation": Operation.ROUTE, "kind": Kind.CONVERSATION, "codec": Codec.SEALED, "n_values": 0}
+    for rank, site in enumerate(SITES):
+        parts = [b"" if to == rank else f"{rank}->{to}".encode() for to in range(3)]
+        server.send(site, frame(rank, **routed, payload=pack_list(parts)))
+    for rank, site in enumerate(SITES):
+        (answer,) = server.answers[site]
+        expected = [b"" if sender == rank else f"{sender}->{rank}".encode() for sender in range(3)]
+        assert unpack_list(answer.payload, 3) == expected
+    sent = [(t.sites, t.frame.payload) for t in server.transfers if t.direction == "sent"]
+    assert [sites for sites, _ in sent] == [("a",), ("b",), ("c",)]
+    # A retry gets its own answer again, not another site's.
+    server.send("b", frame(1, **routed, payload=pack_list([b"1->0", b"", b"1->2"])))
+    assert server.answers["b"][1] == server.answers["b"][0]
+
+
+@pytest.mark.parametrize("payload", [pack_list([b"x", b"", b""]), pack_list([b"", b""]), b"", b"\xff" * 40])
+def test_a_routed_contribution_needs_one_part_for_each_other_rank(payload):
+    server = Server()
+    routed = {"operation": Operation.ROUTE, "kind": Kind.CONVERSATION, "codec": Codec.SEALED, "n_values": 0}
+    server.send("a", frame(0, **routed, payload=payload))
+    for rank in (1, 2):
+        parts = [b""] * 3
+        server.send(SITES[rank], frame(rank, **routed, payload=pack_list(parts)))
+    assert server.aggregator.reason is not None
+
+
+def test_a_channel_routes_and_refuses_an_own_part():
+    aggregator = Aggregator(SITES, ATTEMPT, 5.0)
+
+    def work(channel: Channel) -> list[bytes]:
+        with pytest.raises(ValueError, match="own one empty"):
+            channel.route(Kind.CONVERSATION, [b"x"] * 3)
+        return channel.route(
+            Kind.CONVERSATION, [b"" if r == channel.rank else bytes([channel.rank, r]) for r in range(3)]
+        )
+
+    results = run_sites(work, aggregator)
+    assert results["b"] == [bytes([0, 1]), b"", bytes([2, 1])]
