@@ -13,7 +13,7 @@ from dp_components.leaf_weights.query import UNIT
 from dp_components.split_methods.greedy import grow, histograms
 from dp_components.split_methods.histogram import HistogramQuery
 from dp_components.split_methods.partially_random import PartiallyRandomQuery
-from dp_components.split_methods.split_score import gain, split_scores
+from dp_components.split_methods.split_score import NodeTotals, gain, split_scores
 from dp_components.split_methods.totally_random import grow_totally_random
 from dp_components.split_methods.tree import LEAF, Tree, TreeBuilder
 
@@ -70,7 +70,7 @@ def test_gain_is_xgboosts() -> None:
 
 
 def test_split_score_is_half_the_improvement() -> None:
-    scores = split_scores(np.array([4.0]), np.array([3.0]), 1.0, 6.0, 1.0, 100.0)
+    scores = split_scores(np.array([[4.0, 3.0]]), np.array([[-3.0, 3.0]]), NodeTotals(1.0, 6.0), 1.0, 100.0)
     assert scores[0] == pytest.approx(0.5 * (16 / 4 + 9 / 4 - 1 / 7))
 
 
@@ -150,8 +150,53 @@ def test_every_bin_is_noised_empty_ones_too() -> None:
         seen.append(sums.shape)
         return sums
 
-    HistogramQuery(bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, record).best(np.arange(0), None)
+    query = HistogramQuery(bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, record)
+    query.best(np.arange(0), np.tile([0, 10], (4, 1)), None)
     assert seen == [(4, 11, 2)]
+
+
+def test_noise_of_bins_that_earlier_splits_made_empty_is_left_out() -> None:
+    """Below candidate 5 the bins above it hold noise alone; here it is so loud that it would decide everything."""
+    bins, pairs = planted(400)
+    rows = np.flatnonzero(bins[2] <= 5)
+
+    def loud_outside(sums: np.ndarray) -> np.ndarray:
+        sums = sums.copy()
+        sums[2, 6:] += 10**6 * UNIT
+        return sums
+
+    ranges = np.tile([0, 10], (4, 1))
+    ranges[2] = 0, 5
+    query = HistogramQuery(bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, loud_outside)
+    totals, split = query.best(rows, ranges, None)
+    assert (totals.gradient * UNIT, totals.hessian * UNIT) == pytest.approx(tuple(pairs[rows].sum(axis=0)))
+    assert split is not None
+    assert (split.left.hessian + split.right.hessian) * UNIT == pytest.approx(pairs[rows, 1].sum())
+    assert split.feature != 2 or split.candidate < 5
+
+
+@pytest.mark.parametrize("is_histogram", [True, False])
+def test_no_node_is_split_where_earlier_splits_left_nothing_to_divide(is_histogram: bool) -> None:
+    bins, pairs = planted(300)
+    rng = np.random.default_rng(3)
+
+    def loud(sums: np.ndarray) -> np.ndarray:
+        return sums + np.rint(rng.normal(0, 100 * UNIT, sums.shape)).astype(np.int64)
+
+    for seed in range(20):
+        common = (np.minimum(bins, 3), pairs.astype(np.int64), range(4), [3] * 4, 1.0, 2.0, loud)
+        query = HistogramQuery(*common) if is_histogram else PartiallyRandomQuery(*common, random.Random(seed))
+        tree = grow(bins, query, 5).tree
+        open_nodes = [(0, {f: (0, 3) for f in range(4)})]
+        while open_nodes:
+            node, ranges = open_nodes.pop()
+            if tree.feature[node] == LEAF:
+                continue
+            feature, cut = int(tree.feature[node]), int(tree.candidate[node])
+            low, high = ranges[feature]
+            assert low <= cut < high
+            open_nodes.append((int(tree.left[node]), {**ranges, feature: (low, cut)}))
+            open_nodes.append((int(tree.right[node]), {**ranges, feature: (cut + 1, high)}))
 
 
 def test_histograms_sum_to_their_node() -> None:
