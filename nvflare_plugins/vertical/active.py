@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from he_processors.errors import JobAborted, ProtocolError
 from nvflare_plugins.vertical.gradient_scale import GradientScale
-from nvflare_plugins.vertical.gradient_scheme import GradientOwner
+from nvflare_plugins.vertical.gradient_scheme import GRADIENT_BLOCK_ROWS, GradientOwner
 from nvflare_plugins.vertical.links import Party
 from nvflare_plugins.vertical.party_sums import ROOT, PartySums
 from nvflare_plugins.vertical.paths import PathWalker, TreeStructure
 from nvflare_plugins.vertical.sampling import ColumnSampler, Twister, sampled_rows
 from nvflare_plugins.vertical.split_evaluation import SplitFormula
-from nvflare_plugins.vertical.tree_growth import DISAGREE, TreeGrowth
+from nvflare_plugins.vertical.tree_growth import DISAGREE, EncodedGradients, TreeGrowth
 from nvflare_plugins.vertical.tree_parameters import TreeParameters
 from nvflare_plugins.wire.catalogue import Moment, Phase
 from nvflare_plugins.wire.expand_entries import ENTRY_SIZE, ExpandEntry, pack_entry, unpack_entry
@@ -205,12 +205,20 @@ class ActiveEngine:
             for party in self._parties if columns[party.columns].any()
         ]  # fmt: skip
         if parties:
-            protected = self._owner.encrypt(encoded.g, encoded.h)
-            for sums in parties:
-                sums.begin(protected)
+            self._send_gradients(encoded, parties)
         self._growth = TreeGrowth(
             params, self._formula, encoded, parties, self._n_columns, self._sampler.node_columns
         )
+
+    def _send_gradients(self, encoded: EncodedGradients, parties: Sequence[PartySums]) -> None:
+        """Encrypt block by block, so that one is on its way while the next is made, and ask for the root."""
+        for start in range(0, self._n_rows, GRADIENT_BLOCK_ROWS):
+            block = slice(start, start + GRADIENT_BLOCK_ROWS)
+            protected = self._owner.encrypt(encoded.g[block], encoded.h[block])
+            for sums in parties:
+                sums.send(protected)
+        for sums in parties:
+            sums.ask([])
 
     def _end_tree_if_finished(self) -> None:
         if not self._growth.is_finished:

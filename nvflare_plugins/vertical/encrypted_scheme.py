@@ -34,7 +34,9 @@ from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey, Okamo
 from he_processors.packing import PackingLayout
 from he_processors.paillier import decryption, encryption
 from he_processors.paillier.keys import PaillierPrivateKey, PaillierPublicKey
-from nvflare_plugins.vertical.gradient_scheme import ClearHistogramMaker, HistogramMaker
+from nvflare_plugins.vertical.gradient_scheme import (
+    ClearHistogramMaker, HistogramMaker, n_blocks_of, require_all_rows, rows_due,
+)  # fmt: skip
 from nvflare_plugins.vertical.messages import TrainingSetup
 
 CLEAR_CODE = 0
@@ -88,17 +90,26 @@ class EncryptedHistogramMaker:
         self._packing = PackingLayout.fit(pair_format, public_key.plaintext_bits)
         self._arithmetic = registry.open_backend(backend, public_key.modulus)
         self._rerandomiser = Rerandomiser(public_key, self._arithmetic)
+        self._n_rows = 0
+        self._blocks: list[Residues] = []
         self._pairs: Residues | None = None
 
-    def begin_tree(self, gradients: bytes, n_rows: int) -> None:
-        """Check and take the ciphertexts of a tree."""
-        header = CiphertextHeader(self._public_key, Content.PAIRS, self._packing, n_rows)
-        self._pairs = decode_ciphertexts(gradients, header, self._arithmetic)
+    def begin_tree(self, n_rows: int) -> None:
+        """Forget the ciphertexts of the tree before."""
+        self._n_rows, self._blocks, self._pairs = n_rows, [], None
+
+    def add_gradients(self, gradients: bytes) -> None:
+        """Check and take the next block of ciphertexts."""
+        n_due = rows_due(self._n_rows, len(self._blocks) if self._pairs is None else n_blocks_of(self._n_rows))
+        header = CiphertextHeader(self._public_key, Content.PAIRS, self._packing, n_due)
+        self._blocks.append(decode_ciphertexts(gradients, header, self._arithmetic))
 
     def sum_bins(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:
         """Add ciphertexts into bins, pack many bins to a ciphertext and re-randomise."""
         if self._pairs is None:
-            raise ProtocolError("sums are asked for before gradients came")
+            require_all_rows(self._n_rows, len(self._blocks))
+            self._pairs = self._blocks[0] if len(self._blocks) == 1 else self._arithmetic.concat(self._blocks)
+            self._blocks = []
         bins = sum_bins(self._arithmetic, self._pairs, plan_level(codes, layout, node_rows))
         hidden = pack_and_hide(bins, self._packing, self._rerandomiser)
         header = CiphertextHeader(self._public_key, Content.PACKED_BINS, self._packing, len(hidden))

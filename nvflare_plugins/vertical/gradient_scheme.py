@@ -21,6 +21,8 @@ from he_processors.packing import REFUSED
 
 _PAIR = np.dtype("<i8")
 _BLOCK_ROWS = 1 << 14
+GRADIENT_BLOCK_ROWS = 1 << 13
+"""Rows whose gradients travel together: few enough that encrypting and sending overlap, many enough for fast batches."""
 
 
 class GradientOwner(Protocol):
@@ -32,7 +34,7 @@ class GradientOwner(Protocol):
     pair_format: PairFormat
 
     def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
-        """Protect encoded gradient pairs. Shapes: g, h: int64[n_rows]."""
+        """Protect encoded gradient pairs. Shapes: g, h: int64[n_block_rows]."""
 
     def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
         """Open histograms, one for each of ``totals``. Raises: ProtocolError with one fixed message."""
@@ -41,14 +43,39 @@ class GradientOwner(Protocol):
 class HistogramMaker(Protocol):
     """A passive party's half: needs no secret."""
 
-    def begin_tree(self, gradients: bytes, n_rows: int) -> None:
-        """Take the protected pairs of a tree. Raises: ProtocolError if they are not ``n_rows`` valid ones."""
+    def begin_tree(self, n_rows: int) -> None:
+        """Forget the pairs of the tree before."""
+
+    def add_gradients(self, gradients: bytes) -> None:
+        """Take the next block of the tree's protected pairs, all that are missing or GRADIENT_BLOCK_ROWS of them.
+
+        Raises: ProtocolError if they are not exactly so many valid ones.
+        """
 
     def sum_bins(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:
         """Add the pairs of each node into bins, and hide which rows made them.
 
         Shapes: codes: uint8 or uint16[n_features, n_rows]; node_rows: int32[n_node_rows] for each node.
         """
+
+
+def rows_due(n_rows: int, n_blocks: int) -> int:
+    """Return the rows of a tree's next block. Raises: ProtocolError if all have come."""
+    n_due = min(GRADIENT_BLOCK_ROWS, n_rows - n_blocks * GRADIENT_BLOCK_ROWS)
+    if n_due <= 0:
+        raise ProtocolError("more gradients than the tree has rows")
+    return n_due
+
+
+def n_blocks_of(n_rows: int) -> int:
+    """Return how many blocks hold the gradients of a tree."""
+    return -(-n_rows // GRADIENT_BLOCK_ROWS)
+
+
+def require_all_rows(n_rows: int, n_blocks: int) -> None:
+    """Raise ProtocolError unless the blocks hold all rows of a tree."""
+    if n_blocks != n_blocks_of(n_rows) or not n_blocks:
+        raise ProtocolError("sums are asked for before the gradients of all rows came")
 
 
 class ClearGradientOwner:
@@ -79,18 +106,28 @@ class ClearHistogramMaker:
     """Adds pairs in the clear: the other half of ``ClearGradientOwner``."""
 
     def __init__(self) -> None:
-        self._pairs = np.empty((0, 2), dtype=_PAIR)
+        self._n_rows = 0
+        self._blocks: list[NDArray[np.int64]] = []
+        self._pairs: NDArray[np.int64] | None = None
         self._codes: BinCodes | None = None
         self._codes_of_row = np.empty((0, 0), dtype=np.uint8)
 
-    def begin_tree(self, gradients: bytes, n_rows: int) -> None:
-        """Take the pairs of a tree."""
-        if len(gradients) != 2 * _PAIR.itemsize * n_rows:
-            raise ProtocolError(f"expected {n_rows} gradient pairs")
-        self._pairs = np.frombuffer(gradients, dtype=_PAIR).reshape(n_rows, 2)
+    def begin_tree(self, n_rows: int) -> None:
+        """Forget the pairs of the tree before."""
+        self._n_rows, self._blocks, self._pairs = n_rows, [], None
+
+    def add_gradients(self, gradients: bytes) -> None:
+        """Take the next block of pairs."""
+        n_due = rows_due(self._n_rows, len(self._blocks))
+        if len(gradients) != 2 * _PAIR.itemsize * n_due:
+            raise ProtocolError(f"expected {n_due} gradient pairs")
+        self._blocks.append(np.frombuffer(gradients, dtype=_PAIR).reshape(n_due, 2))
 
     def sum_bins(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:
         """Add the pairs of each node into bins."""
+        if self._pairs is None:
+            require_all_rows(self._n_rows, len(self._blocks))
+            self._pairs = np.concatenate(self._blocks)
         if self._codes is not codes:
             self._codes, self._codes_of_row = codes, np.ascontiguousarray(codes.T)
         return b"".join(self._sum_node(layout, rows).astype(_PAIR, copy=False).tobytes() for rows in node_rows)

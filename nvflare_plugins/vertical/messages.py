@@ -173,7 +173,7 @@ class TrainingSetup:
 
 @dataclass(frozen=True, slots=True)
 class TreeGradients:
-    """The encrypted gradient pairs of all rows for one tree.
+    """Begins a tree with the encrypted gradient pairs of its first block of rows.
 
     Attributes: features: which of the party's features the tree may use (column sampling).
     """
@@ -191,6 +191,23 @@ class TreeGradients:
     @classmethod
     def _read(cls, data: _Reader) -> Self:
         return cls(data.node(), data.bits(), data.blob())
+
+
+@dataclass(frozen=True, slots=True)
+class MoreGradients:
+    """The encrypted gradient pairs of the tree's next block of rows."""
+
+    CODE: ClassVar[int] = 10
+    tree: int
+    gradients: bytes
+
+    def _write(self, out: _Writer) -> None:
+        out.numbers("I", self.tree)
+        out.blob(self.gradients)
+
+    @classmethod
+    def _read(cls, data: _Reader) -> Self:
+        return cls(data.node(), data.blob())
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,21 +250,28 @@ class HistogramRequest:
 
 @dataclass(frozen=True, slots=True)
 class HistogramAnswer:
-    """Sums per node, feature and bin, protected by the additive scheme."""
+    """Sums per node, feature and bin, protected by the additive scheme.
+
+    Attributes:
+        nodes: nodes whose sums are here, in the order of the request.
+        withheld: nodes whose sums this party's guard keeps, in the order of the request.
+    """
 
     CODE: ClassVar[int] = 5
     tree: int
     nodes: tuple[int, ...]
     sums: bytes
+    withheld: tuple[int, ...] = ()
 
     def _write(self, out: _Writer) -> None:
         out.numbers("I", self.tree)
         out.items(self.nodes, lambda node: out.numbers("I", node))
         out.blob(self.sums)
+        out.items(self.withheld, lambda node: out.numbers("I", node))
 
     @classmethod
     def _read(cls, data: _Reader) -> Self:
-        return cls(data.node(), data.items(data.node), data.blob())
+        return cls(data.node(), data.items(data.node), data.blob(), data.items(data.node))
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,15 +376,15 @@ class DecisionAnswer:
         return cls(data.items(data.bits))
 
 
-Request = TrainingSetup | TreeGradients | HistogramRequest | SplitRequest | DecisionRequest
+Request = TrainingSetup | TreeGradients | MoreGradients | HistogramRequest | SplitRequest | DecisionRequest
 Answer = PartySchema | HistogramAnswer | SplitAnswer | DecisionAnswer
 Message = Request | Answer
 
 _TYPES: dict[int, type[Message]] = {
     type_.CODE: type_
     for type_ in (
-        PartySchema, TrainingSetup, TreeGradients, HistogramRequest, HistogramAnswer, SplitRequest, SplitAnswer,
-        DecisionRequest, DecisionAnswer,
+        PartySchema, TrainingSetup, TreeGradients, MoreGradients, HistogramRequest, HistogramAnswer, SplitRequest,
+        SplitAnswer, DecisionRequest, DecisionAnswer,
     )
 }  # fmt: skip
 

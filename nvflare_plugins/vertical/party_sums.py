@@ -14,7 +14,8 @@ from he_processors.histogram.planner import child_to_build
 from nvflare_plugins.vertical.gradient_scheme import GradientOwner
 from nvflare_plugins.vertical.links import Party, collect
 from nvflare_plugins.vertical.messages import (
-    Bits, HistogramAnswer, HistogramRequest, NodePartition, OwnedSplit, SplitAnswer, SplitRequest, TreeGradients,
+    Bits, HistogramAnswer, HistogramRequest, MoreGradients, NodePartition, OwnedSplit, SplitAnswer, SplitRequest,
+    TreeGradients,
 )  # fmt: skip
 from nvflare_plugins.vertical.split_evaluation import (
     Candidate, GradientUnit, NodeToSplit, PartyEvaluator, SplitFormula,
@@ -42,16 +43,18 @@ class PartySums:
         self._layout = BinLayout(tuple(party.schema.n_bins[feature] for feature in self._features))
         self._evaluator = PartyEvaluator(self._layout, formula, unit, monotone[party.columns][self._features])
         self._opened: dict[int, BinSums] = {}
-        self._begun: Future | None = None
+        self._sent: list[Future] = []
         self._asked: Future | None = None
         self._asked_for: list[NodePartition] = []
 
-    def begin(self, gradients: bytes) -> None:
-        """Send the tree's protected gradients and ask for the root."""
+    def send(self, gradients: bytes) -> None:
+        """Send the next block of the tree's protected gradients; the first one begins the tree."""
+        if self._sent:
+            self._sent.append(self.party.link.ask(MoreGradients(self._tree, gradients)))
+            return
         chosen = np.zeros(len(self.party.schema.n_bins), dtype=bool)
         chosen[self._features] = True
-        self._begun = self.party.link.ask(TreeGradients(self._tree, Bits.of(chosen), gradients))
-        self.ask([])
+        self._sent.append(self.party.link.ask(TreeGradients(self._tree, Bits.of(chosen), gradients)))
 
     def ask(self, partitions: list[NodePartition]) -> None:
         """Ask for the sums of one child of each partition, or of the root; do not wait."""
@@ -87,9 +90,9 @@ class PartySums:
     def _receive(self, totals: dict[int, NodeTotal]) -> None:
         if self._asked is None:
             raise ProtocolError("sums are due that nobody asked for")
-        if self._begun is not None:
-            collect(self.party, self._begun, type(None), self._deadline_s)  # fails with the reason of a refusal
-            self._begun = None
+        for sent in self._sent:
+            collect(self.party, sent, type(None), self._deadline_s)  # fails with the reason of a refusal
+        self._sent = []
         answer = collect(self.party, self._asked, HistogramAnswer, self._deadline_s)
         self._asked = None
         built = [_built_child(part, totals) for part in self._asked_for] or [ROOT]

@@ -17,9 +17,10 @@ from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.planner import child_to_build
 from nvflare_plugins.vertical.cut_points import find_cut_points
 from nvflare_plugins.vertical.gradient_scheme import HistogramMaker
+from nvflare_plugins.vertical.guards import Guard
 from nvflare_plugins.vertical.messages import (
-    Answer, Bits, DecisionAnswer, DecisionRequest, HistogramAnswer, HistogramRequest, NodePartition, OwnedSplit,
-    PartySchema, PathQuery, Request, SplitAnswer, SplitRequest, TreeGradients,
+    Answer, Bits, DecisionAnswer, DecisionRequest, HistogramAnswer, HistogramRequest, MoreGradients, NodePartition,
+    OwnedSplit, PartySchema, PathQuery, Request, SplitAnswer, SplitRequest, TreeGradients,
 )  # fmt: skip
 from nvflare_plugins.vertical.private_table import PrivateSplit, PrivateTable
 
@@ -34,7 +35,7 @@ class PassiveParty:
 
     def __init__(
         self, sets: Sequence[NDArray[np.float32]], aliases: Sequence[str], max_bin: int, maker: HistogramMaker,
-        table: PrivateTable | None = None,
+        table: PrivateTable | None = None, guard: Guard | None = None,
     ):  # fmt: skip
         """Prepare the party's tables; call it outside a communicator.
 
@@ -43,11 +44,22 @@ class PassiveParty:
                 Shapes: float32[n_rows, n_features] each; NaN is missing.
             aliases: names of the features for the other parties.
             table: splits of a model that training continues from.
+            guard: decides which sums may leave, and counts them; without one everything leaves uncounted.
+
+        Raises:
+            PolicyRefusal: the guard does not allow so many bins.
         """
         self._sets = [np.ascontiguousarray(table, dtype=np.float32) for table in sets]
         self._aliases = tuple(aliases)
+        self._guard = guard
+        if guard is not None:
+            guard.check_bins(max_bin)
         self._cuts = find_cut_points(self._sets[0], max_bin)
-        self._codes = self._cuts.codes(self._sets[0])
+        if guard is not None:
+            self._cuts = guard.merge_rare_bins(self._cuts, self._sets[0])
+            self._codes = guard.codes(self._cuts, self._sets[0])
+        else:
+            self._codes = self._cuts.codes(self._sets[0])
         self._maker = maker
         self._n_rows = self._sets[0].shape[0]
         self._tree = -1
@@ -70,6 +82,9 @@ class PassiveParty:
         """
         if isinstance(request, TreeGradients):
             return self._begin_tree(request)
+        if isinstance(request, MoreGradients):
+            self._check_tree(request.tree)
+            return self._maker.add_gradients(request.gradients)
         if isinstance(request, HistogramRequest):
             return self._histograms(request)
         if isinstance(request, SplitRequest):
@@ -90,13 +105,33 @@ class PassiveParty:
             self._tree_layout = BinLayout(tuple(self._cuts.layout.n_bins[feature] for feature in chosen))
             self._tree_codes = self._codes[chosen]
         self._rows = {ROOT: np.arange(self._n_rows, dtype=np.int32)}
-        self._maker.begin_tree(request.gradients, self._n_rows)
+        self._maker.begin_tree(self._n_rows)
+        self._maker.add_gradients(request.gradients)
 
     def _histograms(self, request: HistogramRequest) -> HistogramAnswer:
         self._check_tree(request.tree)
-        nodes = tuple(self._divide(part) for part in request.partitions) or (ROOT,)
+        asked = tuple(self._divide(part) for part in request.partitions) or (ROOT,)
+        withheld = self._withheld(request.partitions, asked)
+        nodes = tuple(node for node in asked if node not in withheld)
         rows = [self._rows_of(node) for node in nodes]
-        return HistogramAnswer(self._tree, nodes, self._maker.sum_bins(self._tree_codes, self._tree_layout, rows))
+        sums = self._maker.sum_bins(self._tree_codes, self._tree_layout, rows) if nodes else b""
+        for part, node in zip(request.partitions, asked, strict=False):
+            if node in withheld:  # nothing below is asked for any more
+                del self._rows[part.left], self._rows[part.right]
+        if withheld == (ROOT,):
+            self._rows = {}
+        return HistogramAnswer(self._tree, nodes, sums, withheld)
+
+    def _withheld(self, partitions: Sequence[NodePartition], asked: Sequence[int]) -> tuple[int, ...]:
+        """Return the nodes, of those asked for, whose sums must stay here. Charges the others."""
+        if self._guard is None:
+            return ()
+        if not partitions:
+            return () if self._guard.admit_root() else (ROOT,)
+        siblings = [part.left + part.right - node for part, node in zip(partitions, asked, strict=True)]
+        pairs = [(self._rows[node], self._rows[sibling]) for node, sibling in zip(asked, siblings, strict=True)]
+        admitted = self._guard.admit(pairs)
+        return tuple(node for node, is_admitted in zip(asked, admitted, strict=True) if not is_admitted)
 
     def _divide(self, part: NodePartition) -> int:
         """Note the children's rows; return the child whose sums are wanted."""

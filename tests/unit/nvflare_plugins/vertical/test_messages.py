@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.vertical.messages import (
-    Bits, DecisionAnswer, DecisionRequest, HistogramAnswer, HistogramRequest, NodePartition, OwnedSplit, PartySchema,
-    PathQuery, SplitAnswer, SplitRequest, TrainingSetup, TreeGradients, from_bytes, to_bytes,
+    Bits, DecisionAnswer, DecisionRequest, HistogramAnswer, HistogramRequest, MoreGradients, NodePartition, OwnedSplit,
+    PartySchema, PathQuery, SplitAnswer, SplitRequest, TrainingSetup, TreeGradients, from_bytes, to_bytes,
 )  # fmt: skip
 
 NODES = st.integers(0, 1 << 24)
@@ -32,7 +32,7 @@ def schemas(draw):
 MESSAGES = st.one_of(
     schemas(),
     st.builds(TrainingSetup, st.integers(0, 255), st.integers(0, 62), st.integers(1, 2**31 - 1), BLOBS),
-    st.builds(TreeGradients, NODES, BITS, BLOBS),
+    st.builds(TreeGradients, NODES, BITS, BLOBS), st.builds(MoreGradients, NODES, BLOBS),
     st.builds(HistogramRequest, NODES, tuples(st.builds(NodePartition, NODES, NODES, NODES, BITS))),
     st.builds(HistogramAnswer, NODES, tuples(NODES), BLOBS),
     st.builds(

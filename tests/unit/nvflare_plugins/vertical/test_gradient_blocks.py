@@ -1,0 +1,71 @@
+"""Gradients of a tree in blocks: the model does not change, and blocks that are missing or too many are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from he_processors.errors import ProtocolError
+from nvflare_plugins.vertical import active, gradient_scheme
+from nvflare_plugins.vertical.encrypted_scheme import gradient_owner, histogram_maker
+from nvflare_plugins.vertical.gradient_scale import pair_format
+from nvflare_plugins.vertical.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
+from tests.support.he_toys import toy_paillier
+from tests.support.vertical_federation import Joined, central, federate, first_difference, make_clear
+
+PARAMS = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 8}
+N_ROWS = 150
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    for module in (active, gradient_scheme):
+        monkeypatch.setattr(module, "GRADIENT_BLOCK_ROWS", 40)
+
+
+def encrypted(n_rows: int):
+    owner = gradient_owner(toy_paillier(), pair_format(n_rows))
+    return owner, lambda: histogram_maker(owner.setup(), n_rows, allow_toy_keys=True)
+
+
+def data() -> Joined:
+    rng = np.random.default_rng(3)
+    features = rng.normal(size=(N_ROWS, 4)).astype(np.float32)
+    label = (features[:, 0] + features[:, 3] + rng.normal(size=N_ROWS) * 0.3 > 0).astype(np.float32)
+    return Joined(features, label, (1, 2, 1))
+
+
+@pytest.mark.parametrize("scheme", [make_clear, encrypted], ids=["clear", "paillier"])
+def test_the_model_is_the_centralized_one(small_blocks, scheme):
+    joined = data()
+    outcome = federate(joined, PARAMS, 2, scheme=scheme)
+    assert first_difference(outcome.merged(), central(joined, PARAMS, 2).save_raw("json")) == ""
+
+
+def halves(kind: str):
+    if kind == "clear":
+        return ClearGradientOwner(pair_format(N_ROWS)), ClearHistogramMaker()
+    owner, make = encrypted(N_ROWS)
+    return owner, make()
+
+
+@pytest.mark.parametrize("kind", ["clear", "paillier"])
+def test_missing_surplus_and_wrong_blocks_are_refused(small_blocks, kind):
+    owner, maker = halves(kind)
+    ones = np.ones(N_ROWS, dtype=np.int64)
+    blocks = [owner.encrypt(ones[s : s + 40], ones[s : s + 40]) for s in range(0, N_ROWS, 40)]
+    codes = np.zeros((1, N_ROWS), dtype=np.uint8)
+    layout, rows = gradient_scheme.BinLayout((1,)), [np.arange(N_ROWS, dtype=np.int32)]
+    with pytest.raises(ProtocolError):
+        maker.add_gradients(blocks[0])  # no tree has begun
+    maker.begin_tree(N_ROWS)
+    for block in blocks[:3]:
+        maker.add_gradients(block)
+    with pytest.raises(ProtocolError):
+        maker.sum_bins(codes, layout, rows)
+    with pytest.raises(ProtocolError):
+        maker.add_gradients(blocks[0])  # a whole block where the last one is shorter
+    maker.add_gradients(blocks[3])
+    maker.sum_bins(codes, layout, rows)
+    with pytest.raises(ProtocolError):
+        maker.add_gradients(blocks[3])
