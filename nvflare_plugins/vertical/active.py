@@ -40,6 +40,7 @@ class EngineSettings:
 
     Attributes:
         own_rounds: first rounds that use the active party's columns alone (Completely SecureBoost).
+        guarded: passive parties may keep the sums of nodes; without them their features do not compete there.
         n_metrics: metrics of each evaluation set.
         eval_sets: numbers of the data sets to evaluate, in order; 0 is the training set.
         caches_training: XGBoost keeps its predictions of the training rows up to date while it trains.
@@ -53,6 +54,7 @@ class EngineSettings:
     n_metrics: int
     caches_training: bool
     own_rounds: int = 0
+    guarded: bool = False
     deadline_s: float = 600.0
 
 
@@ -82,6 +84,7 @@ class ActiveEngine:
         self._gradients = np.empty((0, 0, 2), dtype=np.float32)
         self._trees_begun = 0
         self._growth: TreeGrowth | None = None
+        self._closed: set[str] = set()  # parties that give no sums any more
         self._root_sum = np.zeros(2)
         self._root_size = np.zeros(2)
         self._own_sizes = np.empty(0, dtype=np.int64)
@@ -200,9 +203,9 @@ class ActiveEngine:
         parties = [
             PartySums(
                 party, len(self.trees), columns, self._owner, self._formula, encoded.unit, self._monotone,
-                settings.deadline_s,
+                settings.deadline_s, settings.guarded,
             )
-            for party in self._parties if columns[party.columns].any()
+            for party in self._parties if columns[party.columns].any() and party.name not in self._closed
         ]  # fmt: skip
         if parties:
             self._send_gradients(encoded, parties)
@@ -224,6 +227,7 @@ class ActiveEngine:
         if not self._growth.is_finished:
             return
         self.trees.append(self._growth.structure())
+        self._closed.update(sums.party.name for sums in self._growth.parties if sums.is_closed)
         self._growth = None
         if self._trees_begun < self.trees_per_round:
             self._begin_tree()

@@ -32,13 +32,19 @@ class PartySums:
 
     def __init__(
         self, party: Party, tree: int, columns: NDArray[np.bool_], owner: GradientOwner, formula: SplitFormula,
-        unit: GradientUnit, monotone: NDArray[np.int8], deadline_s: float,
+        unit: GradientUnit, monotone: NDArray[np.int8], deadline_s: float, may_withhold: bool = False,
     ):  # fmt: skip
-        """Args: columns, monotone: of all parties. Shapes: bool[n_columns], int8[n_columns]."""
+        """Prepare for one tree.
+
+        Args:
+            columns, monotone: of all parties. Shapes: bool[n_columns], int8[n_columns].
+            may_withhold: the job is a guarded one, in which a party may keep the sums of nodes.
+        """
         self.party = party
         self._tree = tree
         self._owner = owner
         self._deadline_s = deadline_s
+        self._may_withhold = may_withhold
         self._features = np.flatnonzero(columns[party.columns])
         self._layout = BinLayout(tuple(party.schema.n_bins[feature] for feature in self._features))
         self._evaluator = PartyEvaluator(self._layout, formula, unit, monotone[party.columns][self._features])
@@ -46,6 +52,7 @@ class PartySums:
         self._sent: list[Future] = []
         self._asked: Future | None = None
         self._asked_for: list[NodePartition] = []
+        self.is_closed = False  # the party kept the sums of all rows, and will in later trees
 
     def send(self, gradients: bytes) -> None:
         """Send the next block of the tree's protected gradients; the first one begins the tree."""
@@ -57,9 +64,13 @@ class PartySums:
         self._sent.append(self.party.link.ask(TreeGradients(self._tree, Bits.of(chosen), gradients)))
 
     def ask(self, partitions: list[NodePartition]) -> None:
-        """Ask for the sums of one child of each partition, or of the root; do not wait."""
-        self._asked_for = partitions
-        self._asked = self.party.link.ask(HistogramRequest(self._tree, tuple(partitions)))
+        """Ask for the sums of one child of each partition, or of the root; do not wait.
+
+        Below a node whose sums were withheld nothing is asked for, and nothing of its rows is said.
+        """
+        self._asked_for = [part for part in partitions if part.node in self._opened]
+        if self._asked_for or not partitions:
+            self._asked = self.party.link.ask(HistogramRequest(self._tree, tuple(self._asked_for)))
 
     def split(self, splits: list[OwnedSplit]) -> Future:
         """Tell the party which splits it won."""
@@ -75,34 +86,44 @@ class PartySums:
     def evaluate(
         self, nodes: list[int], totals: dict[int, NodeTotal], facts: list[NodeToSplit]
     ) -> list[Candidate | None]:
-        """Wait for the sums, open and check them, and find the best splits.
+        """Wait for the sums, open and check them, and find the best splits; none where sums were withheld.
 
         The features of the result are numbered as in the party's schema.
         """
-        self._receive(totals)
-        found = self._evaluator.best_splits([self._opened[node] for node in nodes], facts)
-        return [None if c is None else _with_feature(c, int(self._features[c.feature])) for c in found]
+        if self._asked is not None:
+            self._receive(totals)
+        known = [(node, fact) for node, fact in zip(nodes, facts, strict=True) if node in self._opened]
+        if len(known) < len(nodes) and not self._may_withhold:
+            raise ProtocolError("sums are due that nobody asked for")
+        best = self._evaluator.best_splits([self._opened[node] for node, _ in known], [fact for _, fact in known])
+        found = dict(zip((node for node, _ in known), best, strict=True))
+        return [None if c is None else _with_feature(c, int(self._features[c.feature])) for c in map(found.get, nodes)]
 
     def allowed(self, columns: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Cut the party's features of this tree out of a mask over all columns."""
         return columns[self.party.columns][self._features]
 
     def _receive(self, totals: dict[int, NodeTotal]) -> None:
-        if self._asked is None:
-            raise ProtocolError("sums are due that nobody asked for")
         for sent in self._sent:
             collect(self.party, sent, type(None), self._deadline_s)  # fails with the reason of a refusal
         self._sent = []
         answer = collect(self.party, self._asked, HistogramAnswer, self._deadline_s)
         self._asked = None
         built = [_built_child(part, totals) for part in self._asked_for] or [ROOT]
-        if answer.tree != self._tree or list(answer.nodes) != built:
+        if answer.withheld and not self._may_withhold:
+            raise ProtocolError(f"{self.party.name} withheld sums in a job that promises the centralized model")
+        withheld = set(answer.withheld)
+        given = [node for node in built if node not in withheld]
+        if (answer.tree, list(answer.nodes)) != (self._tree, given) or not withheld.issubset(built):
             raise ProtocolError(f"{self.party.name} sent the sums of other nodes than it was asked for")
-        opened = self._owner.open_sums(answer.sums, self._layout, [totals[node] for node in built])
-        self._opened |= dict(zip(built, opened, strict=True))
+        self.is_closed = ROOT in withheld
+        opened = self._owner.open_sums(answer.sums, self._layout, [totals[node] for node in given]) if given else []
+        self._opened |= dict(zip(given, opened, strict=True))
         for part, child in zip(self._asked_for, built, strict=False):
-            sibling = part.left + part.right - child
             parent = self._opened.pop(part.node)
+            if child in withheld:
+                continue
+            sibling = part.left + part.right - child
             self._opened[sibling] = subtract_sibling(
                 parent, self._opened[child], totals[sibling], self._layout, self._owner.pair_format
             )

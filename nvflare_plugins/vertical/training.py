@@ -46,6 +46,7 @@ class VerticalSettings:
 
     Attributes:
         own_rounds: first rounds that use the active party's columns alone (Completely SecureBoost).
+        guarded: passive parties may keep sums that their guards do not let go: not the centralized model then.
         evaluate_training: evaluate the training set too.
     """
 
@@ -53,6 +54,7 @@ class VerticalSettings:
     early_stopping_rounds: int | None = None
     evaluate_training: bool = False
     own_rounds: int = 0
+    guarded: bool = False
     deadline_s: float = 600.0
 
 
@@ -157,6 +159,7 @@ def _engine_settings(
         n_metrics=len(params.metrics),
         caches_training=parallel == 1,
         own_rounds=settings.own_rounds,
+        guarded=settings.guarded,
         deadline_s=settings.deadline_s,
     )
 

@@ -58,7 +58,7 @@ class TreeGrowth:
         self._params = params
         self._formula = formula
         self._gradients = gradients
-        self._parties = parties
+        self.parties = parties
         self._n_columns = n_columns
         self._node_columns = node_columns
         self._driver = TreeDriver(params)
@@ -87,7 +87,7 @@ class TreeGrowth:
             raise ProtocolError(DISAGREE.format("the nodes of the tree"))
         columns = [self._columns_of(node) for node in self.pending]
         offers = [ExpandEntry(node, self._nodes[node].depth) for node in self.pending]
-        for sums in self._parties:
+        for sums in self.parties:
             facts = [self._facts(node, sums.allowed(c)) for node, c in zip(self.pending, columns, strict=True)]
             for i, candidate in enumerate(sums.evaluate(self.pending, self._totals, facts)):
                 entry = None if candidate is None else self._entry(self.pending[i], sums, candidate)
@@ -111,7 +111,7 @@ class TreeGrowth:
         Shapes: decisions: bool[n_rows], XGBoost's own; theirs are written into it.
         """
         asked = []
-        for sums in self._parties:
+        for sums in self.parties:
             won = [s.entry.node for s in self.applied if self._offer_of(s.entry.node, sums) is not None]
             if won:
                 asked.append((sums, won, sums.split([self._owned_split(node) for node in won])))
@@ -141,7 +141,7 @@ class TreeGrowth:
         self._splits += self.applied
         if partitions:
             self.pending = [child for part in partitions for child in (part.left, part.right)]
-            for sums in self._parties:
+            for sums in self.parties:
                 sums.ask(partitions)
             self.applied = []
         else:

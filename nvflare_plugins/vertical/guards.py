@@ -1,0 +1,259 @@
+"""What a passive party does against what exact sums per bin reveal: the preset ``guarded``.
+
+For one bin of one feature, all sums over all nodes and trees are linear equations in a 0/1 vector over rows, and the
+active party knows their coefficients, because it knows every gradient and every node's rows. With as many independent
+equations as rows it solves them (``bin_attack.py`` does). The guards keep equations few and never about few rows:
+
+* a floor: no sums of a node with fewer rows, and none of its sibling, which would give them by subtraction;
+* the floor on differences: no sums over a set of rows that differs from a released one, or from the complement of one,
+  by so few rows, whichever tree or job released it;
+* caps: on bins, on the sums that any row takes part in, and on sums per row, over all jobs on the data set;
+* bins with fewer rows than the floor are merged with a neighbour before training.
+
+A node whose sums are withheld stays without, and so does all below it: this party's features do not compete there, and
+training goes on. The model then differs from the centralized one.
+
+Security: **heuristics, not a guarantee.** They raise the price of the attack that is known; they do not bound what is
+    learnt as noise under differential privacy would. Differences are compared in pairs: a combination of three or more
+    sets is not checked, only their number is capped. The party cannot see gradients: against an active party that sends
+    zeros for all rows but one, no floor helps. What a split of this party reveals by itself, one ordered bit per row of
+    its node, is part of the model and is not guarded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.errors import PolicyRefusal
+from nvflare_plugins.site_policy import VerticalRules
+from nvflare_plugins.vertical.bin_ledger import BinLedger, Released, differences, fingerprint_of
+from nvflare_plugins.vertical.cut_points import CutPoints
+
+FOLDER = "released_bins"
+SUMS_PER_SET = 2  # of gradients and of hessians
+MAX_SHARE = 0.1
+"""Most sums per row, on average over the rows of a node. Chosen by running the attack, see ``tests/bench``."""
+_SAFE_FACTOR = 2.0  # a difference of the floor's size is estimated as twice that with a chance below 1e-6
+
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """How many sums this party has released, over all jobs: numbers for its own report.
+
+    Units: sums of one feature (every feature is counted as if it took part in all); a node's gradients and its
+        hessians are two. ``per_row`` counts the sums that a row is in; ``share`` divides every sum among its rows, so
+        that its mean over the rows is the number of equations per unknown of the attack.
+    """
+
+    per_row_max: int
+    per_row_mean: float
+    per_row_cap: int | None
+    share_max: float
+    share_mean: float
+    share_cap: float | None
+    nodes_released: int
+    nodes_withheld: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Step:
+    """Sums that become known together: those of a root, or of two siblings, of which one is sent.
+
+    Shapes: sets: int64[n_set_rows] each, sent: one of them; places of rows in the ledger.
+    """
+
+    sets: tuple[NDArray[np.int64], ...]
+    sent: NDArray[np.int64]
+    fingerprints: tuple[NDArray[np.int32], ...]
+    parent_size: int
+
+    def added_share(self, rows: NDArray[np.int64]) -> float:
+        """Return the sums per row that a set adds: where a node's sums were known, its children's take their place."""
+        before = SUMS_PER_SET / self.parent_size if self.parent_size else 0.0
+        return SUMS_PER_SET / max(rows.size, 1) - before
+
+
+class Guard:
+    """Decides for one job which nodes' sums may leave, and charges them durably before they do."""
+
+    def __init__(
+        self, rules: VerticalRules, ledger: BinLedger, row_ids: Sequence[str], *, row_fraction: float = 1.0,
+        enforce: bool = True, max_share: float = MAX_SHARE,
+    ):  # fmt: skip
+        """Args: see ``open``. max_share: sums per row, on average over a node's rows, for experiments."""
+        self._rules = rules
+        self._ledger = ledger
+        self._enforce = enforce
+        self._max_share = max_share
+        # Where rows are sampled, only a fraction of a node's rows has gradients.
+        self._floor = math.ceil(rules.min_rows_per_node / row_fraction)
+        self._keys = ledger.row_keys(row_ids)
+        self._everyone = fingerprint_of(self._keys)
+        self._this_tree: set[bytes] = set()
+        self._n_released = self._n_withheld = 0
+
+    @classmethod
+    def open(
+        cls, rules: VerticalRules, registry: Path, data_set: str, row_ids: Sequence[str], *, row_fraction: float = 1.0,
+        enforce: bool = True,
+    ) -> Guard:  # fmt: skip
+        """Open the guard of one job.
+
+        Args:
+            rules: the site's own policy (``SitePolicy.vertical``).
+            registry: the folder of the site's registry.
+            data_set: the data set's name in the policy; counts belong to it, whatever rows its file holds.
+            row_ids: canonical ids of the training rows in the agreed order; their positions as text if there are none.
+            row_fraction: the job's ``subsample``.
+            enforce: False in the preset ``exact``: everything is released, and still counted for later jobs.
+
+        Raises:
+            ConfigurationError: the ledger is damaged.
+            ValueError: an id comes twice.
+        """
+        ledger = BinLedger(registry / FOLDER, data_set)
+        return cls(rules, ledger, row_ids, row_fraction=row_fraction, enforce=enforce)
+
+    @property
+    def n_rows(self) -> int:
+        """Return the rows of the job."""
+        return self._keys.size
+
+    def check_bins(self, max_bin: int) -> None:
+        """Refuse a job with more bins than the policy allows. Raises: PolicyRefusal."""
+        if self._enforce and max_bin > self._rules.max_bins:
+            raise PolicyRefusal(
+                f"the job asks for {max_bin} bins; this site allows {self._rules.max_bins} in guarded vertical jobs. "
+                "Policy key: vertical.max_bins. Remedy: lower max_bin of the job."
+            )
+
+    def merge_rare_bins(self, cuts: CutPoints, features: NDArray[np.float32]) -> CutPoints:
+        """Merge bins with fewer rows than the floor with a neighbour. Shapes: features: float32[n_rows, n_features]."""
+        return merge_rare_bins(cuts, cuts.codes(features), self._floor) if self._enforce else cuts
+
+    def codes(self, cuts: CutPoints, features: NDArray[np.float32]) -> BinCodes:
+        """Return the bins of the training rows; fewer missing values than the floor count as values of the last bin.
+
+        A missing value then goes right at every split, as it does in prediction where training saw none missing.
+
+        Shapes: features: float32[n_rows, n_features]; result: uint8 or uint16[n_features, n_rows].
+        """
+        codes = cuts.codes(features)
+        if self._enforce:
+            for line, n_bins in zip(codes, cuts.layout.n_bins, strict=True):
+                is_missing = line == n_bins
+                if np.count_nonzero(is_missing) < self._floor:
+                    line[is_missing] = n_bins - 1
+        return codes
+
+    def admit_root(self) -> bool:
+        """Begin a tree: tell whether the sums of all rows may leave. If not, none of this job's later ones may."""
+        self._this_tree = set()
+        with self._ledger.locked():
+            released = self._ledger.read()
+            everyone = released.known(self._keys)
+            step = _Step((everyone,), everyone, (self._everyone,), 0)
+            is_admitted = self._admit(released, step)
+            if is_admitted:
+                self._ledger.write(released)
+        return is_admitted
+
+    def admit(self, children: Sequence[tuple[NDArray[np.int32], NDArray[np.int32]]]) -> list[bool]:
+        """Tell for each divided node whether the sums of both its children may leave: one is sent, one follows.
+
+        The sums of the divided nodes themselves must have been admitted.
+
+        Args:
+            children: the rows of the child to be sent, and those of its sibling.
+        """
+        with self._ledger.locked():
+            released = self._ledger.read()
+            places = released.known(self._keys)
+            answers = []
+            for pair in children:
+                sent, follows = (places[rows] for rows in pair)
+                fingerprints = tuple(fingerprint_of(self._keys[rows]) for rows in pair)
+                step = _Step((sent, follows), sent, fingerprints, sent.size + follows.size)
+                answers.append(self._admit(released, step))
+            if any(answers):
+                self._ledger.write(released)
+        return answers
+
+    def exposure(self) -> Exposure:
+        """Return the numbers for the report."""
+        with self._ledger.locked():
+            released = self._ledger.read()
+        rows = released.known(self._keys)
+        sums, share = released.sums[rows], released.share[rows]
+        return Exposure(
+            int(sums.max(initial=0)), float(sums.mean()), self._rules.max_sums_per_row if self._enforce else None,
+            float(share.max(initial=0)), float(share.mean()), self._max_share if self._enforce else None,
+            self._n_released, self._n_withheld,
+        )  # fmt: skip
+
+    def _admit(self, released: Released, step: _Step) -> bool:
+        if self._enforce and not self._may_leave(released, step):
+            self._n_withheld += len(step.sets)
+            return False
+        released.sums[step.sent] += SUMS_PER_SET
+        for rows in step.sets:
+            released.share[rows] += np.float32(step.added_share(rows))
+        known = {fingerprint.tobytes() for fingerprint in released.fingerprints}
+        fresh = [i for i, fingerprint in enumerate(step.fingerprints) if fingerprint.tobytes() not in known]
+        released.add_sets([step.sets[i].size for i in fresh], [step.fingerprints[i] for i in fresh])
+        self._this_tree.update(fingerprint.tobytes() for fingerprint in step.fingerprints)
+        self._n_released += len(step.sets)
+        return True
+
+    def _may_leave(self, released: Released, step: _Step) -> bool:
+        if any(rows.size < self._floor for rows in step.sets):
+            return False
+        if released.sums[step.sent].max() + SUMS_PER_SET > self._rules.max_sums_per_row:
+            return False
+        if any(released.share[rows].mean() + step.added_share(rows) > self._max_share for rows in step.sets):
+            return False
+        sizes = [rows.size for rows in step.sets]
+        return not any(map(self._is_near, sizes, step.fingerprints, [released] * len(sizes)))
+
+    def _is_near(self, size: int, fingerprint: NDArray[np.int32], released: Released) -> bool:
+        """Tell whether a set differs from a released one, or from the complement of one, by fewer rows than the floor.
+
+        Sets of this tree need no comparison: they are nested or disjoint, and every part of them is above the floor.
+        """
+        for sizes, fingerprints in (
+            (released.sizes, released.fingerprints),
+            (self.n_rows - released.sizes, self._everyone - released.fingerprints),
+        ):
+            close = np.flatnonzero(np.abs(sizes - size) < self._floor)  # the difference is at least that of the sizes
+            estimates = differences(fingerprint, fingerprints[close])
+            suspects = close[(estimates > 0) & (estimates < _SAFE_FACTOR * self._floor)]
+            if any(released.fingerprints[i].tobytes() not in self._this_tree for i in suspects):
+                return True
+        return False
+
+
+def merge_rare_bins(cuts: CutPoints, codes: BinCodes, floor: int) -> CutPoints:
+    """Merge each bin that holds fewer training rows than the floor with the next one, the last with the one before.
+
+    Shapes: codes: uint8 or uint16[n_features, n_rows], of the training rows.
+    """
+    upper = []
+    for line, bounds in zip(codes, cuts.upper, strict=True):
+        counts = np.bincount(line, minlength=bounds.size + 1)[: bounds.size]
+        kept, n_rows = [], 0
+        for bound, count in enumerate(counts):
+            n_rows += int(count)
+            if n_rows >= floor:
+                kept.append(bound)
+                n_rows = 0
+        # What is left over joins the last bin, whose upper bound stays that of the feature.
+        kept = [*kept[:-1], bounds.size - 1] if kept else [bounds.size - 1]
+        upper.append(bounds[kept])
+    return CutPoints(tuple(upper), cuts.lowest)
