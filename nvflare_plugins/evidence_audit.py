@@ -14,6 +14,7 @@ from typing import Protocol
 from he_processors.errors import AuthenticationError
 from nvflare_plugins.threat_model import THREAT_MODELS
 from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.contents import Content, Protection
 from nvflare_plugins.wire.evidence_format import SERVER, SignedHead, seal_statement
 from nvflare_plugins.wire.evidence_reader import Log, Message
 
@@ -65,9 +66,10 @@ def audit(logs: Sequence[Log], authority: CertificateAuthority) -> Audit:
     for check in (_same_attempt, _agreement, _in_step, _model):
         failures += check(sites)
     for log in logs:
-        failures += [f"{log.site}: {text}" for check in (_whole, _privacy) for text in check(log)]
+        failures += [f"{log.site}: {text}" for check in (_whole, _privacy, _contents) for text in check(log)]
     for log in sites:
         failures += [f"{log.site}: {text}" for text in (*_counters(log), *_head_rhythm(log))]
+        failures += _same_contents(log, {name: other for name, other in by_name.items() if name != log.site})
         failures += [f"{log.site}: {text}" for text in _heads(log, by_name, authority)]
         failures += [f"{log.site}: {text}" for text in (*_certificate(log, authority), *_seal(log, authority))]
     if SERVER in by_name:
@@ -167,6 +169,30 @@ def _privacy(log: Log) -> Iterator[str]:
             yield f"LEAK: private message {name} travelled as {codec}, which profile {log.profile} does not allow"
     for name in sorted({kind for kind, _, _ in log.local} - set(Kind.__members__)):
         yield f"locally answered kind {name!r} is not in the catalogue"
+
+
+def _contents(log: Log) -> Iterator[str]:
+    """What sealed messages held was protected from its reader as the profile asks."""
+    model = THREAT_MODELS.get(log.profile)
+    for what, protection in sorted({(part.what, part.protection) for part in log.parts}):
+        content = Content.__members__.get(what)
+        if content is None or protection not in Protection.__members__:
+            yield f"content {what!r} under {protection!r} is not in the catalogue"
+        elif content.only is not None and protection != content.only.name:
+            yield f"LEAK: {what} was sent as {protection} instead of {content.only.name}"
+        elif content.encrypted and (model is None or protection != model.ciphertexts):
+            yield f"LEAK: {what} was sent as {protection}, which profile {log.profile} does not allow"
+
+
+def _same_contents(log: Log, peers: Mapping[str, Log]) -> Iterator[str]:
+    """What one party says it sent, the other says it received, in order."""
+    for site, other in peers.items():
+        sent = [(p.what, p.protection, p.size) for p in log.parts if p.peer == site and p.direction == "sent"]
+        got = [(p.what, p.protection, p.size) for p in other.parts if p.peer == log.site and p.direction == "received"]
+        if log.completed and other.completed and sent != got:
+            yield f"{log.site} and {site} recorded different contents of what {log.site} sent"
+    for name in sorted({part.peer for part in log.parts} - set(peers)):
+        yield f"{log.site} recorded contents exchanged with {name}, which handed in no log"
 
 
 def _counters(log: Log) -> Iterator[str]:

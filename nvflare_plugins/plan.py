@@ -25,7 +25,7 @@ from nvflare_plugins.plan_messages import (
 from nvflare_plugins.plan_rates import (
     ProtectionRate, TreeRate, measure_protection, measure_trees, process_memory_bytes,
 )  # fmt: skip
-from nvflare_plugins.threat_model import THREAT_MODELS, leakage_class
+from nvflare_plugins.threat_model import HORIZONTAL, THREAT_MODELS, leakage_class
 from nvflare_plugins.wording import human_bytes
 
 SERVER_CONFIGURATION = "config_fed_server.json"
@@ -282,7 +282,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--cuts", choices=[mode.value for mode in CutMode], default=None)
     parser.add_argument("--missing", action="store_true", help="every feature has missing values somewhere")
-    parser.add_argument("--profile", choices=["all", *THREAT_MODELS], default="all")
+    parser.add_argument("--profile", choices=["all", *HORIZONTAL], default="all")
     parser.add_argument("--latency-ms", type=float, default=10.0, help="one empty rendezvous of all sites (default 10)")
     parser.add_argument("--bandwidth-mbit", type=float, default=100.0, help="link of each site (default 100)")
     parser.add_argument("--server-bandwidth-mbit", type=float, help="link of the server (default: as a site's)")
@@ -293,7 +293,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     try:
         workload, network = _workload(arguments), _network(arguments)
-        profiles = list(THREAT_MODELS) if arguments.profile == "all" else [arguments.profile]
+        profiles = list(HORIZONTAL) if arguments.profile == "all" else [arguments.profile]
         trees = measure_trees(workload)
         rates = {profile: measure_protection(profile, workload.sites) for profile in profiles}
     except (ConfigurationError, BackendUnavailable) as error:

@@ -21,8 +21,8 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.charts import Bar, Line, horizontal_bars, legend, line_chart, number, stacked_bars
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.report_style import STYLE
-from nvflare_plugins.run_record import RunRecord
-from nvflare_plugins.threat_model import CODEC_PROTECTION, NOTES_FOR_ALL, THREAT_MODELS
+from nvflare_plugins.run_record import ReportSection, RunRecord
+from nvflare_plugins.threat_model import CODEC_PROTECTION, THREAT_MODELS, notes_for
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.evidence_reader import read_log
 from nvflare_plugins.wording import human_bytes
@@ -58,6 +58,7 @@ def build_report(run: RunRecord, folder: Path) -> str:
         *_section("Time per round", _time(run)),
         *_section("Bytes by kind of message", _bytes(run)),
         *_section("What was protected, against whom", _protection(run)),
+        *(html for section in run.sections for html in _section(section.title, _own_section(section))),
         *_section("Feature importance", _importance(run, folder)),
         *_section("Evidence", _evidence(run, folder)),
         *_section("How it was run", _settings(run)),
@@ -91,7 +92,7 @@ def _header(run: RunRecord, folder: Path) -> str:
     )
     status = "good" if run.status == "completed" else "bad"
     return (
-        f"<header><p class=eyebrow>Horizontal federated XGBoost</p><h1>{escape(run.job_id)}</h1>"
+        f"<header><p class=eyebrow>{escape(run.title)}</p><h1>{escape(run.job_id)}</h1>"
         f"<p><span class='chip {level}'>profile {escape(run.profile)}</span>"
         f"<span class='chip {status}'>{escape(run.status)}</span>"
         f"<span class='chip {'good' if run.signed else 'warn'}'>{'signed' if run.signed else 'UNSIGNED'}</span></p>"
@@ -209,13 +210,29 @@ def _protection(run: RunRecord) -> Iterator[str]:
         yield from (f"<tr><th>{escape(who)}<td>{escape(what)}</tr>" for who, what in model.rows())
         yield "</table>"
         yield "<h3>What remains visible</h3><ul>"
-        yield from (f"<li>{escape(note)}" for note in (*model.notes, *NOTES_FOR_ALL))
+        yield from (f"<li>{escape(note)}" for note in notes_for(run.profile))
         yield "</ul>"
 
 
 def _meaning(kind: str) -> str:
     known = Kind.__members__.get(kind)
     return known.meaning if known is not None else "unknown kind"
+
+
+def _own_section(section: ReportSection) -> Iterator[str]:
+    """What this kind of job adds to the report."""
+    yield from (f"<p>{escape(text)}</p>" for text in section.paragraphs)
+    if section.curves:
+        lines = [Line(c.name, i % 6 + 1, c.points) for i, c in enumerate(section.curves)]
+        yield legend([(line.name, line.colour) for line in lines])
+        yield line_chart(lines, section.x_label, section.y_label)
+    if section.bars:
+        yield horizontal_bars([Bar(label, value, text, 1, f"{label}: {text}") for label, value, text in section.bars])
+    if section.rows:
+        yield "<div class=scroll><table class=messages>"
+        yield "<tr>" + "".join(f"<th>{escape(name)}" for name in section.columns) + "</tr>"
+        yield from ("<tr>" + "".join(f"<td>{escape(cell)}" for cell in row) + "</tr>" for row in section.rows)
+        yield "</table></div>"
 
 
 # -- model ------------------------------------------------------------------------------------------------------------

@@ -66,6 +66,48 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
+class PointCurve:
+    """A curve of a report section. ``points`` are (x, y)."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSection:
+    """Something that one kind of job adds to the report: paragraphs, then a chart, bars, a table; each may be empty.
+
+    Attributes:
+        columns, rows: a table; every row has as many texts as there are columns.
+        bars: (label, value, text at the bar's end).
+        curves, x_label, y_label: a line chart over whole numbers.
+    """
+
+    title: str
+    paragraphs: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    bars: tuple[tuple[str, float, str], ...] = ()
+    curves: tuple[PointCurve, ...] = ()
+    x_label: str = "round"
+    y_label: str = ""
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> ReportSection:
+        """Read a section. Raises: TypeError, KeyError, ValueError."""
+        values = dict(document)
+        values["rows"] = tuple(tuple(str(cell) for cell in row) for row in values.get("rows", ()))
+        values["bars"] = tuple((str(a), float(b), str(c)) for a, b, c in values.get("bars", ()))
+        values["curves"] = tuple(
+            PointCurve(str(c["name"]), tuple((float(x), float(y)) for x, y in c["points"]))
+            for c in values.get("curves", ())
+        )
+        for name in ("paragraphs", "columns"):
+            values[name] = tuple(str(text) for text in values.get(name, ()))
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """Everything that the report shows of one run at one site.
 
@@ -77,6 +119,8 @@ class RunRecord:
         model, evidence: paths relative to the folder of ``run.json``.
         comparison: curves of other trainings.
         notes: sentences for the reader (early stopping, resumed from, 112-bit keys, ...).
+        title: what kind of job it was.
+        sections: what this kind of job adds to the report.
     """
 
     job_id: str
@@ -98,6 +142,8 @@ class RunRecord:
     best_round: int | None = None
     comparison: tuple[Curve, ...] = ()
     notes: tuple[str, ...] = ()
+    title: str = "Horizontal federated XGBoost"
+    sections: tuple[ReportSection, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON values."""
@@ -119,6 +165,7 @@ class RunRecord:
             values["comparison"] = tuple(
                 Curve(**{**row, "values": tuple(row["values"])}) for row in values.get("comparison", ())
             )
+            values["sections"] = tuple(ReportSection.from_dict(item) for item in values.get("sections", ()))
             values["sites"], values["notes"] = tuple(values["sites"]), tuple(values.get("notes", ()))
             return cls(**values)
         except (TypeError, KeyError, ValueError):

@@ -15,6 +15,8 @@ class ThreatModel:
 
     Attributes:
         codecs: protections under which a private message may travel; anything else is a leak.
+        ciphertexts: protection that gradients and their sums need inside sealed messages; None if the profile has no
+            such messages.
         summary: one sentence for people.
         server_alone, one_site, server_and_one_site, all_but_one: what these learn.
         notes: further things to know before choosing the profile.
@@ -28,6 +30,7 @@ class ThreatModel:
     server_and_one_site: str
     all_but_one: str
     notes: tuple[str, ...]
+    ciphertexts: str | None = None
 
     def rows(self) -> list[tuple[str, str]]:
         """Return (who looks, what they learn) in the order of the table."""
@@ -58,9 +61,34 @@ _TIMING = (
     "Sizes, order and timing of the messages, what the job itself says, and the pooled metrics of each round unless "
     "the job sets tracking=False. No contribution and no other sum."
 )
+_SIZES = "Sizes, order and timing of sealed messages, and what the job itself says. No bit of any row."
+_VERTICAL_PARTY = (
+    "A passive party: which rows are in the nodes whose sums it is asked for, and its own splits; no gradient, label, "
+    "leaf or foreign threshold. The active party: the sums per bin of every node, and with them, under the preset "
+    "`exact`, in which bin each row lies (least squares recovers it); never a passive party's value or threshold. "
+    "`guarded` sets floors and caps: heuristics."
+)
+_VERTICAL_NOTES = (
+    "What the sums per bin tell cannot be hidden by encryption: their reader is the active party. Real cures are noise "
+    "on the bins (dp_local), few bins, few trees.",
+    "A passive party that cheats can read single labels by returning chosen rows as bins: parties are honest but "
+    "curious.",
+    "Passive parties see the partitions of the nodes they are asked about; Completely SecureBoost keeps those of the "
+    "first trees at home.",
+    "Federated prediction shows each passive party the paths of rows through its own nodes, and gives the active party "
+    "one bit per row and node on the path.",
+)
+_NOISED = "The noised sums, which the guarantee covers, and its own share of the noise."
+_DP_NOTES = (
+    "The guarantee is about one row of the union of all sites, not about a site as a whole; a person with u rows costs "
+    "u times as much (in mu of Gaussian differential privacy), which the ledger counts.",
+    "Feature bounds, category lists, the number of rows behind delta and the tree structure's seed are public: whoever "
+    "writes the job must not take them from the data.",
+    "The ledger of each site says what was spent over all jobs, and refuses a job that would overdraw it.",
+)
 _LAST_SITE = "Everything the last site sends: pooled sums minus their own contributions."
 
-NOTES_FOR_ALL = (
+_NOTES_FOR_HORIZONTAL = (
     "The trained model is known to every site. Its thresholds are agreed cut points (with cuts=quantile found without "
     "dividing a bracket of fewer than k rows, with cuts=exact real data values) and its leaves are statistics of rows. Copies that "
     "leave a site carry no sum_hessian, which removes row counts but not what thresholds and leaves tell.",
@@ -71,6 +99,10 @@ NOTES_FOR_ALL = (
     "Parties are honest but curious. Malformed bytes end the job; dishonest training inputs are not detected.",
     "Two runs that differ by a site or by some rows reveal the difference; each site's registry refuses such re-runs "
     "unless its own policy consents.",
+)
+
+_NOTES_FOR_OTHERS = (
+    "Parties are honest but curious. Malformed bytes end the job; dishonest training inputs are not detected.",
 )
 
 THREAT_MODELS = {
@@ -85,6 +117,7 @@ THREAT_MODELS = {
             server_and_one_site="Every site's contributions: the server reads them anyway.",
             all_but_one=_LAST_SITE,
             notes=("For tests and comparison. A site's policy can forbid this profile.",),
+            ciphertexts="CLEAR",
         ),
         ThreatModel(
             profile="masks",
@@ -124,13 +157,90 @@ THREAT_MODELS = {
                 "the remainders of single sites' encodings are lost in it; for masks and bfv this needs no noise.",
             ),
         ),
+        ThreatModel(
+            profile="paillier",
+            codecs=_SAFE,
+            summary="Vertical: gradients leave the active party as Paillier ciphertexts, sums return re-randomised.",
+            server_alone=_SIZES,
+            one_site=_VERTICAL_PARTY,
+            server_and_one_site="What that party learns; messages between two others stay sealed.",
+            all_but_one="All passive parties: the partitions of all nodes. The active one and all but one passive "
+            "party: what the active party learns of the last one.",
+            notes=(
+                "2048-bit keys have 112-bit strength, 3072-bit keys 128.",
+                *_VERTICAL_NOTES,
+            ),
+            ciphertexts="PAILLIER",
+        ),
+        ThreatModel(
+            profile="okamoto_uchiyama",
+            codecs=_SAFE,
+            summary="Vertical, as paillier, with the faster and more brittle Okamoto-Uchiyama scheme.",
+            server_alone=_SIZES,
+            one_site=_VERTICAL_PARTY,
+            server_and_one_site="What that party learns; messages between two others stay sealed.",
+            all_but_one="As under paillier.",
+            notes=(
+                "Whoever sees one decryption beyond the plaintext bound learns the key: safe only while every opened "
+                "sum is checked, as it is here.",
+                *_VERTICAL_NOTES,
+            ),
+            ciphertexts="OKAMOTO_UCHIYAMA",
+        ),
+        ThreatModel(
+            profile="dp_distributed",
+            codecs=_SAFE,
+            summary="Differential privacy; each site adds its share of the noise under masks.",
+            server_alone=_TIMING,
+            one_site=_NOISED,
+            server_and_one_site="The noised sums; the guarantee counts up to the stated number of colluding sites.",
+            all_but_one="With more colluders than the job states, the last site's sums under its own share alone.",
+            notes=_DP_NOTES,
+        ),
+        ThreatModel(
+            profile="dp_trusted",
+            codecs=_SAFE,
+            summary="Differential privacy; a trusted server sees exact sums and adds the noise once.",
+            server_alone="The exact sums over all sites: it is trusted with them. No single contribution.",
+            one_site="The noised sums, which the guarantee covers.",
+            server_and_one_site="The exact sums minus that site's own part.",
+            all_but_one="The noised sums; with the server, the last site's exact sums.",
+            notes=_DP_NOTES,
+        ),
+        ThreatModel(
+            profile="dp_local",
+            codecs=_SAFE,
+            summary="Local differential privacy: each value is randomised at its owner before anything is sent.",
+            server_alone=_SIZES,
+            one_site="The randomised values, under the guarantee for each single value; with all values of a row "
+            "together the epsilons add up.",
+            server_and_one_site="As that site.",
+            all_but_one="As one site.",
+            notes=(
+                "The guarantee is about one value of one row, not about a row or a person.",
+                *_DP_NOTES[1:],
+            ),
+        ),
     )
 }
 
 
-def markdown_table() -> str:
-    """Return the table of all profiles as Markdown for the README."""
-    models = list(THREAT_MODELS.values())
+HORIZONTAL = ("plain", "masks", "bfv", "ckks")
+VERTICAL = ("paillier", "okamoto_uchiyama")
+PRIVATE = ("dp_distributed", "dp_trusted", "dp_local")
+
+
+def notes_for(profile: str) -> tuple[str, ...]:
+    """Return what else to know of a profile. Nothing for an unknown one."""
+    model = THREAT_MODELS.get(profile)
+    if model is None:
+        return ()
+    return (*model.notes, *(_NOTES_FOR_HORIZONTAL if profile in HORIZONTAL else _NOTES_FOR_OTHERS))
+
+
+def markdown_table(profiles: tuple[str, ...]) -> str:
+    """Return the table of some profiles as Markdown for the README."""
+    models = [THREAT_MODELS[profile] for profile in profiles]
     lines = ["| what they learn | " + " | ".join(f"`{model.profile}`" for model in models) + " |"]
     lines.append("|---" * (len(models) + 1) + "|")
     for row in zip(*(model.rows() for model in models), strict=True):

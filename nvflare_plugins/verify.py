@@ -25,12 +25,14 @@ from nvflare_plugins.evidence_audit import Audit, CertificateAuthority, audit
 from nvflare_plugins.evidence_certificates import FlareAuthority
 from nvflare_plugins.threat_model import CODEC_PROTECTION, THREAT_MODELS
 from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.contents import Content, Protection
 from nvflare_plugins.wire.evidence_format import EXPORT_SUFFIX, SERVER
 from nvflare_plugins.wire.evidence_reader import Log, read_log
 from nvflare_plugins.wording import human_bytes, printable
 
 ROOT_CERTIFICATE = "rootCA.pem"
 MAX_FILES = 10_000
+_MAX_EVENTS = 8
 
 SHOWS = "It shows: the parties' records agree, message by message, on what left each site and under which protection."
 DOES_NOT_SHOW = (
@@ -49,6 +51,18 @@ class Traffic:
     messages: int
     bytes_out: int
     bytes_in: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What one party said to another inside sealed messages, summed up. Units: bytes."""
+
+    sender: str
+    receiver: str
+    what: str
+    protection: str
+    messages: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +164,8 @@ def render(result: Verification) -> str:
     """Return the outcome as text."""
     lines: list[str] = []
     for attempt in result.attempts:
-        lines += [*_heading(attempt), "", *_table(attempt), "", *_local(attempt), *_threats(attempt)]
+        lines += [*_heading(attempt), "", *_table(attempt), "", *_contents(attempt), *_spending(attempt)]
+        lines += [*_local(attempt), *_threats(attempt)]
         lines += [f"  note: {printable(text)}" for text in attempt.notes]
         lines += [f"  FAILED: {printable(text)}" for text in attempt.failures]
         lines.append("")
@@ -183,6 +198,47 @@ def _table(attempt: Audit) -> Iterator[str]:
         sizes = (f"{item.messages}", human_bytes(item.bytes_out), human_bytes(item.bytes_in))
         rows.append((printable(item.kind), meaning, *sizes, protection))
     return _columns(rows)
+
+
+def contents(logs: Iterable[Log]) -> list[Contents]:
+    """Sum up what sealed messages held, by sender, receiver, content and protection."""
+    totals: dict[tuple[str, str, str, str], list[int]] = {}
+    for log in logs:
+        for part in log.parts:
+            if part.direction == "sent":
+                entry = totals.setdefault((log.site, part.peer, part.what, part.protection), [0, 0])
+                entry[0] += 1
+                entry[1] += part.size
+    return [Contents(*key, *values) for key, values in totals.items()]
+
+
+def _contents(attempt: Audit) -> Iterator[str]:
+    rows = [("from", "to", "msgs", "bytes", "", "content inside sealed messages, and its protection from the reader")]
+    for item in contents(attempt.logs):
+        content = Content.__members__.get(item.what)
+        meaning = content.meaning if content is not None else "not in the catalogue"
+        known = Protection.__members__.get(item.protection)
+        protection = known.value if known is not None else "UNKNOWN"
+        size = human_bytes(item.size)
+        rows.append((item.sender, item.receiver, f"{item.messages}", size, "", f"{meaning}: {protection}"))
+    if len(rows) > 1:
+        yield from _columns(rows)
+        yield ""
+
+
+def _spending(attempt: Audit) -> Iterator[str]:
+    """What each party's releases cost, as it recorded them."""
+    for log in attempt.logs:
+        if log.spends:
+            last = log.spends[-1]
+            name = printable(log.site)
+            yield (
+                f"  privacy spent at {name}: epsilon {last.epsilon} at delta {last.delta}, {len(log.spends)} releases"
+            )
+            events = dict.fromkeys(printable(spend.event) for spend in log.spends)
+            yield from (f"    {event}" for event in list(events)[:_MAX_EVENTS])
+    if any(log.spends for log in attempt.logs):
+        yield ""
 
 
 def _local(attempt: Audit) -> Iterator[str]:
@@ -256,6 +312,12 @@ def to_json(result: Verification) -> dict[str, Any]:
                     }
                     for t in traffic(a.logs)
                 ],
+                "contents": [dataclasses.asdict(item) for item in contents(a.logs)],
+                "spent": {
+                    log.site: {"epsilon": log.spends[-1].epsilon, "delta": log.spends[-1].delta}
+                    for log in a.logs
+                    if log.spends
+                },
             }
             for a in result.attempts
         ],

@@ -5,6 +5,8 @@ One ``EvidenceLog`` lives at every site and one at the server. The order of call
     log = EvidenceLog(path, site, job_id, attempt, profile)
     log.session(...)                            once keys are agreed; gives the log its signer
     log.record("sent", ...) / ("received", ...) every message, before it leaves and after it arrived
+    log.content(...)                            what a sealed message to a single party held
+    log.spend(...)                              a noised release and the privacy spent with it
     log.local(...)                              a message of XGBoost that was answered without network
     log.round(r)                                at the end of each round: durable from here on; then
         mine = log.signed_head()                  ... exchanged with all sites ...
@@ -31,6 +33,7 @@ from typing import BinaryIO
 
 from he_processors.errors import AuthenticationError, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from nvflare_plugins.wire.contents import Content, Protection
 from nvflare_plugins.wire.evidence_format import (
     CLEAR_CODECS,
     FORMAT,
@@ -216,6 +219,43 @@ class EvidenceLog:
             n = self._append(body)
             if salt_used:
                 self._keep_salt(n, salt_used)
+
+    def content(self, direction: str, peer: str, what: Content, protection: Protection, size_bytes: int) -> None:
+        """Record what a sealed message held: with whom, what, and how it was protected from the party that read it.
+
+        Call with "sent" before the bytes leave.
+
+        Raises:
+            ProtocolError: content without the protection that it needs, such as gradients without a scheme under any
+                profile but ``plain``; the caller must not send.
+        """
+        if direction not in ("sent", "received"):
+            raise ValueError("direction must be 'sent' or 'received'")
+        in_clear = what.encrypted and protection is Protection.CLEAR and self.profile != "plain"
+        if in_clear or what.only not in (None, protection):
+            raise ProtocolError(f"refused to let {what.name} pass as {protection.name} under profile {self.profile}")
+        self._append(
+            {
+                "type": "content",
+                "direction": direction,
+                "peer": peer,
+                "what": what.name,
+                "protection": protection.name,
+                "size": size_bytes,
+            }
+        )
+
+    def spend(self, query: str, event: str, epsilon: float, delta: float) -> None:
+        """Record a privacy-relevant release of this party and what all of the job's releases so far cost together.
+
+        Args:
+            query: what was released, in words free of data.
+            event: the mechanism with its parameters.
+            epsilon: of this job's releases up to and including this one, at ``delta``.
+        """
+        self._append(
+            {"type": "spend", "query": query, "event": event, "epsilon": f"{epsilon:.9g}", "delta": f"{delta:.9g}"}
+        )
 
     def local(self, kind: str, phase: str, how: str) -> None:
         """Record a message of XGBoost that was answered at this site, so that nothing left; ``how`` says from what."""

@@ -42,6 +42,8 @@ _FIELDS: dict[str, dict[str, object]] = {
         "salt": _TEXT_OR_NONE,
         "peers": _TEXT_LIST,
     },
+    "content": {"direction": str, "peer": str, "what": str, "protection": str, "size": int},
+    "spend": {"query": str, "event": str, "epsilon": str, "delta": str},
     "local": {"kind": str, "phase": str, "how": str},
     "round": {"round": int},
     "model": {"name": str, "size": int, "hmac": str},
@@ -74,6 +76,27 @@ class Message:
         return (self.kind, self.phase, self.codec, self.private, self.n_values, self.size, digest)
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one sealed message held, as one of its two parties recorded it. Units: ``size`` in bytes."""
+
+    direction: str
+    peer: str
+    what: str
+    protection: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """A noised release, and what the job had spent with it. epsilon and delta are decimal texts."""
+
+    query: str
+    event: str
+    epsilon: str
+    delta: str
+
+
 @dataclass(slots=True)
 class Log:
     """One party's log of one job attempt.
@@ -92,6 +115,8 @@ class Log:
     digests: list[bytes]
     session: Record | None = None
     messages: list[Message] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    spends: list[Spend] = field(default_factory=list)
     local: list[tuple[str, str, str]] = field(default_factory=list)
     rounds: list[tuple[int, int]] = field(default_factory=list)
     heads: list[tuple[int, list[SignedHead]]] = field(default_factory=list)
@@ -154,6 +179,12 @@ def _enter(log: Log, record: Record) -> None:
         raise ProtocolError(f"record {n} ({kind}) stands after the end of the attempt")
     if kind == "message":
         log.messages.append(_message(record))
+    elif kind == "content":
+        log.parts.append(Part(**{name: record[name] for name in Part.__dataclass_fields__}))
+        if record["direction"] not in ("sent", "received") or record["size"] < 0:
+            raise ProtocolError(f"record {n} is not a possible content")
+    elif kind == "spend":
+        log.spends.append(_spend(record))
     elif kind == "local":
         log.local.append((record["kind"], record["phase"], record["how"]))
     elif kind == "round":
@@ -170,6 +201,16 @@ def _enter(log: Log, record: Record) -> None:
         log.seal = record
     else:
         raise ProtocolError(f"record {n} ({kind}) cannot stand here")
+
+
+def _spend(record: Record) -> Spend:
+    try:
+        numbers = [float(record[name]) for name in ("epsilon", "delta")]
+    except ValueError:
+        numbers = [-1.0]
+    if not all(0 <= number < float("inf") for number in numbers):
+        raise ProtocolError(f"record {record['n']} is not a possible spending of privacy")
+    return Spend(**{name: record[name] for name in Spend.__dataclass_fields__})
 
 
 def _message(record: Record) -> Message:

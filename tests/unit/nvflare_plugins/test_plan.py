@@ -15,7 +15,7 @@ from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.plan import Network, estimate, read_job, render, to_json, workload_of_job
 from nvflare_plugins.plan_messages import Workload, built_nodes, payload_bytes, round_messages, setup_messages
 from nvflare_plugins.plan_rates import ProtectionRate, TreeRate, measure_protection, measure_trees
-from nvflare_plugins.threat_model import THREAT_MODELS, leakage_class
+from nvflare_plugins.threat_model import HORIZONTAL, leakage_class
 from nvflare_plugins.wire.catalogue import Kind
 
 TRACES = json.loads((Path(__file__).parents[2] / "golden" / "horizontal_traces.json").read_text())
@@ -117,7 +117,7 @@ def test_estimate_of_known_numbers():
     assert result.site_memory > 1000 and result.server_memory > 1000
 
 
-@pytest.mark.parametrize("profile", THREAT_MODELS)
+@pytest.mark.parametrize("profile", HORIZONTAL)
 def test_more_of_anything_never_costs_less(profile):
     rates = (Network(), TreeRate(1e-3, 1e-8), ProtectionRate(1e-8, 1e-9), 0)
     base = Workload(10_000, 10, 32, 4, 3, 5)
@@ -148,7 +148,7 @@ def test_leakage_class_names_who_opens_a_contribution():
     assert leakage_class("masks", 2) == "the other site (W = 2)"
 
 
-@pytest.mark.parametrize("profile", THREAT_MODELS)
+@pytest.mark.parametrize("profile", HORIZONTAL)
 def test_rates_are_measured(profile):
     rate = measure_protection(profile, 3)
     assert 0 < rate.site_s < 1e-3 and 0 <= rate.server_s < 1e-3

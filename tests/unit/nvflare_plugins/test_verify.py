@@ -8,9 +8,11 @@ import shutil
 
 import pytest
 
+from he_processors.errors import ProtocolError
 from nvflare_plugins import verify as verify_module
 from nvflare_plugins.evidence_audit import Audit
 from nvflare_plugins.verify import find_evidence, render, verify_files
+from nvflare_plugins.wire.contents import Content, Protection
 from nvflare_plugins.wire.evidence_format import export_name
 from tests.support.evidence_attempts import SITES, Attempt, ToyAuthority, complete_attempt, rewrite
 
@@ -299,3 +301,62 @@ def test_command_line(tmp_path, capsys):
 def test_audit_is_a_value(tmp_path):
     [attempt] = check(complete_attempt(tmp_path)).attempts
     assert isinstance(attempt, Audit) and hash(attempt.failures) == hash(())
+
+
+def vertical_attempt(folder, profile="paillier", bend=lambda site, arguments: arguments):
+    """One party sends ciphertexts of gradients, the other their sums; ``bend`` changes what a party records."""
+    attempt = Attempt(folder, profile=profile)
+    attempt.open_session()
+    for sender, receiver, what in (("site-1", "site-2", Content.GRADIENTS), ("site-2", "site-1", Content.HISTOGRAMS)):
+        attempt.exchange("CONVERSATION", "SEALED")
+        for site, direction, peer in ((sender, "sent", receiver), (receiver, "received", sender)):
+            arguments = bend(site, (direction, peer, what, Protection.PAILLIER, 100))
+            if arguments is not None:
+                attempt.logs[site].content(*arguments)
+    return attempt.finish()
+
+
+def test_contents_of_sealed_messages_are_shown(tmp_path):
+    result = check(vertical_attempt(tmp_path))
+    assert result.verified, [a.failures for a in result.attempts]
+    text = render(result)
+    assert "gradient pairs of the rows: Paillier ciphertexts" in text
+    [document] = verify_module.to_json(result)["attempts"]
+    assert [(c["sender"], c["what"], c["size"]) for c in document["contents"]] == [
+        ("site-1", "GRADIENTS", 100), ("site-2", "HISTOGRAMS", 100),
+    ]  # fmt: skip
+
+
+def test_contents_on_which_two_parties_differ(tmp_path):
+    def hide(site, arguments):
+        return None if site == "site-2" and arguments[0] == "sent" else arguments
+
+    assert "different contents of what site-2 sent" in only_failures(vertical_attempt(tmp_path, bend=hide))
+
+
+def test_contents_under_another_scheme_than_the_profiles_are_a_leak(tmp_path):
+    failures = only_failures(vertical_attempt(tmp_path, profile="okamoto_uchiyama"))
+    assert "LEAK: GRADIENTS was sent as PAILLIER" in failures
+
+
+@pytest.mark.parametrize(
+    ("what", "protection"),
+    [(Content.GRADIENTS, Protection.CLEAR), (Content.BUCKETS, Protection.CLEAR),
+     (Content.BLINDED_IDS, Protection.PAILLIER)],
+)  # fmt: skip
+def test_a_log_refuses_content_without_its_protection(tmp_path, what, protection):
+    log = Attempt(tmp_path, profile="paillier").logs["site-1"]
+    with pytest.raises(ProtocolError, match="refused"):
+        log.content("sent", "site-2", what, protection, 1)
+
+
+def test_privacy_spent_is_shown(tmp_path):
+    attempt = Attempt(tmp_path, profile="dp_distributed")
+    attempt.open_session()
+    attempt.exchange("NODE_STATS", "MASKED")
+    for site in SITES:
+        attempt.logs[site].spend("leaf sums of round 0", "discrete Gaussian, multiplier 3", 0.25, 1e-6)
+        attempt.logs[site].spend("leaf sums of round 1", "discrete Gaussian, multiplier 3", 0.5, 1e-6)
+    result = check(attempt.finish())
+    assert result.verified, [a.failures for a in result.attempts]
+    assert "privacy spent at site-2: epsilon 0.5 at delta 1e-06, 2 releases" in render(result)
