@@ -1,0 +1,334 @@
+"""Conversations between sites: questions are answered in order, and every failure is a clear error at every site."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from he_processors.errors import AuthenticationError, JobAborted, ProtocolError, VeilBoostError
+from nvflare_plugins.vertical.conversation import Answering, Asking, Pace
+from nvflare_plugins.vertical.steps import Flag, Fragment, Step
+from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.envelope import pack_list, unpack, unpack_list
+from tests.support.conversations import Site, converse
+from tests.support.federation import SiteDied
+
+PACE = Pace(frame_bytes=1 << 16, flush_bytes=1 << 12, queue_bytes=1 << 18, message_bytes=1 << 22, patience_s=0.2)
+
+
+def asking(site: Site, turns: list | None = None, **options) -> Asking:
+    return Asking(site.channel, site.session, "test", options.pop("pace", PACE), site.transport.abort,
+                  (turns if turns is not None else []).append)  # fmt: skip
+
+
+def answering(answer, turns: list | None = None, pace: Pace = PACE, purpose: str = "test"):
+    def task(site: Site):
+        on_turn = (turns if turns is not None else []).append
+        return Answering(
+            site.channel, site.session, purpose, pace, site.transport.abort, 0, answer, on_turn
+        ).run()
+
+    return task
+
+
+def shout(question: bytes) -> bytes:
+    return question.upper()
+
+
+def test_questions_to_several_sites_are_answered_in_order():
+    def lead(site: Site):
+        with asking(site) as talk:
+            futures = [talk.ask(rank, f"{rank} {i}".encode()) for i in range(20) for rank in (1, 2)]
+            first = [future.result(10) for future in futures]
+            return first + [talk.ask(2, b"again").result(10)]
+
+    results = converse([lead, answering(shout), answering(lambda q: q + b"!")])
+    assert results[0] == [x for i in range(20) for x in (f"1 {i}".encode(), f"2 {i}!".encode())] + [b"again!"]
+    assert results[1:] == [None, None]
+
+
+def test_messages_far_larger_than_a_frame_travel_in_bounded_frames():
+    seen: list = []
+    big = bytes(range(256)) * 8000  # 2 MB, frames of 64 KiB
+
+    def lead(site: Site):
+        with asking(site) as talk:
+            return talk.ask(1, big).result(20), talk.ask(1, b"").result(20)
+
+    pace = Pace(1 << 20, 1 << 12, 1 << 22, 1 << 22, 0.2)
+
+    def slow_lead(site: Site):
+        with asking(site, pace=pace) as talk:
+            return talk.ask(1, big).result(20), talk.ask(1, b"").result(20)
+
+    results = converse([slow_lead, answering(lambda q: q[::-1], pace=pace)], seen=seen)
+    assert results[0] == (big[::-1], b"")
+    assert max(len(frame) for _, frame in seen) < (1 << 20) + 2000
+
+
+def test_computing_overlaps_with_questions_that_follow():
+    """Under MORE, further questions arrive while the first is still being answered."""
+    arrived = threading.Event()
+
+    def answer(question: bytes) -> bytes:
+        if question[:1] == b"0":
+            assert arrived.wait(5)
+        return question[:1]
+
+    def lead(site: Site):
+        with asking(site) as talk:
+            futures = [talk.ask(1, b"0" + bytes(5000))]
+            time.sleep(0.1)
+            futures.append(talk.ask(1, b"1" + bytes(5000)))
+            time.sleep(0.1)
+            n_steps = site.channel.counter
+            arrived.set()
+            return [future.result(10) for future in futures], n_steps
+
+    results = converse([lead, answering(answer)])
+    assert results[0][0] == [b"0", b"1"] and results[0][1] >= 6  # four exchanges opened the session
+
+
+def test_turns_pass_at_the_same_step_and_after_all_answers():
+    turns: list = [[], [], []]
+    order: list = []
+
+    def answer(question: bytes) -> bytes:
+        order.append(question)
+        return b""
+
+    def on_turn(turn: int) -> None:
+        order.append(turn)
+
+    def lead(site: Site):
+        with asking(site, turns[0]) as talk:
+            for number in range(1, 4):
+                talk.ask(1, b"q").result(10)
+                talk.turn(number)
+            talk.turn(6)
+
+    class Order(list):
+        append = staticmethod(on_turn)
+
+    results = converse([lead, answering(answer, Order()), answering(shout, turns[2])])
+    assert results == [None] * 3
+    assert turns[0] == turns[2] == [0, 1, 2, 3, 4, 5]
+    assert order == [b"q", 0, b"q", 1, b"q", 2, 3, 4, 5]
+
+
+def test_a_slow_site_is_waited_for_beyond_the_deadline_of_an_exchange():
+    def answer(question: bytes) -> bytes:
+        time.sleep(2.0)
+        return question
+
+    def lead(site: Site):
+        with asking(site) as talk:
+            return talk.ask(1, b"slow").result(10)
+
+    assert converse([lead, answering(answer)], deadline_s=1.0) == [b"slow", None]
+
+
+def test_whoever_does_not_answer_in_time_is_a_timeout_and_ends_all():
+    release = threading.Event()
+
+    def answer(question: bytes) -> bytes:
+        release.wait(10)
+        return question
+
+    def lead(site: Site):
+        with asking(site) as talk:
+            return talk.ask(1, b"never").result(0.5)
+
+    results = converse([lead, answering(answer), answering(shout)])
+    release.set()
+    assert isinstance(results[0], TimeoutError) and isinstance(results[2], JobAborted)
+
+
+def test_an_answer_that_fails_ends_the_conversation_everywhere_with_its_reason():
+    def answer(question: bytes) -> bytes:
+        raise ProtocolError("the ciphertext is not one")
+
+    def lead(site: Site):
+        with asking(site) as talk:
+            return talk.ask(1, b"x").result(10)
+
+    results = converse([lead, answering(answer), answering(shout)])
+    assert isinstance(results[1], ProtocolError) and "not one" in str(results[1])
+    for rank in (0, 2):
+        assert isinstance(results[rank], JobAborted) and "site-2: the ciphertext is not one" in str(results[rank])
+
+
+def test_a_defect_while_answering_quotes_nothing():
+    def answer(question: bytes) -> bytes:
+        raise KeyError("row 17 of Alice")
+
+    def lead(site: Site):
+        with asking(site) as talk:
+            return talk.ask(1, b"x").result(10)
+
+    results = converse([lead, answering(answer)])
+    assert all(isinstance(r, JobAborted) and "KeyError" in str(r) and "Alice" not in str(r) for r in results)
+
+
+def test_an_error_of_the_asking_side_ends_the_others():
+    def lead(site: Site):
+        with asking(site) as talk:
+            talk.ask(1, b"x").result(10)
+            raise ProtocolError("sums do not fit")
+
+    results = converse([lead, answering(shout), answering(shout)])
+    assert isinstance(results[0], ProtocolError)
+    assert all(isinstance(r, JobAborted) and "sums do not fit" in str(r) for r in results[1:])
+
+
+def test_nothing_can_be_asked_after_the_end():
+    def lead(site: Site):
+        with asking(site) as talk:
+            talk.ask(1, b"x").result(10)
+        return talk
+
+    talk = converse([lead, answering(shout)])[0]
+    with pytest.raises(JobAborted):
+        talk.ask(1, b"y")
+
+
+def dies_after(n: int):
+    sent = []
+
+    def tamper(frame: bytes) -> bytes:
+        if unpack(frame).kind is Kind.CONVERSATION:
+            sent.append(frame)
+            if len(sent) > n:
+                raise SiteDied
+        return frame
+
+    return tamper
+
+
+@pytest.mark.parametrize("victim", ["site-1", "site-2"])
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_a_dead_site_is_named(victim, n):
+    def lead(site: Site):
+        with asking(site) as talk:
+            for _ in range(20):
+                talk.ask(1, b"x").result(10)
+                talk.ask(2, b"x").result(10)
+
+    results = converse([lead, answering(shout), answering(shout)], tamper={victim: dies_after(n)}, deadline_s=1.0)
+    others = [r for rank, r in enumerate(results) if f"site-{rank + 1}" != victim]
+    assert all(isinstance(r, JobAborted) and f"no message from {victim}" in str(r) for r in others)
+
+
+def on_route(change):
+    """Apply a change to the parts of every routed answer from the second on."""
+    seen: list = []
+
+    def tamper(data: bytes) -> bytes:
+        frame = unpack(data)
+        if frame.kind is not Kind.CONVERSATION or not frame.payload or frame.type.name == "ABORT":
+            return data
+        seen.append(frame.payload)
+        if len(seen) < 2:
+            return data
+        parts = unpack_list(frame.payload, 3)
+        payload = pack_list(change(parts, unpack_list(seen[-2], 3)))
+        return type(frame)(*(payload if name == "payload" else getattr(frame, name) for name in frame.__slots__)).pack()
+
+    return tamper
+
+
+CHANGES = {
+    "replayed": lambda parts, before: before,
+    "withheld": lambda parts, before: [b""] * 3,
+    "changed": lambda parts, before: [part[:-1] + bytes([part[-1] ^ 1]) if part else b"" for part in parts],
+    "cut": lambda parts, before: [part[:20] for part in parts],
+    "moved": lambda parts, before: [parts[2], b"", parts[0]] if parts[0] else [b"", parts[2], parts[1]],
+    "added": lambda parts, before: [parts[0] or b"x", parts[1] or b"x", parts[2] or b"x"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("victim", ["site-1", "site-2"])
+def test_parts_that_the_server_changes_are_noticed(name, victim):
+    def lead(site: Site):
+        with asking(site) as talk:
+            for _ in range(6):
+                talk.ask(1, b"x").result(10)
+                talk.ask(2, b"y").result(10)
+
+    results = converse([lead, answering(shout), answering(shout)], tamper_reply={victim: on_route(CHANGES[name])})
+    rank = int(victim[-1]) - 1
+    assert isinstance(results[rank], (ProtocolError, AuthenticationError))
+    assert all(isinstance(r, VeilBoostError) for r in results)
+
+
+HOSTILE_STEPS = {
+    "early_end": [Step(Flag.END, 0, 0, (Fragment(0, True, b"q"),))],
+    "early_end_of_message": [Step(Flag.END, 0, 0, (Fragment(0, False, b"q"),))],
+    "answer": [Step(Flag.ANSWERS, 0, 0, ())],
+    "other_number": [Step(Flag.MORE, 3, 0, ())],
+    "turn_back": [Step(Flag.MORE, 0, 2, ()), Step(Flag.MORE, 1, 1, ())],
+    "too_long": [Step(Flag.MORE, i, 0, (Fragment(0, False, bytes(1 << 20)),)) for i in range(5)],
+    "garbage": [b"VLBC nonsense"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE_STEPS)
+def test_a_hostile_asking_site_is_refused(name):
+    def lead(site: Site):
+        for step in HOSTILE_STEPS[name]:
+            plain = step if isinstance(step, bytes) else step.to_bytes()
+            part = site.session.seal_for(1, plain, "test")
+            site.channel.route(Kind.CONVERSATION, [b"", part])
+        site.channel.gather(Kind.CLOSING, b"")
+
+    results = converse([lead, answering(shout)])
+    assert isinstance(results[1], ProtocolError), results
+
+
+HOSTILE_ANSWERS = {
+    "unasked": Step(Flag.ANSWERS, 0, 0, (Fragment(0, True, b"a"), Fragment(1, True, b"b"))),
+    "question": Step(Flag.MORE, 0, 0, ()),
+    "other_number": Step(Flag.ANSWERS, 1, 0, ()),
+    "garbage": b"",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE_ANSWERS)
+def test_a_hostile_answering_site_is_refused(name):
+    step = HOSTILE_ANSWERS[name]
+
+    def lead(site: Site):
+        with asking(site) as talk:
+            return talk.ask(1, b"x").result(10)
+
+    def liar(site: Site):
+        part = site.session.seal_for(0, step if isinstance(step, bytes) else step.to_bytes(), "test")
+        site.channel.route(Kind.CONVERSATION, [part, b""])
+        site.channel.route(Kind.CONVERSATION, [b"", b""])
+
+    results = converse([lead, liar])
+    assert isinstance(results[0], ProtocolError), results
+
+
+def test_parts_of_another_conversation_do_not_open():
+    def lead(site: Site):
+        with asking(site) as talk:
+            return talk.ask(1, b"x").result(10)
+
+    results = converse([lead, answering(shout, purpose="other")])
+    assert any(isinstance(r, AuthenticationError) for r in results)
+
+
+def test_an_answer_that_cannot_be_read_fails_its_question():
+    def read(answer: bytes):
+        raise ProtocolError("not a message")
+
+    def lead(site: Site):
+        with asking(site) as talk:
+            return talk.ask(1, b"x", read).result(10)
+
+    results = converse([lead, answering(shout)])
+    assert isinstance(results[0], ProtocolError) and "not a message" in str(results[0])
