@@ -1,0 +1,1 @@
+"""Private set intersection: which rows the parties of a vertical job have in common, and in which order."""

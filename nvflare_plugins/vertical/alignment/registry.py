@@ -1,0 +1,171 @@
+"""The site's memory of which ids took part in which alignment.
+
+Every alignment tells the other parties which of their ids this site has. Whoever may align again and again with other
+sets of his own can ask for one id after another; and two alignments that differ by a party, or by some rows, show the
+difference. So the ids of a data set take part in one alignment, whose result later jobs reuse; a further one needs this
+site's consent.
+
+``reserve`` comes before the first blinded id leaves; it is durable, and from then on the alignment counts, also if the
+process dies. ``cancel`` is for an alignment that ended before anything left.
+
+Files, all of mode 0600 in a folder of mode 0700: ``alignments.json`` (readable by a person), ``ids/`` (sorted 8-byte
+keyed hashes), ``key`` and ``lock``. Without the key the hashes tell nothing; with it a guessed id can be tested, which
+is why both stay at the site.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from nvflare_plugins.data_identity import overlap_of
+from nvflare_plugins.registry_store import write_private
+from nvflare_plugins.site_policy import Consents, SitePolicy
+
+FOLDER = "alignments"
+_FILE = "alignments.json"
+_VERSION = 1
+_KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class AlignmentRun:
+    """One alignment of one data set. ``ids`` names the file with the hashes of its ids."""
+
+    job_id: str
+    data_set: str
+    sites: tuple[str, ...]
+    n_ids: int
+    ids: str
+    started: str
+
+
+class AlignmentRegistry:
+    """The alignments of one site. Privacy: purely local; holds keyed hashes of ids, and counts."""
+
+    def __init__(self, root: Path, site: str, consents: Consents, randomness: RandomSource = OS_RANDOMNESS) -> None:
+        self._root, self._site, self._consents = root, site, consents
+        for folder in (root, root / "ids"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._locked():
+            self._key = self._load_key(randomness)
+
+    @classmethod
+    def open(cls, policy: SitePolicy) -> AlignmentRegistry:
+        """Open the registry that a site's policy names."""
+        return cls(policy.registry / FOLDER, policy.site, policy.consents)
+
+    def fingerprint(self, ids: Sequence[bytes]) -> str:
+        """Return a keyed hash of the ids in their order, which changes when any row comes, goes or moves."""
+        digest = hashlib.blake2b(key=self._key, digest_size=16, person=b"rows")
+        for name in ids:
+            digest.update(len(name).to_bytes(4, "little") + name)
+        return digest.hexdigest()
+
+    def reserve(self, data: Mapping[str, Sequence[bytes]], job_id: str, sites: Sequence[str]) -> tuple[AlignmentRun, ...]:
+        """Allow one job to align data sets, and remember it.
+
+        Args:
+            data: canonical ids by name of the data set.
+
+        Raises:
+            PolicyRefusal: ids of one of them were aligned before, and the policy has no consent.
+            ConfigurationError: the registry is damaged.
+        """
+        with self._locked():
+            earlier = self._read()
+            fresh = []
+            for name, ids in data.items():
+                hashes = self._hashes(ids)
+                if not self._consents.recompute_with_changes:
+                    self._refuse_repetition(name, hashes, earlier)
+                file = f"{hashlib.sha256(hashes.tobytes()).hexdigest()[:32]}.u64"
+                write_private(self._root / "ids" / file, hashes.tobytes())
+                fresh.append(AlignmentRun(job_id, name, tuple(sites), len(ids), file, _now()))
+            self._write([*earlier, *fresh])
+        return tuple(fresh)
+
+    def cancel(self, runs: Sequence[AlignmentRun]) -> None:
+        """Take reservations back; only if no blinded id has left."""
+        with self._locked():
+            self._write([run for run in self._read() if run not in runs])
+
+    def _refuse_repetition(self, name: str, hashes: NDArray[np.uint64], earlier: Sequence[AlignmentRun]) -> None:
+        for run in earlier:
+            if run.data_set == name or overlap_of(hashes, self._load(run)):
+                raise PolicyRefusal(
+                    f"{self._site} aligned rows of data set {name!r} before, in job {run.job_id}: a second alignment "
+                    "would answer further questions about which ids it has. Policy key: "
+                    "consents.recompute_with_changes. Remedy: use the alignment of that job, or ask "
+                    f"{self._site} to consent."
+                )
+
+    def _hashes(self, ids: Sequence[bytes]) -> NDArray[np.uint64]:
+        """Shapes: result: uint64[n_ids], sorted."""
+        digests = b"".join(hashlib.blake2b(name, digest_size=8, key=self._key).digest() for name in ids)
+        return np.sort(np.frombuffer(digests, dtype="<u8"))
+
+    def _load(self, run: AlignmentRun) -> NDArray[np.uint64]:
+        try:
+            return np.fromfile(self._root / "ids" / run.ids, dtype="<u8")
+        except OSError:
+            raise self._damaged(f"ids/{run.ids} is missing") from None
+
+    def _read(self) -> list[AlignmentRun]:
+        path = self._root / _FILE
+        if not path.exists():
+            return []
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if document["version"] != _VERSION:
+                raise ValueError("unknown version")
+            return [AlignmentRun(**{**run, "sites": tuple(run["sites"])}) for run in document["runs"]]
+        except (KeyError, TypeError, ValueError):
+            raise self._damaged(f"{_FILE} cannot be read") from None
+
+    def _write(self, runs: Sequence[AlignmentRun]) -> None:
+        document: dict[str, Any] = {"version": _VERSION, "runs": [asdict(run) for run in runs]}
+        write_private(self._root / _FILE, (json.dumps(document, indent=1) + "\n").encode())
+
+    def _load_key(self, randomness: RandomSource) -> bytes:
+        path = self._root / "key"
+        if not path.exists():
+            if (self._root / _FILE).exists():
+                raise self._damaged("its key is missing")
+            write_private(path, randomness.bytes(_KEY_BYTES))
+        key = path.read_bytes()
+        if len(key) != _KEY_BYTES:
+            raise self._damaged("its key is damaged")
+        return key
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _damaged(self, what: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self._site}: {what}, in the registry of alignments. Restore it from a backup; starting an empty one "
+            "forgets which ids were aligned."
+        )
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

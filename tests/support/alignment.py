@@ -1,0 +1,68 @@
+"""Parties of an alignment in one process: each in a thread, with a real channel, session and aggregator."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from he_processors.errors import VeilBoostError
+from nvflare_plugins.certificates import Identity
+from nvflare_plugins.session import Session, open_session
+from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.wire.aggregation import Aggregator
+from nvflare_plugins.wire.channel import Channel
+from tests.support.federation import DirectTransport, Tamper
+
+TIMEOUT_S = 30.0
+
+
+def party_names(n: int) -> tuple[str, ...]:
+    return tuple(f"party-{chr(ord('a') + i)}" for i in range(n))
+
+
+def policy_of(folder: Path, party: str, **document: Any) -> SitePolicy:
+    """Return a policy that lets small sets be aligned unless told otherwise."""
+    document.setdefault("vertical", {"min_intersection": 1})
+    document.setdefault("unsigned_sessions", True)
+    return SitePolicy.from_dict(document, workspace=folder / party, site=party)
+
+
+def run_parties(
+    folder: Path, n: int, take_part: Callable[[Channel, Session, SitePolicy], Any],
+    policies: Mapping[str, Mapping[str, Any]] | None = None, tamper: Mapping[str, Tamper] | None = None,
+    tamper_reply: Mapping[str, Tamper] | None = None, frames: list[tuple[str, bytes]] | None = None,
+    job_id: str = "job", recorders: Mapping[str, Any] | None = None,
+) -> list[Any]:  # fmt: skip
+    """Let every party take part; in rank order, what each returned or the error that ended it."""
+    names, attempt = party_names(n), os.urandom(16)
+    aggregator = Aggregator(names, attempt, TIMEOUT_S)
+    outcomes: dict[str, Any] = {}
+
+    def run(name: str) -> None:
+        policy = policy_of(folder, name, **dict((policies or {}).get(name, {})))
+        transport = DirectTransport(
+            aggregator, name, (tamper or {}).get(name), (tamper_reply or {}).get(name), frames=frames
+        )
+        channel = Channel(name, names, job_id, attempt, transport, TIMEOUT_S)
+        channel.recorder = (recorders or {}).get(name)
+        try:
+            session = open_session(channel, Identity.unsigned(name), policy, b"b" * 32)
+            outcomes[name] = take_part(channel, session, policy)
+        except Exception as error:  # the test decides what it expected
+            outcomes[name] = error
+            reason = str(error) if isinstance(error, VeilBoostError) else type(error).__name__
+            aggregator.abort(f"{name}: {reason}")
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [outcomes[name] for name in names]
+
+
+def encode(ids: Sequence[str]) -> list[bytes]:
+    return [one.encode() for one in ids]
