@@ -32,7 +32,8 @@ class Table:
     """The rows of one site, ready for XGBoost.
 
     Shapes:  features: float32[n_rows, n_features], C-contiguous, NaN is missing, categorical columns hold the
-             position in their public list; label: float32[n_rows]; weight: float32[n_rows] or None.
+             position in their public list; label: float32[n_rows], or float32[0] with an empty ``label_name`` at a
+             party of a vertical job that has none; weight: float32[n_rows] or None.
 
     Attributes:
         feature_types: "float" or "c" (categorical) per column, as XGBoost names them. Whether numbers happen to be
@@ -63,23 +64,26 @@ class Table:
 def load_table(
     spec: DataSet,
     *,
-    label: str,
+    label: str | None,
     weight: str | None = None,
     features: Sequence[str] | None = None,
     categories: Mapping[str, Sequence[object]] | None = None,
     label_classes: Sequence[object] | None = None,
     unknown_is_missing: bool = False,
+    may_lack_features: bool = False,
 ) -> Table:
     """Load a site's data set.
 
     Args:
         spec: From the site's policy.
-        label: Name of the label column.
+        label: Name of the label column; None for a party of a vertical job without it.
         weight: Name of the column of row weights.
-        features: Columns to train on, in this order; None takes all others in the order of the file.
+        features: Columns to train on, in this order; None takes all others in the order of the file, but for the
+            column of ids.
         categories: Column -> its public list of categories.
         label_classes: The label's public list of classes; the label becomes the position in it.
         unknown_is_missing: Categories outside the list count as missing instead of being refused.
+        may_lack_features: A table with nothing but the label will do (the party with the label of a vertical job).
 
     Privacy: everything stays at the site.
 
@@ -87,17 +91,21 @@ def load_table(
         ConfigurationError: The data set cannot be read, lacks a column, or holds what cannot be trained on.
     """
     lists = {name: _public_list(name, values) for name, values in (categories or {}).items()}
-    classes = None if label_classes is None else _public_list(label, label_classes)
+    classes = None if label_classes is None or label is None else _public_list(label, label_classes)
     file = TabularFile(spec)
-    names = _feature_names(file.column_names, label, weight, features, spec.name)
+    special = [name for name in (label, weight) if name is not None]
+    names = _feature_names(file.column_names, special, features, spec)
+    if not names and not may_lack_features:
+        raise ConfigurationError(f"data set {spec.name!r} has no feature columns.")
     for name in lists:
         if name not in names:
             raise ConfigurationError(f"a category list is given for {name!r}, which is not among the features.")
-    text = [name for name in (*names, label) if name in lists or (name == label and classes is not None)]
-    numeric = [name for name in (*names, label, *([weight] if weight else [])) if name not in text]
+    text = [name for name in (*names, *special) if name in lists or (name == label and classes is not None)]
+    numeric = [name for name in (*names, *special) if name not in text]
     columns = file.read(numeric, text)
     loader = _ColumnLoader(file, spec, unknown_is_missing, [])
-    matrix = np.empty((len(columns[label]), len(names)), dtype=np.float32)
+    n_rows = len(next(iter(columns.values())))
+    matrix = np.empty((n_rows, len(names)), dtype=np.float32)
     for position, name in enumerate(names):
         if name in lists:
             matrix[:, position] = loader.codes(name, columns[name], lists[name], loader.unknown_is_missing)
@@ -107,8 +115,8 @@ def load_table(
         features=matrix,
         feature_names=tuple(names),
         feature_types=tuple("c" if name in lists else "float" for name in names),
-        label=loader.label(label, columns[label], classes),
-        label_name=label,
+        label=loader.label(label, columns[label], classes) if label is not None else np.empty(0, np.float32),
+        label_name=label or "",
         weight=loader.weight(weight, columns[weight]) if weight else None,
         weight_name=weight,
         n_missing=tuple(int(count) for count in np.isnan(matrix).sum(axis=0)),
@@ -137,21 +145,19 @@ def _public_list(name: str, values: Sequence[object]) -> tuple[str, ...]:
 
 
 def _feature_names(
-    present: list[str], label: str, weight: str | None, features: Sequence[str] | None, data_set: str
+    present: list[str], special: list[str], features: Sequence[str] | None, spec: DataSet
 ) -> list[str]:
-    special = [label, *([weight] if weight is not None else [])]
     if len(set(special)) != len(special):
         raise ConfigurationError("label and weight name the same column.")
-    names = [name for name in present if name not in special] if features is None else list(features)
+    no_features = [*special, spec.id]
+    names = [name for name in present if name not in no_features] if features is None else list(features)
     for name in (*special, *names):
         if name not in present:
             close = difflib.get_close_matches(name, present, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ConfigurationError(f"data set {data_set!r} has no column {name!r}{hint}")
-    if not names:
-        raise ConfigurationError(f"data set {data_set!r} has no feature columns.")
-    if len(set(names)) != len(names) or set(names) & set(special):
-        raise ConfigurationError("features name a column twice, or name the label or weight column.")
+            raise ConfigurationError(f"data set {spec.name!r} has no column {name!r}{hint}")
+    if len(set(names)) != len(names) or set(names) & set(no_features):
+        raise ConfigurationError("features name a column twice, or name the label, weight or id column.")
     for name in (*special, *names):
         if not is_plain_text(name) or set(name) & set("[]<"):
             raise ConfigurationError(

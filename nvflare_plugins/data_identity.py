@@ -114,7 +114,8 @@ def _canonical_matrix(table: Table) -> tuple[list[str], NDArray[np.uint32]]:
     Shapes: result: uint32[n_rows, n_columns].
     """
     by_name = {name: table.features[:, i] for i, name in enumerate(table.feature_names)}
-    by_name[table.label_name] = table.label
+    if table.label_name:
+        by_name[table.label_name] = table.label
     if table.weight is not None and table.weight_name is not None:
         by_name[table.weight_name] = table.weight
     names = sorted(by_name)

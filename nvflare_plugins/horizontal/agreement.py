@@ -113,16 +113,17 @@ def agree(channel: Channel, session: GroupSeal, mine: Terms) -> int:
         if rank == channel.rank:
             continue
         theirs = Terms.from_bytes(session.open_from(rank, sealed[rank], _PURPOSE))
-        _compare_versions(mine.versions, theirs.versions, site)
-        _compare_documents("the job", mine.job, theirs.job, site)
-        _compare_documents("the parameters", mine.parameters, theirs.parameters, site)
+        compare_versions(mine.versions, theirs.versions, site)
+        compare_documents("the job", mine.job, theirs.job, site)
+        compare_documents("the parameters", mine.parameters, theirs.parameters, site)
         compare(mine.schema, theirs.schema, site)
-        _compare_documents("the starting point", mine.start, theirs.start, site)
+        compare_documents("the starting point", mine.start, theirs.start, site)
         common = {n: h for n, h in common.items() if theirs.checkpoints.get(n) == h}
     return max((int(n) for n in common if n.isdigit()), default=0)
 
 
-def _compare_versions(mine: Mapping[str, str], theirs: Mapping[str, Any], site: str) -> None:
+def compare_versions(mine: Mapping[str, str], theirs: Mapping[str, Any], site: str) -> None:
+    """Refuse a peer that runs another XGBoost or VeilBoost. Raises: ConfigurationError."""
     for name in ("xgboost", "veilboost"):
         if theirs.get(name) != mine[name]:
             raise ConfigurationError(
@@ -131,7 +132,8 @@ def _compare_versions(mine: Mapping[str, str], theirs: Mapping[str, Any], site: 
             )
 
 
-def _compare_documents(what: str, mine: Mapping[str, Any], theirs: Mapping[str, Any], site: str) -> None:
+def compare_documents(what: str, mine: Mapping[str, Any], theirs: Mapping[str, Any], site: str) -> None:
+    """Refuse a peer whose document differs; the first difference is named. Raises: ConfigurationError."""
     for name in sorted(set(mine) | set(theirs)):
         if mine.get(name) != theirs.get(name):
             raise ConfigurationError(f"{site} has another value of {str(name)[:80]!r} in {what} than this site")

@@ -375,6 +375,8 @@ class Answering:
             except VeilBoostError as error:
                 return self._fail(error)
             except Exception as error:  # the edge of a thread: what went wrong could quote data
+                if self._over:
+                    return None
                 _log.exception("answering failed")
                 return self._fail(JobAborted(f"unexpected {type(error).__name__}; see the log of that site"))
             with self._changed:

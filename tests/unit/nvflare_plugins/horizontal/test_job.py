@@ -7,7 +7,7 @@ import json
 import pytest
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.horizontal.agreement import Terms, _compare_documents, _compare_versions
+from nvflare_plugins.horizontal.agreement import Terms, compare_documents, compare_versions
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.run_folder import RunFolder
 from nvflare_plugins.horizontal.training import parse_metrics
@@ -72,9 +72,9 @@ def test_terms_survive_the_wire_and_hostile_bytes_do_not():
 
 def test_differences_are_named():
     with pytest.raises(ConfigurationError, match="site-2 runs xgboost 3.2.1 where this site runs 3.2.0"):
-        _compare_versions({"xgboost": "3.2.0", "veilboost": "1"}, {"xgboost": "3.2.1", "veilboost": "1"}, "site-2")
+        compare_versions({"xgboost": "3.2.0", "veilboost": "1"}, {"xgboost": "3.2.1", "veilboost": "1"}, "site-2")
     with pytest.raises(ConfigurationError, match="site-2 has another value of 'eta' in the parameters"):
-        _compare_documents("the parameters", {"eta": 0.3}, {"eta": 0.4}, "site-2")
+        compare_documents("the parameters", {"eta": 0.3}, {"eta": 0.4}, "site-2")
 
 
 def test_the_two_last_checkpoints_stay_and_a_finished_run_needs_none(tmp_path):
