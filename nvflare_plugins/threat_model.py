@@ -221,6 +221,20 @@ THREAT_MODELS = {
                 *_DP_NOTES[1:],
             ),
         ),
+        ThreatModel(
+            profile="psi",
+            codecs=_SAFE,
+            summary="Alignment: private set intersection by commutative blinding on P-256, sealed between sites.",
+            server_alone="Order and timing of sealed blocks, and the largest set's size rounded up.",
+            one_site="The sizes of all sets and which of its own ids all sites have. With W > 2, some sites learn how "
+            "many ids some of them share.",
+            server_and_one_site="What that site learns.",
+            all_but_one="Which of their common ids the last site has too, and sizes of its intersections with theirs.",
+            notes=(
+                "A site learns whether the ids that it brings are at all others: whoever brings invented or bought ids "
+                "asks about those. Registry, size ratio and least intersection limit that; they do not prevent it.",
+            ),
+        ),
     )
 }
 
@@ -228,6 +242,7 @@ THREAT_MODELS = {
 HORIZONTAL = ("plain", "masks", "bfv", "ckks")
 VERTICAL = ("paillier", "okamoto_uchiyama")
 PRIVATE = ("dp_distributed", "dp_trusted", "dp_local")
+ALIGNMENT = ("psi",)  # not a choice that a policy makes: a data set with an id column may be aligned
 
 
 def notes_for(profile: str) -> tuple[str, ...]:

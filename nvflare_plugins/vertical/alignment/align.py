@@ -27,6 +27,7 @@ from nvflare_plugins.vertical.alignment.lists import Lists, PairSeal, RoutingCha
 from nvflare_plugins.vertical.alignment.registry import AlignmentRegistry, AlignmentRun
 from nvflare_plugins.vertical.alignment.result import Alignment
 from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.contents import Content, Protection
 from nvflare_plugins.wire.envelope import Codec
 
 MAX_IDS = 100_000_000
@@ -54,12 +55,19 @@ class AligningSession(PairSeal, Protocol):
     def hmac(self, purpose: str, data: bytes) -> bytes: ...
 
 
+class ContentLog(Protocol):
+    """What an alignment needs of an evidence log."""
+
+    def content(self, direction: str, peer: str, what: Content, protection: Protection, size_bytes: int) -> None: ...
+
+
 def align(
     channel: AligningChannel,
     session: AligningSession,
     ids: Mapping[str, Sequence[bytes]],
     policy: SitePolicy,
     say: Say = lambda text: None,
+    evidence: ContentLog | None = None,
     randomness: RandomSource = OS_RANDOMNESS,
 ) -> dict[str, Alignment]:
     """Find the rows that all parties of the session have, data set by data set.
@@ -71,6 +79,7 @@ def align(
         ids: canonical ids (``ids.load_ids``) by the name of the data set; the same names at all parties.
         policy: this site's; its ``vertical`` rules guard the alignment, and every other party's guard it too.
         say: writes a line for a person; nothing that is said holds an id or a number of rows.
+        evidence: takes note of what was sent to whom; sizes in it are those of padded blocks.
 
     Raises:
         PolicyRefusal: the sets are too unequal, the intersection is too small, or ids were aligned before.
@@ -87,11 +96,8 @@ def align(
         _check_sizes(name, [other.size_of(name, offer) for other in offers], least, offers)
     registry = AlignmentRegistry.open(policy)
     _reserve_together(channel, session, registry, ids)
-    return {
-        name: _align_one(channel, session, registry, name, ids[name], [o.sizes[name] for o in offers], least, say,
-                         randomness)
-        for name in sorted(ids)
-    }  # fmt: skip
+    aligner = _Aligner(channel, session, registry, least, say, evidence, randomness)
+    return {name: aligner.run(name, ids[name], [other.sizes[name] for other in offers]) for name in sorted(ids)}
 
 
 def confirm(channel: AligningChannel, session: AligningSession, alignments: Sequence[Alignment]) -> None:
@@ -104,21 +110,37 @@ def confirm(channel: AligningChannel, session: AligningSession, alignments: Sequ
     _compare_keyed(channel, session, "alignments held", content)
 
 
-def _align_one(
-    channel: AligningChannel, session: AligningSession, registry: AlignmentRegistry, name: str, ids: Sequence[bytes],
-    sizes: Sequence[int], least: int, say: Say, randomness: RandomSource,
-) -> Alignment:  # fmt: skip
-    say(f"aligning {name} with {', '.join(site for site in channel.sites if site != channel.sites[channel.rank])}")
-    key = session.hmac("alignment items", name.encode())
-    items = [hmac.digest(key, one, "sha256").hex() for one in ids]
-    n_steps = 3 * (channel.world - 1) + 1
-    lists = Lists(channel, session, f"alignment of {name}", max(sizes), _Ticker(say, name, n_steps).block_done)
-    found = sorted(intersect(lists, items, sizes, least, randomness), key=lambda place: ids[place])
-    ordered = b"".join(len(ids[place]).to_bytes(4, "little") + ids[place] for place in found)
-    _compare_keyed(channel, session, f"aligned rows of {name}", ordered)
-    say(f"{name} is aligned: all parties hold the same rows in the same order")
-    proof = session.hmac(f"proof of aligned rows of {name}", ordered)
-    return Alignment(name, np.array(found, dtype=np.int64), len(ids), registry.fingerprint(ids), proof)
+@dataclass(frozen=True, slots=True)
+class _Aligner:
+    """What the alignments of one job share."""
+
+    channel: AligningChannel
+    session: AligningSession
+    registry: AlignmentRegistry
+    least: int
+    say: Say
+    evidence: ContentLog | None
+    randomness: RandomSource
+
+    def run(self, name: str, ids: Sequence[bytes], sizes: Sequence[int]) -> Alignment:
+        """Align one data set. ``sizes`` by rank."""
+        channel, session = self.channel, self.session
+        self.say(f"aligning {name} between {', '.join(channel.sites)}")
+        key = session.hmac("alignment items", name.encode())
+        items = [hmac.digest(key, one, "sha256").hex() for one in ids]
+        ticker = _Ticker(self.say, name, 3 * (channel.world - 1) + 1)
+        lists = Lists(channel, session, f"alignment of {name}", max(sizes), ticker.block_done, self._record)
+        found = intersect(lists, items, sizes, self.least, self.randomness)
+        found.sort(key=lambda place: ids[place])
+        ordered = b"".join(len(ids[place]).to_bytes(4, "little") + ids[place] for place in found)
+        _compare_keyed(channel, session, f"aligned rows of {name}", ordered)
+        self.say(f"{name} is aligned: all parties hold the same rows in the same order")
+        proof = session.hmac(f"proof of aligned rows of {name}", ordered)
+        return Alignment(name, np.array(found, dtype=np.int64), len(ids), self.registry.fingerprint(ids), proof)
+
+    def _record(self, direction: str, party: str, size_bytes: int) -> None:
+        if self.evidence is not None:
+            self.evidence.content(direction, party, Content.BLINDED_IDS, Protection.BLINDED, size_bytes)
 
 
 def _compare_keyed(channel: AligningChannel, session: AligningSession, purpose: str, content: bytes) -> None:

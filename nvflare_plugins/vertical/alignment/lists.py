@@ -51,6 +51,7 @@ class Lists:
         purpose: names the intersection; blocks of another one do not open.
         longest: size of the largest set of any party; no list is longer.
         on_block: called after every block with the number of the block and of all blocks of the step.
+        record: takes note, for the evidence, of "sent" (before it is) or "received", the other party and the bytes.
     """
 
     channel: RoutingChannel
@@ -58,6 +59,7 @@ class Lists:
     purpose: str
     longest: int
     on_block: Callable[[int, int], None] = lambda number, of: None
+    record: Callable[[str, str, int], None] = lambda direction, party, size_bytes: None
 
     def swap(
         self, outgoing: Sequence[Any], to: Collection[int], source: int | None,
@@ -82,12 +84,8 @@ class Lists:
         received: list[bytes] = []
         seen: set[bytes] = set()
         for number in range(n_blocks):
-            part = pack_block(prepare(list(outgoing[number * block : (number + 1) * block])), block) if to else b""
-            parts = [
-                self.session.seal_for(rank, part, self.purpose) if rank in to else b""
-                for rank in range(self.channel.world)
-            ]
-            points = self._open(self.channel.route(Kind.CONVERSATION, parts), source, block)
+            own = prepare(list(outgoing[number * block : (number + 1) * block]))
+            points = self._exchange(pack_block(own, block) if to else b"", to, source, block)
             seen.update(points)
             received += change(points)
             if len(seen) != len(received) or len(received) > self.longest:
@@ -95,13 +93,20 @@ class Lists:
             self.on_block(number + 1, n_blocks)
         return received
 
-    def _open(self, parts: Sequence[bytes], source: int | None, block: int) -> list[bytes]:
-        for rank, part in enumerate(parts):
-            if bool(part) != (rank == source):
-                raise ProtocolError(f"{self.channel.sites[rank]} is not in step with the alignment")
+    def _exchange(self, part: bytes, to: Collection[int], source: int | None, block: int) -> list[bytes]:
+        sites, ranks = self.channel.sites, range(self.channel.world)
+        for rank in to:
+            self.record("sent", sites[rank], len(part))
+        parts = [self.session.seal_for(rank, part, self.purpose) if rank in to else b"" for rank in ranks]
+        received = self.channel.route(Kind.CONVERSATION, parts)
+        for rank in ranks:
+            if bool(received[rank]) != (rank == source):
+                raise ProtocolError(f"{sites[rank]} is not in step with the alignment")
         if source is None:
             return []
-        return unpack_block(self.session.open_of(source, parts[source], self.purpose), block)
+        plain = self.session.open_of(source, received[source], self.purpose)
+        self.record("received", sites[source], len(plain))
+        return unpack_block(plain, block)
 
 
 def pack_block(points: Sequence[bytes], size: int) -> bytes:
