@@ -94,26 +94,45 @@ class FederatedModel:
         self._empty = _without_trees(document)
 
     def predict(
-        self, own: NDArray[np.float32], data_set: int, n_rounds: int | None = None, output_margin: bool = False
-    ) -> NDArray[np.float32]:
+        self, own: NDArray[np.float32], data_set: int, n_rounds: int | None = None, output_margin: bool = False,
+        first_round: int = 0,
+    ) -> NDArray[np.float32]:  # fmt: skip
         """Predict rows as XGBoost does with the merged model, bit for bit.
 
         Shapes: own: float32[n_rows, n_own_columns], aligned with the passive parties' rows; result as from XGBoost.
         Args:
             data_set: number of the set at the passive parties.
-            n_rounds: use the first so many rounds; None uses all.
+            n_rounds: use the rounds before this one; None uses all.
+            first_round: leave out the rounds before this one.
         """
+        margin = self.margin(own, data_set, n_rounds, first_round)
+        return margin if output_margin else self.output(margin)
+
+    def margin(
+        self, own: NDArray[np.float32], data_set: int, n_rounds: int | None = None, first_round: int = 0
+    ) -> NDArray[np.float32]:
+        """Add the leaves that rows reach, as ``predict`` with ``output_margin``."""
         n_trees = len(self._trees) if n_rounds is None else min(n_rounds * self._per_round, len(self._trees))
-        leaves, _ = self._walker.walk(self._trees[:n_trees], 0, data_set, own)
-        blank = np.zeros((own.shape[0], 1), dtype=np.float32)
-        start = self._empty.predict(xgb.DMatrix(blank), output_margin=True)
+        used = slice(first_round * self._per_round, n_trees)
+        leaves, _ = self._walker.walk(self._trees[used], used.start, data_set, own)
+        start = self._empty.predict(xgb.DMatrix(_blank(own.shape[0])), output_margin=True)
         margin = start.reshape(own.shape[0], -1).copy()
-        for leaf, values, group in zip(leaves, self._leaves, self._groups, strict=False):
+        for leaf, values, group in zip(leaves, self._leaves[used], self._groups[used], strict=True):
             margin[:, group] += values[leaf]  # float32, tree after tree, as XGBoost adds them
-        shaped = margin.reshape(start.shape)
-        if output_margin:
-            return shaped
-        return self._empty.predict(xgb.DMatrix(blank, base_margin=shaped))
+        return margin.reshape(start.shape)
+
+    def output(self, margin: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Turn margins into what XGBoost's ``predict`` returns. Shapes: as from XGBoost."""
+        return self._empty.predict(xgb.DMatrix(_blank(margin.shape[0]), base_margin=margin))
+
+    @property
+    def n_rounds(self) -> int:
+        """Return the number of boosting rounds."""
+        return len(self._trees) // self._per_round
+
+
+def _blank(n_rows: int) -> NDArray[np.float32]:
+    return np.zeros((n_rows, 1), dtype=np.float32)
 
 
 def _without_trees(document: dict[str, Any]) -> xgb.Booster:

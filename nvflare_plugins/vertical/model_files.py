@@ -153,7 +153,7 @@ def write_part(folder: Path, site: str, part: Part, identity: ModelIdentity, com
 def read_part(path: Path, site: str, expected: type[P]) -> StoredPart[P]:
     """Read a site's part.
 
-    Args: expected: ``ActivePart`` or ``PassivePart``: what this site is in the job.
+    Args: expected: ``ActivePart`` or ``PassivePart``; ``Part`` where the file decides which of them the site is.
 
     Raises:
         ConfigurationError: no such file, damaged, of another site or another kind, or changed since the training.
@@ -170,7 +170,7 @@ def read_part(path: Path, site: str, expected: type[P]) -> StoredPart[P]:
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         # The reason could quote values of the file.
         raise ConfigurationError(_UNREADABLE) from None
-    if not isinstance(part, expected):
+    if not isinstance(part, expected) or isinstance(part, ActivePart) != (identity.active == site):
         raise ConfigurationError(f"{site} holds another part of this model than its role in the job needs")
     if site not in identity.sites or not hmac.compare_digest(
         _own_commitment(identity, site), _digest(document["part"], nonce)
@@ -190,8 +190,8 @@ def find_part(folders: Path, inputs: Path, job_id: str, site: str, expected: typ
     """
     if not job_id or Path(job_id).name != job_id or job_id in (".", "..") or "\0" in job_id or "\\" in job_id:
         raise ConfigurationError("the model is named by the id of the job that trained it")
-    name = ACTIVE_FILE if expected is ActivePart else PASSIVE_FILE
-    for path in (folders / job_id / name, inputs / f"{job_id}.json"):
+    names = {ActivePart: [ACTIVE_FILE], PassivePart: [PASSIVE_FILE]}.get(expected, [ACTIVE_FILE, PASSIVE_FILE])
+    for path in (*(folders / job_id / name for name in names), inputs / f"{job_id}.json"):
         if path.is_file() and not path.is_symlink():
             return read_part(path, site, expected)
     raise ConfigurationError(f"{site} holds no part of the model of job {job_id}")

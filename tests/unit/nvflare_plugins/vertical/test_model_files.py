@@ -10,7 +10,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.vertical.model_files import (
-    ACTIVE_FILE, PASSIVE_FILE, ActivePart, ModelIdentity, PartyColumns, PassivePart, commit, find_part, read_part,
+    ACTIVE_FILE, PASSIVE_FILE, ActivePart, ModelIdentity, Part, PartyColumns, PassivePart, commit, find_part, read_part,
     write_part,
 )  # fmt: skip
 from nvflare_plugins.vertical.private_table import PrivateSplit
@@ -109,7 +109,8 @@ def test_a_changed_leaf_and_an_unmasked_threshold_are_refused(folders):
     original = path.read_bytes()
     for node in (1, 3):
         def change(document, node=node):
-            document["part"]["booster"]["learner"]["gradient_booster"]["model"]["trees"][0]["split_conditions"][node] = 7.0
+            model = document["part"]["booster"]["learner"]["gradient_booster"]["model"]
+            model["trees"][0]["split_conditions"][node] = 7.0
 
         path.write_bytes(original)
         changed(path, change)
@@ -128,6 +129,15 @@ def test_parts_of_other_sites_and_kinds_are_refused(folders):
         read_part(folders["site-2"] / "absent", "site-2", PassivePart)
 
 
+def test_a_part_of_the_other_role_is_refused(tmp_path):
+    """A party that is not the active one must not pass for it, whatever it committed to."""
+    commitments = [commit(ACTIVE), commit(ACTIVE)]
+    identity = ModelIdentity("job", "site-1", SITES[:2], tuple(c.digest for c in commitments))
+    path = write_part(tmp_path, "site-2", ACTIVE, identity, commitments[1])
+    with pytest.raises(ConfigurationError):
+        read_part(path, "site-2", ActivePart)
+
+
 def test_only_what_was_committed_is_written(tmp_path):
     commitment = commit(PASSIVE)
     identity = ModelIdentity("job", "site-1", SITES[:2], (b"\0" * 32, commitment.digest))
@@ -143,7 +153,7 @@ def test_a_part_is_found_in_the_run_or_in_the_inputs(folders, tmp_path):
     inputs.mkdir()
     assert find_part(runs, inputs, "job", "site-2", PassivePart).part == PASSIVE
     (folders["site-2"] / PASSIVE_FILE).rename(inputs / "job.json")
-    assert find_part(runs, inputs, "job", "site-2", PassivePart).part == PASSIVE
+    assert find_part(runs, inputs, "job", "site-2", Part).part == PASSIVE
     for name in ("absent", "../site-2/job", "", "..", "a\\b"):
         with pytest.raises(ConfigurationError):
             find_part(runs, inputs, name, "site-2", PassivePart)

@@ -1,0 +1,59 @@
+"""The parts of a model that was trained in one process, as the sites of a job would hold them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nvflare_plugins.vertical.inference import PathOwner
+from nvflare_plugins.vertical.links import InProcessLink
+from nvflare_plugins.vertical.model_files import (
+    ActivePart, ModelIdentity, Part, PartyColumns, PassivePart, commit, write_part,
+)  # fmt: skip
+from tests.support.vertical_federation import Joined, Outcome
+
+
+def parts_of(outcome: Outcome) -> tuple[ActivePart, dict[str, PassivePart]]:
+    """Return the active party's part, and the passive parties' by name."""
+    parties = tuple(PartyColumns(party.name, party.schema.aliases) for party in outcome.parties)
+    own = tuple(f"own{i}" for i in range(outcome.n_own))
+    active = ActivePart(outcome.result.model, own, parties, outcome.result.best_round)
+    passive = {
+        party.name: PassivePart(dict(passive.table), tuple(f"c{i}" for i in range(len(party.schema.aliases))),
+                                party.schema.aliases)
+        for party, passive in zip(outcome.parties, outcome.passives, strict=True)
+    }  # fmt: skip
+    return active, passive
+
+
+def features_of(joined: Joined, active: ActivePart, table: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    """Return each passive party's columns of a joined table."""
+    return {party.site: joined.part(i + 1, table) for i, party in enumerate(active.parties)}
+
+
+class Links(dict[str, InProcessLink]):
+    """Ways to passive parties of this process; leave the context to end their threads."""
+
+    def __init__(self, passive: dict[str, PassivePart], features: dict[str, NDArray[np.float32]], batch_rows: int):
+        super().__init__(
+            {site: InProcessLink(PathOwner(part, features[site], batch_rows)) for site, part in passive.items()}
+        )
+
+    def __enter__(self) -> Links:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for link in self.values():
+            link.close()
+
+
+def write_parts(folders: dict[str, Path], parts: dict[str, Part], active: str, job_id: str) -> ModelIdentity:
+    """Write the parts of one model into the sites' folders, as the end of a training does."""
+    commitments = {site: commit(part) for site, part in sorted(parts.items())}
+    identity = ModelIdentity(job_id, active, tuple(commitments), tuple(c.digest for c in commitments.values()))
+    for site, part in parts.items():
+        folders[site].mkdir(parents=True, exist_ok=True)
+        write_part(folders[site], site, part, identity, commitments[site])
+    return identity
