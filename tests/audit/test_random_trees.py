@@ -1,0 +1,261 @@
+"""The privacy that random trees claim, attacked: correct code must bear it, and every planted fault must be caught.
+
+An adversary who knows everything but the canary tells two worlds apart by the likelihood ratio of all that reaches him
+(tests/support/audit_trees.py). The claim is (epsilon 8, delta 1e-5), because 500 runs of each world then suffice: a
+fault that a user would meet at epsilon 0.1 is the same code. Noise is seeded, so that no result changes from run to
+run; over random seeds, correct code would be accused once in a thousand audits.
+
+Reference: ALGORITHMS of the project, 7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dp_components.accounting.gaussian_dp import epsilon_of_mu, mu_for
+from dp_components.distributed_noise import NoiseShares, add_noise_share
+from dp_components.events import Release
+from dp_components.leaf_weights.query import LeafQuery
+from dp_components.ledger import Budget, Ledger, LedgerIdentity
+from dp_components.mechanisms.gaussian import add_gaussian_noise
+from dp_components.neighbouring import NeighbouringRelation
+from dp_components.sensitivity import Sensitivity, grid_integers
+from dp_components.split_candidates.candidates import FeatureBounds
+from nvflare_plugins.private_trees import training
+from nvflare_plugins.private_trees.default_2026_11 import DEFAULT
+from nvflare_plugins.private_trees.forest import draw_forest
+from nvflare_plugins.private_trees.methods import Method, dp_tr_newton
+from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust, planned_events
+from nvflare_plugins.private_trees.training import PrivateTreesPlan, RefreshHandler, train_private_trees
+from nvflare_plugins.wire.aggregation import Aggregator
+from nvflare_plugins.wire.catalogue import Kind, Message
+from nvflare_plugins.wire.envelope import Frame, FrameType
+from tests.support.audit import Errors, gaussian_power, noise_p_value
+from tests.support.audit_trees import CANARY_SITE, Setting, SiteRandomness, Verdict, audit
+from tests.support.private_trees import Part, split_rows
+from tests.support.seeded_randomness import SeededRandomness
+
+EPSILON, DELTA = 8.0, 1e-5
+CLAIMED_MU = mu_for(EPSILON, DELTA)
+N_RUNS, N_STATISTICS = 500, 2
+N_RUNS_FOR_ROOT_2 = 700
+"""For faults that multiply mu by the root of two only."""
+
+RANDOM_TREES = replace(dp_tr_newton(20), depth=2, batch_size=5, query=LeafQuery.JOINT)
+TRUSTED, DISTRIBUTED = Trust(), Trust(NoiseShares(3, 1))
+
+
+def setting(trust: Trust, method: Method = RANDOM_TREES, **changes: object) -> Setting:
+    """200 rows at three sites. The canary has the rarer label, so that training moves its gradient towards 1."""
+    rng = np.random.default_rng(0)
+    columns, label = rng.random((3, 200)).astype(np.float32), (rng.random(200) < 0.9).astype(np.float32)
+    noise = NoisePlan.for_budget(method, 3, EPSILON, DELTA)
+    plan = PrivateTreesPlan(method, (FeatureBounds(0, 1),) * 3, noise, trust, structure_seed=1)
+    canary = Part(np.full((3, 1), 0.5, np.float32), np.zeros(1, np.float32))
+    return Setting(plan, tuple(split_rows(columns, label, 3)), canary, **changes)  # type: ignore[arg-type]
+
+
+def errors(verdicts: dict[bool, list[Verdict]], statistic: str) -> Errors:
+    without, with_canary = (np.array([getattr(v, statistic) for v in verdicts[world]]) for world in (False, True))
+    return Errors.of(without, with_canary)
+
+
+def measured_mu(verdicts: dict[bool, list[Verdict]]) -> float:
+    """Return the larger of both statistics' lower bounds, which share the confidence."""
+    return max(errors(verdicts, s).mu(N_STATISTICS) for s in ("log_ratio", "with_own_noise_twice"))
+
+
+def noise_of(verdicts: dict[bool, list[Verdict]]) -> float:
+    return noise_p_value(np.concatenate([v.noise for of_world in verdicts.values() for v in of_world]))
+
+
+def assert_sound_and_tight(verdicts: dict[bool, list[Verdict]]) -> None:
+    """Not above the claim, and not so far below it that the audit could not have failed."""
+    found = measured_mu(verdicts)
+    assert found <= CLAIMED_MU, f"epsilon {EPSILON} is claimed, at least {epsilon_of_mu(found, DELTA):.2f} is lost"
+    assert found > CLAIMED_MU / 2, "with twice the noise no more than half of the claim could be found"
+    # What the canary costs by arithmetic: nearly all that is paid for, and never more.
+    largest = max(v.mu for of_world in verdicts.values() for v in of_world)
+    assert 0.95 * CLAIMED_MU < largest <= CLAIMED_MU * (1 + 1e-9)
+    assert 5e-6 < noise_of(verdicts) < 1 - 5e-6
+
+
+# -- the faults -------------------------------------------------------------------------------------------------------
+
+
+def half_noise_at_server(run: int):
+    source = SeededRandomness(16 * run + 8)
+    return lambda sums, sensitivity, multiplier: add_gaussian_noise(sums, sensitivity, multiplier / 2, source)
+
+
+def shares_of(factor: float, silent_site: int | None = None):
+    """Every share ``factor`` times what it should be, none at one site."""
+
+    def add(sums: np.ndarray, sensitivity: Sensitivity, multiplier: float, shares: NoiseShares, source: SiteRandomness):
+        if source.site == silent_site:
+            return Release(np.asarray(sums), add_noise_share(sums, sensitivity, multiplier, shares, source).event)
+        return add_noise_share(sums, sensitivity, multiplier * factor, shares, source)
+
+    return add
+
+
+class InnerNodesToo(RefreshHandler):
+    """Noises the whole vector of XGBoost as one query, in which a row counts at every node of its path."""
+
+    def answer(self, message: Message, buffer: bytes) -> bytes:
+        trees = self._forest.of_round(message.moment.round)
+        exact = grid_integers(np.frombuffer(buffer, dtype="<f8"))
+        sizes = [2 * tree.feature.size for tree in trees]
+        return (self._sums.release(Kind.NODE_STATS, exact, "node sums", sizes) / 2**20).astype("<f8").tobytes()
+
+
+class RootAgain(RefreshHandler):
+    """Releases each root's sum apart, although the leaves add up to it."""
+
+    def answer(self, message: Message, buffer: bytes) -> bytes:
+        trees = self._forest.of_round(message.moment.round)
+        roots = np.cumsum([0, *(tree.feature.size for tree in trees[:-1])])
+        exact = grid_integers(np.frombuffer(buffer, dtype="<f8").reshape(-1, 2)[roots]).ravel()
+        self._sums.release(Kind.NODE_STATS, exact, f"root sums of round {message.moment.round}", [2] * len(trees))
+        return super().answer(message, buffer)
+
+
+class RenoisingAggregator(Aggregator):
+    """Answers a retry with fresh noise instead of the answer that was given."""
+
+    def _join(self, frame: Frame, reply):
+        known = self._exchanges.get(frame.counter)
+        if known is None or known.answers is None:
+            return super()._join(frame, reply)
+        payload = self._combine([known.frames[rank] for rank in range(len(self._sites))])
+        answer = replace_payload(frame, payload, len(self._sites))
+        reply(answer.pack())
+        return None
+
+
+def replace_payload(frame: Frame, payload: bytes, server_rank: int) -> Frame:
+    return replace(frame, type=FrameType.RESULT, rank=server_rank, payload=payload, attachment=b"")
+
+
+def same_seed_at_two_sites(run: int) -> list[SiteRandomness]:
+    return [SiteRandomness(seed, rank) for rank, seed in enumerate((16 * run, 16 * run, 16 * run + 2))]
+
+
+def paid_from_ledger(folder: Path, plan: PrivateTreesPlan):
+    """Every site pays from a durable ledger of its own, the same one after a restart."""
+    forest = draw_forest(plan.method, training.public_candidates(plan.method, plan.bounds), plan.structure_seed)
+    events = planned_events(plan.noise, [tree.leaves.size for tree in forest.trees], 0, plan.trust.n_honest)
+
+    def pay_of(run: int, site: int):
+        identity = LedgerIdentity(f"site-{site + 1}", f"run-{run}", NeighbouringRelation.ADD_OR_REMOVE_ROW)
+        ledger = Ledger.open(folder / str(site), identity, Budget(EPSILON, 1e-3))
+        ledger.open_job("job", events)
+        return partial(ledger.release, "job")
+
+    return pay_of
+
+
+# -- the audits -------------------------------------------------------------------------------------------------------
+
+
+def test_smoke() -> None:
+    """A quarter of the noise needs 50 runs of each world; the noise's scale shows after fewer."""
+    right = audit(setting(DISTRIBUTED), 40)
+    assert measured_mu(right) <= CLAIMED_MU and 5e-6 < noise_of(right) < 1 - 5e-6
+
+    def quarter(run: int):
+        source = SeededRandomness(run)
+        return lambda sums, sensitivity, multiplier: add_gaussian_noise(sums, sensitivity, multiplier / 4, source)
+
+    one_round = replace(RANDOM_TREES, batch_size=20)
+    wrong = audit(setting(TRUSTED, one_round, server_noise=quarter), 55)
+    assert measured_mu(wrong) > CLAIMED_MU and noise_of(wrong) < 1e-12
+
+
+def test_the_audit_has_the_power_it_claims() -> None:
+    """Computed before any run, for the canary's share of the claim: correct code passes, each fault is caught."""
+    canary = 0.97 * CLAIMED_MU
+    assert gaussian_power(CLAIMED_MU, canary, N_RUNS, N_STATISTICS, 1000) < 0.001
+    assert gaussian_power(CLAIMED_MU, np.sqrt(3) * canary, N_RUNS, N_STATISTICS, 1000) > 0.99
+    assert gaussian_power(CLAIMED_MU, np.sqrt(2) * canary, N_RUNS_FOR_ROOT_2, N_STATISTICS, 1000) > 0.97
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trust", [TRUSTED, DISTRIBUTED], ids=["trusted", "distributed"])
+def test_correct_code_keeps_its_promise(trust: Trust) -> None:
+    assert_sound_and_tight(audit(setting(trust), N_RUNS))
+
+
+@pytest.mark.slow
+def test_xgboost_itself_keeps_the_promise_of_the_default() -> None:
+    """Private quantiles, stock XGBoost behind its mediator, distributed noise; the default's other parameters."""
+    method = replace(DEFAULT, n_trees=20, batch_size=10)
+    assert_sound_and_tight(audit(setting(DISTRIBUTED, method, train=train_private_trees), N_RUNS))
+
+
+@pytest.mark.slow
+def test_half_noise_at_the_server_is_caught() -> None:
+    assert measured_mu(audit(setting(TRUSTED, server_noise=half_noise_at_server), N_RUNS)) > CLAIMED_MU
+
+
+@pytest.mark.slow
+def test_half_shares_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "add_noise_share", shares_of(0.5))
+    assert measured_mu(audit(setting(DISTRIBUTED), N_RUNS)) > CLAIMED_MU
+
+
+@pytest.mark.slow
+def test_inner_nodes_as_part_of_the_query_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "RefreshHandler", InnerNodesToo)
+    assert measured_mu(audit(setting(TRUSTED), N_RUNS)) > CLAIMED_MU
+
+
+@pytest.mark.slow
+def test_a_root_sum_released_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "RefreshHandler", RootAgain)
+    assert measured_mu(audit(setting(TRUSTED), N_RUNS_FOR_ROOT_2)) > CLAIMED_MU
+
+
+@pytest.mark.slow
+def test_a_missing_share_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "add_noise_share", shares_of(1.0, silent_site=CANARY_SITE))
+    assert measured_mu(audit(setting(DISTRIBUTED), N_RUNS_FOR_ROOT_2)) > CLAIMED_MU
+
+
+@pytest.mark.slow
+def test_the_same_seed_at_two_sites_is_caught() -> None:
+    """Site 1 then knows the share of site 2; the plain likelihood ratio does not see it, the other statistic does."""
+    verdicts = audit(setting(DISTRIBUTED, randomness=same_seed_at_two_sites), N_RUNS_FOR_ROOT_2)
+    assert measured_mu(verdicts) > CLAIMED_MU > errors(verdicts, "log_ratio").mu(N_STATISTICS)
+
+
+@pytest.mark.slow
+def test_a_retry_gets_the_same_answer_and_a_fresh_one_is_caught() -> None:
+    assert_sound_and_tight(audit(setting(TRUSTED, sends_twice=True), N_RUNS))
+    wrong = setting(TRUSTED, sends_twice=True, aggregator=RenoisingAggregator)
+    assert measured_mu(audit(wrong, N_RUNS_FOR_ROOT_2)) > CLAIMED_MU
+
+
+@pytest.mark.slow
+def test_a_restart_replays_from_the_ledger_and_without_it_is_caught(tmp_path: Path) -> None:
+    one_round = replace(RANDOM_TREES, batch_size=20)
+    right = setting(DISTRIBUTED, one_round, n_attempts=2)
+    assert_sound_and_tight(audit(replace(right, pays=paid_from_ledger(tmp_path, right.plan)), N_RUNS))
+    assert measured_mu(audit(right, N_RUNS_FOR_ROOT_2)) > CLAIMED_MU
+
+
+@pytest.mark.slow
+def test_a_restart_with_a_trusted_aggregator_is_not_free(tmp_path: Path) -> None:
+    """The sites' ledgers replay exact sums and charge nothing, but the server noises them afresh: a second release.
+
+    A job must therefore never replay from the ledger under a trusted aggregator, unless the server replays too.
+    """
+    restarted = setting(TRUSTED, replace(RANDOM_TREES, batch_size=20), n_attempts=2)
+    server = [partial(add_gaussian_noise, randomness=SeededRandomness(run)) for run in range(2 * N_RUNS_FOR_ROOT_2)]
+    restarted = replace(restarted, server_noise=lambda run: server[run], pays=paid_from_ledger(tmp_path, restarted.plan))
+    assert measured_mu(audit(restarted, N_RUNS_FOR_ROOT_2)) > CLAIMED_MU

@@ -1,0 +1,312 @@
+"""Private trees as an adversary sees them: every reply he gets, and what he makes of it.
+
+The protocol is the real one: three sites with masks between them, their channels, the server's aggregator, the release
+of noisy sums. Where XGBoost is too slow for thousands of runs, ``play`` takes its part and calls the same handler with
+the same node statistics; one audit runs XGBoost itself.
+
+The adversary is site 1. He knows all rows of all sites but for the canary, the public forest, the code, his own
+rows and his own share of the noise. What he does not know is whether site 3 holds the canary.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_components.batched_updates.batches import tree_scale
+from dp_components.leaf_weights.interface import leaf_outputs
+from dp_components.leaf_weights.query import UNIT
+from dp_components.mechanisms.gaussian import add_gaussian_noise, share_scales
+from he_processors.masks import PairwiseMasks
+from nvflare_plugins.private_trees import training
+from nvflare_plugins.private_trees.forest import draw_forest
+from nvflare_plugins.private_trees.noise_plan import ServerNoise
+from nvflare_plugins.private_trees.refresh_catalogue import RefreshGrammar, node_statistics
+from nvflare_plugins.private_trees.training import NoisySums, Pay, PrivateTreesPlan, without_ledger
+from nvflare_plugins.wire.aggregation import Aggregator
+from nvflare_plugins.wire.catalogue import Dtype, Kind, Moment, Op, Phase
+from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.envelope import unpack
+from nvflare_plugins.wire.profiles import MaskedSums
+from nvflare_plugins.wire.sums import ProtectedSums
+from tests.support.federation import TIMEOUT_S, DirectTransport
+from tests.support.private_trees import Part
+from tests.support.seeded_randomness import SeededRandomness
+
+SITES = ("site-1", "site-2", "site-3")
+ADVERSARY, CANARY_SITE = 0, 2
+Integers = NDArray[np.int64]
+_THREADS = ThreadPoolExecutor(len(SITES))
+
+
+class SiteRandomness(SeededRandomness):
+    """A site's noise, repeatable; faults that are planted at one site know the site by it."""
+
+    def __init__(self, seed: int, site: int) -> None:
+        super().__init__(seed)
+        self.site = site
+
+
+def own_seeds(run: int) -> list[SiteRandomness]:
+    """Give every site randomness of its own."""
+    return [SiteRandomness(16 * run + rank, rank) for rank in range(len(SITES))]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is audited, and which parts of it a test has exchanged.
+
+    Args:
+        parts: rows of each site, in the world without the canary.
+        canary: one row.
+        train: site's training: ``play``, or the real one.
+        randomness: run -> the sites' randomness.
+        server_noise: (run) -> the mechanism of a trusted aggregator.
+        pays: (run, site) -> how that site pays.
+        sends_twice: every site asks the server once more for each answer.
+        n_attempts: the job is restarted after it has ended, as after a crash at its very end.
+    """
+
+    plan: PrivateTreesPlan
+    parts: tuple[Part, ...]
+    canary: Part
+    train: Callable[..., object] = field(default=None)  # type: ignore[assignment]
+    randomness: Callable[[int], list[SiteRandomness]] = own_seeds
+    server_noise: Callable[[int], Callable] = lambda run: partial(
+        add_gaussian_noise, randomness=SeededRandomness(16 * run + 8)
+    )
+    pays: Callable[[int, int], Pay] = lambda run, site: without_ledger
+    aggregator: type[Aggregator] = Aggregator
+    sends_twice: bool = False
+    n_attempts: int = 1
+
+    def rows_of(self, site: int, has_canary: bool) -> Part:
+        part = self.parts[site]
+        if not has_canary or site != CANARY_SITE:
+            return part
+        return Part(
+            np.concatenate([part.columns, self.canary.columns], axis=1),
+            np.concatenate([part.label, self.canary.label]),
+        )
+
+
+# -- one run ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class View:
+    """What the adversary sees of one attempt, query by query.
+
+    Args:
+        own: what he contributed himself, his noise included.
+        replies: all sums that he got for it: several where the server answers a retry differently.
+    """
+
+    own: list[Integers] = field(default_factory=list)
+    replies: list[list[Integers]] = field(default_factory=list)
+
+    @property
+    def totals(self) -> list[Integers]:
+        """The sums that training went on with."""
+        return [of_query[0] for of_query in self.replies]
+
+
+class _WatchedMasks(MaskedSums):
+    """The adversary's own protection: he writes down what he sends and gets."""
+
+    def __init__(self, masks: PairwiseMasks, view: View, payloads: list[list[bytes]]) -> None:
+        super().__init__(masks)
+        self._view, self._payloads = view, payloads
+
+    def protect(self, integers: Integers, label: object) -> bytes:
+        self._view.own.append(integers.copy())
+        return super().protect(integers, label)
+
+    def reveal(self, payload: bytes, label: object) -> Integers:
+        total = super().reveal(payload, label)
+        of_query = self._payloads[len(self._view.replies)]
+        words = [np.frombuffer(p, dtype="<i8") for p in of_query]
+        # The blinding of a query is the same in all answers to it, so it drops out of their differences.
+        self._view.replies.append([total + (w - words[0]) for w in words])
+        return total
+
+
+class _WatchedTransport(DirectTransport):
+    """Keeps every answer of the server; may ask twice, as a site does whose first answer comes late."""
+
+    def __init__(self, aggregator: Aggregator, site: str, payloads: list[list[bytes]], sends_twice: bool) -> None:
+        super().__init__(aggregator, site)
+        self._payloads, self._n_times = payloads, 2 if sends_twice else 1
+
+    def exchange(self, frame: bytes, timeout_s: float) -> bytes:
+        answers = [super(_WatchedTransport, self).exchange(frame, timeout_s) for _ in range(self._n_times)]
+        self._payloads.append([unpack(answer).payload for answer in answers])
+        return answers[0]
+
+
+def run_attempt(setting: Setting, has_canary: bool, run: int, randomness: list[SiteRandomness]) -> View:
+    """Train once and return the adversary's view."""
+    attempt = os.urandom(16)
+    trusted = setting.plan.trust.is_trusted_aggregator
+    on_sum = ServerNoise(setting.plan.noise, setting.server_noise(run)).release if trusted else None
+    aggregator = setting.aggregator(SITES, attempt, TIMEOUT_S, on_sum=on_sum)
+    pairs = {(i, j): os.urandom(32) for i in range(3) for j in range(i + 1, 3)}
+    group, view = os.urandom(32), View()
+
+    def take_part(rank: int) -> None:
+        payloads: list[list[bytes]] = []
+        transport = _WatchedTransport(aggregator, SITES[rank], payloads, setting.sends_twice)
+        channel = Channel(SITES[rank], SITES, "job", attempt, transport, TIMEOUT_S)
+        secrets = {peer: pairs[min(rank, peer), max(rank, peer)] for peer in range(3) if peer != rank}
+        keys = PairwiseMasks(attempt, rank, secrets, group, blinder=None if trusted else 0)
+        masks = _WatchedMasks(keys, view, payloads) if rank == ADVERSARY else MaskedSums(keys)
+        part, train = setting.rows_of(rank, has_canary), setting.train or play
+        try:
+            train(
+                setting.plan, channel, ProtectedSums(channel, masks, masks), part.columns, part.label,
+                pay=setting.pays(run, rank), randomness=randomness[rank],
+            )  # fmt: skip
+        except Exception as error:  # wakes the other sites; the future raises it
+            aggregator.abort(f"{SITES[rank]}: {error}")
+            raise
+
+    for future in [_THREADS.submit(take_part, rank) for rank in range(3)]:
+        future.result()
+    return view
+
+
+# -- XGBoost's part ---------------------------------------------------------------------------------------------------
+
+
+def play(
+    plan: PrivateTreesPlan, channel: Channel, sums: ProtectedSums, columns: NDArray[np.float32],
+    label: NDArray[np.float32], pay: Pay = without_ledger, randomness: object = None,
+) -> None:  # fmt: skip
+    """Train as ``train_private_trees`` does, with numpy in the place of XGBoost."""
+    plan.trust.check_sites(channel.world)
+    for number, n_rounds in _rounds(plan, NoisySums(sums, plan, pay, randomness), columns, label):
+        channel.moment = Moment(Phase.UPDATE if number < n_rounds else Phase.FINISH, number)
+
+
+def _rounds(
+    plan: PrivateTreesPlan, sums: object, columns: NDArray[np.float32], label: NDArray[np.float32]
+) -> Iterator[tuple[int, int]]:
+    """Refresh round by round; yields before each round and after the last."""
+    method = plan.method
+    candidates = training.agree_candidates(plan, columns, sums)  # type: ignore[arg-type]
+    forest = draw_forest(method, candidates, plan.structure_seed)
+    weights, bins = method.weight_update.weights(), candidates.bin_rows(columns)
+    grammar = RefreshGrammar(forest)
+    # Looked up by name, so that a fault planted in the module is in the real training and here alike.
+    handler = training.RefreshHandler(sums, forest, weights)  # type: ignore[arg-type]
+    margin = np.zeros(label.size, dtype=np.float32)
+    scale = tree_scale(method.learning_rate, method.batch_size)
+    for number in range(forest.n_rounds):
+        yield number, forest.n_rounds
+        trees = forest.of_round(number)
+        grammar.enter(Moment(Phase.UPDATE, number))
+        pairs = weights.row_statistics(margin, label, method.query).values
+        leaf_of = [tree.leaf_of_rows(bins).astype(np.intp) for tree in trees]
+        exact = [
+            np.stack([np.bincount(leaf, pairs[:, i], tree.leaves.size) for i in range(2)], axis=1)
+            for leaf, tree in zip(leaf_of, trees, strict=True)
+        ]
+        buffer = node_statistics(np.concatenate(exact) / UNIT, trees)
+        message = grammar.classify("Allreduce", Dtype.FLOAT64, Op.MAX, len(buffer))
+        nodes = np.frombuffer(handler.answer(message, buffer), dtype="<f8").reshape(-1, 2)
+        start = 0
+        for tree, leaf in zip(trees, leaf_of, strict=True):
+            of_leaves = nodes[start + tree.leaves]
+            margin = margin + leaf_outputs(of_leaves, plan.ridge, method.clip, scale)[leaf]
+            start += tree.feature.size
+    yield forest.n_rounds, forest.n_rounds
+
+
+# -- what the adversary makes of it -----------------------------------------------------------------------------------
+
+
+class _KnownSums:
+    """Answers every query with the total that came in the run, and keeps what was asked."""
+
+    def __init__(self, totals: Sequence[Integers]) -> None:
+        self._totals, self.exact, self.kinds = iter(totals), [], []
+
+    def release(self, kind: Kind, exact: Integers, query: str, sizes: Sequence[int]) -> Integers:
+        self.exact.append(exact.ravel())
+        self.kinds.append(kind)
+        return next(self._totals)
+
+
+def exact_answers(plan: PrivateTreesPlan, part: Part, totals: Sequence[Integers]) -> tuple[list[Integers], list[Kind]]:
+    """Return what some rows alone add to each query, in a run that went on with these totals."""
+    known = _KnownSums(totals)
+    for _ in _rounds(plan, known, part.columns, part.label):
+        pass
+    return known.exact, known.kinds
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one run looked like.
+
+    Args:
+        log_ratio: log-likelihood ratio of the world with the canary to the one without, under the noise that is
+            claimed to be unknown to the adversary.
+        with_own_noise_twice: the same for an adversary who supposes that site 2 has drawn his own noise.
+        noise: what was left after the truth was taken away. Shapes: float64[n], in claimed standard deviations.
+        mu: Euclidean norm of the canary in claimed standard deviations, over all queries.
+    """
+
+    log_ratio: float
+    with_own_noise_twice: float
+    noise: NDArray[np.float64]
+    mu: float
+
+
+def judge(setting: Setting, views: Sequence[View], has_canary: bool) -> Verdict:
+    """Compute both pre-registered statistics from all that the adversary saw."""
+    plan, ratios, noise, length = setting.plan, np.zeros(2), [], 0.0
+    others = [setting.rows_of(site, False) for site in range(3) if site != ADVERSARY]
+    pooled = Part(np.concatenate([p.columns for p in others], axis=1), np.concatenate([p.label for p in others]))
+    seen: set[tuple[int, bytes]] = set()
+    for view in views:
+        expected, kinds = exact_answers(plan, pooled, view.totals)
+        canary, _ = exact_answers(plan, setting.canary, view.totals)
+        own, _ = exact_answers(plan, setting.rows_of(ADVERSARY, False), view.totals)
+        for i, kind in enumerate(kinds):
+            std = _unknown_std(plan, kind, expected[i].size)
+            moved = canary[i] / std
+            for reply in view.replies[i]:
+                if (i, reply.tobytes()) in seen:
+                    continue  # the same answer once more tells nothing
+                seen.add((i, reply.tobytes()))
+                rest = (reply - view.own[i] - expected[i]) / std
+                twice = rest - (view.own[i] - own[i]) / std
+                ratios += [moved @ (rest - moved / 2), moved @ (twice - moved / 2)]
+                noise.append(rest - has_canary * moved)
+                length += float(moved @ moved)
+    return Verdict(float(ratios[0]), float(ratios[1]), np.concatenate(noise), float(np.sqrt(length)))
+
+
+def _unknown_std(plan: PrivateTreesPlan, kind: Kind, size: int) -> NDArray[np.float64]:
+    """Return the accounted standard deviation of what the adversary does not know. Units: grid steps."""
+    planned, n_honest = plan.noise.of_kind(kind), plan.trust.n_honest
+    scales = np.array(share_scales(planned.sensitivity, planned.multiplier, n_honest)) * np.sqrt(n_honest)
+    return np.tile(scales, size // scales.size)
+
+
+def audit(setting: Setting, n_runs: int) -> dict[bool, list[Verdict]]:
+    """Run both worlds, with fresh noise each time; even runs without the canary, odd ones with it."""
+    verdicts: dict[bool, list[Verdict]] = {False: [], True: []}
+    for run in range(2 * n_runs):
+        has_canary = bool(run % 2)
+        randomness = setting.randomness(run)
+        views = [run_attempt(setting, has_canary, run, randomness) for _ in range(setting.n_attempts)]
+        verdicts[has_canary].append(judge(setting, views, has_canary))
+    return verdicts
