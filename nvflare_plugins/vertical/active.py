@@ -64,13 +64,20 @@ class ActiveEngine:
     def __init__(
         self, settings: EngineSettings, parties: Sequence[Party], own_sets: Sequence[NDArray[np.float32]],
         owner: GradientOwner, scale: GradientScale, earlier_trees: Sequence[TreeStructure] = (),
+        on_tree: Callable[[NDArray[np.int32]], None] = lambda leaf_of_row: None,
     ):  # fmt: skip
-        """Args: own_sets: the active party's columns of each data set. Shapes: float32[n_rows, n_own_columns] each."""
+        """Prepare for one training.
+
+        Args:
+            own_sets: the active party's columns of each data set. Shapes: float32[n_rows, n_own_columns] each.
+            on_tree: called with the leaf of every training row when a tree is finished. Shapes: int32[n_rows].
+        """
         self._settings = settings
         self._parties = tuple(parties)
         self._own_sets = own_sets
         self._owner = owner
         self._scale = scale
+        self._on_tree = on_tree
         self._n_own = own_sets[0].shape[1]
         self._n_columns = parties[-1].columns.stop if parties else self._n_own
         self._n_rows = own_sets[0].shape[0]
@@ -227,6 +234,7 @@ class ActiveEngine:
         if not self._growth.is_finished:
             return
         self.trees.append(self._growth.structure())
+        self._on_tree(self._growth.leaf_of_row)
         self._closed.update(sums.party.name for sums in self._growth.parties if sums.is_closed)
         self._growth = None
         if self._trees_begun < self.trees_per_round:

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from xgboost.core import DataSplitMode
 
 from he_processors.errors import ConfigurationError, JobAborted, VeilBoostError
+from nvflare_plugins.horizontal.objectives import Task
 from nvflare_plugins.horizontal.parameters import TrainingParameters
 from nvflare_plugins.horizontal.training import parse_metrics
 from nvflare_plugins.vertical.active import WORLD, ActiveEngine, EngineSettings
 from nvflare_plugins.vertical.gradient_scale import GradientScale
 from nvflare_plugins.vertical.gradient_scheme import GradientOwner
+from nvflare_plugins.vertical.leaf_purity import leaf_purity
 from nvflare_plugins.vertical.links import Party
 from nvflare_plugins.vertical.model import mask_columns, structures
 from nvflare_plugins.vertical.tree_parameters import TreeParameters
@@ -69,12 +71,16 @@ class VerticalRound:
 
 @dataclass(slots=True)
 class VerticalResult:
-    """The active party's part of a trained model, thresholds of other parties masked, as XGBoost JSON."""
+    """The active party's part of a trained model, thresholds of other parties masked, as XGBoost JSON.
+
+    Attributes: leaf_purities: of each tree of this training, in order; none for regression.
+    """
 
     model: bytes
     rounds: list[VerticalRound] = field(default_factory=list)
     best_round: int | None = None
     best_score: float | None = None
+    leaf_purities: list[float] = field(default_factory=list)
 
 
 def train_vertical(
@@ -108,7 +114,14 @@ def train_vertical(
     weights = sets[0].weight
     largest_weight = 1.0 if weights is None else float(weights.max(initial=0.0)) or 1.0
     scale = GradientScale(params.objective, sets[0].label, largest_weight, owner.pair_format)
-    engine = ActiveEngine(engine_settings, parties, [s.features for s in sets], owner, scale, continued)
+    purities: list[float] = []
+
+    def note_purity(leaf_of_row: NDArray[np.int32]) -> None:
+        if params.objective.task is not Task.REGRESSION:
+            purities.append(leaf_purity(leaf_of_row, sets[0].label))
+
+    own_sets = [s.features for s in sets]
+    engine = ActiveEngine(engine_settings, parties, own_sets, owner, scale, continued, note_purity)
     mediator = Mediator(VerticalGrammar(_shape(params, sets, engine, initial_model is not None)), 0, engine)
     with mediator:
         if on_start is not None:
@@ -128,6 +141,7 @@ def train_vertical(
             mediator.abort(error)
             raise
     names = [*own_names, *(f"{party.name}.{alias}" for party in parties for alias in party.schema.aliases)]
+    result.leaf_purities = purities
     result.model = mask_columns(result.model, sets[0].features.shape[1], names)
     return result
 

@@ -71,6 +71,7 @@ class TreeGrowth:
         self.pending = [ROOT]
         self.applied: list[AppliedSplit] = []
         self._go_left: dict[int, NDArray[np.bool_]] = {}
+        self.leaf_of_row = np.zeros(gradients.g.size, dtype=np.int32)  # so far
 
     @property
     def is_finished(self) -> bool:
@@ -135,6 +136,7 @@ class TreeGrowth:
                 missing[node.rows] = False
             else:
                 goes_left = np.where(missing[node.rows], split.entry.default_left, decisions[node.rows])
+            self.leaf_of_row[node.rows] = np.where(goes_left, split.left, split.right)
             if split.evaluates_children:
                 partitions.append(self._add_children(split, node, goes_left))
             del self._nodes[split.entry.node]

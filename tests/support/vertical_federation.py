@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from nvflare_plugins.vertical.gradient_scale import pair_format
 from nvflare_plugins.vertical.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
+from nvflare_plugins.vertical.guards import Guard
 from nvflare_plugins.vertical.links import InProcessLink, Party, place_parties
 from nvflare_plugins.vertical.model import FederatedModel, merge
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
@@ -62,18 +63,20 @@ def make_clear(n_rows: int):
 
 
 def federate(
-    joined: Joined, params: dict, num_rounds: int, scheme=make_clear, initial: Outcome | None = None, **settings
-) -> Outcome:
+    joined: Joined, params: dict, num_rounds: int, scheme=make_clear, initial: Outcome | None = None,
+    guards: Sequence[Guard | None] | None = None, listen=lambda link: link, **settings,
+) -> Outcome:  # fmt: skip
     owner, make_maker = scheme(joined.features.shape[0])
     max_bin = params.get("max_bin", 256)
     passives = [
         PassiveParty(
             [joined.part(i, table) for table in joined.tables], [f"x{j}" for j in range(width)], max_bin,
             make_maker(), None if initial is None else initial.passives[i - 1].table,
+            None if guards is None else guards[i - 1],
         )
         for i, width in enumerate(joined.widths) if i
     ]  # fmt: skip
-    links = [InProcessLink(passive) for passive in passives]
+    links = [listen(InProcessLink(passive)) for passive in passives]
     introductions = [
         (f"site-{i + 2}", passive.schema(), link)
         for i, (passive, link) in enumerate(zip(passives, links, strict=True))
