@@ -9,7 +9,7 @@ PROFILE ?= masks
 ROUNDS ?= 10
 CASES ?=
 
-.PHONY: demo test test-all bench-horizontal bench-he bench-cuda bench-dp clean
+.PHONY: demo test test-all bench-horizontal bench-he bench-vertical bench-cuda bench-dp clean
 
 demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)")
@@ -27,6 +27,10 @@ bench-he: $(STAMP)
 	$(BIN)/python -m pip install --quiet -e ".[bench]"
 	-$(BIN)/python -m pip install --quiet "sf-heu==0.5.2b0"  # a peer; reported as absent where it does not install
 	$(BIN)/python -m tests.bench.bench_he
+
+bench-vertical: $(STAMP)
+	$(BIN)/python -m pip install --quiet -e ".[bench]"
+	$(BIN)/python -m tests.bench.bench_vertical
 
 bench-cuda: $(STAMP)
 	$(BIN)/python -m pip install --quiet -e ".[cuda]"

@@ -25,6 +25,9 @@ from nvflare_plugins.plan_messages import (
 from nvflare_plugins.plan_rates import (
     ProtectionRate, TreeRate, measure_protection, measure_trees, process_memory_bytes,
 )  # fmt: skip
+from nvflare_plugins.plan_vertical import (
+    VerticalWorkload, estimate_vertical, measure_ciphers, render_vertical, vertical_json,
+)  # fmt: skip
 from nvflare_plugins.threat_model import HORIZONTAL, THREAT_MODELS, leakage_class
 from nvflare_plugins.wording import human_bytes
 
@@ -265,13 +268,19 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "plan",
         help="estimate time, bytes, memory and leakage before a run",
-        description="Estimate a horizontal training from its shape, or from a job folder plus rows and features.",
+        description="Estimate a training from its shape, or from a job folder plus rows and features. With "
+        "--foreign-features it is a vertical training; for a private job it says what is spent and how much noise "
+        "a leaf gets.",
     )
     parser.add_argument(
         "job", nargs="?", type=Path, metavar="JOB_FOLDER", help="take the training's shape from this job"
     )
     parser.add_argument("--rows", type=int, required=True, help="training rows of all sites together")
-    parser.add_argument("--features", type=int, required=True)
+    parser.add_argument("--features", type=int, required=True, help="columns; in vertical training the active party's")
+    parser.add_argument(
+        "--foreign-features", type=int, nargs="+", help="vertical training: columns of each passive party"
+    )
+    parser.add_argument("--key-bits", type=int, default=3072, help="vertical training: key length (default 3072)")
     parser.add_argument("--sites", type=int, default=3)
     for name, default in (("bins", 256), ("depth", 6), ("rounds", 10)):
         parser.add_argument(f"--{name}", type=int, default=None, help=f"default {default}, or the job's")
@@ -290,7 +299,29 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.set_defaults(func=_run)
 
 
+def _run_vertical(arguments: argparse.Namespace) -> int:
+    try:
+        network = _network(arguments)
+        given = {"bins": arguments.bins, "depth": arguments.depth, "trees": arguments.rounds}
+        workload = VerticalWorkload(
+            arguments.rows, arguments.features, tuple(arguments.foreign_features), key_bits=arguments.key_bits,
+            **{name: value for name, value in given.items() if value is not None},
+        )  # fmt: skip
+        rates = measure_ciphers(workload)
+    except (ConfigurationError, BackendUnavailable) as error:
+        print(f"veilboost plan: {error}", file=sys.stderr)
+        return 1
+    result = estimate_vertical(workload, rates, network.site_bytes_per_s, process_memory_bytes())
+    if arguments.json:
+        print(json.dumps(vertical_json(workload, rates, result), indent=2))
+    else:
+        print(render_vertical(workload, result, network.site_bytes_per_s))
+    return 0
+
+
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.foreign_features is not None:
+        return _run_vertical(arguments)
     try:
         workload, network = _workload(arguments), _network(arguments)
         profiles = list(HORIZONTAL) if arguments.profile == "all" else [arguments.profile]

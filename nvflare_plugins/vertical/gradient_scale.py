@@ -23,7 +23,7 @@ from nvflare_plugins.horizontal.objectives import ObjectiveFacts
 from nvflare_plugins.vertical.split_evaluation import GradientUnit
 from nvflare_plugins.vertical.tree_growth import EncodedGradients
 
-MIN_FRACTION_BITS = 40
+MIN_FRACTION_BITS = 36  # of the largest tables, 2^26 rows; tables of up to 2^22 rows have 40 or more
 _MAX_FRACTION_BITS = 52
 _SUM_BITS = 62
 _HEADROOM = 8.0

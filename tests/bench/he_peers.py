@@ -24,7 +24,7 @@ _PACK_GROUP = 16
 def measure_peers(key: PrivateKey) -> dict[str, Rates | None]:
     """Measure every peer; None for one that is not installed or does not have the scheme."""
     peers: dict[str, Callable[[PrivateKey], Rates | None]] = {
-        "phe": _measure_phe,
+        "phe": measure_phe,
         "gmpy2_loop": _measure_gmpy2_loop,
         "sf_heu": _measure_sf_heu,
     }
@@ -45,7 +45,7 @@ def _n_additions(codes: list[list[int]]) -> int:
     return sum(len(feature_codes) - len(set(feature_codes)) for feature_codes in codes)
 
 
-def _measure_phe(key: PrivateKey) -> Rates | None:
+def measure_phe(key: PrivateKey) -> Rates | None:
     if not isinstance(key, PaillierPrivateKey):
         return None
     try:

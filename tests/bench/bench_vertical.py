@@ -1,0 +1,197 @@
+"""Vertical training beside centralized XGBoost, XGBoost's own column split, and the cost with phe.
+
+Data: the shape of CreditCard (227,845 rows, generated), 10 features at the active and 18 at the passive party, 10 trees
+of depth 5, 256 bins, at least 40 fraction bits. Each party is a process with one thread, messages go over pipes. What
+the last line of the output holds, one JSON object; seconds are means over the trees, `core` means CPU time:
+
+    identical_to_central   per scheme: the merged model equals centralized XGBoost's in every bit of every tree
+    key_bits               of the encrypted run
+    s_per_tree, core_s_per_tree      wall and CPU seconds of all parties, encrypted
+    stages                 CPU seconds per tree by party and stage
+    bytes_to_passive, bytes_to_active          per tree
+    peak_mb                largest memory by party, table and XGBoost included
+    plain                  the same figures without encryption
+    native_column_split_s_per_tree, native_column_split_core_s_per_tree   XGBoost's own, three processes, unprotected
+    plain_over_native      quotient of CPU seconds; plain_over_native_wall of wall seconds
+    flare_added_s_per_tree what a job in FLARE's simulator (3 processes, sealed messages, evidence) adds to plain
+    phe_core_s_per_tree    what phe would need for the same tree, from its rates in this run; and phe_over_ours
+    targets_met            against the project's targets at 2048 bits
+
+Run: make bench-vertical, or python -m tests.bench.bench_vertical [--key-bits 3072] [--quick] [--only ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from statistics import median
+
+os.environ.setdefault("VEILBOOST_THREADS", "1")  # core-seconds are compared: one thread for each party
+
+from he_processors.bignum.registry import AUTO, open_backend
+from he_processors.paillier.keys import generate_paillier_key
+from tests.bench.horizontal_data import CREDIT_CARD, TableShape, arrays, generate
+from tests.bench.vertical_parties import VerticalRun, Workload, run_central, run_native, run_vertical
+from tests.support.vertical_federation import first_difference
+
+WIDTHS = (10, 18)
+PARAMS = {"objective": "binary:logistic", "max_depth": 5, "max_bin": 256, "nthread": 1, "seed": 0}
+TARGETS = {"core_s_per_tree": 34.0, "bytes_to_active": 3e6, "phe_over_ours": 60.0, "plain_over_native": 1.5}
+PARTS = ("encrypted", "plain", "native", "flare", "phe")
+
+
+def main() -> None:
+    """Measure; progress and a table go to stderr, the JSON object to stdout at the end."""
+    options = _options()
+    shape = TableShape(20_000, sum(WIDTHS), 0.01) if options.quick else CREDIT_CARD
+    features, label = arrays(generate(shape))
+    workload = Workload(features, label, WIDTHS, PARAMS, options.rounds)
+    results: dict[str, object] = {
+        "rows": shape.n_rows, "features": list(WIDTHS), "trees": options.rounds, "depth": PARAMS["max_depth"],
+        "key_bits": options.key_bits, "backend": open_backend(AUTO, (1 << 2047) + 1).name,
+    }  # fmt: skip
+    _say(f"{shape.n_rows:,} rows, {WIDTHS[0]} + {WIDTHS[1]} features, {options.rounds} trees; centralized XGBoost")
+    central = run_central(workload)
+    identical: dict[str, bool] = {}
+    if "plain" in options.only:
+        run = run_vertical(workload, "plain", 0)
+        results["plain"] = _figures(run)
+        identical["plain"] = _is_equal(run, central, "plain")
+    if "native" in options.only:
+        wall, cpu = run_native(workload)
+        results["native_column_split_s_per_tree"], results["native_column_split_core_s_per_tree"] = wall, cpu
+        _say(f"XGBoost's own column split: {wall:.3f} s a tree, {cpu:.3f} core-seconds")
+    if {"plain", "native"} <= set(options.only):
+        plain = results["plain"]
+        results["plain_over_native"] = plain["core_s_per_tree"] / results["native_column_split_core_s_per_tree"]
+        results["plain_over_native_wall"] = plain["s_per_tree"] / results["native_column_split_s_per_tree"]
+    if "encrypted" in options.only:
+        _say(f"Paillier-{options.key_bits}: a tree takes tens of core-seconds")
+        run = run_vertical(workload, "paillier", options.key_bits)
+        results |= _figures(run)
+        identical["paillier"] = _is_equal(run, central, "paillier")
+    if "flare" in options.only:
+        results |= _flare(workload, results)
+    if "phe" in options.only:
+        results |= _phe(workload, central, options.key_bits, results)
+    results["identical_to_central"] = identical
+    results["targets_met"] = _targets(results)
+    print(json.dumps(_rounded(results)))
+
+
+def _figures(run: VerticalRun) -> dict[str, object]:
+    """Return what one training cost, per tree."""
+    n = len(run.round_s)
+    names = ["active", *(f"passive_{i}" for i in range(1, len(run.parties)))]
+    figures = {
+        "s_per_tree": median(run.round_s),
+        "core_s_per_tree": sum(p.cpu_s for p in run.parties) / n,
+        "stages": {
+            name: {stage: seconds / n for stage, seconds in p.stages.items()}
+            for name, p in zip(names, run.parties, strict=True)
+        },
+        "bytes_to_passive": run.bytes_to_passive / n,
+        "bytes_to_active": run.bytes_to_active / n,
+        "peak_mb": {name: p.peak_mb for name, p in zip(names, run.parties, strict=True)},
+        "setup_s": run.setup_s,
+    }
+    stages = "; ".join(
+        f"{name}: " + ", ".join(f"{stage} {seconds:.3g}" for stage, seconds in of_party.items())
+        for name, of_party in figures["stages"].items()
+    )
+    _say(f"  {figures['s_per_tree']:.3g} s, {figures['core_s_per_tree']:.3g} core-seconds a tree ({stages})")
+    return figures
+
+
+def _is_equal(run: VerticalRun, central: bytes, name: str) -> bool:
+    difference = first_difference(run.model, central)
+    _say(f"  {name}: {'identical to centralized' if not difference else 'DIFFERS: ' + difference}")
+    return not difference
+
+
+def _flare(workload: Workload, results: dict[str, object]) -> dict[str, object]:
+    from tests.bench.vertical_flare import run_plain_job
+
+    seconds = run_plain_job(workload)
+    _say(f"plain in FLARE's simulator: {seconds:.3f} s a tree")
+    added = {"flare_plain_s_per_tree": seconds}
+    if "plain" in results:
+        added["flare_added_s_per_tree"] = seconds - results["plain"]["s_per_tree"]
+    return added
+
+
+def _phe(workload: Workload, central: bytes, key_bits: int, results: dict[str, object]) -> dict[str, object]:
+    """Price the same trees with phe: encrypt each row, add the rows of every built node, decrypt every bin."""
+    from tests.bench.he_peers import measure_phe
+
+    rates = measure_phe(generate_paillier_key(key_bits))
+    if rates is None:
+        return {"phe_core_s_per_tree": None}
+    n_rows, n_foreign = len(workload.label), sum(WIDTHS[1:])
+    rows, nodes = _built(central, n_rows)
+    n_trees = workload.num_rounds
+    seconds = (
+        n_rows / rates["encrypt_per_s"]
+        + rows / n_trees * n_foreign / rates["add_per_s"]
+        + nodes / n_trees * n_foreign * PARAMS["max_bin"] / rates["decrypt_per_s"]
+    )
+    _say(f"phe, gradient pairs packed: {seconds:,.0f} core-seconds a tree")
+    ours = results.get("core_s_per_tree")
+    return {"phe_core_s_per_tree": seconds, "phe_over_ours": seconds / ours if ours else None}
+
+
+def _built(model: bytes, n_rows: int) -> tuple[float, int]:
+    """Return rows and number of the nodes whose histograms are built, over all trees: root, and each smaller child.
+
+    Rows are not in a model; the smaller children of a level hold at most half of all rows, which is what phe is charged.
+    """
+    rows, nodes = 0.0, 0
+    for tree in json.loads(model)["learner"]["gradient_booster"]["model"]["trees"]:
+        left, right = tree["left_children"], tree["right_children"]
+        levels = _levels(left, right, 0)
+        rows += n_rows * (1 + 0.5 * (levels - 1)) if levels else 0.0
+        nodes += 1 + sum(1 for node in left if node != -1 and (left[node] != -1 or right[node] != -1))
+    return rows, nodes
+
+
+def _levels(left: list[int], right: list[int], node: int) -> int:
+    """Return the number of levels with splits below and at a node."""
+    if left[node] == -1:
+        return 0
+    return 1 + max(_levels(left, right, left[node]), _levels(left, right, right[node]))
+
+
+def _targets(results: dict[str, object]) -> dict[str, bool]:
+    met = {}
+    for name, target in TARGETS.items():
+        value = results.get(name)
+        if value is not None:
+            met[name] = bool(value >= target if name == "phe_over_ours" else value <= target)
+    return met
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    return value
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--key-bits", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--quick", action="store_true", help="20,000 rows, to see that it runs")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

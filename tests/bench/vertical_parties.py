@@ -1,0 +1,299 @@
+"""Vertical training with each party in a process of its own, over pipes: engine, cryptography and messages, no FLARE.
+
+A party's process measures what it does by stage, in CPU seconds, and its largest memory. The stages are measured by
+wrapping functions of the program from here; the program itself is not changed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import xgboost as xgb
+from numpy.typing import NDArray
+
+from he_processors.errors import JobAborted
+from he_processors.okamoto_uchiyama.keys import generate_okamoto_uchiyama_key
+from he_processors.paillier.keys import generate_paillier_key
+from nvflare_plugins.vertical import encrypted_scheme
+from nvflare_plugins.vertical.encrypted_scheme import gradient_owner, histogram_maker
+from nvflare_plugins.vertical.gradient_scale import pair_format
+from nvflare_plugins.vertical.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
+from nvflare_plugins.vertical.links import place_parties
+from nvflare_plugins.vertical.messages import from_bytes, to_bytes
+from nvflare_plugins.vertical.model import merge
+from nvflare_plugins.vertical.parameters import check_vertical_parameters
+from nvflare_plugins.vertical.passive import PassiveParty
+from nvflare_plugins.vertical.private_table import table_from_json, table_to_json
+from nvflare_plugins.vertical.training import LabelledSet, VerticalSettings, train_vertical
+
+_SPAWN = multiprocessing.get_context("spawn")
+_DEADLINE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A joined table and how it is divided. Shapes: features: float32[n, sum(widths)]; label: float32[n]."""
+
+    features: NDArray[np.float32]
+    label: NDArray[np.float32]
+    widths: tuple[int, ...]
+    params: dict[str, Any]
+    num_rounds: int
+
+    def part(self, party: int) -> NDArray[np.float32]:
+        """Return a party's columns; the active party is number 0."""
+        start = sum(self.widths[:party])
+        return np.ascontiguousarray(self.features[:, start : start + self.widths[party]])
+
+
+@dataclass(frozen=True, slots=True)
+class PartyFigures:
+    """What a party used between the first and the last round. Units: CPU seconds, MB."""
+
+    cpu_s: float
+    stages: dict[str, float]
+    peak_mb: float
+
+
+@dataclass(slots=True)
+class VerticalRun:
+    """A finished training."""
+
+    model: bytes  # merged into one ordinary model
+    round_s: list[float]
+    parties: list[PartyFigures]
+    bytes_to_passive: int
+    bytes_to_active: int
+    setup_s: float
+
+
+class StageClock:
+    """CPU seconds of this process by stage; stages do not nest in one another's account."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._inner = 0.0
+
+    def timed(self, stage: str, function: Callable) -> Callable:
+        """Return the function with its time added to the stage, without that of stages inside."""
+
+        def call(*arguments: object, **options: object) -> object:
+            outer, self._inner = self._inner, 0.0
+            started = time.thread_time()
+            try:
+                return function(*arguments, **options)
+            finally:
+                spent = time.thread_time() - started
+                self.seconds[stage] += spent - self._inner
+                self._inner = outer + spent
+
+        return call
+
+
+def run_vertical(workload: Workload, scheme: str, key_bits: int) -> VerticalRun:
+    """Train with one process for each party. ``scheme``: "paillier", "okamoto_uchiyama" or "plain"."""
+    pipes, processes = [], []
+    for number in range(1, len(workload.widths)):
+        mine, theirs = _SPAWN.Pipe()
+        arguments = (theirs, workload.part(number), workload.params.get("max_bin", 256), scheme)
+        process = _SPAWN.Process(target=_passive_process, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        pipes.append(mine)
+        processes.append(process)
+    mine, theirs = _SPAWN.Pipe()
+    arguments = (theirs, pipes, workload, scheme, key_bits)
+    active = _SPAWN.Process(target=_active_process, args=arguments)
+    active.start()
+    theirs.close()
+    for pipe in pipes:
+        pipe.close()
+    try:
+        kind, content = mine.recv()
+    except EOFError:
+        kind, content = "failed", "the active party's process ended without a word"
+    active.join()
+    for process in processes:
+        process.join(10)
+    if kind != "done":
+        raise RuntimeError(f"vertical training failed: {content}")
+    return content
+
+
+class _PipeLink:
+    """Carries requests to a passive party's process, in order, and counts bytes."""
+
+    def __init__(self, pipe: Connection):
+        self._pipe = pipe
+        self._sender, self._receiver = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self.sent = 0
+        self.received = 0
+
+    def ask(self, request) -> Future:
+        """Send a request without waiting."""
+        data = to_bytes(request)
+        self.sent += len(data)
+        self._sender.submit(self._pipe.send_bytes, data)
+        return self._receiver.submit(self._answer)
+
+    def call(self, word: str) -> object:
+        """Ask the process itself for something."""
+        self._sender.submit(self._pipe.send_bytes, word.encode()).result()
+        return self._receiver.submit(self._pipe.recv).result()
+
+    def close(self) -> None:
+        """End the threads, which would keep the process alive."""
+        self._sender.shutdown()
+        self._receiver.shutdown()
+
+    def _answer(self):
+        data = self._pipe.recv_bytes()
+        self.received += len(data)
+        if data.startswith(b"failed:"):
+            raise JobAborted(data.decode())
+        return from_bytes(data) if data else None
+
+
+def _passive_process(pipe: Connection, columns: NDArray[np.float32], max_bin: int, scheme: str) -> None:
+    clock = StageClock()
+    encrypted_scheme.sum_bins = clock.timed("histogram", encrypted_scheme.sum_bins)
+    encrypted_scheme.pack_and_hide = clock.timed("pack", encrypted_scheme.pack_and_hide)
+    encrypted_scheme.decode_ciphertexts = clock.timed("receive", encrypted_scheme.decode_ciphertexts)
+
+    maker = ClearHistogramMaker() if scheme == "plain" else histogram_maker(from_bytes(pipe.recv_bytes()), len(columns))
+    if scheme == "plain":
+        maker.sum_bins = clock.timed("histogram", maker.sum_bins)
+    party = PassiveParty([columns], [f"x{j}" for j in range(columns.shape[1])], max_bin, maker)
+    answer = clock.timed("other", party.answer)
+    started = 0.0
+    while True:
+        try:
+            data = pipe.recv_bytes()
+        except EOFError:
+            return
+        if data == b"schema":
+            pipe.send(party.schema())
+            started = time.process_time()
+        elif data == b"finish":
+            pipe.send((table_to_json(party.table, party.schema().aliases), _figures(started, clock)))
+            return
+        else:
+            try:
+                reply = answer(from_bytes(data))
+                pipe.send_bytes(b"" if reply is None else to_bytes(reply))
+            except Exception as error:
+                pipe.send_bytes(f"failed: {type(error).__name__}: {error}".encode())
+
+
+def _active_process(
+    out: Connection, pipes: Sequence[Connection], workload: Workload, scheme: str, key_bits: int
+) -> None:
+    try:
+        out.send(("done", _train(pipes, workload, scheme, key_bits)))
+    except Exception as error:
+        out.send(("failed", f"{type(error).__name__}: {error}"))
+
+
+def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, key_bits: int) -> VerticalRun:
+    setup_started = time.perf_counter()
+    clock = StageClock()
+    owner = _owner(scheme, key_bits, len(workload.label))
+    for method, stage in (("encrypt", "encrypt"), ("open_sums", "decrypt"), ("fill", "encrypt")):
+        if hasattr(owner, method):
+            setattr(owner, method, clock.timed(stage, getattr(owner, method)))
+    links = [_PipeLink(pipe) for pipe in pipes]
+    if scheme != "plain":
+        for pipe in pipes:
+            pipe.send_bytes(to_bytes(owner.setup()))
+    introductions = [(f"party-{i + 1}", link.call("schema"), link) for i, link in enumerate(links)]
+    parties = place_parties(workload.widths[0], introductions)
+    names = [f"f{i}" for i in range(workload.features.shape[1])]
+    params = check_vertical_parameters(workload.params, names)
+    own = LabelledSet("train", workload.part(0), workload.label)
+    settings = VerticalSettings(workload.num_rounds, deadline_s=_DEADLINE_S)
+    setup_s = time.perf_counter() - setup_started
+    started = time.process_time()
+    result = train_vertical(params, [own], parties, owner, names[: workload.widths[0]], settings)
+    figures = [_figures(started, clock)]
+    tables = []
+    for party, link in zip(parties, links, strict=True):
+        table, of_party = link.call("finish")
+        tables.append((party.first_column, table_from_json(table)[0]))
+        figures.append(of_party)
+        link.close()
+    return VerticalRun(
+        merge(result.model, workload.widths[0], tables), [r.seconds for r in result.rounds], figures,
+        sum(link.sent for link in links), sum(link.received for link in links), setup_s,
+    )  # fmt: skip
+
+
+def _owner(scheme: str, key_bits: int, n_rows: int):
+    if scheme == "plain":
+        return ClearGradientOwner(pair_format(n_rows))
+    key = generate_paillier_key(key_bits) if scheme == "paillier" else generate_okamoto_uchiyama_key(key_bits)
+    return gradient_owner(key, pair_format(n_rows))
+
+
+def _figures(cpu_started: float, clock: StageClock) -> PartyFigures:
+    cpu_s = time.process_time() - cpu_started
+    stages = dict(clock.seconds)
+    stages["other"] = cpu_s - sum(seconds for stage, seconds in stages.items() if stage != "other")
+    return PartyFigures(cpu_s, stages, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+# -- others on the same data ------------------------------------------------------------------------------------------
+
+
+def run_central(workload: Workload) -> bytes:
+    """Train stock XGBoost on the joined table; return the model."""
+    matrix = xgb.DMatrix(workload.features, label=workload.label)
+    params = {"tree_method": "hist", **workload.params}
+    return bytes(xgb.train(params, matrix, workload.num_rounds).save_raw("json"))
+
+
+def run_native(workload: Workload, n_processes: int = 3) -> tuple[float, float]:
+    """Train with XGBoost's own column split, unprotected: (wall, CPU) seconds of a round, medians over 2..n."""
+    from xgboost.federated import run_federated_server
+
+    server = run_federated_server(n_workers=n_processes, port=0, blocking=False, timeout=600)
+    address = f"127.0.0.1:{server['dmlc_tracker_port']}"
+    columns = np.array_split(np.arange(workload.features.shape[1]), n_processes)
+    pipes = []
+    for rank, own in enumerate(columns):
+        mine, theirs = _SPAWN.Pipe()
+        part = np.ascontiguousarray(workload.features[:, own])
+        arguments = (theirs, part, workload.label, workload.params, workload.num_rounds, address, rank, n_processes)
+        _SPAWN.Process(target=_native_process, args=arguments, daemon=True).start()
+        pipes.append(mine)
+    times = np.array([pipe.recv() for pipe in pipes])  # process, round, (wall, CPU)
+    wall, cpu = times[:, 1:, 0].max(axis=0), times[:, 1:, 1].sum(axis=0)
+    return float(np.median(wall)), float(np.median(cpu))
+
+
+def _native_process(
+    out: Connection, columns: NDArray[np.float32], label: NDArray[np.float32], params: dict, num_rounds: int,
+    address: str, rank: int, world: int,
+) -> None:  # fmt: skip
+    from xgboost.core import DataSplitMode
+
+    with xgb.collective.CommunicatorContext(
+        dmlc_communicator="federated", federated_server_address=address, federated_world_size=world,
+        federated_rank=rank,
+    ):  # fmt: skip
+        matrix = xgb.DMatrix(columns, label=label, data_split_mode=DataSplitMode.COL)
+        booster = xgb.Booster({"tree_method": "hist", **params}, [matrix])
+        times = []
+        for number in range(num_rounds):
+            wall, cpu = time.perf_counter(), time.process_time()
+            booster.update(matrix, number)
+            times.append((time.perf_counter() - wall, time.process_time() - cpu))
+    out.send(times)
