@@ -54,6 +54,7 @@ class Wishes:
 
     Attributes:
         data_sets: name -> absolute path, which may hold ``{site}``.
+        ids: name of a data set -> the column that names its rows.
     """
 
     data_sets: Mapping[str, str] = field(default_factory=dict)
@@ -61,6 +62,7 @@ class Wishes:
     consents: tuple[str, ...] = ()
     min_sites: int | None = None
     max_colluders: int | None = None
+    ids: Mapping[str, str] = field(default_factory=dict)
 
 
 def set_up(folder: Path, wishes: Wishes = Wishes()) -> list[str]:
@@ -174,6 +176,11 @@ def _wanted(document: dict[str, Any], wishes: Wishes) -> Iterator[tuple[str, Any
         if entry.get("path") != path:
             entry["path"] = path
             yield f"data_sets.{name}.path", path
+    for name, column in wishes.ids.items():
+        entry = document.setdefault("data_sets", {}).setdefault(name, {})
+        if entry.get("id") != column:
+            entry["id"] = column
+            yield f"data_sets.{name}.id", column
     for name in wishes.consents:
         consents = document.setdefault("consents", {})
         if consents.get(name) is not True:
@@ -196,10 +203,15 @@ def _write_json(path: Path, document: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(document, indent=2).encode() + b"\n")
 
 
+def _named(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name or not value:
+        raise argparse.ArgumentTypeError("give NAME=VALUE")
+    return name, value
+
+
 def _data_set(text: str) -> tuple[str, str]:
-    name, separator, path = text.partition("=")
-    if not separator or not name or not path:
-        raise argparse.ArgumentTypeError("give NAME=PATH")
+    name, path = _named(text)
     return name, str(Path(path).expanduser().absolute())
 
 
@@ -217,6 +229,10 @@ def add_parser(subparsers: Any) -> None:
         help="register a data set under the name that jobs use; {site} in the path becomes the site's name",
     )  # fmt: skip
     parser.add_argument(
+        "--id", dest="ids", metavar="NAME=COLUMN", type=_named, action="append", default=[],
+        help="the column of a data set that names its rows, for alignment with other parties",
+    )  # fmt: skip
+    parser.add_argument(
         "--profile", dest="profiles", choices=PROFILES, action="append", default=[],
         help="allow exactly these profiles (repeat the option)",
     )  # fmt: skip
@@ -231,8 +247,9 @@ def add_parser(subparsers: Any) -> None:
 
 def _main(args: argparse.Namespace) -> int:
     wishes = Wishes(
-        dict(args.data_sets), tuple(args.profiles), tuple(args.consents), args.min_sites, args.max_colluders
-    )
+        dict(args.data_sets), tuple(args.profiles), tuple(args.consents), args.min_sites, args.max_colluders,
+        dict(args.ids),
+    )  # fmt: skip
     changes = set_up(args.folder, wishes)
     print("\n".join(changes) if changes else "nothing to change: everything is set up already")
     return 0

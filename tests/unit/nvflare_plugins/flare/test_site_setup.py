@@ -72,6 +72,12 @@ def test_existing_policy_changes_only_where_asked(tmp_path: Path) -> None:
     assert document == {"min_sites": 5, "data_sets": {"a": {"path": "/a.csv"}, "b": {"path": "/b.csv"}}}
 
 
+def test_id_columns_are_written_beside_the_paths(tmp_path: Path) -> None:
+    set_up(tmp_path / "ws", Wishes({"a": "/a.csv", "b": "/b.csv"}, ids={"a": "customer"}))
+    policy = SitePolicy.load(tmp_path / "ws", "site-1")
+    assert (policy.data_set("a").id, policy.data_set("b").id) == ("customer", None)
+
+
 def test_existing_resources_are_merged_not_replaced(tmp_path: Path) -> None:
     site = kit(tmp_path / "hospital-a")
     (site / "local" / "resources.json").write_text(json.dumps({"class_allow_list": ["x.Y"], "own": 1}))

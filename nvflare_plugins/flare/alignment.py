@@ -1,0 +1,28 @@
+"""Alignment of rows under FLARE."""
+
+from __future__ import annotations
+
+from nvflare_plugins.flare.controller import JobController
+from nvflare_plugins.flare.executor import JobExecutor
+from nvflare_plugins.place import Outcome, Place, Progress
+from nvflare_plugins.vertical.alignment.job import AlignmentJob
+from nvflare_plugins.vertical.alignment.site import align_site
+from nvflare_plugins.wire.channel import Transport
+
+
+class AlignmentController(JobController):
+    """The server's part."""
+
+    job_type = AlignmentJob
+
+
+class AlignmentExecutor(JobExecutor):
+    """A site's part."""
+
+    job_type = AlignmentJob
+
+    def take_part(
+        self, job: AlignmentJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
+    ) -> Outcome:
+        """Align this site's rows with those of the other sites."""
+        return align_site(job, place, transport, timeout_s, progress)

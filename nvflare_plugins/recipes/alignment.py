@@ -1,0 +1,45 @@
+"""Alignment of rows as a FLARE recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nvflare_plugins.flare.alignment import AlignmentController, AlignmentExecutor
+from nvflare_plugins.recipes.job_recipe import JobRecipe
+from nvflare_plugins.vertical.alignment.job import AlignmentJob
+
+
+class AlignmentRecipe(JobRecipe):
+    """Find the rows that all sites have, by private set intersection over their ids.
+
+    Each site ends with the positions of its own common rows, in an order that all sites share, in the job's run folder
+    (``alignment.npz``); vertical jobs name this job to use them. Which column holds the ids, each site's policy says
+    (``veilboost site-setup --id NAME=COLUMN``).
+
+        recipe = AlignmentRecipe("align_loans", data_sets=["loans", "loans_test"], sites=["bank", "shop", "telco"])
+        recipe.export("jobs")
+
+    Args:
+        name: name of the FLARE job.
+        data_sets: names in every site's policy, each aligned on its own.
+        sites: the sites that take part; None means all that FLARE assigns to the job.
+        min_clients: fewest sites; default 2, or the number of ``sites``.
+        deadline_s: longest time that an exchange may wait for the slowest site; 0 derives it.
+
+    Raises:
+        ConfigurationError: a setting that no site would accept.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        data_sets: Sequence[str],
+        sites: Sequence[str] | None = None,
+        min_clients: int | None = None,
+        deadline_s: float = 0.0,
+    ) -> None:
+        job = AlignmentJob(list(data_sets), deadline_s)
+        fields = job.to_dict() if deadline_s else {"data_sets": job.data_sets}
+        fewest = min_clients if min_clients is not None else len(sites or ()) or 2
+        super().__init__(name, job, AlignmentController, AlignmentExecutor, fields, sites, fewest)
