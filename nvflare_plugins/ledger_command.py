@@ -9,12 +9,11 @@ from dp_components.ledger import Ledger, ledger_files
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.site_policy import SitePolicy
 
-_FOLDER = "privacy"
 
 
 def ledger_folder(policy: SitePolicy) -> Path:
-    """Return where a site keeps the privacy ledgers of its data sets: beside its registry, and as worth keeping."""
-    return policy.registry / _FOLDER
+    """Return where a site keeps the privacy ledgers of its data sets."""
+    return policy.ledgers
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:

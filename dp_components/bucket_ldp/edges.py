@@ -32,7 +32,19 @@ class PublicValues:
             raise ValueError("the public values of a feature are finite numbers in ascending order")
 
 
-Feature = FeatureBounds | PublicValues
+@dataclass(frozen=True, slots=True)
+class PublicEdges:
+    """The ends of a feature's buckets, all but the last one's, known without looking at the data."""
+
+    edges: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        as_numbers = np.array(self.edges, dtype=np.float32)
+        if not np.isfinite(as_numbers).all() or np.any(np.diff(as_numbers) <= 0) or as_numbers.size >= MAX_BUCKETS:
+            raise ValueError(f"the public edges of a feature are fewer than {MAX_BUCKETS} ascending, finite numbers")
+
+
+Feature = FeatureBounds | PublicValues | PublicEdges
 Columns = NDArray[np.float32]
 
 
@@ -51,7 +63,10 @@ class CellCounts:
 def public_edges(features: Sequence[Feature], n_buckets: int) -> Candidates:
     """Cut bounds into equal widths, and give discrete features one bucket per value, or equally many values each.
 
-    Shapes: result: at most n_buckets - 1 edges per feature; bucket i holds edge[i-1] < x <= edge[i].
+    Edges that are given are taken as they are.
+
+    Shapes: result: at most n_buckets - 1 edges per feature, if they are not given; bucket i holds
+        edge[i-1] < x <= edge[i].
     Privacy: touches no data.
 
     Raises:
@@ -79,7 +94,7 @@ def count_cells(
     """
     _require_buckets(features, n_buckets)
     _require_columns(columns, len(features))
-    grids = [(i, _cells(feature)) for i, feature in enumerate(features) if _needs_counts(feature, n_buckets)]
+    grids = [(i, _cells(feature)) for i, feature in enumerate(features) if needs_counts(feature, n_buckets)]
     if not grids:
         raise ValueError("every feature has one bucket per value: public edges cost nothing")
     moved = _counts_moved(relation, len(grids))
@@ -127,7 +142,7 @@ def paid_edges(
         ValueError: Another number of counts than these features have cells.
     """
     _require_buckets(features, n_buckets)
-    grids = {i: _cells(f) for i, f in enumerate(features) if _needs_counts(f, n_buckets)}
+    grids = {i: _cells(f) for i, f in enumerate(features) if needs_counts(f, n_buckets)}
     ends = np.cumsum([grid.size + 1 for grid in grids.values()], dtype=np.int64)
     if counts.shape != (int(ends[-1]) if ends.size else 0,):
         raise ValueError("counts do not belong to these features")
@@ -170,18 +185,23 @@ def _counts_moved(relation: NeighbouringRelation, n_counted: int) -> int:
     return moved[relation]
 
 
-def _cells(feature: Feature) -> NDArray[np.float32]:
+def _cells(feature: FeatureBounds | PublicValues) -> NDArray[np.float32]:
     """Return the inner edges of the finest public cells."""
     if isinstance(feature, PublicValues):
         return np.array(feature.values[:-1], dtype=np.float32)
     return public_grid(feature)
 
 
-def _needs_counts(feature: Feature, n_buckets: int) -> bool:
+def needs_counts(feature: Feature, n_buckets: int) -> bool:
+    """Say whether equal-count buckets of a feature must be paid for: it has more cells than buckets."""
+    if isinstance(feature, PublicEdges):
+        return False
     return not isinstance(feature, PublicValues) or len(feature.values) > n_buckets
 
 
 def _even_edges(feature: Feature, n_buckets: int) -> NDArray[np.float32]:
+    if isinstance(feature, PublicEdges):
+        return np.array(feature.edges, dtype=np.float32)
     if isinstance(feature, PublicValues):
         last_of_groups = [group[-1] for group in np.array_split(feature.values, n_buckets) if group.size]
         return np.array(last_of_groups[:-1], dtype=np.float32)

@@ -1,0 +1,113 @@
+"""FederBoost's vertical job: run it in the simulator, or write the job folder anew.
+
+    python jobs/federboost_vertical.py --data DIR                the three parties' files of breast cancer
+    python jobs/federboost_vertical.py --run --workspace DIR     runs it over three simulated sites
+    python jobs/federboost_vertical.py --write                   writes jobs/federboost_vertical/
+
+A party's policy must name the data sets ``breast_parts`` and ``breast_parts_test`` with their id column, state a privacy
+budget for the first, and allow the profile dp_local; its input folder holds ``bucket_features.json``. ``--data`` writes
+all of it but the policy, which ``policy`` in this file shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from nvflare.recipe import SimEnv
+from sklearn.datasets import load_breast_cancer
+
+from nvflare_plugins.recipes.bucket_ldp import FederBoostVerticalRecipe
+
+FOLDER = Path(__file__).resolve().parent
+NAME = "federboost_vertical"
+ACTIVE, PASSIVE = "site-1", ("site-2", "site-3")
+DATA_SET, TEST_SET = "breast_parts", "breast_parts_test"
+_N_TEST = 150
+
+
+def recipe() -> FederBoostVerticalRecipe:
+    """Return the job: site-1 has the diagnosis and some measurements, the others have measurements only."""
+    return FederBoostVerticalRecipe(
+        NAME,
+        data_set=DATA_SET,
+        active=ACTIVE,
+        label="target",
+        epsilon=4.0,
+        num_rounds=20,
+        params={"objective": "binary:logistic", "max_depth": 3, "eta": 0.3},
+    )
+
+
+def write_data(folder: Path) -> None:
+    """Write each party's columns of the same rows, and what is public about the passive parties' features.
+
+    The bounds stand for public knowledge: round numbers that hold every possible measurement.
+    """
+    frame = load_breast_cancer(as_frame=True).frame
+    frame.columns = [name.replace(" ", "_") for name in frame.columns]
+    frame.insert(0, "patient", [f"P{i:04d}" for i in range(len(frame))])
+    features = [name for name in frame.columns if name not in ("patient", "target")]
+    parts = dict(zip((ACTIVE, *PASSIVE), np.array_split(features, 3), strict=True))
+    shuffled = frame.sample(frac=1, random_state=0)
+    for site, names in parts.items():
+        place = folder / site
+        place.mkdir(parents=True, exist_ok=True)
+        columns = ["patient", *names, *(["target"] if site == ACTIVE else [])]
+        shuffled[columns].iloc[_N_TEST:].to_csv(place / f"{DATA_SET}.csv", index=False)
+        shuffled[["patient", *names]].iloc[:_N_TEST].to_csv(place / f"{TEST_SET}.csv", index=False)
+        if site != ACTIVE:
+            public = {name: {"low": 0, "high": float(f"{frame[name].max():.0e}")} for name in names}
+            (place / "bucket_features.json").write_text(json.dumps(public, indent=1))
+
+
+def policy(folder: Path) -> dict[str, Any]:
+    """Return the changes to each site's policy that the job needs."""
+    return {
+        "data_sets": {
+            DATA_SET: {
+                "path": str(folder / "{site}" / f"{DATA_SET}.csv"),
+                "id": "patient",
+                "privacy": {"epsilon": 5.0, "delta": 1e-6, "pure_epsilon": 4.5},
+            },
+            TEST_SET: {"path": str(folder / "{site}" / f"{TEST_SET}.csv"), "id": "patient"},
+        },
+        "allowed_profiles": ["dp_local"],
+        "inputs": str(folder / "{site}"),
+    }
+
+
+def write(folder: Path) -> Path:
+    """Write the job folder below a folder, replacing what was there under its name."""
+    shutil.rmtree(folder / NAME, ignore_errors=True)
+    recipe().export(str(folder))
+    return folder / NAME
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, metavar="DIR", help="write the parties' files below this folder")
+    parser.add_argument("--write", action="store_true", help="write the job folder anew")
+    parser.add_argument("--run", action="store_true", help="run the job in the simulator")
+    parser.add_argument("--workspace", type=Path, help="root of the simulator's workspaces")
+    args = parser.parse_args()
+    if args.data is not None:
+        write_data(args.data)
+        print(f"the parties' files are in {args.data}; each policy needs\n{json.dumps(policy(args.data.absolute()), indent=1)}")
+    if args.write:
+        print(f"wrote {write(FOLDER)}")
+    if args.run:
+        if args.workspace is None:
+            parser.error("--run needs --workspace")
+        recipe().execute(SimEnv(num_clients=3, workspace_root=str(args.workspace)))
+    if args.data is None and not args.write and not args.run:
+        parser.error("give --data, --write or --run")
+
+
+if __name__ == "__main__":
+    main()

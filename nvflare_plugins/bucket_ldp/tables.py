@@ -1,0 +1,93 @@
+"""A party's rows in the order that all parties share: that of an alignment job, or ascending by identifier.
+
+Identifiers stay at the site: all that the others see is a keyed hash over all of them, which is equal or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.place import Place
+from nvflare_plugins.site_policy import DataSet
+from nvflare_plugins.tabular_files import TabularFile
+from nvflare_plugins.vertical.alignment.ids import load_ids
+from nvflare_plugins.vertical.alignment.result import load_alignment
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PartyRows:
+    """Rows in the common order.
+
+    Shapes: columns: float32[n_features, n_rows], NaN is missing; label: float32[n_rows], or None at passive parties.
+    """
+
+    ids: tuple[str, ...]
+    names: tuple[str, ...]
+    columns: NDArray[np.float32]
+    label: NDArray[np.float32] | None = None
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return len(self.ids)
+
+    def id_bytes(self) -> bytes:
+        """Return the identifiers in order, in a form in which no two lists are alike."""
+        encoded = [identifier.encode() for identifier in self.ids]
+        return b"".join(len(item).to_bytes(4, "little") + item for item in encoded)
+
+
+def column_names(spec: DataSet, label: str) -> list[str]:
+    """Return the columns of a file that may be features: all but the label and the identifiers."""
+    return [name for name in TabularFile(spec).column_names if name not in (label, spec.id)]
+
+
+def load_rows(
+    spec: DataSet, features: Sequence[str], label: str | None, place: Place, alignment: str | None
+) -> PartyRows:
+    """Load a party's columns and put the rows in the common order.
+
+    Args:
+        spec: from the site's policy; it must name the id column.
+        features: columns to load; none is allowed.
+        label: the label column, at the active party.
+        alignment: id of the job that aligned the data set; None takes all rows, which must be the same everywhere.
+
+    Privacy: everything stays at the site; errors name columns and hold no value.
+
+    Raises:
+        ConfigurationError: the data cannot be read, lacks a column, or has no usable identifiers or alignment.
+    """
+    ids = [name.decode() for name in load_ids(spec)]
+    file = TabularFile(spec)
+    wanted = [*features, *([label] if label is not None else [])]
+    for name in wanted:
+        if name not in file.column_names:
+            raise ConfigurationError(f"data set {spec.name!r} has no column {name!r}")
+    if len(set(wanted)) != len(wanted) or spec.id in wanted:
+        raise ConfigurationError("features name a column twice, or name the label or the id column")
+    if alignment is not None:
+        order = load_alignment(place, alignment, spec.name).positions
+    else:
+        order = np.array(sorted(range(len(ids)), key=ids.__getitem__))
+    columns = file.read(wanted, [])
+    matrix = np.empty((len(features), order.size), dtype=np.float32)
+    for position, name in enumerate(features):
+        matrix[position] = _floats(file.numbers(name, columns[name]), name)[order]
+    labels = None if label is None else _floats(file.numbers(label, columns[label]), label)[order]
+    if labels is not None and np.isnan(labels).any():
+        raise ConfigurationError(f"label column {label!r} lacks values: remove those rows at every party")
+    return PartyRows(tuple(ids[i] for i in order), tuple(features), matrix, labels)
+
+
+def _floats(values: NDArray[np.float64], name: str) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32)
+    if np.isinf(narrow).any():
+        raise ConfigurationError(f"column {name!r} holds values that are infinite or beyond float32")
+    return narrow

@@ -1,0 +1,28 @@
+"""FederBoost's vertical training under FLARE."""
+
+from __future__ import annotations
+
+from nvflare_plugins.bucket_ldp.job import BucketJob
+from nvflare_plugins.bucket_ldp.site import run_site
+from nvflare_plugins.flare.controller import JobController
+from nvflare_plugins.flare.executor import JobExecutor
+from nvflare_plugins.place import Outcome, Place, Progress
+from nvflare_plugins.wire.channel import Transport
+
+
+class BucketController(JobController):
+    """The server's part."""
+
+    job_type = BucketJob
+
+
+class BucketExecutor(JobExecutor):
+    """A site's part."""
+
+    job_type = BucketJob
+
+    def take_part(
+        self, job: BucketJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
+    ) -> Outcome:
+        """Send buckets or train on them, as the active or as a passive party."""
+        return run_site(job, place, transport, timeout_s, progress)

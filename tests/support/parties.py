@@ -1,0 +1,112 @@
+"""Sites in one process for any kind of job: each with a workspace, a policy and files of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from nvflare_plugins.certificates import Identity
+from nvflare_plugins.place import Job, Outcome, Place, Silent
+from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.wire.aggregation import Aggregator, Transfer
+from nvflare_plugins.wire.envelope import Frame
+from tests.support.federation import TIMEOUT_S, DirectTransport, Tamper
+
+RunSite = Callable[..., Outcome]
+"""(job, place, transport, timeout_s, progress) -> outcome."""
+
+
+@dataclass
+class Parties:
+    """Sites site-1, site-2, ... under one folder."""
+
+    folder: Path
+    n_sites: int = 3
+    policy: dict[str, Any] = field(default_factory=dict)
+    transfers: list[Transfer] = field(default_factory=list)
+    said: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return tuple(f"site-{i + 1}" for i in range(self.n_sites))
+
+    def workspace(self, site: str) -> Path:
+        return self.folder / site
+
+    def run_folder(self, site: str, job_id: str = "job") -> Path:
+        return self.workspace(site) / "runs" / job_id
+
+    def give(self, site: str, name: str, frame: pd.DataFrame, **facts: object) -> None:
+        """Give a site a data set; ``facts`` are further keys of it in the policy."""
+        (self.workspace(site) / "local").mkdir(parents=True, exist_ok=True)
+        frame.to_parquet(self.workspace(site) / f"{name}.parquet", index=False)
+        document = self.policy_of(site)
+        document["data_sets"][name] = {"path": f"{name}.parquet", **facts}
+        self.set_policy(site, **document)
+
+    def give_input(self, site: str, name: str, document: object) -> None:
+        """Put a JSON file into a site's input folder."""
+        folder = self.workspace(site) / "inputs"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(document))
+
+    def policy_of(self, site: str) -> dict[str, Any]:
+        path = self.workspace(site) / "local" / "veilboost.json"
+        start = {"unsigned_sessions": True, "data_sets": {}, **self.policy}
+        return json.loads(path.read_text()) if path.exists() else start
+
+    def set_policy(self, site: str, **changes: object) -> None:
+        path = self.workspace(site) / "local" / "veilboost.json"
+        path.write_text(json.dumps({**self.policy_of(site), **changes}))
+
+    def run(
+        self, run_site: RunSite, job: Job, job_id: str = "job",
+        on_sum: Callable[[Frame, bytes], bytes] | None = None, tamper: Mapping[str, Tamper] | None = None,
+    ) -> dict[str, Outcome | Exception]:  # fmt: skip
+        """Run the job at all sites; a site that failed has its error in place of an outcome."""
+        attempt = os.urandom(16)
+        aggregator = Aggregator(self.sites, attempt, TIMEOUT_S, self.transfers.append, on_sum=on_sum)
+        outcomes: dict[str, Outcome | Exception] = {}
+
+        def take_part(site: str) -> None:
+            transport = DirectTransport(aggregator, site, (tamper or {}).get(site))
+            try:
+                policy = SitePolicy.load(self.workspace(site), site)
+                place = Place(site, self.sites, job_id, attempt, self.workspace(site) / "runs", policy,
+                              Identity.unsigned(site))  # fmt: skip
+                outcomes[site] = run_site(job, place, transport, TIMEOUT_S, Listener(self.said.setdefault(site, [])))
+            except Exception as error:  # the test decides what it expected
+                outcomes[site] = error
+                aggregator.abort(f"{site}: {error}")
+
+        threads = [threading.Thread(target=take_part, args=(site,)) for site in self.sites]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return outcomes
+
+
+class Listener(Silent):
+    """Progress whose lines are kept."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
+
+    def say(self, text: str) -> None:
+        self._lines.append(text)
+
+
+def succeed(outcomes: Mapping[str, Outcome | Exception]) -> dict[str, Outcome]:
+    """Raise the first error, if any."""
+    for outcome in outcomes.values():
+        if isinstance(outcome, Exception):
+            raise outcome
+    return dict(outcomes)
