@@ -33,13 +33,17 @@ class RunFolder:
     def write_model(self, model: bytes) -> Path:
         """Keep the final model and drop the checkpoints."""
         path = write_atomically(self.path / MODEL, model)
-        for checkpoint in self.checkpoints().values():
-            checkpoint.unlink(missing_ok=True)
+        self.drop_checkpoints()
         return path
 
-    def write_checkpoint(self, n_rounds: int, model: bytes) -> None:
+    def drop_checkpoints(self) -> None:
+        """Remove the checkpoints of a run that ended well."""
+        for checkpoint in self.checkpoints().values():
+            checkpoint.unlink(missing_ok=True)
+
+    def write_checkpoint(self, n_rounds: int, model: bytes, mode: int = 0o644) -> None:
         """Keep the model after ``n_rounds`` rounds; older checkpoints go, but for the last one."""
-        write_atomically(self.path / f"checkpoint-{n_rounds}.json", model)
+        write_atomically(self.path / f"checkpoint-{n_rounds}.json", model, mode)
         kept = sorted(self.checkpoints())[-_KEPT_CHECKPOINTS:]
         for number, path in self.checkpoints().items():
             if number not in kept:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import JobAborted, ProtocolError
 from nvflare_plugins.vertical.gradient_scale import GradientScale
-from nvflare_plugins.vertical.gradient_scheme import GRADIENT_BLOCK_ROWS, GradientOwner
+from nvflare_plugins.vertical.gradient_scheme import GRADIENT_BLOCK_ROWS, GradientOwner, Timer, untimed
 from nvflare_plugins.vertical.links import Party
 from nvflare_plugins.vertical.party_sums import ROOT, PartySums
 from nvflare_plugins.vertical.paths import PathWalker, TreeStructure
@@ -64,13 +64,14 @@ class ActiveEngine:
     def __init__(
         self, settings: EngineSettings, parties: Sequence[Party], own_sets: Sequence[NDArray[np.float32]],
         owner: GradientOwner, scale: GradientScale, earlier_trees: Sequence[TreeStructure] = (),
-        on_tree: Callable[[NDArray[np.int32]], None] = lambda leaf_of_row: None,
+        on_tree: Callable[[NDArray[np.int32]], None] = lambda leaf_of_row: None, timer: Timer = untimed,
     ):  # fmt: skip
         """Prepare for one training.
 
         Args:
             own_sets: the active party's columns of each data set. Shapes: float32[n_rows, n_own_columns] each.
             on_tree: called with the leaf of every training row when a tree is finished. Shapes: int32[n_rows].
+            timer: measures the stage "engine": all that XGBoost waits for.
         """
         self._settings = settings
         self._parties = tuple(parties)
@@ -78,6 +79,7 @@ class ActiveEngine:
         self._owner = owner
         self._scale = scale
         self._on_tree = on_tree
+        self._timer = timer
         self._n_own = own_sets[0].shape[1]
         self._n_columns = parties[-1].columns.stop if parties else self._n_own
         self._n_rows = own_sets[0].shape[0]
@@ -129,7 +131,8 @@ class ActiveEngine:
 
     def answer(self, message: VerticalMessage, buffer: bytes) -> bytes:
         """Return the reply to one message of XGBoost."""
-        return self._answers[message.kind](buffer)
+        with self._timer("engine"):
+            return self._answers[message.kind](buffer)
 
     def check_round(self, model_trees: Sequence[TreeStructure]) -> None:
         """Compare the trees of the round just finished with those that XGBoost made.

@@ -35,7 +35,7 @@ from he_processors.packing import PackingLayout
 from he_processors.paillier import decryption, encryption
 from he_processors.paillier.keys import PaillierPrivateKey, PaillierPublicKey
 from nvflare_plugins.vertical.gradient_scheme import (
-    ClearHistogramMaker, HistogramMaker, n_blocks_of, require_all_rows, rows_due,
+    ClearHistogramMaker, HistogramMaker, Timer, n_blocks_of, require_all_rows, rows_due, untimed,
 )  # fmt: skip
 from nvflare_plugins.vertical.messages import TrainingSetup
 
@@ -85,8 +85,13 @@ class EncryptedGradientOwner:
 class EncryptedHistogramMaker:
     """A passive party's half: adds ciphertexts into bins, packs and hides the sums."""
 
-    def __init__(self, public_key: PublicKey, pair_format: PairFormat, backend: str = registry.AUTO):
+    def __init__(
+        self, public_key: PublicKey, pair_format: PairFormat, backend: str = registry.AUTO,
+        timer: Timer = untimed,
+    ):  # fmt: skip
+        """Args: timer: measures the stages "histogram" and "pack"."""
         self._public_key = public_key
+        self._timer = timer
         self._packing = PackingLayout.fit(pair_format, public_key.plaintext_bits)
         self._arithmetic = registry.open_backend(backend, public_key.modulus)
         self._rerandomiser = Rerandomiser(public_key, self._arithmetic)
@@ -110,10 +115,12 @@ class EncryptedHistogramMaker:
             require_all_rows(self._n_rows, len(self._blocks))
             self._pairs = self._blocks[0] if len(self._blocks) == 1 else self._arithmetic.concat(self._blocks)
             self._blocks = []
-        bins = sum_bins(self._arithmetic, self._pairs, plan_level(codes, layout, node_rows))
-        hidden = pack_and_hide(bins, self._packing, self._rerandomiser)
-        header = CiphertextHeader(self._public_key, Content.PACKED_BINS, self._packing, len(hidden))
-        return encode_ciphertexts(header, self._arithmetic, hidden)
+        with self._timer("histogram"):
+            bins = sum_bins(self._arithmetic, self._pairs, plan_level(codes, layout, node_rows))
+        with self._timer("pack"):
+            hidden = pack_and_hide(bins, self._packing, self._rerandomiser)
+            header = CiphertextHeader(self._public_key, Content.PACKED_BINS, self._packing, len(hidden))
+            return encode_ciphertexts(header, self._arithmetic, hidden)
 
 
 def gradient_owner(
@@ -133,13 +140,14 @@ def gradient_owner(
 
 def histogram_maker(
     setup: TrainingSetup, n_rows: int, *, allow_clear: bool = False, backend: str = registry.AUTO,
-    allow_toy_keys: bool = False,
+    allow_toy_keys: bool = False, timer: Timer = untimed,
 ) -> HistogramMaker:  # fmt: skip
     """Open a passive party's half from the active party's announcement.
 
     Args:
         allow_clear: accept gradients in the clear; only where the job names `plain` and the party's policy allows it.
         allow_toy_keys: accept keys that protect nothing; True in tests only.
+        timer: measures the stages of the half.
 
     Raises:
         ProtocolError: the announcement does not fit the party's rows, or holds no usable key.
@@ -150,10 +158,10 @@ def histogram_maker(
     if setup.scheme == CLEAR_CODE:
         if not allow_clear or setup.public_key:
             raise ConfigurationError("the active party wants gradients in the clear, which this party does not accept")
-        return ClearHistogramMaker()
+        return ClearHistogramMaker(timer)
     pair_format = PairFormat(setup.fraction_bits, setup.max_additions, g_bound=1.0, h_low=0.0, h_high=1.0)
     public_key = unpack_public_key(setup.scheme, setup.public_key, allow_toy_keys=allow_toy_keys)
-    return EncryptedHistogramMaker(public_key, pair_format, backend)
+    return EncryptedHistogramMaker(public_key, pair_format, backend, timer)
 
 
 def pack_public_key(key: PublicKey) -> bytes:

@@ -6,7 +6,8 @@ read. Both halves exchange opaque bytes, so Paillier, Okamoto-Uchiyama and the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,15 @@ _PAIR = np.dtype("<i8")
 _BLOCK_ROWS = 1 << 14
 GRADIENT_BLOCK_ROWS = 1 << 13
 """Rows whose gradients travel together: few enough that encrypting and sending overlap, many enough for fast batches."""
+
+
+Timer = Callable[[str], AbstractContextManager[None]]
+"""Measures a stage of a party's work."""
+
+
+def untimed(stage: str) -> AbstractContextManager[None]:
+    """Measure nothing."""
+    return nullcontext()
 
 
 class GradientOwner(Protocol):
@@ -105,7 +115,8 @@ class ClearGradientOwner:
 class ClearHistogramMaker:
     """Adds pairs in the clear: the other half of ``ClearGradientOwner``."""
 
-    def __init__(self) -> None:
+    def __init__(self, timer: Timer = untimed) -> None:
+        self._timer = timer
         self._n_rows = 0
         self._blocks: list[NDArray[np.int64]] = []
         self._pairs: NDArray[np.int64] | None = None
@@ -130,7 +141,8 @@ class ClearHistogramMaker:
             self._pairs = np.concatenate(self._blocks)
         if self._codes is not codes:
             self._codes, self._codes_of_row = codes, np.ascontiguousarray(codes.T)
-        return b"".join(self._sum_node(layout, rows).astype(_PAIR, copy=False).tobytes() for rows in node_rows)
+        with self._timer("histogram"):
+            return b"".join(self._sum_node(layout, rows).astype(_PAIR, copy=False).tobytes() for rows in node_rows)
 
     def _sum_node(self, layout: BinLayout, rows: NDArray[np.int32]) -> NDArray[np.int64]:
         # The sums are a product with the 0/1 matrix of slots and rows, block by block to bound the memory.

@@ -11,6 +11,7 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError
 
+ALIGN_FIRST = "first"
 _FRAME_BYTES = 64 << 20  # conversations cut longer messages
 _REFUSED = {
     "categories": "categorical columns are not supported by XGBoost's column split: encode them as numbers",
@@ -59,13 +60,14 @@ class VerticalJob:
         features: by site, the columns to train on in this order; a site that is not named takes all columns of its
             file but label, weight and id. An empty list at the active party: it has the label alone.
         label_classes: public list of label values; None means that labels are numbers (classes 0 .. k-1).
-        alignment: id of a finished alignment job of the same sites, whose common rows are trained on; None means that
-            the files of all sites hold the same rows in the same order.
+        alignment: ``first`` finds the common rows by private set intersection before training; the id of a finished
+            job of the same sites takes those that it found; None means that the files of all sites hold the same rows
+            in the same order.
         early_stopping_rounds: stop after so many rounds without improvement of the last metric on the last set.
         checkpoint_every: rounds between checkpoints at every site; 0 keeps none.
         initial_model: id of a finished vertical job whose model training continues by num_rounds.
         resume_from: id of an interrupted job; its last common checkpoint is continued up to num_rounds in total. All
-            other fields stay as they were in that job. Without sampling of rows or columns the model is that of an
+            other fields stay as they were in that job, initial_model included. Without sampling of rows or columns the model is that of an
             uninterrupted job; random draws are not those it would have made.
         tracking: stream the metrics of each round to the server.
         deadline_s: longest silence of a site, and longest time for one answer; 0 means 10 minutes and one hour.
@@ -112,8 +114,6 @@ class VerticalJob:
         if self.early_stopping_rounds is not None:
             _at_least("early_stopping_rounds", self.early_stopping_rounds, 1)
             _expect("early_stopping_rounds needs an eval_data_set to watch", self.eval_data_set is not None)
-        both = self.initial_model is not None and self.resume_from is not None
-        _expect("a job either resumes another one or continues its model", not both)
         self._check_columns()
 
     def _check_columns(self) -> None:

@@ -17,7 +17,7 @@ from nvflare_plugins.horizontal.parameters import TrainingParameters
 from nvflare_plugins.horizontal.training import parse_metrics
 from nvflare_plugins.vertical.active import WORLD, ActiveEngine, EngineSettings
 from nvflare_plugins.vertical.gradient_scale import GradientScale
-from nvflare_plugins.vertical.gradient_scheme import GradientOwner
+from nvflare_plugins.vertical.gradient_scheme import GradientOwner, Timer, untimed
 from nvflare_plugins.vertical.leaf_purity import leaf_purity
 from nvflare_plugins.vertical.links import Party
 from nvflare_plugins.vertical.model import mask_columns, structures
@@ -93,6 +93,7 @@ def train_vertical(
     initial_model: bytes | None = None,
     on_round: Callable[[VerticalRound, xgb.Booster], None] | None = None,
     on_start: Callable[[Mediator], None] | None = None,
+    timer: Timer = untimed,
 ) -> VerticalResult:
     """Train with the passive parties.
 
@@ -104,6 +105,7 @@ def train_vertical(
             been given their tables of it.
         on_round: called after every round with the record and the model so far, thresholds masked.
         on_start: gets the mediator, for aborts from another thread.
+        timer: measures the stage "engine": all that XGBoost waits for.
 
     Raises:
         VeilBoostError: what ended the training; in place of XGBoost's own error when the mediator knows better.
@@ -121,7 +123,7 @@ def train_vertical(
             purities.append(leaf_purity(leaf_of_row, sets[0].label))
 
     own_sets = [s.features for s in sets]
-    engine = ActiveEngine(engine_settings, parties, own_sets, owner, scale, continued, note_purity)
+    engine = ActiveEngine(engine_settings, parties, own_sets, owner, scale, continued, note_purity, timer)
     mediator = Mediator(VerticalGrammar(_shape(params, sets, engine, initial_model is not None)), 0, engine)
     with mediator:
         if on_start is not None:

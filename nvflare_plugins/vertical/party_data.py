@@ -1,0 +1,124 @@
+"""What one party brings to a vertical job: its columns of the rows that all parties share.
+
+Privacy: everything here stays at the site. Errors travel: they name columns, and hold no value, id or count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.data import Table, load_table
+from nvflare_plugins.place import Place
+from nvflare_plugins.site_policy import DataSet
+from nvflare_plugins.vertical.alignment.ids import load_ids
+from nvflare_plugins.vertical.alignment.result import Alignment
+from nvflare_plugins.vertical.job import VerticalJob
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PartySet:
+    """One data set at one party.
+
+    Attributes:
+        name: "train" or "eval".
+        ids: canonical ids of the rows in their order; None if the policy names no id column.
+    """
+
+    name: str
+    data_set: DataSet
+    table: Table
+    ids: tuple[bytes, ...] | None
+
+    def aligned(self, alignment: Alignment) -> PartySet:
+        """Return the common rows in the common order."""
+        table = self.table
+        taken = dataclasses.replace(
+            table, features=alignment.take(table.features),
+            label=alignment.take(table.label) if table.label_name else table.label,
+            weight=None if table.weight is None else alignment.take(table.weight),
+        )  # fmt: skip
+        ids = None if self.ids is None else tuple(self.ids[place] for place in alignment.positions)
+        return dataclasses.replace(self, table=taken, ids=ids)
+
+    def row_ids(self) -> list[str]:
+        """Return what names the rows at this site from job to job: ids, or positions where there are none."""
+        if self.ids is None:
+            return [str(row) for row in range(self.table.n_rows)]
+        return [one.decode() for one in self.ids]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PartyData:
+    """The training set, and the evaluation set if the job has one."""
+
+    sets: tuple[PartySet, ...]
+
+    @property
+    def train(self) -> PartySet:
+        """Return the training set."""
+        return self.sets[0]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return this party's columns in order."""
+        return self.train.table.feature_names
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Return what other parties call the columns."""
+        return aliases_of(self.train.data_set.aliases, self.columns)
+
+    def features(self) -> list[NDArray[np.float32]]:
+        """Return the columns of all sets. Shapes: float32[n_rows, n_features] each."""
+        return [one.table.features for one in self.sets]
+
+    def aligned(self, alignments: Mapping[str, Alignment]) -> PartyData:
+        """Return the common rows of all sets. Args: alignments: by the name of the data set."""
+        return PartyData(tuple(one.aligned(alignments[one.data_set.name]) for one in self.sets))
+
+
+def load_party(job: VerticalJob, place: Place) -> PartyData:
+    """Load this party's columns of the job's data sets.
+
+    Raises:
+        ConfigurationError: a data set cannot be read, lacks a column, or holds what cannot be trained on.
+        PolicyRefusal: this site has no data set of that name.
+    """
+    is_active = place.site == job.active
+    unknown = sorted(set(job.features) - set(place.sites))
+    if unknown:
+        raise ConfigurationError(f"features names {unknown[0]!r}, which is not a site of this job")
+    features = job.features.get(place.site)
+    sets = []
+    for name, source in (("train", job.data_set), ("eval", job.eval_data_set)):
+        if source is None:
+            continue
+        data_set = place.policy.data_set(source)
+        table = load_table(
+            data_set, label=job.label if is_active else None, weight=job.weight if is_active else None,
+            features=features, label_classes=job.label_classes, may_lack_features=is_active,
+        )  # fmt: skip
+        if not is_active and job.label in table.feature_names:
+            raise ConfigurationError(f"{place.site} has a column of the label's name, {job.label!r}: leave it out")
+        features = table.feature_names  # the evaluation set has the training set's columns
+        ids = None if data_set.id is None else tuple(load_ids(data_set))
+        sets.append(PartySet(name, data_set, table, ids))
+    return PartyData(tuple(sets))
+
+
+def aliases_of(chosen: Mapping[str, str], columns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the alias of every column: the one that the policy chose, else f0, f1, ... by position.
+
+    Raises:
+        ConfigurationError: two columns would have the same alias.
+    """
+    aliases = tuple(chosen.get(column, f"f{position}") for position, column in enumerate(columns))
+    if len(set(aliases)) != len(aliases):
+        raise ConfigurationError("two columns have the same alias; give both one of their own. Policy key: aliases.")
+    return aliases
