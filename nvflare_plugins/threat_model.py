@@ -235,6 +235,23 @@ THREAT_MODELS = {
                 "asks about those. Registry, size ratio and least intersection limit that; they do not prevent it.",
             ),
         ),
+        ThreatModel(
+            profile="vertical_model",
+            codecs=_SAFE,
+            summary="Use of a finished vertical model: questions along paths of rows, sealed between the parties.",
+            server_alone=_SIZES,
+            one_site="A passive party: which rows reach its own nodes; not the answer of the model. The active party: "
+            "one ordered bit per row and node on its path. If the owners consent, `explain` tells it the positions of "
+            "rows among their thresholds and which values are missing, `merge` the thresholds themselves.",
+            server_and_one_site="What that party learns; messages between two others stay sealed.",
+            all_but_one="The active party and all but one passive party: what the active party learns of the last one.",
+            notes=(
+                "Rows are named by position in an aligned set. Budgets in each party's policy bound how often a row is "
+                "asked for; an owner cannot see whether its node is on a row's path, only that it is asked once.",
+                "Predictions are at the active party alone. Many predictions tell about a passive party's values: each "
+                "is an inequality with an unknown threshold.",
+            ),
+        ),
     )
 }
 
@@ -243,6 +260,7 @@ HORIZONTAL = ("plain", "masks", "bfv", "ckks")
 VERTICAL = ("paillier", "okamoto_uchiyama")
 PRIVATE = ("dp_distributed", "dp_trusted", "dp_local")
 ALIGNMENT = ("psi",)  # not a choice that a policy makes: a data set with an id column may be aligned
+INFERENCE = ("vertical_model",)  # not a choice either: budgets and consents of a policy say what is allowed
 
 
 def notes_for(profile: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import pytest
 
 from nvflare_plugins.site_policy import PROFILES
 from nvflare_plugins.threat_model import (
-    ALIGNMENT, CODEC_PROTECTION, HORIZONTAL, PRIVATE, THREAT_MODELS, VERTICAL, markdown_table, notes_for,
+    ALIGNMENT, CODEC_PROTECTION, HORIZONTAL, INFERENCE, PRIVATE, THREAT_MODELS, VERTICAL, markdown_table, notes_for,
 )  # fmt: skip
 from nvflare_plugins.wire.contents import Protection
 from nvflare_plugins.wire.envelope import Codec
@@ -17,7 +17,7 @@ from nvflare_plugins.wire.profiles import Profile
 
 def test_every_profile_has_an_entry_and_allows_its_own_protection():
     assert set(PROFILES) == {*HORIZONTAL, *VERTICAL, *PRIVATE}
-    assert set(THREAT_MODELS) == {*PROFILES, *ALIGNMENT}
+    assert set(THREAT_MODELS) == {*PROFILES, *ALIGNMENT, *INFERENCE}
     assert set(HORIZONTAL) == {profile.value for profile in Profile}
     own = {"plain": "PLAIN", "masks": "MASKED", "bfv": "BFV", "ckks": "CKKS"}
     for profile, model in THREAT_MODELS.items():
@@ -33,7 +33,7 @@ def test_gradients_need_the_scheme_that_the_profile_names():
     assert needed["paillier"] == Protection.PAILLIER.name
     assert needed["okamoto_uchiyama"] == Protection.OKAMOTO_UCHIYAMA.name
     assert needed["plain"] == Protection.CLEAR.name
-    assert all(needed[profile] is None for profile in ("masks", "bfv", "ckks", *PRIVATE, *ALIGNMENT))
+    assert all(needed[profile] is None for profile in ("masks", "bfv", "ckks", *PRIVATE, *ALIGNMENT, *INFERENCE))
 
 
 @pytest.mark.parametrize("profile", sorted(set(PROFILES) - {"plain"}))
