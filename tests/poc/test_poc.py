@@ -73,7 +73,7 @@ def test_abort_from_the_admin_console_ends_xgboost_within_seconds(poc: Poc, endl
         job_id = session.submit_job(str(endless_job))
         wait_until(lambda: all("round 1 of" in site_log(poc, site, job_id) for site in SITES))
         session.abort_job(job_id)
-        wait_until(lambda: all("the training ended with an error" in site_log(poc, site, job_id) for site in SITES), 10)
+        wait_until(lambda: all("the job ended with an error" in site_log(poc, site, job_id) for site in SITES), 10)
         wait_until(lambda: not job_processes(poc, job_id), 30)
         wait_until(lambda: session.get_job_meta(job_id)["status"] == "FINISHED:ABORTED", 20)
     for site in SITES:
@@ -94,4 +94,4 @@ def test_killed_site_ends_the_job_everywhere(poc: Poc, endless_job: Path) -> Non
     summary = json.loads(next(result.rglob("veilboost/summary.json")).read_text())
     assert summary["status"] == "failed" and "site-2" in summary["reason"]
     for site in ("site-1", "site-3"):
-        assert "the training ended with an error" in site_log(poc, site, job_id)
+        assert "the job ended with an error" in site_log(poc, site, job_id)
