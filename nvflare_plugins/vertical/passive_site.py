@@ -1,0 +1,142 @@
+"""A passive party's part in a vertical job: it answers what the active party asks, and keeps a private table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from he_processors.additive.scheme import Scheme
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.run_record import ReportSection, RoundRow
+from nvflare_plugins.vertical.attempt_parts import PURPOSE, Finish, Start
+from nvflare_plugins.vertical.conversation import Answering
+from nvflare_plugins.vertical.encrypted_scheme import CLEAR_CODE, histogram_maker, unpack_public_key
+from nvflare_plugins.vertical.guards import Guard
+from nvflare_plugins.vertical.job import Preset, VerticalProfile
+from nvflare_plugins.vertical.messages import Answer, Request, TrainingSetup
+from nvflare_plugins.vertical.model_files import PassivePart
+from nvflare_plugins.vertical.party_link import answer_bytes
+from nvflare_plugins.vertical.passive import PassiveParty
+from nvflare_plugins.vertical.private_table import PrivateTable, table_from_json, table_to_json
+
+_SCHEMES = {
+    VerticalProfile.PAILLIER.value: Scheme.PAILLIER.value,
+    VerticalProfile.OKAMOTO_UCHIYAMA.value: Scheme.OKAMOTO_UCHIYAMA.value,
+    VerticalProfile.PLAIN.value: CLEAR_CODE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """A finished round, as far as a passive party knows. Units: seconds."""
+
+    round: int
+    seconds: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class PassiveSite:
+    """Answers requests until the active party ends the training.
+
+    Privacy: see ``passive.py``; neither label, gradient, leaf nor foreign threshold reaches this process in the clear,
+        unless the job's profile is ``plain``.
+    """
+
+    def __init__(self, start: Start):
+        self._start = start
+        self._party: PassiveParty | None = None
+        rows = start.data.train.row_ids()
+        # Found before anything is sent: a policy that allows fewer bins refuses the job here.
+        self._guard = Guard.open(
+            start.place.policy.vertical, start.place.policy.registry, start.data.train.data_set.name, rows,
+            row_fraction=float(start.parameters.effective["subsample"]),
+            enforce=start.job.preset == Preset.GUARDED.value,
+        )  # fmt: skip
+        self._n_rounds = start.n_done
+        self._table = self._first_table()
+
+    def run(self) -> Finish:
+        """Take part; return this party's part."""
+        start = self._start
+        notes = start.notes()
+        start.enter_round(start.n_done)
+        Answering(
+            start.attempt.channel, start.attempt.session, PURPOSE, start.pace, start.transport.abort,
+            start.active_rank, lambda data: answer_bytes(data, start.job.active, self._answer, notes),
+            self._turned, start.n_done,
+        ).run()  # fmt: skip
+        if self._party is None:
+            raise ProtocolError("the active party ended the training before it began")
+        part = PassivePart(dict(self._party.table), start.data.columns, start.data.aliases)
+        return Finish(part, self._n_rounds, start.parameters.agreed, self._sections())
+
+    def _first_table(self) -> PrivateTable:
+        start = self._start
+        if start.checkpoint is None:
+            return {} if start.initial is None else dict(start.initial.part.table)
+        table, aliases = table_from_json(start.checkpoint.content)
+        if aliases != start.data.aliases:
+            raise ConfigurationError("the checkpoint is of other features, or under other aliases, than the job has")
+        return table
+
+    def _answer(self, request: Request) -> Answer | None:
+        if isinstance(request, TrainingSetup):
+            return self._begin(request)
+        if self._party is None:
+            raise ProtocolError("the active party asks before it has announced its key")
+        return self._party.answer(request)
+
+    def _begin(self, setup: TrainingSetup) -> Answer:
+        start, job = self._start, self._start.job
+        if self._party is not None:
+            raise ProtocolError("the active party announced a key twice")
+        if setup.scheme != _SCHEMES[job.profile]:
+            raise ProtocolError("the active party announced another scheme than the job's")
+        if job.is_encrypted:
+            found = unpack_public_key(setup.scheme, setup.public_key)
+            if found.key_bits < job.key_bits:
+                raise ProtocolError("the active party announced a shorter key than the job's")
+        maker = histogram_maker(
+            setup, start.data.train.table.n_rows, allow_clear=not job.is_encrypted,
+            backend=start.place.policy.arithmetic, timer=start.stages.measure,
+        )  # fmt: skip
+        self._party = PassiveParty(
+            start.data.features(), start.data.aliases, start.parameters.max_bin, maker, self._table, self._guard
+        )
+        start.progress.say(f"answering {job.active} about {len(start.data.columns)} columns")
+        start.stages.take()
+        return self._party.schema()
+
+    def _turned(self, number: int) -> None:
+        """Note that the active party has finished a round; nothing of the next one has been worked on."""
+        start = self._start
+        seconds, stages = start.stages.take()
+        self._n_rounds = number + 1
+        if start.is_checkpoint(self._n_rounds) and self._party is not None:
+            start.keep(self._n_rounds, table_to_json(self._party.table, start.data.aliases))
+        start.round_done(RoundRow(number, seconds, {}, stages))
+        start.progress(_Round(number, seconds), start.job.num_rounds)
+
+    def _sections(self) -> tuple[ReportSection, ...]:
+        start, found = self._start, self._guard.exposure()
+        features = ReportSection(
+            "This party's features", columns=("column", "alias"),
+            rows=tuple(zip(start.data.columns, start.data.aliases, strict=True)),
+        )  # fmt: skip
+        text = (
+            f"Preset {start.job.preset}. Sums of one feature that this party has released, over all jobs on this data "
+            "set. Each is a linear equation in the bins of the rows that the active party can work with; the guards "
+            "are heuristics that keep them few."
+        )
+        rows = (
+            ("sums that a row is in, most", str(found.per_row_max), _cap(found.per_row_cap)),
+            ("sums that a row is in, mean", f"{found.per_row_mean:.1f}", ""),
+            ("equations per row, most", f"{found.share_max:.3f}", _cap(found.share_cap)),
+            ("equations per row, mean", f"{found.share_mean:.3f}", ""),
+            ("nodes released by this job", str(found.nodes_released), ""),
+            ("nodes withheld by this job", str(found.nodes_withheld), ""),
+        )
+        return features, ReportSection("What bins reveal", (text,), ("", "so far", "cap"), rows)
+
+
+def _cap(value: float | None) -> str:
+    return "none" if value is None else f"{value:g}"

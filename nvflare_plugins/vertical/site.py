@@ -1,0 +1,266 @@
+"""One party's part in a vertical job, from its policy to its part of the model.
+
+Nothing that depends on rows leaves the site before the policy has allowed the job, all sites are authenticated, their
+terms are equal and their registries have agreed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+
+from he_processors.additive.scheme import security_bits
+from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
+from nvflare_plugins.horizontal.agreement import check_xgboost, versions
+from nvflare_plugins.horizontal.parameters import ALIASES, TrainingParameters
+from nvflare_plugins.horizontal.run_folder import RunFolder
+from nvflare_plugins.place import Outcome, Place, Progress
+from nvflare_plugins.registry import Registry, Reservation, ResumePoint
+from nvflare_plugins.site_attempt import SiteAttempt, open_attempt
+from nvflare_plugins.site_policy import JobTerms
+from nvflare_plugins.vertical.active_site import ActiveSite
+from nvflare_plugins.vertical.alignment.align import align, confirm
+from nvflare_plugins.vertical.alignment.result import load_alignment, save_alignments
+from nvflare_plugins.vertical.attempt_parts import Finish, Start
+from nvflare_plugins.vertical.checkpoints import Checkpoint, read_checkpoints
+from nvflare_plugins.vertical.job import ALIGN_FIRST, Preset, VerticalJob
+from nvflare_plugins.vertical.model_files import (
+    ActivePart, ModelIdentity, PassivePart, StoredPart, commit, find_part, write_part,
+)  # fmt: skip
+from nvflare_plugins.vertical.parameters import check_vertical_parameters
+from nvflare_plugins.vertical.party_data import PartyData, load_party
+from nvflare_plugins.vertical.passive_site import PassiveSite
+from nvflare_plugins.vertical.terms import VerticalTerms, agree, rows_content
+from nvflare_plugins.wire.channel import Transport
+
+_log = logging.getLogger(__name__)
+_NAMES_COLUMNS = ("monotone_constraints", "interaction_constraints")
+# Fields of a job that do not change what a run releases about the rows, or only how much of it.
+_NOT_RELEASED = (
+    "num_rounds", "checkpoint_every", "resume_from", "tracking", "deadline_s", "early_stopping_rounds", "alignment",
+)  # fmt: skip
+_NO_IDS = "No party names an id column: that all files hold the same rows in the same order is taken on trust."
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Prepared:
+    """What a site knows before it talks to anyone."""
+
+    data: PartyData
+    parameters: TrainingParameters
+    initial: StoredPart | None
+    checkpoints: dict[int, Checkpoint]
+
+
+def run_vertical_site(
+    job: VerticalJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
+) -> Outcome:
+    """Take part in one attempt of a vertical job, as the active or as a passive party.
+
+    Args:
+        timeout_s: longest wait for one exchange; the server's own deadline should come first.
+
+    Raises:
+        VeilBoostError: what ended the attempt at this site. No part of a model was written then.
+    """
+    prepared = _prepare(job, place)
+    with open_attempt(job, place, transport, timeout_s, _binding(job, place), _protection(job)) as attempt:
+        return _Run(job, place, transport, progress, prepared, attempt).run()
+
+
+class _Run:
+    """The steps of one attempt after the session is open."""
+
+    def __init__(
+        self, job: VerticalJob, place: Place, transport: Transport, progress: Progress, prepared: _Prepared,
+        attempt: SiteAttempt,
+    ):  # fmt: skip
+        self._job, self._place = job, place
+        self._transport, self._progress = transport, progress
+        self._prepared, self._attempt = prepared, attempt
+        self._registry = Registry.open(place.policy)
+        self._is_active = place.site == job.active
+
+    def run(self) -> Outcome:
+        """Align, agree, train, commit to the parts, write."""
+        data = self._aligned()
+        n_done = self._agree(data)
+        reservations = self._reserve_together(data, n_done)
+        start = Start(
+            self._job, self._place, self._attempt, self._transport, self._progress, data, self._prepared.parameters,
+            self._registry, reservations, n_done, self._prepared.checkpoints.get(n_done), self._prepared.initial,
+        )  # fmt: skip
+        side = ActiveSite(start) if self._is_active else PassiveSite(start)
+        return self._finish(side.run(), start)
+
+    # -- before training ----------------------------------------------------------------------------------------------
+
+    def _aligned(self) -> PartyData:
+        job, attempt, data = self._job, self._attempt, self._prepared.data
+        if job.alignment is None:
+            return data
+        channel, session = attempt.channel, attempt.session
+        names = sorted({one.data_set.name for one in data.sets})
+        if job.alignment == ALIGN_FIRST and job.resume_from is None:
+            ids = {one.data_set.name: one.ids for one in data.sets}
+            found = align(channel, session, ids, self._place.policy, self._progress.say, attempt.evidence)
+            save_alignments(
+                attempt.folder.path, self._place.job_id, self._place.site, self._place.sites, list(found.values())
+            )
+        else:
+            earlier = job.resume_from if job.alignment == ALIGN_FIRST else job.alignment
+            found = {name: load_alignment(self._place, earlier, name) for name in names}
+            confirm(channel, session, [found[name] for name in names])
+            if job.alignment == ALIGN_FIRST:  # so that this job can be resumed in its turn
+                save_alignments(
+                    attempt.folder.path, self._place.job_id, self._place.site, self._place.sites, list(found.values())
+                )
+        return data.aligned(found)
+
+    def _agree(self, data: PartyData) -> int:
+        """Compare terms with all parties; return the rounds that are done already."""
+        prepared, session, channel = self._prepared, self._attempt.session, self._attempt.channel
+        contents = [rows_content(one.ids) for one in data.sets]
+        terms = VerticalTerms(
+            versions=versions(), job=self._job.to_dict(), parameters=prepared.parameters.document(),
+            n_rows=[one.table.n_rows for one in data.sets],
+            rows=[session.hmac("order of rows", content).hex() if content else "" for content in contents],
+            model="" if prepared.initial is None else prepared.initial.identity.model_id,
+            checkpoints={str(n): checkpoint.tag for n, checkpoint in prepared.checkpoints.items()},
+        )  # fmt: skip
+        received = self._attempt.gather_sealed("terms of vertical training", terms.to_bytes())
+        n_done = agree(terms, received, channel.sites, channel.rank)
+        self._progress.say("agreed on job, parameters and rows with all parties")
+        if not all(contents):
+            self._progress.say(_NO_IDS)
+        if self._job.resume_from is not None:
+            if n_done == 0:
+                raise ConfigurationError(
+                    f"no checkpoint of {self._job.resume_from} is held by all sites: start a new job"
+                )
+            if n_done >= self._job.num_rounds:
+                raise ConfigurationError(f"{self._job.resume_from} has all rounds of this job already")
+            self._progress.say(f"resuming {self._job.resume_from} after {n_done} rounds")
+        return n_done
+
+    def _reserve_together(self, data: PartyData, n_done: int) -> tuple[Reservation, ...]:
+        """Go on once every site's registry has allowed the run; else it has released nothing and is not remembered."""
+        job, reservations = self._job, []
+        resume = None if job.resume_from is None else ResumePoint(job.resume_from, n_done)
+        fields = {name: value for name, value in job.to_dict().items() if name not in _NOT_RELEASED}
+        release = {"job": fields, "parameters": self._prepared.parameters.document()}
+        parameters = json.dumps(release, sort_keys=True).encode()
+        sets = {one.data_set.name: one for one in reversed(data.sets)}  # a set that is both counts once, as training set
+        try:
+            for one in reversed(sets.values()):
+                reservation = self._registry.reserve(
+                    one.table, one.data_set, job_id=self._place.job_id, sites=self._place.sites,
+                    parameters=parameters, resume=resume,
+                )  # fmt: skip
+                reservations.append(reservation)
+                _log.info("registry, %s: %s", one.data_set.name, reservation.message)
+            self._attempt.gather_sealed("registry", b"")
+        except VeilBoostError:
+            for reservation in reservations:
+                self._registry.cancel(reservation)
+            raise
+        return tuple(reservations)
+
+    # -- after training -----------------------------------------------------------------------------------------------
+
+    def _finish(self, finish: Finish, start: Start) -> Outcome:
+        """Commit to the parts, compare the commitments, write."""
+        job, place, attempt = self._job, self._place, self._attempt
+        commitment = commit(finish.part)
+        digests = attempt.gather_sealed("parts of the model", commitment.digest)
+        identity = ModelIdentity(place.job_id, job.active, place.sites, tuple(digests))
+        content = f"{identity.model_id} {finish.n_rounds}".encode()
+        hmac = attempt.conclude(content, len(content))
+        path = write_part(attempt.folder.path, place.site, finish.part, identity, commitment)
+        attempt.folder.drop_checkpoints()
+        for reservation in start.reservations:
+            self._registry.complete(reservation, finish.n_rounds)
+        ordinary = None
+        if isinstance(finish.part, ActivePart):
+            ordinary = attempt.folder.write_model(finish.part.booster).name
+        notes = [] if start.data.train.ids is not None else [_NO_IDS]
+        if job.is_encrypted and security_bits(job.key_bits) < 128:
+            notes.append(f"Keys of {job.key_bits} bits: {security_bits(job.key_bits)}-bit security.")
+        attempt.write_record(
+            f"vertical training, {'active' if self._is_active else 'passive'} party", finish.params, ordinary,
+            finish.sections, registry=start.reservations[0].message, best_round=finish.best_round, notes=tuple(notes),
+        )  # fmt: skip
+        return Outcome(hmac.hex(), f"this party's part of the model is {path}", {"n_rounds": finish.n_rounds})
+
+
+def _prepare(job: VerticalJob, place: Place) -> _Prepared:
+    """Check the job against policy and data, at this site alone.
+
+    Raises:
+        PolicyRefusal: the site's policy forbids the job.
+        ConfigurationError: job, parameters, data or the installed XGBoost are not usable; the message says which.
+    """
+    check_xgboost()
+    policy, is_active = place.policy, place.site == job.active
+    if job.active not in place.sites:
+        raise ConfigurationError(f"the active party {job.active!r} is not among the job's sites")
+    key_bits = job.key_bits if job.is_encrypted else None
+    policy.check_vertical(
+        JobTerms(job.profile, job.data_set, key_bits=key_bits, tracking=job.tracking and is_active), place.sites
+    )
+    if job.preset == Preset.EXACT.value and not is_active:
+        policy.check_consent(
+            "exact_bins", "does not hand out all sums per bin, which show in which bin each row lies",
+            "choose preset='guarded'",
+        )  # fmt: skip
+    unconstrained = {n: v for n, v in job.params.items() if ALIASES.get(n, n) not in _NAMES_COLUMNS}
+    parameters = check_vertical_parameters(unconstrained, ["any"])
+    if job.early_stopping_rounds is not None and not parameters.metrics:
+        raise ConfigurationError("early_stopping_rounds needs an eval_metric to watch")
+    if job.preset == Preset.GUARDED.value and not is_active and parameters.max_bin > policy.vertical.max_bins:
+        raise PolicyRefusal(
+            f"the job asks for {parameters.max_bin} bins; {place.site} allows {policy.vertical.max_bins} in guarded "
+            "vertical jobs. Policy key: vertical.max_bins. Remedy: lower max_bin of the job."
+        )
+    data = load_party(job, place)
+    for one in data.sets:
+        if is_active:
+            parameters.objective.check_labels(one.table.label)
+        for note in one.table.notes:
+            _log.info("%s", note)
+    if job.alignment is not None and any(one.ids is None for one in data.sets):
+        raise ConfigurationError(
+            "rows are aligned by ids, and the policy names no id column. Policy key: data_sets.<name>.id."
+        )
+    return _Prepared(data, parameters, _initial_part(job, place, data), _checkpoints(job, place))
+
+
+def _initial_part(job: VerticalJob, place: Place, data: PartyData) -> StoredPart | None:
+    """Return this party's part of the model to continue. Raises: ConfigurationError, if it is of other columns."""
+    if job.initial_model is None:
+        return None
+    expected = ActivePart if place.site == job.active else PassivePart
+    found = find_part(place.runs, place.policy.inputs, job.initial_model, place.site, expected)
+    if found.part.columns != data.columns or (expected is PassivePart and found.part.aliases != data.aliases):
+        raise ConfigurationError("the model to continue was trained on other columns, or under other aliases")
+    return found
+
+
+def _checkpoints(job: VerticalJob, place: Place) -> dict[int, Checkpoint]:
+    return {} if job.resume_from is None else read_checkpoints(RunFolder(place.runs, job.resume_from))
+
+
+def _binding(job: VerticalJob, place: Place) -> bytes:
+    """Return the hash that the handshake's transcript covers."""
+    document = {"job": job.to_dict(), "sites": place.sites}
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
+
+
+def _protection(job: VerticalJob) -> dict[str, str | int]:
+    """Return the facts on the scheme that the evidence records."""
+    facts: dict[str, str | int] = {"preset": job.preset, "own_rounds": job.own_rounds}
+    if job.is_encrypted:
+        facts |= {"scheme": job.profile, "key_bits": job.key_bits, "security_bits": security_bits(job.key_bits)}
+    return facts
