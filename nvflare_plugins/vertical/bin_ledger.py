@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import io
 import os
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,8 +57,8 @@ class Released:
             np.empty((0, KEY_BITS), np.int32),
         )  # fmt: skip
 
-    def known(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the rows' places in the ledger, entering those that are new. Shapes: int64[n_rows]."""
+    def enter(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return the rows' places in the ledger, entering those that are new at the end. Shapes: int64[n_rows]."""
         order = np.argsort(self.keys)
         place = np.searchsorted(self.keys, keys, sorter=order)
         is_known = np.zeros(keys.size, dtype=bool)
@@ -72,11 +73,19 @@ class Released:
         self.share = np.concatenate([self.share, np.zeros(n_new, np.float32)])
         return result
 
-    def add_sets(self, sizes: Sequence[int], fingerprints: Sequence[NDArray[np.int32]]) -> None:
-        """Remember released sets."""
-        if len(sizes):
-            self.sizes = np.concatenate([self.sizes, np.array(sizes, np.int64)])
-            self.fingerprints = np.concatenate([self.fingerprints, np.stack(fingerprints)])
+    def holds(self, places: NDArray[np.int64], keys: NDArray[np.uint64]) -> bool:
+        """Tell whether rows are where they were."""
+        return int(places.max(initial=-1)) < self.keys.size and np.array_equal(self.keys[places], keys)
+
+    def has_set(self, size: int, fingerprint: NDArray[np.int32]) -> bool:
+        """Tell whether sums over exactly these rows were released."""
+        return bool((self.fingerprints[self.sizes == size] == fingerprint).all(axis=1).any())
+
+    def add_set(self, size: int, fingerprint: NDArray[np.int32]) -> None:
+        """Remember a released set, once."""
+        if not self.has_set(size, fingerprint):
+            self.sizes = np.append(self.sizes, size)
+            self.fingerprints = np.vstack([self.fingerprints, fingerprint])
 
 
 class BinLedger:
@@ -119,7 +128,7 @@ class BinLedger:
         try:
             with np.load(self._path, allow_pickle=False) as stored:
                 released = Released(*(stored[name] for name in Released.__slots__))
-        except (OSError, ValueError, KeyError, EOFError):
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             raise self._damaged("its ledger of released sums cannot be read") from None
         n_rows, n_sets = released.keys.size, released.sizes.size
         if (released.sums.size, released.share.size, *released.fingerprints.shape) != (

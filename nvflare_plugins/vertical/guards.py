@@ -7,7 +7,8 @@ equations as rows it solves them (``bin_attack.py`` does). The guards keep equat
 * a floor: no sums of a node with fewer rows, and none of its sibling, which would give them by subtraction;
 * the floor on differences: no sums over a set of rows that differs from a released one, or from the complement of one,
   by so few rows, whichever tree or job released it;
-* caps: on bins, on the sums that any row takes part in, and on sums per row, over all jobs on the data set;
+* caps: on bins, on the sums that any row takes part in, and on sums per row, over all jobs on the data set. The last
+  one is what stops the attack: floors alone hardly slow it down;
 * bins with fewer rows than the floor are merged with a neighbour before training.
 
 A node whose sums are withheld stays without, and so does all below it: this party's features do not compete there, and
@@ -30,28 +31,35 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.errors import PolicyRefusal
+from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.site_policy import VerticalRules
 from nvflare_plugins.vertical.bin_ledger import BinLedger, Released, differences, fingerprint_of
 from nvflare_plugins.vertical.cut_points import CutPoints
 
 FOLDER = "released_bins"
 SUMS_PER_SET = 2  # of gradients and of hessians
-MAX_SHARE = 0.1
-"""Most sums per row, on average over the rows of a node. Chosen by running the attack, see ``tests/bench``."""
-_SAFE_FACTOR = 2.0  # a difference of the floor's size is estimated as twice that with a chance below 1e-6
+MAX_SHARE = 0.02
+"""Most sums per row, on average over the rows of a node: equations per unknown.
 
+Chosen by running the attack (``tests/bench/bin_attack_rates.py``): from 0.05 on it names far more bins than guessing.
+Sums over fewer than 2 / MAX_SHARE = 100 rows never leave, whatever the floor.
+"""
+_SAFE_FACTOR = 2.0  # a difference of the floor's size is estimated as twice that with a chance below 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
     """How many sums this party has released, over all jobs: numbers for its own report.
 
-    Units: sums of one feature (every feature is counted as if it took part in all); a node's gradients and its
-        hessians are two. ``per_row`` counts the sums that a row is in; ``share`` divides every sum among its rows, so
-        that its mean over the rows is the number of equations per unknown of the attack.
+    Units: independent sums of one feature (every feature is counted as if it took part in all); a node's gradients and
+        its hessians are two, and a sibling that follows by subtraction is none. ``per_row`` counts the sums that a row
+        is in; ``share`` divides every sum among its rows: its mean over the rows is equations per unknown.
+    Attributes:
+        n_sums: of this job alone.
+        nodes_released, nodes_withheld: of this job, siblings included.
     """
 
+    n_sums: int
     per_row_max: int
     per_row_mean: float
     per_row_cap: int | None
@@ -96,8 +104,12 @@ class Guard:
         self._floor = math.ceil(rules.min_rows_per_node / row_fraction)
         self._keys = ledger.row_keys(row_ids)
         self._everyone = fingerprint_of(self._keys)
+        with ledger.locked():
+            released = ledger.read()
+            self._places = released.enter(self._keys)
+            ledger.write(released)
         self._this_tree: set[bytes] = set()
-        self._n_released = self._n_withheld = 0
+        self._n_sums = self._n_released = self._n_withheld = 0
 
     @classmethod
     def open(
@@ -157,9 +169,8 @@ class Guard:
         """Begin a tree: tell whether the sums of all rows may leave. If not, none of this job's later ones may."""
         self._this_tree = set()
         with self._ledger.locked():
-            released = self._ledger.read()
-            everyone = released.known(self._keys)
-            step = _Step((everyone,), everyone, (self._everyone,), 0)
+            released = self._read()
+            step = _Step((self._places,), self._places, (self._everyone,), 0)
             is_admitted = self._admit(released, step)
             if is_admitted:
                 self._ledger.write(released)
@@ -174,11 +185,10 @@ class Guard:
             children: the rows of the child to be sent, and those of its sibling.
         """
         with self._ledger.locked():
-            released = self._ledger.read()
-            places = released.known(self._keys)
+            released = self._read()
             answers = []
             for pair in children:
-                sent, follows = (places[rows] for rows in pair)
+                sent, follows = (self._places[rows] for rows in pair)
                 fingerprints = tuple(fingerprint_of(self._keys[rows]) for rows in pair)
                 step = _Step((sent, follows), sent, fingerprints, sent.size + follows.size)
                 answers.append(self._admit(released, step))
@@ -189,14 +199,20 @@ class Guard:
     def exposure(self) -> Exposure:
         """Return the numbers for the report."""
         with self._ledger.locked():
-            released = self._ledger.read()
-        rows = released.known(self._keys)
-        sums, share = released.sums[rows], released.share[rows]
+            released = self._read()
+        sums, share = released.sums[self._places], released.share[self._places]
         return Exposure(
+            self._n_sums,
             int(sums.max(initial=0)), float(sums.mean()), self._rules.max_sums_per_row if self._enforce else None,
             float(share.max(initial=0)), float(share.mean()), self._max_share if self._enforce else None,
             self._n_released, self._n_withheld,
         )  # fmt: skip
+
+    def _read(self) -> Released:
+        released = self._ledger.read()
+        if not released.holds(self._places, self._keys):
+            raise ConfigurationError("guards of vertical jobs: the ledger of released sums was replaced during the job")
+        return released
 
     def _admit(self, released: Released, step: _Step) -> bool:
         if self._enforce and not self._may_leave(released, step):
@@ -205,10 +221,10 @@ class Guard:
         released.sums[step.sent] += SUMS_PER_SET
         for rows in step.sets:
             released.share[rows] += np.float32(step.added_share(rows))
-        known = {fingerprint.tobytes() for fingerprint in released.fingerprints}
-        fresh = [i for i, fingerprint in enumerate(step.fingerprints) if fingerprint.tobytes() not in known]
-        released.add_sets([step.sets[i].size for i in fresh], [step.fingerprints[i] for i in fresh])
-        self._this_tree.update(fingerprint.tobytes() for fingerprint in step.fingerprints)
+        for rows, fingerprint in zip(step.sets, step.fingerprints, strict=True):
+            released.add_set(rows.size, fingerprint)
+            self._this_tree.add(fingerprint.tobytes())
+        self._n_sums += SUMS_PER_SET
         self._n_released += len(step.sets)
         return True
 
@@ -219,14 +235,19 @@ class Guard:
             return False
         if any(released.share[rows].mean() + step.added_share(rows) > self._max_share for rows in step.sets):
             return False
-        sizes = [rows.size for rows in step.sets]
-        return not any(map(self._is_near, sizes, step.fingerprints, [released] * len(sizes)))
+        return not any(
+            self._is_near(rows.size, fingerprint, released)
+            for rows, fingerprint in zip(step.sets, step.fingerprints, strict=True)
+        )
 
     def _is_near(self, size: int, fingerprint: NDArray[np.int32], released: Released) -> bool:
         """Tell whether a set differs from a released one, or from the complement of one, by fewer rows than the floor.
 
-        Sets of this tree need no comparison: they are nested or disjoint, and every part of them is above the floor.
+        A set that was released before makes no new difference. Sets of this tree need no comparison: they are nested
+        or disjoint, and every part of them is above the floor.
         """
+        if released.has_set(size, fingerprint):
+            return False
         for sizes, fingerprints in (
             (released.sizes, released.fingerprints),
             (self.n_rows - released.sizes, self._everyone - released.fingerprints),

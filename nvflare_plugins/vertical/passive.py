@@ -51,7 +51,7 @@ class PassiveParty:
         """
         self._sets = [np.ascontiguousarray(table, dtype=np.float32) for table in sets]
         self._aliases = tuple(aliases)
-        self._guard = guard
+        self.guard = guard
         if guard is not None:
             guard.check_bins(max_bin)
         self._cuts = find_cut_points(self._sets[0], max_bin)
@@ -124,13 +124,13 @@ class PassiveParty:
 
     def _withheld(self, partitions: Sequence[NodePartition], asked: Sequence[int]) -> tuple[int, ...]:
         """Return the nodes, of those asked for, whose sums must stay here. Charges the others."""
-        if self._guard is None:
+        if self.guard is None:
             return ()
         if not partitions:
-            return () if self._guard.admit_root() else (ROOT,)
+            return () if self.guard.admit_root() else (ROOT,)
         siblings = [part.left + part.right - node for part, node in zip(partitions, asked, strict=True)]
         pairs = [(self._rows[node], self._rows[sibling]) for node, sibling in zip(asked, siblings, strict=True)]
-        admitted = self._guard.admit(pairs)
+        admitted = self.guard.admit(pairs)
         return tuple(node for node, is_admitted in zip(asked, admitted, strict=True) if not is_admitted)
 
     def _divide(self, part: NodePartition) -> int:

@@ -1,0 +1,79 @@
+"""Listens at the active party of a training with one passive party: what it knows of that party's bins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.histogram.bins import BinLayout
+from he_processors.histogram.plain_sums import BinSums, NodeTotal
+from nvflare_plugins.vertical.bin_attack import TreeSums
+from nvflare_plugins.vertical.gradient_scheme import ClearGradientOwner
+from nvflare_plugins.vertical.links import InProcessLink
+from nvflare_plugins.vertical.messages import HistogramAnswer, HistogramRequest
+from nvflare_plugins.vertical.party_sums import ROOT
+
+
+class Tap(ClearGradientOwner):
+    """The key owner, which notes gradients and opened sums, and the way to the party, which notes the nodes' rows."""
+
+    def __init__(self, pair_format, n_rows: int):
+        super().__init__(pair_format)
+        self._n_rows = n_rows
+        self._gradients: list[NDArray[np.int64]] = []
+        self._rows: dict[int, NDArray[np.int32]] = {}
+        self._nodes: list[NDArray[np.int32]] = []
+        self._sums: list[NDArray[np.int64]] = []
+        self.layout: BinLayout | None = None
+        self.trees: list[TreeSums] = []
+
+    def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
+        if sum(map(len, self._gradients)) == self._n_rows:
+            self.finish()
+        self._gradients.append(np.stack([g, h], axis=1))
+        return super().encrypt(g, h)
+
+    def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
+        opened = super().open_sums(sums, layout, totals)
+        self.layout = layout
+        self._sums += [np.stack([one.g, one.h], axis=1) for one in opened]
+        return opened
+
+    def finish(self) -> None:
+        """Close the tree that grew last."""
+        if self._sums:
+            g, h = np.concatenate(self._gradients).T
+            self.trees.append(TreeSums(g, h, tuple(self._nodes), np.stack(self._sums)))
+        self._gradients, self._nodes, self._sums = [], [], []
+
+    def listen(self, link: InProcessLink) -> InProcessLink:
+        """Note the nodes whose sums come over a link."""
+        honest = link._answer
+
+        def answer(sent: bytes):
+            reply = honest(sent)
+            if isinstance(reply, HistogramAnswer):
+                self._note(reply)
+            return reply
+
+        ask = link.ask
+
+        def listened(request):
+            if isinstance(request, HistogramRequest):
+                self._divide(request)
+            return ask(request)
+
+        link._answer, link.ask = answer, listened
+        return link
+
+    def _divide(self, request: HistogramRequest) -> None:
+        if not request.partitions:
+            self._rows = {ROOT: np.arange(self._n_rows, dtype=np.int32)}
+        for part in request.partitions:
+            rows, goes_left = self._rows[part.node], part.goes_left.unpack()
+            self._rows[part.left], self._rows[part.right] = rows[goes_left], rows[~goes_left]
+
+    def _note(self, reply: HistogramAnswer) -> None:
+        self._nodes += [self._rows[node] for node in reply.nodes]
