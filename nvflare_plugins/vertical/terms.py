@@ -70,7 +70,7 @@ class VerticalTerms:
         compare_documents("the job", self.job, theirs.job, site)
         compare_documents("the parameters", self.parameters, theirs.parameters, site)
         if self.model != theirs.model:
-            raise ConfigurationError(f"{site} holds a part of another model than this site to continue from")
+            raise ConfigurationError(f"{site} holds a part of another model than this site")
         if list(self.n_rows) != list(theirs.n_rows):
             raise ConfigurationError(f"{site} has another number of rows than this site: align the rows first")
         self._compare_rows(theirs, site)

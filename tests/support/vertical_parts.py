@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from tests.support.vertical_federation import Joined, Outcome
 def parts_of(outcome: Outcome) -> tuple[ActivePart, dict[str, PassivePart]]:
     """Return the active party's part, and the passive parties' by name."""
     parties = tuple(PartyColumns(party.name, party.schema.aliases) for party in outcome.parties)
-    own = tuple(f"own{i}" for i in range(outcome.n_own))
+    own = tuple(json.loads(outcome.result.model)["learner"]["feature_names"][: outcome.n_own])
     active = ActivePart(outcome.result.model, own, parties, outcome.result.best_round)
     passive = {
         party.name: PassivePart(dict(passive.table), tuple(f"c{i}" for i in range(len(party.schema.aliases))),

@@ -1,0 +1,28 @@
+"""Jobs with a finished vertical model under FLARE: prediction, explanation, merging."""
+
+from __future__ import annotations
+
+from nvflare_plugins.flare.controller import JobController
+from nvflare_plugins.flare.executor import JobExecutor
+from nvflare_plugins.place import Outcome, Place, Progress
+from nvflare_plugins.vertical.inference_job import InferenceJob
+from nvflare_plugins.vertical.inference_site import run_inference
+from nvflare_plugins.wire.channel import Transport
+
+
+class InferenceController(JobController):
+    """The server's part."""
+
+    job_type = InferenceJob
+
+
+class InferenceExecutor(JobExecutor):
+    """A site's part."""
+
+    job_type = InferenceJob
+
+    def take_part(
+        self, job: InferenceJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
+    ) -> Outcome:
+        """Predict, explain or merge with the other sites."""
+        return run_inference(job, place, transport, timeout_s, progress)

@@ -1,0 +1,56 @@
+"""Use of a finished vertical model as a FLARE recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nvflare_plugins.flare.inference import InferenceController, InferenceExecutor
+from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
+from nvflare_plugins.vertical.inference_job import InferenceJob
+
+
+class VerticalInferenceRecipe(JobRecipe):
+    """Predict, explain or merge with a model that a vertical job trained, by all of its parties.
+
+    Every site holds its part of the model since the training (``veilboost_runs/<job id>/``). The result is written at
+    the active party, in the run folder of this job: ``predictions.parquet``, ``contributions.parquet`` or
+    ``merged_model.json``, and ``importance.csv``.
+
+        recipe = VerticalInferenceRecipe(
+            "score_loans", model="5d0c...", data_set="loans_2026", alignment="first", sites=["bank", "shop", "telco"]
+        )
+        recipe.export("jobs")
+
+    Args:
+        name: name of the FLARE job.
+        model: id of the job that trained the model.
+        action: ``predict``, ``explain`` or ``merge``; the latter two need the consent of every passive party's policy.
+        data_set: name of the rows in every site's policy; not for ``merge``.
+        alignment: ``first``, the id of an alignment job, or None if the files hold the same rows in the same order.
+        sites: the parties of the model; None means all that FLARE assigns to the job.
+        min_clients: fewest sites; default 2, or the number of ``sites``.
+        settings: any other field of ``InferenceJob``: ``rows``, ``rounds``, ``file_format``, ``batch_rows``,
+            ``deadline_s``.
+
+    Raises:
+        ConfigurationError: a setting that no site would accept.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        model: str,
+        action: str = "predict",
+        data_set: str | None = None,
+        alignment: str | None = None,
+        sites: Sequence[str] | None = None,
+        min_clients: int | None = None,
+        **settings: Any,
+    ) -> None:
+        document = {"model": model, "action": action, "data_set": data_set, "alignment": alignment, **settings}
+        job = InferenceJob.from_dict(document)
+        fields = changed_fields(job, InferenceJob(model, data_set="any"), kept=("model", "action", "data_set"))
+        fewest = min_clients if min_clients is not None else len(sites or ()) or 2
+        super().__init__(name, job, InferenceController, InferenceExecutor, fields, sites, fewest)
