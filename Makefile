@@ -37,7 +37,7 @@ bench-cuda: $(STAMP)
 	$(BIN)/python -m tests.bench.bench_cuda
 
 bench-dp: $(STAMP)
-	$(BIN)/python -m tests.bench.bench_dp $(if $(DATA),--sets $(DATA))
+	$(BIN)/python -m tests.bench.bench_dp $(if $(DATA),--sets $(DATA)) $(if $(LABEL),--label "$(LABEL)")
 
 $(STAMP): pyproject.toml $(wildcard he_processors/_native/*.c he_processors/_native/*.h)
 	@echo "Setting up $(VENV) (a minute or two the first time) ..."

@@ -1,11 +1,13 @@
 """The default private trees beside the best published method, at the same epsilon, delta and neighbouring relation.
 
-    make bench-dp                     credit2, adult and bank, 10 splits
-    python -m tests.bench.bench_dp --sets credit2 /path/to/own.parquet --splits 10 --repeats 3
+    make bench-dp                                           credit2, adult and bank, 10 splits
+    make bench-dp DATA="first.parquet second.csv" LABEL=outcome
+    python -m tests.bench.bench_dp --sets credit2 own.parquet --splits 10 --repeats 3
 
 Our models go through the real protocol: three sites in threads, stock XGBoost behind its mediator, masks, the common
-noise mechanism with the operating system's randomness. The published methods run in the numpy twin with the published
-accounting. The last line is one JSON object.
+noise mechanism with the operating system's randomness. The published methods, and the ablation, run in the numpy twin;
+the published ones with the published accounting. All are trained anew on each split, those of unknown data too. The
+last line is one JSON object.
 
 Statistics: each split's result is the mean over ``--repeats`` draws of noise and forest, for ours and theirs alike;
 splits overlap, so that the t statistic is corrected for it (Nadeau and Bengio, 2003), two-sided, p < .05.
@@ -15,245 +17,170 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 import time
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-import xgboost as xgb
-from numpy.typing import NDArray
-from scipy import stats
-from sklearn.metrics import log_loss, roc_auc_score
 
-from dp_components.accounting.composition import compose
 from dp_components.distributed_noise import NoiseShares
-from dp_components.leaf_weights.query import UNIT
-from dp_components.mechanisms.gaussian import add_gaussian_noise
-from dp_components.split_candidates.dp_quantiles import public_grid
 from nvflare_plugins.private_trees.default_2026_11 import DEFAULT, FEW_ROUNDS
-from nvflare_plugins.private_trees.forest import initial_model
 from nvflare_plugins.private_trees.methods import Method
-from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust, planned_events
-from nvflare_plugins.private_trees.simulation import Simulation
-from nvflare_plugins.private_trees.training import PrivateTreesPlan, refresh_parameters
-from tests.bench.dp_data import SEEDS, Split, load, split
-from tests.bench.dp_published import float_gaussian, published_methods, run_published
-from tests.support.private_trees import Part, split_rows, train_in_process
+from nvflare_plugins.private_trees.noise_plan import Trust
+from tests.bench.dp_data import SEEDS, load, set_name
+from tests.bench.dp_published import authors_best, published_methods
+from tests.bench.dp_runs import N_SITES, Draws, Lane, Runner
+from tests.bench.dp_speed import speed
+from tests.bench.dp_statistics import Series, mean_and_sd, verdict
 
 EPSILONS = (0.1, 0.5, 1.0)
-N_SITES = 3
-TRUSTS = {"trusted": Trust(), "distributed": Trust(NoiseShares(N_SITES, 1))}
-TEST_OVER_TRAIN = 3 / 7
-ABLATION_RATES = (0.02, 0.05, 0.1, 0.2, 0.3)
+OUTCOMES = ("wins", "ties", "losses")
+TRUSTED, DISTRIBUTED, FEW = "trusted", "distributed", "few_rounds"
+ARMS: dict[str, tuple[Method, Trust]] = {
+    TRUSTED: (DEFAULT, Trust()),
+    DISTRIBUTED: (DEFAULT, Trust(NoiseShares(N_SITES, 1))),
+    FEW: (FEW_ROUNDS, Trust()),
+}
+TUNED_ON = "credit2"
+TUNED_RATES = {0.1: 0.02, 0.5: 0.07, 1.0: 0.1}  # the best of RATES on credit2; a run that includes it shows them all
+RATES = (0.01, 0.02, 0.05, 0.07, 0.1, 0.15, 0.3)
+_SCREENED_SPLITS, _FINALISTS = 2, 3
 PUBLIC = (
-    "delta = 1/n of the training rows is declared public; feature bounds are taken from the training rows, as in the "
-    "paper"
+    "delta = 1/n of the training rows is declared public; feature bounds are taken from the training rows and declared "
+    "public, as in the paper"
 )
 
 
 @dataclass
-class Series:
-    """Results of one method on one data set and epsilon; one number per split."""
+class Report:
+    """What goes into the JSON line, by data set and epsilon ("credit2 0.1")."""
 
-    auc: NDArray[np.float64]
-    log_loss: NDArray[np.float64]
-    seconds: float = 0.0
-    epsilon_spent: float = 0.0
-    messages: int = 0
+    auc: dict[str, dict[str, object]] = field(default_factory=lambda: defaultdict(dict))
+    log_loss: dict[str, dict[str, object]] = field(default_factory=lambda: defaultdict(dict))
+    p: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+    epsilon_spent: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+    outcomes: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    rounds: dict[str, int] = field(default_factory=dict)
+    best_published: dict[str, object] = field(default_factory=dict)
+    ablation: dict[str, object] = field(default_factory=dict)
 
-    def summary(self) -> dict[str, float]:
-        return {"mean": round(float(self.auc.mean()), 4), "sd": round(float(self.auc.std(ddof=1)), 4)}
+    def add(self, arm: str, key: str, ours: Series, theirs: Series) -> str:
+        """Enter one cell and return its line."""
+        outcome, p = verdict(ours, theirs)
+        self.auc[arm][key], self.log_loss[arm][key] = mean_and_sd(ours.auc), mean_and_sd(ours.log_loss)
+        self.p[arm][key], self.outcomes[arm][key] = round(p, 5), outcome
+        self.epsilon_spent[arm][key] = round(ours.epsilon_spent, 6)
+        self.seconds[arm].append(ours.seconds)
+        self.rounds[arm] = ours.messages
+        return f"  {arm}: {self.auc[arm][key]} {outcome} (p {p:.4f}), {ours.seconds:.2f} s of CPU each"
 
-
-@dataclass(frozen=True)
-class Scored:
-    """One model on its test rows. Units: seconds of CPU time of the whole process."""
-
-    auc: float
-    log_loss: float
-    seconds: float = 0.0
-    epsilon: float = 0.0
-    messages: int = 0
-
-
-def score(data: Split, raw: NDArray[np.float32], **more: float) -> Scored:
-    """Return AUC and log loss of raw scores."""
-    p = 1.0 / (1.0 + np.exp(-raw.astype(np.float64)))
-    return Scored(roc_auc_score(data.test.label, raw), log_loss(data.test.label, p), **more)  # type: ignore[arg-type]
-
-
-def through_protocol(method: Method, data: Split, epsilon: float, trust: Trust, structure_seed: int) -> Scored:
-    """Train with three sites in process and score."""
-    noise = NoisePlan.for_budget(method, data.n_features, epsilon, data.delta)
-    plan = PrivateTreesPlan(method, data.bounds, noise, trust, structure_seed)
-    started, seen = time.process_time(), []
-    trained = train_in_process(plan, split_rows(data.train.columns, data.train.label, N_SITES), seen=seen)[0]
-    raw = trained.booster.predict(xgb.DMatrix(data.test.columns.T, nthread=1), output_margin=True)
-    seconds = time.process_time() - started
-    n_cells = sum(public_grid(b).size + 1 for b in data.bounds)
-    leaves = [tree.leaves.size for tree in trained.forest.trees]
-    spent = compose(planned_events(noise, leaves, n_cells, trust.n_honest)).epsilon(data.delta)
-    return score(data, raw, seconds=seconds, epsilon=spent, messages=len({t.frame.counter for t in seen}))
+    def as_json(self, **more: object) -> str:
+        """Return the last line."""
+        counts = {
+            outcome: {arm: list(cells.values()).count(outcome) for arm, cells in self.outcomes.items()}
+            for outcome in OUTCOMES
+        }
+        seconds = {arm: round(float(np.mean(s)), 3) for arm, s in self.seconds.items()}
+        return json.dumps({
+            "auc": self.auc, "log_loss": self.log_loss, "best_published": self.best_published, **counts,
+            "seconds_per_model": seconds, "rounds": self.rounds, "epsilon_spent": self.epsilon_spent,
+            "ablation": self.ablation, "p": self.p, "outcomes": self.outcomes, **more,
+        })  # fmt: skip
 
 
-def in_twin(method: Method, data: Split, epsilon: float, trust: Trust, structure_seed: int) -> Scored:
-    """Train in the numpy twin, whose models equal those of the protocol for equal noise."""
-    noise = NoisePlan.for_budget(method, data.n_features, epsilon, data.delta)
-    mechanism = float_gaussian(structure_seed, round(1000 * epsilon), round(1000 * trust.noise_factor))
-    started = time.process_time()
-    raw = Simulation(
-        method, data.train, data.test, data.bounds, noise, structure_seed, mechanism, trust.noise_factor
-    ).run()
-    return score(data, raw, seconds=time.process_time() - started)
+def best_published(runner: Runner, draws: Draws, epsilon: float, n_features: int) -> tuple[str, Series]:
+    """Return the published method with the best AUC on the test rows, trained on the same splits.
 
-
-def series(runs: list[list[Scored]]) -> Series:
-    """Average over the repeats of each split."""
-    flat = [run for of_split in runs for run in of_split]
-    return Series(
-        np.array([np.mean([r.auc for r in of_split]) for of_split in runs]),
-        np.array([np.mean([r.log_loss for r in of_split]) for of_split in runs]),
-        float(np.mean([r.seconds for r in flat])), max(r.epsilon for r in flat), max(r.messages for r in flat),
-    )  # fmt: skip
-
-
-def best_published(splits: list[tuple[int, Split]], epsilon: float, repeats: int) -> tuple[str, Series]:
-    """Run every published method once per split and the two best of them with all repeats.
-
-    The best is chosen by its AUC on the test rows, which flatters it.
+    All methods are tried on a few splits, the best of them on all with all repeats; and always the one that was best
+    in runs of the authors' own code. Choosing by the test rows flatters it.
     """
-
-    def run(method: Method, first: int, last: int) -> list[list[Scored]]:
-        return [[score(data, run_published(method, data, epsilon, seed, r)) for r in range(first, last)]
-                for seed, data in splits]  # fmt: skip
-
-    screened = [(method, run(method, 0, 1)) for method in published_methods()]
-    screened.sort(key=lambda pair: -series(pair[1]).auc.mean())
-    finalists = []
-    for method, runs in screened[:2]:
-        more = run(method, 1, repeats)
-        finalists.append((method.name, series([a + b for a, b in zip(runs, more, strict=True)])))
-    return max(finalists, key=lambda pair: pair[1].auc.mean())
+    few = replace(draws, seeds=draws.seeds[:_SCREENED_SPLITS], repeats=1)
+    methods = list(published_methods(n_features))
+    screened = [runner.series(few, epsilon, method, Lane.PUBLISHED).auc.mean() for method in methods]
+    order = np.argsort(screened)[::-1][:_FINALISTS]
+    anchor = authors_best(set_name(draws.source), epsilon)
+    finalists = [m for i, m in enumerate(methods) if i in order or (anchor is not None and m.name == anchor[0])]
+    results = [(m.name, runner.series(draws, epsilon, m, Lane.PUBLISHED)) for m in finalists]
+    return max(results, key=lambda pair: pair[1].auc.mean())
 
 
-def verdict(ours: Series, theirs: Series) -> tuple[str, float]:
-    """Compare split by split with the corrected paired t test."""
-    difference = ours.auc - theirs.auc
-    n = difference.size
-    error = difference.std(ddof=1) * np.sqrt(1 / n + TEST_OVER_TRAIN)
-    p = 2 * float(stats.t.sf(abs(difference.mean()) / max(error, 1e-12), n - 1))
-    return ("ties" if p >= 0.05 else "wins" if difference.mean() > 0 else "losses"), p
+def without_ridge(rate: float) -> Method:
+    """Return the default with lambda = 1, so without its noise-proportional ridge, and another learning rate."""
+    return replace(DEFAULT, name=f"lambda 1, eta {rate:g}", noise_ridge=0.0, learning_rate=rate)
 
 
-def ablation(splits: list[tuple[int, Split]], epsilon: float, repeats: int) -> dict[str, object]:
-    """The default with lambda = 1 and no noise-proportional ridge; eta tuned on the test rows, which flatters it."""
-    tuned = {}
-    for rate in ABLATION_RATES:
-        method = replace(DEFAULT, noise_ridge=0.0, learning_rate=rate)
-        tuned[rate] = series([
-            [in_twin(method, data, epsilon, Trust(), 1000 * seed + r) for r in range(repeats)] for seed, data in splits
-        ])  # fmt: skip
-    rate = max(tuned, key=lambda r: tuned[r].auc.mean())
-    means = {str(r): round(float(t.auc.mean()), 4) for r, t in tuned.items()}
-    return {"eta": rate, "auc": tuned[rate].summary(), "all": means}
+def ablation(runner: Runner, draws: Draws, epsilon: float, default: Series) -> dict[str, object]:
+    """Return lambda = 1 with eta tuned on credit2's test rows, and how the default compares with it.
 
-
-def speed(data: Split) -> dict[str, float]:
-    """Compare the CPU time of a private training with one centralized refresh of the same forest, without noise.
-
-    Units: seconds of CPU time. ``xgboost_all_sites`` is what XGBoost and the objective take on the three sites' rows,
-    run without a communicator; ``transport`` is the rest of a whole private training: loopback calls, mediators, masks,
-    frames, the server. ``ratio`` is (XGBoost of all sites + noise + prediction) over the centralized refresh.
+    Where the data is credit2 itself, the whole sweep is run and its best is taken.
     """
-    noise = NoisePlan.for_budget(DEFAULT, data.n_features, 0.5, data.delta)
-    plan = PrivateTreesPlan(DEFAULT, data.bounds, noise, Trust(), 1)
-    started = time.process_time()
-    parts = split_rows(data.train.columns, data.train.label, N_SITES)
-    trained = train_in_process(plan, parts)
-    whole = time.process_time() - started
-    started = time.process_time()
-    trained[0].booster.predict(xgb.DMatrix(data.test.columns.T, nthread=1))
-    prediction = time.process_time() - started
-    started = time.process_time()
-    for _ in range(DEFAULT.n_trees):
-        add_gaussian_noise(np.zeros((16, 2), dtype=np.int64), noise.leaves.sensitivity, noise.leaves.multiplier)
-    noising = time.process_time() - started
-    matrix = xgb.DMatrix(data.train.columns.T, label=data.train.label, nthread=1)
-    empty = initial_model(trained[0].forest, DEFAULT)
-    started = time.process_time()
-    booster = xgb.train(refresh_parameters(plan, 1), matrix, DEFAULT.n_trees, xgb_model=bytearray(empty))
-    booster.predict(xgb.DMatrix(data.test.columns.T, nthread=1))
-    central = time.process_time() - started
-    local = sum(_local_refresh(plan, empty, part) for part in parts)
-    computing = local + noising + prediction
-    figures = {"central_refresh": central, "xgboost_all_sites": local, "noise": noising, "prediction": prediction,
-               "ratio": computing / central, "transport": whole - local - noising}  # fmt: skip
-    return {name: round(value, 3) for name, value in figures.items()}
+    rates = RATES if set_name(draws.source) == TUNED_ON else (TUNED_RATES[epsilon],)
+    runs = {rate: runner.series(draws, epsilon, without_ridge(rate), Lane.TWIN) for rate in rates}
+    rate = max(runs, key=lambda r: runs[r].auc.mean())
+    outcome, p = verdict(default, runs[rate])
+    sweep = {f"{r:g}": round(float(s.auc.mean()), 4) for r, s in runs.items()}
+    return {"eta": rate, "auc": mean_and_sd(runs[rate].auc), "log_loss": mean_and_sd(runs[rate].log_loss),
+            "default_against_it": outcome, "p": round(p, 5), **({"sweep": sweep} if len(sweep) > 1 else {})}  # fmt: skip
 
 
-def _local_refresh(plan: PrivateTreesPlan, model: bytes, part: Part) -> float:
-    """Return the CPU time of one site's rounds without the others."""
-    weights = plan.method.weight_update.weights()
+def measure(runner: Runner, draws: Draws, n_features: int, lane: Lane, report: Report) -> Iterator[str]:
+    """Fill the report with one data set; yield lines that say how far it is."""
+    name = set_name(draws.source)
+    for epsilon in EPSILONS:
+        key = f"{name} {epsilon:g}"
+        method, theirs = best_published(runner, draws, epsilon, n_features)
+        anchor = authors_best(name, epsilon)
+        report.best_published[key] = {
+            "method": method, **mean_and_sd(theirs.auc), "log_loss": mean_and_sd(theirs.log_loss),
+            "authors_code": None if anchor is None else {"method": anchor[0], "mean": anchor[1]},
+        }  # fmt: skip
+        authors = "" if anchor is None else f"; best run of the authors' code: {anchor[0]} {anchor[1]}"
+        yield f"{key}: published {method} {mean_and_sd(theirs.auc)}{authors}"
+        ours: dict[str, Series] = {}
+        for arm, (ours_method, trust) in ARMS.items():
+            ours[arm] = runner.series(draws, epsilon, ours_method, lane, trust)
+            yield report.add(arm, key, ours[arm], theirs)
+        report.ablation[key] = ablation(runner, draws, epsilon, ours[TRUSTED])
+        yield f"  ablation, lambda 1: {report.ablation[key]}"
 
-    def objective(margin: NDArray[np.float32], _: xgb.DMatrix) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        pairs = weights.row_statistics(margin, part.label, plan.method.query).values * np.float32(1 / UNIT)
-        return pairs[:, 0].astype(np.float32), pairs[:, 1].astype(np.float32)
 
-    started = time.process_time()
-    matrix = xgb.DMatrix(part.columns.T, label=part.label, nthread=1)
-    booster = xgb.Booster(refresh_parameters(plan, 1), [matrix], model_file=bytearray(model))
-    booster.set_param(refresh_parameters(plan, 1))
-    for number in range(plan.method.n_trees):
-        booster.update(matrix, number, fobj=objective)
-    return time.process_time() - started
-
-
-def main() -> None:
-    """Run the benchmark and print the table and the JSON line."""
+def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", nargs="+", default=["credit2", "adult", "bank"], help="names, or parquet files")
+    parser.add_argument("--sets", nargs="+", default=["credit2", "adult", "bank"], help="names, parquet or CSV files")
+    parser.add_argument("--label", default="label", help="column of the binary label")
     parser.add_argument("--splits", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=3, help="draws of noise and forest per split")
-    parser.add_argument("--no-ablation", action="store_true")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--twin", action="store_true", help="train in numpy alone: a tenth of the time, no protocol")
-    options = parser.parse_args()
-    train = in_twin if options.twin else through_protocol
-    result: dict = {key: {} for key in ("auc", "log_loss", "best_published", "p", "epsilon_spent", "ablation")}
-    counts = {name: {"wins": 0, "ties": 0, "losses": 0} for name in (*TRUSTS, "few_rounds")}
-    seconds: dict[str, list[float]] = {name: [] for name in counts}
-    rounds: dict[str, int] = {}
-    arms = {name: (DEFAULT, trust) for name, trust in TRUSTS.items()} | {"few_rounds": (FEW_ROUNDS, Trust())}
-    for name in options.sets:
-        table = load(name)
-        splits = [(seed, split(*table, seed)) for seed in SEEDS[: options.splits]]
-        for epsilon in EPSILONS:
-            key = f"{name} {epsilon:g}"
-            theirs_name, theirs = best_published(splits, epsilon, options.repeats)
-            result["best_published"][key] = {"method": theirs_name, **theirs.summary(),
-                                             "log_loss": round(float(theirs.log_loss.mean()), 4)}  # fmt: skip
-            print(f"{key}: published {theirs_name} {theirs.summary()}", flush=True)
-            for arm, (method, trust) in arms.items():
-                ours = series([[train(method, data, epsilon, trust, 1000 * seed + r)
-                                for r in range(options.repeats)] for seed, data in splits])  # fmt: skip
-                outcome, p = verdict(ours, theirs)
-                counts[arm][outcome] += 1
-                seconds[arm].append(ours.seconds)
-                rounds[arm] = ours.messages
-                result["auc"].setdefault(arm, {})[key] = ours.summary()
-                result["log_loss"].setdefault(arm, {})[key] = {
-                    "mean": round(float(ours.log_loss.mean()), 4), "sd": round(float(ours.log_loss.std(ddof=1)), 4)}
-                result["p"].setdefault(arm, {})[key] = round(p, 5)
-                result["epsilon_spent"].setdefault(arm, {})[key] = round(ours.epsilon_spent, 6)
-                print(f"  {arm}: {ours.summary()} {outcome} (p {p:.4f}), {ours.seconds:.2f} s CPU", flush=True)
-        if name == "credit2" and not options.no_ablation:
-            result["ablation"] = {f"{e:g}": ablation(splits, e, 1) for e in EPSILONS}
-    for outcome in ("wins", "ties", "losses"):
-        result[outcome] = {arm: counts[arm][outcome] for arm in counts}
-    result["seconds_per_model"] = {arm: round(float(np.mean(s)), 3) for arm, s in seconds.items()}
-    result["rounds"] = rounds
-    result["speed"] = speed(split(*load(options.sets[0]), SEEDS[0]))
-    result["path"] = "numpy twin" if options.twin else "protocol, three sites in process"
-    result["splits"], result["repeats"], result["public"] = options.splits, options.repeats, PUBLIC
-    print(json.dumps(result))
+    options = parser.parse_args(arguments)
+    if not 2 <= options.splits <= len(SEEDS) or options.repeats < 1 or options.jobs < 1:
+        parser.error(f"--splits from 2 to {len(SEEDS)}, --repeats and --jobs from 1")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the benchmark and print progress and the JSON line."""
+    options = _options(arguments)
+    lane = Lane.TWIN if options.twin else Lane.PROTOCOL
+    try:
+        n_features = {source: load(source, options.label)[0].shape[1] for source in options.sets}
+    except ValueError as error:
+        sys.exit(f"bench-dp: {error}")
+    report, started = Report(), time.time()
+    print(f"{PUBLIC}. Adding or removing one row. {lane.value}.", flush=True)
+    with Runner(options.jobs) as runner:
+        for source in options.sets:
+            draws = Draws(source, options.label, SEEDS[: options.splits], options.repeats)
+            for line in measure(runner, draws, n_features[source], lane, report):
+                print(f"{time.time() - started:6.0f} s  {line}", flush=True)
+    print(report.as_json(
+        speed=speed(), path=lane.value, splits=options.splits, repeats=options.repeats, public=PUBLIC,
+        neighbouring="one row added or removed", few_rounds_preset=FEW_ROUNDS.name, default=DEFAULT.name,
+    ))  # fmt: skip
 
 
 if __name__ == "__main__":

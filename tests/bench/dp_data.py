@@ -15,8 +15,13 @@ from nvflare_plugins.private_trees.simulation import Table
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 PAPER_SEEDS = (1, 4, 100, 333, 1002)
-SEEDS = (*PAPER_SEEDS, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12)
-_NOT_FEATURES = ("label", "split", "source")
+SEEDS = (*PAPER_SEEDS, *(seed for seed in range(2, 60) if seed != 4))
+TEST_SHARE = 0.3
+_NO_FEATURES_OF_OURS = ("split", "source")  # columns of the development sets that are no features
+_MIN_ROWS_PER_CLASS = 10
+_MAX_DISTINCT_SHOWN = 5
+
+Arrays = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -37,28 +42,74 @@ class Split:
         return self.train.columns.shape[0]
 
 
-def load(name_or_path: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Read a parquet file with a column ``label``.
+def set_name(name_or_path: str) -> str:
+    """Return how a data set is called in reports: a development set by its name, also where its path was given."""
+    return Path(name_or_path).stem
 
-    Rows with nulls are dropped, of a file with a ``split`` column the train part is used, and where any column is
-    text every column is replaced by the rank of its value: all as in the paper.
 
-    Shapes: features: float32[n_rows, n_features]; label: float32[n_rows].
-    """
+def is_development_set(name_or_path: str) -> bool:
+    """Whether it is one of the project's own sets."""
     path = Path(name_or_path)
-    frame = pd.read_parquet(path if path.suffix else SHARED / f"{name_or_path}.parquet")
-    if "split" in frame:
-        frame = frame[frame.split == "train"]
+    return not path.suffix or path.resolve().parent == SHARED.resolve()
+
+
+def load(name_or_path: str, label: str = "label") -> Arrays:
+    """Read a development set by its name, or a parquet or CSV file, for binary classification.
+
+    Rows with nulls are dropped, of a development set with a ``split`` column the train part is used, and where any
+    column is not of numbers every column is replaced by the rank of its value: all as in the paper. The larger of the
+    label's two values is the positive class.
+
+    Shapes: features: float32[n_rows, n_features]; label: float32[n_rows] of 0 and 1.
+    Raises: ValueError, with what to change, if the file cannot be used.
+    """
+    frame = _read(name_or_path)
+    if label not in frame:
+        shown = ", ".join(map(str, frame.columns[:20])) + (", ..." if frame.shape[1] > 20 else "")
+        raise ValueError(f"{name_or_path} has no column {label!r}; name the label's column with --label (has: {shown})")
+    if is_development_set(name_or_path):
+        if "split" in frame:
+            frame = frame[frame.split == "train"]
+        frame = frame.drop(columns=[c for c in _NO_FEATURES_OF_OURS if c in frame])
     frame = frame.dropna()
-    features = frame.drop(columns=[c for c in _NOT_FEATURES if c in frame])
+    features = frame.drop(columns=label)
+    if features.shape[1] == 0:
+        raise ValueError(f"{name_or_path} has no column beside the label")
     if any(not pd.api.types.is_numeric_dtype(t) for t in features.dtypes):
         features = features.apply(lambda column: pd.Categorical(column).codes)
-    return features.to_numpy(np.float32), frame.label.to_numpy(np.float32)
+    values = features.to_numpy(np.float32)
+    if not np.isfinite(values).all():
+        raise ValueError(f"{name_or_path} has values that are not finite in float32: bounds could not be declared")
+    return values, _binary(frame[label], name_or_path, label)
+
+
+def _read(name_or_path: str) -> pd.DataFrame:
+    path = Path(name_or_path)
+    if not path.suffix:
+        path = SHARED / f"{name_or_path}.parquet"
+    if not path.exists():
+        raise ValueError(f"there is no {path}: give parquet or CSV files, as in --sets my.parquet --label outcome")
+    if path.suffix not in (".parquet", ".csv"):
+        raise ValueError(f"{path} is neither .parquet nor .csv")
+    return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, skipinitialspace=True)
+
+
+def _binary(column: pd.Series, source: str, label: str) -> NDArray[np.float32]:
+    values = sorted(column.unique().tolist())
+    if len(values) != 2:
+        raise ValueError(
+            f"column {label!r} of {source} has {len(values)} distinct values, in rows without nulls; a binary label "
+            f"has two (first: {values[:_MAX_DISTINCT_SHOWN]})"
+        )
+    answer = (column == values[1]).to_numpy(np.float32)
+    if min(answer.sum(), answer.size - answer.sum()) < _MIN_ROWS_PER_CLASS:
+        raise ValueError(f"column {label!r} of {source} needs at least {_MIN_ROWS_PER_CLASS} rows of each class")
+    return answer
 
 
 def split(features: NDArray[np.float32], label: NDArray[np.float32], seed: int) -> Split:
     """Split stratified by label."""
-    a, b, c, d = train_test_split(features, label, test_size=0.3, random_state=seed, stratify=label)
+    a, b, c, d = train_test_split(features, label, test_size=TEST_SHARE, random_state=seed, stratify=label)
     train = Table(np.ascontiguousarray(a.T), c)
     bounds = tuple(FeatureBounds(float(x.min()), float(x.max())) for x in train.columns)
     return Split(train, Table(np.ascontiguousarray(b.T), d), bounds)
