@@ -38,7 +38,7 @@ class InferenceJob:
 
     Attributes:
         model: id of the job that trained the model. Every site reads its part from that job's run folder, or from
-            ``<id>.json`` in its input folder.
+            ``<id>.<site>.json`` in its input folder.
         action: ``predict``; ``explain`` (SHAP values; every passive party's policy must consent to ``explain``); or
             ``merge`` (one ordinary XGBoost model; every passive party must consent to ``merge_model``).
         data_set: name in every site's policy of the rows to predict or explain.

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.horizontal.agreement import check_xgboost, versions
 from nvflare_plugins.place import Outcome, Place, Progress
@@ -41,6 +43,7 @@ from nvflare_plugins.wire.contents import Content, Protection
 
 _PURPOSE = "prediction"
 _SHOWN_FEATURES = 20
+_NO_ROWS = Rows(np.empty((0, 0), dtype=np.float32), None)  # merging is about none
 _MAX_PART_BYTES = 256 << 20
 _TITLES = {
     Action.PREDICT: "Federated prediction", Action.EXPLAIN: "Explanation of predictions",
@@ -115,19 +118,22 @@ def run_inference(
     _check_parties(stored.identity, place)
     if isinstance(stored.part, PassivePart) and action in _CONSENTS:
         place.policy.check_consent(*_CONSENTS[action])
-    rows = load_rows(place.policy.data_set(job.data_set), stored.part.columns) if job.data_set is not None else None
+    rows = _NO_ROWS
+    if job.data_set is not None:
+        rows = load_rows(place.policy.data_set(job.data_set), stored.part.columns)
     protection = {"model": stored.identity.model_id, "reveals": _PROTECTION[action]}
     with open_attempt(job, place, transport, timeout_s, _binding(job, place), protection) as attempt:
         run = _Run(job, place, attempt, stored.identity, transport, timeout_s, progress)
         _agree(run, [])
-        if rows is not None:
+        if job.data_set is not None:
             rows = _align(run, rows)
             _agree(run, [rows])
             rows = rows.part(job.rows)
+        write: Write | None = None
         if isinstance(stored.part, ActivePart):
             write = _ACTIVE[action](run, stored.part, rows)
         else:
-            write = _PASSIVE[action](run, stored.part, rows)
+            _PASSIVE[action](run, stored.part, rows)
         agreed = json.dumps([job.action, stored.identity.model_id]).encode()
         keyed = attempt.conclude(agreed, len(agreed))
         message = _finish(run, stored.part, write)
@@ -178,14 +184,14 @@ def _align(run: _Run, rows: Rows) -> Rows:
     if rows.ids is None:
         raise ConfigurationError(f"data set {job.data_set!r} has no id column to align rows by")
     ids = {str(job.data_set): rows.ids}
-    found = align(attempt.channel, attempt.session, ids, place.policy, run.progress.say, attempt.evidence)
-    return rows.aligned(found[str(job.data_set)])
+    aligned = align(attempt.channel, attempt.session, ids, place.policy, run.progress.say, attempt.evidence)
+    return rows.aligned(aligned[str(job.data_set)])
 
 
 # -- the active party -------------------------------------------------------------------------------------------------
 
 
-def _predict(run: _Run, part: ActivePart, rows: Rows | None) -> Write:
+def _predict(run: _Run, part: ActivePart, rows: Rows) -> Write:
     channel, session = run.attempt.channel, run.attempt.session
     notes = _Notes(run.attempt)
     pace = _pace(run, sum(tree.n_nodes for tree in structures(part.booster)))
@@ -201,7 +207,7 @@ def _predict(run: _Run, part: ActivePart, rows: Rows | None) -> Write:
     return lambda folder: write_predictions(folder, rows, predictions, run.job.file_format)
 
 
-def _explain(run: _Run, part: ActivePart, rows: Rows | None) -> Write:
+def _explain(run: _Run, part: ActivePart, rows: Rows) -> Write:
     told = run.take_from_owners(Content.POSITIONS)
     positions = {site: RowPositions.from_bytes(data, rows.n_rows) for site, data in told.items()}
     explainer = Explainer(part, rows.features, positions, run.job.rounds)
@@ -209,7 +215,7 @@ def _explain(run: _Run, part: ActivePart, rows: Rows | None) -> Write:
     return lambda folder: write_contributions(folder, rows, explainer.names, contributions, run.job.file_format)
 
 
-def _merge(run: _Run, part: ActivePart, rows: Rows | None) -> Write:
+def _merge(run: _Run, part: ActivePart, rows: Rows) -> Write:
     told = run.take_from_owners(Content.THRESHOLDS)
     tables, first = [], len(part.columns)
     for party in part.parties:
@@ -233,7 +239,7 @@ def _table(data: bytes, aliases: tuple[str, ...]) -> PrivateTable:
 # -- a passive party --------------------------------------------------------------------------------------------------
 
 
-def _answer(run: _Run, part: PassivePart, rows: Rows | None) -> None:
+def _answer(run: _Run, part: PassivePart, rows: Rows) -> None:
     _charge(run, rows)
     owner = PathOwner(part, rows.features, run.job.batch_rows)
     notes, active = _Notes(run.attempt), run.identity.active
@@ -250,7 +256,7 @@ def _answer(run: _Run, part: PassivePart, rows: Rows | None) -> None:
     ).run()
 
 
-def _tell_positions(run: _Run, part: PassivePart, rows: Rows | None) -> None:
+def _tell_positions(run: _Run, part: PassivePart, rows: Rows) -> None:
     _charge(run, rows)
     told = RowPositions.of(part, rows.features).to_bytes()
     if len(told) > _MAX_PART_BYTES:
@@ -258,7 +264,7 @@ def _tell_positions(run: _Run, part: PassivePart, rows: Rows | None) -> None:
     run.give_active(told, Content.POSITIONS)
 
 
-def _tell_thresholds(run: _Run, part: PassivePart, rows: Rows | None) -> None:
+def _tell_thresholds(run: _Run, part: PassivePart, rows: Rows) -> None:
     run.give_active(table_to_json(part.table, part.aliases).encode(), Content.THRESHOLDS)
 
 
@@ -267,10 +273,10 @@ def _charge(run: _Run, rows: Rows) -> None:
     PredictionBudget(run.place.policy, str(run.job.data_set)).charge(rows.names())
 
 
-_ACTIVE: Mapping[Action, Callable[[_Run, ActivePart, Rows | None], Write]] = {
+_ACTIVE: Mapping[Action, Callable[[_Run, ActivePart, Rows], Write]] = {
     Action.PREDICT: _predict, Action.EXPLAIN: _explain, Action.MERGE: _merge,
 }  # fmt: skip
-_PASSIVE: Mapping[Action, Callable[[_Run, PassivePart, Rows | None], None]] = {
+_PASSIVE: Mapping[Action, Callable[[_Run, PassivePart, Rows], None]] = {
     Action.PREDICT: _answer, Action.EXPLAIN: _tell_positions, Action.MERGE: _tell_thresholds,
 }  # fmt: skip
 

@@ -184,14 +184,14 @@ def find_part(folders: Path, inputs: Path, job_id: str, site: str, expected: typ
 
     Args:
         folders: where the site keeps its runs.
-        inputs: the site's input folder: ``<job id>.json`` there stands in for a run folder that is gone.
+        inputs: the site's input folder: ``<job id>.<site>.json`` there stands in for a run folder that is gone.
 
     Raises: ConfigurationError, as ``read_part``.
     """
     if not job_id or Path(job_id).name != job_id or job_id in (".", "..") or "\0" in job_id or "\\" in job_id:
         raise ConfigurationError("the model is named by the id of the job that trained it")
     names = {ActivePart: [ACTIVE_FILE], PassivePart: [PASSIVE_FILE]}.get(expected, [ACTIVE_FILE, PASSIVE_FILE])
-    for path in (*(folders / job_id / name for name in names), inputs / f"{job_id}.json"):
+    for path in (*(folders / job_id / name for name in names), inputs / f"{job_id}.{site}.json"):
         if path.is_file() and not path.is_symlink():
             return read_part(path, site, expected)
     raise ConfigurationError(f"{site} holds no part of the model of job {job_id}")

@@ -266,7 +266,7 @@ def test_a_site_without_its_part_says_so(case, site, name):
 def test_a_part_may_lie_in_the_input_folder(case):
     for site, name in zip(SITES, (ACTIVE_FILE, PASSIVE_FILE, PASSIVE_FILE), strict=True):
         part = json.loads((case.parties.run_folder(site, TRAINING) / name).read_bytes())
-        case.parties.give_input(site, f"{TRAINING}.json", part)
+        case.parties.give_input(site, f"{TRAINING}.{site}.json", part)
         shutil.rmtree(case.parties.run_folder(site, TRAINING))
     succeed(case.run())
     np.testing.assert_array_equal(pd.read_parquet(case.result("predictions.parquet"))["prediction"], case.expected())

@@ -152,7 +152,7 @@ def test_a_part_is_found_in_the_run_or_in_the_inputs(folders, tmp_path):
     runs, inputs = tmp_path / "site-2", tmp_path / "inputs"
     inputs.mkdir()
     assert find_part(runs, inputs, "job", "site-2", PassivePart).part == PASSIVE
-    (folders["site-2"] / PASSIVE_FILE).rename(inputs / "job.json")
+    (folders["site-2"] / PASSIVE_FILE).rename(inputs / "job.site-2.json")
     assert find_part(runs, inputs, "job", "site-2", Part).part == PASSIVE
     for name in ("absent", "../site-2/job", "", "..", "a\\b"):
         with pytest.raises(ConfigurationError):
