@@ -14,6 +14,7 @@ from nvflare_plugins.run_record import ReportSection, RoundRow
 from nvflare_plugins.vertical.attempt_parts import PURPOSE, Finish, Start
 from nvflare_plugins.vertical.conversation import Asking
 from nvflare_plugins.vertical.gradient_scheme import GradientOwner
+from nvflare_plugins.vertical.job import Preset
 from nvflare_plugins.vertical.key_owner import StockedOwner, open_owner
 from nvflare_plugins.vertical.leaf_purity import purity_report
 from nvflare_plugins.vertical.links import Party, collect, place_parties
@@ -135,6 +136,7 @@ class ActiveSite:
             early_stopping_rounds=job.early_stopping_rounds,
             evaluate_training=job.evaluate_training,
             own_rounds=self._n_initial + job.own_rounds if job.own_rounds else 0,
+            guarded=job.preset == Preset.GUARDED.value,
             deadline_s=self._start.answer_s,
         )
 

@@ -172,7 +172,10 @@ class Asking:
         return asked
 
     def turn(self, number: int) -> None:
-        """Announce a turn (a boosting round, for example) with the next step, which all earlier questions precede."""
+        """Announce a turn (a boosting round, for example) with the next step, which all earlier questions precede.
+
+        Turns are numbered without a gap; each has a step of its own.
+        """
         with self._changed:
             self._require_open()
             self._turn = number
@@ -228,7 +231,8 @@ class Asking:
             self._changed.wait_for(self._has_work, self._pace.patience_s)
             if self._error is not None:
                 raise self._error
-            flag, turn = self._flag(), self._turn
+            turn = min(self._announced + 1, self._turn)  # each turn has a step of its own
+            flag = self._flag(turn)
             limit = self._pace.part_bytes(self._channel.world)
             parts = [b""] * self._channel.world
             for rank, line in self._lines.items():
@@ -237,9 +241,9 @@ class Asking:
         received = self._channel.route(Kind.CONVERSATION, parts)
         for rank in self._lines:
             self._take(rank, received[rank])
-        while self._announced < turn:
-            self._announced += 1
-            self._on_turn(self._announced - 1)
+        if turn > self._announced:
+            self._announced = turn
+            self._on_turn(turn - 1)
         return flag
 
     def _has_work(self) -> bool:
@@ -248,11 +252,11 @@ class Asking:
         turned = self._turn != self._announced
         return self._error is not None or self._ending or queued >= self._pace.flush_bytes or due or turned
 
-    def _flag(self) -> Flag:
+    def _flag(self, turn: int) -> Flag:
         limit = self._pace.part_bytes(self._channel.world)
         if any(line.outbox.n_bytes > limit for line in self._lines.values()):
             return Flag.MORE
-        if self._ending and not any(self._open.values()):
+        if self._ending and turn == self._turn and not any(self._open.values()):
             return Flag.END
         return Flag.COLLECT if self._ending or self._n_waiting else Flag.MORE
 
@@ -340,9 +344,11 @@ class Answering:
         if any(other for rank, other in enumerate(received) if rank != self._asker):
             raise ProtocolError("a site that has nothing to ask sent a part")
         step, questions = self._line.open(received[self._asker])
-        if step.flag is Flag.ANSWERS or step.turn < self._turn:
+        if step.flag is Flag.ANSWERS or not 0 <= step.turn - self._turn <= 1:
             raise ProtocolError("the asking site's part is not one of its own")
-        self._turn_to(step.turn)  # before anything of the new turn is worked on
+        if step.turn > self._turn:  # before anything of the new turn is worked on
+            self._turn = step.turn
+            self._on_turn(step.turn - 1)
         with self._changed:
             self._questions.extend(questions)
             self._n_open += len(questions)
@@ -357,11 +363,6 @@ class Answering:
         if flag is Flag.COLLECT:
             return self._n_open == 0 or self._line.outbox.n_bytes >= self._pace.part_bytes(2)
         return sum(map(len, self._questions)) < self._pace.queue_bytes
-
-    def _turn_to(self, turn: int) -> None:
-        while self._turn < turn:
-            self._turn += 1
-            self._on_turn(self._turn - 1)
 
     def _work(self) -> None:
         while True:

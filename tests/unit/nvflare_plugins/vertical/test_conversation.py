@@ -269,7 +269,8 @@ HOSTILE_STEPS = {
     "early_end_of_message": [Step(Flag.END, 0, 0, (Fragment(0, False, b"q"),))],
     "answer": [Step(Flag.ANSWERS, 0, 0, ())],
     "other_number": [Step(Flag.MORE, 3, 0, ())],
-    "turn_back": [Step(Flag.MORE, 0, 2, ()), Step(Flag.MORE, 1, 1, ())],
+    "turn_back": [Step(Flag.MORE, 0, 1, ()), Step(Flag.MORE, 1, 0, ())],
+    "turn_ahead": [Step(Flag.MORE, 0, 2, ())],
     "too_long": [Step(Flag.MORE, i, 0, (Fragment(0, False, bytes(1 << 20)),)) for i in range(5)],
     "garbage": [b"VLBC nonsense"],
 }  # fmt: skip
