@@ -32,6 +32,12 @@ MAX_ERROR_CHARS = 2000
 MAX_EVIDENCE_BYTES = 1 << 30
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]+")
 
+Spend = Callable[[str, str, float, float], None]
+"""Records a private release in the evidence: (query, event, epsilon so far, delta)."""
+
+ServerSum = Callable[[Frame, bytes, Spend], bytes]
+"""Turns added words into the answer, and says in the server's evidence what that cost."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -97,7 +103,7 @@ class ServerAttempt:
         profile: str,
         deadline_s: float,
         folder: Path,
-        on_sum: Callable[[Frame, bytes], bytes] | None = None,
+        on_sum: ServerSum | None = None,
         randomness: RandomSource = OS_RANDOMNESS,
     ) -> None:
         attempt = randomness.bytes(ATTEMPT_BYTES)
@@ -111,7 +117,7 @@ class ServerAttempt:
         self._evidence = EvidenceLog(path, SERVER, job_id, self.attempt, profile, role="server")
         self._aggregator = Aggregator(
             self.sites, attempt, deadline_s, self._record, self._evidence.signed_head, on_abort=self.fail,
-            on_sum=on_sum,
+            on_sum=None if on_sum is None else lambda frame, total: on_sum(frame, total, self._evidence.spend),
         )
         self._frames = FrameServer(cell, self._aggregator, site_cells, self.attempt, self._on_violation)
 

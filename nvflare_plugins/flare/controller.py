@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from he_processors.errors import ConfigurationError, VeilBoostError
-from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServerAttempt
+from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServerAttempt, ServerSum
 from nvflare_plugins.flare.timeouts import (
     ABORT_GRACE_S,
     EXPIRE_POLL_S,
@@ -25,7 +24,6 @@ from nvflare_plugins.flare.timeouts import (
     exchange_deadline_s,
 )
 from nvflare_plugins.place import Job
-from nvflare_plugins.wire.envelope import Frame
 
 TRAIN_TASK = "veilboost_train"
 
@@ -54,7 +52,7 @@ class JobController(Controller):
         self.min_clients = min_clients
         self._attempt: ServerAttempt | None = None
 
-    def on_sum(self, job: Job, n_sites: int) -> Callable[[Frame, bytes], bytes] | None:
+    def on_sum(self, job: Job, n_sites: int) -> ServerSum | None:
         """Return what turns added words into the answer, for jobs whose server is trusted to add noise; None else."""
         return None
 

@@ -7,6 +7,8 @@ mean over features of the noisy root histogram's totals. Leaves follow from the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
@@ -19,7 +21,7 @@ from nvflare_plugins.horizontal.cuts import Cuts, reference_table
 from nvflare_plugins.private_trees.candidates import public_candidates
 from nvflare_plugins.private_trees.methods import CandidateSource, SplitMethod, WeightUpdate
 from nvflare_plugins.private_trees.training import (
-    NoisySums, Pay, PrivateTreesPlan, bounded_objective, enter, without_ledger,
+    AfterRound, NoisySums, Objective, Pay, PrivateTreesPlan, bounded_objective, enter, ignore_round, without_ledger,
 )  # fmt: skip
 from nvflare_plugins.wire.catalogue import (
     Answer, BaseScoreSource, HorizontalGrammar, Kind, Message, Moment, Phase, TrainingShape,
@@ -55,8 +57,12 @@ class NoisyHistogramHandler:
         except ValueError:
             raise ProtocolError("a histogram is not on the grid of the row statistics") from None
         n_nodes = exact.size // (2 * int(self._bins.sum()))
-        query = f"histograms of level {self._next_level(message.moment.round)} of round {message.moment.round}"
-        noisy = self._sums.release(Kind.HISTOGRAM, exact, query, (2 * n_nodes * self._bins).tolist()) / UNIT
+        level = self._next_level(message.moment.round)
+        if n_nodes > 1 << level:
+            raise ProtocolError(f"XGBoost asks for {n_nodes} histograms of level {level}, which has fewer nodes")
+        query = f"histograms of level {level} of round {message.moment.round}"
+        # Charged as a full level, as in the plan, which is older than the tree.
+        noisy = self._sums.release(Kind.HISTOGRAM, exact, query, level_sizes(self._bins, level)) / UNIT
         self._root = noisy.reshape(-1, 2) if n_nodes == 1 else None
         return noisy.astype("<f8").tobytes()
 
@@ -69,26 +75,35 @@ class NoisyHistogramHandler:
         return self._n_levels - 1
 
 
+def level_sizes(bins_per_feature: NDArray[np.int64], level: int) -> list[int]:
+    """Return the number of values of each feature's query for a full level: pairs (G, H) of every bin and node."""
+    return [int(n) << (level + 1) for n in bins_per_feature]
+
+
 def train_greedy_trees(
     plan: PrivateTreesPlan, channel: Channel, sums: ProtectedSums, columns: NDArray[np.float32],
     label: NDArray[np.float32], pay: Pay = without_ledger, n_threads: int = 1,
+    row_weights: NDArray[np.float32] | None = None, after_round: AfterRound = ignore_round,
 ) -> xgb.Booster:  # fmt: skip
     """Train histogram trees (FEVERLESS, DP-GBM) with the other sites.
 
-    Shapes: columns: float32[n_features, n_rows]; label: float32[n_rows] of 0 and 1.
+    Shapes: columns: float32[n_features, n_rows]; label: float32[n_rows] of 0 and 1; row_weights: float32[n_rows] in
+        [0, 1], in units of the public largest weight.
     Privacy: every bin of every histogram is noised, empty ones too; ``plan.noise`` pays for depth x features queries
         per tree.
     Raises: VeilBoostError, what ended the training. ConfigurationError, for what XGBoost's grower cannot do.
     """
     _check(plan, columns)
     plan.trust.check_sites(channel.world)
-    matrix = greedy_matrix(public_candidates(plan.method, plan.bounds), columns, label, n_threads)
+    candidates = public_candidates(plan.method, plan.bounds)
+    matrix = greedy_matrix(candidates, columns, label, n_threads, plan.feature_names)
     bins = np.diff(matrix.get_quantile_cut()[0].astype(np.int64)) - 1  # one bound more than bins is listed
     handler = NoisyHistogramHandler(NoisySums(sums, plan, pay), bins, plan.method.depth)
     mediator = Mediator(HorizontalGrammar(_shape(plan, channel.world, bins)), channel.rank, handler)
     with mediator:
         try:
-            return _grow(plan, channel, mediator, matrix, n_threads)
+            objective = bounded_objective(plan, label, row_weights)
+            return _grow(plan, channel, mediator, matrix, n_threads, objective, after_round)
         except xgb.core.XGBoostError as error:
             if mediator.error is not None:
                 raise mediator.error from None
@@ -99,9 +114,9 @@ def train_greedy_trees(
 
 
 def _grow(
-    plan: PrivateTreesPlan, channel: Channel, mediator: Mediator, matrix: xgb.QuantileDMatrix, n_threads: int
-) -> xgb.Booster:
-    objective = bounded_objective(plan, matrix.get_label())
+    plan: PrivateTreesPlan, channel: Channel, mediator: Mediator, matrix: xgb.QuantileDMatrix, n_threads: int,
+    objective: Objective, after_round: AfterRound,
+) -> xgb.Booster:  # fmt: skip
     with xgb.collective.CommunicatorContext(
         dmlc_communicator="federated",
         federated_server_address=mediator.address,
@@ -112,6 +127,7 @@ def _grow(
         for number in range(plan.method.n_trees):
             enter(mediator, channel, Moment(Phase.UPDATE, number))
             booster.update(matrix, number, fobj=objective)
+            after_round(number)
         enter(mediator, channel, Moment(Phase.FINISH, plan.method.n_trees))
     return booster
 
@@ -143,12 +159,14 @@ def _max_bin(plan: PrivateTreesPlan) -> int:
 
 
 def greedy_matrix(
-    candidates: Candidates, columns: NDArray[np.float32], label: NDArray[np.float32], n_threads: int
-) -> xgb.QuantileDMatrix:
+    candidates: Candidates, columns: NDArray[np.float32], label: NDArray[np.float32], n_threads: int,
+    feature_names: Sequence[str] = (),
+) -> xgb.QuantileDMatrix:  # fmt: skip
     """Bin the rows by the public candidates. Made outside any communicator, so that XGBoost sends nothing about it."""
     # XGBoost sends x < cut to the left, the candidates x <= c: the cut is the next float32 above c.
     cuts = Cuts(tuple(np.nextafter(c, np.float32(np.inf)) for c in candidates.of_feature))
-    common = {"max_bin": max(candidates.counts) + 2, "nthread": n_threads}
+    names = list(feature_names) or None
+    common = {"max_bin": max(candidates.counts) + 2, "nthread": n_threads, "feature_names": names}
     reference = xgb.QuantileDMatrix(reference_table(cuts, {}), **common)
     return xgb.QuantileDMatrix(np.ascontiguousarray(columns.T), label=label, ref=reference, **common)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,12 +59,24 @@ Objective = Callable[[NDArray[np.float32], xgb.DMatrix], tuple[NDArray[np.float3
 """Margins and matrix -> gradients and Hessians of the rows, as XGBoost takes them."""
 
 Pay = Callable[[str, Callable[[], Release]], NDArray[np.int64]]
-"""Charges a release to the site's ledger before it is handed out: (query, how to make it) -> value."""
+"""Charges a release to the site's ledger before it is handed out: (query, how to make it) -> value.
+
+The query is words, then ``STATE`` and a hash of everything public that its exact answer depends on.
+"""
+
+STATE = "; after "
+
+AfterRound = Callable[[int], None]
+"""Takes note of a finished round."""
 
 
 def without_ledger(query: str, make: Callable[[], Release]) -> NDArray[np.int64]:
     """Hand out a release that nobody pays for: for benchmarks and tests on public data."""
     return make().value
+
+
+def ignore_round(number: int) -> None:
+    """Take no note."""
 
 
 class NoisySums:
@@ -78,6 +91,7 @@ class NoisySums:
         randomness: RandomSource = OS_RANDOMNESS,
     ):  # fmt: skip
         self._sums, self._plan, self._pay, self._randomness = sums, plan, pay, randomness
+        self._state = hashlib.sha256(repr(plan).encode())
 
     def release(
         self, kind: Kind, exact: NDArray[np.int64], query: str, sizes: Sequence[int]
@@ -85,13 +99,15 @@ class NoisySums:
         """Return the noisy sum of the sites' integers. Shapes: int64[n].
 
         Args:
-            query: says everything that the exact answer depends on, for the ledger.
+            query: what is asked, in words. All sums received before, on which the exact answer depends too, are added
+                as a hash: a site that plays its part again gets the same reply only where everything was the same.
             sizes: number of values of each query in the message: a row enters every tree of a batch, so B trees are
-                B queries.
+                B queries. A tree is charged as a full one, as in the plan, which is older than the structure.
         """
         noise, trust = self._plan.noise, self._plan.trust
         planned = noise.of_kind(kind)  # refuses what is not paid for
-        event = ComposedEvent(tuple(noise.event(kind, size, trust.n_honest) for size in sizes))
+        least = 2 << self._plan.method.depth if kind is Kind.NODE_STATS else 0
+        event = ComposedEvent(tuple(noise.event(kind, max(size, least), trust.n_honest) for size in sizes))
 
         def make() -> Release:
             if trust.shares is None:
@@ -100,7 +116,10 @@ class NoisySums:
             share = add_noise_share(pairs, planned.sensitivity, planned.multiplier, trust.shares, self._randomness)
             return Release(share.value, event)
 
-        return self._sums.sum_counts(kind, self._pay(query, make).ravel())
+        paid = self._pay(f"{query}{STATE}{self._state.hexdigest()[:32]}", make)
+        noisy = self._sums.sum_counts(kind, paid.ravel())
+        self._state.update(noisy.astype("<i8").tobytes())
+        return noisy
 
 
 class RefreshHandler:
@@ -148,11 +167,13 @@ class TrainedForest:
 def train_private_trees(
     plan: PrivateTreesPlan, channel: Channel, sums: ProtectedSums, columns: NDArray[np.float32],
     label: NDArray[np.float32], pay: Pay = without_ledger, n_threads: int = 1,
-    randomness: RandomSource = OS_RANDOMNESS,
+    randomness: RandomSource = OS_RANDOMNESS, row_weights: NDArray[np.float32] | None = None,
+    after_round: AfterRound = ignore_round,
 ) -> TrainedForest:  # fmt: skip
     """Train with the other sites.
 
-    Shapes: columns: float32[n_features, n_rows], NaN is missing; label: float32[n_rows] of 0 and 1.
+    Shapes: columns: float32[n_features, n_rows], NaN is missing; label: float32[n_rows] of 0 and 1; row_weights:
+        float32[n_rows] in [0, 1], in units of the public largest weight.
     Privacy: the sites and the server see the noisy sums that ``plan.noise`` pays for, and nothing else of the rows.
     Raises: VeilBoostError, what ended the training.
     """
@@ -163,11 +184,14 @@ def train_private_trees(
     forest = draw_forest(plan.method, agree_candidates(plan, columns, noisy_sums), plan.structure_seed)
     weights = plan.method.weight_update.weights()
     # Made outside any communicator, so that XGBoost sends nothing about it.
-    matrix = xgb.DMatrix(np.ascontiguousarray(columns.T), label=label, nthread=n_threads)
+    matrix = xgb.DMatrix(
+        np.ascontiguousarray(columns.T), label=label, nthread=n_threads, feature_names=list(plan.feature_names) or None
+    )
     mediator = Mediator(RefreshGrammar(forest), channel.rank, RefreshHandler(noisy_sums, forest, weights))
     with mediator:
         try:
-            return _refresh(plan, forest, channel, mediator, matrix, n_threads)
+            objective = bounded_objective(plan, label, row_weights)
+            return _refresh(plan, forest, channel, mediator, matrix, n_threads, objective, after_round)
         except xgb.core.XGBoostError as error:
             if mediator.error is not None:
                 raise mediator.error from None
@@ -179,9 +203,8 @@ def train_private_trees(
 
 def _refresh(
     plan: PrivateTreesPlan, forest: Forest, channel: Channel, mediator: Mediator, matrix: xgb.DMatrix,
-    n_threads: int,
+    n_threads: int, objective: Objective, after_round: AfterRound,
 ) -> TrainedForest:  # fmt: skip
-    objective = bounded_objective(plan, matrix.get_label())
     started = time.thread_time()
     with xgb.collective.CommunicatorContext(
         dmlc_communicator="federated",
@@ -197,16 +220,25 @@ def _refresh(
         for number in range(forest.n_rounds):
             enter(mediator, channel, Moment(Phase.UPDATE, number))
             booster.update(matrix, number, fobj=objective)
+            after_round(number)
         enter(mediator, channel, Moment(Phase.FINISH, forest.n_rounds))
     return TrainedForest(booster, forest, time.thread_time() - started)
 
 
-def bounded_objective(plan: PrivateTreesPlan, label: NDArray[np.float32]) -> Objective:
-    """Return the objective whose row statistics obey the plan's sensitivity, whatever the margins are."""
+def bounded_objective(
+    plan: PrivateTreesPlan, label: NDArray[np.float32], row_weights: NDArray[np.float32] | None = None
+) -> Objective:
+    """Return the objective whose row statistics obey the plan's sensitivity, whatever the margins are.
+
+    Shapes: row_weights: float32[n_rows], clipped into [0, 1] here, so that no row counts for more than one.
+    """
     weights = plan.method.weight_update.weights()
+    factor = None if row_weights is None else np.clip(row_weights.astype(np.float64), 0.0, 1.0)[:, None]
 
     def objective(margin: NDArray[np.float32], _: xgb.DMatrix) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        pairs = weights.row_statistics(margin, label, plan.method.query).values * np.float32(1 / UNIT)
+        values = weights.row_statistics(margin, label, plan.method.query).values
+        # Toward zero, so that a row stays on the grid and inside its bounds.
+        pairs = (values if factor is None else np.trunc(values * factor)) * np.float32(1 / UNIT)
         return pairs[:, 0].astype(np.float32), pairs[:, 1].astype(np.float32)  # exact: at most 2^20 grid steps
 
     return objective

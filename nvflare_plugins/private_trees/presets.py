@@ -1,0 +1,124 @@
+"""Methods by name, and how a job changes their components one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from enum import Enum
+from typing import Any
+
+from dp_components.leaf_weights.query import LeafQuery
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.private_trees import default_2026_11, methods
+from nvflare_plugins.private_trees.methods import (
+    CandidateSource, Interactions, Method, SplitMethod, WeightUpdate,
+)  # fmt: skip
+
+MAX_DEPTH = 7  # a row's leaf is numbered in one byte
+_MAX_TREES = 100_000
+_MAX_CANDIDATES = 127  # half of what a byte numbers: refined and mixed candidates may double
+
+_ITERATIVE = {"candidates": CandidateSource.ITERATIVE_HESSIAN}
+
+PRESETS: Mapping[str, Callable[[int], Method]] = {
+    "default": lambda n_features: default_2026_11.DEFAULT,
+    "few_rounds": lambda n_features: default_2026_11.FEW_ROUNDS,
+    "dp_rf": lambda n_features: methods.dp_rf(),
+    "dp_tr_newton": lambda n_features: methods.dp_tr_newton(),
+    "dp_tr_newton_ih": lambda n_features: replace(methods.dp_tr_newton(100), name="DP-TR Newton IH", **_ITERATIVE),
+    "dp_tr_newton_ih_ebm": lambda n_features: replace(
+        methods.dp_ebm_newton(), name="DP-TR Newton IH EBM", **_ITERATIVE
+    ),
+    "dp_ebm": methods.dp_ebm,
+    "dp_ebm_newton": lambda n_features: methods.dp_ebm_newton(),
+    "dp_gbm": lambda n_features: methods.dp_gbm(),
+    "feverless": lambda n_features: methods.feverless(),
+    "batch_ih_ebm_25": lambda n_features: methods.batch_iterative_hessian_ebm(0.25),
+    "batch_ih_ebm_100": lambda n_features: methods.batch_iterative_hessian_ebm(1.0),
+}
+"""Public number of features -> method. ``default`` and ``few_rounds`` are ours, the others those of Maddock et al."""
+
+_CHOICES: Mapping[str, type[Enum]] = {
+    "split_method": SplitMethod, "weight_update": WeightUpdate, "candidates": CandidateSource,
+    "interactions": Interactions, "query": LeafQuery,
+}  # fmt: skip
+_WHOLE = {
+    "n_trees": (1, _MAX_TREES), "depth": (1, MAX_DEPTH), "n_candidates": (1, _MAX_CANDIDATES),
+    "batch_size": (1, _MAX_TREES), "hessian_rounds": (2, _MAX_TREES), "n_features_per_tree": (1, 1 << 20),
+}  # fmt: skip
+_REAL = {
+    "learning_rate": (1e-6, 10.0), "ridge": (0.0, 1e9), "noise_ridge": (0.0, 1e6), "clip": (0.0, 1e6),
+    "candidate_share": (1e-6, 0.999999),
+}  # fmt: skip
+_NOT_CHOSEN = ("name", "as_published")  # a slip of the published code is for reproductions only
+
+
+def resolve_method(preset: str, components: Mapping[str, Any], n_features: int) -> Method:
+    """Return a preset with some of its components exchanged.
+
+    Args:
+        components: name of a field of ``Method`` -> value; choices by name, such as ``totally_random``.
+
+    Raises:
+        ConfigurationError: an unknown preset, component or choice, or a combination that makes no sense.
+    """
+    if preset not in PRESETS:
+        raise ConfigurationError(f"method={preset!r} is unknown; choose one of {', '.join(PRESETS)}")
+    method = PRESETS[preset](n_features)
+    known = [f.name for f in fields(Method) if f.name not in _NOT_CHOSEN]
+    unknown = sorted(set(components) - set(known))
+    if unknown:
+        raise ConfigurationError(f"unknown components: {', '.join(unknown)}; known are {', '.join(known)}")
+    changes = {name: _value(name, value) for name, value in components.items()}
+    if "n_trees" in changes and "batch_size" not in changes and method.batch_size == method.n_trees:
+        changes["batch_size"] = changes["n_trees"]
+    if changes:
+        changes["name"] = f"{method.name} with {', '.join(sorted(components))} changed"
+    changed = replace(method, **changes)
+    _check(changed, n_features)
+    return changed
+
+
+def _value(name: str, value: Any) -> Any:
+    if name in _CHOICES:
+        names = {choice.name.lower(): choice for choice in _CHOICES[name]}
+        if value not in names:
+            raise ConfigurationError(f"{name}={value!r} is unknown; choose one of {', '.join(names)}")
+        return names[value]
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if name in _WHOLE:
+        low, high = _WHOLE[name]
+        if name == "n_features_per_tree" and value is None:
+            return None
+        if not is_number or not isinstance(value, int) or not low <= value <= high:
+            raise ConfigurationError(f"{name} must be a whole number from {low} to {high}")
+        return value
+    low_real, high_real = _REAL[name]
+    if not is_number or not low_real <= value <= high_real:
+        raise ConfigurationError(f"{name} must be a number from {low_real:g} to {high_real:g}")
+    return float(value)
+
+
+def _check(method: Method, n_features: int) -> None:
+    if method.candidates is CandidateSource.QUANTILE:
+        raise ConfigurationError(
+            "candidates at exact quantiles are data and no job sends them: choose dp_quantile, mixed, uniform or "
+            "logarithmic (the non-private ones are for benchmarks in one process)"
+        )
+    if method.n_trees % method.batch_size:
+        raise ConfigurationError("n_trees must be a multiple of batch_size")
+    if method.query is LeafQuery.JOINT and method.weight_update is not WeightUpdate.NEWTON:
+        raise ConfigurationError("query=joint is for weight_update=newton: its bound is that of the logistic loss")
+    if method.weight_update is WeightUpdate.AVERAGING and method.batch_size != method.n_trees:
+        raise ConfigurationError("averaging takes all trees in one batch: leave batch_size away, or set it to n_trees")
+    k = method.n_features_per_tree
+    if k is not None and k > n_features:
+        raise ConfigurationError(f"n_features_per_tree is {k}, but there are {n_features} features")
+    if method.split_method is not SplitMethod.TOTALLY_RANDOM:
+        _check_greedy(method)
+
+
+def _check_greedy(method: Method) -> None:
+    if method.interactions is Interactions.ALTERNATING:
+        raise ConfigurationError("alternating interactions are for totally random trees: others pay for each feature")

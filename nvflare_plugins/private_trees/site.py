@@ -1,0 +1,223 @@
+"""One site's part in a private training, from its policy to its model.
+
+Nothing that depends on rows leaves the site before its policy has allowed the job, all sites are authenticated and have
+equal terms, and the ledger of every site has reserved the whole plan. Then only noised sums leave, each charged first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import xgboost as xgb
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
+from he_processors.masks import PairwiseMasks
+from nvflare_plugins.data import Table, load_table
+from nvflare_plugins.horizontal.agreement import Terms, agree, check_xgboost, versions
+from nvflare_plugins.place import Outcome, Place, Progress, Silent
+from nvflare_plugins.private_trees.greedy_training import train_greedy_trees
+from nvflare_plugins.private_trees.job import PrivateTreesJob
+from nvflare_plugins.private_trees.job_plan import JobPlan
+from nvflare_plugins.private_trees.methods import SplitMethod
+from nvflare_plugins.private_trees.payment import Payment
+from nvflare_plugins.private_trees.summary import lines, report_sections, summarise
+from nvflare_plugins.private_trees.training import train_private_trees
+from nvflare_plugins.run_record import RoundRow
+from nvflare_plugins.schema import Schema
+from nvflare_plugins.session import Session
+from nvflare_plugins.site_attempt import SiteAttempt, open_attempt
+from nvflare_plugins.site_policy import JobTerms
+from nvflare_plugins.wire.channel import Transport
+from nvflare_plugins.wire.profiles import MaskedSums
+from nvflare_plugins.wire.sums import ProtectedSums
+
+TITLE = "Differentially private federated trees"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a site knows before it talks to anyone.
+
+    Shapes: columns: float32[n_features, n_rows], clipped to public bounds; label: float32[n_rows] of 0 and 1; weights:
+        float32[n_rows] in [0, 1], or None.
+    """
+
+    plan: JobPlan
+    schema: Schema
+    columns: NDArray[np.float32]
+    label: NDArray[np.float32]
+    weights: NDArray[np.float32] | None
+
+    def row_hash(self) -> bytes:
+        """Return a hash of the rows, for this site's own ledger."""
+        parts = [self.columns, self.label, *([] if self.weights is None else [self.weights])]
+        return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).digest()
+
+
+def run_private_trees_site(
+    job: PrivateTreesJob, place: Place, transport: Transport, timeout_s: float, progress: Progress | None = None
+) -> Outcome:
+    """Take part in one attempt of a job.
+
+    Args:
+        timeout_s: longest wait for one exchange; the server's own deadline should come first.
+
+    Raises:
+        VeilBoostError: what ended the attempt at this site. A refusal comes before anything is released.
+    """
+    check_xgboost()
+    prepared = prepare(job, place)
+    # The interrupted job's id is the one thing in which a resumed job may differ from it: the rest is in the plan.
+    document = {"job": job.to_dict(), "sites": place.sites, "veilboost": versions()["veilboost"]}
+    binding = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
+    with open_attempt(job, place, transport, timeout_s, binding, _facts(prepared.plan)) as attempt:
+        return _Training(job, attempt, prepared, progress or Silent()).run()
+
+
+def prepare(job: PrivateTreesJob, place: Place) -> Prepared:
+    """Check the job against the policy and the data, at this site alone.
+
+    Raises:
+        PolicyRefusal: the site's policy forbids the job.
+        ConfigurationError: job or data are not usable; the message says which, and holds no value.
+    """
+    policy = place.policy
+    spec = policy.check_job(JobTerms(job.profile, job.data_set, tracking=job.tracking), place.sites)
+    if job.trust == "distributed" and job.colluders < policy.max_colluders:
+        raise PolicyRefusal(
+            f"the policy of {policy.site} expects up to {policy.max_colluders} colluding sites, and the job's noise "
+            f"holds against {job.colluders}. Policy key: max_colluders. Remedy: raise the job's colluders, or ask "
+            f"{policy.site} to change it."
+        )
+    table = load_table(
+        spec, label=job.label, weight=job.weight, features=job.features, categories=job.categories,
+        label_classes=job.label_classes, unknown_is_missing=True,
+    )  # fmt: skip
+    plan = JobPlan.of(job, len(place.sites), table.feature_names)
+    for note in table.notes:
+        _log.info("%s", note)
+    if not np.isin(table.label, (0.0, 1.0)).all():
+        raise ConfigurationError(f"label {job.label!r} must be 0 or 1, or one of two label_classes")
+    return Prepared(plan, Schema.of(table), _clipped(table, plan), table.label, _weights(table, job))
+
+
+def _clipped(table: Table, plan: JobPlan) -> NDArray[np.float32]:
+    """Clip every value to its public bounds, by itself; a missing value stays missing."""
+    bounds = plan.training.bounds
+    low = np.array([b.low for b in bounds], dtype=np.float32)[:, None]
+    high = np.array([b.high for b in bounds], dtype=np.float32)[:, None]
+    return np.clip(np.ascontiguousarray(table.features.T), low, high)
+
+
+def _weights(table: Table, job: PrivateTreesJob) -> NDArray[np.float32] | None:
+    if table.weight is None or job.max_weight is None:
+        return None
+    return np.clip(table.weight / np.float32(job.max_weight), 0.0, 1.0).astype(np.float32)
+
+
+def _facts(plan: JobPlan) -> dict[str, str | int]:
+    """Return what the evidence says about the protection."""
+    job, shares = plan.job, plan.training.trust.shares
+    return {
+        "trust": job.trust, "epsilon": f"{job.epsilon:g}", "delta": f"{job.delta:g}",
+        "rows_per_person": str(job.rows_per_person), "method": plan.training.method.name,
+        "colluders": "none" if shares is None else str(shares.n_colluders),
+        "noise_multiplier": f"{plan.training.noise.leaves.multiplier:.9g}",
+    }  # fmt: skip
+
+
+def _open_sums(plan: JobPlan, attempt: SiteAttempt) -> ProtectedSums:
+    """Return the masked sums of a job; only a trusted aggregator may read the sum itself."""
+    masks = MaskedSums(_readable_masks(attempt.session) if plan.training.trust.is_trusted_aggregator
+                       else attempt.session.masks)  # fmt: skip
+    return ProtectedSums(attempt.channel, masks, masks)
+
+
+def _readable_masks(session: Session) -> PairwiseMasks:
+    """Return masks that hide each site's part from the server but not the sum, in the place of the session's own."""
+    return PairwiseMasks(session.session_id, session.rank, session.pair_secrets, session.group_secret, blinder=None)
+
+
+class _Training:
+    """The steps of one attempt after the session is open."""
+
+    def __init__(self, job: PrivateTreesJob, attempt: SiteAttempt, prepared: Prepared, progress: Progress) -> None:
+        self._job, self._attempt, self._prepared, self._progress = job, attempt, prepared, progress
+        self._plan = prepared.plan
+        self._last = time.perf_counter()
+
+    def run(self) -> Outcome:
+        """Agree, reserve, train, compare models, write results."""
+        agree(self._attempt.channel, self._attempt.session, self._terms())
+        with self._paying() as payment:
+            self._last = time.perf_counter()
+            booster = self._train(payment)
+            model = bytes(booster.save_raw("json"))
+            hmac = self._attempt.conclude(model, len(model))
+            path = self._attempt.folder.write_model(model)
+            spent = payment.spent()
+            payment.complete()
+        plan = self._plan
+        sections = report_sections(plan, spent, payment.quote.message)
+        self._attempt.write_record(TITLE, self._terms().parameters["method"], path.name, sections)
+        self._progress.say(f"this job has spent epsilon {spent:.4g} at delta {self._job.delta:g}")
+        summary = {"n_rounds": plan.n_rounds, "epsilon": self._job.epsilon, "delta": self._job.delta}
+        return Outcome(hmac.hex(), f"the model is {path}", summary)
+
+    @contextmanager
+    def _paying(self) -> Iterator[Payment]:
+        """Reserve the plan, wait until every site has reserved its own, and settle what is left after a failure.
+
+        A process that dies settles nothing: what it has charged stays charged, what it has reserved stays reserved.
+        """
+        place = self._attempt.place
+        payment = Payment(self._job, place, self._plan, self._prepared.row_hash(), self._attempt.evidence)
+        _log.info("%s", payment.quote.message)
+        try:
+            self._attempt.gather_sealed("reserved", b"")
+            payment.begin()
+            for line in lines(summarise(self._plan)):
+                self._progress.say(line)
+            yield payment
+        except VeilBoostError:
+            payment.abandon()
+            raise
+
+    def _terms(self) -> Terms:
+        training = self._plan.training
+        method = {
+            name: value.name.lower() if hasattr(value, "name") else value
+            for name, value in dataclasses.asdict(training.method).items()
+        }
+        noise = training.noise
+        parameters = {
+            "method": method,
+            "bounds": [[b.low, b.high] for b in training.bounds],
+            "noise": [noise.leaves.multiplier, noise.hessians.multiplier, noise.cells and noise.cells.multiplier],
+        }
+        return Terms(versions(), self._job.to_dict(), parameters, self._prepared.schema, {}, {})
+
+    def _train(self, payment: Payment) -> xgb.Booster:
+        prepared, attempt = self._prepared, self._attempt
+        common = (self._plan.training, attempt.channel, _open_sums(self._plan, attempt), prepared.columns, prepared.label)
+        options = {"pay": payment.pay, "row_weights": prepared.weights, "after_round": self._after_round}
+        if self._plan.training.method.split_method is SplitMethod.TOTALLY_RANDOM:
+            return train_private_trees(*common, **options).booster
+        return train_greedy_trees(*common, **options)
+
+    def _after_round(self, number: int) -> None:
+        now = time.perf_counter()
+        row = RoundRow(number, now - self._last)
+        self._last = now
+        self._attempt.round_done(number, row)
+        self._progress(row, self._plan.n_rounds)

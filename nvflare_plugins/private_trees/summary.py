@@ -1,0 +1,98 @@
+"""A private job in figures, from its plan alone: for ``veilboost plan``, the report and the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nvflare_plugins.private_trees.job_plan import JobPlan
+from nvflare_plugins.run_record import PointCurve, ReportSection
+from nvflare_plugins.wording import human_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """What a job costs and how much noise it means, before it runs.
+
+    Attributes:
+        epsilon_after_rounds: epsilon at ``delta`` after each boosting round; the last is the job's whole price.
+        leaf_noise: standard deviation of the noise on a leaf's sums (G, H). Units: of g and h.
+        rows_to_hear: rows whose gradients must point the same way for a leaf's G to exceed its noise.
+        n_messages, n_bytes: messages of sums, and what a site sends in them; it receives as many bytes.
+    """
+
+    method: str
+    trust: str
+    epsilon_after_rounds: tuple[float, ...]
+    delta: float
+    leaf_noise: tuple[float, float]
+    rows_to_hear: float
+    ridge: float
+    n_trees: int
+    n_rounds: int
+    n_messages: int
+    n_bytes: int
+
+
+def summarise(plan: JobPlan) -> PlanSummary:
+    """Return the figures of a plan. Costs about a millisecond a round; touches no data."""
+    method = plan.training.method
+    g, h = plan.leaf_noise()
+    return PlanSummary(
+        method.name, trust_text(plan), tuple(plan.epsilon_after_rounds()), plan.job.delta, (g, h), 2 * g,
+        plan.training.ridge, method.n_trees, plan.n_rounds, len(plan.messages), plan.n_bytes,
+    )  # fmt: skip
+
+
+def trust_text(plan: JobPlan) -> str:
+    """Say who is trusted with what."""
+    shares, what = plan.training.trust.shares, plan.job.trust_model.description
+    if shares is None:
+        return what
+    return f"{what} {shares.n_sites} sites, {shares.n_colluders} of which may pool what they know."
+
+
+def lines(summary: PlanSummary) -> list[str]:
+    """Return the figures as lines of text."""
+    g, h = summary.leaf_noise
+    return [
+        f"method           {summary.method}: {summary.n_trees} trees in {summary.n_rounds} rounds",
+        f"trust            {summary.trust}",
+        f"privacy          epsilon {summary.epsilon_after_rounds[-1]:.4g} at delta {summary.delta:g}",
+        f"noise on a leaf  {g:.4g} on G, {h:.4g} on H (standard deviations); ridge {summary.ridge:.4g}",
+        f"                 about {summary.rows_to_hear:.0f} undecided rows in a leaf outweigh it",
+        f"sums             {summary.n_messages} messages, {human_bytes(summary.n_bytes)} from each site",
+    ]
+
+
+def report_sections(plan: JobPlan, spent: float, budget_text: str) -> tuple[ReportSection, ...]:
+    """Return what a private job adds to the report.
+
+    Args:
+        spent: epsilon of all that the job has released at this site, at the job's delta.
+        budget_text: the site's ledger in words.
+    """
+    summary = summarise(plan)
+    job, (g, h) = plan.job, summary.leaf_noise
+    points = tuple((float(number + 1), epsilon) for number, epsilon in enumerate(summary.epsilon_after_rounds))
+    rows = (
+        ("method", summary.method),
+        ("trust model", summary.trust),
+        ("protected", f"all rows of one person, up to {job.rows_per_person}, added or removed"),
+        ("spent by this job", f"epsilon {spent:.4g} at delta {job.delta:g}"),
+        ("noise on a leaf's G", f"{g:.4g} (standard deviation; a row moves G by at most 1)"),
+        ("noise on a leaf's H", f"{h:.4g}"),
+        ("ridge", f"{summary.ridge:.4g}"),
+        ("trees, rounds, messages of sums", f"{summary.n_trees}, {summary.n_rounds}, {summary.n_messages}"),
+    )
+    paragraphs = (
+        f"{summary.trust} What the job did not ask for is not in the model: inner nodes are sums of noisy leaves, the "
+        "base score is a public constant, and no metric was computed.",
+        "Runs with other sites or rows can be compared by no one beyond what the epsilons of both add up to, so the "
+        f"registry against differencing has no part in this. {budget_text}",
+    )
+    return (
+        ReportSection("Privacy", paragraphs, ("", ""), rows),
+        ReportSection(
+            "Privacy spent over rounds", curves=(PointCurve("epsilon", points),), x_label="round", y_label="epsilon"
+        ),
+    )

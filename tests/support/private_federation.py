@@ -1,0 +1,134 @@
+"""Private jobs over whole sites in one process: the site's own code in threads, the server an ``Aggregator``."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from dp_components.ledger import Ledger
+from dp_components.mechanisms.gaussian import add_gaussian_noise
+from nvflare_plugins.certificates import Identity
+from nvflare_plugins.place import Outcome, Place
+from nvflare_plugins.private_trees.job import PrivateTreesJob
+from nvflare_plugins.private_trees.job_plan import JobPlan
+from nvflare_plugins.private_trees.noise_plan import Mechanism
+from nvflare_plugins.private_trees.server import TrustedServer
+from nvflare_plugins.private_trees.site import run_private_trees_site
+from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.wire.aggregation import Aggregator
+from nvflare_plugins.wire.envelope import unpack
+from tests.support.federation import TIMEOUT_S, DirectTransport, Federation, SiteDied, Tamper
+
+BUDGET = {"epsilon": 3.0, "delta": 1e-4}
+DATA = "patients"
+
+
+def frame_of(n_rows: int = 900, missing: bool = False) -> pd.DataFrame:
+    """Return rows of four numeric features, one categorical one, and a label of two classes."""
+    rng = np.random.default_rng(3)
+    columns = rng.normal(size=(4, n_rows)).round(3)
+    colour = rng.integers(0, 3, n_rows)
+    label = (columns[0] + columns[1] * columns[2] + 0.5 * colour + rng.normal(size=n_rows) > 0.5).astype(int)
+    if missing:
+        columns[rng.random(columns.shape) < 0.1] = np.nan
+    frame = pd.DataFrame({f"x{i}": column for i, column in enumerate(columns)})
+    return frame.assign(colour=np.array(["red", "green", "blue"])[colour], label=label)
+
+
+PUBLIC = {
+    "data_set": DATA, "label": "label", "epsilon": 1.0, "delta": 1e-5,
+    "feature_bounds": {f"x{i}": [-3.0, 3.0] for i in range(4)}, "categories": {"colour": ["red", "green", "blue"]},
+}  # fmt: skip
+
+
+def job_of(**changes: object) -> PrivateTreesJob:
+    """Return a short job over the columns of ``frame_of``."""
+    document = {**PUBLIC, "components": {"n_trees": 8}, **changes}
+    return PrivateTreesJob.from_dict(document)
+
+
+@dataclass
+class Run:
+    """What happened: an outcome or error per site, what sites sent, what the server wrote as spent."""
+
+    outcomes: dict[str, Outcome | Exception]
+    frames: list[tuple[str, bytes]] = field(default_factory=list)
+    server_spends: list[tuple[str, str, float, float]] = field(default_factory=list)
+
+    @property
+    def kinds(self) -> set[str]:
+        """Kinds of all frames that left a site."""
+        return {unpack(data).kind.name for _, data in self.frames}
+
+    def succeed(self) -> Run:
+        for outcome in self.outcomes.values():
+            if isinstance(outcome, Exception):
+                raise outcome
+        return self
+
+    def error(self, site: str) -> Exception:
+        outcome = self.outcomes[site]
+        assert isinstance(outcome, Exception), outcome
+        return outcome
+
+
+class PrivateFederation(Federation):
+    """Sites with budgets."""
+
+    def __init__(self, folder: Path, frame: pd.DataFrame | None = None, n_sites: int = 3, **policy: object) -> None:
+        allowed = {"allowed_profiles": ["dp_distributed", "dp_trusted", "dp_local"], "consents": {}}
+        super().__init__(folder, n_sites, {**allowed, **policy})
+        self.give_data(DATA, frame_of() if frame is None else frame)
+        for site in self.sites:
+            self.set_budget(site, BUDGET)
+
+    def set_budget(self, site: str, budget: dict | None) -> None:
+        entry: dict = {"path": f"{DATA}.parquet"}
+        if budget is not None:
+            entry["privacy"] = budget
+        self.write_policy(site, data_sets={DATA: entry})
+
+    def ledger(self, site: str) -> Ledger:
+        return Ledger(self.workspace(site) / "veilboost_ledgers" / site / f"{DATA}.ledger")
+
+    def ledger_exists(self, site: str) -> bool:
+        return (self.workspace(site) / "veilboost_ledgers" / site / f"{DATA}.ledger").exists()
+
+    def run_private(
+        self, job: PrivateTreesJob, job_id: str = "job", tamper: Mapping[str, Tamper] | None = None,
+        server_noise: Mechanism = add_gaussian_noise, sites: tuple[str, ...] | None = None,
+    ) -> Run:  # fmt: skip
+        """Run the job at all sites (or at some)."""
+        attempt, result = os.urandom(16), Run({})
+        sites = sites or self.sites
+        on_sum = None
+        if job.trust == "trusted_aggregator":
+            server = TrustedServer(JobPlan.of(job, len(sites)), server_noise)
+            on_sum = lambda frame, total: server.answer(  # noqa: E731
+                frame, total, lambda *spend: result.server_spends.append(spend)
+            )
+        aggregator = Aggregator(sites, attempt, TIMEOUT_S, on_sum=on_sum)
+
+        def take_part(site: str) -> None:
+            transport = DirectTransport(aggregator, site, (tamper or {}).get(site), frames=result.frames)
+            try:
+                policy = SitePolicy.load(self.workspace(site), site)
+                place = Place(site, sites, job_id, attempt, self.workspace(site) / "runs", policy,
+                              Identity.unsigned(site))  # fmt: skip
+                result.outcomes[site] = run_private_trees_site(job, place, transport, TIMEOUT_S)
+            except Exception as error:  # the test decides what it expected
+                result.outcomes[site] = SiteDied() if transport.died else error
+                aggregator.abort(f"{site}: {error}")
+
+        threads = [threading.Thread(target=take_part, args=(site,)) for site in sites]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return result
