@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import xgboost as xgb
 
+from nvflare_plugins.certificates import Identity
+from nvflare_plugins.place import Outcome, Place, RoundFacts, Silent
+from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.model import merge
 from nvflare_plugins.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.vertical.site import run_vertical_site
+from nvflare_plugins.wire.aggregation import Aggregator
+from tests.support.federation import DirectTransport, Tamper
 from tests.support.parties import Parties
 
+TIMEOUT_S = 120.0
 PARAMS = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 16, "eval_metric": ["logloss", "auc"]}
 POLICY = {
     "allowed_profiles": ["plain", "paillier"],
@@ -61,8 +69,60 @@ def job(**changes: object) -> VerticalJob:
     return VerticalJob.from_dict(fields)
 
 
-def run(parties: Parties, of: VerticalJob, job_id: str = "job", **options: object) -> dict:
-    return parties.run(run_vertical_site, of, job_id, **options)
+def run(
+    parties: Parties, of: VerticalJob, job_id: str = "job", *, tamper: Mapping[str, Tamper] | None = None,
+    tamper_reply: Mapping[str, Tamper] | None = None, deadline_s: float = 30.0,
+) -> dict[str, Outcome | Exception]:  # fmt: skip
+    """Run the job at all sites; a site that failed has its error in place of an outcome.
+
+    A hook that raises ``SiteDied`` is a process that is gone and tells nobody: the server's deadline notices it.
+    """
+    attempt = os.urandom(16)
+    aggregator = Aggregator(parties.sites, attempt, deadline_s, parties.transfers.append)
+    outcomes: dict[str, Outcome | Exception] = {}
+    done = threading.Event()
+
+    def take_part(site: str) -> None:
+        transport = DirectTransport(aggregator, site, (tamper or {}).get(site), (tamper_reply or {}).get(site))
+        try:
+            policy = SitePolicy.load(parties.workspace(site), site)
+            place = Place(site, parties.sites, job_id, attempt, parties.workspace(site) / "runs", policy,
+                          Identity.unsigned(site))  # fmt: skip
+            listener = Listener(parties.said.setdefault(site, []))
+            outcomes[site] = run_vertical_site(of, place, transport, deadline_s + 30, listener)
+        except Exception as error:  # the test decides what it expected
+            outcomes[site] = error
+            if not transport.died:
+                aggregator.abort(f"{site}: {error}")
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            aggregator.expire()
+
+    threading.Thread(target=watch, daemon=True).start()
+    threads = [threading.Thread(target=take_part, args=(site,), daemon=True) for site in parties.sites]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+        if thread.is_alive():
+            raise AssertionError("a site hangs")
+    done.set()
+    return outcomes
+
+
+class Listener(Silent):
+    """Progress whose lines are kept."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
+
+    def __call__(self, record: RoundFacts, n_rounds: int) -> None:
+        metrics = "".join(f", {name} {value:.6f}" for name, value in record.metrics.items())
+        self.say(f"round {record.round + 1} of {n_rounds}{metrics}")
+
+    def say(self, text: str) -> None:
+        self._lines.append(text)
 
 
 def merged(parties: Parties, job_id: str = "job") -> bytes:

@@ -1,0 +1,302 @@
+"""Whole vertical jobs over the sites' own code: from policies and files to the parts of the model."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import numpy as np
+import pandas as pd
+import pytest
+import xgboost as xgb
+
+from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
+from nvflare_plugins.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
+from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.envelope import unpack
+from tests.support.federation import SiteDied
+from tests.support.parties import Parties, succeed
+from tests.support.vertical_federation import first_difference
+from tests.support.vertical_jobs import PARAMS, POLICY, central, federation, give_columns, job, merged, run, table
+
+TRAIN, HELD = table(390).iloc[:300], table(390).iloc[300:]
+
+
+@pytest.fixture
+def parties(tmp_path) -> Parties:
+    return federation(tmp_path)
+
+
+def same(ours: bytes, theirs: xgb.Booster) -> bool:
+    return first_difference(ours, bytes(theirs.save_raw("json"))) == ""
+
+
+def nothing_written(parties: Parties, job_id: str = "job") -> bool:
+    names = {ACTIVE_FILE, PASSIVE_FILE, "model.json", "run.json", "report.html"}
+    return not [path for site in parties.sites for path in parties.workspace(site).rglob("*")
+                if path.name in names or "partial" in path.name and path.suffix != ".jsonl" and job_id in str(path)
+                and "evidence" not in str(path)]  # fmt: skip
+
+
+# -- what comes out ---------------------------------------------------------------------------------------------------
+
+
+def test_the_parts_make_the_centralized_model(parties):
+    outcomes = succeed(run(parties, job(eval_data_set="held", evaluate_training=True)))
+    assert len({outcome.hmac for outcome in outcomes.values()}) == 1
+    assert all(outcome.summary == {"n_rounds": 4} for outcome in outcomes.values())
+    reference = central(TRAIN, 4)
+    model = merged(parties)
+    assert same(model, reference)
+    rows = xgb.DMatrix(HELD.drop(columns="y").to_numpy())
+    ours = xgb.Booster(model_file=bytearray(model))
+    ours.feature_names = ours.feature_types = None
+    assert (ours.predict(rows) == reference.predict(rows)).all()
+
+
+def test_every_party_keeps_its_part_and_no_other(parties):
+    succeed(run(parties, job()))
+    active = read_part(parties.run_folder("site-1") / ACTIVE_FILE, "site-1", ActivePart)
+    assert [(p.site, p.aliases) for p in active.part.parties] == [("site-2", ("f0", "f1", "f2")), ("site-3", ("f0",))]
+    for site in ("site-2", "site-3"):
+        folder = parties.run_folder(site)
+        part = read_part(folder / PASSIVE_FILE, site, PassivePart)
+        assert part.identity == active.identity
+        assert stat.S_IMODE((folder / PASSIVE_FILE).stat().st_mode) == 0o600
+        assert not (folder / ACTIVE_FILE).exists() and not (folder / "model.json").exists()
+
+
+def test_run_records_and_reports_tell_stages_features_and_metrics(parties):
+    succeed(run(parties, job(eval_data_set="held")))
+    active = json.loads((parties.run_folder("site-1") / "run.json").read_text())
+    assert [row["round"] for row in active["rounds"]] == [0, 1, 2, 3]
+    assert {"encrypt", "decrypt", "network", "xgboost"} <= set(active["rounds"][0]["stages"])
+    assert active["rounds"][0]["metrics"]["eval-auc"] > 0.5
+    passive = json.loads((parties.run_folder("site-2") / "run.json").read_text())
+    assert "histogram" in passive["rounds"][0]["stages"] and not passive["rounds"][0]["metrics"]
+    assert "f2" in json.dumps(passive["sections"]) and "c4" in json.dumps(passive["sections"])
+    assert "c4" not in json.dumps(active)
+    for site in parties.sites:
+        html = (parties.run_folder(site) / "report.html").read_text()
+        assert "vertical training" in html
+    lines = "\n".join(parties.said["site-1"])
+    assert "round 4 of 4, eval-logloss" in lines and "round 4 of 4" in "\n".join(parties.said["site-2"])
+
+
+def test_early_stopping_and_evaluation_are_those_of_centralized_training(parties):
+    params = {**PARAMS, "eta": 1.0, "eval_metric": ["auc", "logloss"]}
+    history: dict = {}
+    reference = central(
+        TRAIN, 40, params, held=HELD, early_stopping_rounds=3, evals_result=history
+    )
+    outcomes = succeed(run(parties, job(eval_data_set="held", early_stopping_rounds=3, num_rounds=40, params=params)))
+    n_rounds = len(history["eval"]["auc"])
+    assert n_rounds < 40 and outcomes["site-2"].summary == {"n_rounds": n_rounds}
+    record = json.loads((parties.run_folder("site-1") / "run.json").read_text())
+    assert record["best_round"] == reference.best_iteration
+    for name in ("auc", "logloss"):
+        np.testing.assert_allclose([row["metrics"][f"eval-{name}"] for row in record["rounds"]], history["eval"][name])
+    assert same(merged(parties), reference)
+
+
+def test_completely_secureboost_uses_own_columns_first(parties):
+    succeed(run(parties, job(own_rounds=2)))
+    active = read_part(parties.run_folder("site-1") / ACTIVE_FILE, "site-1", ActivePart).part
+    trees = json.loads(active.booster)["learner"]["gradient_booster"]["model"]["trees"]
+    features = [[f for f, child in zip(t["split_indices"], t["left_children"], strict=True) if child >= 0] for t in trees]
+    assert all(f < 2 for tree in features[:2] for f in tree) and any(f >= 2 for tree in features[2:] for f in tree)
+    record = json.loads((parties.run_folder("site-2") / "run.json").read_text())
+    assert len(record["rounds"]) == 4
+
+
+def test_a_party_with_the_label_alone_and_parties_with_one_column(tmp_path):
+    parties = federation(tmp_path, 3, (0, 2, 1))
+    succeed(run(parties, job()))
+    assert same(merged(parties), central(table(390, 3).iloc[:300], 4))
+
+
+def test_any_party_may_be_the_active_one(tmp_path):
+    parties = Parties(tmp_path, 2, dict(POLICY))
+    parties.give("site-1", "data", TRAIN[["c0", "c1", "c2"]])
+    parties.give("site-2", "data", TRAIN[["c3", "c4", "c5", "y"]])
+    succeed(run(parties, job(active="site-2")))
+    assert (parties.run_folder("site-2") / ACTIVE_FILE).exists() and (parties.run_folder("site-1") / PASSIVE_FILE).exists()
+
+
+def test_chosen_columns_weights_aliases_and_constraints(tmp_path):
+    parties = Parties(tmp_path, 2, dict(POLICY))
+    frame = TRAIN.assign(w=np.linspace(0.5, 2, 300).astype(np.float32))
+    parties.give("site-1", "data", frame[["w", "c0", "c1", "y"]])
+    parties.give("site-2", "data", frame[["c2", "c3", "c4"]], aliases={"c4": "income"})
+    params = {**PARAMS, "monotone_constraints": {"site-2.income": 1, "c0": -1}}
+    succeed(run(parties, job(weight="w", features={"site-1": ["c1", "c0"], "site-2": ["c4", "c2"]}, params=params)))
+    active = read_part(parties.run_folder("site-1") / ACTIVE_FILE, "site-1", ActivePart).part
+    assert active.columns == ("c1", "c0") and active.parties[0].aliases == ("income", "f1")
+
+
+# -- continuing -------------------------------------------------------------------------------------------------------
+
+
+def test_continuing_a_model_is_centralized_training_in_one_go(parties):
+    succeed(run(parties, job(num_rounds=2), "first"))
+    succeed(run(parties, job(num_rounds=3, initial_model="first"), "second"))
+    assert same(merged(parties, "second"), central(TRAIN, 5))
+
+
+def dies_at_conversation(n: int):
+    seen = []
+
+    def tamper(frame: bytes) -> bytes:
+        if unpack(frame).kind is Kind.CONVERSATION:
+            seen.append(1)
+            if len(seen) > n:
+                raise SiteDied
+        return frame
+
+    return tamper
+
+
+def test_a_lost_job_resumes_where_all_parties_stand(parties):
+    lost = run(parties, job(num_rounds=6, checkpoint_every=1), "lost", tamper={"site-2": dies_at_conversation(30)},
+               deadline_s=2.0)  # fmt: skip
+    assert isinstance(lost["site-2"], SiteDied)
+    assert "no message from site-2" in str(lost["site-1"]) and nothing_written(parties, "lost")
+    kept = [sorted(path.name for path in parties.run_folder(site, "lost").glob("checkpoint-*")) for site in parties.sites]
+    assert all(kept)
+    for site in parties.sites:
+        for path in parties.run_folder(site, "lost").glob("checkpoint-*"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    outcomes = succeed(run(parties, job(num_rounds=6, checkpoint_every=1, resume_from="lost"), "resumed"))
+    assert outcomes["site-1"].summary == {"n_rounds": 6}
+    assert any("resuming lost after" in line for line in parties.said["site-3"])
+    assert same(merged(parties, "resumed"), central(TRAIN, 6))
+
+
+def test_checkpoints_of_different_attempts_do_not_meet(parties):
+    for name in ("one", "two"):
+        run(parties, job(num_rounds=6, checkpoint_every=1), name, tamper={"site-3": dies_at_conversation(30)}, deadline_s=2)
+    folder = parties.run_folder("site-2", "one")
+    for path in folder.glob("checkpoint-*"):
+        path.unlink()
+    for path in parties.run_folder("site-2", "two").glob("checkpoint-*"):
+        path.rename(folder / path.name)
+    outcomes = run(parties, job(num_rounds=6, checkpoint_every=1, resume_from="one"), "resumed")
+    assert all("no checkpoint of one is held by all sites" in str(outcome) for outcome in outcomes.values())
+
+
+def test_parts_of_another_model_are_not_continued(parties):
+    succeed(run(parties, job(num_rounds=2), "one"))
+    succeed(run(parties, job(num_rounds=2), "two"))
+    source = parties.run_folder("site-2", "two") / PASSIVE_FILE
+    source.rename(parties.run_folder("site-2", "one") / PASSIVE_FILE)
+    outcomes = run(parties, job(num_rounds=2, initial_model="one"), "three")
+    assert "part of another model" in str(outcomes["site-1"]) or "part of another model" in str(outcomes["site-2"])
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+def with_ids(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.assign(id=[f"p{number:05d}" for number in np.random.default_rng(1).permutation(len(frame))])
+
+
+def test_ids_prove_the_order_of_rows(tmp_path):
+    parties = Parties(tmp_path, 3, dict(POLICY))
+    give_columns(parties, "data", with_ids(TRAIN), (2, 3, 1))
+    succeed(run(parties, job()))
+    assert same(merged(parties), central(TRAIN, 4))
+    assert not any("on trust" in line for line in parties.said["site-1"])
+
+
+def test_another_order_of_rows_is_refused_before_training(tmp_path):
+    parties = Parties(tmp_path, 3, dict(POLICY))
+    frame = with_ids(TRAIN)
+    give_columns(parties, "data", frame, (2, 3, 1))
+    swapped = frame.iloc[[1, 0, *range(2, 300)]]
+    parties.give("site-3", "data", swapped[["id", "c5"]], id="id")
+    outcomes = run(parties, job())
+    assert all("align the rows first" in str(outcome) for outcome in outcomes.values())
+    assert nothing_written(parties)
+
+
+def test_other_row_counts_and_ids_at_some_parties_only_are_refused(tmp_path):
+    parties = federation(tmp_path)
+    parties.give("site-3", "data", TRAIN[["c5"]].iloc[:-1])
+    assert "another number of rows" in str(run(parties, job())["site-1"])
+    frame = with_ids(TRAIN)
+    parties.give("site-3", "data", frame[["id", "c5"]], id="id")
+    assert "all, or none" in str(run(parties, job(), "second")["site-1"])
+
+
+def test_rows_are_aligned_first_and_again_from_what_was_found(tmp_path):
+    pytest.importorskip("private_set_intersection")
+    parties = Parties(tmp_path, 3, {**POLICY, "vertical": {"min_intersection": 50}})
+    frame = with_ids(TRAIN)
+    rng = np.random.default_rng(2)
+    kept = [set(rng.permutation(300)[:260]) for _ in range(3)]
+    for site, rows, columns in zip(parties.sites, kept, (["c0", "c1", "y"], ["c2", "c3", "c4"], ["c5"]), strict=True):
+        part = frame.iloc[rng.permutation(sorted(rows))]
+        parties.give(site, "data", part[["id", *columns]], id="id")
+    succeed(run(parties, job(alignment="first"), "one"))
+    common = frame.iloc[sorted(set.intersection(*kept))].sort_values("id")
+    assert same(merged(parties, "one"), central(common, 4))
+    succeed(run(parties, job(alignment="one"), "two"))
+    assert same(merged(parties, "two"), central(common, 4))
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_policies_decide(tmp_path):
+    parties = federation(tmp_path)
+    parties.set_policy("site-2", consents={"plain_profile": True})
+    outcomes = run(parties, job())
+    assert isinstance(outcomes["site-2"], PolicyRefusal) and "consents.exact_bins" in str(outcomes["site-2"])
+    assert isinstance(outcomes["site-1"], JobAborted) and "consents.exact_bins" in str(outcomes["site-1"])
+    parties.set_policy("site-2", consents={"exact_bins": True})
+    assert "consents.plain_profile" in str(run(parties, job(), "2")["site-2"])
+    assert "min_key_bits" in str(run(parties, job(profile="paillier", key_bits=2048), "3")["site-2"])
+    parties.set_policy("site-2", consents=POLICY["consents"])
+    guarded = run(parties, job(preset="guarded", params={**PARAMS, "max_bin": 64}), "4")
+    assert isinstance(guarded["site-2"], PolicyRefusal) and "vertical.max_bins" in str(guarded["site-2"])
+    assert not [t for t in parties.transfers if t.frame.kind is Kind.CONVERSATION]
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"active": "site-9"}, "not among the job's sites"),
+    ({"features": {"site-9": ["a"]}}, "not a site of this job"),
+    ({"label": "z"}, "no column 'z'"),
+    ({"params": {**PARAMS, "booster": "dart"}}, "dart"),
+    ({"params": {**PARAMS, "objective": "rank:ndcg"}}, "rank:ndcg"),
+    ({"params": {**PARAMS, "monotone_constraints": {"site-2.f9": 1}}}, "site-2.f9"),
+    ({"initial_model": "none"}, "no part of the model"),
+    ({"resume_from": "none"}, "no checkpoint of none"),
+    ({"eval_data_set": "none"}, "no data set named 'none'"),
+    ({"alignment": "first"}, "names no id column"),
+], ids=lambda value: value if isinstance(value, str) else next(iter(value)))  # fmt: skip
+def test_what_cannot_work_is_refused_by_name_everywhere(parties, changes, said):
+    outcomes = run(parties, job(**changes))
+    errors = [outcome for outcome in outcomes.values() if not isinstance(outcome, JobAborted)]
+    assert errors and all(isinstance(error, (ConfigurationError, PolicyRefusal)) for error in errors)
+    assert all(said in str(outcome) for outcome in outcomes.values()), outcomes
+    assert nothing_written(parties)
+
+
+def test_changed_rows_need_consent(tmp_path):
+    parties = federation(tmp_path)
+    for site in parties.sites:
+        parties.set_policy(site, consents={"plain_profile": True, "exact_bins": True})
+    succeed(run(parties, job(), "one"))
+    changed = TRAIN[["c2", "c3", "c4"]].copy()
+    changed.iloc[0, 0] += 1
+    parties.give("site-2", "data", changed)
+    outcomes = run(parties, job(), "two")
+    assert isinstance(outcomes["site-2"], PolicyRefusal) and "recompute_with_changes" in str(outcomes["site-2"])
+
+
+def test_a_guarded_job_trains_and_keeps_sums_back(tmp_path):
+    parties = federation(tmp_path, n_rows=1500)
+    succeed(run(parties, job(preset="guarded", num_rounds=3)))
+    record = json.loads((parties.run_folder("site-2") / "run.json").read_text())
+    assert "nodes withheld" in json.dumps(record["sections"])
+    assert len(merged(parties)) > 1000

@@ -1,0 +1,59 @@
+"""What a vertical job may say."""
+
+from __future__ import annotations
+
+import pytest
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
+from nvflare_plugins.vertical.job import VerticalJob
+
+LEAST = {"active": "a", "data_set": "d", "label": "y"}
+
+
+def test_defaults_are_the_safe_ones_and_come_back():
+    job = VerticalJob.from_dict(LEAST)
+    assert (job.profile, job.preset, job.key_bits, job.tracking) == ("paillier", "guarded", 3072, False)
+    assert VerticalJob.from_dict(job.to_dict()) == job
+    assert job.largest_message_bytes <= 64 << 20
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"active": ""}, "active"),
+    ({"label": None}, "label"),
+    ({"profile": "masks"}, "masks"),
+    ({"preset": "none"}, "preset"),
+    ({"num_rounds": 0}, "num_rounds"),
+    ({"num_rounds": True}, "num_rounds"),
+    ({"key_bits": 1024}, "key_bits"),
+    ({"own_rounds": -1}, "own_rounds"),
+    ({"features": {"a": "x"}}, "features"),
+    ({"features": ["x"]}, "features"),
+    ({"categories": {}}, "categories is refused"),
+    ({"base_margin": "m"}, "base_margin is refused"),
+    ({"colour": 1}, "unknown fields: colour"),
+    ({"early_stopping_rounds": 3}, "eval_data_set"),
+    ({"deadline_s": float("inf")}, "deadline_s"),
+    ({"deadline_s": True}, "deadline_s"),
+    ({"params": {1: 2}}, "params"),
+    ({"label_classes": [1.5]}, "label_classes"),
+    ({"alignment": ""}, "alignment"),
+], ids=lambda value: value if isinstance(value, str) else next(iter(value)))  # fmt: skip
+def test_wrong_values_are_named(changes, said):
+    with pytest.raises(ConfigurationError, match=said):
+        VerticalJob.from_dict({**LEAST, **changes})
+
+
+@pytest.mark.parametrize("missing", LEAST)
+def test_missing_fields_are_named(missing):
+    with pytest.raises(ConfigurationError, match=missing):
+        VerticalJob.from_dict({name: value for name, value in LEAST.items() if name != missing})
+
+
+def test_recipes_refuse_what_no_party_would_accept():
+    with pytest.raises(ConfigurationError, match="dart"):
+        VerticalXGBRecipe("x", **LEAST, params={"booster": "dart"})
+    with pytest.raises(ConfigurationError, match="not among the sites"):
+        VerticalXGBRecipe("x", **LEAST, sites=["b", "c"])
+    recipe = VerticalXGBRecipe("x", **LEAST, params={"monotone_constraints": {"b.f0": 1}}, sites=["b", "a"])
+    assert recipe.sites == ["a", "b"] and recipe.min_clients == 2

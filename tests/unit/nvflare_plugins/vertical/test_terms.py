@@ -1,0 +1,77 @@
+"""Terms of a vertical job: every difference between parties is named, and hostile bytes are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.vertical.terms import VerticalTerms, agree, rows_content
+
+MINE = VerticalTerms(
+    {"xgboost": "3.2.0", "veilboost": "1"}, {"label": "y"}, {"agreed": {}}, [5, 3], ["ab", ""], "m", {"2": "aa", "4": "bb"}
+)
+SITES = ("site-1", "site-2")
+
+
+def meet(other: VerticalTerms) -> int:
+    return agree(MINE, [MINE.to_bytes(), other.to_bytes()], SITES, 0)
+
+
+def test_equal_terms_agree_on_the_last_common_checkpoint():
+    assert meet(MINE) == 4
+    assert meet(dataclasses.replace(MINE, checkpoints={"2": "aa", "4": "cc", "6": "dd"})) == 2
+    assert meet(dataclasses.replace(MINE, checkpoints={})) == 0
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"versions": {"xgboost": "3.2.1", "veilboost": "1"}}, "xgboost 3.2.1"),
+    ({"job": {"label": "z"}}, "'label'"),
+    ({"parameters": {"agreed": {"eta": 1}}}, "'agreed'"),
+    ({"n_rows": [5, 4]}, "another number of rows"),
+    ({"n_rows": [5]}, "another number of rows"),
+    ({"rows": ["ab"]}, "another number of data sets"),
+    ({"rows": ["ac", ""]}, "another order"),
+    ({"rows": ["", ""]}, "all, or none"),
+    ({"rows": ["\u00e9b", ""]}, "another order"),
+    ({"model": "n"}, "another model"),
+], ids=str)  # fmt: skip
+def test_a_difference_is_named(change, said):
+    with pytest.raises(ConfigurationError, match=said):
+        meet(dataclasses.replace(MINE, **change))
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.sampled_from(
+        ["versions", "job", "parameters", "n_rows", "rows", "model", "checkpoints", "x"]), inner, max_size=8),
+))
+def test_hostile_documents_are_refused(document):
+    with pytest.raises((ProtocolError, ConfigurationError)):
+        agree(MINE, [MINE.to_bytes(), json.dumps(document).encode()], SITES, 0)
+
+
+@given(st.binary(max_size=60))
+def test_hostile_bytes_are_refused(data):
+    with pytest.raises(ProtocolError):
+        VerticalTerms.from_bytes(data)
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(VerticalTerms)])
+@pytest.mark.parametrize("value", [None, 5, [None], {"a": []}, "text"], ids=str)
+def test_fields_of_other_types_are_refused_or_differ(name, value):
+    document = {**json.loads(MINE.to_bytes()), name: value}
+    try:
+        agree(MINE, [MINE.to_bytes(), json.dumps(document).encode()], SITES, 0)
+    except (ProtocolError, ConfigurationError):
+        return
+    assert name == "checkpoints"
+
+
+def test_the_order_of_rows_shows_in_their_content():
+    assert rows_content([b"a", b"bc"]) != rows_content([b"ab", b"c"]) != rows_content([b"c", b"ab"])
+    assert rows_content(None) == b""
