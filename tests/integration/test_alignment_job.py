@@ -94,4 +94,5 @@ def test_demo_data_overlap_and_set_up_names_the_id_column(tmp_path: Path) -> Non
     frames = [pd.read_csv(tmp_path / "data" / site / "breast.csv") for site in SITES]
     names = [set(frame.columns) - {"id"} for frame in frames]
     assert "target" in names[0] and len(set().union(*names)) == sum(map(len, names)) == 31
-    assert len({len(frame) for frame in frames}) == 1 and not np.array_equal(frames[0]["id"], frames[1]["id"].str.strip())
+    assert len({len(frame) for frame in frames}) == 1
+    assert not np.array_equal(frames[0]["id"], frames[1]["id"].str.strip())

@@ -75,7 +75,9 @@ class AlignmentRegistry:
             digest.update(len(name).to_bytes(4, "little") + name)
         return digest.hexdigest()
 
-    def reserve(self, data: Mapping[str, Sequence[bytes]], job_id: str, sites: Sequence[str]) -> tuple[AlignmentRun, ...]:
+    def reserve(
+        self, data: Mapping[str, Sequence[bytes]], job_id: str, sites: Sequence[str]
+    ) -> tuple[AlignmentRun, ...]:
         """Allow one job to align data sets, and remember it.
 
         Args:

@@ -33,7 +33,9 @@ def sets(n_parties: int, seed: int = 0, n: int = 40) -> list[list[str]]:
     return [source.sample(pool, n - 5 * (party + 1)) for party in range(n_parties)]
 
 
-def run(folder: Path, ids: list[dict[str, list[str]]], say: Any = None, session_of: Any = None, **more: Any) -> list[Any]:
+def run(
+    folder: Path, ids: list[dict[str, list[str]]], say: Any = None, session_of: Any = None, **more: Any
+) -> list[Any]:
     def take_part(channel, session, policy):
         own = {name: encode(of_set) for name, of_set in ids[channel.rank].items()}
         if session_of is not None:
@@ -183,7 +185,8 @@ def test_a_party_with_another_order_or_other_rows_is_noticed_by_all(tmp_path):
 )  # fmt: skip
 def test_a_hostile_offer_ends_the_job(tmp_path, offer):
     def session_of(rank: int, session: Any) -> Any:
-        return Proxy(session, seal_to_all=lambda plain, purpose: session.seal_to_all(offer, purpose)) if rank else session
+        lie = Proxy(session, seal_to_all=lambda plain, purpose: session.seal_to_all(offer, purpose))
+        return lie if rank else session
 
     outcomes = run(tmp_path, [{"train": one} for one in sets(2)], session_of=session_of)
     assert all(isinstance(outcome, (ProtocolError, JobAborted)) for outcome in outcomes), outcomes

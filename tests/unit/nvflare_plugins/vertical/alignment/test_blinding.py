@@ -64,7 +64,7 @@ def test_long_lists_keep_their_order(monkeypatch):
 
 
 @given(st.binary(max_size=70))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_bytes_of_a_peer_are_a_point_or_an_error(data):
     key = BlindingKey(SeededRandomness(4))
     try:

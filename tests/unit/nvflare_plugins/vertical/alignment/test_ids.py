@@ -63,7 +63,9 @@ def test_other_types_are_refused(values):
         canonical(*values)
 
 
-@pytest.mark.parametrize("text", ["a\u200bb", "\ufeffa", "a\u00adb", "a\x00b", "a\x7f", "\ue000", "a\u0378", "x" * 1025])
+@pytest.mark.parametrize(
+    "text", ["a\u200bb", "\ufeffa", "a\u00adb", "a\x00b", "a\x7f", "\ue000", "a\u0378", "x" * 1025]
+)
 def test_invisible_unknown_and_endless_ids_are_refused(text):
     with pytest.raises(ConfigurationError, match="invisible or unknown characters, or longer"):
         canonical("fine", text)

@@ -22,7 +22,9 @@ pytestmark = needs_psi
 class Listener:
     """A session that passes a party's plaintext through a hook, in either direction."""
 
-    def __init__(self, session: Any, on_seal: Callable[[bytes], bytes] = bytes, on_open: Callable[[bytes], Any] = bytes):
+    def __init__(
+        self, session: Any, on_seal: Callable[[bytes], bytes] = bytes, on_open: Callable[[bytes], Any] = bytes
+    ) -> None:
         self._session, self._on_seal, self._on_open = session, on_seal, on_open
 
     def seal_for(self, rank: int, plaintext: bytes, purpose: str) -> bytes:
@@ -34,7 +36,9 @@ class Listener:
         return plaintext
 
 
-def run(folder: Path, sets: list[list[str]], least: int = 1, listen: Callable[[int, Any], Any] = lambda r, s: s, **more):
+def run(
+    folder: Path, sets: list[list[str]], least: int = 1, listen: Callable[[int, Any], Any] = lambda r, s: s, **more: Any
+) -> list[Any]:
     def take_part(channel, session, policy):
         lists = Lists(channel, listen(channel.rank, session), "test", max(map(len, sets)))
         return sorted(intersect(lists, sets[channel.rank], [len(s) for s in sets], least))
@@ -90,8 +94,10 @@ def test_what_a_party_sees_matches_no_more_than_it_may_learn(tmp_path):
 
     Sets whose intersections all have different sizes, so that a size tells which intersection it belongs to.
     """
+    n_of = {"abc": 8, "ab": 3, "ac": 5, "bc": 7, "a": 20, "b": 20, "c": 20}
+
     def make(*names: str) -> list[str]:
-        return [f"{name}{number}" for name in names for number in range({"abc": 8, "ab": 3, "ac": 5, "bc": 7}.get(name, 20))]
+        return [f"{name}{number}" for name in names for number in range(n_of[name])]
 
     sets = [make("abc", "ab", "ac", "a"), make("abc", "ab", "bc", "b"), make("abc", "ac", "bc", "c")]
     views: dict[int, list[frozenset[bytes]]] = {0: [], 1: [], 2: []}
@@ -107,7 +113,8 @@ def test_what_a_party_sees_matches_no_more_than_it_may_learn(tmp_path):
     found = run(tmp_path, sets, listen=listen)
     assert [len(places) for places in found] == [8, 8, 8]
     learnt = {
-        rank: {len(one & other) for one, other in itertools.combinations(set(lists), 2)} for rank, lists in views.items()
+        rank: {len(one & other) for one, other in itertools.combinations(set(lists), 2)}
+        for rank, lists in views.items()
     }
     # 8 ids are common to all. Parties 1 and 2 share 8 + 7, and only they may know.
     assert learnt[0] == {0, 8}

@@ -81,7 +81,9 @@ def test_fingerprints_are_equal_for_equal_rows_only(tmp_path_factory, one, other
     assert (kept.fingerprint(one) == kept.fingerprint(other)) == (one == other)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"version": 2, "runs": []}', '{"version": 1, "runs": [{"job_id": "x"}]}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"version": 2, "runs": []}', '{"version": 1, "runs": [{"job_id": "x"}]}']
+)
 def test_a_damaged_registry_is_not_taken_for_an_empty_one(tmp_path, content):
     one = registry(tmp_path)
     one.reserve({"people": IDS}, "job-1", SITES)
@@ -103,4 +105,5 @@ def test_lost_files_are_noticed(tmp_path, lost):
 def test_the_file_can_be_read_by_a_person(tmp_path):
     registry(tmp_path).reserve({"people": IDS}, "job-1", SITES)
     run = json.loads((tmp_path / "alignments" / "alignments.json").read_text())["runs"][0]
-    assert run["job_id"] == "job-1" and run["data_set"] == "people" and run["n_ids"] == 20 and run["sites"] == ["a", "b"]
+    assert run["job_id"] == "job-1" and run["data_set"] == "people"
+    assert run["n_ids"] == 20 and run["sites"] == ["a", "b"]

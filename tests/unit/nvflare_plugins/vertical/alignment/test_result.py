@@ -109,7 +109,9 @@ def test_positions_that_are_none_are_refused(place, positions):
         load_alignment(place, "job", "train")
 
 
-@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[:100], lambda data: b"x" * 50, lambda data: data[50:]])
+@pytest.mark.parametrize(
+    "damage", [lambda data: b"", lambda data: data[:100], lambda data: b"x" * 50, lambda data: data[50:]]
+)
 def test_damaged_files_are_refused(place, damage):
     path = save(place)
     path.write_bytes(damage(path.read_bytes()))
