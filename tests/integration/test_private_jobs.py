@@ -1,0 +1,308 @@
+"""Private jobs through the whole code of three sites, in one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xgboost as xgb
+
+from dp_components.events import GaussianEvent, Release
+from dp_components.neighbouring import NeighbouringRelation
+from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
+from nvflare_plugins.private_trees import training
+from nvflare_plugins.private_trees.forest import draw_forest, initial_model
+from nvflare_plugins.private_trees.candidates import public_candidates
+from nvflare_plugins.private_trees.job_plan import JobPlan
+from nvflare_plugins.private_trees.training import bounded_objective, refresh_parameters
+from nvflare_plugins.run_record import RunRecord
+from nvflare_plugins.verify import verify
+from nvflare_plugins.wire.envelope import unpack
+from tests.support.federation import SiteDied
+from tests.support.private_federation import BUDGET, PrivateFederation, Run, frame_of, job_of
+
+RELEASED = {"CELL_COUNTS", "NODE_STATS", "HISTOGRAM", "ROOT_SUM"}
+NAMES = ["x0", "x1", "x2", "x3", "colour"]
+EVENT = GaussianEvent(1.0, NeighbouringRelation.ADD_OR_REMOVE_ROW)
+
+
+def trees_of(model: bytes) -> list:
+    return json.loads(model)["learner"]["gradient_booster"]["model"]["trees"]
+
+
+def central(job, frame, n_sites: int = 3) -> bytes:
+    """Refresh the job's forest on the pooled, clipped rows, with XGBoost alone."""
+    plan = JobPlan.of(job, n_sites, NAMES).training
+    codes = frame.colour.map({"red": 0, "green": 1, "blue": 2})
+    rows = frame.assign(colour=codes)[NAMES].to_numpy(np.float32)
+    low, high = (np.array([getattr(b, end) for b in plan.bounds], np.float32) for end in ("low", "high"))
+    label = frame.label.to_numpy(np.float32)
+    matrix = xgb.DMatrix(np.clip(rows, low, high), label=label, nthread=1)
+    forest = draw_forest(plan.method, public_candidates(plan.method, plan.bounds), plan.structure_seed)
+    parameters = refresh_parameters(plan, 1)
+    booster = xgb.Booster(parameters, [matrix], model_file=bytearray(initial_model(forest, plan.method)))
+    booster.set_param(parameters)
+    for number in range(forest.n_rounds):
+        booster.update(matrix, number, fobj=bounded_objective(plan, label))
+    return bytes(booster.save_raw("json"))
+
+
+def exact(sums, sensitivity, multiplier, *_) -> Release:
+    return Release(np.asarray(sums), EVENT)
+
+
+def nothing_released(run: Run, federation: PrivateFederation) -> None:
+    """No private sum passed, and no ledger has a charge."""
+    assert not run.kinds & RELEASED
+    for site in federation.sites:
+        assert not federation.ledger_exists(site) or not any(federation.ledger(site).spent().parts())
+    assert not list(federation.folder.rglob("model.json"))
+
+
+@pytest.mark.parametrize("missing", [False, True], ids=["complete", "with_gaps"])
+def test_without_noise_it_is_centralized_refresh(
+    tmp_path: Path, missing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = frame_of(missing=missing)
+    job = job_of(method="dp_tr_newton", trust="trusted_aggregator", structure_seed=5)
+    federation = PrivateFederation(tmp_path, frame)
+    federation.run_private(job, server_noise=exact).succeed()
+    assert trees_of(federation.model()) == trees_of(central(job, frame))
+    # The same with shares of no noise, under the ridge of distributed noise.
+    real = training.add_noise_share
+    monkeypatch.setattr(
+        training, "add_noise_share", lambda sums, *rest: Release(np.asarray(sums), real(sums, *rest).event)
+    )
+    shared = job_of(method="dp_tr_newton", structure_seed=5)
+    federation.run_private(shared, "shared").succeed()
+    assert trees_of(federation.model("shared")) == trees_of(central(shared, frame))
+
+
+def test_a_distributed_run_and_what_remains_of_it(tmp_path: Path) -> None:
+    federation = PrivateFederation(tmp_path)
+    job = job_of()
+    run = federation.run_private(job).succeed()
+    assert len({outcome.hmac for outcome in run.outcomes.values()}) == 1
+    model = federation.model()
+    assert xgb.Booster(model_file=bytearray(model)).feature_names == NAMES
+    for site in federation.sites:
+        ledger = federation.ledger(site)
+        assert 0.9999 < ledger.job_spent("job").epsilon(job.delta) <= job.epsilon
+        folder = federation.workspace(site) / "runs" / "job"
+        record = RunRecord.read(folder)
+        assert record.profile == "dp_distributed" and len(record.rounds) == 8
+        assert {section.title for section in record.sections} == {"Privacy", "Privacy spent over rounds"}
+        assert (folder / "report.html").exists()
+        evidence = (folder / "evidence" / f"{site}.evidence.jsonl").read_text().splitlines()
+        spends = [r for r in map(json.loads, evidence) if r["type"] == "spend"]
+        assert len(spends) == 9 and all("n_shares 2" in spend["event"] for spend in spends)
+        assert float(spends[-1]["epsilon"]) == pytest.approx(1.0, rel=1e-4)
+    folders = [federation.workspace(site) / "runs" / "job" / "evidence" for site in federation.sites]
+    assert verify(folders).failures == ()
+
+
+def test_a_trusted_server_adds_the_noise_and_notes_it(tmp_path: Path) -> None:
+    federation = PrivateFederation(tmp_path)
+    job = job_of(trust="trusted_aggregator", method="dp_tr_newton")
+    run = federation.run_private(job).succeed()
+    assert len(run.server_spends) == 8
+    query, event, epsilon, delta = run.server_spends[-1]
+    assert "NODE_STATS" in query and "discrete_gaussian" in event and "n_shares 1" in event
+    assert epsilon == pytest.approx(1.0, rel=1e-4) and delta == job.delta
+    # No site sees an exact sum: not one number of the model is that of the exact sums.
+    noisy, plain = trees_of(federation.model())[0], trees_of(central(job, frame_of()))[0]
+    assert noisy["left_children"] == plain["left_children"]
+    for name in ("sum_hessian", "base_weights"):
+        assert not set(noisy[name]) & set(plain[name]) - {0.0}
+
+
+def test_no_exact_inner_sum_reaches_a_model_file(tmp_path: Path) -> None:
+    federation = PrivateFederation(tmp_path)
+    job = job_of(method="dp_tr_newton")
+    federation.run_private(job).succeed()
+    noisy, plain = trees_of(federation.model())[0], trees_of(central(job, frame_of()))[0]
+    assert not set(noisy["sum_hessian"]) & set(plain["sum_hessian"])
+    left, right, cover = (np.array(noisy[n]) for n in ("left_children", "right_children", "sum_hessian"))
+    inner = left >= 0
+    assert cover[inner] == pytest.approx(cover[left[inner]] + cover[right[inner]], rel=1e-5, abs=1e-4)
+
+
+@pytest.mark.parametrize("trust", ["distributed", "trusted_aggregator"])
+def test_histogram_trees_run_too(tmp_path: Path, trust: str) -> None:
+    federation = PrivateFederation(tmp_path)
+    job = job_of(method="feverless", trust=trust, components={"n_trees": 2, "depth": 3, "n_candidates": 8})
+    run = federation.run_private(job).succeed()
+    assert run.kinds & RELEASED == {"HISTOGRAM"}
+    assert xgb.Booster(model_file=bytearray(federation.model())).num_boosted_rounds() == 2
+    assert federation.ledger("site-1").job_spent("job").epsilon(job.delta) <= job.epsilon
+
+
+def test_weights_count_up_to_their_public_bound(tmp_path: Path) -> None:
+    frame = frame_of()
+    weight = np.random.default_rng(1).uniform(0, 4, len(frame))
+    federation = PrivateFederation(tmp_path, frame.assign(w=weight))
+    common = {"method": "dp_tr_newton", "trust": "trusted_aggregator", "features": NAMES}
+    federation.run_private(job_of(weight="w", max_weight=2.0, **common), server_noise=exact).succeed()
+    covers = np.array(trees_of(federation.model())[0]["sum_hessian"])
+    factor = np.minimum(weight, 2.0) / 2.0
+    assert covers[0] == pytest.approx(0.25 * factor.sum(), rel=1e-5)
+
+
+# -- refusals: nothing is released, nothing charged -------------------------------------------------------------------
+
+
+def refused(federation: PrivateFederation, job, site: str, kind: type[Exception], *texts: str) -> None:
+    run = federation.run_private(job)
+    error = run.error(site)
+    assert isinstance(error, kind)
+    assert all(text in str(error) for text in texts), str(error)
+    assert all(isinstance(outcome, Exception) for outcome in run.outcomes.values())
+    nothing_released(run, federation)
+
+
+def test_an_overdrawn_budget_at_one_site_stops_all(tmp_path: Path) -> None:
+    federation = PrivateFederation(tmp_path)
+    federation.set_budget("site-2", {"epsilon": 0.5, "delta": 1e-5})
+    refused(federation, job_of(), "site-2", PolicyRefusal, "would overdraw the privacy budget", "0.5")
+    # What the other sites had reserved is free again.
+    federation.set_budget("site-2", BUDGET)
+    federation.run_private(job_of(), "again").succeed()
+
+
+def test_a_second_job_that_does_not_fit_any_more(tmp_path: Path) -> None:
+    federation = PrivateFederation(tmp_path)
+    for site in federation.sites:
+        federation.set_budget(site, {"epsilon": 1.2, "delta": 1e-5})
+    federation.run_private(job_of()).succeed()
+    run = federation.run_private(job_of(), "second")
+    assert isinstance(run.error("site-1"), (PolicyRefusal, JobAborted)) and not run.kinds & RELEASED
+    assert federation.ledger("site-1").spent().epsilon(1e-5) <= 1.0
+
+
+def test_no_budget(tmp_path: Path) -> None:
+    federation = PrivateFederation(tmp_path)
+    federation.set_budget("site-1", None)
+    refused(federation, job_of(), "site-1", PolicyRefusal, "no privacy budget", "data_sets.patients.privacy")
+
+
+def test_missing_bounds_are_named(tmp_path: Path) -> None:
+    federation = PrivateFederation(tmp_path)
+    job = job_of(feature_bounds={"x0": [-3, 3], "x2": [-3, 3]})
+    refused(federation, job, "site-3", ConfigurationError, "lacks public bounds of x1, x3")
+
+
+def test_persons_with_more_rows_than_the_job_protects(tmp_path: Path) -> None:
+    federation = PrivateFederation(tmp_path)
+    for site in federation.sites:
+        federation.set_budget(site, {**BUDGET, "rows_per_person": 2})
+    refused(federation, job_of(), "site-1", PolicyRefusal, "rows_per_person=2 in the job")
+    job = job_of(rows_per_person=2)
+    federation.run_private(job, "two").succeed()
+    assert 0.999 < federation.ledger("site-1").job_spent("two").epsilon(job.delta) <= job.epsilon
+
+
+def test_too_few_sites_and_colluders(tmp_path: Path) -> None:
+    two = PrivateFederation(tmp_path / "two", n_sites=2)
+    refused(two, job_of(), "site-1", PolicyRefusal, "fewer_than_three_sites")
+    wary = PrivateFederation(tmp_path / "wary", n_sites=4, max_colluders=2)
+    refused(wary, job_of(), "site-1", PolicyRefusal, "max_colluders", "holds against 1")
+    small = PrivateFederation(tmp_path / "small", n_sites=3)
+    refused(small, job_of(n_sites=4), "site-1", ConfigurationError, "meant for 4 sites")
+    refused(small, job_of(colluders=3), "site-1", ConfigurationError, "cannot tolerate")
+
+
+def test_profiles_that_the_policy_does_not_allow(tmp_path: Path) -> None:
+    federation = PrivateFederation(tmp_path, allowed_profiles=["dp_distributed"])
+    job = job_of(trust="trusted_aggregator")
+    refused(federation, job, "site-1", PolicyRefusal, "dp_trusted", "allowed_profiles")
+
+
+def test_labels_other_than_two_classes(tmp_path: Path) -> None:
+    frame = frame_of()
+    frame.loc[0, "label"] = 2
+    refused(PrivateFederation(tmp_path, frame), job_of(), "site-1", ConfigurationError, "must be 0 or 1")
+
+
+def test_a_server_that_sends_a_sum_of_another_kind_is_caught(tmp_path: Path) -> None:
+    """The trusted server too answers only what the plan pays for: a site that asks twice is refused."""
+    federation = PrivateFederation(tmp_path)
+    job = job_of(trust="trusted_aggregator", method="dp_tr_newton", components={"n_trees": 2})
+    seen = []
+
+    def late(data: bytes) -> bytes:
+        frame = unpack(data)
+        seen.append(frame)
+        return data
+
+    federation.run_private(job, tamper={"site-1": late}).succeed()
+    from nvflare_plugins.private_trees.server import TrustedServer
+
+    server = TrustedServer(JobPlan.of(job, 3))
+    sums = next(frame for frame in seen if frame.kind.name == "NODE_STATS")
+    total = bytes(8 * sums.n_values)
+    server.answer(sums, total, lambda *spend: None)
+    with pytest.raises(ProtocolError, match="pays for no such sum"):
+        server.answer(sums, total, lambda *spend: None)
+
+
+# -- crashes ----------------------------------------------------------------------------------------------------------
+
+
+def dies_at(kind: str, number: int):
+    """The site's process ends after the ledger was charged for a round's sums and before they leave."""
+
+    def tamper(data: bytes) -> bytes:
+        frame = unpack(data)
+        if frame.kind.name == kind and frame.moment.round == number:
+            raise SiteDied
+        return data
+
+    return tamper
+
+
+def test_a_crash_between_charge_and_send_costs_nothing_more_when_resumed(tmp_path: Path) -> None:
+    federation = PrivateFederation(tmp_path)
+    job = job_of()
+    run = federation.run_private(job, "first", tamper={"site-2": dies_at("NODE_STATS", 3)})
+    assert isinstance(run.error("site-2"), SiteDied)
+    charged = {site: federation.ledger(site).job_spent("first") for site in federation.sites}
+    assert all(cost.mu_squared > 0 for cost in charged.values())
+    federation.run_private(job_of(resume_from="first"), "second").succeed()
+    for site in federation.sites:
+        ledger = federation.ledger(site)
+        assert 0.999 < ledger.job_spent("first").epsilon(job.delta) <= job.epsilon
+        assert ledger.spent() == ledger.job_spent("first")
+        text = (federation.workspace(site) / "runs" / "second" / "evidence" / f"{site}.evidence.jsonl").read_text()
+        spends = [r for r in map(json.loads, text.splitlines()) if r["type"] == "spend"]
+        # Cells and rounds 0 to 2 at all sites, and round 3 where it was charged already.
+        assert sum("replayed" in spend["event"] for spend in spends) >= 4
+    closed = federation.run_private(job_of(resume_from="first"), "third")
+    assert isinstance(closed.error("site-1"), (PolicyRefusal, JobAborted)) and not closed.kinds & RELEASED
+
+
+def test_a_resumed_job_on_other_rows_is_not_answered_from_the_cache(tmp_path: Path) -> None:
+    federation = PrivateFederation(tmp_path)
+    federation.run_private(job_of(), "first", tamper={"site-2": dies_at("NODE_STATS", 6)})
+    frame = frame_of().iloc[:250]
+    frame.to_parquet(federation.workspace("site-1") / "patients.parquet", index=False)
+    run = federation.run_private(job_of(resume_from="first"), "second")
+    assert isinstance(run.error("site-1"), PolicyRefusal) and "has spent its plan" in str(run.error("site-1"))
+    assert federation.ledger("site-1").spent().epsilon(1e-5) <= 1.0
+
+
+def test_an_unknown_job_cannot_be_resumed(tmp_path: Path) -> None:
+    federation = PrivateFederation(tmp_path)
+    refused(federation, job_of(resume_from="never"), "site-1", ConfigurationError, "knows no job never")
+
+
+def test_a_failed_job_with_a_trusted_server_ends_in_the_ledger(tmp_path: Path) -> None:
+    federation = PrivateFederation(tmp_path)
+    job = job_of(trust="trusted_aggregator", method="dp_tr_newton")
+    federation.run_private(job, "first", tamper={"site-2": dies_at("NODE_STATS", 3)})
+    ledger = federation.ledger("site-1")
+    assert 0 < ledger.job_spent("first").epsilon(job.delta) < job.epsilon
+    assert " closed " in ledger.describe()
+    federation.run_private(job, "second").succeed()
+    assert federation.ledger("site-1").spent().epsilon(1e-4) > job.epsilon * 0.9

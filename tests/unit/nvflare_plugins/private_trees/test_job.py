@@ -1,0 +1,129 @@
+"""What a private job may say, what is refused by name, and what its plan costs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dp_components.accounting.composition import compose, gaussian_limit
+from dp_components.split_candidates.candidates import FeatureBounds
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.private_trees.job import PrivateTreesJob
+from nvflare_plugins.private_trees.job_plan import JobPlan
+from nvflare_plugins.private_trees.presets import PRESETS, resolve_method
+from nvflare_plugins.private_trees.summary import lines, report_sections, summarise
+from tests.support.private_federation import PUBLIC, job_of
+
+
+def refused(match: str, **changes: object) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        PrivateTreesJob.from_dict({**PUBLIC, **changes})
+
+
+def test_a_job_survives_json() -> None:
+    job = job_of(method="dp_ebm_newton", trust="trusted_aggregator", features=["x1", "colour"],
+                 feature_bounds={"x1": [0, 2.5]}, categories={"colour": ["a", "b"]})  # fmt: skip
+    assert PrivateTreesJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
+    assert job.profile == "dp_trusted" and job_of().profile == "dp_distributed"
+    assert job.bounds_of("x1") == FeatureBounds(0.0, 2.5) and job.bounds_of("colour") == FeatureBounds(0.0, 1.0)
+
+
+@pytest.mark.parametrize("name", [
+    "eval_data_set", "eval_metric", "evaluate_training", "early_stopping_rounds", "params", "base_score",
+    "scale_pos_weight", "initial_model", "cuts", "num_rounds",
+])  # fmt: skip
+def test_what_nothing_pays_for_is_refused_by_name(name: str) -> None:
+    refused(f"{name} is refused in private training", **{name: "anything"})
+
+
+@pytest.mark.parametrize(("match", "changes"), [
+    ("unknown fields: surprise", {"surprise": 1}),
+    ("tracking must be off", {"tracking": True}),
+    ("epsilon must be", {"epsilon": 0.0}),
+    ("epsilon must be", {"epsilon": float("nan")}),
+    ("delta must be", {"delta": 1.0}),
+    ("max_weight, their public bound", {"weight": "w"}),
+    ("max_weight must be", {"weight": "w", "max_weight": 0}),
+    ("colluders must be at least 1", {"colluders": 0}),
+    ("would know all of the noise", {"n_sites": 3, "colluders": 3}),
+    ("cannot be resumed", {"trust": "trusted_aggregator", "resume_from": "job"}),
+    ("trust='nobody' is unknown", {"trust": "nobody"}),
+    ("method='best' is unknown", {"method": "best"}),
+    ("unknown components: lambda", {"components": {"lambda": 1}}),
+    ("exact quantiles are data", {"components": {"candidates": "quantile"}}),
+    ("split_method='magic' is unknown", {"components": {"split_method": "magic"}}),
+    ("depth must be a whole number from 1 to 7", {"components": {"depth": 8}}),
+    ("multiple of batch_size", {"components": {"n_trees": 10, "batch_size": 4}}),
+    ("its bound is that of the logistic loss", {"components": {"weight_update": "gradient"}}),
+    ("rows_per_person", {"rows_per_person": 0}),
+    ("lacks public bounds of x9", {"features": ["x0", "x9"]}),
+    ("what is no feature: colour", {"features": ["x0", "x1", "x2", "x3"]}),
+    ("two finite numbers", {"feature_bounds": {"x0": [1.0, 1.0]}}),
+    ("both given for colour", {"feature_bounds": {"colour": [0, 1]}}),
+    ("list of two", {"label_classes": ["a", "b", "c"]}),
+])  # fmt: skip
+def test_refusals(match: str, changes: dict) -> None:
+    refused(match, **changes)
+
+
+def test_missing_fields_are_named() -> None:
+    with pytest.raises(ConfigurationError, match="lacks epsilon, delta"):
+        PrivateTreesJob.from_dict({"data_set": "a", "label": "b"})
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_resolves(name: str) -> None:
+    method = resolve_method(name, {}, 5)
+    assert method.n_trees % method.batch_size == 0 and not method.as_published
+
+
+def test_components_change_a_preset_one_by_one() -> None:
+    method = resolve_method("dp_tr_newton", {
+        "candidates": "dp_quantile", "query": "joint", "n_trees": 30, "batch_size": 10, "interactions": "random",
+        "n_features_per_tree": 2, "learning_rate": 1,
+    }, 5)  # fmt: skip
+    assert (method.candidates.name, method.query.name, method.n_trees, method.batch_size) == (
+        "DP_QUANTILE", "JOINT", 30, 10,
+    )  # fmt: skip
+    assert "changed" in method.name
+    assert resolve_method("dp_rf", {"n_trees": 40}, 5).batch_size == 40
+
+
+@pytest.mark.parametrize("name", ["default", "few_rounds", "dp_rf", "dp_ebm_newton", "feverless"])
+@pytest.mark.parametrize("trust", ["distributed", "trusted_aggregator"])
+@pytest.mark.parametrize("rows_per_person", [1, 3])
+def test_the_plan_costs_what_the_job_promises_and_just_fits_an_equal_budget(
+    name: str, trust: str, rows_per_person: int
+) -> None:
+    plan = JobPlan.of(job_of(method=name, trust=trust, rows_per_person=rows_per_person, components={}), 3)
+    cost = compose(plan.events()).for_person(rows_per_person)
+    assert cost.fits(gaussian_limit(plan.job.epsilon, plan.job.delta))
+    assert 0.9999 * plan.job.epsilon < cost.epsilon(plan.job.delta) <= plan.job.epsilon
+    after = plan.epsilon_after_rounds()
+    assert len(after) == plan.n_rounds and after == sorted(after)
+    assert after[-1] == pytest.approx(cost.epsilon(plan.job.delta), rel=1e-6)
+
+
+def test_too_few_sites_for_the_noise_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="cannot tolerate 2 colluder"):
+        JobPlan.of(job_of(colluders=2), 2)
+    with pytest.raises(ConfigurationError, match="meant for 4 sites; 3 take part"):
+        JobPlan.of(job_of(n_sites=4), 3)
+    with pytest.raises(ConfigurationError, match="trust=local is refused"):
+        JobPlan.of(job_of(trust="local"), 3)
+
+
+def test_distributed_noise_is_larger_by_the_missing_shares() -> None:
+    trusted, shared = (summarise(JobPlan.of(job_of(trust=t), 3)) for t in ("trusted_aggregator", "distributed"))
+    assert shared.leaf_noise[0] / trusted.leaf_noise[0] == pytest.approx(1.5**0.5)
+    assert trusted.ridge == pytest.approx(1 + 3 * trusted.leaf_noise[0])
+
+
+def test_the_summary_says_what_matters() -> None:
+    plan = JobPlan.of(job_of(components={}), 3)
+    text = "\n".join(lines(summarise(plan)))
+    assert "epsilon 1 at delta 1e-05" in text and "201 messages" in text and "1 of which may pool" in text
+    sections = report_sections(plan, 0.5, "The ledger fits.")
+    assert len(sections[1].curves[0].points) == 200
+    assert summarise(JobPlan.of(job_of(method="few_rounds", components={}), 3)).n_messages == 25
