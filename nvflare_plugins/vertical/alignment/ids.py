@@ -110,5 +110,6 @@ def _refuse(rows: Sequence[int], what: str, data_set: str) -> None:
         return
     shown = ", ".join(str(row + 1) for row in rows[:_SHOWN_ROWS])
     more = " and others" if len(rows) > _SHOWN_ROWS else ""
-    _log.error("data set %r %s: rows %s%s (counted from 1, without a header)", data_set, what, shown, more)
+    # Not as an error: FLARE sends lines of that level to the server.
+    _log.info("data set %r %s: rows %s%s (counted from 1, without a header)", data_set, what, shown, more)
     raise ConfigurationError(f"data set {data_set!r} {what}; the log of that site says which rows.")
