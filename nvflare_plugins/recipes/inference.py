@@ -51,6 +51,6 @@ class VerticalInferenceRecipe(JobRecipe):
     ) -> None:
         document = {"model": model, "action": action, "data_set": data_set, "alignment": alignment, **settings}
         job = InferenceJob.from_dict(document)
-        fields = changed_fields(job, InferenceJob(model, data_set="any"), kept=("model", "action", "data_set"))
+        fields = changed_fields(job, InferenceJob(model, action="merge"), kept=("model", "action"))
         fewest = min_clients if min_clients is not None else len(sites or ()) or 2
         super().__init__(name, job, InferenceController, InferenceExecutor, fields, sites, fewest)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs import horizontal
+from nvflare.recipe.spec import Recipe
+
+from jobs import horizontal, vertical_inference
 
 KEPT = Path(horizontal.__file__).parent
 
@@ -17,9 +19,14 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in files if ".__nvfl_" not in path.name}
 
 
-@pytest.mark.parametrize("profile", horizontal.PROFILES)
-def test_kept_folder_is_what_its_recipe_exports(profile: str, tmp_path: Path) -> None:
-    recipe = horizontal.recipe(profile)
+RECIPES = [
+    *map(horizontal.recipe, horizontal.PROFILES),
+    *map(vertical_inference.recipe, vertical_inference.ACTIONS),
+]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_kept_folder_is_what_its_recipe_exports(recipe: Recipe, tmp_path: Path) -> None:
     recipe.export(str(tmp_path))
     exported = contents(tmp_path / recipe.name)
     assert exported and contents(KEPT / recipe.name) == exported

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,11 +44,15 @@ class Run:
         return (self.workspace / name / "log.txt").read_text()
 
 
-def run_simulator(job: Path, workspace: Path, wishes: Wishes) -> Run:
-    """Set a fresh workspace up and run a job folder over three sites."""
+def run_simulator(job: Path, workspace: Path, wishes: Wishes, prepare: Callable[[], None] = lambda: None) -> Run:
+    """Set a fresh workspace up and run a job folder over three sites.
+
+    Args: prepare: called when the workspace is set up, to place further files in it.
+    """
     for _ in range(2):
         shutil.rmtree(workspace, ignore_errors=True)
         set_up(workspace, wishes)
+        prepare()
         run = simulate(job, workspace)
         if not any(text in run.output for text in _FLAKE):
             break

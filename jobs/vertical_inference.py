@@ -1,0 +1,91 @@
+"""The jobs of this folder that use a finished vertical model: run one in the simulator, or write the job folders anew.
+
+    python jobs/vertical.py --run paillier --workspace DIR               trains the model in DIR/vertical_paillier
+    python jobs/vertical_inference.py --run predict --workspace DIR      predicts with it, in DIR/vertical_predict
+    python jobs/vertical_inference.py --write [--model JOB_ID]           writes jobs/vertical_<action>/
+
+Actions are predict, explain and merge. The simulator calls every job simulate_job and starts with empty sites, so the
+parts of the model are placed in the sites' input folder first. Elsewhere every site still has its part in its run
+folder; only the id of the training job must be named: ``--model``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from nvflare.recipe import SimEnv
+
+from nvflare_plugins.flare.site_setup import Wishes, set_up
+from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
+from nvflare_plugins.vertical.alignment.demo_data import ID
+from nvflare_plugins.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE
+
+FOLDER = Path(__file__).resolve().parent
+ACTIONS = ("predict", "explain", "merge")
+SITES = ("site-1", "site-2", "site-3")
+DATA_SET = "breast_test"
+SIMULATED = "simulate_job"
+_CONSENTS = {"predict": (), "explain": ("explain",), "merge": ("merge_model",)}
+
+
+def recipe(action: str, model: str = SIMULATED) -> VerticalInferenceRecipe:
+    """Return the job of one action with the model of a training job, on the test set of breast cancer."""
+    rows = {} if action == "merge" else {"data_set": DATA_SET, "alignment": "first"}
+    return VerticalInferenceRecipe(f"vertical_{action}", model=model, action=action, **rows)
+
+
+def wishes(action: str, data: Path) -> Wishes:
+    """Return what the sites' policies must say. Args: data: where ``jobs/vertical.py`` has written the sites' files."""
+    path = str(data.absolute() / "{site}" / f"{DATA_SET}.csv")
+    return Wishes({DATA_SET: path}, consents=_CONSENTS[action], ids={DATA_SET: ID})
+
+
+def place_parts(training: Path, inputs: Path) -> None:
+    """Copy every site's part of a model that was trained in a simulator workspace into an input folder."""
+    inputs.mkdir(parents=True, exist_ok=True)
+    for site in SITES:
+        run = training / site / "veilboost_runs" / SIMULATED
+        part = run / ACTIVE_FILE if (run / ACTIVE_FILE).exists() else run / PASSIVE_FILE
+        shutil.copy(part, inputs / f"{SIMULATED}.{site}.json")
+
+
+def write(folder: Path, model: str) -> list[Path]:
+    """Write all job folders below a folder, replacing what was there under their names."""
+    paths = []
+    for action in ACTIONS:
+        job = recipe(action, model)
+        path = folder / job.name
+        shutil.rmtree(path, ignore_errors=True)
+        job.export(str(folder))
+        paths.append(path)
+    return paths
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the job folders anew")
+    parser.add_argument("--model", default=SIMULATED, help="id of the training job that the job folders name")
+    parser.add_argument("--run", choices=ACTIONS, help="run the job of this action in the simulator")
+    parser.add_argument("--workspace", type=Path, help="root of the simulator's workspaces")
+    parser.add_argument("--training", default="vertical_paillier", help="the training job's folder in there")
+    args = parser.parse_args()
+    if args.write:
+        for path in write(FOLDER, args.model):
+            print(f"wrote {path}")
+    if args.run:
+        if args.workspace is None:
+            parser.error("--run needs --workspace")
+        job = recipe(args.run)
+        workspace = args.workspace / job.name
+        set_up(workspace, wishes(args.run, args.workspace / "data"))
+        place_parts(args.workspace / args.training, workspace / "local" / "inputs")
+        job.execute(SimEnv(num_clients=len(SITES), workspace_root=str(args.workspace)))
+    if not args.write and not args.run:
+        parser.error("give --write or --run")
+
+
+if __name__ == "__main__":
+    main()
