@@ -70,7 +70,7 @@ def split_errors(epsilon_of_tree: float) -> Errors:
 
 @pytest.mark.slow
 def test_splits_keep_their_epsilon() -> None:
-    """Of the tree's epsilon 8 the split has 4. With two candidates log((1 + e^(4 * 4 / 6)) / 2) = 2.0 can be reached."""
+    """Of the tree's epsilon 8 the split has 4; two candidates can reach log((1 + e^(4 * 4 / 6)) / 2) = 2.0 of that."""
     assert 0.7 * 2.0 < split_errors(8.0).epsilon() <= 4
 
 
@@ -166,9 +166,11 @@ EDGES = public_edges([FeatureBounds(0, 16)], 16)
 
 def bucket_errors(release: Callable[..., Release]) -> Errors:
     """The canary's value is 0.5 or 15.5; the adversary looks whether its bucket is the last one."""
-    sent = [release(np.full((1, 4 * N_RUNS), value, np.float32), EDGES, 2.0, randomness=SeededRandomness(7 + i)).value[:, 0]
-            for i, value in enumerate((0.5, 15.5))]  # fmt: skip
-    return Errors.of(sent[0].astype(float), sent[1].astype(float), 14.5)
+    sent = []
+    for i, value in enumerate((0.5, 15.5)):
+        columns = np.full((1, 4 * N_RUNS), value, np.float32)
+        sent.append(release(columns, EDGES, 2.0, randomness=SeededRandomness(7 + i)).value[:, 0].astype(float))
+    return Errors.of(sent[0], sent[1], 14.5)
 
 
 def test_buckets_keep_their_epsilon() -> None:

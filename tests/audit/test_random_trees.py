@@ -36,7 +36,9 @@ from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.catalogue import Kind, Message
 from nvflare_plugins.wire.envelope import Frame, FrameType
 from tests.support.audit import Errors, gaussian_power, noise_p_value
-from tests.support.audit_trees import CANARY_SITE, Setting, SiteRandomness, Verdict, audit
+from tests.support.audit_trees import (
+    CANARY_SITE, Setting, SiteRandomness, Verdict, audit, judge, run_attempt,
+)  # fmt: skip
 from tests.support.private_trees import Part, split_rows
 from tests.support.seeded_randomness import SeededRandomness
 
@@ -257,5 +259,28 @@ def test_a_restart_with_a_trusted_aggregator_is_not_free(tmp_path: Path) -> None
     """
     restarted = setting(TRUSTED, replace(RANDOM_TREES, batch_size=20), n_attempts=2)
     server = [partial(add_gaussian_noise, randomness=SeededRandomness(run)) for run in range(2 * N_RUNS_FOR_ROOT_2)]
-    restarted = replace(restarted, server_noise=lambda run: server[run], pays=paid_from_ledger(tmp_path, restarted.plan))
+    pays = paid_from_ledger(tmp_path, restarted.plan)
+    restarted = replace(restarted, server_noise=lambda run: server[run], pays=pays)
     assert measured_mu(audit(restarted, N_RUNS_FOR_ROOT_2)) > CLAIMED_MU
+
+
+def test_replays_of_some_sites_only_are_not_free(tmp_path: Path) -> None:
+    """Site 2 draws its share afresh in each attempt, the others replay theirs and charge nothing.
+
+    The mean over attempts then holds less noise than their ledgers have paid for: s^2 / 2 + s^2 / 16 after eight. A job
+    that is resumed must therefore see to it that either all sites replay a query, or none does.
+    """
+    case = setting(DISTRIBUTED, replace(RANDOM_TREES, batch_size=20), n_attempts=8)
+    from_ledger = paid_from_ledger(tmp_path, case.plan)
+    mixed = replace(case, pays=lambda run, site: from_ledger(run, site) if site != 1 else training.without_ledger)
+    noise = []
+    for run in range(10):
+        sources = mixed.randomness(run)
+        views = [run_attempt(mixed, False, run, sources) for _ in range(mixed.n_attempts)]
+        assert len({view.totals[0].tobytes() for view in views}) == mixed.n_attempts
+        noise.append(np.mean([judge(mixed, [view], False).noise for view in views], axis=0))
+        identity = LedgerIdentity("site-3", f"run-{run}", NeighbouringRelation.ADD_OR_REMOVE_ROW)
+        spent = Ledger.open(tmp_path / str(CANARY_SITE), identity, Budget(EPSILON, 1e-3)).spent()
+        assert spent.mu_squared <= CLAIMED_MU**2
+    assert noise_p_value(np.concatenate(noise)) < 1e-12
+    assert np.mean(np.concatenate(noise) ** 2) == pytest.approx(1 / 2 + 1 / 16, rel=0.15)

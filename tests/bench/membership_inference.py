@@ -12,8 +12,9 @@ model, the pool and all other models, and asks for every row of the pool whether
   not; the likelihood ratio of the two (Carlini et al., 2022).
 
 Forests have the same public structure in all models, which helps the adversary. Advantage is true positives minus
-false positives at the best threshold of the attack, which flatters it: chance alone gives 0.02 here. "bound" is what no adversary can exceed, from
-the guarantee alone. An attack that finds nothing proves nothing: the audit is in tests/audit.
+false positives at the best threshold of the attack, which flatters it: chance alone gives 0.02 here. "bound" is what no
+adversary can exceed, from the guarantee alone. An attack that finds nothing proves nothing: the audit is in
+tests/audit.
 
 The training is the numpy twin, whose models equal those of the federation for equal noise. Delta is 1e-6; feature
 bounds are taken from the pool. The last line is one JSON object.
@@ -45,6 +46,7 @@ from tests.bench.dp_data import load
 
 DELTA, STRUCTURE_SEED = 1e-6, 1
 EPSILONS = (1.0, 0.5)
+WIDTHS = (7, 10, 10, 10, 10, 10, 8)
 Scores = NDArray[np.float64]
 Train = Callable[[Table, Table], Scores]
 """(members, pool) -> raw scores of the pool."""
@@ -78,7 +80,7 @@ def main() -> None:
     found = {}
     for name, (train, bound) in kinds(pool).items():
         found[name] = attack(train, pool, halves, bound)
-        print(f"{name:<28}" + "".join(f"{v:>{w}.3f}" for v, w in zip(_row(found[name]), (7, 10, 10, 10, 10, 10, 8))))
+        print(f"{name:<28}" + "".join(f"{v:>{w}.3f}" for v, w in zip(_row(found[name]), WIDTHS, strict=True)))
     print(json.dumps({name: {k: round(v, 4) for k, v in vars(f).items()} for name, f in found.items()}))
 
 

@@ -1,4 +1,4 @@
-"""What a site can rebuild of the other sites' rows from a horizontal training, with and without privacy: an illustration.
+"""What a site can rebuild of the other sites' rows from horizontal training, with and without privacy: an illustration.
 
     python -m tests.bench.reconstruction                      credit2 of the shared data
     python -m tests.bench.reconstruction adult --rows 300

@@ -23,9 +23,10 @@ from dp_components.batched_updates.batches import tree_scale
 from dp_components.leaf_weights.interface import leaf_outputs
 from dp_components.leaf_weights.query import UNIT
 from dp_components.mechanisms.gaussian import add_gaussian_noise, share_scales
+from dp_components.split_candidates.candidates import Candidates
 from he_processors.masks import PairwiseMasks
 from nvflare_plugins.private_trees import training
-from nvflare_plugins.private_trees.forest import draw_forest
+from nvflare_plugins.private_trees.forest import Forest, draw_forest
 from nvflare_plugins.private_trees.noise_plan import ServerNoise
 from nvflare_plugins.private_trees.refresh_catalogue import RefreshGrammar, node_statistics
 from nvflare_plugins.private_trees.training import NoisySums, Pay, PrivateTreesPlan, without_ledger
@@ -43,6 +44,7 @@ SITES = ("site-1", "site-2", "site-3")
 ADVERSARY, CANARY_SITE = 0, 2
 Integers = NDArray[np.int64]
 _THREADS = ThreadPoolExecutor(len(SITES))
+_FORESTS: dict[tuple, Forest] = {}
 
 
 class SiteRandomness(SeededRandomness):
@@ -200,7 +202,7 @@ def _rounds(
     """Refresh round by round; yields before each round and after the last."""
     method = plan.method
     candidates = training.agree_candidates(plan, columns, sums)  # type: ignore[arg-type]
-    forest = draw_forest(method, candidates, plan.structure_seed)
+    forest = _forest(plan, candidates)
     weights, bins = method.weight_update.weights(), candidates.bin_rows(columns)
     grammar = RefreshGrammar(forest)
     # Looked up by name, so that a fault planted in the module is in the real training and here alike.
@@ -226,6 +228,16 @@ def _rounds(
             margin = margin + leaf_outputs(of_leaves, plan.ridge, method.clip, scale)[leaf]
             start += tree.feature.size
     yield forest.n_rounds, forest.n_rounds
+
+
+def _forest(plan: PrivateTreesPlan, candidates: Candidates) -> Forest:
+    """Draw the forest, or take it from memory where the candidates are public: then it is the same in all runs."""
+    if plan.method.candidates.is_paid:
+        return draw_forest(plan.method, candidates, plan.structure_seed)
+    key = (plan.method, plan.bounds, plan.structure_seed)
+    if key not in _FORESTS:
+        _FORESTS[key] = draw_forest(plan.method, candidates, plan.structure_seed)
+    return _FORESTS[key]
 
 
 # -- what the adversary makes of it -----------------------------------------------------------------------------------
@@ -276,9 +288,13 @@ def judge(setting: Setting, views: Sequence[View], has_canary: bool) -> Verdict:
     pooled = Part(np.concatenate([p.columns for p in others], axis=1), np.concatenate([p.label for p in others]))
     seen: set[tuple[int, bytes]] = set()
     for view in views:
+        if all((i, reply.tobytes()) in seen for i, of_query in enumerate(view.replies) for reply in of_query):
+            continue
         expected, kinds = exact_answers(plan, pooled, view.totals)
         canary, _ = exact_answers(plan, setting.canary, view.totals)
-        own, _ = exact_answers(plan, setting.rows_of(ADVERSARY, False), view.totals)
+        own = view.own  # without any noise, if the server adds it
+        if not plan.trust.is_trusted_aggregator:
+            own, _ = exact_answers(plan, setting.rows_of(ADVERSARY, False), view.totals)
         for i, kind in enumerate(kinds):
             std = _unknown_std(plan, kind, expected[i].size)
             moved = canary[i] / std
