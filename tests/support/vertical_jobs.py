@@ -19,7 +19,7 @@ from nvflare_plugins.vertical.model import merge
 from nvflare_plugins.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.vertical.site import run_vertical_site
 from nvflare_plugins.wire.aggregation import Aggregator
-from tests.support.federation import DirectTransport, Tamper
+from tests.support.federation import DirectTransport, SiteDied, Tamper
 from tests.support.parties import Parties
 
 TIMEOUT_S = 120.0
@@ -91,7 +91,7 @@ def run(
             listener = Listener(parties.said.setdefault(site, []))
             outcomes[site] = run_vertical_site(of, place, transport, deadline_s + 30, listener)
         except Exception as error:  # the test decides what it expected
-            outcomes[site] = error
+            outcomes[site] = SiteDied() if transport.died else error
             if not transport.died:
                 aggregator.abort(f"{site}: {error}")
 

@@ -1,0 +1,238 @@
+"""Vertical jobs in which a party lies, dies or dawdles, and what the parties' files and messages hold under Paillier."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+
+import numpy as np
+import pytest
+
+from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
+from he_processors.packing import REFUSED
+from nvflare_plugins.vertical import (
+    active_site, encrypted_scheme, gradient_scheme, key_owner, passive, passive_site,
+)  # fmt: skip
+from nvflare_plugins.vertical.messages import HistogramAnswer, SplitAnswer
+from nvflare_plugins.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
+from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.envelope import unpack
+from tests.integration.test_vertical_jobs import dies_at_conversation, nothing_written
+from tests.support.federation import SiteDied
+from tests.support.he_toys import toy_paillier
+from tests.support.parties import Parties, succeed
+from tests.support.vertical_federation import first_difference, trees
+from tests.support.vertical_jobs import central, federation, job, merged, run, table
+
+PAILLIER = {"profile": "paillier", "key_bits": 2048}
+
+
+@pytest.fixture
+def parties(tmp_path) -> Parties:
+    found = federation(tmp_path)
+    for site in found.sites:
+        found.set_policy(site, min_key_bits=2048)
+    return found
+
+
+@pytest.fixture
+def toy_keys(monkeypatch):
+    """Short keys: fast, and refused outside tests."""
+    monkeypatch.setitem(key_owner._GENERATORS, "paillier", lambda bits: toy_paillier())
+    honest = encrypted_scheme.histogram_maker
+    claimed = type("LongKey", (), {"key_bits": 2048})
+    monkeypatch.setattr(passive_site, "unpack_public_key", lambda *of: claimed)
+    monkeypatch.setattr(passive_site, "histogram_maker", lambda *of, **more: honest(*of, **more, allow_toy_keys=True))
+
+
+def all_end_clearly(parties: Parties, outcomes: dict, said: str) -> None:
+    assert all(isinstance(outcome, VeilBoostError) for outcome in outcomes.values()), outcomes
+    assert all(said in str(outcome) for outcome in outcomes.values()), outcomes
+    assert nothing_written(parties)
+
+
+# -- lies -------------------------------------------------------------------------------------------------------------
+
+
+def test_bins_that_do_not_sum_to_their_node_are_refused(parties, monkeypatch):
+    honest = gradient_scheme.ClearHistogramMaker.sum_bins
+
+    def lie(self, *of):
+        sums = np.frombuffer(honest(self, *of), "<i8").copy()
+        sums[0] += 1
+        return sums.tobytes()
+
+    monkeypatch.setattr(gradient_scheme.ClearHistogramMaker, "sum_bins", lie)
+    all_end_clearly(parties, run(parties, job()), REFUSED)
+
+
+@pytest.mark.parametrize("change", ["too_large", "zero", "swapped", "short"])
+def test_ciphertexts_out_of_range_are_refused(parties, toy_keys, monkeypatch, change):
+    honest = encrypted_scheme.EncryptedHistogramMaker.sum_bins
+    width = (toy_paillier().public_key.modulus.bit_length() + 7) // 8
+
+    def lie(self, *of):
+        sums = bytearray(honest(self, *of))
+        if change == "too_large":
+            sums[-width:] = b"\xff" * width
+        elif change == "zero":
+            sums[-width:] = bytes(width)
+        elif change == "swapped":
+            sums[-width:], sums[-2 * width : -width] = sums[-2 * width : -width], sums[-width:]
+        else:
+            del sums[-1]
+        return bytes(sums)
+
+    monkeypatch.setattr(encrypted_scheme.EncryptedHistogramMaker, "sum_bins", lie)
+    outcomes = run(parties, job(**PAILLIER))
+    assert isinstance(outcomes["site-1"], ProtocolError)
+    all_end_clearly(parties, outcomes, str(outcomes["site-1"]))
+
+
+def test_gradients_under_another_key_are_refused(parties, toy_keys, monkeypatch):
+    honest = active_site.open_owner
+
+    def other_key(*of):
+        owner, setup = honest(*of)
+        other = encrypted_scheme.pack_public_key(toy_paillier(seed=2).public_key)
+        return owner, dataclasses.replace(setup, public_key=other)
+
+    monkeypatch.setattr(active_site, "open_owner", other_key)
+    all_end_clearly(parties, run(parties, job(**PAILLIER)), "another key")
+
+
+def test_an_unprotected_announcement_is_refused_in_an_encrypted_job(parties, monkeypatch):
+    honest = active_site.open_owner
+    monkeypatch.setattr(active_site, "open_owner", lambda of, *more: honest(job(), *more))
+    all_end_clearly(parties, run(parties, job(**PAILLIER)), "another scheme than the job's")
+
+
+def test_short_keys_are_refused(parties, monkeypatch):
+    monkeypatch.setitem(key_owner._GENERATORS, "paillier", lambda bits: toy_paillier())
+    all_end_clearly(parties, run(parties, job(**PAILLIER)), "bits")
+
+
+@pytest.mark.parametrize("answer", [
+    SplitAnswer(0, ()), HistogramAnswer(0, (7,), b""), HistogramAnswer(9, (0,), b""), None,
+], ids=["other_type", "other_node", "other_tree", "nothing"])  # fmt: skip
+def test_wrong_answers_are_refused(parties, monkeypatch, answer):
+    monkeypatch.setattr(passive.PassiveParty, "_histograms", lambda self, request: answer)
+    outcomes = run(parties, job())
+    assert isinstance(outcomes["site-1"], ProtocolError)
+    all_end_clearly(parties, outcomes, str(outcomes["site-1"]))
+
+
+# -- silence ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", ["site-1", "site-3"])
+def test_a_party_that_dies_in_a_tree_is_named_and_nothing_is_written(parties, victim):
+    outcomes = run(parties, job(checkpoint_every=0), tamper={victim: dies_at_conversation(9)}, deadline_s=1.5)
+    assert isinstance(outcomes[victim], SiteDied)
+    del outcomes[victim]
+    all_end_clearly(parties, outcomes, f"no message from {victim} within")
+
+
+def test_a_slow_party_ends_the_job_when_the_job_says_so(parties, monkeypatch):
+    honest = passive.PassiveParty._splits
+
+    def slow(self, request):
+        time.sleep(4)
+        return honest(self, request)
+
+    monkeypatch.setattr(passive.PassiveParty, "_splits", slow)
+    outcomes = run(parties, job(deadline_s=1.0), deadline_s=1.0)
+    all_end_clearly(parties, outcomes, "did not answer within 1 s")
+
+
+def test_a_slow_party_is_waited_for_within_the_deadline_of_an_answer(parties, monkeypatch):
+    """The deadline of an exchange does not bound how long a party computes: it gives signs of life."""
+    honest = passive.PassiveParty._splits
+
+    def slow(self, request):
+        time.sleep(1.5 if request.tree == 0 and request.splits[0].node == 0 else 0)
+        return honest(self, request)
+
+    monkeypatch.setattr(passive.PassiveParty, "_splits", slow)
+    succeed(run(parties, job(deadline_s=4.0, num_rounds=2), deadline_s=1.2))
+
+
+def test_an_operators_abort_ends_all(parties):
+    def abort(frame: bytes) -> bytes:
+        if unpack(frame).kind is Kind.CONVERSATION:
+            raise JobAborted("the job was aborted by an operator or by FLARE")
+        return frame
+
+    outcomes = run(parties, job(), tamper={"site-2": abort})
+    all_end_clearly(parties, outcomes, "aborted by an operator")
+
+
+# -- what is where ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_secret_is_in_another_partys_files_or_messages(parties, toy_keys, monkeypatch):
+    """Labels, gradients, leaves and thresholds are searched in everything written and everything sent."""
+    secrets: list[bytes] = []
+    honest = encrypted_scheme.EncryptedGradientOwner.encrypt
+
+    def listen(self, g, h):
+        secrets.extend(pair.astype("<i8").tobytes() for pair in np.stack([g, h], axis=1)[:50])
+        return honest(self, g, h)
+
+    monkeypatch.setattr(encrypted_scheme.EncryptedGradientOwner, "encrypt", listen)
+    succeed(run(parties, job(**PAILLIER, num_rounds=3)))
+    assert first_difference(merged(parties), central(table(390).iloc[:300], 3).save_raw("json")) == ""
+    active = read_part(parties.run_folder("site-1") / ACTIVE_FILE, "site-1", ActivePart).part
+    tables = {
+        site: read_part(parties.run_folder(site) / PASSIVE_FILE, site, PassivePart).part.table
+        for site in ("site-2", "site-3")
+    }
+    leaves = [
+        value for tree in trees(active.booster)
+        for value, child in zip(tree["split_conditions"], tree["left_children"], strict=True) if child < 0
+    ]  # fmt: skip
+    own = [
+        value for tree in trees(active.booster)
+        for value, child, feature in zip(tree["split_conditions"], tree["left_children"], tree["split_indices"], strict=True)
+        if child >= 0 and feature < 2
+    ]  # fmt: skip
+    thresholds = {site: [split.threshold for split in found.values()] for site, found in tables.items()}
+    assert leaves and own and all(thresholds.values()) and len(secrets) > 100
+    label = table(390).y.to_numpy(np.float32)[:300]
+    forms = {
+        "site-1": [form for site in tables for x in thresholds[site] for form in number_forms(x)],
+        **{site: [
+            *secrets, label.tobytes(), label.astype(np.uint8).tobytes(), np.packbits(label > 0).tobytes(),
+            *(form for x in [*leaves, *own] for form in number_forms(x)),
+            *(form for other in tables if other != site for x in thresholds[other] for form in number_forms(x)),
+        ] for site in tables},
+    }  # fmt: skip
+    for site, hidden in forms.items():
+        folder = parties.run_folder(site)
+        files = b"\n".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+        said = "\n".join(parties.said[site]).encode()
+        assert not [form for form in hidden if form in files + said], site
+    everything = {form for hidden in forms.values() for form in hidden} | set(partition_bits(merged(parties)))
+    wire = b"".join(t.frame.payload for t in parties.transfers)
+    assert len(wire) > 100_000 and not [form for form in everything if form in wire]
+    assert json.loads((parties.run_folder("site-2") / "run.json").read_text())["rounds"][0]["metrics"] == {}
+
+
+def partition_bits(model: bytes) -> list[bytes]:
+    """Return which training rows go left at each root, as bits in either order."""
+    values = table(390).drop(columns="y").to_numpy(np.float32)[:300]
+    found = []
+    for tree in trees(model):
+        column, threshold = values[:, tree["split_indices"][0]], np.float32(tree["split_conditions"][0])
+        goes_left = np.where(np.isnan(column), bool(tree["default_left"][0]), column < threshold)
+        found += [np.packbits(bits, bitorder=order).tobytes()
+                  for bits in (goes_left, ~goes_left) for order in ("little", "big")]  # fmt: skip
+    return found
+
+
+def number_forms(value: float) -> list[bytes]:
+    """Return how a number may stand in a file or message; short decimals would be found by chance."""
+    exact = np.float32(value)
+    texts = {repr(float(exact)), str(exact), json.dumps(float(value))}
+    return [exact.tobytes(), np.float64(exact).tobytes(), *(text.encode() for text in texts if len(text) > 5)]
