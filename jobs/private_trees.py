@@ -1,0 +1,106 @@
+"""The private jobs of this folder: run one in the simulator, or write the job folders anew.
+
+    python jobs/private_trees.py --prepare FILE --workspace DIR     deals credit2's rows out to three sites with budgets
+    python jobs/private_trees.py --run default --workspace DIR      runs one over three simulated sites
+    python jobs/private_trees.py --write                            writes jobs/private_trees_<name>/
+
+FILE is a Parquet or CSV file of the UCI set "default of credit card clients" with a column ``label``. A prepared DIR is
+what ``nvflare simulator jobs/private_trees_default -w DIR -n 3 -t 3`` takes too.
+
+The bounds below are what the set's public description says of its columns, rounded; none was looked up in the rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from nvflare.recipe import SimEnv
+
+from nvflare_plugins.files import write_atomically
+from nvflare_plugins.flare.site_setup import Wishes, set_up
+from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
+from nvflare_plugins.site_policy import POLICY_FILE
+
+FOLDER = Path(__file__).resolve().parent
+DATA_SET, SITES = "credit2", ("site-1", "site-2", "site-3")
+BUDGET = {"epsilon": 2.0, "delta": 1e-5}
+METHODS = {"default": ("default", "distributed"), "dp_ebm": ("dp_ebm_newton", "trusted_aggregator")}
+"""Name of the job -> its method and trust model."""
+
+_MONTHS = range(1, 7)
+BOUNDS = {
+    "LIMIT_BAL": [0, 1_000_000], "SEX": [1, 2], "EDUCATION": [0, 6], "MARRIAGE": [0, 3], "AGE": [18, 100],
+    **{f"PAY_{n}": [-2, 9] for n in (0, 2, 3, 4, 5, 6)},
+    **{f"BILL_AMT{n}": [-100_000, 1_000_000] for n in _MONTHS},
+    **{f"PAY_AMT{n}": [0, 1_000_000] for n in _MONTHS},
+}  # fmt: skip
+
+
+def recipe(name: str) -> PrivateTreesRecipe:
+    """Return one of the jobs."""
+    method, trust = METHODS[name]
+    return PrivateTreesRecipe(
+        f"private_trees_{name}", data_set=DATA_SET, label="label", epsilon=0.5, delta=1e-6, feature_bounds=BOUNDS,
+        method=method, trust=trust,
+    )  # fmt: skip
+
+
+def write(folder: Path) -> list[Path]:
+    """Write all job folders below a folder, replacing what was there under their names."""
+    paths = []
+    for name in METHODS:
+        job = recipe(name)
+        path = folder / job.name
+        shutil.rmtree(path, ignore_errors=True)
+        job.export(str(folder))
+        paths.append(path)
+    return paths
+
+
+def prepare(frame: pd.DataFrame, workspace: Path) -> None:
+    """Deal rows out to the sites of a simulator workspace, whose policy gets a budget and allows the jobs."""
+    data = workspace / "local" / "data"  # FLARE empties the rest of a simulator workspace
+    data.mkdir(parents=True, exist_ok=True)
+    shuffled = frame.sample(frac=1, random_state=0)
+    for site, rows in zip(SITES, np.array_split(np.arange(len(frame)), len(SITES)), strict=True):
+        shuffled.iloc[rows].to_parquet(data / f"{site}.parquet", index=False)
+    paths = {DATA_SET: str((data / "{site}.parquet").absolute())}
+    set_up(workspace, Wishes(paths, profiles=("dp_distributed", "dp_trusted")))
+    policy = json.loads((workspace / POLICY_FILE).read_text())
+    policy["data_sets"][DATA_SET]["privacy"] = BUDGET
+    write_atomically(workspace / POLICY_FILE, json.dumps(policy, indent=2).encode())
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the job folders anew")
+    parser.add_argument("--prepare", type=Path, metavar="FILE", help="make a simulator workspace from this data")
+    parser.add_argument("--run", choices=METHODS, help="run this job in the simulator")
+    parser.add_argument("--workspace", type=Path, help="the simulator's workspace")
+    args = parser.parse_args()
+    if args.write:
+        for path in write(FOLDER):
+            print(f"wrote {path}")
+    if (args.prepare or args.run) and args.workspace is None:
+        parser.error("--prepare and --run need --workspace")
+    if args.prepare:
+        is_parquet = args.prepare.suffix == ".parquet"
+        prepare(pd.read_parquet(args.prepare) if is_parquet else pd.read_csv(args.prepare), args.workspace)
+    if args.run:
+        job = recipe(args.run)
+        root = args.workspace.absolute()
+        if not (root / job.name).exists():  # FLARE takes <root>/<job name> as the workspace
+            shutil.copytree(root / "local", root / job.name / "local")
+        job.execute(SimEnv(num_clients=len(SITES), workspace_root=str(root)))
+    if not (args.write or args.prepare or args.run):
+        parser.error("give --write, --prepare or --run")
+
+
+if __name__ == "__main__":
+    main()
