@@ -31,6 +31,7 @@ from nvflare_plugins.private_trees.features import tree_features
 from nvflare_plugins.private_trees.methods import CandidateSource, Method, SplitMethod
 from nvflare_plugins.private_trees.noise_plan import Mechanism, NoisePlan, PlannedNoise
 
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows to train on or to score. Shapes: columns: float32[n_features, n_rows]; label: float32[n_rows]."""
@@ -60,25 +61,29 @@ class Simulation:
     def run(self) -> NDArray[np.float32]:
         """Train and score. Shapes: result: float32[n_test_rows], raw scores."""
         self.candidates = self._start_candidates()
-        self._bins = self.candidates.bin_rows(self._train.columns)
-        self._test_bins = self.candidates.bin_rows(self._test.columns)
-        margin = np.zeros(self._train.label.size, dtype=np.float32)
-        scores = np.zeros(self._test.label.size, dtype=np.float32)
+        n_train = self._train.label.size
+        # Rows to train on first, then those to score: one walk through a tree serves both.
+        self._all_bins = self.candidates.bin_rows(np.concatenate([self._train.columns, self._test.columns], axis=1))
+        self._bins = self._all_bins[:, :n_train]
+        margin, scores = (np.zeros(table.label.size, dtype=np.float32) for table in (self._train, self._test))
         number = 0
         for size in batch_sizes(self._method.n_trees, self._method.batch_size):
             pairs = self._weights.row_statistics(margin, self._train.label, self._method.query).values
             scale = tree_scale(self._method.learning_rate, size)
             added = margin.copy()
             for tree_number in range(number, number + size):
-                tree, sums = self._tree(tree_number, pairs)
+                tree, leaf, sums = self._tree(tree_number, pairs)
                 outputs = leaf_outputs(self._weights.repaired(sums), self._ridge, self._method.clip, scale)
-                added += outputs[tree.leaf_of_rows(self._bins)]
-                scores += outputs[tree.leaf_of_rows(self._test_bins)]
+                added += outputs[leaf[:n_train]]
+                scores += outputs[leaf[n_train:]]
                 self.trees.append((tree, outputs))
             margin, number = added, number + size
         return scores
 
-    def _tree(self, number: int, pairs: NDArray[np.int64]) -> tuple[Tree, NDArray[np.float64]]:
+    def _tree(
+        self, number: int, pairs: NDArray[np.int64]
+    ) -> tuple[Tree, NDArray[np.uint8], NDArray[np.float64]]:
+        """Return a tree, the leaf of every row to train on and to score, and the noisy sums of the leaves."""
         method = self._method
         self._refine_candidates(number)
         features = tree_features(method, number, self._n_features, self._draws)
@@ -87,20 +92,15 @@ class Simulation:
         counts = self.candidates.counts
         if method.split_method is SplitMethod.TOTALLY_RANDOM:
             tree = grow_totally_random(counts, features, method.depth, self._draws)
-            return tree, self._noisy(self._leaf_sums(tree, pairs)) / UNIT
+            leaf = tree.leaf_of_rows(self._all_bins)
+            return tree, leaf, self._noisy(_leaf_sums(leaf[: len(pairs)], tree.leaves.size, pairs)) / UNIT
         common = (self._bins, pairs, features, counts, self._ridge, method.clip, self._noisy)
         if method.split_method is SplitMethod.HISTOGRAM:
             query = HistogramQuery(*common)
         else:
             query = PartiallyRandomQuery(*common, self._draws)
         grown = grow(self._bins, query, method.depth)
-        return grown.tree, grown.leaf_sums
-
-    def _leaf_sums(self, tree: Tree, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-        leaf, n_leaves = tree.leaf_of_rows(self._bins).astype(np.intp), tree.leaves.size
-        # Sums of integers below 2^53: exact in any order.
-        sums = [np.bincount(leaf, weights=pairs[:, i], minlength=n_leaves) for i in range(2)]
-        return np.stack(sums, axis=1).astype(np.int64)
+        return grown.tree, grown.tree.leaf_of_rows(self._all_bins), grown.leaf_sums
 
     def _noisy(self, sums: NDArray[np.int64], planned: PlannedNoise | None = None) -> NDArray[np.int64]:
         planned = planned or self._plan.leaves
@@ -139,6 +139,12 @@ class Simulation:
             cuts = refine(present, hessians, target, method.n_candidates, method.as_published)
             self.candidates = self.candidates.replaced(feature, cuts)
             cuts = self.candidates.of_feature[feature]
-            self._bins[feature] = bin_column(self._train.columns[feature], cuts)
-            self._test_bins[feature] = bin_column(self._test.columns[feature], cuts)
+            column = np.concatenate([self._train.columns[feature], self._test.columns[feature]])
+            self._all_bins[feature] = bin_column(column, cuts)
         self._fresh = {}
+
+
+def _leaf_sums(leaf: NDArray[np.uint8], n_leaves: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+    # Sums of integers below 2^53: exact in any order.
+    sums = [np.bincount(leaf, weights=pairs[:, i], minlength=n_leaves) for i in range(2)]
+    return np.stack(sums, axis=1).astype(np.int64)
