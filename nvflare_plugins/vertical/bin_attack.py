@@ -4,10 +4,13 @@ For one bin, every node's sum of gradients is a linear equation in the 0/1 vecto
 of hessians. The active party knows all coefficients: its own gradients, and which rows reached the node. With as many
 independent equations as rows, least squares solves them; with fewer, it helps that a row is in exactly one bin.
 
+The splits that the party won tell more: on which side of a threshold every row of a node lies. That is the model
+itself, with any preset, and the attack says how far it leads without any sum.
+
 This is a tool to judge settings with, run on data whose bins are known. It needs what an honest active party sees in
 any training, and nothing else.
 
-Reference: SECURITY notes on vertical training in the README's threat model.
+Security: nothing secret is used or kept; whoever can open the sums can run it.
 """
 
 from __future__ import annotations
@@ -22,6 +25,18 @@ from scipy import linalg
 from he_processors.histogram.bins import BinCodes, BinLayout
 
 _SMALLEST = 1e-10  # singular values below this part of the largest are rounding errors
+_NEVER = -1e6  # membership in a slot that cannot be
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class KnownSplit:
+    """A split that the passive party won. Shapes: left, right: int32[n], the rows of the children."""
+
+    feature: int
+    bin: int
+    default_left: bool
+    left: NDArray[np.int32]
+    right: NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -37,6 +52,7 @@ class TreeSums:
     h: NDArray[np.int64]
     nodes: Sequence[NDArray[np.int32]]
     sums: NDArray[np.int64]
+    splits: Sequence[KnownSplit] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,30 +62,46 @@ class Recovery:
     Attributes:
         n_sums: independent sums of one feature.
         sums_per_row: those, per row of the table: equations per unknown.
-        by_least_squares, with_one_bin_per_row: part of all rows and features whose bin was recovered, by plain least
-            squares, and with the knowledge that a row is in exactly one bin.
-        by_guessing: the same for somebody who always names the fullest bin of the feature.
+        by_least_squares: part of all rows and features whose bin plain least squares recovers.
+        by_all: the same with the knowledge that a row is in exactly one bin, and of the splits.
+        by_splits: for somebody who names the fullest bin that the splits leave, without any sum.
+        by_guessing: for somebody who always names the fullest bin of the feature.
     """
 
     n_sums: int
     sums_per_row: float
     by_least_squares: float
-    with_one_bin_per_row: float
+    by_all: float
+    by_splits: float
     by_guessing: float
 
 
-def attack(trees: Sequence[TreeSums], layout: BinLayout, codes: BinCodes, n_projections: int = 200) -> Recovery:
+def attack(
+    trees: Sequence[TreeSums], layout: BinLayout, codes: BinCodes, features: Sequence[int] | None = None,
+    n_projections: int = 60,
+) -> Recovery:  # fmt: skip
     """Recover the bins of all rows and compare them with the truth.
 
     Shapes: codes: uint8 or uint16[n_features, n_rows], the truth.
+    Args:
+        features: the features to attack; all by default. They are attacked one by one, so a sample tells the rate.
+        n_projections: steps of the search that knows that a row is in one bin.
     """
+    chosen = range(layout.n_features) if features is None else features
+    allowed = _left_by_splits(trees, layout, codes.shape[1])
+    slots = np.concatenate([np.arange(layout.starts[f], layout.starts[f + 1]) for f in chosen])
+    layout, codes, allowed = BinLayout(tuple(layout.n_bins[f] for f in chosen)), codes[list(chosen)], allowed[:, slots]
     n_rows = codes.shape[1]
-    equations = _Equations.of(trees, layout, n_rows)
+    equations = _Equations.of(trees, slots, n_rows)
     plain = equations.least_squares()
-    sharper = equations.with_one_bin_per_row(plain, layout, n_projections)
-    rates = [np.mean(_fullest_slot(x, layout) == codes) for x in (plain, sharper)]
-    guess = np.mean([np.bincount(line).max() / n_rows for line in codes])
-    return Recovery(equations.rank, equations.rank / n_rows, float(rates[0]), float(rates[1]), float(guess))
+    sharper = equations.with_one_bin_per_row(plain, allowed, layout, n_projections)
+    # The hessians of a first tree are all alike, so their sums tell how full every bin is.
+    frequency = np.concatenate([np.bincount(c, minlength=n + 1) for c, n in zip(codes, layout.n_bins, strict=True)])
+    frequency = np.tile(frequency / n_rows, (n_rows, 1))
+    solutions = (plain, sharper, np.where(allowed, frequency, -1.0), frequency)
+    return Recovery(
+        equations.rank, equations.rank / n_rows, *(_part_recovered(x, layout, codes) for x in solutions)
+    )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -83,18 +115,18 @@ class _Equations:
     values: NDArray[np.float64]
 
     @classmethod
-    def of(cls, trees: Sequence[TreeSums], layout: BinLayout, n_rows: int) -> _Equations:
+    def of(cls, trees: Sequence[TreeSums], slots: NDArray[np.int64], n_rows: int) -> _Equations:
         lines, sums = [], []
         for tree in trees:
             for rows, node_sums in zip(tree.nodes, tree.sums, strict=True):
-                for values, its_sums in zip((tree.g, tree.h), node_sums.T, strict=True):
+                for values, its_sums in zip((tree.g, tree.h), node_sums[slots].T, strict=True):
                     line = np.zeros(n_rows)
                     line[rows] = values[rows]
                     size = np.linalg.norm(line) or 1.0
                     lines.append(line / size)
                     sums.append(its_sums / size)
         if not lines:
-            return cls(np.empty((0, n_rows)), np.empty((0, layout.n_slots)))
+            return cls(np.empty((0, n_rows)), np.empty((0, slots.size)))
         left, sizes, right = linalg.svd(np.array(lines), full_matrices=False, lapack_driver="gesdd")
         rank = int(np.count_nonzero(sizes > _SMALLEST * sizes[0]))
         values = (left[:, :rank].T @ np.array(sums)) / sizes[:rank, None]
@@ -109,22 +141,37 @@ class _Equations:
         return self.basis.T @ self.values
 
     def with_one_bin_per_row(
-        self, start: NDArray[np.float64], layout: BinLayout, n_projections: int
+        self, start: NDArray[np.float64], allowed: NDArray[np.bool_], layout: BinLayout, n_projections: int
     ) -> NDArray[np.float64]:
-        """Search a solution in which every row's memberships in a feature's slots are positive and add up to one.
+        """Search a solution in which a row's memberships in a feature's allowed slots are positive and add up to one.
 
-        Projects in turn on both conditions (Douglas-Rachford).
+        Projects in turn on both conditions (Douglas-Rachford). Shapes: allowed: bool[n_rows, n_slots].
         """
         x = start.copy()
         for _ in range(n_projections):
-            on_simplex = _project_on_simplex(x, layout)
+            on_simplex = _project_on_simplex(x, allowed, layout)
             reflected = 2 * on_simplex - x
             x += reflected - self.basis.T @ (self.basis @ reflected - self.values) - on_simplex
-        return _project_on_simplex(x, layout)
+        return _project_on_simplex(x, allowed, layout)
 
 
-def _project_on_simplex(x: NDArray[np.float64], layout: BinLayout) -> NDArray[np.float64]:
+def _left_by_splits(trees: Sequence[TreeSums], layout: BinLayout, n_rows: int) -> NDArray[np.bool_]:
+    """Return which slots the splits leave possible for each row. Shapes: bool[n_rows, n_slots]."""
+    allowed = np.ones((n_rows, layout.n_slots), dtype=bool)
+    for split in (split for tree in trees for split in tree.splits):
+        start, missing = layout.starts[split.feature], layout.starts[split.feature + 1] - 1
+        middle = start + split.bin + 1
+        allowed[split.left, middle:missing] = False
+        allowed[split.right, start:middle] = False
+        allowed[split.right if split.default_left else split.left, missing] = False
+    return allowed
+
+
+def _project_on_simplex(
+    x: NDArray[np.float64], allowed: NDArray[np.bool_], layout: BinLayout
+) -> NDArray[np.float64]:
     """Return the nearest memberships that are at least zero and add up to one for each feature."""
+    x = np.where(allowed, x, _NEVER)
     result = np.empty_like(x)
     for start, end in zip(layout.starts[:-1], layout.starts[1:], strict=True):
         part = x[:, start:end]
@@ -135,7 +182,7 @@ def _project_on_simplex(x: NDArray[np.float64], layout: BinLayout) -> NDArray[np
     return result
 
 
-def _fullest_slot(x: NDArray[np.float64], layout: BinLayout) -> NDArray[np.int64]:
-    """Return each row's likeliest slot of each feature. Shapes: int64[n_features, n_rows]."""
+def _part_recovered(x: NDArray[np.float64], layout: BinLayout, codes: BinCodes) -> float:
+    """Return how often a row's likeliest slot of a feature is its own."""
     ranges = zip(layout.starts[:-1], layout.starts[1:], strict=True)
-    return np.stack([np.argmax(x[:, start:end], axis=1) for start, end in ranges])
+    return float(np.mean(np.stack([np.argmax(x[:, start:end], axis=1) for start, end in ranges]) == codes))

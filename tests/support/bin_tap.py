@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal
-from nvflare_plugins.vertical.bin_attack import TreeSums
+from nvflare_plugins.vertical.bin_attack import KnownSplit, TreeSums
 from nvflare_plugins.vertical.gradient_scheme import ClearGradientOwner
 from nvflare_plugins.vertical.links import InProcessLink
-from nvflare_plugins.vertical.messages import HistogramAnswer, HistogramRequest
+from nvflare_plugins.vertical.messages import (
+    HistogramAnswer, HistogramRequest, SplitAnswer, SplitRequest, from_bytes,
+)  # fmt: skip
 from nvflare_plugins.vertical.party_sums import ROOT
 
 
@@ -26,6 +28,7 @@ class Tap(ClearGradientOwner):
         self._rows: dict[int, NDArray[np.int32]] = {}
         self._nodes: list[NDArray[np.int32]] = []
         self._sums: list[NDArray[np.int64]] = []
+        self._splits: list[KnownSplit] = []
         self.layout: BinLayout | None = None
         self.trees: list[TreeSums] = []
 
@@ -45,8 +48,8 @@ class Tap(ClearGradientOwner):
         """Close the tree that grew last."""
         if self._sums:
             g, h = np.concatenate(self._gradients).T
-            self.trees.append(TreeSums(g, h, tuple(self._nodes), np.stack(self._sums)))
-        self._gradients, self._nodes, self._sums = [], [], []
+            self.trees.append(TreeSums(g, h, tuple(self._nodes), np.stack(self._sums), tuple(self._splits)))
+        self._gradients, self._nodes, self._sums, self._splits = [], [], [], []
 
     def listen(self, link: InProcessLink) -> InProcessLink:
         """Note the nodes whose sums come over a link."""
@@ -55,7 +58,9 @@ class Tap(ClearGradientOwner):
         def answer(sent: bytes):
             reply = honest(sent)
             if isinstance(reply, HistogramAnswer):
-                self._note(reply)
+                self._nodes += [self._rows[node] for node in reply.nodes]
+            elif isinstance(reply, SplitAnswer):
+                self._note_splits(from_bytes(sent), reply)
             return reply
 
         ask = link.ask
@@ -75,5 +80,8 @@ class Tap(ClearGradientOwner):
             rows, goes_left = self._rows[part.node], part.goes_left.unpack()
             self._rows[part.left], self._rows[part.right] = rows[goes_left], rows[~goes_left]
 
-    def _note(self, reply: HistogramAnswer) -> None:
-        self._nodes += [self._rows[node] for node in reply.nodes]
+    def _note_splits(self, request: SplitRequest, reply: SplitAnswer) -> None:
+        for split, bits in zip(request.splits, reply.goes_left, strict=True):
+            rows, goes_left = self._rows[split.node], bits.unpack()
+            sides = rows[goes_left], rows[~goes_left]
+            self._splits.append(KnownSplit(split.feature, split.bin, split.default_left, *sides))
