@@ -1,7 +1,8 @@
 """A whole round trip in a FLARE proof of concept: three sites and a server, with certificates as in production.
 
-    python poc_workspace/run_poc.py                     runs jobs/horizontal_masks on scikit-learn's breast cancer set
-    python poc_workspace/run_poc.py --job JOB --keep    runs another job folder and leaves the files for a look
+    python poc_workspace/run_poc.py                       runs jobs/horizontal_masks on scikit-learn's breast cancer set
+    python poc_workspace/run_poc.py --scenario vertical   the same set by columns: alignment, training, prediction
+    python poc_workspace/run_poc.py --job JOB --keep      runs another job folder and leaves the files for a look
 
 Provisions, gives each site its data and its policy, prepares all with ``veilboost site-setup``, starts, submits through
 the admin interface, waits, downloads, checks the evidence with ``veilboost verify``, and stops. Whatever happens, no
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -34,9 +35,11 @@ from nvflare.fuel.flare_api.flare_api import (
 from sklearn.datasets import load_breast_cancer
 
 from nvflare_plugins.flare.site_setup import set_up
+from nvflare_plugins.vertical.alignment.demo_data import LABEL, breast_cancer, deal_columns
 
 HERE = Path(__file__).resolve().parent
-DEFAULT_JOB = HERE.parent / "jobs" / "horizontal_masks"
+JOBS = HERE.parent / "jobs"
+HORIZONTAL = "horizontal"
 PROJECT = "veilboost_poc"
 ADMIN = "admin@consortium.org"
 SITES = ("site-1", "site-2", "site-3")
@@ -54,10 +57,12 @@ class Poc:
     Args:
         folder: an empty folder; everything happens below it, FLARE's own settings in the home folder included.
         port: the server's port; 0 takes a free one.
+        scenario: which data and policies the sites get.
     """
 
     folder: Path
     port: int = 0
+    scenario: str = HORIZONTAL
     _environment: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,7 +75,12 @@ class Poc:
     @property
     def kits(self) -> Path:
         """The folder of all participants' kits."""
-        return self.folder / "poc" / PROJECT / "prod_00"
+        return self.kits_of(self.folder)
+
+    @staticmethod
+    def kits_of(folder: Path) -> Path:
+        """Return the folder of all kits of a proof of concept in ``folder``."""
+        return folder / "poc" / PROJECT / "prod_00"
 
     def __enter__(self) -> Poc:
         try:
@@ -89,9 +99,10 @@ class Poc:
         template = (HERE / "project.yml").read_text()
         project.write_text(template.replace(f"fed_learn_port: {DEFAULT_PORT}", f"fed_learn_port: {self.port}"))
         self._nvflare("poc", "prepare", "-i", str(project), "--force")
-        write_breast_cancer({site: self.kits / site / "data" for site in SITES})
+        SCENARIOS[self.scenario].write_data({site: self.kits / site / "data" for site in SITES})
         for site in SITES:
-            shutil.copy(HERE / "site_policies" / f"{site}.json", self.kits / site / "local" / "veilboost.json")
+            policy = HERE / "site_policies" / self.scenario / f"{site}.json"
+            shutil.copy(policy, self.kits / site / "local" / "veilboost.json")
         for change in set_up(self.folder / "poc"):
             say(f"site-setup: {change}")
 
@@ -104,13 +115,22 @@ class Poc:
         finally:
             session.close()
 
-    def run_job(self, job: Path, timeout_s: float = JOB_TIMEOUT_S) -> tuple[str, str, Path]:
+    def run_job(
+        self, job: Path, timeout_s: float = JOB_TIMEOUT_S, changes: Mapping[str, object] | None = None
+    ) -> tuple[str, str, Path]:
         """Submit a job folder, wait for its end and download the result.
+
+        Args:
+            changes: fields of the job to set, such as the id of a job before it.
 
         Returns: job id, status, folder of the result.
         """
         copy = self.folder / "jobs" / job.name  # FLARE signs the folder it submits, in place
         shutil.copytree(job, copy, dirs_exist_ok=True)
+        for path in copy.glob("*/config/config_fed_server.json"):
+            config = json.loads(path.read_text())
+            config["workflows"][0]["args"]["job"].update(changes or {})
+            path.write_text(json.dumps(config, indent=2))
         with self.session() as session:
             job_id = session.submit_job(str(copy))
             say(f"submitted {job.name}: {job_id}")
@@ -171,6 +191,40 @@ def write_breast_cancer(folders: dict[str, Path]) -> None:
         part.iloc[n_train:].to_csv(folder / "breast_test.csv", index=False)
 
 
+def write_columns(folders: dict[str, Path]) -> None:
+    """Write each site its columns of the same set, with ids; every site lacks some rows that others have."""
+    deal_columns(breast_cancer(), LABEL, list(folders.values()), ("breast", "breast_test"))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A job of a scenario. ``ids`` sets fields of the job to the ids of earlier steps, by their numbers."""
+
+    job: str
+    ids: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Data, and jobs one after the other; the policies lie in ``site_policies``."""
+
+    write_data: Callable[[dict[str, Path]], None]
+    steps: tuple[Step, ...]
+
+
+SCENARIOS = {
+    HORIZONTAL: Scenario(write_breast_cancer, (Step("horizontal_masks"),)),
+    "vertical": Scenario(
+        write_columns,
+        (
+            Step("alignment"),
+            Step("vertical_paillier", {"alignment": 0}),
+            Step("vertical_predict", {"model": 1, "alignment": 0}),
+        ),
+    ),
+}
+
+
 def verify(result: Path, root_certificate: Path) -> int:
     """Check the evidence in a downloaded result; return veilboost verify's exit code."""
     evidence = next(result.rglob("veilboost/evidence"))
@@ -189,29 +243,42 @@ def _free_port() -> int:
         return listener.getsockname()[1]
 
 
+def run_steps(poc: Poc, steps: Sequence[Step]) -> bool:
+    """Run jobs one after the other; return whether each completed and its evidence holds."""
+    ids: list[str] = []
+    for step in steps:
+        job_id, status, result = poc.run_job(JOBS / step.job, changes={name: ids[n] for name, n in step.ids.items()})
+        ids.append(job_id)
+        summary = json.loads(next(result.rglob("veilboost/summary.json")).read_text())
+        say(f"job {job_id} ended: {status}" + (f" ({summary['reason']})" if summary["reason"] else ""))
+        holds = verify(result, poc.kits / ADMIN / "startup" / "rootCA.pem") == 0
+        if status != "FINISHED:COMPLETED" or not holds:
+            return False
+    return True
+
+
 def main() -> int:
     """Run the round trip; 0 if the job completed and its evidence holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--job", type=Path, default=DEFAULT_JOB, help="job folder")
+    parser.add_argument("--scenario", choices=sorted(SCENARIOS), default=HORIZONTAL, help="data, policies and jobs")
+    parser.add_argument("--job", type=Path, help="a job folder in place of the scenario's jobs")
     parser.add_argument("--workspace", type=Path, help="empty folder to work in; default: a temporary one")
     parser.add_argument("--port", type=int, default=0, help="the server's port; default: a free one")
     parser.add_argument("--keep", action="store_true", help="leave the files behind (never a process)")
     args = parser.parse_args()
     folder = args.workspace or Path(tempfile.mkdtemp(prefix="veilboost_poc_"))
-    poc = Poc(folder, args.port)
+    poc = Poc(folder, args.port, args.scenario)
+    steps = SCENARIOS[args.scenario].steps if args.job is None else (Step(str(args.job.resolve())),)
     say(f"working in {poc.folder}, port {poc.port}")
     try:
         with poc:
             say("server and sites are up")
-            job_id, status, result = poc.run_job(args.job)
-            summary = json.loads(next(result.rglob("veilboost/summary.json")).read_text())
-            say(f"job {job_id} ended: {status}" + (f" ({summary['reason']})" if summary["reason"] else ""))
-            code = verify(result, poc.kits / ADMIN / "startup" / "rootCA.pem")
+            done = run_steps(poc, steps)
     finally:
         if not args.keep:
             shutil.rmtree(poc.folder, ignore_errors=True)
     say("stopped; no process left" if not poc.pids() else "processes left behind")
-    return code if status == "FINISHED:COMPLETED" else 1
+    return 0 if done else 1
 
 
 if __name__ == "__main__":

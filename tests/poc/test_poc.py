@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from jobs import horizontal
@@ -30,6 +31,23 @@ def test_round_trip_with_one_command(tmp_path: Path) -> None:
     assert "FINISHED:COMPLETED" in done.stdout and "by every site's certificate" in done.stdout
     assert "\nVERIFIED\n" in done.stdout and "no process left" in done.stdout
     assert not (tmp_path / "poc").exists()
+
+
+def test_vertical_round_trip_aligns_trains_and_predicts(tmp_path: Path) -> None:
+    folder = tmp_path / "poc"
+    command = [sys.executable, str(SCRIPT), "--scenario", "vertical", "--workspace", str(folder), "--keep"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("FINISHED:COMPLETED") == 3 and done.stdout.count("\nVERIFIED\n") == 3
+    assert "Paillier ciphertexts" in done.stdout and "key_bits 3072" in done.stdout
+    kits = Poc.kits_of(folder)
+    (predictions,) = kits.glob("site-1/veilboost_runs/*/predictions.parquet")
+    assert len(pd.read_parquet(predictions)) > 100
+    for site in ("site-2", "site-3"):
+        assert not list(kits.glob(f"{site}/veilboost_runs/*/predictions.*"))
+        assert not list(kits.glob(f"{site}/veilboost_runs/*/model.json"))
+        (table,) = kits.glob(f"{site}/veilboost_runs/*/private_table.json")
+        assert table.stat().st_mode & 0o077 == 0
 
 
 @pytest.fixture(scope="module")
