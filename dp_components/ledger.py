@@ -261,12 +261,15 @@ class Ledger:
         identity, budget = _begun(state)
         self._check_relation(state, events)
         job = state.jobs[job_id]
-        if not compose(event_list(job.spent + events)).fits(compose(event_list(job.plan))):
+        # Composed together: parts of one partition cost as much as the costliest of them.
+        of_job = compose(event_list(job.spent + events))
+        if not of_job.fits(compose(event_list(job.plan))):
             raise PrivacyRefusal(
                 f"Job {job_id} has spent its plan ({job.n_releases} releases); a further one is not paid for. Extend "
                 "the job if the budget allows."
             )
-        if not (state.spent() + compose(event_list(events))).for_person(identity.rows_per_person).fits(budget.limit):
+        total = state.spent(without=job_id) + of_job
+        if not total.for_person(identity.rows_per_person).fits(budget.limit):
             raise PrivacyRefusal(
                 f"A further release of job {job_id} would overdraw the budget of data set {identity.data_set}, which "
                 "the site has lowered."

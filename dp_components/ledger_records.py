@@ -104,11 +104,15 @@ class LedgerState:
     budget: Budget | None = None
     jobs: dict[str, Job] = field(default_factory=dict)
 
-    def spent(self) -> PrivacyCost:
-        """What was released at all, for one row. Partitions of different jobs have nothing to do with each other."""
+    def spent(self, without: str | None = None) -> PrivacyCost:
+        """What was released at all, for one row; optionally without one job.
+
+        Partitions of different jobs have nothing to do with each other.
+        """
         total = PrivacyCost()
-        for job in self.jobs.values():
-            total = total + compose(event_list(job.spent))
+        for job_id, job in self.jobs.items():
+            if job_id != without:
+                total = total + compose(event_list(job.spent))
         return total
 
     def held(self, without: str | None = None) -> PrivacyCost:

@@ -1,16 +1,20 @@
-"""The way from a site's policy to the ledger of a data set."""
+"""The way from a site's policy to the ledger of a data set, and what a job pays there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dp_components.accounting.composition import count_events
 from dp_components.errors import PrivacyError
-from dp_components.events import Event, event_document
+from dp_components.events import Event, Release, event_document
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from dp_components.neighbouring import NeighbouringRelation
-from he_processors.errors import PolicyRefusal
+from he_processors.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.wire.evidence import EvidenceLog
 
 
 def open_ledger(policy: SitePolicy, data_set: str, relation: NeighbouringRelation) -> tuple[Ledger, float]:
@@ -41,3 +45,55 @@ def event_text(events: Iterable[Event]) -> str:
         " ".join([f"{count} x {facts.pop('event')}", *(f"{name} {value}" for name, value in facts.items())])
         for count, facts in documents
     )
+
+
+class JobLedger:
+    """What one job pays at one site. Opening it reserves the whole plan; every release is charged before it leaves."""
+
+    def __init__(
+        self, policy: SitePolicy, data_set: str, job_id: str, plan: Event, relation: NeighbouringRelation,
+        evidence: EvidenceLog,
+    ) -> None:  # fmt: skip
+        """Reserve the plan, if two accountants agree on it.
+
+        Raises:
+            PolicyRefusal: the data set has no budget, or not so much left.
+        """
+        self._ledger, self._delta = open_ledger(policy, data_set, relation)
+        self._job_id, self._evidence = job_id, evidence
+        try:
+            self.quote = self._ledger.open_job(job_id, plan)
+        except PrivacyError as error:
+            raise PolicyRefusal(str(error)) from None
+
+    def pay(self, query: str, make: Callable[[], Release]) -> NDArray[np.int64]:
+        """Return a release, or the reply that the same query got before; it was charged durably before this returns.
+
+        Raises:
+            PolicyRefusal: the ledger refuses.
+            JobAborted: the ledger cannot be written.
+        """
+        drawn: list[Event] = []
+
+        def draw() -> Release:
+            release = make()
+            drawn.append(release.event)
+            return release
+
+        try:
+            value = self._ledger.release(self._job_id, query, draw)
+        except PrivacyError as error:
+            raise PolicyRefusal(str(error)) from None
+        except OSError as error:
+            raise JobAborted(f"the privacy ledger cannot be written ({type(error).__name__}): nothing was sent") from None
+        text = event_text(drawn) if drawn else "replayed: paid for before, no charge"
+        self._evidence.spend(query, text, self.spent(), self._delta)
+        return value
+
+    def spent(self) -> float:
+        """Return epsilon, at the budget's delta, of all that this job has released at this site."""
+        return self._ledger.job_spent(self._job_id).epsilon(self._delta)
+
+    def close(self) -> None:
+        """End the job: what it has not used is free again, and cached replies are deleted."""
+        self._ledger.close_job(self._job_id)

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from dp_components.dpboost.geometric_leaf_clipping import clip_bound
 from dp_components.dpboost.gradient_based_data_filtering import gradient_sensitivity
 from dp_components.dpboost.single_tree import TreeSettings
-from dp_components.events import ComposedEvent, Event, ExponentialEvent, LaplaceEvent, RepeatedEvent
+from dp_components.events import (
+    ComposedEvent,
+    DisjointPartEvent,
+    Event,
+    ExponentialEvent,
+    LaplaceEvent,
+    RepeatedEvent,
+)
 from dp_components.sensitivity import grid_bound
 
 # The parts are rounded down by a little more than adding them up can round up.
@@ -114,6 +121,18 @@ class DpBoostPlan:
         relation = gradient_sensitivity().relation
         splits = RepeatedEvent(ExponentialEvent(self.split_epsilon, relation), self.depth)
         return ComposedEvent((splits, LaplaceEvent(self.leaf_epsilon, relation)))
+
+    def tree_event(self, ensemble: int, tree: int) -> Event:
+        """Return what one tree costs as a part of its ensemble, for a ledger that is charged tree by tree.
+
+        The first tree of an ensemble costs as much as all of them, because a record is in one of them only.
+        """
+        def part(event: ExponentialEvent | LaplaceEvent) -> DisjointPartEvent:
+            return DisjointPartEvent(event, f"ensemble {ensemble}", tree)
+
+        relation = gradient_sensitivity().relation
+        splits = RepeatedEvent(part(ExponentialEvent(self.split_epsilon, relation)), self.depth)
+        return ComposedEvent((splits, part(LaplaceEvent(self.leaf_epsilon, relation))))
 
     def event(self) -> Event:
         """Return what the model costs: ensembles add up. To be reserved before training (``Ledger.open_job``)."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS, release_leaves
+from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS, clip_released, release_leaves
 from dp_components.dpboost.gradient_based_data_filtering import filter_by_gradient, gradient_sensitivity
 from dp_components.dpboost.split_selection import SplitTable, choose_splits
 from dp_components.events import ComposedEvent, Release, RepeatedEvent
@@ -67,6 +67,32 @@ class TreeRows:
         return of_grad.astype(np.int64), np.bincount(self._node, minlength=n_leaves)
 
 
+class TreeAggregator:
+    """The trusted side of one tree: turns exact sums into noised choices and noised leaves."""
+
+    def __init__(
+        self, table: SplitTable, settings: TreeSettings, randomness: RandomSource = OS_RANDOMNESS
+    ) -> None:
+        self._table, self._settings, self._randomness = table, settings, randomness
+        self._gradients = gradient_sensitivity()
+
+    def choose(self, grad_sums: NDArray[np.int64], counts: NDArray[np.int64]) -> Release:
+        """Choose the splits of one level. Shapes: as ``choose_splits``."""
+        ridge = math.ldexp(self._settings.ridge, -GRID_BITS)
+        return choose_splits(
+            self._table, grad_sums, counts, self._gradients, ridge, self._settings.split_epsilon, self._randomness
+        )
+
+    def leaves(self, grad_sums: NDArray[np.int64], counts: NDArray[np.int64]) -> Release:
+        """Release the leaf weights, clipped once more after the noise. Shapes: int64[n_leaves]."""
+        settings = self._settings
+        noised = release_leaves(
+            grad_sums, counts, self._gradients, settings.ridge, settings.leaf_bound, settings.leaf_epsilon,
+            self._randomness,
+        )  # fmt: skip
+        return Release(clip_released(noised.value, settings.leaf_bound), noised.event)
+
+
 def train_single_tree(
     sites: Sequence[TreeRows],
     table: SplitTable,
@@ -81,19 +107,13 @@ def train_single_tree(
 
     Reference: DPBoost, Algorithm 1 (the slides' TrainSingleTree).
     """
-    gradients, ridge = gradient_sensitivity(), math.ldexp(settings.ridge, -GRID_BITS)
+    aggregator = TreeAggregator(table, settings, randomness)
     parts: list[Release] = []
     for level in range(settings.depth):
-        grad_sums, counts = _add([site.bin_sums(1 << level) for site in sites])
-        parts.append(
-            choose_splits(table, grad_sums, counts, gradients, ridge, settings.split_epsilon, randomness)
-        )
+        parts.append(aggregator.choose(*_add([site.bin_sums(1 << level) for site in sites])))
         for site in sites:
             site.move_down(parts[-1].value)
-    grad_sums, counts = _add([site.leaf_sums(1 << settings.depth) for site in sites])
-    leaves = release_leaves(
-        grad_sums, counts, gradients, settings.ridge, settings.leaf_bound, settings.leaf_epsilon, randomness
-    )
+    leaves = aggregator.leaves(*_add([site.leaf_sums(1 << settings.depth) for site in sites]))
     event = ComposedEvent((RepeatedEvent(parts[0].event, settings.depth), leaves.event))
     return Release(np.concatenate([part.value for part in parts] + [leaves.value]), event)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,6 +11,7 @@ from typing import Any
 from dp_components.bucket_ldp.edges import MAX_BUCKETS
 from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.job_checks import expect, is_list, is_number, is_text, is_whole
 
 PROFILE = "dp_local"
 _LARGEST_BLOCK = 64 << 20
@@ -74,23 +74,22 @@ class BucketJob:
 
     def __post_init__(self) -> None:
         for name in ("data_set", "active", "label", "description"):
-            _expect(f"{name} must be a non-empty text", _is_text(getattr(self, name)))
-        _expect("alignment must be the id of a job, or be left out", self.alignment is None or _is_text(self.alignment))
+            expect(f"{name} must be a non-empty text", is_text(getattr(self, name)))
+        expect("alignment must be the id of a job, or be left out", self.alignment is None or is_text(self.alignment))
         features = self.features
-        is_list = features is None or (isinstance(features, (list, tuple)) and features and all(map(_is_text, features)))
-        _expect("features must be a list of column names", bool(is_list))
-        _expect("params must be a dictionary of XGBoost parameters", isinstance(self.params, dict))
-        _expect(f"profile must be {PROFILE}: values are noised one by one, at their own party", self.profile == PROFILE)
-        _expect("metrics would tell about rows beside what is paid for: tracking must be off", self.tracking is False)
-        _expect("unit must be value or row", self.unit in [unit.value for unit in Unit])
-        _expect("num_rounds must be a whole number of at least 1", _is_whole(self.num_rounds, 1))
-        _expect(f"n_buckets must be 2 to {MAX_BUCKETS}", _is_whole(self.n_buckets, 2) and self.n_buckets <= MAX_BUCKETS)
-        _expect("epsilon must be a number above 0", _is_number(self.epsilon) and self.epsilon > 0)
-        _expect(
+        expect("features must be a list of column names", features is None or is_list(features, is_text))
+        expect("params must be a dictionary of XGBoost parameters", isinstance(self.params, dict))
+        expect(f"profile must be {PROFILE}: values are noised one by one, at their own party", self.profile == PROFILE)
+        expect("metrics would tell about rows beside what is paid for: tracking must be off", self.tracking is False)
+        expect("unit must be value or row", self.unit in [unit.value for unit in Unit])
+        expect("num_rounds must be a whole number of at least 1", is_whole(self.num_rounds, 1))
+        expect(f"n_buckets must be 2 to {MAX_BUCKETS}", is_whole(self.n_buckets, 2) and self.n_buckets <= MAX_BUCKETS)
+        expect("epsilon must be a number above 0", is_number(self.epsilon) and self.epsilon > 0)
+        expect(
             "edges_epsilon must be a number from 0 to less than epsilon",
-            _is_number(self.edges_epsilon) and 0 <= self.edges_epsilon < self.epsilon,
+            is_number(self.edges_epsilon) and 0 <= self.edges_epsilon < self.epsilon,
         )
-        _expect("deadline_s must be a number of seconds", _is_number(self.deadline_s) and self.deadline_s >= 0)
+        expect("deadline_s must be a number of seconds", is_number(self.deadline_s) and self.deadline_s >= 0)
 
     @property
     def largest_message_bytes(self) -> int:
@@ -120,20 +119,3 @@ class BucketJob:
         if missing:
             raise ConfigurationError(f"the job lacks {', '.join(missing)}")
         return cls(**document)
-
-
-def _expect(complaint: str, holds: bool) -> None:
-    if not holds:
-        raise ConfigurationError(complaint)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.bucket_ldp.edges import Feature, needs_counts, paid_edges, public_edges, release_cell_counts
 from dp_components.bucket_ldp.randomised_buckets import release_buckets, wrong_bucket_rate
-from dp_components.errors import PrivacyError
 from dp_components.events import ComposedEvent, Event, LaplaceEvent, LocalRandomisedResponseEvent, Release
 from dp_components.split_candidates.candidates import Candidates
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.bucket_ldp.job import BucketJob, Unit
-from nvflare_plugins.privacy_ledger import event_text, open_ledger
+from nvflare_plugins.privacy_ledger import JobLedger
 from nvflare_plugins.run_record import ReportSection
 from nvflare_plugins.site_attempt import SiteAttempt
 
@@ -57,13 +56,11 @@ class BucketPayment:
         Raises:
             PolicyRefusal: the data set has no budget, or not so much left.
         """
-        self._job, self._features, self._evidence = job, list(features), attempt.evidence
-        self._job_id, policy = attempt.place.job_id, attempt.place.policy
-        self._ledger, self._delta = open_ledger(policy, job.data_set, job.protected.relation)
-        try:
-            self._ledger.open_job(self._job_id, plan_of(job, features))
-        except PrivacyError as error:
-            raise PolicyRefusal(str(error)) from None
+        self._job, self._features = job, list(features)
+        place, relation = attempt.place, job.protected.relation
+        self._ledger = JobLedger(
+            place.policy, job.data_set, place.job_id, plan_of(job, features), relation, attempt.evidence
+        )
 
     def release(self, columns: NDArray[np.float32]) -> tuple[Candidates, NDArray[np.uint8]]:
         """Return the edges, which stay at the party, and the randomised buckets, which leave it once.
@@ -74,7 +71,7 @@ class BucketPayment:
         job, relation = self._job, self._job.protected.relation
         edges = public_edges(self._features, job.n_buckets)
         if _pays_for_edges(job, self._features):
-            counts = self._pay("rows per public cell", lambda: release_cell_counts(
+            counts = self._ledger.pay("rows per public cell", lambda: release_cell_counts(
                 columns, self._features, job.n_buckets, job.edges_epsilon, relation
             ))  # fmt: skip
             edges = paid_edges(counts, job.edges_epsilon, self._features, job.n_buckets, relation)
@@ -84,7 +81,7 @@ class BucketPayment:
             released = release_buckets(columns, edges, epsilon, relation)
             return Release(_packed(released.value), released.event)
 
-        return edges, _unpacked(self._pay("randomised buckets", make), columns.shape)
+        return edges, _unpacked(self._ledger.pay("randomised buckets", make), columns.shape)
 
     def section(self, edges: Candidates, aliases: Sequence[str]) -> ReportSection:
         """Say what was spent, and for what, in this party's report."""
@@ -108,20 +105,7 @@ class BucketPayment:
 
     def close(self) -> None:
         """End the job in the ledger: what it has not used becomes free again."""
-        self._ledger.close_job(self._job_id)
-
-    def _pay(self, query: str, make: Callable[[], Release]) -> NDArray[np.int64]:
-        events: list[Event] = []
-
-        def noted() -> Release:
-            release = make()
-            events.append(release.event)
-            return release
-
-        value = self._ledger.release(self._job_id, query, noted)
-        epsilon = self._ledger.job_spent(self._job_id).epsilon(self._delta)
-        self._evidence.spend(query, event_text(events), epsilon, self._delta)
-        return value
+        self._ledger.close()
 
 
 def _pays_for_edges(job: BucketJob, features: Sequence[Feature]) -> bool:

@@ -43,21 +43,24 @@ class SentRows:
         with self._locked() as (file, key, _):
             _append(file, {"job": job_id, "rows": _hashes(key, ids)})
 
-    def refuse(self, ids: Sequence[str]) -> None:
+    def refuse(self, ids: Sequence[str] | None) -> None:
         """Refuse to predict rows whose buckets were sent; to be called before anything is answered.
 
+        Args:
+            ids: canonical identifiers; None where the rows have none, so that they might be any.
+
         Raises:
-            PolicyRefusal: there is such a row. Which, and how many, is not said.
+            PolicyRefusal: there is, or may be, such a row. Which, and how many, is not said.
             ConfigurationError: the file is damaged.
         """
         if not self._path.exists():
             return
         with self._locked() as (_, key, sent):
-            if not sent.isdisjoint(_hashes(key, ids)):
+            if sent and (ids is None or not sent.isdisjoint(_hashes(key, ids))):
                 raise PolicyRefusal(
-                    f"{self._site} has sent randomised buckets of rows that are to be predicted: its true thresholds "
+                    f"{self._site} has sent randomised buckets of rows that are, or may be, among those to be predicted: its true thresholds "
                     "would reveal exact bits of their values, beside what the epsilon covers. Nothing was answered. "
-                    "Remedy: predict rows that were not trained on."
+                    "Remedy: predict rows that were not trained on, from a data set with an id column."
                 )
 
     @contextmanager

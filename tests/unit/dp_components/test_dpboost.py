@@ -174,6 +174,21 @@ def test_the_ledger_reserves_charges_and_replays(tmp_path: Path) -> None:
         ledger.open_job("two", DpBoostPlan(0.01).event())
 
 
+def test_a_ledger_that_is_charged_tree_by_tree_counts_an_ensemble_once(tmp_path: Path) -> None:
+    plan = DpBoostPlan(1.0, 6, 3, depth=2)
+    ledger = Ledger.open(tmp_path, LedgerIdentity("site-1", "toy", ROW), Budget(1.0, 1e-6, pure_epsilon=1.0))
+    ledger.open_job("one", plan.event())
+    spent = []
+    for ensemble in range(2):
+        for tree in range(3):
+            made = Release(np.zeros(1, int), plan.tree_event(ensemble, tree))
+            ledger.release("one", f"tree {tree} of {ensemble}", lambda made=made: made)
+            spent.append(ledger.spent().pure_epsilon)
+    assert spent == pytest.approx([0.5] * 3 + [1.0] * 3) and spent[-1] <= 1.0
+    with pytest.raises(PrivacyRefusal, match="plan"):
+        ledger.release("one", "another ensemble", lambda: Release(np.zeros(1, int), plan.tree_event(2, 0)))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

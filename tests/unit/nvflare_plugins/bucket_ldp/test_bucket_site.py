@@ -122,8 +122,11 @@ def test_the_server_sees_no_bucket_and_the_active_party_only_randomised_ones(par
 def test_rows_whose_buckets_were_sent_are_not_predicted(parties: Parties) -> None:
     policy = SitePolicy.load(parties.workspace("site-2"), "site-2")
     SentRows(policy).refuse(["p3"])
+    SentRows(policy).refuse(None)
     succeed(parties.run(run_site, job()))
     SentRows(policy).refuse(["new"])
+    with pytest.raises(PolicyRefusal, match="id column"):
+        SentRows(policy).refuse(None)
     with pytest.raises(PolicyRefusal, match="true thresholds") as refusal:
         SentRows(policy).refuse(["new", "p3"])
     assert "p3" not in str(refusal.value)

@@ -1,0 +1,212 @@
+"""One site's part in a DPBoost training, from its policy to its model.
+
+Nothing that depends on rows leaves the site before its policy has allowed the job, all sites are authenticated and have
+equal terms, and the ledger of every site has reserved the whole plan. Each tree is charged before its first sum leaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterator
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_components.dpboost.ensemble_of_ensembles import DpBoostModel, SiteData, add_trees
+from dp_components.dpboost.gradient_based_data_filtering import gradient_sensitivity
+from dp_components.dpboost.record_assignment import assign_records
+from dp_components.dpboost.single_tree import TreeRows
+from dp_components.dpboost.split_selection import SplitTable
+from dp_components.events import Release
+from dp_components.trust import TrustModel
+from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
+from he_processors.masks import MessageLabel, PairwiseMasks
+from nvflare_plugins.data import load_table
+from nvflare_plugins.dpboost.job import DpBoostJob
+from nvflare_plugins.dpboost.model import xgboost_model
+from nvflare_plugins.dpboost.server import Step, steps
+from nvflare_plugins.horizontal.agreement import check_xgboost, versions
+from nvflare_plugins.place import Outcome, Place, Progress, Silent
+from nvflare_plugins.privacy_ledger import JobLedger
+from nvflare_plugins.run_record import PointCurve, ReportSection, RoundRow
+from nvflare_plugins.site_attempt import SiteAttempt, open_attempt
+from nvflare_plugins.site_policy import JobTerms
+from nvflare_plugins.vertical.alignment.ids import load_ids
+from nvflare_plugins.wire.channel import Transport
+from nvflare_plugins.wire.profiles import MaskedSums
+
+TITLE = "DPBoost"
+_PAID = np.zeros(1, dtype=np.int64)  # the noise is the server's: a site's ledger is charged and keeps no reply
+_log = logging.getLogger(__name__)
+
+
+def run_dpboost_site(
+    job: DpBoostJob, place: Place, transport: Transport, timeout_s: float, progress: Progress | None = None
+) -> Outcome:
+    """Take part in one attempt of a job.
+
+    Raises:
+        VeilBoostError: what ended the attempt at this site. A refusal comes before anything is released.
+    """
+    check_xgboost()
+    data = prepare(job, place)
+    document = {"job": job.to_dict(), "sites": place.sites, "veilboost": versions()["veilboost"]}
+    binding = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
+    protection = {
+        "trust": TrustModel.TRUSTED_AGGREGATOR.value, "epsilon": f"{job.epsilon:g}", "variant": job.variant,
+        "rows_per_person": str(job.rows_per_person),
+    }  # fmt: skip
+    with open_attempt(job, place, transport, timeout_s, binding, protection) as attempt:
+        return _Training(job, attempt, data, progress or Silent()).run()
+
+
+def prepare(job: DpBoostJob, place: Place) -> SiteData:
+    """Check the job against the policy and the data, at this site alone.
+
+    Raises:
+        PolicyRefusal: the site's policy forbids the job.
+        ConfigurationError: the data are not usable; the message says which, and holds no value.
+    """
+    spec = place.policy.check_job(JobTerms(job.profile, job.data_set), place.sites)
+    if spec.privacy is not None and spec.privacy.rows_per_person > job.rows_per_person:
+        raise PolicyRefusal(
+            f"at {place.site} one person has up to {spec.privacy.rows_per_person} rows, and the job's epsilon is meant "
+            f"for {job.rows_per_person}. Policy key: data_sets.{job.data_set}.privacy.rows_per_person. Remedy: "
+            f"rows_per_person={spec.privacy.rows_per_person} in the job, which raises the noise"
+        )
+    ids = [name.decode() for name in load_ids(spec)]
+    if spec.id in (*job.names, job.label):
+        raise ConfigurationError(f"the id column of data set {spec.name!r} can be neither feature nor label")
+    table = load_table(
+        spec, label=job.label, features=job.names, categories=job.categories, label_classes=job.label_classes,
+        unknown_is_missing=True,
+    )  # fmt: skip
+    for note in table.notes:
+        _log.info("%s", note)
+    label = table.label.astype(np.float64)
+    try:
+        job.loss().target(label)
+    except ValueError as error:
+        raise ConfigurationError(f"label {job.label!r}: {error}") from None
+    return SiteData(place.site, np.ascontiguousarray(table.features.T), label, ids)
+
+
+class _Training:
+    """The steps of one attempt after the session is open."""
+
+    def __init__(self, job: DpBoostJob, attempt: SiteAttempt, data: SiteData, progress: Progress) -> None:
+        self._job, self._attempt, self._data, self._progress = job, attempt, data, progress
+        self._plan, self._candidates, self._loss = job.plan(), job.candidates(), job.loss()
+        self._table = SplitTable.of(self._candidates)
+        self._bins = self._candidates.bin_rows(data.columns)
+        self._target = self._loss.target(data.label)
+        session = attempt.session
+        # The server, which is trusted with it, may read the sum, but no site's part.
+        masks = PairwiseMasks(
+            session.session_id, session.rank, session.pair_secrets, session.group_secret, blinder=None
+        )
+        self._masks = MaskedSums(masks)
+        self._key = session.hmac("assignment of rows to trees", b"")
+        self._spent: list[float] = []
+
+    def run(self) -> Outcome:
+        """Reserve, train, compare models, write results."""
+        attempt, job = self._attempt, self._job
+        ledger = JobLedger(
+            attempt.place.policy, job.data_set, attempt.place.job_id, self._plan.event(),
+            gradient_sensitivity().relation, attempt.evidence,
+        )  # fmt: skip
+        try:
+            attempt.gather_sealed("reserved", b"")
+            trees = list(self._train(ledger))
+        finally:
+            ledger.close()  # what was not used is free again
+        model = DpBoostModel(self._candidates, self._loss, self._plan.learning_rate, np.stack(trees))
+        content = xgboost_model(model, job.names)
+        hmac = attempt.conclude(content, len(content))
+        path = attempt.folder.write_model(content)
+        attempt.write_record(TITLE, self._parameters(), path.name, self._sections())
+        self._progress.say(f"this job has spent epsilon {self._spent[-1]:.4g}, pure")
+        summary = {"n_rounds": len(trees), "epsilon": job.epsilon}
+        return Outcome(hmac.hex(), f"the model is {path}", summary)
+
+    def _train(self, ledger: JobLedger) -> Iterator[NDArray[np.int64]]:
+        """Yield the released trees. Shapes: int64[2^depth - 1 + 2^depth] each."""
+        scores, chosen_trees, ensemble = np.zeros(self._target.size), np.empty(0), -1
+        for number, of_tree in groupby(steps(self._job), key=lambda step: step.number):
+            started, exchanges = time.perf_counter(), list(of_tree)
+            first = exchanges[0]
+            if first.ensemble != ensemble:
+                ensemble = first.ensemble
+                shares = self._plan.row_shares(ensemble)
+                data = self._data
+                chosen_trees = assign_records(self._key, data.site, data.record_ids, ensemble, shares)
+            ledger.pay(f"tree {number} of attempt {self._attempt.channel.attempt}", lambda step=first: self._price(step))
+            tree = self._grow(exchanges, chosen_trees == first.tree, scores)
+            scores = add_trees(scores, tree[np.newaxis], self._bins, self._table, self._plan.learning_rate)
+            self._spent.append(ledger.spent())
+            row = RoundRow(number, time.perf_counter() - started)
+            self._attempt.round_done(number, row)
+            self._progress(row, self._plan.n_trees)
+            yield tree
+
+    def _price(self, step: Step) -> Release:
+        return Release(_PAID, self._plan.tree_event(step.ensemble, step.tree))
+
+    def _grow(
+        self, exchanges: list[Step], is_assigned: NDArray[np.bool_], scores: NDArray[np.float64]
+    ) -> NDArray[np.int64]:
+        grad = self._loss.gradient(scores[is_assigned], self._target[is_assigned])
+        rows = TreeRows(self._bins[:, is_assigned], grad, self._table)
+        parts = []
+        for step in exchanges:
+            if step.level is None:
+                parts.append(self._ask(step, np.stack(rows.leaf_sums(step.n_nodes))))
+                self._check(np.abs(parts[-1]) <= self._plan.tree_settings(step.ensemble, step.tree).leaf_bound)
+            else:
+                parts.append(self._ask(step, np.stack(rows.bin_sums(step.n_nodes))))
+                self._check((parts[-1] >= 0) & (parts[-1] < self._table.feature.size))
+                rows.move_down(parts[-1])
+        return np.concatenate(parts)
+
+    def _ask(self, step: Step, sums: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Send this site's masked sums; return the server's choice or leaves."""
+        channel = self._attempt.channel
+        channel.moment = step.moment
+        label = MessageLabel(channel.counter, step.kind.name, str(step.moment), sums.size)
+        payload = self._masks.protect(sums.ravel(), label)
+        reply = channel.sum(step.kind, self._masks.codec, payload, sums.size)
+        if len(reply) != 8 * step.n_nodes:
+            raise ProtocolError(f"{step.kind.name}: the server's answer has another size than it should")
+        return np.frombuffer(reply, dtype="<i8").astype(np.int64)
+
+    @staticmethod
+    def _check(is_possible: NDArray[np.bool_]) -> None:
+        if not is_possible.all():
+            raise ProtocolError("the server chose a split, or released a leaf, that cannot be")
+
+    def _parameters(self) -> dict[str, object]:
+        plan = self._plan
+        return {
+            "variant": self._job.variant, "n_trees": plan.n_trees, "trees_per_ensemble": plan.trees_per_ensemble,
+            "depth": plan.depth, "learning_rate": plan.learning_rate, "lambda": plan.ridge,
+            "epsilon of a level's splits": plan.split_epsilon, "epsilon of a tree's leaves": plan.leaf_epsilon,
+        }  # fmt: skip
+
+    def _sections(self) -> tuple[ReportSection, ...]:
+        job = self._job
+        paragraphs = (
+            TrustModel.TRUSTED_AGGREGATOR.description,
+            f"All rows of one person, up to {job.rows_per_person}, added or removed change the chance of any model by a "
+            f"factor of e^{job.epsilon:g} at most. Trees of one ensemble use other rows each, so that they cost as much "
+            "as one.",
+        )
+        points = tuple((float(number + 1), epsilon) for number, epsilon in enumerate(self._spent))
+        curve = ReportSection(
+            "Privacy spent over trees", curves=(PointCurve("epsilon", points),), x_label="tree", y_label="epsilon"
+        )
+        return ReportSection("Privacy", paragraphs), curve

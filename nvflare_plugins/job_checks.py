@@ -1,0 +1,49 @@
+"""Small checks of what a job says; every complaint is a ``ConfigurationError`` in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from he_processors.errors import ConfigurationError
+
+
+def expect(complaint: str, holds: bool) -> None:
+    """Complain unless something holds. Raises: ConfigurationError."""
+    if not holds:
+        raise ConfigurationError(complaint)
+
+
+def is_text(value: object) -> bool:
+    """Tell whether a value is a text that is not empty."""
+    return isinstance(value, str) and value != ""
+
+
+def is_number(value: object) -> bool:
+    """Tell whether a value is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: object, least: int, most: int = 1 << 62) -> bool:
+    """Tell whether a value is a whole number within bounds."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_list(value: object, is_entry: Callable[[object], bool]) -> bool:
+    """Tell whether a value is a list, not empty, of such entries."""
+    return isinstance(value, (list, tuple)) and len(value) > 0 and all(map(is_entry, value))
+
+
+def is_mapping(value: object) -> bool:
+    """Tell whether a value is a dictionary with names for keys."""
+    return isinstance(value, dict) and all(map(is_text, value))
+
+
+def are_bounds(value: object) -> bool:
+    """Tell whether a value is a pair of numbers, the lower one first."""
+    return is_list(value, is_number) and len(value) == 2 and value[0] < value[1]  # type: ignore[arg-type,index]
+
+
+def is_entry(value: object) -> bool:
+    """Tell whether a value can stand in a public list: a text or a whole number."""
+    return isinstance(value, (str, int)) and not isinstance(value, bool)

@@ -1,0 +1,270 @@
+"""The DPBoost job at all its sites: result, price, what the server and the sites see, refusals."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import xgboost as xgb
+
+from dp_components.dpboost.ensemble_of_ensembles import DpBoostModel, SiteData, train
+from dp_components.events import Release
+from dp_components.ledger import Ledger
+from dp_components.split_candidates.candidates import Candidates
+from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
+from nvflare_plugins.dpboost.job import DpBoostJob
+from nvflare_plugins.dpboost.model import xgboost_model
+from nvflare_plugins.dpboost.server import DpBoostServer, steps
+from nvflare_plugins.dpboost.site import run_dpboost_site
+from nvflare_plugins.place import Outcome
+from nvflare_plugins.run_record import RunRecord
+from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation
+from tests.support.parties import Parties, succeed
+from tests.support.seeded_randomness import SeededRandomness
+
+BUDGET = {"epsilon": 9.0, "delta": 1e-6, "pure_epsilon": 8.0}
+NEXT_TO_NO_NOISE = 590.0
+FIELDS = {
+    "data_set": "rows", "label": "y", "epsilon": 2.0, "feature_bounds": {"a": [0, 1], "b": [0, 1]},
+    "categories": {"c": ["red", "green", "blue"]}, "n_trees": 4, "trees_per_ensemble": 2, "depth": 2,
+    "learning_rate": 0.3, "n_candidates": 8,
+}  # fmt: skip
+
+
+def job(**changes: object) -> DpBoostJob:
+    return DpBoostJob.from_dict({**FIELDS, **changes})
+
+
+def table(n: int = 900) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"id": np.arange(n), "a": rng.random(n), "b": rng.random(n)})
+    frame["c"] = np.array(["red", "green", "blue"])[rng.integers(0, 3, n)]
+    frame["y"] = ((frame.a > 0.5) ^ (frame.c == "blue")).astype(int)
+    frame["length"] = 10 + 10 * frame.a - 5 * (frame.c == "blue")
+    frame.loc[::50, "b"] = np.nan
+    return frame
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Parties:
+    parties = Parties(
+        tmp_path, policy={"unsigned_sessions": True, "data_sets": {}, "allowed_profiles": ["dp_trusted"]}
+    )
+    for number, site in enumerate(parties.sites):
+        parties.give(site, "rows", table().iloc[number::3], id="id", privacy=BUDGET)
+    return parties
+
+
+def run(parties: Parties, wanted: DpBoostJob, job_id: str = "job", **options: object) -> dict[str, Outcome | Exception]:
+    server, spends = DpBoostServer(wanted, options.pop("randomness", SeededRandomness(1))), options.pop("spends", [])
+    return parties.run(
+        run_dpboost_site, wanted, job_id,
+        on_sum=lambda frame, total: server.answer(frame, total, lambda *spend: spends.append(spend)), **options,
+    )  # fmt: skip
+
+
+def ledger(parties: Parties, site: str) -> Ledger:
+    return Ledger(parties.workspace(site) / "veilboost_ledgers" / site / "rows.ledger")
+
+
+def model_of(parties: Parties, job_id: str = "job") -> xgb.Booster:
+    models = {(parties.run_folder(site, job_id) / "model.json").read_bytes() for site in parties.sites}
+    assert len(models) == 1
+    return xgb.Booster(model_file=bytearray(models.pop()))
+
+
+def features(frame: pd.DataFrame) -> xgb.DMatrix:
+    coded = frame[["a", "b"]].assign(c=pd.Categorical(frame.c, ["red", "green", "blue"]).codes)
+    return xgb.DMatrix(coded.to_numpy(np.float32), feature_names=["a", "b", "c"])
+
+
+def without_ledger(_: str, make: Callable[[], Release]) -> np.ndarray:
+    return make().value
+
+
+def give_more(parties: Parties) -> None:
+    """Give every site a budget with which there is next to no noise."""
+    budget = {**BUDGET, "epsilon": 599.0, "pure_epsilon": 595.0}
+    for number, site in enumerate(parties.sites):
+        parties.give(site, "rows", table().iloc[number::3], id="id", privacy=budget)
+
+
+def test_with_next_to_no_noise_a_planted_truth_is_found(sites: Parties) -> None:
+    give_more(sites)
+    succeed(run(sites, job(epsilon=NEXT_TO_NO_NOISE, n_trees=12)))
+    predicted = model_of(sites).predict(features(table()))
+    assert np.mean((predicted > 0.5) == table().y) > 0.95
+
+
+def test_a_regression_predicts_in_the_labels_unit(sites: Parties) -> None:
+    give_more(sites)
+    succeed(run(sites, job(epsilon=NEXT_TO_NO_NOISE, label="length", label_bounds=[0, 25], n_trees=30, trees_per_ensemble=3)))
+    predicted = model_of(sites).predict(features(table()))
+    assert np.sqrt(np.mean((predicted - table().length) ** 2)) < 0.5 * table().length.std()
+
+
+def test_sites_and_server_grow_the_trees_that_the_components_grow_in_one_place(sites: Parties) -> None:
+    """The naive twin: the same key, rows and noise in ``dp_components``' own loop. The key is the session's, so it is
+    read from the record of which rows a tree got: with one tree per ensemble every row is in every tree."""
+    wanted = job(variant="seq", n_trees=3)
+    succeed(run(sites, wanted, randomness=SeededRandomness(7)))
+    data = []
+    for number, site in enumerate(sites.sites):
+        part = table().iloc[number::3]
+        columns = part[["a", "b"]].assign(c=pd.Categorical(part.c, ["red", "green", "blue"]).codes)
+        data.append(SiteData(site, columns.to_numpy(np.float32).T, part.y.to_numpy(float), part.id.astype(str).tolist()))
+    twin = train(
+        data, wanted.candidates(), wanted.loss(), wanted.plan(), bytes(32), without_ledger, SeededRandomness(7)
+    )
+    expected = xgb.Booster(model_file=bytearray(xgboost_model(twin, wanted.names))).predict(features(table()))
+    np.testing.assert_array_equal(model_of(sites).predict(features(table())), expected)
+
+
+def test_every_ensemble_is_paid_for_once_and_the_evidence_says_so(sites: Parties) -> None:
+    spends: list[tuple] = []
+    outcomes = succeed(run(sites, job(), spends=spends))
+    assert len({outcome.hmac for outcome in outcomes.values()}) == 1
+    for site in sites.sites:
+        spent = ledger(sites, site).spent().pure_epsilon
+        assert 2.0 * (1 - 1e-6) < spent <= 2.0
+    assert [round(spend[2], 6) for spend in spends] == [1, 1, 2, 2]  # two ensembles of two trees
+    record = RunRecord.read(sites.run_folder("site-1"))
+    assert [round(y, 6) for _, y in record.sections[1].curves[0].points] == [1, 1, 2, 2]
+    assert "server sees exact sums" in " ".join(record.sections[0].paragraphs)
+
+
+def test_no_frame_holds_one_sites_sums_and_the_reply_holds_no_sum(sites: Parties) -> None:
+    wanted = job()
+    n_bins = sum(n + 1 for n in wanted.candidates().counts)
+    succeed(run(sites, wanted))
+    contributions = [
+        np.frombuffer(t.frame.payload, "<i8") for t in sites.transfers
+        if t.frame.kind in (Kind.HISTOGRAM, Kind.NODE_STATS) and t.direction == "received"
+    ]  # fmt: skip
+    assert len(contributions) == 3 * 4 * 3
+    assert all(np.abs(values.astype(float)).max() > 2.0**55 for values in contributions)  # masked: uniform words
+    sizes = {len(t.frame.payload) for t in sites.transfers if t.frame.kind is Kind.HISTOGRAM and t.direction == "sent"}
+    assert sizes == {8, 16} and n_bins > 2
+
+
+def test_a_person_with_more_rows_gets_the_epsilon_of_the_job(sites: Parties) -> None:
+    site = "site-2"
+    sites.give(site, "rows", table().iloc[1::3], id="id", privacy={**BUDGET, "rows_per_person": 2})
+    outcome = run(sites, job())[site]
+    assert isinstance(outcome, PolicyRefusal) and "rows_per_person" in str(outcome)
+    succeed(run(sites, job(rows_per_person=2), "again"))
+    assert ledger(sites, site).spent().pure_epsilon == pytest.approx(2.0, rel=1e-6)
+    assert ledger(sites, "site-1").spent().pure_epsilon == pytest.approx(1.0, rel=1e-6)
+
+
+def refused(parties: Parties, wanted: DpBoostJob, site: str, kind: type[Exception], text: str) -> None:
+    outcome = run(parties, wanted)[site]
+    assert isinstance(outcome, kind) and text in str(outcome), outcome
+    assert not [t for t in parties.transfers if t.frame.kind in (Kind.HISTOGRAM, Kind.NODE_STATS)]
+    for other in parties.sites:
+        path = parties.workspace(other) / "veilboost_ledgers" / other / "rows.ledger"
+        assert not path.exists() or ledger(parties, other).spent().pure_epsilon == 0
+
+
+def test_an_overdrawn_budget_is_refused_and_the_others_reservation_is_free_again(sites: Parties) -> None:
+    sites.give("site-3", "rows", table().iloc[2::3], id="id", privacy={**BUDGET, "pure_epsilon": 1.0})
+    refused(sites, job(), "site-3", PolicyRefusal, "would overdraw")
+    sites.give("site-3", "rows", table().iloc[2::3], id="id", privacy=BUDGET)
+    succeed(run(sites, job(epsilon=7.9), "next"))
+
+
+def test_refusals_before_anything_is_released(sites: Parties) -> None:
+    part = table().iloc[::3]
+    for changes, facts, kind, text in (
+        ({}, {"id": "id"}, PolicyRefusal, "data_sets.rows.privacy"),
+        ({}, {"id": "id", "privacy": {"epsilon": 9.0, "delta": 1e-6}}, PolicyRefusal, "would overdraw"),
+        ({}, {"privacy": BUDGET}, ConfigurationError, "data_sets.rows.id"),
+        ({"label": "length"}, {"id": "id", "privacy": BUDGET}, ConfigurationError, "must be 0 or 1"),
+        ({"label": "id"}, {"id": "id", "privacy": BUDGET}, ConfigurationError, "id column"),
+    ):
+        sites.give("site-1", "rows", part, **facts)
+        refused(sites, job(**changes), "site-1", kind, text)
+        forget(sites)
+    sites.set_policy("site-1", allowed_profiles=["dp_distributed"])
+    refused(sites, job(), "site-1", PolicyRefusal, "dp_trusted")
+
+
+def forget(parties: Parties) -> None:
+    """Forget the failed attempt, so that the next one may have the same job id."""
+    for site in parties.sites:
+        shutil.rmtree(parties.workspace(site) / "runs", ignore_errors=True)
+
+
+def test_a_server_that_answers_with_what_cannot_be_is_found_out(sites: Parties) -> None:
+    for number, wrong in enumerate((b"\xff" * 8, (999).to_bytes(8, "little"), b"", bytes(16))):
+        outcomes = sites.run(run_dpboost_site, job(), f"job-{number}", on_sum=lambda frame, total, w=wrong: w)
+        assert isinstance(outcomes["site-1"], ProtocolError), outcomes["site-1"]
+
+
+def frame(wanted: DpBoostJob, **changes: object) -> Frame:
+    first = next(steps(wanted))
+    n_bins = sum(n + 1 for n in wanted.candidates().counts)
+    facts = {
+        "type": FrameType.CONTRIBUTION, "operation": Operation.SUM, "kind": first.kind, "moment": first.moment,
+        "codec": Codec.MASKED, "rank": 0, "counter": 9, "attempt": bytes(16), "n_values": first.n_values(n_bins),
+        "payload": b"",
+    }  # fmt: skip
+    return Frame(**{**facts, **changes})
+
+
+def test_the_server_answers_only_what_the_plan_pays_for() -> None:
+    wanted = job()
+    good = frame(wanted)
+    zeros = bytes(8 * good.n_values)
+    for changes in (
+        {"kind": Kind.NODE_STATS}, {"kind": Kind.ROOT_SUM}, {"moment": Moment(Phase.UPDATE, 1)}, {"codec": Codec.PLAIN},
+        {"n_values": good.n_values - 1}, {"n_values": 2 * good.n_values},
+    ):  # fmt: skip
+        with pytest.raises(ProtocolError, match="pays for no such sum"):
+            DpBoostServer(wanted).answer(frame(wanted, **changes), zeros, print)
+    with pytest.raises(ProtocolError, match="no sums over rows"):
+        DpBoostServer(wanted).answer(good, b"\xff" * len(zeros), print)
+    server = DpBoostServer(wanted)
+    assert len(server.answer(good, zeros, print)) == 8
+    with pytest.raises(ProtocolError):
+        server.answer(good, zeros, print)  # a second answer to the same sums would cost again
+
+
+def test_the_model_for_xgboost_predicts_the_same() -> None:
+    for loss_fields in ({}, {"label_bounds": [-3, 9]}):
+        wanted = job(**loss_fields)
+        rng = np.random.default_rng(5)
+        x = np.stack([rng.random(500), rng.random(500), rng.integers(0, 3, 500)]).astype(np.float32)
+        y = (x[0] > 0.4).astype(float)
+        cuts: Candidates = wanted.candidates()
+        rows = SiteData("s", x, y, [str(i) for i in range(500)])
+        model: DpBoostModel = train(
+            [rows], cuts, wanted.loss(), wanted.plan(), bytes(32), without_ledger, SeededRandomness(2)
+        )
+        x[1, ::7] = np.nan
+        predicted = xgb.Booster(model_file=bytearray(xgboost_model(model, wanted.names))).predict(
+            xgb.DMatrix(x.T, feature_names=wanted.names)
+        )
+        np.testing.assert_allclose(predicted, model.predict(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epsilon": 0}, {"epsilon": float("inf")}, {"feature_bounds": {}, "categories": {}}, {"features": ["a", "z"]},
+        {"features": ["a"]}, {"feature_bounds": {"a": [1, 1]}}, {"categories": {"a": ["x", "y"]}},
+        {"categories": {"c": ["x"]}}, {"label_bounds": [3, 3]}, {"label_bounds": [0, 1], "label_classes": ["n", "y"]},
+        {"variant": "other"}, {"depth": 13}, {"learning_rate": 1.0}, {"n_trees": 0}, {"n_candidates": 0},
+        {"rows_per_person": 0}, {"profile": "masks"}, {"tracking": True}, {"n_trees": 400, "trees_per_ensemble": 400},
+        {"eval_metric": "auc"},
+    ],
+)  # fmt: skip
+def test_impossible_jobs_are_refused(wrong: dict) -> None:
+    with pytest.raises(ConfigurationError):
+        job(**wrong)
+    assert DpBoostJob.from_dict(job().to_dict()) == job()
