@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.bucket_ldp.sent_rows import SentRows
+from nvflare_plugins.bucket_ldp.sent_rows import SentRows
 from nvflare_plugins.horizontal.agreement import check_xgboost, versions
 from nvflare_plugins.place import Outcome, Place, Progress
 from nvflare_plugins.run_record import ReportSection
@@ -269,7 +271,13 @@ def _tell_thresholds(run: _Run, part: PassivePart, rows: Rows) -> None:
 
 
 def _charge(run: _Run, rows: Rows) -> None:
-    """Spend this site's budget, durably, before anything about the rows leaves."""
+    """Spend this site's budget, durably, before anything about the rows leaves.
+
+    Raises: PolicyRefusal: it is spent, or the rows' randomised buckets were sent under local privacy.
+    """
+    SentRows(run.place.policy).refuse(None if rows.ids is None else rows.names())
+    # True values of rows whose randomised buckets were sent would undo what was paid for, whichever model asks.
+    SentRows(run.place.policy).refuse(None if rows.ids is None else rows.names())
     PredictionBudget(run.place.policy, str(run.job.data_set)).charge(rows.names())
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import xgboost as xgb
 
 from dp_components.ledger import Ledger
 from he_processors.errors import ConfigurationError, PolicyRefusal
@@ -15,6 +16,8 @@ from nvflare_plugins.bucket_ldp.sent_rows import SentRows
 from nvflare_plugins.bucket_ldp.site import run_site
 from nvflare_plugins.run_record import RunRecord
 from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.vertical.inference_job import InferenceJob
+from nvflare_plugins.vertical.inference_site import run_inference
 from nvflare_plugins.vertical.model import merge
 from nvflare_plugins.vertical.model_files import ActivePart, PassivePart, find_part
 from tests.support.parties import Parties, succeed
@@ -71,8 +74,6 @@ def ledger(parties: Parties, site: str) -> Ledger:
 
 
 def merged_accuracy(parties: Parties, job_id: str = "job") -> float:
-    import xgboost as xgb
-
     active, second, third = parts(parties, job_id)
     model = merge(active.booster, 1, [(1, second.table), (3, third.table)])
     test = table(seed=5)
@@ -132,6 +133,31 @@ def test_rows_whose_buckets_were_sent_are_not_predicted(parties: Parties) -> Non
     assert "p3" not in str(refusal.value)
     path = policy.ledgers / "rows_of_buckets.jsonl"
     assert path.stat().st_mode & 0o777 == 0o600 and b"p3" not in path.read_bytes()
+
+
+def test_the_inference_job_predicts_new_rows_by_true_values_and_no_others(parties: Parties) -> None:
+    succeed(parties.run(run_site, job()))
+    new = table(seed=5).assign(id=[f"new{i}" for i in range(N_ROWS)])
+    for site, columns in {"site-1": ["own"], **{site: [*PUBLIC[site]] for site in PASSIVE}}.items():
+        parties.give(site, "new", new[["id", *columns]], id="id")
+        parties.give(site, "nameless", new[columns])
+        mixed = pd.concat([new.iloc[:5], table().iloc[:1]])
+        parties.give(site, "mixed", mixed[["id", *columns]], id="id")
+
+    def predict(name: str) -> dict:
+        return parties.run(run_inference, InferenceJob(model="job", data_set=name), name)
+
+    succeed(predict("new"))
+    predicted = pd.read_parquet(parties.run_folder("site-1", "new") / "predictions.parquet")
+    active, second, third = parts(parties)
+    merged = merge(active.booster, 1, [(1, second.table), (3, third.table)])
+    matrix = xgb.DMatrix(new[["own", "age", "sex", "income"]].to_numpy(np.float32))
+    matrix.feature_names = ["own", "site-2.f0", "site-2.f1", "site-3.f0"]
+    expected = xgb.Booster(model_file=bytearray(merged)).predict(matrix)
+    np.testing.assert_array_equal(predicted.prediction.to_numpy(np.float32), expected)
+    for name in ("mixed", "nameless"):
+        refusals = [o for o in predict(name).values() if isinstance(o, PolicyRefusal)]
+        assert refusals and all("true thresholds" in str(o) for o in refusals), name
 
 
 def test_a_line_that_a_crash_cut_short_is_dropped(parties: Parties) -> None:
