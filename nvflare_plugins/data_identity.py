@@ -18,7 +18,7 @@ why key and hashes stay local. Chance that two different rows of n collide: n^2 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -79,14 +79,17 @@ class DataRecord:
         return Relation.CHANGED if same_people or overlap else Relation.UNRELATED
 
 
-def identify(table: Table, spec: DataSet, key: bytes) -> tuple[DataRecord, NDArray[np.uint64]]:
+def identify(
+    table: Table, spec: DataSet, key: bytes, ids: Sequence[bytes] | None = None
+) -> tuple[DataRecord, NDArray[np.uint64]]:
     """Return the record of a table and its sorted row hashes.
 
+    Args: ids: what names the rows, if something does; they count as part of the rows then.
     Shapes:   row hashes: uint64[n_rows].
     Security: the key stays at the site; so do the hashes.
     """
     names, matrix = _canonical_matrix(table)
-    rows = _row_hashes(matrix, key)
+    rows = _row_hashes(matrix, key, ids)
     columns: dict[str, str] = {}
     identifying = []
     for position, name in enumerate(names):
@@ -124,12 +127,14 @@ def _canonical_matrix(table: Table) -> tuple[list[str], NDArray[np.uint32]]:
     return names, np.ascontiguousarray(matrix, dtype="<f4").view("<u4")
 
 
-def _row_hashes(matrix: NDArray[np.uint32], key: bytes) -> NDArray[np.uint64]:
+def _row_hashes(matrix: NDArray[np.uint32], key: bytes, ids: Sequence[bytes] | None) -> NDArray[np.uint64]:
     width = matrix.shape[1] * 4
     data = memoryview(matrix.tobytes())
     digests = b"".join(
-        hashlib.blake2b(data[start : start + width], digest_size=8, key=key).digest()
-        for start in range(0, len(data), width)
+        hashlib.blake2b(
+            bytes(data[row * width : (row + 1) * width]) + (b"" if ids is None else ids[row]), digest_size=8, key=key
+        ).digest()
+        for row in range(matrix.shape[0])
     )
     return np.sort(np.frombuffer(digests, dtype="<u8"))
 

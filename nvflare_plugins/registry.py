@@ -100,6 +100,8 @@ class Registry:
         sites: Sequence[str],
         parameters: bytes,
         resume: ResumePoint | None = None,
+        beside: Sequence[Reservation] = (),
+        ids: Sequence[bytes] | None = None,
     ) -> Reservation:
         """Decide whether a run may take place and, if so, record it durably.
 
@@ -110,12 +112,14 @@ class Registry:
             sites: The data-bearing sites of the job.
             parameters: The agreed canonical document of the job, without rounds, ids and resumption; kept as a hash.
             resume: The interrupted job to continue; None for a fresh start.
+            beside: Reservations of the same job for its other data sets, with which it is not compared.
+            ids: What names the rows, where something does: rows of few columns are alike by chance.
 
         Raises:
             PolicyRefusal: The run would recompute a released quantity with another site set or changed rows.
             ConfigurationError: There is no such interrupted job or checkpoint, or the registry is damaged.
         """
-        record, rows = identify(table, spec, self._key)
+        record, rows = identify(table, spec, self._key, ids)
         with self._locked():
             ledger = self._read()
             fresh = Run(
@@ -127,7 +131,9 @@ class Registry:
                 started=_now(),
             )
             if resume is None:
-                verdict, message = self._judge(ledger, fresh, record, rows)
+                own = {reservation.run_id for reservation in beside}
+                earlier = replace(ledger, runs=tuple(run for run in ledger.runs if run.run_id not in own))
+                verdict, message = self._judge(earlier, fresh, record, rows)
             else:
                 verdict, message = self._check_resume(ledger, fresh, record, resume)
                 fresh = replace(fresh, trees=resume.trees)

@@ -175,7 +175,7 @@ class _Attempt:
         for table, data_set in prepared.tables():
             reservation = self._registry.reserve(
                 table, data_set, job_id=self._place.job_id, sites=self._place.sites,
-                parameters=prepared.release(job), resume=resume,
+                parameters=prepared.release(job), resume=resume, beside=self._reservations,
             )  # fmt: skip
             self._reservations.append(reservation)
             _log.info("registry, %s: %s", data_set.name, reservation.message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AbstractContextManager, nullcontext
 
 import xgboost as xgb
 
@@ -13,6 +14,7 @@ from nvflare_plugins.horizontal.parameters import TrainingParameters
 from nvflare_plugins.run_record import ReportSection, RoundRow
 from nvflare_plugins.vertical.attempt_parts import PURPOSE, Finish, Start
 from nvflare_plugins.vertical.conversation import Asking
+from nvflare_plugins.vertical.encrypted_scheme import EncryptedGradientOwner
 from nvflare_plugins.vertical.gradient_scheme import GradientOwner
 from nvflare_plugins.vertical.job import Preset
 from nvflare_plugins.vertical.key_owner import StockedOwner, open_owner
@@ -48,8 +50,7 @@ class ActiveSite:
     def run(self) -> Finish:
         """Train; return this party's part."""
         start, job = self._start, self._start.job
-        n_rows = start.data.train.table.n_rows
-        owner, setup = open_owner(job, n_rows, start.place.policy.arithmetic)
+        owner, setup = open_owner(job, start.data.train.table.n_rows, start.place.policy.arithmetic)
         start.progress.say(self._scheme_line())
         start.enter_round(start.n_done)
         with Asking(
@@ -59,12 +60,11 @@ class ActiveSite:
             parties = self._introduce(setup)
             params = self._checked_parameters(parties)
             start.stages.take()
-            n_trees = max(job.num_rounds - max(start.n_done, job.own_rounds), 0) * start.trees_per_round
-            stocked = StockedOwner(owner, n_rows, n_trees) if job.is_encrypted else owner
-            result = train_vertical(
-                params, self._sets(), parties, self._timed(stocked), start.data.columns, self._settings(), self._model,
-                self._after_round, timer=start.stages.measure,
-            )  # fmt: skip
+            with self._stocked(owner) as stocked:
+                result = train_vertical(
+                    params, self._sets(), parties, TimedOwner(stocked, start.stages), start.data.columns,
+                    self._settings(), self._model, self._after_round, timer=start.stages.measure,
+                )  # fmt: skip
         columns = tuple(PartyColumns(party.name, party.schema.aliases) for party in parties)
         part = ActivePart(result.model, start.data.columns, columns, result.best_round)
         best = None if result.best_round is None else result.best_round - self._n_initial
@@ -126,8 +126,12 @@ class ActiveSite:
             for one in self._start.data.sets
         ]
 
-    def _timed(self, owner: GradientOwner) -> GradientOwner:
-        return TimedOwner(owner, self._start.stages)
+    def _stocked(self, owner: GradientOwner) -> AbstractContextManager[GradientOwner]:
+        start, job = self._start, self._start.job
+        if not isinstance(owner, EncryptedGradientOwner):
+            return nullcontext(owner)
+        n_trees = max(job.num_rounds - max(start.n_done, job.own_rounds), 0) * start.trees_per_round
+        return StockedOwner(owner, start.data.train.table.n_rows, n_trees)
 
     def _settings(self) -> VerticalSettings:
         job = self._start.job

@@ -40,18 +40,24 @@ def open_owner(job: VerticalJob, n_rows: int, backend: str) -> tuple[GradientOwn
     owner = gradient_owner(_GENERATORS[job.profile](job.key_bits), pairs, backend)
     return owner, owner.setup()
 _MOST_STOCKED = 1 << 18  # randomisers: some 200 MB at 3072 bits
+_FILL_STEP = 1 << 10  # randomisers made at a time: decryption, which others wait for, waits for one step at most
 
 
 class StockedOwner:
-    """An owner that makes the randomisers of the next tree while the passive parties work on this one."""
+    """An owner that makes the randomisers of the next tree while the passive parties work on this one.
+
+    A context manager: leaving it ends the making.
+    """
 
     def __init__(self, owner: EncryptedGradientOwner, n_rows: int, n_trees: int):
         """Args: n_trees: of the whole training; nothing is made for more."""
         self.pair_format: PairFormat = owner.pair_format
         self._owner = owner
-        self._n_rows, self._n_stocked = n_rows, min(n_rows, _MOST_STOCKED)
+        self._n_rows = n_rows
         self._n_due = n_rows * n_trees  # pairs that are not encrypted yet
         self._filling: threading.Thread | None = None
+        self._may_fill = threading.Event()
+        self._closed = False
 
     def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
         """Encrypt each pair; after the last one of a tree, make ready for the next."""
@@ -59,15 +65,36 @@ class StockedOwner:
         protected = self._owner.encrypt(g, h)
         self._n_due -= g.size
         if self._n_due > 0 and self._n_due % self._n_rows == 0:
-            self._filling = threading.Thread(target=self._owner.fill, args=(self._n_stocked,), daemon=True)
+            self._may_fill.set()
+            self._filling = threading.Thread(target=self._fill, name="veilboost_randomisers", daemon=True)
             self._filling.start()
         return protected
 
     def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
         """Decrypt the sums of a level and check every node."""
-        return self._owner.open_sums(sums, layout, totals)
+        self._may_fill.clear()
+        try:
+            return self._owner.open_sums(sums, layout, totals)
+        finally:
+            self._may_fill.set()
+
+    def __enter__(self) -> StockedOwner:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closed = True
+        self._wait()
+
+    def _fill(self) -> None:
+        most = min(self._n_rows, _MOST_STOCKED)
+        for n in range(_FILL_STEP, most + _FILL_STEP, _FILL_STEP):
+            self._may_fill.wait()
+            if self._closed:
+                return
+            self._owner.fill(min(n, most))
 
     def _wait(self) -> None:
+        self._may_fill.set()
         if self._filling is not None:
             self._filling.join()
             self._filling = None

@@ -110,6 +110,7 @@ class PassiveSite:
         """Note that the active party has finished a round; nothing of the next one has been worked on."""
         start = self._start
         seconds, stages = start.stages.take()
+        stages["network"] = max(seconds - sum(stages.values()), 0.0)  # and waiting for the others
         self._n_rounds = number + 1
         if start.is_checkpoint(self._n_rounds) and self._party is not None:
             start.keep(self._n_rounds, table_to_json(self._party.table, start.data.aliases))

@@ -157,7 +157,7 @@ class _Run:
             for one in reversed(sets.values()):
                 reservation = self._registry.reserve(
                     one.table, one.data_set, job_id=self._place.job_id, sites=self._place.sites,
-                    parameters=parameters, resume=resume,
+                    parameters=parameters, resume=resume, beside=reservations, ids=one.ids,
                 )  # fmt: skip
                 reservations.append(reservation)
                 _log.info("registry, %s: %s", one.data_set.name, reservation.message)

@@ -244,3 +244,28 @@ def _reserve_some(root: str, worker: int) -> None:
     for number in range(4):
         run = reserve(registry, table(), job_id=f"job-{worker}-{number}")
         registry.complete(run, 3)
+
+
+def test_data_sets_of_one_job_are_not_compared_with_each_other(registry: Registry) -> None:
+    """A held-out set of few columns has rows that look like training rows; another job's would be refused."""
+    training = reserve(registry, table())
+    held = table(rows=slice(0, 50))
+    assert reserve(registry, held, spec("held", "held.csv"), beside=(training,)).verdict is Verdict.NEW
+    with pytest.raises(PolicyRefusal):
+        reserve(registry, table(rows=slice(50, 90)), spec("later", "later.csv"), job_id="job-2")
+
+
+def test_rows_with_other_ids_are_other_rows(registry: Registry) -> None:
+    def ids(first: int) -> list[bytes]:
+        return [str(first + row).encode() for row in range(300)]
+
+    assert reserve(registry, table(), ids=ids(0)).verdict is Verdict.NEW
+    assert reserve(registry, table(), job_id="job-2", ids=ids(0)).verdict is Verdict.IDENTICAL
+    with pytest.raises(PolicyRefusal):
+        reserve(registry, table(), job_id="job-3", ids=ids(1))
+    few = table(names=("a",))
+    few.features[:], few.label[:] = 1, 0
+    assert reserve(registry, few, spec("one", "one.csv"), job_id="job-4", ids=ids(0)).verdict is Verdict.NEW
+    assert reserve(registry, few, spec("two", "two.csv"), job_id="job-5", ids=ids(1000)).verdict is Verdict.NEW
+    with pytest.raises(PolicyRefusal):
+        reserve(registry, few, spec("three", "three.csv"), job_id="job-6", ids=ids(1299))

@@ -1,0 +1,64 @@
+"""Randomisers made ahead: all of them are used, none for trees that never come, and decryption does not wait long."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+
+from nvflare_plugins.vertical import key_owner
+from nvflare_plugins.vertical.gradient_scale import pair_format
+from nvflare_plugins.vertical.key_owner import StockedOwner
+
+
+class Recorder:
+    """Stands in for the owner."""
+
+    def __init__(self, n_rows: int):
+        self.pair_format = pair_format(n_rows)
+        self.calls: list[object] = []
+        self.opened = threading.Event()
+
+    def encrypt(self, g, h):
+        self.calls.append(("encrypt", g.size))
+        return b""
+
+    def fill(self, n):
+        self.calls.append(("fill", n))
+        time.sleep(0.02)
+
+    def open_sums(self, sums, layout, totals):
+        before = len(self.calls)
+        time.sleep(0.1)
+        self.during = self.calls[before:]
+        return []
+
+
+def encrypt(owner: StockedOwner, n: int) -> None:
+    ones = np.ones(n, dtype=np.int64)
+    owner.encrypt(ones, ones)
+
+
+def test_each_tree_but_the_last_is_prepared(monkeypatch):
+    monkeypatch.setattr(key_owner, "_FILL_STEP", 4)
+    recorder = Recorder(10)
+    with StockedOwner(recorder, 10, 2) as owner:
+        encrypt(owner, 6)
+        encrypt(owner, 4)
+        encrypt(owner, 6)
+        encrypt(owner, 4)
+    fills = [("fill", 4), ("fill", 8), ("fill", 10)]
+    assert recorder.calls == [("encrypt", 6), ("encrypt", 4), *fills, ("encrypt", 6), ("encrypt", 4)]
+
+
+def test_opening_sums_comes_first_and_leaving_ends_the_making(monkeypatch):
+    monkeypatch.setattr(key_owner, "_FILL_STEP", 1)
+    recorder = Recorder(10)
+    with StockedOwner(recorder, 1000, 2) as owner:
+        encrypt(owner, 1000)
+        owner.open_sums(b"", None, [])
+        assert len(recorder.during) <= 1
+    n_calls = len(recorder.calls)
+    time.sleep(0.1)
+    assert n_calls < 100 and len(recorder.calls) == n_calls
