@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dp_components.errors import PrivacyError
 from he_processors.errors import BackendUnavailable, ConfigurationError
 from nvflare_plugins.horizontal.cuts import CutMode
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.parameters import check_parameters
+from nvflare_plugins.horizontal.parameters import ALIASES, check_parameters
+from nvflare_plugins.place import Job
 from nvflare_plugins.plan_messages import (
     SESSION_EXCHANGES, Planned, Workload, built_nodes, payload_bytes, round_messages, setup_messages,
 )  # fmt: skip
@@ -28,7 +30,11 @@ from nvflare_plugins.plan_rates import (
 from nvflare_plugins.plan_vertical import (
     VerticalWorkload, estimate_vertical, measure_ciphers, render_vertical, vertical_json,
 )  # fmt: skip
+from nvflare_plugins.private_trees.job import PrivateTreesJob
+from nvflare_plugins.private_trees.job_plan import JobPlan
+from nvflare_plugins.private_trees.summary import lines, summarise
 from nvflare_plugins.threat_model import HORIZONTAL, THREAT_MODELS, leakage_class
+from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.wording import human_bytes
 
 SERVER_CONFIGURATION = "config_fed_server.json"
@@ -148,29 +154,39 @@ def _memory(workload: Workload, profile: str, messages: Sequence[Planned]) -> tu
 # -- from a job folder ------------------------------------------------------------------------------------------------
 
 
-def read_job(folder: Path) -> HorizontalJob:
-    """Find the horizontal job in a FLARE job folder.
+_JOB_TYPES: dict[str, type[Job]] = {
+    "HorizontalController": HorizontalJob, "VerticalController": VerticalJob, "PrivateTreesController": PrivateTreesJob,
+}  # fmt: skip
+
+
+def read_job(folder: Path) -> Job:
+    """Read the training job in a FLARE job folder, by its controller.
 
     Raises:
-        ConfigurationError: no server configuration, or no horizontal job in it.
+        ConfigurationError: no server configuration, or no training that can be planned in it.
     """
     for path in sorted(folder.glob(f"*/config/{SERVER_CONFIGURATION}")):
         try:
-            found = _find_job(json.loads(path.read_text(encoding="utf-8")))
+            found = _find_controller(json.loads(path.read_text(encoding="utf-8")))
         except ValueError:
             raise ConfigurationError(f"{path} is not valid JSON") from None
         if found is not None:
-            return HorizontalJob.from_dict(found)
-    raise ConfigurationError(f"{folder} is not the folder of a horizontal job: no {SERVER_CONFIGURATION} holds one")
+            job_type, job = found
+            return job_type.from_dict(job)
+    raise ConfigurationError(
+        f"{folder} is not the folder of a horizontal, vertical or private training: no {SERVER_CONFIGURATION} holds one"
+    )
 
 
-def _find_job(value: Any) -> Mapping[str, Any] | None:
+def _find_controller(value: Any) -> tuple[type[Job], Mapping[str, Any]] | None:
     if isinstance(value, dict):
-        if {"data_set", "label"} <= set(value):
-            return value
+        job_type = _JOB_TYPES.get(str(value.get("path", "")).rpartition(".")[2])
+        arguments = value.get("args")
+        if job_type is not None and isinstance(arguments, dict) and isinstance(arguments.get("job"), dict):
+            return job_type, arguments["job"]
         value = list(value.values())
     if isinstance(value, list):
-        return next((found for item in value if (found := _find_job(item)) is not None), None)
+        return next((found for item in value if (found := _find_controller(item)) is not None), None)
     return None
 
 
@@ -210,17 +226,17 @@ def render(workload: Workload, network: Network, estimates: Sequence[Estimate]) 
     """Return the plan as text."""
     rows = [_COLUMNS, *(_row(e) for e in estimates)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-    lines = [_shape(workload), ""]
+    text = [_shape(workload), ""]
     for row in rows:
         cells = [
             c.ljust(w) if i in (0, len(_COLUMNS) - 1) else c.rjust(w)
             for i, (c, w) in enumerate(zip(row, widths, strict=True))
         ]
-        lines.append("  ".join(cells).rstrip())
-    lines += ["", "What the profiles protect:"]
-    lines += [f"  {e.profile:<7}{THREAT_MODELS[e.profile].summary}" for e in estimates]
-    lines += ["", "Assumed:", *(f"  - {text}" for text in assumptions(workload, network))]
-    return "\n".join(lines)
+        text.append("  ".join(cells).rstrip())
+    text += ["", "What the profiles protect:"]
+    text += [f"  {e.profile:<7}{THREAT_MODELS[e.profile].summary}" for e in estimates]
+    text += ["", "Assumed:", *(f"  - {line}" for line in assumptions(workload, network))]
+    return "\n".join(text)
 
 
 def _row(e: Estimate) -> tuple[str, ...]:
@@ -275,12 +291,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "job", nargs="?", type=Path, metavar="JOB_FOLDER", help="take the training's shape from this job"
     )
-    parser.add_argument("--rows", type=int, required=True, help="training rows of all sites together")
-    parser.add_argument("--features", type=int, required=True, help="columns; in vertical training the active party's")
+    parser.add_argument("--rows", type=int, help="training rows of all sites together; not for private jobs")
+    parser.add_argument("--features", type=int, help="columns; in vertical training the active party's")
     parser.add_argument(
         "--foreign-features", type=int, nargs="+", help="vertical training: columns of each passive party"
     )
-    parser.add_argument("--key-bits", type=int, default=3072, help="vertical training: key length (default 3072)")
+    parser.add_argument("--key-bits", type=int, help="vertical training: key length (default 3072, or the job's)")
     parser.add_argument("--sites", type=int, default=3)
     for name, default in (("bins", 256), ("depth", 6), ("rounds", 10)):
         parser.add_argument(f"--{name}", type=int, default=None, help=f"default {default}, or the job's")
@@ -299,55 +315,72 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.set_defaults(func=_run)
 
 
-def _run_vertical(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     try:
-        network = _network(arguments)
-        given = {"bins": arguments.bins, "depth": arguments.depth, "trees": arguments.rounds}
-        workload = VerticalWorkload(
-            arguments.rows, arguments.features, tuple(arguments.foreign_features), key_bits=arguments.key_bits,
-            **{name: value for name, value in given.items() if value is not None},
-        )  # fmt: skip
-        rates = measure_ciphers(workload)
-    except (ConfigurationError, BackendUnavailable) as error:
+        print(_plan(arguments))
+    except (ConfigurationError, BackendUnavailable, PrivacyError) as error:
         print(f"veilboost plan: {error}", file=sys.stderr)
         return 1
-    result = estimate_vertical(workload, rates, network.site_bytes_per_s, process_memory_bytes())
-    if arguments.json:
-        print(json.dumps(vertical_json(workload, rates, result), indent=2))
-    else:
-        print(render_vertical(workload, result, network.site_bytes_per_s))
     return 0
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    if arguments.foreign_features is not None:
-        return _run_vertical(arguments)
-    try:
-        workload, network = _workload(arguments), _network(arguments)
-        profiles = list(HORIZONTAL) if arguments.profile == "all" else [arguments.profile]
-        trees = measure_trees(workload)
-        rates = {profile: measure_protection(profile, workload.sites) for profile in profiles}
-    except (ConfigurationError, BackendUnavailable) as error:
-        print(f"veilboost plan: {error}", file=sys.stderr)
-        return 1
+def _plan(arguments: argparse.Namespace) -> str:
+    job = None if arguments.job is None else read_job(arguments.job)
+    if isinstance(job, PrivateTreesJob):
+        return _plan_private(arguments, job)
+    if arguments.rows is None or arguments.features is None:
+        raise ConfigurationError("give --rows and --features: they are not in a job")
+    if isinstance(job, VerticalJob) or arguments.foreign_features is not None:
+        return _plan_vertical(arguments, job)
+    return _plan_horizontal(arguments, job)
+
+
+def _plan_private(arguments: argparse.Namespace, job: PrivateTreesJob) -> str:
+    summary = summarise(JobPlan.of(job, arguments.sites))
+    return json.dumps(dataclasses.asdict(summary), indent=2) if arguments.json else "\n".join(lines(summary))
+
+
+def _plan_vertical(arguments: argparse.Namespace, job: VerticalJob | None) -> str:
+    network = _network(arguments)
+    if arguments.foreign_features is None:
+        raise ConfigurationError("a vertical plan needs --foreign-features, the columns of each passive party")
+    shape: dict[str, Any] = {}
+    if job is not None:
+        params = {ALIASES.get(name, name): value for name, value in job.params.items()}
+        shape = {"bins": params.get("max_bin"), "depth": params.get("max_depth")}
+        shape |= {"trees": job.num_rounds, "key_bits": job.key_bits}
+    given = {"bins": arguments.bins, "depth": arguments.depth, "trees": arguments.rounds}
+    given |= {"key_bits": arguments.key_bits}
+    shape |= {name: value for name, value in given.items() if value is not None}
+    shape = {name: value for name, value in shape.items() if value is not None}
+    workload = VerticalWorkload(arguments.rows, arguments.features, tuple(arguments.foreign_features), **shape)
+    rates = measure_ciphers(workload)
+    result = estimate_vertical(workload, rates, network.site_bytes_per_s, process_memory_bytes())
+    if arguments.json:
+        return json.dumps(vertical_json(workload, rates, result), indent=2)
+    return render_vertical(workload, result, network.site_bytes_per_s)
+
+
+def _plan_horizontal(arguments: argparse.Namespace, job: HorizontalJob | None) -> str:
+    workload, network = _workload(arguments, job), _network(arguments)
+    profiles = list(HORIZONTAL) if arguments.profile == "all" else [arguments.profile]
+    trees = measure_trees(workload)
+    rates = {profile: measure_protection(profile, workload.sites) for profile in profiles}
     memory = process_memory_bytes()
     estimates = [estimate(workload, p, network, trees, rate, memory) for p, rate in rates.items()]
     if arguments.json:
-        print(json.dumps(to_json(workload, network, estimates), indent=2))
-    else:
-        print(render(workload, network, estimates))
-    return 0
+        return json.dumps(to_json(workload, network, estimates), indent=2)
+    return render(workload, network, estimates)
 
 
-def _workload(arguments: argparse.Namespace) -> Workload:
+def _workload(arguments: argparse.Namespace, job: HorizontalJob | None) -> Workload:
     given = {
         name: getattr(arguments, name)
         for name in ("bins", "depth", "rounds", "outputs", "max_leaves", "metrics", "cuts")
         if getattr(arguments, name) is not None
     }
-    if arguments.job is None:
+    if job is None:
         return Workload(arguments.rows, arguments.features, sites=arguments.sites, missing=arguments.missing, **given)
-    job = read_job(arguments.job)
     workload = workload_of_job(job, arguments.rows, arguments.features, arguments.sites, arguments.missing)
     return dataclasses.replace(workload, **given)
 

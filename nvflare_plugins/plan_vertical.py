@@ -163,7 +163,7 @@ def _passive(
 def measure_ciphers(workload: VerticalWorkload) -> CipherRates:
     """Encrypt, add, pack and open a small table with a fresh key of the planned length: some seconds."""
     rng = np.random.default_rng(0)
-    pairs = pair_format(workload.rows)
+    pairs = pair_format(max(workload.rows, _SAMPLE_ROWS))
     g, h = pairs.encode_pairs(rng.uniform(-1, 1, _SAMPLE_ROWS), rng.uniform(0, 0.25, _SAMPLE_ROWS))
     layout = BinLayout((_SAMPLE_BINS,) * _SAMPLE_FEATURES)
     codes = rng.integers(0, _SAMPLE_BINS, (_SAMPLE_FEATURES, _SAMPLE_ROWS)).astype(np.uint8)

@@ -158,10 +158,10 @@ def test_tree_rate_is_measured_on_the_workloads_shape():
     assert measure_trees(Workload(3000, 5, 16, 3)).seconds(1000) > 0
 
 
-def job_folder(folder: Path, job: dict) -> Path:
+def job_folder(folder: Path, job: dict, controller: str = "HorizontalController") -> Path:
     config = folder / "app" / "config"
     config.mkdir(parents=True)
-    document = {"format_version": 2, "workflows": [{"id": "c", "path": "x.HorizontalController", "args": {"job": job}}]}
+    document = {"format_version": 2, "workflows": [{"id": "c", "path": f"x.{controller}", "args": {"job": job}}]}
     (config / "config_fed_server.json").write_text(json.dumps(document))
     return folder
 
@@ -183,13 +183,13 @@ def test_shape_is_taken_from_a_job_folder(tmp_path):
 
 
 def test_folders_without_a_job_are_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="not the folder of a horizontal job"):
+    with pytest.raises(ConfigurationError, match="not the folder of a horizontal, vertical or private training"):
         read_job(tmp_path)
-    with pytest.raises(ConfigurationError, match="not the folder of a horizontal job"):
-        read_job(job_folder(tmp_path / "a", {"other": 1}))
-    (tmp_path / "a" / "app" / "config" / "config_fed_server.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="not the folder of a horizontal, vertical or private training"):
+        read_job(job_folder(tmp_path / "b", {"data_set": "d", "label": "y"}, "OtherController"))
+    (tmp_path / "b" / "app" / "config" / "config_fed_server.json").write_text("{")
     with pytest.raises(ConfigurationError, match="not valid JSON"):
-        read_job(tmp_path / "a")
+        read_job(tmp_path / "b")
 
 
 def cli(*arguments: object) -> int:
@@ -218,3 +218,34 @@ def test_text_and_json_say_the_same():
     result = estimate(workload, "masks", network, TreeRate(1e-3, 1e-8), ProtectionRate(1e-8, 1e-9), 0)
     assert to_json(workload, network, [result])["estimates"][0]["total_s"] == result.total_s
     assert f"{result.total_s:.3g} s" in render(workload, network, [result])
+
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def test_private_jobs_are_priced_without_data(capsys):
+    assert cli(REPOSITORY / "jobs" / "private_trees_default") == 0
+    text = capsys.readouterr().out
+    assert "epsilon 0.5 at delta 1e-06" in text and "noise on a leaf" in text
+    assert cli(REPOSITORY / "jobs" / "private_trees_default", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    spent = document["epsilon_after_rounds"]
+    assert spent == sorted(spent) and 0.49 < spent[-1] <= 0.5
+
+
+def test_private_jobs_over_too_few_sites_are_refused(capsys):
+    assert cli(REPOSITORY / "jobs" / "private_trees_default", "--sites", 1) == 1
+    assert "veilboost plan:" in capsys.readouterr().err
+
+
+def test_vertical_jobs_need_the_columns_of_the_other_parties(capsys):
+    folder = REPOSITORY / "jobs" / "vertical_paillier"
+    assert cli(folder, "--rows", 100, "--features", 3) == 1
+    assert "--foreign-features" in capsys.readouterr().err
+    assert cli(folder, "--rows", 100, "--features", 3, "--foreign-features", 2, 2, "--key-bits", 2048) == 0
+    assert "depth 3; Paillier-2048" in capsys.readouterr().out
+
+
+def test_rows_and_features_are_asked_for(capsys):
+    assert cli("--rows", 100) == 1
+    assert "give --rows and --features" in capsys.readouterr().err
