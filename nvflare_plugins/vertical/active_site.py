@@ -50,13 +50,14 @@ class ActiveSite:
     def run(self) -> Finish:
         """Train; return this party's part."""
         start, job = self._start, self._start.job
-        owner, setup = open_owner(job, start.data.train.table.n_rows, start.place.policy.arithmetic)
-        start.progress.say(self._scheme_line())
         start.enter_round(start.n_done)
         with Asking(
             start.attempt.channel, start.attempt.session, PURPOSE, start.pace, start.transport.abort,
             on_turn=lambda turn: start.round_done(self._rows[turn]), first_turn=start.n_done,
         ) as self._asking:  # fmt: skip
+            # Within the conversation, which shows the others that this site is alive.
+            owner, setup = open_owner(job, start.data.train.table.n_rows, start.place.policy.arithmetic)
+            start.progress.say(self._scheme_line())
             parties = self._introduce(setup)
             params = self._checked_parameters(parties)
             start.stages.take()

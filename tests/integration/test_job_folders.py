@@ -8,7 +8,7 @@ import pytest
 
 from nvflare.recipe.spec import Recipe
 
-from jobs import horizontal, vertical_inference
+from jobs import horizontal, vertical, vertical_inference
 
 KEPT = Path(horizontal.__file__).parent
 
@@ -21,6 +21,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 RECIPES = [
     *map(horizontal.recipe, horizontal.PROFILES),
+    *map(vertical.recipe, vertical.PROFILES),
     *map(vertical_inference.recipe, vertical_inference.ACTIONS),
 ]
 

@@ -143,6 +143,13 @@ def test_continuing_a_model_is_centralized_training_in_one_go(parties):
     assert same(merged(parties, "second"), central(TRAIN, 5))
 
 
+def test_several_trees_a_round_continue_too(parties):
+    params = {"objective": "multi:softprob", "num_class": 2, "num_parallel_tree": 2, "max_depth": 2, "max_bin": 8}
+    succeed(run(parties, job(num_rounds=1, params=params), "first"))
+    succeed(run(parties, job(num_rounds=2, params=params, initial_model="first", checkpoint_every=1), "second"))
+    assert same(merged(parties, "second"), central(TRAIN, 3, params))
+
+
 def dies_at_conversation(n: int):
     seen = []
 
