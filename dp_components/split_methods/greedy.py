@@ -29,8 +29,17 @@ Ranges = NDArray[np.intp]
 ``low`` to ``high``. Follows from the splits above, which are public. Shapes: intp[n_features, 2] of (low, high)."""
 
 
+@dataclass(frozen=True, slots=True)
+class OpenNode:
+    """A node that may be split. Shapes: rows: intp[n], those that it holds."""
+
+    rows: NDArray[np.intp]
+    ranges: Ranges
+    totals: NodeTotals | None
+
+
 class LevelQuery(Protocol):
-    """Asks for the noisy sums of one node and chooses its split."""
+    """Asks for the noisy sums of a level's nodes and chooses their splits."""
 
     @property
     def candidate_counts(self) -> Sequence[int]:
@@ -39,10 +48,8 @@ class LevelQuery(Protocol):
     def root(self, rows: NDArray[np.intp]) -> NodeTotals | None:
         """Return the root's sums, or None if they follow from the first histogram."""
 
-    def best(
-        self, rows: NDArray[np.intp], ranges: Ranges, totals: NodeTotals | None
-    ) -> tuple[NodeTotals, Split | None]:
-        """Return the node's sums and its best split. Shapes: rows: intp[n], the node's rows."""
+    def best(self, nodes: Sequence[OpenNode]) -> list[tuple[NodeTotals, Split | None]]:
+        """Ask once for all nodes of a level; return each one's sums and best split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +71,25 @@ def grow(bins: NDArray[np.uint8], query: LevelQuery, depth: int) -> GrownTree:
     builder = TreeBuilder()
     everything = np.arange(bins.shape[1])
     whole = np.stack([np.zeros(bins.shape[0], dtype=np.intp), np.array(query.candidate_counts, dtype=np.intp)], axis=1)
-    open_nodes: list[tuple[int, NDArray[np.intp], Ranges, NodeTotals | None]] = [
-        (0, everything, whole, query.root(everything))
-    ]
+    level: list[tuple[int, OpenNode]] = [(0, OpenNode(everything, whole, query.root(everything)))]
     sums: dict[int, NodeTotals] = {}
     for _ in range(depth):
+        if not level:
+            break
         below = []
-        for node, rows, ranges, given in open_nodes:
-            totals, split = query.best(rows, ranges, given)
+        found = query.best([open_node for _, open_node in level])
+        for (node, at), (totals, split) in zip(level, found, strict=True):
             sums[node] = totals
             if split is None or split.score <= MIN_GAIN or totals.hessian < 0:
                 continue
             left, right = builder.split(node, split.feature, split.candidate)
-            goes_left = bins[split.feature, rows] <= split.candidate
-            left_ranges, right_ranges = ranges.copy(), ranges.copy()
+            goes_left = bins[split.feature, at.rows] <= split.candidate
+            left_ranges, right_ranges = at.ranges.copy(), at.ranges.copy()
             left_ranges[split.feature, 1], right_ranges[split.feature, 0] = split.candidate, split.candidate + 1
-            below += [(left, rows[goes_left], left_ranges, split.left),
-                      (right, rows[~goes_left], right_ranges, split.right)]  # fmt: skip
+            below += [(left, OpenNode(at.rows[goes_left], left_ranges, split.left)),
+                      (right, OpenNode(at.rows[~goes_left], right_ranges, split.right))]  # fmt: skip
             sums[left], sums[right] = split.left, split.right
-        open_nodes = below
+        level = below
     tree = builder.build()
     return GrownTree(tree, np.array([[sums[int(n)].gradient, sums[int(n)].hessian] for n in tree.leaves]))
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.leaf_weights.query import UNIT
-from dp_components.split_methods.greedy import Ranges, Split, histograms
+from dp_components.split_methods.greedy import OpenNode, Split, histograms
 from dp_components.split_methods.split_score import NodeTotals, split_scores
 
 AddNoise = Callable[[NDArray[np.int64]], NDArray[np.int64]]
@@ -24,7 +24,7 @@ def queries(depth: int, n_features: int) -> int:
 
 
 class HistogramQuery:
-    """Noisy histograms of one node; see ``greedy.grow``.
+    """Noisy histograms of a level's nodes; see ``greedy.grow``.
 
     Privacy: every bin is noised, empty ones too; adding or removing a row changes one bin of each feature.
     Reference: Maddock et al., section 4.3.1.
@@ -43,19 +43,21 @@ class HistogramQuery:
         """Return None: the root's sums are the mean over features of the first histogram's totals."""
         return None
 
-    def best(
-        self, rows: NDArray[np.intp], ranges: Ranges, totals: NodeTotals | None
-    ) -> tuple[NodeTotals, Split | None]:
-        """Release the node's histograms and return its best split.
+    def best(self, nodes: Sequence[OpenNode]) -> list[tuple[NodeTotals, Split | None]]:
+        """Release the nodes' histograms and return each one's best split.
 
-        Bins outside the node hold no rows, only noise: they are left out. Both sides of a split are summed over the
+        Bins outside a node hold no rows, only noise: they are left out. Both sides of a split are summed over the
         feature's own bins, so that neither carries the noise of the node's sums, which grows from level to level.
         """
-        exact = histograms(self._bins, self._pairs, rows, self._features, self._width)
-        low, high = ranges[self._features, 0, None], ranges[self._features, 1, None]
-        bins = np.arange(self._width)
-        noisy = np.where(((low <= bins) & (bins <= high))[..., None], self._add_noise(exact) / UNIT, 0.0)
-        reached = np.cumsum(noisy, axis=1)
+        exact = [histograms(self._bins, self._pairs, node.rows, self._features, self._width) for node in nodes]
+        noisy = self._add_noise(np.stack(exact)) / UNIT
+        return [self._best_of_node(of_node, node) for of_node, node in zip(noisy, nodes, strict=True)]
+
+    def _best_of_node(self, noisy: NDArray[np.float64], node: OpenNode) -> tuple[NodeTotals, Split | None]:
+        low, high = node.ranges[self._features, 0, None], node.ranges[self._features, 1, None]
+        bins, totals = np.arange(self._width), node.totals
+        inside = np.where(((low <= bins) & (bins <= high))[..., None], noisy, 0.0)
+        reached = np.cumsum(inside, axis=1)
         if totals is None:
             mean = reached[:, -1].mean(axis=0)
             totals = NodeTotals(float(mean[0]), float(mean[1]))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.leaf_weights.query import UNIT
-from dp_components.split_methods.greedy import Ranges, Split
+from dp_components.split_methods.greedy import OpenNode, Split
 from dp_components.split_methods.histogram import AddNoise
 from dp_components.split_methods.split_score import NodeTotals, split_scores
 
@@ -24,7 +24,7 @@ def queries(depth: int, n_features: int) -> int:
 
 
 class PartiallyRandomQuery:
-    """Noisy left sums of one node; see ``greedy.grow``.
+    """Noisy left sums of a level's nodes; see ``greedy.grow``.
 
     Privacy: ``draws`` is public. Adding or removing a row changes the left sum of each feature in one node of a level.
     Reference: Maddock et al., section 4.3.2.
@@ -43,21 +43,37 @@ class PartiallyRandomQuery:
         g, h = self._add_noise(self._pairs[rows].sum(axis=0, keepdims=True))[0] / UNIT
         return NodeTotals(float(g), float(h))
 
-    def best(
-        self, rows: NDArray[np.intp], ranges: Ranges, totals: NodeTotals | None
+    def best(self, nodes: Sequence[OpenNode]) -> list[tuple[NodeTotals, Split | None]]:
+        """Release one left sum per node and feature that can still divide it, and return each node's best split."""
+        drawn = [self._draw(node) for node in nodes]
+        exact = [self._left_sums(node.rows, cuts) for node, cuts in zip(nodes, drawn, strict=True) if cuts]
+        noisy = self._add_noise(np.concatenate(exact)) / UNIT if exact else np.empty((0, 2))
+        of_node = np.split(noisy, np.cumsum([len(cuts) for cuts in drawn])[:-1])
+        return [self._best_of_node(*parts) for parts in zip(nodes, drawn, of_node, strict=True)]
+
+    def _draw(self, node: OpenNode) -> list[tuple[int, int]]:
+        """Draw one candidate of each feature that can still divide the node."""
+        ranges = node.ranges
+        return [
+            (f, self._draws.randrange(int(ranges[f, 0]), int(ranges[f, 1])))
+            for f in self._features if ranges[f, 0] < ranges[f, 1]
+        ]  # fmt: skip
+
+    def _left_sums(self, rows: NDArray[np.intp], cuts: list[tuple[int, int]]) -> NDArray[np.int64]:
+        features, candidates = map(list, zip(*cuts, strict=True))
+        goes_left = self._bins[np.ix_(features, rows)] <= np.array(candidates)[:, None]
+        return (goes_left @ self._pairs[rows].astype(np.float64)).astype(np.int64)
+
+    def _best_of_node(
+        self, node: OpenNode, cuts: list[tuple[int, int]], left: NDArray[np.float64]
     ) -> tuple[NodeTotals, Split | None]:
-        """Release one left sum per feature that can still divide the node, and return the best split."""
+        totals = node.totals
         if totals is None:
             raise ValueError("partially random trees start from released root sums")
-        features = [f for f in self._features if ranges[f, 0] < ranges[f, 1]]
-        if not features:
+        if not cuts:
             return totals, None
-        drawn = [self._draws.randrange(int(ranges[f, 0]), int(ranges[f, 1])) for f in features]
-        pairs = self._pairs[rows].astype(np.float64)
-        goes_left = self._bins[np.ix_(features, rows)] <= np.array(drawn)[:, None]
-        left = self._add_noise((goes_left @ pairs).astype(np.int64)) / UNIT
         right = np.array([totals.gradient, totals.hessian]) - left
         scores = split_scores(left, right, totals, self._ridge, self._clip)
         i = int(np.argmax(scores))
         sides = [NodeTotals(*(float(x) for x in side[i])) for side in (left, right)]
-        return totals, Split(float(scores[i]), features[i], drawn[i], *sides)
+        return totals, Split(float(scores[i]), *cuts[i], *sides)

@@ -18,6 +18,7 @@ from dp_components.split_methods.totally_random import grow_totally_random
 from dp_components.split_methods.tree import LEAF, Tree
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.private_trees.features import tree_features
+from nvflare_plugins.private_trees.grown_forest import GrownTree
 from nvflare_plugins.private_trees.methods import Method, WeightUpdate
 
 _NO_PARENT = 2**31 - 1
@@ -65,21 +66,46 @@ def initial_model(forest: Forest, method: Method, feature_names: Sequence[str] =
     The names come from the schema that the sites agreed on, never from a site's own table.
     """
     trees = [_tree_json(number, tree, forest.candidates) for number, tree in enumerate(forest.trees)]
+    return _document(trees, forest.batch_size, len(forest.candidates.of_feature), method, feature_names)
+
+
+def finished_model(trees: Sequence[GrownTree], method: Method, feature_names: Sequence[str] = ()) -> bytes:
+    """Return trees that were grown outside XGBoost as its model JSON.
+
+    Privacy: inner nodes carry the sums of their noisy leaves.
+    """
+    documents = []
+    for number, grown in enumerate(trees):
+        tree, document = grown.tree, _tree_json(number, grown.tree, grown.candidates)
+        cover = np.zeros(tree.feature.size)
+        cover[tree.leaves] = grown.sums[:, 1]
+        for node in np.flatnonzero(tree.feature != LEAF)[::-1]:
+            cover[node] = cover[tree.left[node]] + cover[tree.right[node]]
+        document["sum_hessian"] = _decimals(cover.astype(np.float32))
+        for name in ("split_conditions", "base_weights"):  # XGBoost keeps a leaf's answer in the place of a threshold
+            values = np.array(document[name], dtype=np.float32)
+            values[tree.leaves] = grown.outputs
+            document[name] = _decimals(values)
+        documents.append(document)
+    n_features = len(trees[0].candidates.of_feature)
+    return _document(documents, method.batch_size, n_features, method, feature_names)
+
+
+def _document(
+    trees: list[dict], batch_size: int, n_features: int, method: Method, feature_names: Sequence[str]
+) -> bytes:
     averaging = method.weight_update is WeightUpdate.AVERAGING
     objective = {"name": "reg:squarederror" if averaging else "binary:logistic",
                  "reg_loss_param": {"scale_pos_weight": "1"}}  # fmt: skip
-    n_features = len(forest.candidates.of_feature)
     document = {
         "version": _XGBOOST_VERSION,
         "learner": {
             "attributes": {}, "feature_names": list(feature_names), "feature_types": [],
             "gradient_booster": {"name": "gbtree", "model": {
                 "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
-                "gbtree_model_param": {
-                    "num_parallel_tree": str(forest.batch_size), "num_trees": str(len(forest.trees)),
-                },
-                "iteration_indptr": list(range(0, len(forest.trees) + 1, forest.batch_size)),
-                "tree_info": [0] * len(forest.trees), "trees": trees,
+                "gbtree_model_param": {"num_parallel_tree": str(batch_size), "num_trees": str(len(trees))},
+                "iteration_indptr": list(range(0, len(trees) + 1, batch_size)),
+                "tree_info": [0] * len(trees), "trees": trees,
             }},
             "learner_model_param": {
                 "base_score": "[0E0]" if averaging else "[5E-1]", "boost_from_average": "0", "num_class": "0",
@@ -115,4 +141,9 @@ def _thresholds(tree: Tree, candidates: Candidates) -> list[float]:
     for node in np.flatnonzero(tree.feature != LEAF):
         cut = candidates.of_feature[tree.feature[node]][tree.candidate[node]]
         values[node] = np.nextafter(cut, np.float32(np.inf))
-    return [float(str(v)) for v in values]  # the shortest decimal that reads back as the same float32
+    return _decimals(values)
+
+
+def _decimals(values: NDArray[np.float32]) -> list[float]:
+    """Return the shortest decimals that read back as the same float32."""
+    return [float(str(v)) for v in values]

@@ -19,7 +19,7 @@ from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, JobAborted, ProtocolError, VeilBoostError
 from nvflare_plugins.horizontal.cuts import Cuts, reference_table
 from nvflare_plugins.private_trees.candidates import public_candidates
-from nvflare_plugins.private_trees.methods import CandidateSource, SplitMethod, WeightUpdate
+from nvflare_plugins.private_trees.methods import CandidateSource, Method, SplitMethod, WeightUpdate
 from nvflare_plugins.private_trees.training import (
     AfterRound, NoisySums, Objective, Pay, PrivateTreesPlan, bounded_objective, enter, ignore_round, without_ledger,
 )  # fmt: skip
@@ -34,9 +34,9 @@ from nvflare_plugins.wire.sums import ProtectedSums
 class NoisyHistogramHandler:
     """Answers XGBoost's histograms with noisy ones, and the root's sum from them."""
 
-    def __init__(self, sums: NoisySums, bins_per_feature: NDArray[np.int64], depth: int):
-        """Args: depth: histograms of so many levels are paid for in each round."""
-        self._sums, self._bins, self._depth = sums, bins_per_feature, depth
+    def __init__(self, sums: NoisySums, bins_per_feature: NDArray[np.int64], method: Method):
+        """Args: method: histograms of ``depth`` levels are paid for in each round."""
+        self._sums, self._bins, self._method = sums, bins_per_feature, method
         self._root: NDArray[np.float64] | None = None
         self._round, self._n_levels = -1, 0
 
@@ -62,7 +62,8 @@ class NoisyHistogramHandler:
             raise ProtocolError(f"XGBoost asks for {n_nodes} histograms of level {level}, which has fewer nodes")
         query = f"histograms of level {level} of round {message.moment.round}"
         # Charged as a full level, as in the plan, which is older than the tree.
-        noisy = self._sums.release(Kind.HISTOGRAM, exact, query, level_sizes(self._bins, level)) / UNIT
+        sizes = [level_size(self._method, level)] * self._bins.size
+        noisy = self._sums.release(Kind.HISTOGRAM, exact, query, sizes) / UNIT
         self._root = noisy.reshape(-1, 2) if n_nodes == 1 else None
         return noisy.astype("<f8").tobytes()
 
@@ -70,14 +71,17 @@ class NoisyHistogramHandler:
         if number != self._round:
             self._round, self._n_levels = number, 0
         self._n_levels += 1
-        if self._n_levels > self._depth:
-            raise ProtocolError(f"XGBoost asks for more than the {self._depth} levels of histograms that are paid for")
+        if self._n_levels > self._method.depth:
+            raise ProtocolError(f"XGBoost asks for more than the {self._method.depth} levels that are paid for")
         return self._n_levels - 1
 
 
-def level_sizes(bins_per_feature: NDArray[np.int64], level: int) -> list[int]:
-    """Return the number of values of each feature's query for a full level: pairs (G, H) of every bin and node."""
-    return [int(n) << (level + 1) for n in bins_per_feature]
+def level_size(method: Method, level: int) -> int:
+    """Return the most values of one feature's query for a level: pairs (G, H) of every node and bin.
+
+    There are two bins more than candidates: XGBoost adds the outer bounds.
+    """
+    return (method.n_candidates + 2) << (level + 1)
 
 
 def train_greedy_trees(
@@ -98,7 +102,7 @@ def train_greedy_trees(
     candidates = public_candidates(plan.method, plan.bounds)
     matrix = greedy_matrix(candidates, columns, label, n_threads, plan.feature_names)
     bins = np.diff(matrix.get_quantile_cut()[0].astype(np.int64)) - 1  # one bound more than bins is listed
-    handler = NoisyHistogramHandler(NoisySums(sums, plan, pay), bins, plan.method.depth)
+    handler = NoisyHistogramHandler(NoisySums(sums, plan, pay), bins, plan.method)
     mediator = Mediator(HorizontalGrammar(_shape(plan, channel.world, bins)), channel.rank, handler)
     with mediator:
         try:

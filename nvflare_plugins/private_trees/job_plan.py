@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from dp_components.accounting.composition import PrivacyCost, compose, gaussian_limit
 from dp_components.distributed_noise import NoiseShares
@@ -12,11 +13,12 @@ from dp_components.errors import PrivacyError
 from dp_components.events import ComposedEvent, Event
 from dp_components.leaf_weights.query import real_noise_std
 from dp_components.split_candidates import dp_quantiles
+from dp_components.split_candidates.candidates import MAX_CANDIDATES
 from dp_components.trust import TrustModel
-from he_processors.errors import ConfigurationError
-from nvflare_plugins.private_trees.candidates import public_candidates
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.private_trees.greedy_training import level_size
 from nvflare_plugins.private_trees.job import PrivateTreesJob
-from nvflare_plugins.private_trees.methods import SplitMethod
+from nvflare_plugins.private_trees.methods import CandidateSource, Method, SplitMethod, WeightUpdate
 from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust
 from nvflare_plugins.private_trees.training import PrivateTreesPlan
 from nvflare_plugins.wire.catalogue import Kind
@@ -24,6 +26,25 @@ from nvflare_plugins.wire.catalogue import Kind
 # So that a budget equal to the job's promise is enough for it, whatever the last digits do.
 _BELOW = 1 - 1e-9
 _BYTES_PER_VALUE = 8
+
+
+class Trainer(Enum):
+    """What trains a method. The choice is public: it follows from the method alone."""
+
+    REFRESH = "XGBoost's refresh of random trees"
+    HISTOGRAMS = "XGBoost's histogram trees"
+    OWN = "numpy at every site; XGBoost holds the model"
+
+    @classmethod
+    def of(cls, method: Method) -> Trainer:
+        """Return the trainer: XGBoost wherever it can ask for what the method releases."""
+        public = method.candidates in (CandidateSource.UNIFORM, CandidateSource.LOGARITHMIC)
+        if method.split_method is SplitMethod.TOTALLY_RANDOM:
+            return cls.OWN if method.candidates is CandidateSource.ITERATIVE_HESSIAN else cls.REFRESH
+        plain = method.batch_size == 1 and method.n_features_per_tree is None
+        boosts = method.weight_update is not WeightUpdate.AVERAGING
+        is_histogram = method.split_method is SplitMethod.HISTOGRAM
+        return cls.HISTOGRAMS if is_histogram and public and plain and boosts else cls.OWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +100,7 @@ class JobPlan:
             method, tuple(map(job.bounds_of, names)), NoisePlan.of(method, len(names), mu), _trust(job, n_sites),
             job.structure_seed, names,
         )  # fmt: skip
-        return cls(job, training, n_sites, tuple(_messages(training)))
+        return cls(job, training, n_sites, tuple(planned_messages(training)))
 
     def events_of(self, message: PlannedMessage) -> Event:
         """Return what one message costs."""
@@ -104,6 +125,11 @@ class JobPlan:
             total = total + costs[key]
             after[max(message.round, 0)] = total
         return [after[n].for_person(self.job.rows_per_person).epsilon(self.job.delta) for n in sorted(after)]
+
+    @property
+    def trainer(self) -> Trainer:
+        """What trains it."""
+        return Trainer.of(self.training.method)
 
     @property
     def n_rounds(self) -> int:
@@ -142,19 +168,47 @@ def _trust(job: PrivateTreesJob, n_sites: int) -> Trust:
         raise ConfigurationError(str(error)) from None
 
 
-def _messages(plan: PrivateTreesPlan) -> list[PlannedMessage]:
+class DueMessages:
+    """The messages that a plan still pays for, taken in order; a tree that ends early skips some."""
+
+    def __init__(self, plan: JobPlan):
+        self._due = list(plan.messages)
+
+    def take(self, kind: Kind, number: int, n_values: int) -> PlannedMessage:
+        """Return the planned message for so many values in a round, -1 being before the first.
+
+        Raises: ProtocolError, for a sum that the plan does not pay for now, in kind, number or size.
+        """
+        for i, message in enumerate(self._due):
+            if (message.kind, message.round) == (kind, number) and 0 < n_values <= sum(message.sizes):
+                self._due = self._due[i + 1 :]
+                return message
+        raise ProtocolError(f"{kind.name} of {n_values} values in round {number}: the job's plan pays for no such sum")
+
+
+def planned_messages(plan: PrivateTreesPlan) -> Iterator[PlannedMessage]:
     method = plan.method
-    messages = []
     if method.candidates.is_paid:
         cells = sum(dp_quantiles.public_grid(b).size + 1 for b in plan.bounds)
-        messages.append(PlannedMessage(Kind.CELL_COUNTS, (cells,), -1))
-    n_rounds = method.n_trees // method.batch_size
-    if method.split_method is SplitMethod.TOTALLY_RANDOM:
-        leaves = (2 << method.depth,) * method.batch_size
-        return messages + [PlannedMessage(Kind.NODE_STATS, leaves, number) for number in range(n_rounds)]
-    bins = [n + 2 for n in public_candidates(method, plan.bounds).counts]
-    for number in range(n_rounds):
+        yield PlannedMessage(Kind.CELL_COUNTS, (cells,), -1)
+    n_features = len(plan.bounds)
+    k = method.features_per_tree(n_features)
+    for number in range(method.n_trees // method.batch_size):
+        for tree in range(number * method.batch_size, (number + 1) * method.batch_size):
+            if tree < method.hessian_histogram_trees(n_features):
+                yield PlannedMessage(Kind.HESSIANS, (MAX_CANDIDATES + 1,) * k, number)
+            yield from _greedy_messages(plan, number, k)
+        if method.split_method is SplitMethod.TOTALLY_RANDOM:
+            yield PlannedMessage(Kind.NODE_STATS, (2 << method.depth,) * method.batch_size, number)
+
+
+def _greedy_messages(plan: PrivateTreesPlan, number: int, k: int) -> Iterator[PlannedMessage]:
+    """Yield the messages of one greedy tree."""
+    method = plan.method
+    if method.split_method is SplitMethod.PARTIALLY_RANDOM:
+        yield PlannedMessage(Kind.LEFT_SUMS, (2,), number)
         for level in range(method.depth):
-            sizes = tuple(n << (level + 1) for n in bins)
-            messages.append(PlannedMessage(Kind.HISTOGRAM, sizes, number))
-    return messages
+            yield PlannedMessage(Kind.LEFT_SUMS, (2 << level,) * k, number)
+    elif method.split_method is SplitMethod.HISTOGRAM:
+        for level in range(method.depth):
+            yield PlannedMessage(Kind.HISTOGRAM, (level_size(method, level),) * k, number)

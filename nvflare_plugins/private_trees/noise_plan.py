@@ -23,6 +23,11 @@ from nvflare_plugins.wire.envelope import Frame
 Mechanism = Callable[[NDArray[np.int64], Sensitivity, float], Release]
 """Adds noise to an exact query: (sums, sensitivity, noise multiplier) -> release. ``add_gaussian_noise`` is one."""
 
+_KIND_OF_TREES = {
+    SplitMethod.TOTALLY_RANDOM: Kind.NODE_STATS, SplitMethod.PARTIALLY_RANDOM: Kind.LEFT_SUMS,
+    SplitMethod.HISTOGRAM: Kind.HISTOGRAM,
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedNoise:
@@ -39,7 +44,8 @@ class NoisePlan:
     leaves: PlannedNoise  # also histograms and left sums of greedy trees: pairs (G, H)
     hessians: PlannedNoise  # Hessian histograms of the iterative Hessian
     cells: PlannedNoise | None  # count histograms of paid candidates
-    trees: Kind = Kind.NODE_STATS  # what the trees are made of: leaf sums, or histograms of greedy trees
+    trees: Kind = Kind.NODE_STATS  # what the trees are made of: leaf sums, left sums, or histograms
+    refines: bool = False  # whether Hessian histograms are paid for
 
     @classmethod
     def of(cls, method: Method, n_features: int, mu: float, noise_multiplier: float | None = None) -> NoisePlan:
@@ -60,7 +66,8 @@ class NoisePlan:
             PlannedNoise(pair_sensitivity(method.query, bounds), of_pair),
             PlannedNoise(clip_rows(np.zeros((0, 1)), (bounds.hessian,)).sensitivity, multiplier),
             cells,
-            Kind.HISTOGRAM if method.split_method is SplitMethod.HISTOGRAM else Kind.NODE_STATS,
+            _KIND_OF_TREES[method.split_method],
+            method.hessian_histogram_trees(n_features) > 0,
         )
 
     @classmethod
@@ -79,6 +86,8 @@ class NoisePlan:
             return self.leaves
         if kind is Kind.CELL_COUNTS and self.cells is not None:
             return self.cells
+        if kind is Kind.HESSIANS and self.refines:
+            return self.hessians
         raise ProtocolError(f"{kind.name} is not paid for by this job's plan: it is not released")
 
     def event(self, kind: Kind, n_values: int, n_honest: int = 1) -> Event:

@@ -120,5 +120,7 @@ def _check(method: Method, n_features: int) -> None:
 
 
 def _check_greedy(method: Method) -> None:
+    if method.split_method is SplitMethod.HISTOGRAM and method.candidates is CandidateSource.ITERATIVE_HESSIAN:
+        raise ConfigurationError("candidates=iterative_hessian refines totally and partially random trees only")
     if method.interactions is Interactions.ALTERNATING:
         raise ConfigurationError("alternating interactions are for totally random trees: others pay for each feature")

@@ -8,9 +8,9 @@ from dp_components.accounting.composition import PrivacyCost, compose
 from dp_components.mechanisms.gaussian import add_gaussian_noise
 from he_processors.errors import ProtocolError
 from nvflare_plugins.privacy_ledger import event_text
-from nvflare_plugins.private_trees.job_plan import JobPlan, PlannedMessage
+from nvflare_plugins.private_trees.job_plan import DueMessages, JobPlan
 from nvflare_plugins.private_trees.noise_plan import Mechanism, ServerNoise
-from nvflare_plugins.wire.catalogue import Kind, Phase
+from nvflare_plugins.wire.catalogue import Phase
 from nvflare_plugins.wire.envelope import Codec, Frame
 
 Spend = Callable[[str, str, float, float], None]
@@ -28,7 +28,7 @@ class TrustedServer:
     def __init__(self, plan: JobPlan, mechanism: Mechanism = add_gaussian_noise):
         self._plan = plan
         self._noise = ServerNoise(plan.training.noise, mechanism)
-        self._due = list(plan.messages)
+        self._due = DueMessages(plan)
         self._spent = PrivacyCost()
 
     def answer(self, frame: Frame, total: bytes, spend: Spend) -> bytes:
@@ -37,22 +37,15 @@ class TrustedServer:
         Raises:
             ProtocolError: a sum that the plan does not pay for now, in kind, number or size.
         """
-        event = self._plan.events_of(self._next(frame))
+        number = frame.moment.round if frame.moment.phase is Phase.UPDATE else -1
+        message = self._due.take(frame.kind, number, frame.n_values)
+        n_coordinates = len(self._plan.training.noise.of_kind(frame.kind).sensitivity.weights)
+        if frame.codec is not Codec.MASKED or frame.n_values % n_coordinates:
+            raise ProtocolError(f"{frame.kind.name}: not a masked sum of {n_coordinates} coordinates")
+        event = self._plan.events_of(message)
         self._spent = self._spent + compose(event)
         noisy = self._noise.release(frame, total)
         job = self._plan.job
         epsilon = self._spent.for_person(job.rows_per_person).epsilon(job.delta)
         spend(f"{frame.kind.name} at {frame.moment}", event_text([event]), epsilon, job.delta)
         return noisy
-
-    def _next(self, frame: Frame) -> PlannedMessage:
-        """Take the message from those that are due; a tree that ends early skips some."""
-        number = frame.moment.round if frame.moment.phase is Phase.UPDATE else -1
-        for i, message in enumerate(self._due):
-            if (message.kind, message.round) == (frame.kind, number):
-                fits = 0 < frame.n_values <= sum(message.sizes) and frame.codec is Codec.MASKED
-                if not fits or (frame.n_values % 2 and frame.kind is not Kind.CELL_COUNTS):
-                    raise ProtocolError(f"{frame.kind.name}: {frame.n_values} values are not what the plan pays for")
-                self._due = self._due[i + 1 :]
-                return message
-        raise ProtocolError(f"{frame.kind.name} at {frame.moment}: the job's plan pays for no such sum now")

@@ -26,8 +26,8 @@ from nvflare_plugins.horizontal.agreement import Terms, agree, check_xgboost, ve
 from nvflare_plugins.place import Outcome, Place, Progress, Silent
 from nvflare_plugins.private_trees.greedy_training import train_greedy_trees
 from nvflare_plugins.private_trees.job import PrivateTreesJob
-from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.private_trees.methods import SplitMethod
+from nvflare_plugins.private_trees.job_plan import JobPlan, Trainer
+from nvflare_plugins.private_trees.own_training import train_own_trees
 from nvflare_plugins.private_trees.payment import Payment
 from nvflare_plugins.private_trees.summary import lines, report_sections, summarise
 from nvflare_plugins.private_trees.training import train_private_trees
@@ -209,11 +209,15 @@ class _Training:
 
     def _train(self, payment: Payment) -> xgb.Booster:
         prepared, attempt = self._prepared, self._attempt
-        common = (self._plan.training, attempt.channel, _open_sums(self._plan, attempt), prepared.columns, prepared.label)
+        common = (attempt.channel, _open_sums(self._plan, attempt), prepared.columns, prepared.label)
         options = {"pay": payment.pay, "row_weights": prepared.weights, "after_round": self._after_round}
-        if self._plan.training.method.split_method is SplitMethod.TOTALLY_RANDOM:
-            return train_private_trees(*common, **options).booster
-        return train_greedy_trees(*common, **options)
+        match self._plan.trainer:
+            case Trainer.REFRESH:
+                return train_private_trees(self._plan.training, *common, **options).booster
+            case Trainer.HISTOGRAMS:
+                return train_greedy_trees(self._plan.training, *common, **options)
+            case Trainer.OWN:
+                return train_own_trees(self._plan, *common, **options)
 
     def _after_round(self, number: int) -> None:
         now = time.perf_counter()

@@ -95,6 +95,8 @@ class Kind(Enum):
     MODEL_CHECK = _KindFacts(40, False, "keyed hash of the final model")
     CLOSING = _KindFacts(41, False, "signed heads of the evidence chains")
     CELL_COUNTS = _KindFacts(42, True, "rows per cell of a public grid, for private quantiles")
+    LEFT_SUMS = _KindFacts(44, True, "gradient sums to the left of drawn candidates of private trees")
+    HESSIANS = _KindFacts(45, True, "Hessian sums between candidates, to refine these")
     CONVERSATION = _KindFacts(43, True, "sealed requests and answers between single parties")
 
     @property

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dp_components.leaf_weights.query import UNIT
-from dp_components.split_methods.greedy import grow, histograms
+from dp_components.split_methods.greedy import OpenNode, grow, histograms
 from dp_components.split_methods.histogram import HistogramQuery
 from dp_components.split_methods.partially_random import PartiallyRandomQuery
 from dp_components.split_methods.split_score import NodeTotals, gain, split_scores
@@ -151,8 +151,8 @@ def test_every_bin_is_noised_empty_ones_too() -> None:
         return sums
 
     query = HistogramQuery(bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, record)
-    query.best(np.arange(0), np.tile([0, 10], (4, 1)), None)
-    assert seen == [(4, 11, 2)]
+    query.best([OpenNode(np.arange(0), np.tile([0, 10], (4, 1)), None)] * 2)
+    assert seen == [(2, 4, 11, 2)]  # one query for the level
 
 
 def test_noise_of_bins_that_earlier_splits_made_empty_is_left_out() -> None:
@@ -162,13 +162,13 @@ def test_noise_of_bins_that_earlier_splits_made_empty_is_left_out() -> None:
 
     def loud_outside(sums: np.ndarray) -> np.ndarray:
         sums = sums.copy()
-        sums[2, 6:] += 10**6 * UNIT
+        sums[:, 2, 6:] += 10**6 * UNIT
         return sums
 
     ranges = np.tile([0, 10], (4, 1))
     ranges[2] = 0, 5
     query = HistogramQuery(bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, loud_outside)
-    totals, split = query.best(rows, ranges, None)
+    [(totals, split)] = query.best([OpenNode(rows, ranges, None)])
     assert (totals.gradient * UNIT, totals.hessian * UNIT) == pytest.approx(tuple(pairs[rows].sum(axis=0)))
     assert split is not None
     assert (split.left.hessian + split.right.hessian) * UNIT == pytest.approx(pairs[rows, 1].sum())
