@@ -60,7 +60,7 @@ class VerticalRules:
 
     min_rows_per_node: int = 20
     max_bins: int = 32
-    max_sums_per_row: int = 300
+    max_sums_per_row: int = 40
     min_intersection: int = 100
     max_size_ratio: int = 100
     predictions_per_row: int = 10

@@ -8,6 +8,7 @@ from he_processors.additive.scheme import Scheme
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.run_record import ReportSection, RoundRow
 from nvflare_plugins.vertical.attempt_parts import PURPOSE, Finish, Start
+from nvflare_plugins.vertical.bin_report import bins_section
 from nvflare_plugins.vertical.conversation import Answering
 from nvflare_plugins.vertical.encrypted_scheme import CLEAR_CODE, histogram_maker, unpack_public_key
 from nvflare_plugins.vertical.guards import Guard
@@ -123,21 +124,4 @@ class PassiveSite:
             "This party's features", columns=("column", "alias"),
             rows=tuple(zip(start.data.columns, start.data.aliases, strict=True)),
         )  # fmt: skip
-        text = (
-            f"Preset {start.job.preset}. Sums of one feature that this party has released, over all jobs on this data "
-            "set. Each is a linear equation in the bins of the rows that the active party can work with; the guards "
-            "are heuristics that keep them few."
-        )
-        rows = (
-            ("sums that a row is in, most", str(found.per_row_max), _cap(found.per_row_cap)),
-            ("sums that a row is in, mean", f"{found.per_row_mean:.1f}", ""),
-            ("equations per row, most", f"{found.share_max:.3f}", _cap(found.share_cap)),
-            ("equations per row, mean", f"{found.share_mean:.3f}", ""),
-            ("nodes released by this job", str(found.nodes_released), ""),
-            ("nodes withheld by this job", str(found.nodes_withheld), ""),
-        )
-        return features, ReportSection("What bins reveal", (text,), ("", "so far", "cap"), rows)
-
-
-def _cap(value: float | None) -> str:
-    return "none" if value is None else f"{value:g}"
+        return features, bins_section(found, start.job.preset)

@@ -1,10 +1,10 @@
 """What the attack on bins recovers from real trainings, under each preset, and after how many trees.
 
-Two tables, split in two halves: breast (569 rows, 50 trees of depth 5) and 2,000 rows of credit2 (100 trees of depth 5),
-32 bins; and credit2 with 20,000 rows as it would be used (100 trees of depth 3). The active party's knowledge is recorded
-in the training itself; a sample of the passive party's features is attacked.
+Tables split in two halves, 32 bins: breast (569 rows, 50 trees of depth 5), 2,000 rows of credit2 (100 trees of depth
+5), and 20,000 rows of it (100 trees of depth 3). The active party's knowledge is recorded in the training itself; a
+sample of the passive party's features is attacked. Guarded trainings vary a little with the guards' secret keys.
 
-The last line of the output is one JSON object. Its curves are the ones that reports show (``reveal_report.py``).
+The last line of the output is one JSON object. Its curves are the ones that reports show (``bin_report.py``).
 
 Run: python -m tests.bench.bin_attack_rates [folder of the Parquet files]
 """
