@@ -247,7 +247,8 @@ THREAT_MODELS = {
             all_but_one="The active party and all but one passive party: what the active party learns of the last one.",
             notes=(
                 "Rows are named by position in an aligned set. Budgets in each party's policy bound how often a row is "
-                "asked for; an owner cannot see whether its node is on a row's path, only that it is asked once.",
+                "asked for. An owner answers for a row along one path of a tree at most; which way the row went at "
+                "nodes of others it must believe the active party.",
                 "Predictions are at the active party alone. Many predictions tell about a passive party's values: each "
                 "is an inequality with an unknown threshold.",
             ),

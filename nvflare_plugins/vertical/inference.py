@@ -6,8 +6,9 @@ was wrong nor what would be right.
 
 Privacy: an owner learns which rows reach its nodes, and so the paths through them. The active party learns for each row
     one ordered bit (below the threshold or not; rows without a value go the default way) at each node that the row
-    reaches. An owner cannot see the tree above its node: that nothing off a row's path is asked rests on the active
-    party. Each node answers for a batch once, and budgets (``prediction_budget``) bound how often a row is asked for.
+    reaches. An owner remembers from training which of its splits lie below which, and answers for a row along one path
+    of a tree at most, the one that its own answers have begun. Which way a row went at nodes of others it must believe
+    the active party. Budgets (``prediction_budget``) bound how often a row is asked for.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from nvflare_plugins.vertical.messages import (
 )  # fmt: skip
 from nvflare_plugins.vertical.model import FederatedModel
 from nvflare_plugins.vertical.model_files import ActivePart, PassivePart
+from nvflare_plugins.vertical.private_table import NOTHING_ABOVE
 
 REFUSED = "a question that this party does not answer"
 BATCH_ROWS = 20_000
@@ -46,13 +48,14 @@ class PathOwner:
         self._batches = batches(features.shape[0], batch_rows)
         self._batch = -1
         self._answered: set[tuple[int, int]] = set()
+        self._reached: dict[int, NDArray[np.int64]] = {}  # by tree: the last answer for each row
 
     def answer(self, request: Message) -> DecisionAnswer:
         """Tell which of the named rows go left at the named nodes.
 
         Raises:
-            ProtocolError: an unknown batch, row or node, a node asked twice in a batch, or a batch asked again after
-                the next one; always with the same text.
+            ProtocolError: an unknown batch, row or node, a node that is not on a row's path, a node asked twice in a
+                batch, or a batch asked again after the next one; always with the same text.
         """
         if not isinstance(request, DecisionRequest) or len(request.queries) > len(self._table):
             raise ProtocolError(REFUSED)
@@ -74,6 +77,7 @@ class PathOwner:
             raise ProtocolError(REFUSED)
         self._batch = batch
         self._answered.clear()
+        self._reached.clear()
 
     def _decide(self, query: PathQuery) -> Bits:
         place = (query.tree, query.node)
@@ -81,8 +85,19 @@ class PathOwner:
         if place not in self._table or place in self._answered or query.rows.n != here.shape[0]:
             raise ProtocolError(REFUSED)
         self._answered.add(place)
-        split = self._table[place]
-        return Bits.of(split.goes_left(here[query.rows.unpack(), split.feature]))
+        split, rows = self._table[place], query.rows.unpack()
+        goes_left = split.goes_left(here[rows, split.feature])
+        if split.above is not None:
+            reached = self._reached.setdefault(query.tree, np.full(here.shape[0], _side(*NOTHING_ABOVE)))
+            if (reached[rows] != _side(*split.above)).any():
+                raise ProtocolError(REFUSED)
+            reached[rows] = _side(query.node, goes_left)
+        return Bits.of(goes_left)
+
+
+def _side(node: int, is_left: bool | NDArray[np.bool_]) -> int | NDArray[np.int64]:
+    """Number the two sides of every node."""
+    return 2 * node + is_left
 
 
 @dataclass(frozen=True, slots=True, repr=False)

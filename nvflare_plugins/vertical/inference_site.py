@@ -18,7 +18,6 @@ import numpy as np
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.bucket_ldp.sent_rows import SentRows
-from nvflare_plugins.bucket_ldp.sent_rows import SentRows
 from nvflare_plugins.horizontal.agreement import check_xgboost, versions
 from nvflare_plugins.place import Outcome, Place, Progress
 from nvflare_plugins.run_record import ReportSection
@@ -275,7 +274,6 @@ def _charge(run: _Run, rows: Rows) -> None:
 
     Raises: PolicyRefusal: it is spent, or the rows' randomised buckets were sent under local privacy.
     """
-    SentRows(run.place.policy).refuse(None if rows.ids is None else rows.names())
     # True values of rows whose randomised buckets were sent would undo what was paid for, whichever model asks.
     SentRows(run.place.policy).refuse(None if rows.ids is None else rows.names())
     PredictionBudget(run.place.policy, str(run.job.data_set)).charge(rows.names())

@@ -22,7 +22,7 @@ from nvflare_plugins.vertical.messages import (
     Answer, Bits, DecisionAnswer, DecisionRequest, HistogramAnswer, HistogramRequest, MoreGradients, NodePartition,
     OwnedSplit, PartySchema, PathQuery, Request, SplitAnswer, SplitRequest, TreeGradients,
 )  # fmt: skip
-from nvflare_plugins.vertical.private_table import PrivateSplit, PrivateTable
+from nvflare_plugins.vertical.private_table import NOTHING_ABOVE, PrivateSplit, PrivateTable
 
 ROOT = 0
 
@@ -67,6 +67,7 @@ class PassiveParty:
         self._tree_layout = self._cuts.layout
         self._tree_codes = self._codes
         self._rows: dict[int, NDArray[np.int32]] = {}
+        self._above: dict[int, tuple[int, bool]] = {}  # by node: this party's nearest split above it
         self.table: PrivateTable = dict(table or {})
 
     def schema(self) -> PartySchema:
@@ -105,6 +106,7 @@ class PassiveParty:
             self._tree_layout = BinLayout(tuple(self._cuts.layout.n_bins[feature] for feature in chosen))
             self._tree_codes = self._codes[chosen]
         self._rows = {ROOT: np.arange(self._n_rows, dtype=np.int32)}
+        self._above = {ROOT: NOTHING_ABOVE}
         self._maker.begin_tree(self._n_rows)
         self._maker.add_gradients(request.gradients)
 
@@ -142,6 +144,9 @@ class PassiveParty:
         left, right = rows[goes_left], rows[~goes_left]
         self._rows[part.left], self._rows[part.right] = left, right
         del self._rows[part.node]
+        is_own = (self._tree, part.node) in self.table
+        for child in (part.left, part.right):
+            self._above[child] = (part.node, child == part.left) if is_own else self._above[part.node]
         return child_to_build(part.left, left.size, part.right, right.size)
 
     def _splits(self, request: SplitRequest) -> SplitAnswer:
@@ -155,7 +160,9 @@ class PassiveParty:
         if (self._tree, split.node) in self.table:
             raise ProtocolError("a node is split twice")
         threshold = self._cuts.threshold(split.feature, split.bin)
-        self.table[self._tree, split.node] = PrivateSplit(split.feature, threshold, split.default_left)
+        self.table[self._tree, split.node] = PrivateSplit(
+            split.feature, threshold, split.default_left, self._above[split.node]
+        )
         codes = self._codes[split.feature, rows]
         is_missing = codes == self._cuts.layout.n_bins[split.feature]
         return Bits.of(np.where(is_missing, split.default_left, codes.astype(np.int32) <= split.bin))

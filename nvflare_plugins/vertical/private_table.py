@@ -11,14 +11,23 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 
+NOTHING_ABOVE = (-1, False)
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PrivateSplit:
-    """One split of a passive party. Units: threshold in the feature's own unit; values below it go left."""
+    """One split of a passive party.
+
+    Units: threshold in the feature's own unit; values below it go left.
+    Attributes:
+        above: node of the party's nearest split above this one in the tree, and whether this one lies to its left;
+            ``NOTHING_ABOVE`` if it has none there, None if the party does not know the tree.
+    """
 
     feature: int
     threshold: np.float32
     default_left: bool
+    above: tuple[int, bool] | None = None
 
     def goes_left(self, values: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Decide rows as XGBoost does. Shapes: values: float32[n], NaN is missing; result: bool[n]."""
@@ -33,7 +42,8 @@ def table_to_json(table: Mapping[tuple[int, int], PrivateSplit], aliases: tuple[
     """Write a table for the party's own disk. Privacy: holds thresholds; must not leave the party unasked."""
     # The shortest decimal form of a float32 reads back as the same number.
     splits = [
-        [tree, node, s.feature, str(s.threshold), int(s.default_left)] for (tree, node), s in sorted(table.items())
+        [tree, node, s.feature, str(s.threshold), int(s.default_left), s.above and [s.above[0], int(s.above[1])]]
+        for (tree, node), s in sorted(table.items())
     ]
     return json.dumps({"aliases": list(aliases), "splits": splits})
 
@@ -48,11 +58,20 @@ def table_from_json(text: str) -> tuple[PrivateTable, tuple[str, ...]]:
         document = json.loads(text)
         aliases = tuple(map(str, document["aliases"]))
         table = {
-            (int(tree), int(node)): PrivateSplit(int(feature), np.float32(threshold), bool(default_left))
-            for tree, node, feature, threshold, default_left in document["splits"]
+            (int(tree), int(node)): PrivateSplit(
+                int(feature), np.float32(threshold), bool(default_left), None if above is None else _above(*above)
+            )
+            for tree, node, feature, threshold, default_left, above in document["splits"]
         }
     except (ValueError, TypeError, KeyError):
         raise ConfigurationError("the file does not hold a private table of a vertical model") from None
     if any(not 0 <= split.feature < len(aliases) for split in table.values()):
         raise ConfigurationError("a private table names a feature that it does not list")
+    for (tree, _), split in table.items():
+        if split.above not in (None, NOTHING_ABOVE) and (tree, split.above[0]) not in table:
+            raise ConfigurationError("a private table names a split above another that it does not list")
     return table, aliases
+
+
+def _above(node: int, is_left: int) -> tuple[int, bool]:
+    return int(node), bool(is_left)

@@ -19,6 +19,8 @@ from nvflare_plugins.vertical.inference import REFUSED
 from nvflare_plugins.vertical.inference_job import InferenceJob
 from nvflare_plugins.vertical.inference_site import run_inference
 from nvflare_plugins.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE
+from nvflare_plugins.bucket_ldp.sent_rows import SentRows
+from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.verify import verify
 from tests.support.parties import Parties, succeed
 from tests.support.vertical_federation import Joined, central, federate
@@ -228,6 +230,15 @@ def test_rows_of_one_job_are_limited(case):
     assert "vertical.predictions_per_job" in only_error(case.run(), PolicyRefusal)
 
 
+def test_rows_whose_buckets_were_sent_are_refused(case):
+    """Exact bits would undo what local privacy was paid for."""
+    workspace = case.parties.workspace("site-2")
+    SentRows(SitePolicy.load(workspace, "site-2")).note("earlier", [case.ids[7]])
+    succeed(case.run("others", rows=[8, 100]))
+    text = only_error(case.run("job", rows=[0, 8]), PolicyRefusal)
+    assert "buckets" in text and "person" not in text
+
+
 def test_unknown_rows_are_refused_without_numbers(case):
     outcomes = case.run(rows=[150, 201])
     texts = {str(error) for error in errors(outcomes) if type(error) is ConfigurationError}
@@ -318,6 +329,6 @@ def test_no_frame_holds_a_threshold_or_an_id(case):
     assert b"person-" not in seen
     for site in SITES[1:]:
         part = json.loads((case.parties.run_folder(site, TRAINING) / PASSIVE_FILE).read_bytes())["part"]
-        thresholds = [threshold for _, _, _, threshold, _ in part["splits"]]
+        thresholds = [split[3] for split in part["splits"]]
         assert len(thresholds) > 5
         assert not [t for t in thresholds if t.encode() in seen or np.float32(t).tobytes() in seen]

@@ -11,7 +11,8 @@ import xgboost as xgb
 from nvflare_plugins.vertical.explanations import Explainer, RowPositions
 from nvflare_plugins.vertical.importance import KINDS, feature_importance
 from nvflare_plugins.vertical.inference import Predictions, predict
-from tests.support.vertical_federation import Joined, Outcome, central, federate
+from nvflare_plugins.vertical.private_table import NOTHING_ABOVE
+from tests.support.vertical_federation import Joined, Outcome, central, federate, trees
 from tests.support.vertical_parts import Links, features_of, parts_of
 
 LOGISTIC = {"objective": "binary:logistic", "max_depth": 4}
@@ -81,6 +82,23 @@ def test_margins_values_and_classes(name):
         np.testing.assert_array_equal(ours.classes, np.argmax(reference.predict(matrix), axis=1))
     else:
         np.testing.assert_array_equal(ours.classes, np.round(reference.predict(matrix)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_owners_remember_which_of_their_splits_lie_below_which(name):
+    """Compare with the trees themselves; a wrong memory would also refuse honest questions."""
+    _, outcome, reference = trained(name)
+    model, n_below = trees(bytes(reference.save_raw("json"))), 0
+    for party, passive in zip(outcome.parties, outcome.passives, strict=True):
+        for (number, node), split in passive.table.items():
+            tree = model[number]
+            child, above = node, tree["parents"][node]
+            while child != 0 and not party.columns.start <= tree["split_indices"][above] < party.columns.stop:
+                child, above = above, tree["parents"][above]
+            is_left = child != 0 and tree["left_children"][above] == child
+            assert split.above == ((above, is_left) if child != 0 else NOTHING_ABOVE)
+            n_below += child != 0
+    assert n_below or CASES[name][0]["max_depth"] in (1, 3)
 
 
 def test_classes_are_those_of_xgboosts_classifier():

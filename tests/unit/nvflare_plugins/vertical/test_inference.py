@@ -15,7 +15,7 @@ from nvflare_plugins.vertical.messages import (
     Bits, DecisionRequest, HistogramRequest, PathQuery, TrainingSetup, from_bytes, to_bytes,
 )  # fmt: skip
 from nvflare_plugins.vertical.model_files import ActivePart, PartyColumns, PassivePart
-from nvflare_plugins.vertical.private_table import PrivateSplit
+from nvflare_plugins.vertical.private_table import NOTHING_ABOVE, PrivateSplit
 
 FEATURES = np.array([[0.0], [1.0], [2.0], [np.nan], [4.0]], dtype=np.float32)
 TABLE = {(0, 3): PrivateSplit(0, np.float32(2.0), True), (4, 0): PrivateSplit(0, np.float32(1.0), False)}
@@ -49,6 +49,47 @@ def test_rows_of_batches_go_where_their_values_say():
 def test_batches_cover_every_row_once():
     assert batches(7, 3) == [slice(0, 3), slice(3, 6), slice(6, 7)]
     assert batches(3, 3) == [slice(0, 3)] and batches(0, 3) == []
+
+
+# Tree 7: an own split at node 1 with own splits 4 and 6 to its left and right; node 2 is in another branch.
+PATHS = {
+    (7, 1): PrivateSplit(0, np.float32(1.5), False, NOTHING_ABOVE),
+    (7, 2): PrivateSplit(0, np.float32(9.0), False, NOTHING_ABOVE),
+    (7, 4): PrivateSplit(0, np.float32(0.5), False, (1, True)),
+    (7, 6): PrivateSplit(0, np.float32(9.0), False, (1, False)),
+}  # fmt: skip
+
+
+def path_owner() -> PathOwner:
+    return PathOwner(PassivePart(PATHS, ("income",), ("f0",)), FEATURES, batch_rows=3)
+
+
+def test_rows_are_answered_for_along_their_paths():
+    party = path_owner()
+    assert ask(party, 0, PathQuery(7, 1, rows(0, 2)), PathQuery(7, 2, rows(1))) == [[True, False], [True]]
+    assert ask(party, 0, PathQuery(7, 4, rows(0)), PathQuery(7, 6, rows(2))) == [[True], [True]]
+    assert ask(party, 1, PathQuery(7, 2, rows(0, 1, n=2))) == [[False, True]]  # another batch starts anew
+
+
+OFF_PATH = {
+    "other_branch": [[PathQuery(7, 1, rows(0, 1))], [PathQuery(7, 2, rows(1, 2))]],
+    "other_side": [[PathQuery(7, 1, rows(0, 2))], [PathQuery(7, 4, rows(0, 2))]],
+    "other_side_again": [[PathQuery(7, 1, rows(0, 2))], [PathQuery(7, 6, rows(0))]],
+    "not_from_above": [[], [PathQuery(7, 4, rows(0))]],
+    "branch_of_another_row": [[PathQuery(7, 1, rows(0))], [PathQuery(7, 4, rows(1))]],
+    "both_at_once": [[], [PathQuery(7, 1, rows(0)), PathQuery(7, 2, rows(0))]],
+    "above_after_below": [[PathQuery(7, 2, rows(0))], [PathQuery(7, 1, rows(0))]],
+}
+
+
+@pytest.mark.parametrize("name", OFF_PATH)
+def test_nothing_off_a_rows_path_is_answered(name):
+    party = path_owner()
+    before, hostile = OFF_PATH[name]
+    ask(party, 0, *before)
+    with pytest.raises(ProtocolError) as caught:
+        ask(party, 0, *hostile)
+    assert str(caught.value) == REFUSED
 
 
 HUGE = PathQuery(0, 3, Bits.of(np.ones(100_000, dtype=bool)))

@@ -9,7 +9,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.vertical.model import mask_columns, merge, structures
-from nvflare_plugins.vertical.private_table import PrivateSplit, table_from_json, table_to_json
+from nvflare_plugins.vertical.private_table import NOTHING_ABOVE, PrivateSplit, table_from_json, table_to_json
 
 
 def model() -> bytes:
@@ -57,15 +57,20 @@ def test_tables_survive_the_disk_bit_for_bit():
     rng = np.random.default_rng(0)
     thresholds = rng.integers(0, 2**32, 500, dtype=np.uint32).view(np.float32)
     table = {
-        (i, i % 7): PrivateSplit(i % 3, value, bool(i % 2)) for i, value in enumerate(thresholds) if np.isfinite(value)
+        (i, i % 7): PrivateSplit(i % 3, value, bool(i % 2), (None, NOTHING_ABOVE)[i % 2])
+        for i, value in enumerate(thresholds) if np.isfinite(value)
     }
+    read, aliases = table_from_json(table_to_json(table, ("a", "b", "c")))
+    table[3, 9] = PrivateSplit(0, np.float32(1), False, (3, True))
     read, aliases = table_from_json(table_to_json(table, ("a", "b", "c")))
     assert read == table and aliases == ("a", "b", "c")
     assert all(read[key].threshold.tobytes() == split.threshold.tobytes() for key, split in table.items())
 
 
 @pytest.mark.parametrize("text", [
-    "", "[]", "{}", '{"aliases": ["a"], "splits": [[0, 0, 1, "1", 0]]}', '{"aliases": 3}',
+    "", "[]", "{}", '{"aliases": ["a"], "splits": [[0, 0, 1, "1", 0, null]]}',
+    '{"aliases": ["a"], "splits": [[0, 0, 0, "1", 0]]}', '{"aliases": ["a"], "splits": [[0, 3, 0, "1", 0, [1, 0]]]}',
+    '{"aliases": 3}',
 ])  # fmt: skip
 def test_other_files_are_refused(text):
     with pytest.raises(ConfigurationError):
