@@ -102,7 +102,7 @@ def train_greedy_trees(
     candidates = public_candidates(plan.method, plan.bounds)
     matrix = greedy_matrix(candidates, columns, label, n_threads, plan.feature_names)
     bins = np.diff(matrix.get_quantile_cut()[0].astype(np.int64)) - 1  # one bound more than bins is listed
-    handler = NoisyHistogramHandler(NoisySums(sums, plan, pay), bins, plan.method)
+    handler = NoisyHistogramHandler(NoisySums(sums, plan, pay, n_rows=label.size), bins, plan.method)
     mediator = Mediator(HorizontalGrammar(_shape(plan, channel.world, bins)), channel.rank, handler)
     with mediator:
         try:

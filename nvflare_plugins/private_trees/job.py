@@ -62,9 +62,10 @@ class PrivateTreesJob:
             ``n_trees``, ``depth``, ``n_candidates``, ``learning_rate``, ``ridge``, ``noise_ridge``, ``clip``,
             ``hessian_rounds``, ``candidate_share``.
         trust: ``distributed`` (each site adds a share of the noise under masks), ``trusted_aggregator`` (the server
-            sees exact sums and adds the noise once) or ``local`` (every row is noised at its site: a baseline).
+            sees exact sums and adds the noise once) or ``local`` (a baseline: every row is noised by itself at its site).
         colluders: sites that may pool what they know, the observer included; distributed noise holds against so many.
         n_sites: number of sites that the noise is meant for; None means those that take part.
+        n_rows: number of all sites' rows, declared public; only ``local`` needs it, for the ridge.
         rows_per_person: most rows of one person; the noise grows with it.
         structure_seed: public seed of the random trees. The guarantee holds for every seed, so that nothing is gained
             by agreeing on it in secret, and a resumed job must draw the same trees. Noise never comes from it.
@@ -88,6 +89,7 @@ class PrivateTreesJob:
     trust: str = TrustModel.DISTRIBUTED.value
     colluders: int = 1
     n_sites: int | None = None
+    n_rows: int | None = None
     rows_per_person: int = 1
     structure_seed: int = 0
     weight: str | None = None
@@ -122,6 +124,11 @@ class PrivateTreesJob:
             "colluders must be at least 1: every site sees the model and knows its own share of the noise",
             _is_whole(self.colluders, 1),
         )
+        is_local = self.trust == TrustModel.LOCAL.value
+        if is_local != (self.n_rows is not None) or (is_local and not _is_whole(self.n_rows, 1)):
+            raise ConfigurationError(
+                "trust=local needs n_rows, the number of all sites' rows, declared public; no other trust model uses it"
+            )
         if self.n_sites is not None and self.trust == TrustModel.DISTRIBUTED.value and self.colluders >= self.n_sites:
             raise ConfigurationError(
                 f"{self.colluders} colluder(s) among {self.n_sites} site(s) would know all of the noise: add sites or "

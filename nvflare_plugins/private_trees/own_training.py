@@ -34,7 +34,7 @@ def train_own_trees(
     """
     training = plan.training
     training.trust.check_sites(channel.world)
-    noisy, due = NoisySums(sums, training, pay), DueMessages(plan)
+    noisy, due = NoisySums(sums, training, pay, n_rows=label.size), DueMessages(plan)
     trees: list[GrownTree] = []
 
     def release(kind: Kind, exact: NDArray[np.int64], what: str, sizes: Sequence[int]) -> NDArray[np.int64]:

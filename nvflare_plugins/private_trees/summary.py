@@ -45,7 +45,13 @@ def summarise(plan: JobPlan) -> PlanSummary:
 
 def trust_text(plan: JobPlan) -> str:
     """Say who is trusted with what."""
-    shares, what = plan.training.trust.shares, plan.job.trust_model.description
+    trust, what = plan.training.trust, plan.job.trust_model.description
+    if trust.local_rows is not None:
+        return (
+            f"{what} A row's report, its leaf included, is hidden among all possible ones; the published baseline hides "
+            "only the gradients. The number of rows of each site is public."
+        )
+    shares = trust.shares
     if shares is None:
         return what
     return f"{what} {shares.n_sites} sites, {shares.n_colluders} of which may pool what they know."

@@ -16,6 +16,7 @@ from dp_components.events import ComposedEvent, Release
 from dp_components.leaf_weights.interface import LeafWeights
 from dp_components.leaf_weights.noise_ridge import noise_proportional_ridge
 from dp_components.leaf_weights.query import UNIT
+from dp_components.mechanisms.gaussian import add_gaussian_noise
 from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.split_candidates import dp_quantiles
 from dp_components.split_candidates.candidates import Candidates, FeatureBounds
@@ -88,9 +89,11 @@ class NoisySums:
 
     def __init__(
         self, sums: ProtectedSums, plan: PrivateTreesPlan, pay: Pay = without_ledger,
-        randomness: RandomSource = OS_RANDOMNESS,
+        randomness: RandomSource = OS_RANDOMNESS, n_rows: int = 0,
     ):  # fmt: skip
+        """Args: n_rows: this site's, for local noise."""
         self._sums, self._plan, self._pay, self._randomness = sums, plan, pay, randomness
+        self._n_rows = n_rows
         self._state = hashlib.sha256(repr(plan).encode())
 
     def release(
@@ -110,9 +113,12 @@ class NoisySums:
         event = ComposedEvent(tuple(noise.event(kind, max(size, least), trust.n_honest) for size in sizes))
 
         def make() -> Release:
-            if trust.shares is None:
+            if trust.is_trusted_aggregator:
                 return Release(exact, event)
             pairs = exact.reshape(-1, len(planned.sensitivity.weights))
+            if trust.shares is None:  # of a single report, of which the event speaks, the sum tells less
+                multiplier = planned.multiplier * trust.local_factor(self._n_rows)
+                return Release(add_gaussian_noise(pairs, planned.sensitivity, multiplier, self._randomness).value, event)
             share = add_noise_share(pairs, planned.sensitivity, planned.multiplier, trust.shares, self._randomness)
             return Release(share.value, event)
 
@@ -180,7 +186,7 @@ def train_private_trees(
     if plan.method.split_method is not SplitMethod.TOTALLY_RANDOM:
         raise ConfigurationError("this path trains totally random trees")
     plan.trust.check_sites(channel.world)
-    noisy_sums = NoisySums(sums, plan, pay, randomness)
+    noisy_sums = NoisySums(sums, plan, pay, randomness, label.size)
     forest = draw_forest(plan.method, agree_candidates(plan, columns, noisy_sums), plan.structure_seed)
     weights = plan.method.weight_update.weights()
     # Made outside any communicator, so that XGBoost sends nothing about it.

@@ -139,6 +139,31 @@ def test_histogram_trees_run_too(tmp_path: Path, trust: str) -> None:
     assert federation.ledger("site-1").job_spent("job").epsilon(job.delta) <= job.epsilon
 
 
+def test_local_noise_has_the_size_of_all_rows_together(tmp_path: Path) -> None:
+    """Statistic: mean square of 8 x 16 noisy row counts, all small beside the noise, over that of the noise; false
+    alarm below 1e-4 outside (0.5, 1.7)."""
+    federation = PrivateFederation(tmp_path)
+    job = job_of(trust="local", n_rows=900, method="dp_tr_newton",
+                 components={"n_trees": 8, "weight_update": "gradient"})  # fmt: skip
+    run = federation.run_private(job).succeed()
+    assert run.kinds & RELEASED == {"NODE_STATS"}
+    counts = [
+        np.array(tree["sum_hessian"])[np.array(tree["left_children"]) < 0] for tree in trees_of(federation.model())
+    ]
+    expected = JobPlan.of(job, 3, NAMES).leaf_noise()[1]
+    assert expected > 500 and 0.5 < np.mean(np.concatenate(counts) ** 2) / expected**2 < 1.7
+    assert federation.ledger("site-1").job_spent("job").epsilon(job.delta) <= job.epsilon
+
+
+@pytest.mark.parametrize("method", ["dp_tr_newton_ih", "batch_ih_ebm_25", "dp_gbm", "dp_ebm_newton", "dp_rf"])
+def test_papers_methods_run_as_jobs(tmp_path: Path, method: str) -> None:
+    federation = PrivateFederation(tmp_path)
+    job = job_of(method=method, components={"n_trees": 4, "batch_size": {"batch_ih_ebm_25": 2, "dp_rf": 4}.get(method, 1)})
+    federation.run_private(job).succeed()
+    assert xgb.Booster(model_file=bytearray(federation.model())).feature_names == NAMES
+    assert 0 < federation.ledger("site-2").job_spent("job").epsilon(job.delta) <= job.epsilon
+
+
 def test_weights_count_up_to_their_public_bound(tmp_path: Path) -> None:
     frame = frame_of()
     weight = np.random.default_rng(1).uniform(0, 4, len(frame))

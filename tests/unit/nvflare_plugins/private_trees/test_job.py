@@ -12,7 +12,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.presets import PRESETS, resolve_method
-from nvflare_plugins.private_trees.summary import lines, report_sections, summarise
+from nvflare_plugins.private_trees.summary import lines, report_sections, summarise, trust_text
 from tests.support.private_federation import PUBLIC, job_of
 
 
@@ -110,14 +110,23 @@ def test_too_few_sites_for_the_noise_are_refused() -> None:
         JobPlan.of(job_of(colluders=2), 2)
     with pytest.raises(ConfigurationError, match="meant for 4 sites; 3 take part"):
         JobPlan.of(job_of(n_sites=4), 3)
-    with pytest.raises(ConfigurationError, match="trust=local is refused"):
-        JobPlan.of(job_of(trust="local"), 3)
+    refused("needs n_rows", trust="local")
+    refused("needs n_rows", n_rows=100)
 
 
 def test_distributed_noise_is_larger_by_the_missing_shares() -> None:
     trusted, shared = (summarise(JobPlan.of(job_of(trust=t), 3)) for t in ("trusted_aggregator", "distributed"))
     assert shared.leaf_noise[0] / trusted.leaf_noise[0] == pytest.approx(1.5**0.5)
     assert trusted.ridge == pytest.approx(1 + 3 * trusted.leaf_noise[0])
+
+
+def test_local_noise_is_that_of_all_rows() -> None:
+    trusted = summarise(JobPlan.of(job_of(trust="trusted_aggregator"), 3))
+    local = JobPlan.of(job_of(trust="local", n_rows=900), 3)
+    assert summarise(local).leaf_noise[0] / trusted.leaf_noise[0] == pytest.approx(2 * 30)
+    assert not local.training.trust.is_trusted_aggregator and local.job.profile == "dp_local"
+    assert local.epsilon_after_rounds()[-1] == pytest.approx(1.0, rel=1e-4)
+    assert "leaf included" in trust_text(local)
 
 
 def test_the_summary_says_what_matters() -> None:
