@@ -38,7 +38,8 @@ def recipe(profile: str, label: str = LABEL) -> VerticalXGBRecipe:
         label=label,
         alignment="first",
         params={
-            "objective": "binary:logistic", "eval_metric": ["logloss", "auc"], "max_depth": 3, "eta": 0.3, "max_bin": 32,
+            "objective": "binary:logistic", "eval_metric": ["logloss", "auc"], "max_depth": 3, "eta": 0.3,
+            "max_bin": 32,
         },
         num_rounds=5,
         profile=profile,

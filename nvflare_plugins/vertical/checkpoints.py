@@ -1,4 +1,4 @@
-"""Checkpoints of vertical training: each party keeps its own part, and a tag that says which attempt and round it is of.
+"""Checkpoints of vertical training: each party keeps its own part, with a tag that names the attempt and the round.
 
 The tag is a keyed hash that only the parties of the attempt can make, the same at all of them. A resumed job goes on
 from the last round whose tag all parties hold, so that parts of different attempts never meet.

@@ -67,8 +67,9 @@ class VerticalJob:
         checkpoint_every: rounds between checkpoints at every site; 0 keeps none.
         initial_model: id of a finished vertical job whose model training continues by num_rounds.
         resume_from: id of an interrupted job; its last common checkpoint is continued up to num_rounds in total. All
-            other fields stay as they were in that job, initial_model included. Without sampling of rows or columns the model is that of an
-            uninterrupted job; random draws are not those it would have made.
+            other fields stay as they were in that job, initial_model included. Without sampling of rows or columns the
+            model is that of an uninterrupted job; random draws are not those it would have made, and early stopping
+            counts anew.
         tracking: stream the metrics of each round to the server.
         deadline_s: longest silence of a site, and longest time for one answer; 0 means 10 minutes and one hour.
     """

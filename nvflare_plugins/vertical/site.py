@@ -152,7 +152,7 @@ class _Run:
         fields = {name: value for name, value in job.to_dict().items() if name not in _NOT_RELEASED}
         release = {"job": fields, "parameters": self._prepared.parameters.document()}
         parameters = json.dumps(release, sort_keys=True).encode()
-        sets = {one.data_set.name: one for one in reversed(data.sets)}  # a set that is both counts once, as training set
+        sets = {one.data_set.name: one for one in reversed(data.sets)}  # a set in both places counts once
         try:
             for one in reversed(sets.values()):
                 reservation = self._registry.reserve(

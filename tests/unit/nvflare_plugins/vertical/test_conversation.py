@@ -120,14 +120,14 @@ def test_turns_pass_at_the_same_step_and_after_all_answers():
 
 def test_a_slow_site_is_waited_for_beyond_the_deadline_of_an_exchange():
     def answer(question: bytes) -> bytes:
-        time.sleep(2.0)
+        time.sleep(4.0)
         return question
 
     def lead(site: Site):
         with asking(site) as talk:
             return talk.ask(1, b"slow").result(10)
 
-    assert converse([lead, answering(answer)], deadline_s=1.0) == [b"slow", None]
+    assert converse([lead, answering(answer)], deadline_s=2.0) == [b"slow", None]
 
 
 def test_whoever_does_not_answer_in_time_is_a_timeout_and_ends_all():
@@ -216,7 +216,7 @@ def test_a_dead_site_is_named(victim, n):
                 talk.ask(1, b"x").result(10)
                 talk.ask(2, b"x").result(10)
 
-    results = converse([lead, answering(shout), answering(shout)], tamper={victim: dies_after(n)}, deadline_s=1.0)
+    results = converse([lead, answering(shout), answering(shout)], tamper={victim: dies_after(n)}, deadline_s=2.0)
     others = [r for rank, r in enumerate(results) if f"site-{rank + 1}" != victim]
     assert all(isinstance(r, JobAborted) and f"no message from {victim}" in str(r) for r in others)
 

@@ -13,8 +13,9 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.vertical.terms import VerticalTerms, agree, rows_content
 
 MINE = VerticalTerms(
-    {"xgboost": "3.2.0", "veilboost": "1"}, {"label": "y"}, {"agreed": {}}, [5, 3], ["ab", ""], "m", {"2": "aa", "4": "bb"}
-)
+    {"xgboost": "3.2.0", "veilboost": "1"}, {"label": "y"}, {"agreed": {}}, [5, 3], ["ab", ""], "m",
+    {"2": "aa", "4": "bb"},
+)  # fmt: skip
 SITES = ("site-1", "site-2")
 
 
