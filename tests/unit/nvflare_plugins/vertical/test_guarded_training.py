@@ -11,6 +11,7 @@ import xgboost as xgb
 from he_processors.errors import PolicyRefusal, ProtocolError
 from nvflare_plugins.site_policy import VerticalRules
 from nvflare_plugins.vertical.bin_ledger import BinLedger
+from nvflare_plugins.vertical.encrypted_scheme import gradient_owner, histogram_maker
 from nvflare_plugins.vertical.gradient_scale import pair_format
 from nvflare_plugins.vertical.gradient_scheme import ClearHistogramMaker
 from nvflare_plugins.vertical.guards import Guard
@@ -20,7 +21,9 @@ from nvflare_plugins.vertical.messages import (
 )  # fmt: skip
 from nvflare_plugins.vertical.passive import PassiveParty
 from tests.support.bin_tap import Tap
-from tests.support.vertical_federation import Joined, federate, first_difference, trees
+from tests.support.he_toys import toy_paillier
+from tests.support.seeded_randomness import SeededRandomness
+from tests.support.vertical_federation import Joined, federate, first_difference, make_clear, trees
 
 N_ROWS = 1500
 FLOOR = 60
@@ -89,6 +92,25 @@ def test_guards_that_withhold_nothing_change_nothing(tmp_path):
     assert all(one.exposure().nodes_withheld == 0 for one in lenient)
     plain = federate(joined, {**PARAMS, "min_child_weight": 0.5}, 4)
     assert first_difference(outcome.merged(), plain.merged()) == ""
+
+
+def test_under_encryption_the_same_sums_are_withheld_and_the_model_is_the_same(tmp_path):
+    def encrypted(n_rows: int):
+        owner = gradient_owner(toy_paillier(), pair_format(n_rows))
+        return owner, lambda: histogram_maker(owner.setup(), n_rows, allow_toy_keys=True)
+
+    rng = np.random.default_rng(7)
+    features = rng.normal(size=(200, 4)).astype(np.float32)
+    joined = Joined(features, (features[:, 0] + features[:, 3] > 0).astype(np.float32), (2, 2))
+    models = []
+    for name, scheme in (("clear", make_clear), ("encrypted", encrypted)):
+        ledger = BinLedger(tmp_path / name, "data", SeededRandomness(5))
+        rules = VerticalRules(min_rows_per_node=40)
+        one = Guard(rules, ledger, [str(i) for i in range(200)], max_share=1e6)
+        outcome = federate(joined, {**PARAMS, "max_bin": 6}, 2, scheme=scheme, guards=[one], guarded=True)
+        assert one.exposure().nodes_withheld
+        models.append(outcome.merged())
+    assert first_difference(*models) == ""
 
 
 def test_a_party_that_gives_nothing_leaves_the_others_to_train_without_it(tmp_path):
