@@ -4,8 +4,8 @@
     python jobs/dpboost.py --run --workspace DIR     runs it over three simulated sites
     python jobs/dpboost.py --write                   writes jobs/dpboost/
 
-A site's policy must name the data set ``patients`` with its id column, state a pure privacy budget for it, and allow the
-profile dp_trusted; ``policy`` in this file shows it.
+A site's policy must name the data set ``patients`` with its id column, state a pure privacy budget for it, and allow
+the profile dp_trusted; ``policy`` in this file shows it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.data is not None:
         write_data(args.data)
-        print(f"the sites' files are in {args.data}; each policy needs\n{json.dumps(policy(args.data.absolute()), indent=1)}")
+        needed = json.dumps(policy(args.data.absolute()), indent=1)
+        print(f"the sites' files are in {args.data}; each policy needs\n{needed}")
     if args.write:
         print(f"wrote {write(FOLDER)}")
     if args.run:

@@ -4,9 +4,10 @@
     python jobs/federboost_vertical.py --run --workspace DIR     runs it over three simulated sites
     python jobs/federboost_vertical.py --write                   writes jobs/federboost_vertical/
 
-A party's policy must name the data sets ``breast_parts`` and ``breast_parts_test`` with their id column, state a privacy
-budget for the first, and allow the profile dp_local; its input folder holds ``bucket_features.json``. ``--data`` writes
-all of it but the policy, which ``policy`` in this file shows.
+A party's policy must name the data sets ``breast_parts`` and ``breast_parts_test`` with their id column, state a
+privacy budget for the first, and allow the profile dp_local; its input folder holds ``bucket_features.json``.
+``--data`` writes all of it but the policy, which ``policy`` in this file shows. The second set has rows that were not
+trained on, for a job of inference.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.data is not None:
         write_data(args.data)
-        print(f"the parties' files are in {args.data}; each policy needs\n{json.dumps(policy(args.data.absolute()), indent=1)}")
+        needed = json.dumps(policy(args.data.absolute()), indent=1)
+        print(f"the parties' files are in {args.data}; each policy needs\n{needed}")
     if args.write:
         print(f"wrote {write(FOLDER)}")
     if args.run:

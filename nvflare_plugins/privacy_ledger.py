@@ -85,7 +85,8 @@ class JobLedger:
         except PrivacyError as error:
             raise PolicyRefusal(str(error)) from None
         except OSError as error:
-            raise JobAborted(f"the privacy ledger cannot be written ({type(error).__name__}): nothing was sent") from None
+            problem = type(error).__name__
+            raise JobAborted(f"the privacy ledger cannot be written ({problem}): nothing was sent") from None
         text = event_text(drawn) if drawn else "replayed: paid for before, no charge"
         self._evidence.spend(query, text, self.spent(), self._delta)
         return value

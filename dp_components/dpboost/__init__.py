@@ -6,5 +6,5 @@ One part of the paper per file: gradient_based_data_filtering.py, geometric_leaf
 What differs from the paper, because the paper's version is not private: the gain's sensitivity is 3 g*^2, leaves are
 noised with the leaf budget, split candidates are public and all of them always run, trees are complete (no choice of
 the next leaf by its exact gain, no early stop), rows choose their tree by a keyed hash, there is no base score.
-Noised leaves are clipped once more, which costs nothing.
+Noised leaves are clipped once more, which costs nothing; a regression may pay for its start (paid_start.py).
 """

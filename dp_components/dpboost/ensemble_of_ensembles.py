@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dp_components.dpboost.losses import Loss
+from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS
+from dp_components.dpboost.losses import Loss, SquaredLoss
+from dp_components.dpboost.paid_start import release_start, start_sums
 from dp_components.dpboost.plan import DpBoostPlan
 from dp_components.dpboost.record_assignment import assign_records
 from dp_components.dpboost.single_tree import TreeRows, train_single_tree, tree_outputs
@@ -47,16 +50,19 @@ class DpBoostModel:
     """Released trees and the public data to read them with.
 
     Shapes: trees: int64[n_trees, n_values], each row as ``train_single_tree`` gives it.
+    Units:  start: 2^-LEAF_BITS, as leaves.
     """
 
     candidates: Candidates
     loss: Loss
     learning_rate: float
     trees: NDArray[np.int64]
+    start: int = 0
 
     def scores(self, bins: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """Return the sum of the trees. Shapes: bins: uint8[n_features, n_rows]; result: float64[n_rows]."""
-        return add_trees(np.zeros(bins.shape[1]), self.trees, bins, SplitTable.of(self.candidates), self.learning_rate)
+        """Return start and trees added up. Shapes: bins: uint8[n_features, n_rows]; result: float64[n_rows]."""
+        start = start_scores(self.start, bins.shape[1])
+        return add_trees(start, self.trees, bins, SplitTable.of(self.candidates), self.learning_rate)
 
     def predict(self, columns: ArrayLike) -> NDArray[np.float64]:
         """Return the predicted value, or the probability of 1. Shapes: columns: float32[n_features, n_rows]."""
@@ -86,20 +92,29 @@ class EnsembleTrainer:
             randomness: Source of the noise.
 
         Raises:
-            ValueError: No site, two sites of one name, other features than the candidates have, impossible labels.
+            ValueError: No site, two sites of one name, other features than the candidates have, impossible labels, or
+                a start that is paid for two classes.
         """
         if not sites or len({site.site for site in sites}) != len(sites):
             raise ValueError("training needs sites, under names that differ")
         if any(site.columns.shape[0] != len(candidates.of_feature) for site in sites):
             raise ValueError("a site has other features than the split candidates")
+        if plan.start_share and not isinstance(loss, SquaredLoss):
+            raise ValueError("a paid start is for regressions: with two classes the trees could not outweigh it")
         self._sites, self._plan, self._loss, self._key, self._randomness = sites, plan, loss, key, randomness
         self._table = SplitTable.of(candidates)
         self._bins = [candidates.bin_rows(site.columns) for site in sites]
         self._targets = [loss.target(site.label.astype(np.float64)) for site in sites]
 
-    def start(self) -> list[NDArray[np.float64]]:
-        """Return the scores before the first tree: 0, for each site. Shapes: float64[n_rows]."""
-        return [np.zeros(target.size) for target in self._targets]
+    def start(self, start: int = 0) -> list[NDArray[np.float64]]:
+        """Return the scores before the first tree, for each site. Shapes: float64[n_rows]."""
+        return [start_scores(start, target.size) for target in self._targets]
+
+    def release_start(self) -> Release:
+        """Release the score to start from. Privacy: ``plan.start_event()``."""
+        gradients = (self._loss.gradient(np.zeros(target.size), target) for target in self._targets)
+        total = np.sum([start_sums(grad) for grad in gradients], axis=0)
+        return release_start(total, self._plan.start_epsilon, self._randomness)
 
     def train_ensemble(self, ensemble: int, scores: Sequence[NDArray[np.float64]]) -> Release:
         """Train the trees of one ensemble, each on the rows that are assigned to it.
@@ -163,14 +178,23 @@ def train(
         PrivacyRefusal: From ``publish``: the budget does not allow it.
     """
     trainer = EnsembleTrainer(sites, candidates, loss, plan, key, randomness)
-    scores = trainer.start()
+    start = 0
+    if plan.start_share:
+        start = int(publish(_query("start", candidates, loss, plan, key, []), trainer.release_start)[0])
+    scores = trainer.start(start)
     ensembles: list[NDArray[np.int64]] = []
     for ensemble in range(plan.n_ensembles):
-        query = _query(ensemble, candidates, loss, plan, key, ensembles)
+        before = [np.array([start]), *ensembles]
+        query = _query(f"ensemble {ensemble}", candidates, loss, plan, key, before)
         trees = publish(query, partial(trainer.train_ensemble, ensemble, scores))
         scores = trainer.advance(scores, trees)
         ensembles.append(trees)
-    return DpBoostModel(candidates, loss, plan.learning_rate, np.concatenate(ensembles))
+    return DpBoostModel(candidates, loss, plan.learning_rate, np.concatenate(ensembles), start)
+
+
+def start_scores(start: int, n_rows: int) -> NDArray[np.float64]:
+    """Return every row's score before the first tree. Shapes: float64[n_rows]. Units: start: 2^-LEAF_BITS."""
+    return np.full(n_rows, math.ldexp(start, -LEAF_BITS))
 
 
 def add_trees(
@@ -190,16 +214,16 @@ def add_trees(
 
 
 def _query(
-    ensemble: int,
+    what: str,
     candidates: Candidates,
     loss: Loss,
     plan: DpBoostPlan,
     key: bytes,
     before: Sequence[NDArray[np.int64]],
 ) -> str:
-    """Name everything that the ensemble depends on beside the rows."""
+    """Name everything that a release depends on beside the rows."""
     digest = hashlib.sha256(f"{plan!r} {loss!r} {candidates.counts!r} ".encode())
     for part in (*candidates.of_feature, *before):
         digest.update(np.ascontiguousarray(part).tobytes())
     digest.update(hashlib.sha256(key).digest())
-    return f"dpboost ensemble {ensemble} {digest.hexdigest()}"
+    return f"dpboost {what} {digest.hexdigest()}"

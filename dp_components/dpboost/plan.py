@@ -23,7 +23,7 @@ from dp_components.events import (
 from dp_components.sensitivity import grid_bound
 
 # The parts are rounded down by a little more than adding them up can round up.
-_DOWN = 1 - 2.0**-48
+_DOWN = 1 - 2.0**-47
 MAX_DEPTH = 12
 
 
@@ -48,6 +48,7 @@ class DpBoostPlan:
         ridge: lambda; above 0.
         sharing: How the trees of an ensemble share the rows.
         clips_over_all_trees: Whether geometric clipping counts all trees, or begins anew in each ensemble.
+        start_share: Part of epsilon that pays for the score to start from (paid_start.py); 0 starts from 0.
     """
 
     epsilon: float
@@ -58,6 +59,7 @@ class DpBoostPlan:
     ridge: float = 0.1
     sharing: RowSharing = RowSharing.GEOMETRIC
     clips_over_all_trees: bool = False
+    start_share: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("n_trees", "trees_per_ensemble", "depth"):
@@ -70,6 +72,8 @@ class DpBoostPlan:
             raise ValueError("learning_rate must be between 0 and 1")
         if not 0 < self.epsilon < math.inf:
             raise ValueError("epsilon must be a finite number above 0")
+        if not 0 <= self.start_share < 1:
+            raise ValueError("start_share must be from 0 to less than 1")
         grid_bound(self.ridge, 20)
         self.tree_settings(self.n_ensembles - 1, self.ensemble_size(self.n_ensembles - 1) - 1)
         self.tree_settings(0, self.ensemble_size(0) - 1)
@@ -80,14 +84,19 @@ class DpBoostPlan:
         return -(-self.n_trees // self.trees_per_ensemble)
 
     @property
+    def start_epsilon(self) -> float:
+        """Budget of the start."""
+        return self.epsilon * self.start_share * _DOWN
+
+    @property
     def split_epsilon(self) -> float:
         """Budget of one level of a tree: half of the tree's, divided by the depth."""
-        return self.epsilon / self.n_ensembles / 2 / self.depth * _DOWN
+        return self.leaf_epsilon / self.depth * _DOWN
 
     @property
     def leaf_epsilon(self) -> float:
         """Budget of all leaves of a tree: half of the tree's."""
-        return self.epsilon / self.n_ensembles / 2 * _DOWN
+        return self.epsilon * (1 - self.start_share) / self.n_ensembles / 2 * _DOWN
 
     def ensemble_size(self, ensemble: int) -> int:
         """Return the number of trees; the last ensemble may have fewer."""
@@ -136,7 +145,21 @@ class DpBoostPlan:
 
     def event(self) -> Event:
         """Return what the model costs: ensembles add up. To be reserved before training (``Ledger.open_job``)."""
-        return RepeatedEvent(self.ensemble_event(), self.n_ensembles)
+        ensembles = RepeatedEvent(self.ensemble_event(), self.n_ensembles)
+        return ComposedEvent((self.start_event(), ensembles)) if self.start_share else ensembles
+
+    def events_by_tree(self) -> Event:
+        """Return what the model costs in the events that are charged one by one: ``start_event``, ``tree_event``."""
+        trees = [
+            self.tree_event(ensemble, tree)
+            for ensemble in range(self.n_ensembles)
+            for tree in range(self.ensemble_size(ensemble))
+        ]
+        return ComposedEvent((*([self.start_event()] if self.start_share else []), *trees))
+
+    def start_event(self) -> Event:
+        """Return what the start costs, where it is paid for."""
+        return LaplaceEvent(self.start_epsilon, gradient_sensitivity().relation)
 
 
 def para(epsilon: float, n_trees: int = 50) -> DpBoostPlan:

@@ -39,7 +39,8 @@ class BucketBlock:
         """Read a block of a peer.
 
         Raises:
-            ProtocolError: not exactly one block for so many rows and features, or a bucket that its feature does not have.
+            ProtocolError: not exactly one block for so many rows and features, or a bucket that its feature does not
+                have.
         """
         if len(data) < _HEADER.size:
             raise ProtocolError("a block of buckets is shorter than its header")

@@ -32,8 +32,8 @@ def bucket_epsilon(job: BucketJob, n_features: int) -> float:
     per_value = whole * _DOWN if job.protected is Unit.VALUE else whole / n_features * _DOWN
     if per_value < LEAST_EPSILON_PER_VALUE:
         raise ConfigurationError(
-            f"epsilon {whole:g} for a {job.unit} leaves {per_value:.2g} for each of {n_features} features: buckets would "
-            "be sent almost at random. Name fewer features in the description, or ask for more epsilon."
+            f"epsilon {whole:g} for a {job.unit} leaves {per_value:.2g} for each of {n_features} features: buckets "
+            "would be sent almost at random. Name fewer features in the description, or ask for more epsilon."
         )
     return per_value
 
@@ -66,7 +66,7 @@ class BucketPayment:
         """Return the edges, which stay at the party, and the randomised buckets, which leave it once.
 
         Shapes:  columns: float32[n_features, n_rows]; result: uint8[n_features, n_rows].
-        Privacy: both are charged before this returns; what returns was written to the ledger, and a retry gets it again.
+        Privacy: both are charged before this returns. What returns was written to the ledger: a retry gets it again.
         """
         job, relation = self._job, self._job.protected.relation
         edges = public_edges(self._features, job.n_buckets)

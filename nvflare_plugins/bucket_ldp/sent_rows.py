@@ -58,8 +58,9 @@ class SentRows:
         with self._locked() as (_, key, sent):
             if sent and (ids is None or not sent.isdisjoint(_hashes(key, ids))):
                 raise PolicyRefusal(
-                    f"{self._site} has sent randomised buckets of rows that are, or may be, among those to be predicted: its true thresholds "
-                    "would reveal exact bits of their values, beside what the epsilon covers. Nothing was answered. "
+                    f"{self._site} has sent randomised buckets of rows that are, or may be, among those to be "
+                    "predicted: its true thresholds would reveal exact bits of their values, beside what the epsilon "
+                    "covers. Nothing was answered. "
                     "Remedy: predict rows that were not trained on, from a data set with an id column."
                 )
 

@@ -115,8 +115,8 @@ class _Party:
         different = [site for site, other in zip(self._channel.sites, proofs, strict=True) if other != proof]
         if different:
             raise ConfigurationError(
-                f"{', '.join(different)} and {self._channel.site} hold other rows to train on: run an alignment job and "
-                "name it in this one"
+                f"{', '.join(different)} and {self._channel.site} hold other rows to train on: run an alignment job "
+                "and name it in this one"
             )
 
     def _go_on(self) -> list[tuple[str, ...]]:

@@ -38,13 +38,17 @@ class DpBoostJob:
         label: label column.
         epsilon: what this job spends.
         feature_bounds: public (low, high) of every numeric feature.
-        categories: public list of each categorical column, in the order in which splits cut it; others count as missing.
+        categories: public list of each categorical column, in the order in which splits cut it; other values count
+            as missing.
         features: columns to train on, in this order; None takes those with bounds, then those with categories.
-        label_bounds: public (low, high) of the label of a regression, which is clamped to them; None for labels 0 and 1.
+        label_bounds: public (low, high) of the label of a regression, which is clamped to them; None for labels 0
+            and 1.
         label_classes: public list of the label's two values, if it is not 0 and 1.
         variant: ``dpboost``, or the slides' baselines ``para`` (equal shares of rows) and ``seq`` (each tree on all).
         n_trees, depth, learning_rate, ridge: T, depth, eta, lambda.
         trees_per_ensemble: T_e; None puts all trees into one ensemble.
+        start_share: part of epsilon that pays for the mean of the label, from which a regression then starts; 0 starts
+            from the middle of its bounds. 0.05 is a good choice unless the mean is known to lie there.
         n_candidates: split candidates of a numeric feature, evenly spaced between its bounds.
         rows_per_person: most rows of one person; the noise grows with it.
         deadline_s: longest time that an exchange may wait for the slowest site; 0 derives it from the job's size.
@@ -64,6 +68,7 @@ class DpBoostJob:
     depth: int = 6
     learning_rate: float = 0.1
     ridge: float = 0.1
+    start_share: float = 0.0
     n_candidates: int = 32
     rows_per_person: int = 1
     profile: str = PROFILE
@@ -80,10 +85,15 @@ class DpBoostJob:
         expect("rows_per_person must be a whole number of at least 1", is_whole(self.rows_per_person, 1))
         expect(f"n_candidates must be 1 to {MAX_CANDIDATES}", is_whole(self.n_candidates, 1, MAX_CANDIDATES))
         expect("deadline_s must be a number of seconds", is_number(self.deadline_s) and self.deadline_s >= 0)
-        expect("label_bounds must be two numbers, the lower one first", self.label_bounds is None or are_bounds(self.label_bounds))
-        classes = self.label_classes
-        expect("label_classes must be two values", classes is None or (is_list(classes, is_entry) and len(classes) == 2))
-        expect("label_bounds are for a regression, label_classes for two classes", None in (classes, self.label_bounds))
+        bounds, classes = self.label_bounds, self.label_classes
+        expect("label_bounds must be two numbers, the lower one first", bounds is None or are_bounds(bounds))
+        is_pair = classes is None or (is_list(classes, is_entry) and len(classes) == 2)
+        expect("label_classes must be two values", is_pair)
+        expect("label_bounds are for a regression, label_classes for two classes", None in (classes, bounds))
+        is_share = is_number(self.start_share) and 0 <= self.start_share < 1
+        expect("start_share must be a number from 0 to less than 1", is_share)
+        for_regression = self.start_share == 0 or self.label_bounds is not None
+        expect("start_share is for regressions: with two classes the trees could not outweigh a start", for_regression)
         self._check_features()
         try:
             self.plan()
@@ -98,13 +108,15 @@ class DpBoostJob:
         is_listed = is_mapping(self.categories) and all(
             is_list(v, is_entry) and 2 <= len(v) <= MAX_CANDIDATES + 1 for v in self.categories.values()
         )
-        expect(f"categories must give each column a list of 2 to {MAX_CANDIDATES + 1} texts or whole numbers", is_listed)
+        most = MAX_CANDIDATES + 1
+        expect(f"categories must give each column a list of 2 to {most} texts or whole numbers", is_listed)
         named = [*self.feature_bounds, *self.categories]
         missing = [name for name in self.names if name not in named]
         if missing or not named:
             raise ConfigurationError(
-                f"feature_bounds lacks public bounds of {', '.join(missing) or 'every feature'}. Give each numeric feature "
-                "(low, high) from public knowledge, never from the rows, and each categorical one its list in categories"
+                f"feature_bounds lacks public bounds of {', '.join(missing) or 'every feature'}. Give each numeric "
+                "feature (low, high) from public knowledge, never from the rows, and each categorical one its list in "
+                "categories"
             )
         extra = sorted(set(named) - set(self.names)) + sorted(set(self.feature_bounds) & set(self.categories))
         expect(f"bounds or categories are given for what is no feature, or twice: {', '.join(extra)}", not extra)
@@ -122,7 +134,10 @@ class DpBoostJob:
         """Return parameters and budget of one row; a person with more rows gets as much protection as asked for."""
         per_ensemble = self.trees_per_ensemble if self.trees_per_ensemble is not None else self.n_trees
         epsilon = self.epsilon / self.rows_per_person * _BELOW
-        common = {"depth": self.depth, "learning_rate": self.learning_rate, "ridge": self.ridge}
+        common = {
+            "depth": self.depth, "learning_rate": self.learning_rate, "ridge": self.ridge,
+            "start_share": self.start_share,
+        }  # fmt: skip
         if self.variant == "seq":
             return DpBoostPlan(epsilon, self.n_trees, 1, clips_over_all_trees=True, **common)
         sharing = RowSharing.EQUAL if self.variant == "para" else RowSharing.GEOMETRIC

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,7 +34,8 @@ def xgboost_model(model: DpBoostModel, feature_names: Sequence[str]) -> bytes:
         low, high = model.loss.label_bounds.low, model.loss.label_bounds.high
         unit = (high - low) / 2
         learner["objective"]["name"] = "reg:squarederror"
-        learner["learner_model_param"]["base_score"] = f"[{(low + high) / 2:.9E}]"
+        start = (low + high) / 2 + math.ldexp(model.start, -LEAF_BITS) * unit
+        learner["learner_model_param"]["base_score"] = f"[{start:.9E}]"
     for written, tree in zip(learner["gradient_booster"]["model"]["trees"], model.trees, strict=True):
         n_leaves = (tree.size + 1) // 2
         weights = np.ldexp(tree[-n_leaves:].astype(np.float64), -LEAF_BITS) * model.learning_rate * unit

@@ -6,6 +6,7 @@ who sees exact sums. The server sees those over all sites, never a single site's
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -13,10 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.accounting.composition import compose
+from dp_components.dpboost.paid_start import release_start
+from dp_components.dpboost.plan import DpBoostPlan
 from dp_components.dpboost.single_tree import TreeAggregator
 from dp_components.dpboost.split_selection import MAX_ROWS, SplitTable
-from dp_components.events import ComposedEvent, Event
+from dp_components.events import ComposedEvent, Event, Release
 from dp_components.randomness import OS_RANDOMNESS, RandomSource
+from dp_components.sensitivity import GRID_BITS
 from he_processors.errors import ProtocolError
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.privacy_ledger import event_text
@@ -26,40 +30,51 @@ from nvflare_plugins.wire.envelope import Codec, Frame
 Spend = Callable[[str, str, float, float], None]
 """``EvidenceLog.spend``: (query, event, epsilon so far, delta)."""
 
+_LARGEST_COUNT = {
+    Kind.STUMP_SUM: MAX_ROWS << GRID_BITS, Kind.HISTOGRAM: MAX_ROWS, Kind.NODE_STATS: MAX_ROWS,
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One exchange of a training. Attributes: number: of the tree in the model; level: None for the leaves."""
+    """One exchange of a training.
 
+    Attributes:
+        kind: STUMP_SUM before the first tree, HISTOGRAM for a level's splits, NODE_STATS for a tree's leaves.
+        number: of the tree in the model.
+        ensemble, tree: number of the ensemble, and of the tree in it.
+        n_nodes: of the level or of the leaves; as many numbers are the answer.
+    """
+
+    kind: Kind
     number: int
     ensemble: int
     tree: int
-    level: int | None
     n_nodes: int
-
-    @property
-    def kind(self) -> Kind:
-        """Kind of the sites' message."""
-        return Kind.NODE_STATS if self.level is None else Kind.HISTOGRAM
 
     @property
     def moment(self) -> Moment:
         """Where the training stands."""
         return Moment(Phase.UPDATE, self.number)
 
-    def n_values(self, n_bins: int) -> int:
-        """Return how many numbers a site sends: sums of gradients, then of rows, per node (and bin)."""
-        return 2 * self.n_nodes * (1 if self.level is None else n_bins)
+    def shape(self, n_bins: int) -> tuple[int, ...]:
+        """Return the shape of a site's sums: of gradients, then of rows, per node (and bin)."""
+        return (2, self.n_nodes, n_bins) if self.kind is Kind.HISTOGRAM else (2, self.n_nodes)
+
+
+START = Step(Kind.STUMP_SUM, 0, 0, 0, 1)
 
 
 def steps(job: DpBoostJob) -> Iterator[Step]:
     """Yield all exchanges of a job in order; the same at the server and at all sites."""
     plan, number = job.plan(), 0
+    if plan.start_share:
+        yield START
     for ensemble in range(plan.n_ensembles):
         for tree in range(plan.ensemble_size(ensemble)):
             for level in range(plan.depth):
-                yield Step(number, ensemble, tree, level, 1 << level)
-            yield Step(number, ensemble, tree, None, 1 << plan.depth)
+                yield Step(Kind.HISTOGRAM, number, ensemble, tree, 1 << level)
+            yield Step(Kind.NODE_STATS, number, ensemble, tree, 1 << plan.depth)
             number += 1
 
 
@@ -77,36 +92,41 @@ class DpBoostServer:
         self._events: list[Event] = []
 
     def answer(self, frame: Frame, total: bytes, spend: Spend) -> bytes:
-        """Return the chosen splits of a level, or the leaf weights of a tree.
+        """Return the score to start from, the chosen splits of a level, or the leaf weights of a tree.
 
         Raises:
             ProtocolError: a sum that is not due now, or that no rows can have.
         """
         step = next(self._due, None)
+        shape = () if step is None else step.shape(self._table.n_bins)
         is_due = step is not None and (frame.kind, frame.moment, frame.codec, frame.n_values) == (
-            step.kind, step.moment, Codec.MASKED, step.n_values(self._table.n_bins),
+            step.kind, step.moment, Codec.MASKED, math.prod(shape),
         )  # fmt: skip
         if step is None or not is_due:
             raise ProtocolError(f"{frame.kind.name} at {frame.moment}: the job's plan pays for no such sum now")
-        grad_sums, counts = self._sums(step, total)
-        aggregator = TreeAggregator(
-            self._table, self._plan.tree_settings(step.ensemble, step.tree), self._randomness
-        )
-        if step.level is not None:
-            return aggregator.choose(grad_sums, counts).value.astype("<i8").tobytes()
-        leaves = aggregator.leaves(grad_sums, counts).value
-        self._note(step, spend)
-        return leaves.astype("<i8").tobytes()
-
-    def _sums(self, step: Step, total: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        shape = (2, step.n_nodes) if step.level is None else (2, step.n_nodes, self._table.n_bins)
-        grad_sums, counts = np.frombuffer(total, dtype="<i8").astype(np.int64).reshape(shape)
-        if counts.min(initial=0) < 0 or counts.max(initial=0) > MAX_ROWS:
+        sums = np.frombuffer(total, dtype="<i8").astype(np.int64).reshape(shape)
+        if sums[1].min(initial=0) < 0 or sums[1].max(initial=0) > _LARGEST_COUNT[step.kind]:
             raise ProtocolError(f"{step.kind.name}: these are no sums over rows: a site's masks or numbers are wrong")
-        return grad_sums, counts
+        released = self._release(step, sums)
+        if step.kind is not Kind.HISTOGRAM:
+            self._note(step, spend)
+        return released.value.astype("<i8").tobytes()
+
+    def _release(self, step: Step, sums: NDArray[np.int64]) -> Release:
+        if step.kind is Kind.STUMP_SUM:
+            return release_start(sums.ravel(), self._plan.start_epsilon, self._randomness)
+        settings = self._plan.tree_settings(step.ensemble, step.tree)
+        aggregator = TreeAggregator(self._table, settings, self._randomness)
+        return aggregator.choose(*sums) if step.kind is Kind.HISTOGRAM else aggregator.leaves(*sums)
 
     def _note(self, step: Step, spend: Spend) -> None:
-        event = self._plan.tree_event(step.ensemble, step.tree)
+        """Say in the evidence what the start, or a whole tree, has cost."""
+        event = price(self._plan, step)
         self._events.append(event)
         epsilon = compose(ComposedEvent(tuple(self._events))).for_person(self._job.rows_per_person).pure_epsilon
-        spend(f"tree {step.number}", event_text([event]), epsilon, 0.0)
+        spend("start" if step.kind is Kind.STUMP_SUM else f"tree {step.number}", event_text([event]), epsilon, 0.0)
+
+
+def price(plan: DpBoostPlan, step: Step) -> Event:
+    """Return what the start costs, or the whole tree that a step belongs to."""
+    return plan.start_event() if step.kind is Kind.STUMP_SUM else plan.tree_event(step.ensemble, step.tree)

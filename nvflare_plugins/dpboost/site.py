@@ -16,8 +16,10 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.dpboost.ensemble_of_ensembles import DpBoostModel, SiteData, add_trees
+from dp_components.dpboost.ensemble_of_ensembles import DpBoostModel, SiteData, add_trees, start_scores
+from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS
 from dp_components.dpboost.gradient_based_data_filtering import gradient_sensitivity
+from dp_components.dpboost.paid_start import start_sums
 from dp_components.dpboost.record_assignment import assign_records
 from dp_components.dpboost.single_tree import TreeRows
 from dp_components.dpboost.split_selection import SplitTable
@@ -28,7 +30,7 @@ from he_processors.masks import MessageLabel, PairwiseMasks
 from nvflare_plugins.data import load_table
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.model import xgboost_model
-from nvflare_plugins.dpboost.server import Step, steps
+from nvflare_plugins.dpboost.server import START, Step, price, steps
 from nvflare_plugins.horizontal.agreement import check_xgboost, versions
 from nvflare_plugins.place import Outcome, Place, Progress, Silent
 from nvflare_plugins.privacy_ledger import JobLedger
@@ -36,6 +38,7 @@ from nvflare_plugins.run_record import PointCurve, ReportSection, RoundRow
 from nvflare_plugins.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.site_policy import JobTerms
 from nvflare_plugins.vertical.alignment.ids import load_ids
+from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.profiles import MaskedSums
 
@@ -117,15 +120,16 @@ class _Training:
         """Reserve, train, compare models, write results."""
         attempt, job = self._attempt, self._job
         ledger = JobLedger(
-            attempt.place.policy, job.data_set, attempt.place.job_id, self._plan.event(),
+            attempt.place.policy, job.data_set, attempt.place.job_id, self._plan.events_by_tree(),
             gradient_sensitivity().relation, attempt.evidence,
         )  # fmt: skip
         try:
             attempt.gather_sealed("reserved", b"")
-            trees = list(self._train(ledger))
+            start = self._start(ledger)
+            trees = list(self._train(ledger, start))
         finally:
             ledger.close()  # what was not used is free again
-        model = DpBoostModel(self._candidates, self._loss, self._plan.learning_rate, np.stack(trees))
+        model = DpBoostModel(self._candidates, self._loss, self._plan.learning_rate, np.stack(trees), start)
         content = xgboost_model(model, job.names)
         hmac = attempt.conclude(content, len(content))
         path = attempt.folder.write_model(content)
@@ -134,18 +138,28 @@ class _Training:
         summary = {"n_rounds": len(trees), "epsilon": job.epsilon}
         return Outcome(hmac.hex(), f"the model is {path}", summary)
 
-    def _train(self, ledger: JobLedger) -> Iterator[NDArray[np.int64]]:
+    def _start(self, ledger: JobLedger) -> int:
+        """Return the score to start from, paid for. Units: 2^-LEAF_BITS."""
+        if not self._plan.start_share:
+            return 0
+        self._pay(ledger, START)
+        grad = self._loss.gradient(np.zeros(self._target.size), self._target)
+        start = self._ask(START, start_sums(grad))
+        self._check(np.abs(start) <= 1 << LEAF_BITS)
+        return int(start[0])
+
+    def _train(self, ledger: JobLedger, start: int) -> Iterator[NDArray[np.int64]]:
         """Yield the released trees. Shapes: int64[2^depth - 1 + 2^depth] each."""
-        scores, chosen_trees, ensemble = np.zeros(self._target.size), np.empty(0), -1
-        for number, of_tree in groupby(steps(self._job), key=lambda step: step.number):
+        scores, chosen_trees, ensemble = start_scores(start, self._target.size), np.empty(0), -1
+        of_trees = (step for step in steps(self._job) if step is not START)
+        for number, of_tree in groupby(of_trees, key=lambda step: step.number):
             started, exchanges = time.perf_counter(), list(of_tree)
             first = exchanges[0]
             if first.ensemble != ensemble:
-                ensemble = first.ensemble
+                ensemble, data = first.ensemble, self._data
                 shares = self._plan.row_shares(ensemble)
-                data = self._data
                 chosen_trees = assign_records(self._key, data.site, data.record_ids, ensemble, shares)
-            ledger.pay(f"tree {number} of attempt {self._attempt.channel.attempt}", lambda step=first: self._price(step))
+            self._pay(ledger, first)
             tree = self._grow(exchanges, chosen_trees == first.tree, scores)
             scores = add_trees(scores, tree[np.newaxis], self._bins, self._table, self._plan.learning_rate)
             self._spent.append(ledger.spent())
@@ -154,8 +168,11 @@ class _Training:
             self._progress(row, self._plan.n_trees)
             yield tree
 
-    def _price(self, step: Step) -> Release:
-        return Release(_PAID, self._plan.tree_event(step.ensemble, step.tree))
+    def _pay(self, ledger: JobLedger, step: Step) -> None:
+        """Charge the start or a whole tree. A new attempt is a new release: its noise is new."""
+        what = "start" if step is START else f"tree {step.number}"
+        query = f"{what} of attempt {self._attempt.channel.attempt}"
+        ledger.pay(query, lambda: Release(_PAID, price(self._plan, step)))
 
     def _grow(
         self, exchanges: list[Step], is_assigned: NDArray[np.bool_], scores: NDArray[np.float64]
@@ -164,17 +181,17 @@ class _Training:
         rows = TreeRows(self._bins[:, is_assigned], grad, self._table)
         parts = []
         for step in exchanges:
-            if step.level is None:
-                parts.append(self._ask(step, np.stack(rows.leaf_sums(step.n_nodes))))
-                self._check(np.abs(parts[-1]) <= self._plan.tree_settings(step.ensemble, step.tree).leaf_bound)
-            else:
+            if step.kind is Kind.HISTOGRAM:
                 parts.append(self._ask(step, np.stack(rows.bin_sums(step.n_nodes))))
                 self._check((parts[-1] >= 0) & (parts[-1] < self._table.feature.size))
                 rows.move_down(parts[-1])
+            else:
+                parts.append(self._ask(step, np.stack(rows.leaf_sums(step.n_nodes))))
+                self._check(np.abs(parts[-1]) <= self._plan.tree_settings(step.ensemble, step.tree).leaf_bound)
         return np.concatenate(parts)
 
     def _ask(self, step: Step, sums: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Send this site's masked sums; return the server's choice or leaves."""
+        """Send this site's masked sums; return the server's choice, leaves or start."""
         channel = self._attempt.channel
         channel.moment = step.moment
         label = MessageLabel(channel.counter, step.kind.name, str(step.moment), sums.size)
@@ -187,13 +204,14 @@ class _Training:
     @staticmethod
     def _check(is_possible: NDArray[np.bool_]) -> None:
         if not is_possible.all():
-            raise ProtocolError("the server chose a split, or released a leaf, that cannot be")
+            raise ProtocolError("the server chose a split, or released a number, that cannot be")
 
     def _parameters(self) -> dict[str, object]:
         plan = self._plan
         return {
             "variant": self._job.variant, "n_trees": plan.n_trees, "trees_per_ensemble": plan.trees_per_ensemble,
             "depth": plan.depth, "learning_rate": plan.learning_rate, "lambda": plan.ridge,
+            "epsilon of the start": plan.start_epsilon,
             "epsilon of a level's splits": plan.split_epsilon, "epsilon of a tree's leaves": plan.leaf_epsilon,
         }  # fmt: skip
 
@@ -201,9 +219,9 @@ class _Training:
         job = self._job
         paragraphs = (
             TrustModel.TRUSTED_AGGREGATOR.description,
-            f"All rows of one person, up to {job.rows_per_person}, added or removed change the chance of any model by a "
-            f"factor of e^{job.epsilon:g} at most. Trees of one ensemble use other rows each, so that they cost as much "
-            "as one.",
+            f"All rows of one person, up to {job.rows_per_person}, added or removed change the chance of any model by "
+            f"a factor of e^{job.epsilon:g} at most. Trees of one ensemble use other rows each, so that they cost as "
+            "much as one.",
         )
         points = tuple((float(number + 1), epsilon) for number, epsilon in enumerate(self._spent))
         curve = ReportSection(

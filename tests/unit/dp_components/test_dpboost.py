@@ -13,12 +13,13 @@ from scipy import stats
 from dp_components.accounting.composition import compose, count_events
 from dp_components.dpboost.ensemble_of_ensembles import DpBoostModel, EnsembleTrainer, SiteData, train
 from dp_components.dpboost.losses import LogisticLoss, SquaredLoss
+from dp_components.dpboost.paid_start import release_start, start_sums
 from dp_components.dpboost.plan import DpBoostPlan, RowSharing, para, seq
 from dp_components.dpboost.record_assignment import assign_records
 from dp_components.dpboost.single_tree import TreeRows, train_single_tree, tree_outputs
 from dp_components.dpboost.split_selection import SplitTable
 from dp_components.errors import PrivacyRefusal
-from dp_components.events import Release
+from dp_components.events import LaplaceEvent, Release
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from dp_components.neighbouring import NeighbouringRelation
 from dp_components.split_candidates.candidates import Candidates, FeatureBounds, by_rule
@@ -29,7 +30,10 @@ ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW
 KEY = bytes(range(16))
 CUTS = by_rule(uniform_candidates, [FeatureBounds(0, 1)] * 3, 8)
 NO_NOISE = 1e9
-PLANS = [DpBoostPlan(0.7), DpBoostPlan(0.1, 50, 7, depth=3), para(1.3, 12), seq(3.3, 17)]
+PLANS = [
+    DpBoostPlan(0.7), DpBoostPlan(2.7, 30, 11, start_share=0.07), DpBoostPlan(0.1, 50, 7, depth=3), para(1.3, 12),
+    seq(3.3, 17),
+]  # fmt: skip
 
 
 def data(n: int = 900, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -131,6 +135,32 @@ def test_regression_scales_by_public_bounds() -> None:
     assert np.all((noisy >= 10) & (noisy <= 35))
 
 
+def test_a_regression_may_pay_for_its_start() -> None:
+    x, _ = data(2000)
+    y = np.full(2000, 27.0)
+    loss = SquaredLoss(FeatureBounds(10, 30))
+    plan = DpBoostPlan(50.0, 1, 1, depth=1, start_share=0.5)
+    start = fit(plan, site(x, y), loss=loss).start
+    assert start / 2**32 == pytest.approx(0.7, abs=0.01)
+    assert fit(DpBoostPlan(50.0, 1, 1, depth=1), site(x, y), loss=loss).start == 0
+    with pytest.raises(ValueError, match="outweigh"):
+        fit(plan, site(*data(20)))
+
+
+def test_the_start_carries_the_noise_of_its_budget() -> None:
+    """4,000 starts of 10^6 rows: minus G / n varies as G does. KS, false alarm below 1e-5; 2/3 and 3/2 are rejected."""
+    epsilon, n = 0.1, 1_000_000
+    sums = np.array([0, n << 20])
+    randomness = SeededRandomness(1)
+    starts = [int(release_start(sums, epsilon, randomness).value[0]) for _ in range(4000)]
+    values = np.array(starts) * 2.0**-32 * n
+    for wrong, is_right in ((1.0, True), (2 / 3, False), (3 / 2, False)):
+        assert (stats.kstest(values, stats.laplace(scale=wrong * 2 / epsilon).cdf).pvalue > 1e-5) == is_right
+    assert release_start(sums, epsilon).event == LaplaceEvent(epsilon, ROW)
+    assert [int(v) for v in start_sums([0.5, -1.0, 0.25])] == [-(1 << 18), 3 << 20]
+    assert release_start(np.array([0, 0]), 1e9).value.tolist() == [0]
+
+
 def test_labels_outside_their_bounds_are_clamped() -> None:
     loss = SquaredLoss(FeatureBounds(0, 10))
     np.testing.assert_array_equal(loss.target(np.array([-5.0, 0, 5, 10, 99])), [-1, -1, 0, 1, 1])
@@ -174,19 +204,25 @@ def test_the_ledger_reserves_charges_and_replays(tmp_path: Path) -> None:
         ledger.open_job("two", DpBoostPlan(0.01).event())
 
 
-def test_a_ledger_that_is_charged_tree_by_tree_counts_an_ensemble_once(tmp_path: Path) -> None:
-    plan = DpBoostPlan(1.0, 6, 3, depth=2)
-    ledger = Ledger.open(tmp_path, LedgerIdentity("site-1", "toy", ROW), Budget(1.0, 1e-6, pure_epsilon=1.0))
-    ledger.open_job("one", plan.event())
+@pytest.mark.parametrize("plan", [*PLANS, DpBoostPlan(1.0, 6, 3, depth=2)])
+def test_a_ledger_that_is_charged_tree_by_tree_counts_an_ensemble_once(plan: DpBoostPlan, tmp_path: Path) -> None:
+    epsilon = plan.epsilon
+    ledger = Ledger.open(tmp_path, LedgerIdentity("site-1", "toy", ROW), Budget(epsilon, 1e-6, pure_epsilon=epsilon))
+    ledger.open_job("one", plan.events_by_tree())
     spent = []
-    for ensemble in range(2):
-        for tree in range(3):
+    if plan.start_share:
+        ledger.release("one", "start", lambda: Release(np.zeros(1, int), plan.start_event()))
+    for ensemble in range(plan.n_ensembles):
+        for tree in range(plan.ensemble_size(ensemble)):
             made = Release(np.zeros(1, int), plan.tree_event(ensemble, tree))
             ledger.release("one", f"tree {tree} of {ensemble}", lambda made=made: made)
-            spent.append(ledger.spent().pure_epsilon)
-    assert spent == pytest.approx([0.5] * 3 + [1.0] * 3) and spent[-1] <= 1.0
+        spent.append(ledger.spent().pure_epsilon)
+    start = plan.start_epsilon
+    expected = start + (epsilon - start) * np.arange(1, plan.n_ensembles + 1) / plan.n_ensembles
+    np.testing.assert_allclose(spent, expected, rtol=1e-12)
+    assert spent[-1] <= epsilon
     with pytest.raises(PrivacyRefusal, match="plan"):
-        ledger.release("one", "another ensemble", lambda: Release(np.zeros(1, int), plan.tree_event(2, 0)))
+        ledger.release("one", "more", lambda: Release(np.zeros(1, int), plan.tree_event(plan.n_ensembles, 0)))
 
 
 @pytest.mark.parametrize(
@@ -194,6 +230,7 @@ def test_a_ledger_that_is_charged_tree_by_tree_counts_an_ensemble_once(tmp_path:
     [
         {"epsilon": 0.0}, {"epsilon": float("nan")}, {"n_trees": 0}, {"depth": 13}, {"depth": True},
         {"learning_rate": 1.0}, {"ridge": 0.0}, {"n_trees": 400, "trees_per_ensemble": 400},
+        {"start_share": 1.0}, {"start_share": -0.1},
     ],
 )  # fmt: skip
 def test_impossible_plans_are_refused(wrong: dict[str, float]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -103,26 +104,32 @@ def test_with_next_to_no_noise_a_planted_truth_is_found(sites: Parties) -> None:
 
 def test_a_regression_predicts_in_the_labels_unit(sites: Parties) -> None:
     give_more(sites)
-    succeed(run(sites, job(epsilon=NEXT_TO_NO_NOISE, label="length", label_bounds=[0, 25], n_trees=30, trees_per_ensemble=3)))
+    regression = {"label": "length", "label_bounds": [0, 25], "n_trees": 30, "trees_per_ensemble": 3}
+    succeed(run(sites, job(epsilon=NEXT_TO_NO_NOISE, **regression)))
     predicted = model_of(sites).predict(features(table()))
     assert np.sqrt(np.mean((predicted - table().length) ** 2)) < 0.5 * table().length.std()
 
 
-def test_sites_and_server_grow_the_trees_that_the_components_grow_in_one_place(sites: Parties) -> None:
-    """The naive twin: the same key, rows and noise in ``dp_components``' own loop. The key is the session's, so it is
-    read from the record of which rows a tree got: with one tree per ensemble every row is in every tree."""
-    wanted = job(variant="seq", n_trees=3)
+@pytest.mark.parametrize(
+    "fields", [{}, {"label": "length", "label_bounds": [0, 25], "start_share": 0.1}], ids=["two classes", "regression"]
+)
+def test_sites_and_server_grow_the_trees_that_the_components_grow_in_one_place(sites: Parties, fields: dict) -> None:
+    """The naive twin: the same rows and noise in ``dp_components``' own loop. The key of the rows' assignment is the
+    session's; with one tree per ensemble it does not matter, as every row is in every tree."""
+    wanted = job(variant="seq", n_trees=3, **fields)
     succeed(run(sites, wanted, randomness=SeededRandomness(7)))
     data = []
     for number, site in enumerate(sites.sites):
         part = table().iloc[number::3]
         columns = part[["a", "b"]].assign(c=pd.Categorical(part.c, ["red", "green", "blue"]).codes)
-        data.append(SiteData(site, columns.to_numpy(np.float32).T, part.y.to_numpy(float), part.id.astype(str).tolist()))
+        label, ids = part[wanted.label].to_numpy(float), part.id.astype(str).tolist()
+        data.append(SiteData(site, columns.to_numpy(np.float32).T, label, ids))
     twin = train(
         data, wanted.candidates(), wanted.loss(), wanted.plan(), bytes(32), without_ledger, SeededRandomness(7)
     )
     expected = xgb.Booster(model_file=bytearray(xgboost_model(twin, wanted.names))).predict(features(table()))
     np.testing.assert_array_equal(model_of(sites).predict(features(table())), expected)
+    assert ledger(sites, "site-1").spent().pure_epsilon == pytest.approx(2.0, rel=1e-6)
 
 
 def test_every_ensemble_is_paid_for_once_and_the_evidence_says_so(sites: Parties) -> None:
@@ -211,8 +218,8 @@ def frame(wanted: DpBoostJob, **changes: object) -> Frame:
     n_bins = sum(n + 1 for n in wanted.candidates().counts)
     facts = {
         "type": FrameType.CONTRIBUTION, "operation": Operation.SUM, "kind": first.kind, "moment": first.moment,
-        "codec": Codec.MASKED, "rank": 0, "counter": 9, "attempt": bytes(16), "n_values": first.n_values(n_bins),
-        "payload": b"",
+        "codec": Codec.MASKED, "rank": 0, "counter": 9, "attempt": bytes(16), "payload": b"",
+        "n_values": math.prod(first.shape(n_bins)),
     }  # fmt: skip
     return Frame(**{**facts, **changes})
 
@@ -236,7 +243,7 @@ def test_the_server_answers_only_what_the_plan_pays_for() -> None:
 
 
 def test_the_model_for_xgboost_predicts_the_same() -> None:
-    for loss_fields in ({}, {"label_bounds": [-3, 9]}):
+    for loss_fields in ({}, {"label_bounds": [-3, 9]}, {"label_bounds": [-3, 9], "start_share": 0.2}):
         wanted = job(**loss_fields)
         rng = np.random.default_rng(5)
         x = np.stack([rng.random(500), rng.random(500), rng.integers(0, 3, 500)]).astype(np.float32)
@@ -261,7 +268,7 @@ def test_the_model_for_xgboost_predicts_the_same() -> None:
         {"categories": {"c": ["x"]}}, {"label_bounds": [3, 3]}, {"label_bounds": [0, 1], "label_classes": ["n", "y"]},
         {"variant": "other"}, {"depth": 13}, {"learning_rate": 1.0}, {"n_trees": 0}, {"n_candidates": 0},
         {"rows_per_person": 0}, {"profile": "masks"}, {"tracking": True}, {"n_trees": 400, "trees_per_ensemble": 400},
-        {"eval_metric": "auc"},
+        {"eval_metric": "auc"}, {"start_share": 0.1}, {"start_share": 1, "label_bounds": [0, 1]},
     ],
 )  # fmt: skip
 def test_impossible_jobs_are_refused(wrong: dict) -> None:
