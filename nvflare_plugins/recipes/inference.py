@@ -27,7 +27,8 @@ class VerticalInferenceRecipe(JobRecipe):
         model: id of the job that trained the model.
         action: ``predict``, ``explain`` or ``merge``; the latter two need the consent of every passive party's policy.
         data_set: name of the rows in every site's policy; not for ``merge``.
-        alignment: ``first``, the id of an alignment job, or None if the files hold the same rows in the same order.
+        alignment: ``first``; the id of the alignment or training job that has aligned the data set already, because
+            sites align a set only once; or None if the files hold the same rows in the same order.
         sites: the parties of the model; None means all that FLARE assigns to the job.
         min_clients: fewest sites; default 2, or the number of ``sites``.
         settings: any other field of ``InferenceJob``: ``rows``, ``rounds``, ``file_format``, ``batch_rows``,

@@ -45,8 +45,8 @@ class InferenceJob:
         rows: [first, end): positions in the aligned set; None takes all of it.
         rounds: ``all``, ``best`` (up to the best round of early stopping), or [first, end) boosting rounds.
         alignment: ``first`` finds the common rows by private set intersection; the id of a finished job of the same
-            sites takes those that it found; None means that the files of all sites hold the same rows in the same
-            order.
+            sites takes those that it found (a training job that aligned this data set will do; a set is aligned only
+            once); None means that the files of all sites hold the same rows in the same order.
         file_format: ``parquet`` or ``csv``.
         batch_rows: rows that are on their way at the same time; the result does not depend on it.
         deadline_s: longest time that an exchange may wait for the slowest site; 0 derives it.

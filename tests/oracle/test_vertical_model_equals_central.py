@@ -173,7 +173,7 @@ def explainer(joined: Joined, outcome: Outcome, table: np.ndarray, rounds="all")
 def test_contributions_interactions_and_leaves(name):
     joined, outcome, reference = trained(name)
     for table in joined.tables:
-        table = table[:150]
+        table = table[:50]
         ours, matrix = explainer(joined, outcome, table), xgb.DMatrix(table)
         np.testing.assert_array_equal(ours.contributions(), reference.predict(matrix, pred_contribs=True))
         np.testing.assert_array_equal(ours.interactions(), reference.predict(matrix, pred_interactions=True))
