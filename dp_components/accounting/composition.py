@@ -35,6 +35,7 @@ from dp_components.neighbouring import NeighbouringRelation
 
 _LARGEST_EPSILON = 600.0
 _HALVINGS = 200
+_USUAL_SLACK = 5e-11  # total variation; some times that of hundreds of trees at epsilon 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +213,7 @@ def gaussian_limit(
     *,
     pure_epsilon: float = 0.0,
     zcdp_rho: float = 0.0,
-    slack_share: float = 1e-4,
+    slack_share: float | None = None,
 ) -> PrivacyCost:
     """Return the limit that gives Gaussians all that the other parts leave of (epsilon, delta).
 
@@ -222,11 +223,15 @@ def gaussian_limit(
         pure_epsilon: The part of epsilon kept for pure mechanisms.
         zcdp_rho: What is kept for mechanisms known by their Renyi divergence only. Anything above 0 costs the
             Gaussians their exact bound, because the sum is then accounted by its divergence.
-        slack_share: The part of delta kept for the slack of discrete noise.
+        slack_share: The part of delta kept for the slack of discrete noise. None keeps 1e-4, and more where epsilon is
+            so large that discrete noise would not fit otherwise: the slack counts 1 + e^epsilon times.
 
     Raises:
         ValueError: Arguments out of range, or the other parts alone are too much.
     """
+    if slack_share is None:
+        usual = _USUAL_SLACK * (1 + math.exp(min(epsilon, _LARGEST_EPSILON))) / delta if delta > 0 else 0.0
+        slack_share = min(max(usual, 1e-4), 0.1)
     in_range = 0 <= pure_epsilon <= epsilon <= _LARGEST_EPSILON and 0 <= delta < 1 and 0 <= slack_share < 1
     if not in_range or not 0 <= zcdp_rho < math.inf:
         raise ValueError("needs 0 <= pure_epsilon <= epsilon <= 600, and delta and slack_share in [0, 1)")

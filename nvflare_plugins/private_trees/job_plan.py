@@ -13,7 +13,6 @@ from dp_components.errors import PrivacyError
 from dp_components.events import ComposedEvent, Event
 from dp_components.leaf_weights.query import real_noise_std
 from dp_components.split_candidates import dp_quantiles
-from dp_components.split_candidates.candidates import MAX_CANDIDATES
 from dp_components.trust import TrustModel
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.private_trees.greedy_training import level_size
@@ -193,7 +192,8 @@ def planned_messages(plan: PrivateTreesPlan) -> Iterator[PlannedMessage]:
     for number in range(method.n_trees // method.batch_size):
         for tree in range(number * method.batch_size, (number + 1) * method.batch_size):
             if tree < method.hessian_histogram_trees(n_features):
-                yield PlannedMessage(Kind.HESSIANS, (MAX_CANDIDATES + 1,) * k, number)
+                # Refining at most doubles the wanted number of candidates.
+                yield PlannedMessage(Kind.HESSIANS, (2 * method.n_candidates + 1,) * k, number)
             yield from _greedy_messages(plan, number, k)
         if method.split_method is SplitMethod.TOTALLY_RANDOM:
             yield PlannedMessage(Kind.NODE_STATS, (2 << method.depth,) * method.batch_size, number)

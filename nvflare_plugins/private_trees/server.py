@@ -44,7 +44,10 @@ class TrustedServer:
             raise ProtocolError(f"{frame.kind.name}: not a masked sum of {n_coordinates} coordinates")
         event = self._plan.events_of(message)
         self._spent = self._spent + compose(event)
-        noisy = self._noise.release(frame, total)
+        try:
+            noisy = self._noise.release(frame, total)
+        except ValueError:
+            raise ProtocolError(f"{frame.kind.name}: the sites' sum is beyond all bounds") from None
         job = self._plan.job
         epsilon = self._spent.for_person(job.rows_per_person).epsilon(job.delta)
         spend(f"{frame.kind.name} at {frame.moment}", event_text([event]), epsilon, job.delta)

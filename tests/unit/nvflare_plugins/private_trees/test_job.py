@@ -105,6 +105,14 @@ def test_the_plan_costs_what_the_job_promises_and_just_fits_an_equal_budget(
     assert after[-1] == pytest.approx(cost.epsilon(plan.job.delta), rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["default", "feverless", "batch_ih_ebm_25"])
+@pytest.mark.parametrize("epsilon", [0.1, 4.0, 8.0])
+def test_discrete_noise_fits_large_budgets_too(name: str, epsilon: float) -> None:
+    columns = {f"x{i}": [0, 1] for i in range(23)}
+    job = job_of(method=name, components={}, epsilon=epsilon, delta=1e-6, feature_bounds=columns, categories={})
+    assert compose(JobPlan.of(job, 3).events()).fits(gaussian_limit(epsilon, 1e-6))
+
+
 def test_too_few_sites_for_the_noise_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="cannot tolerate 2 colluder"):
         JobPlan.of(job_of(colluders=2), 2)
