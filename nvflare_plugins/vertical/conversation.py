@@ -37,6 +37,7 @@ from nvflare_plugins.wire.catalogue import Kind
 _log = logging.getLogger(__name__)
 MIB = 1 << 20
 LEFT = "the conversation has ended"
+_OVERHEAD_BYTES = 2 * MIB  # of a part: its header, and those of as many fragments as a step may have
 
 
 class RoutingChannel(Protocol):
@@ -92,6 +93,7 @@ class _Line:
         self.rank = rank
         self.outbox, self.inbox = Outbox(), Inbox(pace.message_bytes)
         self._session, self._purpose = session, purpose
+        self._most = max(pace.frame_bytes, MIB) + _OVERHEAD_BYTES
         self._step = 0
 
     def seal(self, flag: Flag, turn: int, limit: int) -> bytes:
@@ -99,6 +101,8 @@ class _Line:
         return self._session.seal_for(self.rank, step.to_bytes(), self._purpose)
 
     def open(self, sealed: bytes) -> tuple[Step, list[bytes]]:
+        if len(sealed) > self._most:
+            raise ProtocolError("a part of a conversation is longer than any may be")
         step = Step.from_bytes(self._session.open_of(self.rank, sealed, self._purpose))
         if step.number != self._step:
             raise ProtocolError("a part of a conversation is missing")
@@ -362,7 +366,7 @@ class Answering:
             return True
         if flag is Flag.COLLECT:
             return self._n_open == 0 or self._line.outbox.n_bytes >= self._pace.part_bytes(2)
-        return sum(map(len, self._questions)) < self._pace.queue_bytes
+        return sum(max(len(question), 1) for question in self._questions) < self._pace.queue_bytes
 
     def _work(self) -> None:
         while True:

@@ -22,6 +22,7 @@ from nvflare_plugins.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.site_policy import JobTerms
 from nvflare_plugins.vertical.active_site import ActiveSite
 from nvflare_plugins.vertical.alignment.align import align, confirm
+from nvflare_plugins.vertical.alignment.blinding import psi_library
 from nvflare_plugins.vertical.alignment.result import load_alignment, save_alignments
 from nvflare_plugins.vertical.attempt_parts import Finish, Start
 from nvflare_plugins.vertical.checkpoints import Checkpoint, read_checkpoints
@@ -234,6 +235,8 @@ def _prepare(job: VerticalJob, place: Place) -> _Prepared:
         raise ConfigurationError(
             "rows are aligned by ids, and the policy names no id column. Policy key: data_sets.<name>.id."
         )
+    if job.alignment == ALIGN_FIRST and job.resume_from is None:
+        psi_library()
     return _Prepared(data, parameters, _initial_part(job, place, data), _checkpoints(job, place))
 
 

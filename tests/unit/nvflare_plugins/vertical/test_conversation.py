@@ -51,19 +51,14 @@ def test_questions_to_several_sites_are_answered_in_order():
 
 def test_messages_far_larger_than_a_frame_travel_in_bounded_frames():
     seen: list = []
-    big = bytes(range(256)) * 8000  # 2 MB, frames of 64 KiB
+    big = bytes(range(256)) * 16000  # 4 MB, frames of 1 MiB
+    pace = Pace(1 << 20, 1 << 12, 1 << 23, 1 << 23, 0.2)
 
     def lead(site: Site):
-        with asking(site) as talk:
-            return talk.ask(1, big).result(20), talk.ask(1, b"").result(20)
-
-    pace = Pace(1 << 20, 1 << 12, 1 << 22, 1 << 22, 0.2)
-
-    def slow_lead(site: Site):
         with asking(site, pace=pace) as talk:
             return talk.ask(1, big).result(20), talk.ask(1, b"").result(20)
 
-    results = converse([slow_lead, answering(lambda q: q[::-1], pace=pace)], seen=seen)
+    results = converse([lead, answering(lambda q: q[::-1], pace=pace)], seen=seen)
     assert results[0] == (big[::-1], b"")
     assert max(len(frame) for _, frame in seen) < (1 << 20) + 2000
 
@@ -273,6 +268,7 @@ HOSTILE_STEPS = {
     "turn_ahead": [Step(Flag.MORE, 0, 2, ())],
     "too_long": [Step(Flag.MORE, i, 0, (Fragment(0, False, bytes(1 << 20)),)) for i in range(5)],
     "garbage": [b"VLBC nonsense"],
+    "part_too_long": [bytes(4 << 20)],
 }  # fmt: skip
 
 
