@@ -23,6 +23,7 @@ from nvflare_plugins.place import Outcome, Place, Progress
 from nvflare_plugins.run_record import ReportSection
 from nvflare_plugins.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.vertical.alignment.align import align, confirm
+from nvflare_plugins.vertical.alignment.blinding import psi_library
 from nvflare_plugins.vertical.alignment.result import load_alignment
 from nvflare_plugins.vertical.conversation import Answering, Asking, Pace
 from nvflare_plugins.vertical.explanations import Explainer, RowPositions
@@ -113,15 +114,8 @@ def run_inference(
     Raises:
         VeilBoostError: what ended the attempt; no result was written then.
     """
-    check_xgboost()
-    stored: StoredPart[Part] = find_part(place.runs, place.policy.inputs, job.model, place.site, Part)
+    stored, rows = _prepare(job, place)
     action = Action(job.action)
-    _check_parties(stored.identity, place)
-    if isinstance(stored.part, PassivePart) and action in _CONSENTS:
-        place.policy.check_consent(*_CONSENTS[action])
-    rows = _NO_ROWS
-    if job.data_set is not None:
-        rows = load_rows(place.policy.data_set(job.data_set), stored.part.columns)
     protection = {"model": stored.identity.model_id, "reveals": _PROTECTION[action]}
     with open_attempt(job, place, transport, timeout_s, _binding(job, place), protection) as attempt:
         run = _Run(job, place, attempt, stored.identity, transport, timeout_s, progress)
@@ -139,6 +133,31 @@ def run_inference(
         keyed = attempt.conclude(agreed, len(agreed))
         message = _finish(run, stored.part, write)
     return Outcome(keyed.hex(), message, {"action": job.action})
+
+
+def _prepare(job: InferenceJob, place: Place) -> tuple[StoredPart[Part], Rows]:
+    """Check the job against part, policy and data, at this site alone; return the part and this site's rows.
+
+    Raises:
+        PolicyRefusal: the site's policy forbids the job.
+        ConfigurationError: the site has no part of the model, or its data are not usable.
+    """
+    check_xgboost()
+    stored: StoredPart[Part] = find_part(place.runs, place.policy.inputs, job.model, place.site, Part)
+    _check_parties(stored.identity, place)
+    action = Action(job.action)
+    if isinstance(stored.part, PassivePart) and action in _CONSENTS:
+        place.policy.check_consent(*_CONSENTS[action])
+    rows = _NO_ROWS
+    if job.data_set is not None:
+        rows = load_rows(place.policy.data_set(job.data_set), stored.part.columns)
+    if job.alignment is not None and rows.ids is None:
+        raise ConfigurationError(
+            "rows are aligned by ids, and the policy names no id column. Policy key: data_sets.<name>.id."
+        )
+    if job.alignment == ALIGN_FIRST:
+        psi_library()
+    return stored, rows
 
 
 def _check_parties(identity: ModelIdentity, place: Place) -> None:
@@ -182,8 +201,6 @@ def _align(run: _Run, rows: Rows) -> Rows:
         found = load_alignment(place, job.alignment, str(job.data_set))
         confirm(attempt.channel, attempt.session, [found])
         return rows.aligned(found)
-    if rows.ids is None:
-        raise ConfigurationError(f"data set {job.data_set!r} has no id column to align rows by")
     ids = {str(job.data_set): rows.ids}
     aligned = align(attempt.channel, attempt.session, ids, place.policy, run.progress.say, attempt.evidence)
     return rows.aligned(aligned[str(job.data_set)])

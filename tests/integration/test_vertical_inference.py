@@ -153,6 +153,11 @@ def test_rows_are_aligned_first(case):
     np.testing.assert_array_equal(table["prediction"].to_numpy(np.float32), case.expected()[30:])
 
 
+def test_rows_without_ids_cannot_be_aligned(tmp_path):
+    case = make_case(tmp_path, with_ids=False)
+    assert "data_sets.<name>.id" in only_error(case.run(alignment="first"), ConfigurationError)
+
+
 def test_the_merged_model_is_the_centralized_one(case):
     for site in SITES[1:]:
         case.parties.set_policy(site, consents={"merge_model": True})
