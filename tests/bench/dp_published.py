@@ -38,7 +38,7 @@ _AUTHORS_BEST = {
 
 
 def authors_best(data_set: str, epsilon: float) -> tuple[str, float] | None:
-    """Return the method and mean AUC of the best cell of the authors' code; None for other sets than they were run on."""
+    """Return method and mean AUC of the best cell of the authors' code; None for other sets than it was run on."""
     sets = ("credit2", "adult", "bank")
     return _AUTHORS_BEST[epsilon][sets.index(data_set)] if data_set in sets and epsilon in _AUTHORS_BEST else None
 
