@@ -26,6 +26,7 @@ from nvflare_plugins.vertical.alignment.blinding import psi_library
 from nvflare_plugins.vertical.alignment.result import load_alignment, save_alignments
 from nvflare_plugins.vertical.attempt_parts import Finish, Start
 from nvflare_plugins.vertical.checkpoints import Checkpoint, read_checkpoints
+from nvflare_plugins.vertical.importance import feature_importance, write_importance
 from nvflare_plugins.vertical.job import ALIGN_FIRST, Preset, VerticalJob
 from nvflare_plugins.vertical.model_files import (
     ActivePart, ModelIdentity, PassivePart, StoredPart, commit, find_part, write_part,
@@ -186,6 +187,7 @@ class _Run:
         ordinary = None
         if isinstance(finish.part, ActivePart):
             ordinary = attempt.folder.write_model(finish.part.booster).name
+            write_importance(attempt.folder.path, feature_importance(finish.part))
         notes = [] if start.data.train.ids is not None else [_NO_IDS]
         if job.is_encrypted and security_bits(job.key_bits) < 128:
             notes.append(f"Keys of {job.key_bits} bits: {security_bits(job.key_bits)}-bit security.")

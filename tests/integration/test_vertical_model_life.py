@@ -38,6 +38,8 @@ def test_train_then_predict_then_merge(tmp_path):
     parties = federation(tmp_path)
     succeed(run(parties, job()))
     reference = central(TRAIN, 4)
+    gains = pd.read_csv(parties.run_folder("site-1") / "importance.csv")["total_gain"]
+    assert sorted(gains[gains > 0]) == sorted(reference.get_score(importance_type="total_gain").values())
     succeed(use(parties))
     np.testing.assert_array_equal(predictions(parties), expected(reference))
     for site in parties.sites:
