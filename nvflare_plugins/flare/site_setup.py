@@ -55,6 +55,7 @@ class Wishes:
     Attributes:
         data_sets: name -> absolute path, which may hold ``{site}``.
         ids: name of a data set -> the column that names its rows.
+        budgets: name of a data set -> (epsilon, delta) that all private jobs together may spend on it.
     """
 
     data_sets: Mapping[str, str] = field(default_factory=dict)
@@ -63,6 +64,7 @@ class Wishes:
     min_sites: int | None = None
     max_colluders: int | None = None
     ids: Mapping[str, str] = field(default_factory=dict)
+    budgets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def set_up(folder: Path, wishes: Wishes = Wishes()) -> list[str]:
@@ -181,6 +183,12 @@ def _wanted(document: dict[str, Any], wishes: Wishes) -> Iterator[tuple[str, Any
         if entry.get("id") != column:
             entry["id"] = column
             yield f"data_sets.{name}.id", column
+    for name, (epsilon, delta) in wishes.budgets.items():
+        entry = document.setdefault("data_sets", {}).setdefault(name, {})
+        budget = {**entry.get("privacy", {}), "epsilon": epsilon, "delta": delta}
+        if entry.get("privacy") != budget:
+            entry["privacy"] = budget
+            yield f"data_sets.{name}.privacy", budget
     for name in wishes.consents:
         consents = document.setdefault("consents", {})
         if consents.get(name) is not True:
@@ -210,6 +218,15 @@ def _named(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _budget(text: str) -> tuple[str, tuple[float, float]]:
+    name, value = _named(text)
+    try:
+        epsilon, delta = map(float, value.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError("give NAME=EPSILON,DELTA, for example credit=2,1e-6") from None
+    return name, (epsilon, delta)
+
+
 def _data_set(text: str) -> tuple[str, str]:
     name, path = _named(text)
     return name, str(Path(path).expanduser().absolute())
@@ -233,6 +250,10 @@ def add_parser(subparsers: Any) -> None:
         help="the column of a data set that names its rows, for alignment with other parties",
     )  # fmt: skip
     parser.add_argument(
+        "--budget", dest="budgets", metavar="NAME=EPSILON,DELTA", type=_budget, action="append", default=[],
+        help="what all differentially private jobs together may spend on a data set; without one they are refused",
+    )  # fmt: skip
+    parser.add_argument(
         "--profile", dest="profiles", choices=PROFILES, action="append", default=[],
         help="allow exactly these profiles (repeat the option)",
     )  # fmt: skip
@@ -248,7 +269,7 @@ def add_parser(subparsers: Any) -> None:
 def _main(args: argparse.Namespace) -> int:
     wishes = Wishes(
         dict(args.data_sets), tuple(args.profiles), tuple(args.consents), args.min_sites, args.max_colluders,
-        dict(args.ids),
+        dict(args.ids), dict(args.budgets),
     )  # fmt: skip
     changes = set_up(args.folder, wishes)
     print("\n".join(changes) if changes else "nothing to change: everything is set up already")

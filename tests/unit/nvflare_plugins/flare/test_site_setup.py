@@ -78,6 +78,27 @@ def test_id_columns_are_written_beside_the_paths(tmp_path: Path) -> None:
     assert (policy.data_set("a").id, policy.data_set("b").id) == ("customer", None)
 
 
+def test_budgets_keep_what_else_a_policy_says_of_privacy(tmp_path: Path) -> None:
+    set_up(tmp_path / "ws", Wishes({"a": "/a.csv"}, budgets={"a": (2.0, 1e-6)}))
+    path = tmp_path / "ws" / "local" / "veilboost.json"
+    document = json.loads(path.read_text())
+    document["data_sets"]["a"]["privacy"]["rows_per_person"] = 3
+    path.write_text(json.dumps(document))
+    assert set_up(tmp_path / "ws", Wishes(budgets={"a": (2.0, 1e-6)})) == []
+    set_up(tmp_path / "ws", Wishes(budgets={"a": (4.0, 1e-6)}))
+    budget = SitePolicy.load(tmp_path / "ws", "site-1").data_set("a").privacy
+    assert (budget.epsilon, budget.delta, budget.rows_per_person) == (4.0, 1e-6, 3)
+
+
+@pytest.mark.parametrize("text", ["a", "a=1", "a=1,2,3", "a=x,1e-6", "=1,1e-6"])
+def test_budgets_that_are_none_are_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    with pytest.raises(SystemExit):
+        parser.parse_args(["site-setup", str(tmp_path), "--budget", text])
+    assert "NAME=" in capsys.readouterr().err
+
+
 def test_existing_resources_are_merged_not_replaced(tmp_path: Path) -> None:
     site = kit(tmp_path / "hospital-a")
     (site / "local" / "resources.json").write_text(json.dumps({"class_allow_list": ["x.Y"], "own": 1}))
