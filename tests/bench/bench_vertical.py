@@ -17,7 +17,7 @@ the last line of the output holds, one JSON object; seconds are means over the t
     phe_core_s_per_tree    what phe would need for the same tree, from its rates in this run; and phe_over_ours
     targets_met            against the project's targets at 2048 bits
 
-Run: make bench-vertical, or python -m tests.bench.bench_vertical [--key-bits 3072] [--quick] [--only ...]
+Run: make bench-vertical, or python -m tests.bench.bench_vertical [--key-bits 3072] [--shape quick] [--only ...]
 """
 
 from __future__ import annotations
@@ -36,7 +36,13 @@ from tests.bench.horizontal_data import CREDIT_CARD, TableShape, arrays, generat
 from tests.bench.vertical_parties import VerticalRun, Workload, run_central, run_native, run_vertical
 from tests.support.vertical_federation import first_difference
 
-WIDTHS = (10, 18)
+SHAPES = {
+    "creditcard": (CREDIT_CARD, (10, 18)),
+    "quick": (TableShape(20_000, 28, 0.01), (10, 18)),
+    "higgs_20th": (TableShape(550_000, 28, 0.5), (14, 14)),
+    "epsilon_20th": (TableShape(20_000, 2_000, 0.5), (1_000, 1_000)),
+}
+"""Rows, and columns of the active and of the passive party. The last two are a twentieth of the rows of their sets."""
 PARAMS = {"objective": "binary:logistic", "max_depth": 5, "max_bin": 256, "nthread": 1, "seed": 0}
 TARGETS = {"core_s_per_tree": 34.0, "bytes_to_active": 3e6, "phe_over_ours": 60.0, "plain_over_native": 1.5}
 PARTS = ("encrypted", "plain", "native", "flare", "phe")
@@ -45,14 +51,14 @@ PARTS = ("encrypted", "plain", "native", "flare", "phe")
 def main() -> None:
     """Measure; progress and a table go to stderr, the JSON object to stdout at the end."""
     options = _options()
-    shape = TableShape(20_000, sum(WIDTHS), 0.01) if options.quick else CREDIT_CARD
+    shape, widths = SHAPES[options.shape]
     features, label = arrays(generate(shape))
-    workload = Workload(features, label, WIDTHS, PARAMS, options.rounds)
+    workload = Workload(features, label, widths, PARAMS, options.rounds)
     results: dict[str, object] = {
-        "rows": shape.n_rows, "features": list(WIDTHS), "trees": options.rounds, "depth": PARAMS["max_depth"],
+        "rows": shape.n_rows, "features": list(widths), "trees": options.rounds, "depth": PARAMS["max_depth"],
         "key_bits": options.key_bits, "backend": open_backend(AUTO, (1 << 2047) + 1).name,
     }  # fmt: skip
-    _say(f"{shape.n_rows:,} rows, {WIDTHS[0]} + {WIDTHS[1]} features, {options.rounds} trees; centralized XGBoost")
+    _say(f"{shape.n_rows:,} rows, {widths[0]} + {widths[1]} features, {options.rounds} trees; centralized XGBoost")
     central = run_central(workload)
     identical: dict[str, bool] = {}
     if "plain" in options.only:
@@ -129,7 +135,7 @@ def _phe(workload: Workload, central: bytes, key_bits: int, results: dict[str, o
     rates = measure_phe(generate_paillier_key(key_bits))
     if rates is None:
         return {"phe_core_s_per_tree": None}
-    n_rows, n_foreign = len(workload.label), sum(WIDTHS[1:])
+    n_rows, n_foreign = len(workload.label), sum(workload.widths[1:])
     rows, nodes = _built(central, n_rows)
     n_trees = workload.num_rounds
     seconds = (
@@ -145,7 +151,7 @@ def _phe(workload: Workload, central: bytes, key_bits: int, results: dict[str, o
 def _built(model: bytes, n_rows: int) -> tuple[float, int]:
     """Return rows and number of the nodes whose histograms are built, over all trees: root, and each smaller child.
 
-    Rows are not in a model; the smaller children of a level hold at most half of all rows, which is what phe is charged.
+    Rows are not in a model; a level's smaller children hold at most half of all rows, which is what phe is charged.
     """
     rows, nodes = 0.0, 0
     for tree in json.loads(model)["learner"]["gradient_booster"]["model"]["trees"]:
@@ -188,7 +194,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--key-bits", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--quick", action="store_true", help="20,000 rows, to see that it runs")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="creditcard", help="quick: to see that it runs")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     return parser.parse_args()
 
