@@ -30,10 +30,6 @@ from nvflare_plugins.wire.envelope import Codec, Frame
 Spend = Callable[[str, str, float, float], None]
 """``EvidenceLog.spend``: (query, event, epsilon so far, delta)."""
 
-_LARGEST_COUNT = {
-    Kind.STUMP_SUM: MAX_ROWS << GRID_BITS, Kind.HISTOGRAM: MAX_ROWS, Kind.NODE_STATS: MAX_ROWS,
-}  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -105,12 +101,21 @@ class DpBoostServer:
         if step is None or not is_due:
             raise ProtocolError(f"{frame.kind.name} at {frame.moment}: the job's plan pays for no such sum now")
         sums = np.frombuffer(total, dtype="<i8").astype(np.int64).reshape(shape)
-        if sums[1].min(initial=0) < 0 or sums[1].max(initial=0) > _LARGEST_COUNT[step.kind]:
-            raise ProtocolError(f"{step.kind.name}: these are no sums over rows: a site's masks or numbers are wrong")
+        self._check_sums(step, *sums)
         released = self._release(step, sums)
         if step.kind is not Kind.HISTOGRAM:
             self._note(step, spend)
         return released.value.astype("<i8").tobytes()
+
+    def _check_sums(self, step: Step, grad_sums: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """Refuse what no rows with gradients of at most g* = 1 add up to, before it can overflow anywhere."""
+        is_start = step.kind is Kind.STUMP_SUM
+        largest = counts if is_start else counts << GRID_BITS  # the start counts rows in units of gradients
+        in_range = counts.min() >= 0 and counts.max() <= (MAX_ROWS << GRID_BITS if is_start else MAX_ROWS)
+        if in_range and step.kind is Kind.HISTOGRAM:
+            in_range = int(self._table.totals(counts).sum()) <= MAX_ROWS
+        if not in_range or (grad_sums > largest).any() or (grad_sums < -largest).any():
+            raise ProtocolError(f"{step.kind.name}: these are no sums over rows: a site's masks or numbers are wrong")
 
     def _release(self, step: Step, sums: NDArray[np.int64]) -> Release:
         if step.kind is Kind.STUMP_SUM:

@@ -97,6 +97,16 @@ def test_the_parts_predict_and_the_price_is_paid_once(parties: Parties) -> None:
     assert (parties.run_folder("site-2") / "report.html").stat().st_size > 1000
 
 
+def test_two_parties_are_enough_and_the_active_one_may_have_the_label_alone(parties: Parties) -> None:
+    parties.n_sites = 2
+    parties.give("site-1", "credit", table()[["id", "label"]], id="id")
+    succeed(parties.run(run_site, job()))
+    active = find_part(parties.workspace("site-1") / "runs", parties.folder, "job", "site-1", ActivePart).part
+    assert active.columns == () and [party.site for party in active.parties] == ["site-2"]
+    table_of = find_part(parties.workspace("site-2") / "runs", parties.folder, "job", "site-2", PassivePart).part.table
+    assert len(table_of) > 8
+
+
 def test_paid_edges_are_part_of_epsilon(parties: Parties) -> None:
     succeed(parties.run(run_site, job(epsilon=8.0, edges_epsilon=2.0)))
     spent = ledger(parties, "site-2").spent().pure_epsilon

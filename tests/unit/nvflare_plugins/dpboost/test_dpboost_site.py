@@ -234,8 +234,11 @@ def test_the_server_answers_only_what_the_plan_pays_for() -> None:
     ):  # fmt: skip
         with pytest.raises(ProtocolError, match="pays for no such sum"):
             DpBoostServer(wanted).answer(frame(wanted, **changes), zeros, print)
-    with pytest.raises(ProtocolError, match="no sums over rows"):
-        DpBoostServer(wanted).answer(good, b"\xff" * len(zeros), print)
+    sums = np.zeros((2, good.n_values // 2), dtype="<i8")
+    for grad, count in ((-1, -1), (1, 0), (-(1 << 20) - 1, 1), (0, 1 << 29), (-(2**63), 5)):
+        sums[:, 0] = grad, count
+        with pytest.raises(ProtocolError, match="no sums over rows"):
+            DpBoostServer(wanted).answer(good, sums.tobytes(), print)
     server = DpBoostServer(wanted)
     assert len(server.answer(good, zeros, print)) == 8
     with pytest.raises(ProtocolError):
