@@ -62,7 +62,7 @@ class PrivateTreesJob:
             ``n_trees``, ``depth``, ``n_candidates``, ``learning_rate``, ``ridge``, ``noise_ridge``, ``clip``,
             ``hessian_rounds``, ``candidate_share``.
         trust: ``distributed`` (each site adds a share of the noise under masks), ``trusted_aggregator`` (the server
-            sees exact sums and adds the noise once) or ``local`` (a baseline: every row is noised by itself at its site).
+            sees exact sums and adds the noise once) or ``local`` (a baseline: every row is noised by itself).
         colluders: sites that may pool what they know, the observer included; distributed noise holds against so many.
         n_sites: number of sites that the noise is meant for; None means those that take part.
         n_rows: number of all sites' rows, declared public; only ``local`` needs it, for the ridge.
@@ -174,8 +174,8 @@ class PrivateTreesJob:
         missing = [name for name in names if name not in self.feature_bounds and name not in self.categories]
         if missing:
             raise ConfigurationError(
-                f"feature_bounds lacks public bounds of {', '.join(missing)}. Give each numeric feature (low, high) from "
-                "public knowledge, never from the rows, and each categorical one its list in categories"
+                f"feature_bounds lacks public bounds of {', '.join(missing)}. Give each numeric feature (low, high) "
+                "from public knowledge, never from the rows, and each categorical one its list in categories"
             )
         extra = sorted((set(self.feature_bounds) | set(self.categories)) - set(names))
         if extra:

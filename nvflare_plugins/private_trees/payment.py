@@ -59,7 +59,8 @@ class Payment:
         if self._was_known and not self._may_resume:
             self.end()
             raise PolicyRefusal(
-                f"job {self._job_id} was begun before, and its server's noise is gone: submit it anew; it is charged anew"
+                f"job {self._job_id} was begun before, and its server's noise is gone: submit it anew, to be charged "
+                "anew"
             )
         try:
             self.quote = self._ledger.open_job(self._job_id, plan.events())
@@ -139,6 +140,6 @@ def _check_person(job: PrivateTreesJob, place: Place) -> None:
         raise PolicyRefusal(
             f"at {place.site} one person has up to {budget.rows_per_person} rows, and the job's epsilon is meant for "
             f"{job.rows_per_person}: such a person would be protected less than it says. Policy key: "
-            f"data_sets.{job.data_set}.privacy.rows_per_person. Remedy: rows_per_person={budget.rows_per_person} in the "
-            "job, which raises the noise"
+            f"data_sets.{job.data_set}.privacy.rows_per_person. Remedy: rows_per_person={budget.rows_per_person} in "
+            "the job, which raises the noise"
         )

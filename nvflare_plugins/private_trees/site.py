@@ -108,6 +108,11 @@ def prepare(job: PrivateTreesJob, place: Place) -> Prepared:
         _log.info("%s", note)
     if not np.isin(table.label, (0.0, 1.0)).all():
         raise ConfigurationError(f"label {job.label!r} must be 0 or 1, or one of two label_classes")
+    if plan.trainer is Trainer.HISTOGRAMS and np.isnan(table.features).any():
+        raise ConfigurationError(
+            f"{plan.training.method.name} needs columns without missing values: replace them by a rule that is public "
+            "and looks at one row only"
+        )
     return Prepared(plan, Schema.of(table), _clipped(table, plan), table.label, _weights(table, job))
 
 

@@ -48,8 +48,8 @@ def trust_text(plan: JobPlan) -> str:
     trust, what = plan.training.trust, plan.job.trust_model.description
     if trust.local_rows is not None:
         return (
-            f"{what} A row's report, its leaf included, is hidden among all possible ones; the published baseline hides "
-            "only the gradients. The number of rows of each site is public."
+            f"{what} A row's report, its leaf included, is hidden among all possible ones; the published baseline "
+            "hides only the gradients. The number of rows of each site is public."
         )
     shares = trust.shares
     if shares is None:

@@ -118,7 +118,8 @@ class NoisySums:
             pairs = exact.reshape(-1, len(planned.sensitivity.weights))
             if trust.shares is None:  # of a single report, of which the event speaks, the sum tells less
                 multiplier = planned.multiplier * trust.local_factor(self._n_rows)
-                return Release(add_gaussian_noise(pairs, planned.sensitivity, multiplier, self._randomness).value, event)
+                reports = add_gaussian_noise(pairs, planned.sensitivity, multiplier, self._randomness)
+                return Release(reports.value, event)
             share = add_noise_share(pairs, planned.sensitivity, planned.multiplier, trust.shares, self._randomness)
             return Release(share.value, event)
 

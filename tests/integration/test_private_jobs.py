@@ -16,6 +16,7 @@ from nvflare_plugins.private_trees import training
 from nvflare_plugins.private_trees.forest import draw_forest, initial_model
 from nvflare_plugins.private_trees.candidates import public_candidates
 from nvflare_plugins.private_trees.job_plan import JobPlan
+from nvflare_plugins.private_trees.server import TrustedServer
 from nvflare_plugins.private_trees.training import bounded_objective, refresh_parameters
 from nvflare_plugins.run_record import RunRecord
 from nvflare_plugins.verify import verify
@@ -158,7 +159,8 @@ def test_local_noise_has_the_size_of_all_rows_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["dp_tr_newton_ih", "batch_ih_ebm_25", "dp_gbm", "dp_ebm_newton", "dp_rf"])
 def test_papers_methods_run_as_jobs(tmp_path: Path, method: str) -> None:
     federation = PrivateFederation(tmp_path)
-    job = job_of(method=method, components={"n_trees": 4, "batch_size": {"batch_ih_ebm_25": 2, "dp_rf": 4}.get(method, 1)})
+    batch_size = {"batch_ih_ebm_25": 2, "dp_rf": 4}.get(method, 1)
+    job = job_of(method=method, components={"n_trees": 4, "batch_size": batch_size})
     federation.run_private(job).succeed()
     assert xgb.Booster(model_file=bytearray(federation.model())).feature_names == NAMES
     assert 0 < federation.ledger("site-2").job_spent("job").epsilon(job.delta) <= job.epsilon
@@ -173,6 +175,11 @@ def test_weights_count_up_to_their_public_bound(tmp_path: Path) -> None:
     covers = np.array(trees_of(federation.model())[0]["sum_hessian"])
     factor = np.minimum(weight, 2.0) / 2.0
     assert covers[0] == pytest.approx(0.25 * factor.sum(), rel=1e-5)
+
+
+def test_gaps_in_histogram_trees_are_refused(tmp_path: Path) -> None:
+    federation = PrivateFederation(tmp_path, frame_of(missing=True))
+    refused(federation, job_of(method="feverless"), "site-1", ConfigurationError, "without missing values")
 
 
 # -- refusals: nothing is released, nothing charged -------------------------------------------------------------------
@@ -250,8 +257,8 @@ def test_labels_other_than_two_classes(tmp_path: Path) -> None:
     refused(PrivateFederation(tmp_path, frame), job_of(), "site-1", ConfigurationError, "must be 0 or 1")
 
 
-def test_a_server_that_sends_a_sum_of_another_kind_is_caught(tmp_path: Path) -> None:
-    """The trusted server too answers only what the plan pays for: a site that asks twice is refused."""
+def test_a_trusted_server_answers_only_what_the_plan_pays_for(tmp_path: Path) -> None:
+    """A sum that the sites ask for a second time is refused."""
     federation = PrivateFederation(tmp_path)
     job = job_of(trust="trusted_aggregator", method="dp_tr_newton", components={"n_trees": 2})
     seen = []
@@ -262,8 +269,6 @@ def test_a_server_that_sends_a_sum_of_another_kind_is_caught(tmp_path: Path) -> 
         return data
 
     federation.run_private(job, tamper={"site-1": late}).succeed()
-    from nvflare_plugins.private_trees.server import TrustedServer
-
     server = TrustedServer(JobPlan.of(job, 3))
     sums = next(frame for frame in seen if frame.kind.name == "NODE_STATS")
     total = bytes(8 * sums.n_values)

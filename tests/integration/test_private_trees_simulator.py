@@ -54,7 +54,7 @@ def run(name: str, workspace: Path) -> Run:
     return done
 
 
-def check(done: Run, epsilon: float = 0.5) -> pd.DataFrame:
+def check(done: Run, epsilon: float = 0.5) -> None:
     assert done.summary["status"] == "completed" and set(done.summary["sites"]) == set(SITES)
     models = {(done.site(site) / "model.json").read_bytes() for site in SITES}
     assert len(models) == 1
@@ -76,7 +76,8 @@ def check(done: Run, epsilon: float = 0.5) -> pd.DataFrame:
 def test_distributed_noise(tmp_path: Path) -> None:
     done = run("default", tmp_path / "ws")
     check(done)
-    command = [sys.executable, "-m", "nvflare_plugins.cli", "ledger", str(done.workspace / "site-1"), "--site", "site-1"]
+    workspace = str(done.workspace / "site-1")
+    command = [sys.executable, "-m", "nvflare_plugins.cli", "ledger", workspace, "--site", "site-1"]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "closed" in shown.stdout, shown.stdout + shown.stderr
 

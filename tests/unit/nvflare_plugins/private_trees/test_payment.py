@@ -1,0 +1,108 @@
+"""A site's ledger in one job: what is charged, what is replayed, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dp_components.events import Release
+from dp_components.ledger import Ledger
+from dp_components.ledger_journal import Journal
+from he_processors.errors import JobAborted, PolicyRefusal
+from nvflare_plugins.certificates import Identity
+from nvflare_plugins.place import Place
+from nvflare_plugins.private_trees.job import PrivateTreesJob
+from nvflare_plugins.private_trees.job_plan import JobPlan
+from nvflare_plugins.private_trees.payment import Payment
+from nvflare_plugins.site_policy import SitePolicy
+from tests.support.private_federation import BUDGET, DATA, job_of
+
+SITES = ("site-1", "site-2", "site-3")
+QUERY = "leaf sums of round 0; after 1234"
+
+
+def place_in(folder: Path, job_id: str = "job") -> Place:
+    document = {"data_sets": {DATA: {"path": "rows.parquet", "privacy": BUDGET}}}
+    policy = SitePolicy.from_dict(document, workspace=folder, site="site-1")
+    return Place("site-1", SITES, job_id, b"a" * 16, folder / "runs", policy, Identity.unsigned("site-1"))
+
+
+def payment(folder: Path, job: PrivateTreesJob | None = None, job_id: str = "job", rows: bytes = b"rows") -> Payment:
+    job = job or job_of(method="dp_tr_newton")
+    return Payment(job, place_in(folder, job_id), JobPlan.of(job, 3), rows)
+
+
+def ledger(folder: Path) -> Ledger:
+    return Ledger(folder / "veilboost_ledgers" / "site-1" / f"{DATA}.ledger")
+
+
+def maker(paid: Payment, value: int = 7):
+    event = paid._plan.events_of(paid._plan.messages[0])
+    return lambda: Release(np.array([value]), event)
+
+
+def test_a_query_is_charged_once_and_answered_alike(tmp_path: Path) -> None:
+    first = payment(tmp_path)
+    assert first.pay(QUERY, maker(first)).tolist() == [7]
+    spent = ledger(tmp_path).spent()
+    again = payment(tmp_path)  # the process died; the same job runs again
+    assert again.pay(QUERY, maker(again, 8)).tolist() == [7]
+    assert ledger(tmp_path).spent() == spent
+    assert again.pay("leaf sums of round 0; after 5678", maker(again, 9)).tolist() == [9]
+    assert ledger(tmp_path).spent().mu_squared == pytest.approx(2 * spent.mu_squared)
+
+
+def test_other_rows_are_another_query(tmp_path: Path) -> None:
+    first = payment(tmp_path)
+    first.pay(QUERY, maker(first))
+    changed = payment(tmp_path, rows=b"other rows")
+    assert changed.pay(QUERY, maker(changed, 8)).tolist() == [8]
+
+
+def test_nothing_is_replayed_where_the_server_adds_the_noise(tmp_path: Path) -> None:
+    job = job_of(method="dp_tr_newton", trust="trusted_aggregator")
+    first = payment(tmp_path, job)
+    first.pay(QUERY, maker(first))
+    with pytest.raises(PolicyRefusal, match="noise is gone"):
+        payment(tmp_path, job)
+    assert " closed " in ledger(tmp_path).describe()
+    anew = payment(tmp_path, job, "another")
+    assert anew.pay(QUERY, maker(anew, 8)).tolist() == [8]
+
+
+def test_an_unknown_event_is_never_free(tmp_path: Path) -> None:
+    paid = payment(tmp_path)
+    with pytest.raises(PolicyRefusal, match="not a known privacy event"):
+        paid.pay(QUERY, lambda: Release(np.array([7]), "free"))  # type: ignore[arg-type]
+    assert not any(ledger(tmp_path).spent().parts())
+
+
+def test_no_more_is_paid_than_the_plan_reserved(tmp_path: Path) -> None:
+    paid = payment(tmp_path)
+    for number in range(8):
+        paid.pay(f"leaf sums of round {number}; after 1", maker(paid))
+    with pytest.raises(PolicyRefusal, match="has spent its plan"):
+        paid.pay("leaf sums of round 8; after 1", maker(paid))
+
+
+def test_a_ledger_that_cannot_be_written_lets_nothing_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paid = payment(tmp_path)
+
+    def full(self: Journal, record: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Journal, "append", full)
+    with pytest.raises(JobAborted, match="cannot be written"):
+        paid.pay(QUERY, maker(paid))
+
+
+def test_what_a_failed_attempt_leaves(tmp_path: Path) -> None:
+    before = payment(tmp_path, job_id="before")  # a refusal elsewhere, before anything was released
+    before.abandon()
+    begun = payment(tmp_path, job_id="begun")
+    begun.begin()
+    begun.abandon()
+    states = {line.split()[0]: line.split()[1] for line in ledger(tmp_path).describe().splitlines()[-2:]}
+    assert states == {"before": "closed", "begun": "open"}
