@@ -150,7 +150,7 @@ class _Training:
 
     def _train(self, ledger: JobLedger, start: int) -> Iterator[NDArray[np.int64]]:
         """Yield the released trees. Shapes: int64[2^depth - 1 + 2^depth] each."""
-        scores, chosen_trees, ensemble = start_scores(start, self._target.size), np.empty(0), -1
+        scores, chosen_trees, ensemble = start_scores(start, self._target.size), np.empty(0, dtype=np.int64), -1
         of_trees = (step for step in steps(self._job) if step is not START)
         for number, of_tree in groupby(of_trees, key=lambda step: step.number):
             started, exchanges = time.perf_counter(), list(of_tree)
