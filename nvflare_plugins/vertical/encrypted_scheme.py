@@ -15,8 +15,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.additive.public_key_bytes import public_key_from_bytes, public_key_to_bytes
 from he_processors.additive.rerandomiser import Rerandomiser
-from he_processors.additive.scheme import Decryptor, Encryptor, PublicKey, Scheme, check_key_bits
+from he_processors.additive.scheme import Decryptor, Encryptor, PublicKey
 from he_processors.bignum import registry
 from he_processors.bignum.interface import Residues
 from he_processors.ciphertext_wire import (
@@ -30,17 +31,16 @@ from he_processors.histogram.plain_sums import BinSums, NodeTotal, decrypt_level
 from he_processors.histogram.planner import plan_level
 from he_processors.okamoto_uchiyama import decryption as ou_decryption
 from he_processors.okamoto_uchiyama import encryption as ou_encryption
-from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey, OkamotoUchiyamaPublicKey
+from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey
 from he_processors.packing import PackingLayout
 from he_processors.paillier import decryption, encryption
-from he_processors.paillier.keys import PaillierPrivateKey, PaillierPublicKey
+from he_processors.paillier.keys import PaillierPrivateKey
 from nvflare_plugins.vertical.gradient_scheme import (
     ClearHistogramMaker, HistogramMaker, Timer, n_blocks_of, require_all_rows, rows_due, untimed,
 )  # fmt: skip
 from nvflare_plugins.vertical.messages import TrainingSetup
 
 CLEAR_CODE = 0
-_LENGTH_BYTES = 4
 
 
 class EncryptedGradientOwner:
@@ -75,7 +75,7 @@ class EncryptedGradientOwner:
         """Return what passive parties need."""
         key = self._encryptor.public_key
         return TrainingSetup(
-            key.scheme.value, self.pair_format.fraction_bits, self.pair_format.max_additions, pack_public_key(key)
+            key.scheme.value, self.pair_format.fraction_bits, self.pair_format.max_additions, public_key_to_bytes(key)
         )
 
     def _header(self, content: Content, count: int) -> CiphertextHeader:
@@ -164,33 +164,13 @@ def histogram_maker(
     return EncryptedHistogramMaker(public_key, pair_format, backend, timer)
 
 
-def pack_public_key(key: PublicKey) -> bytes:
-    """Write a public key: each number with its length, little-endian."""
-    numbers = [key.n, key.g] if isinstance(key, OkamotoUchiyamaPublicKey) else [key.n]
-    encoded = [number.to_bytes((number.bit_length() + 7) // 8, "little") for number in numbers]
-    return b"".join(len(part).to_bytes(_LENGTH_BYTES, "little") + part for part in encoded)
-
-
 def unpack_public_key(scheme: int, data: bytes, *, allow_toy_keys: bool = False) -> PublicKey:
-    """Read a public key strictly.
+    """Read the public key of an announcement strictly, as ``public_key_from_bytes``.
 
     Raises:
-        ProtocolError: not a key of a known scheme.
-        ConfigurationError: the key is too short.
+        ProtocolError: not a usable key of the announced scheme.
     """
-    numbers = []
-    while data:
-        size = int.from_bytes(data[:_LENGTH_BYTES], "little")
-        part, data = data[_LENGTH_BYTES : _LENGTH_BYTES + size], data[_LENGTH_BYTES + size :]
-        if len(part) != size or not size or part[-1] == 0:
-            raise ProtocolError("a public key is not in its one form")
-        numbers.append(int.from_bytes(part, "little"))
-    n_expected = {Scheme.PAILLIER.value: 1, Scheme.OKAMOTO_UCHIYAMA.value: 2}.get(scheme)
-    if len(numbers) != n_expected or numbers[0] % 2 == 0:
-        raise ProtocolError("not a public key of a known scheme")
-    check_key_bits(numbers[0].bit_length(), allow_toy_keys)
-    if n_expected == 1:
-        return PaillierPublicKey(numbers[0])
-    if not 1 < numbers[1] < numbers[0]:
-        raise ProtocolError("not a public key of a known scheme")
-    return OkamotoUchiyamaPublicKey(*numbers)
+    public_key = public_key_from_bytes(data, allow_toy_keys=allow_toy_keys)
+    if public_key.scheme.value != scheme:
+        raise ProtocolError("the public key is not one of the announced scheme")
+    return public_key

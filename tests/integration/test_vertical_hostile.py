@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from he_processors.additive.public_key_bytes import public_key_to_bytes
 from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
 from he_processors.packing import REFUSED
 from nvflare_plugins.vertical import (
@@ -95,7 +96,7 @@ def test_gradients_under_another_key_are_refused(parties, toy_keys, monkeypatch)
 
     def other_key(*of):
         owner, setup = honest(*of)
-        other = encrypted_scheme.pack_public_key(toy_paillier(seed=2).public_key)
+        other = public_key_to_bytes(toy_paillier(seed=2).public_key)
         return owner, dataclasses.replace(setup, public_key=other)
 
     monkeypatch.setattr(active_site, "open_owner", other_key)
