@@ -176,10 +176,10 @@ THREAT_MODELS = {
             profile="okamoto_uchiyama",
             codecs=_SAFE,
             summary="Vertical, as paillier, with the faster and more brittle Okamoto-Uchiyama scheme.",
-            server_alone=_SIZES,
-            one_site=_VERTICAL_PARTY,
-            server_and_one_site="What that party learns; messages between two others stay sealed.",
-            all_but_one="As under paillier.",
+            server_alone="As under `paillier`.",
+            one_site="As under `paillier`.",
+            server_and_one_site="As under `paillier`.",
+            all_but_one="As under `paillier`.",
             notes=(
                 "Whoever sees one decryption beyond the plaintext bound learns the key: safe only while every opened "
                 "sum is checked, as it is here.",
