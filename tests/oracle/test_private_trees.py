@@ -124,19 +124,21 @@ def test_with_noise_federated_equals_the_numpy_twin(name: str) -> None:
 
 
 def test_noise_of_sites_and_of_a_trusted_server_have_their_sizes() -> None:
-    """Leaf sums in the models minus the exact ones: all 12 trees answer one message, so none depends on another.
+    """Leaf sums in the models minus the exact ones: all 120 trees answer one message, so none depends on another.
 
-    Statistic: mean square of about 190 noises over its expectation; false alarm below 1e-4 outside (0.6, 1.5).
+    Statistic: mean square of about 500 noises over its expectation; false alarm below 1e-4 outside (0.75, 1.3).
     """
-    data = table(3000)
+    data, n_trees = table(3000), 120
+    method = replace(dp_rf(n_trees), clip=0.0)
     for trust, factor in ((Trust(), 1.0), (Trust(NoiseShares(3, 1)), 1.5)):
-        plan = plan_for(replace(dp_rf(N_TREES), clip=0.0), data, trust, mu=200.0)
+        plan = PrivateTreesPlan(method, bounds(data), NoisePlan.of(method, 6, 600.0), trust, SEED)
         forest = train_in_process(plan, split_rows(data.columns, data.label, 3))[0].booster.trees_to_dataframe()
         exact = xgb.Booster(model_file=bytearray(central_refresh(plan, data))).trees_to_dataframe()
         leaves = (exact.Feature == "Leaf").to_numpy()
         noise = (forest.Cover - exact.Cover).to_numpy()[leaves & (exact.Cover > 50).to_numpy()]
+        assert noise.size > 400
         ratio = np.mean(noise**2) / (plan.noise.gradient_std**2 * factor)
-        assert 0.6 < ratio < 1.5
+        assert 0.75 < ratio < 1.3
 
 
 def test_no_exact_inner_sum_reaches_a_model_file() -> None:
