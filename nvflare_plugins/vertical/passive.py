@@ -35,7 +35,7 @@ class PassiveParty:
 
     def __init__(
         self, sets: Sequence[NDArray[np.float32]], aliases: Sequence[str], max_bin: int, maker: HistogramMaker,
-        table: PrivateTable | None = None, guard: Guard | None = None,
+        table: PrivateTable | None = None, guard: Guard | None = None, most_trees: int | None = None,
     ):  # fmt: skip
         """Prepare the party's tables; call it outside a communicator.
 
@@ -45,6 +45,7 @@ class PassiveParty:
             aliases: names of the features for the other parties.
             table: splits of a model that training continues from.
             guard: decides which sums may leave, and counts them; without one everything leaves uncounted.
+            most_trees: trees that the job may still grow; None for no limit.
 
         Raises:
             PolicyRefusal: the guard does not allow so many bins.
@@ -62,11 +63,15 @@ class PassiveParty:
             self._codes = self._cuts.codes(self._sets[0])
         self._maker = maker
         self._n_rows = self._sets[0].shape[0]
-        self._tree = -1
+        # A continued or resumed training adds trees; it never grows an old one again.
+        self._tree = max((tree for tree, _ in table or ()), default=-1)
+        self._n_trees = 0
+        self._most_trees = most_trees
         self._features = np.arange(self._codes.shape[0])
         self._tree_layout = self._cuts.layout
         self._tree_codes = self._codes
         self._rows: dict[int, NDArray[np.int32]] = {}
+        self._known: set[int] = set()  # nodes whose sums the active party has, siblings included
         self._above: dict[int, tuple[int, bool]] = {}  # by node: this party's nearest split above it
         self.table: PrivateTable = dict(table or {})
 
@@ -97,7 +102,10 @@ class PassiveParty:
     def _begin_tree(self, request: TreeGradients) -> None:
         if request.tree <= self._tree or request.features.n != self._codes.shape[0]:
             raise ProtocolError("gradients of a tree that is not the next one, or for other features")
+        if self._most_trees is not None and self._n_trees >= self._most_trees:
+            raise ProtocolError("gradients of more trees than the job has")
         self._tree = request.tree
+        self._n_trees += 1
         chosen = np.flatnonzero(request.features.unpack())
         if chosen.size == 0:
             raise ProtocolError("a tree without features of this party needs no gradients")
@@ -107,11 +115,14 @@ class PassiveParty:
             self._tree_codes = self._codes[chosen]
         self._rows = {ROOT: np.arange(self._n_rows, dtype=np.int32)}
         self._above = {ROOT: NOTHING_ABOVE}
+        self._known = set()
         self._maker.begin_tree(self._n_rows)
         self._maker.add_gradients(request.gradients)
 
     def _histograms(self, request: HistogramRequest) -> HistogramAnswer:
         self._check_tree(request.tree)
+        if not request.partitions and ROOT in self._known:
+            raise ProtocolError("the sums of all rows are asked for twice")
         asked = tuple(self._divide(part) for part in request.partitions) or (ROOT,)
         withheld = self._withheld(request.partitions, asked)
         nodes = tuple(node for node in asked if node not in withheld)
@@ -120,8 +131,12 @@ class PassiveParty:
         for part, node in zip(request.partitions, asked, strict=False):
             if node in withheld:  # nothing below is asked for any more
                 del self._rows[part.left], self._rows[part.right]
+            else:
+                self._known |= {part.left, part.right}
         if withheld == (ROOT,):
             self._rows = {}
+        elif not request.partitions:
+            self._known = {ROOT}
         return HistogramAnswer(self._tree, nodes, sums, withheld)
 
     def _withheld(self, partitions: Sequence[NodePartition], asked: Sequence[int]) -> tuple[int, ...]:
@@ -137,9 +152,11 @@ class PassiveParty:
 
     def _divide(self, part: NodePartition) -> int:
         """Note the children's rows; return the child whose sums are wanted."""
-        rows = self._rows_of(part.node)
-        if part.goes_left.n != rows.size or not part.node < part.left < part.right or part.left in self._rows:
+        rows = self._known_rows_of(part.node)
+        if part.goes_left.n != rows.size or not part.node < part.left < part.right:
             raise ProtocolError("a partition does not fit its node")
+        if part.left in self._above or part.right in self._above:
+            raise ProtocolError("a partition names a node that the tree has already")
         goes_left = part.goes_left.unpack()
         left, right = rows[goes_left], rows[~goes_left]
         self._rows[part.left], self._rows[part.right] = left, right
@@ -154,7 +171,7 @@ class PassiveParty:
         return SplitAnswer(self._tree, tuple(self._split(split) for split in request.splits))
 
     def _split(self, split: OwnedSplit) -> Bits:
-        rows = self._rows_of(split.node)
+        rows = self._known_rows_of(split.node)
         if split.feature not in self._features or split.bin >= self._cuts.layout.n_bins[split.feature]:
             raise ProtocolError("a split of a feature or bin that the tree does not use")
         if (self._tree, split.node) in self.table:
@@ -178,6 +195,12 @@ class PassiveParty:
     def _check_tree(self, tree: int) -> None:
         if tree != self._tree:
             raise ProtocolError(f"a request for tree {tree} while tree {self._tree} grows")
+
+    def _known_rows_of(self, node: int) -> NDArray[np.int32]:
+        """Return the rows of a node whose sums were given: the guard has counted them, and lets go of no other."""
+        if node not in self._known:
+            raise ProtocolError(f"node {node} is not one whose sums this party gave")
+        return self._rows_of(node)
 
     def _rows_of(self, node: int) -> NDArray[np.int32]:
         rows = self._rows.get(node)

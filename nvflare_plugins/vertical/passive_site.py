@@ -101,7 +101,8 @@ class PassiveSite:
             backend=start.place.policy.arithmetic, timer=start.stages.measure,
         )  # fmt: skip
         self._party = PassiveParty(
-            start.data.features(), start.data.aliases, start.parameters.max_bin, maker, self._table, self._guard
+            start.data.features(), start.data.aliases, start.parameters.max_bin, maker, self._table, self._guard,
+            most_trees=(job.num_rounds - start.n_done) * start.trees_per_round,
         )
         start.progress.say(f"answering {job.active} about {len(start.data.columns)} columns")
         start.stages.take()

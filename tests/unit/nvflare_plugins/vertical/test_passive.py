@@ -18,12 +18,14 @@ ALL = Bits.of(np.ones(3, dtype=bool))
 PAIRS = np.stack([np.arange(N_ROWS), np.ones(N_ROWS)], axis=1).astype("<i8")
 
 
-def party(features: np.ndarray | None = None) -> PassiveParty:
+def party(features: np.ndarray | None = None, *, is_begun: bool = True) -> PassiveParty:
     if features is None:
         features = np.random.default_rng(0).normal(size=(N_ROWS, 3)).astype(np.float32)
         features[::7, 1] = np.nan
     passive = PassiveParty([features, features[:9]], ["a", "b", "c"], 4, ClearHistogramMaker())
     passive.answer(TreeGradients(0, ALL, PAIRS.tobytes()))
+    if is_begun:
+        passive.answer(HistogramRequest(0, ()))
     return passive
 
 
@@ -37,7 +39,7 @@ def halves() -> np.ndarray:
 
 
 def test_root_sums_add_up_for_every_feature():
-    passive = party()
+    passive = party(is_begun=False)
     sums = sums_of(passive.answer(HistogramRequest(0, ())), passive)
     per_feature = np.split(sums[0], np.cumsum([n + 1 for n in passive.schema().n_bins])[:-1])
     assert all((part.sum(axis=0) == PAIRS.sum(axis=0)).all() for part in per_feature)
@@ -77,6 +79,10 @@ HOSTILE = {
     "other_features": TreeGradients(1, Bits.of(np.ones(4, dtype=bool)), PAIRS.tobytes()),
     "no_features": TreeGradients(1, Bits.of(np.zeros(3, dtype=bool)), PAIRS.tobytes()),
     "other_tree": HistogramRequest(5, ()),
+    "root_twice": HistogramRequest(0, ()),
+    "child_of_child": HistogramRequest(0, (
+        NodePartition(0, 1, 2, LEFT), NodePartition(2, 3, 4, Bits.of(halves()[~halves()]))
+    )),
     "unknown_node": HistogramRequest(0, (NodePartition(7, 8, 9, LEFT),)),
     "wrong_rows": HistogramRequest(0, (NodePartition(0, 1, 2, Bits.of(np.ones(3, dtype=bool))),)),
     "child_is_parent": HistogramRequest(0, (NodePartition(0, 0, 0, LEFT),)),
@@ -94,3 +100,37 @@ HOSTILE = {
 def test_requests_out_of_place_are_refused(name):
     with pytest.raises(ProtocolError):
         party().answer(HOSTILE[name])
+
+
+@pytest.mark.parametrize("request_", [
+    HistogramRequest(0, (NodePartition(0, 1, 2, LEFT),)), SplitRequest(0, (OwnedSplit(0, 0, 0, False),)),
+], ids=["partition", "split"])  # fmt: skip
+def test_a_node_whose_sums_were_not_given_is_neither_divided_nor_split(request_):
+    with pytest.raises(ProtocolError):
+        party(is_begun=False).answer(request_)
+
+
+def test_a_second_node_of_the_same_number_is_refused():
+    passive = party()
+    passive.answer(HistogramRequest(0, (NodePartition(0, 1, 5, LEFT),)))
+    with pytest.raises(ProtocolError):
+        passive.answer(HistogramRequest(0, (NodePartition(1, 3, 5, Bits.of(np.arange(halves().sum()) % 2 == 0)),)))
+
+
+def test_trees_beyond_those_of_the_job_are_refused():
+    features = np.random.default_rng(0).normal(size=(N_ROWS, 3)).astype(np.float32)
+    passive = PassiveParty([features], ["a", "b", "c"], 4, ClearHistogramMaker(), most_trees=2)
+    for tree in (0, 1):
+        passive.answer(TreeGradients(tree, ALL, PAIRS.tobytes()))
+    with pytest.raises(ProtocolError):
+        passive.answer(TreeGradients(2, ALL, PAIRS.tobytes()))
+
+
+def test_trees_of_the_model_that_training_continues_do_not_grow_again():
+    passive = party()
+    passive.answer(SplitRequest(0, (OwnedSplit(0, 0, 0, False),)))
+    features = np.zeros((N_ROWS, 3), dtype=np.float32)
+    continued = PassiveParty([features], ["a", "b", "c"], 4, ClearHistogramMaker(), passive.table)
+    with pytest.raises(ProtocolError):
+        continued.answer(TreeGradients(0, ALL, PAIRS.tobytes()))
+    continued.answer(TreeGradients(1, ALL, PAIRS.tobytes()))
