@@ -26,13 +26,14 @@ class RunFolder:
         self.evidence = self.path / "evidence"
 
     def create(self) -> RunFolder:
-        """Make the folders."""
+        """Make the folders. Privacy: the run's is for this site's user alone, whatever the files in it allow."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.evidence.mkdir(parents=True, exist_ok=True)
         return self
 
-    def write_model(self, model: bytes) -> Path:
+    def write_model(self, model: bytes, mode: int = 0o644) -> Path:
         """Keep the final model and drop the checkpoints."""
-        path = write_atomically(self.path / MODEL, model)
+        path = write_atomically(self.path / MODEL, model, mode)
         self.drop_checkpoints()
         return path
 

@@ -63,10 +63,10 @@ def table_from_json(text: str) -> tuple[PrivateTable, tuple[str, ...]]:
             )
             for tree, node, feature, threshold, default_left, above in document["splits"]
         }
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise ConfigurationError("the file does not hold a private table of a vertical model") from None
-    if any(not 0 <= split.feature < len(aliases) for split in table.values()):
-        raise ConfigurationError("a private table names a feature that it does not list")
+    if any(not 0 <= split.feature < len(aliases) or np.isnan(split.threshold) for split in table.values()):
+        raise ConfigurationError("a private table names a feature that it does not list, or no threshold")
     for (tree, _), split in table.items():
         if split.above not in (None, NOTHING_ABOVE) and (tree, split.above[0]) not in table:
             raise ConfigurationError("a private table names a split above another that it does not list")

@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass
 
 from he_processors.additive.scheme import security_bits
-from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
+from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError, VeilBoostError
 from nvflare_plugins.horizontal.agreement import check_xgboost, versions
 from nvflare_plugins.horizontal.parameters import ALIASES, TrainingParameters
 from nvflare_plugins.horizontal.run_folder import RunFolder
@@ -29,7 +29,7 @@ from nvflare_plugins.vertical.checkpoints import Checkpoint, read_checkpoints
 from nvflare_plugins.vertical.importance import feature_importance, write_importance
 from nvflare_plugins.vertical.job import ALIGN_FIRST, Preset, VerticalJob
 from nvflare_plugins.vertical.model_files import (
-    ActivePart, ModelIdentity, PassivePart, StoredPart, commit, find_part, write_part,
+    COMMITMENT_BYTES, ActivePart, ModelIdentity, PassivePart, StoredPart, commit, find_part, write_part,
 )  # fmt: skip
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 from nvflare_plugins.vertical.party_data import PartyData, load_party
@@ -177,6 +177,8 @@ class _Run:
         job, place, attempt = self._job, self._place, self._attempt
         commitment = commit(finish.part)
         digests = attempt.gather_sealed("parts of the model", commitment.digest)
+        if any(len(digest) != COMMITMENT_BYTES for digest in digests):
+            raise ProtocolError("a party's commitment to its part of the model is not one")
         identity = ModelIdentity(place.job_id, job.active, place.sites, tuple(digests))
         content = f"{identity.model_id} {finish.n_rounds}".encode()
         hmac = attempt.conclude(content, len(content))
@@ -186,7 +188,7 @@ class _Run:
             self._registry.complete(reservation, finish.n_rounds)
         ordinary = None
         if isinstance(finish.part, ActivePart):
-            ordinary = attempt.folder.write_model(finish.part.booster).name
+            ordinary = attempt.folder.write_model(finish.part.booster, mode=0o600).name
             write_importance(attempt.folder.path, feature_importance(finish.part))
         notes = [] if start.data.train.ids is not None else [_NO_IDS]
         if job.is_encrypted and security_bits(job.key_bits) < 128:

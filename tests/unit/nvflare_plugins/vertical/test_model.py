@@ -70,7 +70,8 @@ def test_tables_survive_the_disk_bit_for_bit():
 @pytest.mark.parametrize("text", [
     "", "[]", "{}", '{"aliases": ["a"], "splits": [[0, 0, 1, "1", 0, null]]}',
     '{"aliases": ["a"], "splits": [[0, 0, 0, "1", 0]]}', '{"aliases": ["a"], "splits": [[0, 3, 0, "1", 0, [1, 0]]]}',
-    '{"aliases": 3}',
+    '{"aliases": 3}', '{"aliases": ["a"], "splits": [[Infinity, 0, 0, "1", 0, null]]}',
+    '{"aliases": ["a"], "splits": [[0, 0, 0, "nan", 0, null]]}', "[" * 100_000,
 ])  # fmt: skip
 def test_other_files_are_refused(text):
     with pytest.raises(ConfigurationError):

@@ -38,12 +38,17 @@ def test_equal_terms_agree_on_the_last_common_checkpoint():
     ({"rows": ["ab"]}, "another number of data sets"),
     ({"rows": ["ac", ""]}, "another order"),
     ({"rows": ["", ""]}, "all, or none"),
-    ({"rows": ["\u00e9b", ""]}, "another order"),
     ({"model": "n"}, "another model"),
 ], ids=str)  # fmt: skip
 def test_a_difference_is_named(change, said):
     with pytest.raises(ConfigurationError, match=said):
         meet(dataclasses.replace(MINE, **change))
+
+
+@pytest.mark.parametrize("proof", ["\u00e9b", "\ud800"])
+def test_a_proof_that_is_no_hexadecimal_text_is_refused(proof):
+    with pytest.raises(ProtocolError):
+        meet(dataclasses.replace(MINE, rows=[proof, ""]))
 
 
 @given(st.recursive(
