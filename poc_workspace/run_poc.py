@@ -2,6 +2,7 @@
 
     python poc_workspace/run_poc.py                       runs jobs/horizontal_masks on scikit-learn's breast cancer set
     python poc_workspace/run_poc.py --scenario vertical   the same set by columns: alignment, training, prediction
+    python poc_workspace/run_poc.py --scenario private    private trees on invented rows, and each site's ledger
     python poc_workspace/run_poc.py --job JOB --keep      runs another job folder and leaves the files for a look
 
 Provisions, gives each site its data and its policy, prepares all with ``veilboost site-setup``, starts, submits through
@@ -27,6 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
+import pandas as pd
 from nvflare.fuel.flare_api.flare_api import (
     MonitorReturnCode,
     Session,
@@ -48,6 +51,7 @@ START_TIMEOUT_S = 90
 STOP_TIMEOUT_S = 30
 COMMAND_TIMEOUT_S = 180
 JOB_TIMEOUT_S = 600
+_N_INVENTED = 2_000
 
 
 @dataclass(slots=True)
@@ -196,6 +200,18 @@ def write_columns(folders: dict[str, Path]) -> None:
     deal_columns(breast_cancer(), LABEL, list(folders.values()), ("breast", "breast_test"))
 
 
+def write_invented_credit(folders: dict[str, Path]) -> None:
+    """Write each site rows with the columns of the private job, invented within their public bounds."""
+    random = np.random.default_rng(0)
+    config = json.loads((JOBS / "private_trees_default" / "app" / "config" / "config_fed_server.json").read_text())
+    bounds = config["workflows"][0]["args"]["job"]["feature_bounds"]
+    for folder in folders.values():
+        columns = {name: random.integers(low, high + 1, _N_INVENTED) for name, (low, high) in bounds.items()}
+        risk = (columns["PAY_0"] + random.normal(scale=3.0, size=_N_INVENTED)) > 4
+        folder.mkdir(parents=True, exist_ok=True)
+        pd.DataFrame({**columns, "label": risk.astype(int)}).to_parquet(folder / "credit2.parquet", index=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """A job of a scenario. ``ids`` sets fields of the job to the ids of earlier steps, by their numbers."""
@@ -222,6 +238,7 @@ SCENARIOS = {
             Step("vertical_predict", {"model": 1, "alignment": 0}),
         ),
     ),
+    "private": Scenario(write_invented_credit, (Step("private_trees_default"),)),
 }
 
 
@@ -257,6 +274,14 @@ def run_steps(poc: Poc, steps: Sequence[Step]) -> bool:
     return True
 
 
+def show_ledgers(poc: Poc) -> None:
+    """Print what each site has spent, if it keeps ledgers."""
+    for site in SITES:
+        if list((poc.kits / site).glob("veilboost_ledgers/*/*.ledger")):
+            command = [sys.executable, "-m", "nvflare_plugins.cli", "ledger", str(poc.kits / site), "--site", site]
+            subprocess.run(command, check=False)
+
+
 def main() -> int:
     """Run the round trip; 0 if the job completed and its evidence holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -274,6 +299,7 @@ def main() -> int:
         with poc:
             say("server and sites are up")
             done = run_steps(poc, steps)
+            show_ledgers(poc)
     finally:
         if not args.keep:
             shutil.rmtree(poc.folder, ignore_errors=True)

@@ -50,6 +50,16 @@ def test_vertical_round_trip_aligns_trains_and_predicts(tmp_path: Path) -> None:
         assert table.stat().st_mode & 0o077 == 0
 
 
+def test_private_round_trip_pays_from_every_sites_ledger(tmp_path: Path) -> None:
+    folder = tmp_path / "poc"
+    command = [sys.executable, str(SCRIPT), "--scenario", "private", "--workspace", str(folder), "--keep"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FINISHED:COMPLETED" in done.stdout and "\nVERIFIED\n" in done.stdout
+    assert done.stdout.count("privacy spent at site-") == 3
+    assert len({path.read_bytes() for path in Poc.kits_of(folder).glob("site-*/veilboost_runs/*/model.json")}) == 1
+
+
 @pytest.fixture(scope="module")
 def poc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Poc]:
     poc = Poc(tmp_path_factory.mktemp("poc") / "poc")
