@@ -22,14 +22,19 @@ from nvflare_plugins.charts import Bar, Line, horizontal_bars, legend, line_char
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.report_style import STYLE
 from nvflare_plugins.run_record import ReportSection, RunRecord
-from nvflare_plugins.threat_model import CODEC_PROTECTION, THREAT_MODELS, notes_for
+from nvflare_plugins.threat_model import CODEC_PROTECTION, HORIZONTAL, THREAT_MODELS, notes_for
 from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.evidence_reader import read_log
+from nvflare_plugins.wire.contents import Content, Protection
+from nvflare_plugins.wire.evidence_reader import Log, read_log
 from nvflare_plugins.wording import human_bytes
 
 FILE_NAME = "report.html"
 MAX_FEATURES = 15
-_STAGES = (("xgboost", "XGBoost", 1), ("protect", "protection", 2), ("network", "network and waiting", 3))
+_STAGES = (
+    ("xgboost", "XGBoost", 1), ("protect", "protection", 2), ("encrypt", "encryption", 2), ("receive", "reading", 6),
+    ("histogram", "sums of ciphertexts", 4), ("pack", "packing", 5), ("decrypt", "decryption", 5),
+    ("network", "network and waiting", 3),
+)  # fmt: skip
 _VISIBLE_SHARE = 0.01
 _CODEC_COLOUR = {"MASKED": 1, "BFV": 2, "CKKS": 4, "SEALED": 3, "PLAIN": 5, "PUBLIC": 6}
 _LOCAL_MEAN_METRICS = ("auc", "aucpr")
@@ -57,7 +62,7 @@ def build_report(run: RunRecord, folder: Path) -> str:
         *_section("Learning curve", _learning_curves(run)),
         *_section("Time per round", _time(run)),
         *_section("Bytes by kind of message", _bytes(run)),
-        *_section("What was protected, against whom", _protection(run)),
+        *_section("What was protected, against whom", _protection(run, folder)),
         *(html for section in run.sections for html in _section(section.title, _own_section(section))),
         *_section("Feature importance", _importance(run, folder)),
         *_section("Evidence", _evidence(run, folder)),
@@ -130,7 +135,8 @@ def _learning_curves(run: RunRecord) -> Iterator[str]:
     for name in names:
         data_set, _, metric = name.partition("-")
         points = tuple((row.round, row.metrics[name]) for row in run.rounds if row.metrics.get(name) is not None)
-        label = f"{data_set}, mean of the sites' local values" if metric in _LOCAL_MEAN_METRICS else data_set
+        local = run.profile in HORIZONTAL and metric in _LOCAL_MEAN_METRICS
+        label = f"{data_set}, mean of the sites' local values" if local else data_set
         if points:
             by_metric[metric].append(Line(label, len(by_metric[metric]) % 6 + 1, points))
     for curve in run.comparison:
@@ -191,7 +197,7 @@ def _bytes(run: RunRecord) -> Iterator[str]:
     )
 
 
-def _protection(run: RunRecord) -> Iterator[str]:
+def _protection(run: RunRecord, folder: Path) -> Iterator[str]:
     model = THREAT_MODELS.get(run.profile)
     if run.traffic:
         yield "<div class=scroll><table class=messages>"
@@ -204,6 +210,7 @@ def _protection(run: RunRecord) -> Iterator[str]:
                 f"<td{mark}>{escape(protection)}</tr>"
             )
         yield "</table></div>"
+    yield from _contents(run, folder)
     if model is not None:
         yield "<h3>Who could learn what about another site's rows, beyond the model</h3>"
         yield "<table class=threat>"
@@ -212,6 +219,38 @@ def _protection(run: RunRecord) -> Iterator[str]:
         yield "<h3>What remains visible</h3><ul>"
         yield from (f"<li>{escape(note)}" for note in notes_for(run.profile))
         yield "</ul>"
+
+
+def _contents(run: RunRecord, folder: Path) -> Iterator[str]:
+    """What this site's sealed messages held, from its own evidence."""
+    log = _own_log(run, folder)
+    if log is None or not log.parts:
+        return
+    totals: dict[tuple[str, str, str, str], list[int]] = {}
+    for part in log.parts:
+        entry = totals.setdefault((part.direction, part.peer, part.what, part.protection), [0, 0])
+        entry[0] += 1
+        entry[1] += part.size
+    yield "<h3>Inside the sealed messages</h3><div class=scroll><table class=messages>"
+    yield "<tr><th><th>party<th>what it is<th class=n>messages<th class=n>size<th>protection from its reader</tr>"
+    for (direction, peer, what, protection), (n, size) in totals.items():
+        content, known = Content.__members__.get(what), Protection.__members__.get(protection)
+        yield (
+            f"<tr><td>{'to' if direction == 'sent' else 'from'}<td>{escape(peer)}"
+            f"<td>{escape(content.meaning if content else 'unknown')}<td class=n>{n:,}<td class=n>{human_bytes(size)}"
+            f"<td>{escape(known.value if known else 'unknown')}</tr>"
+        )
+    yield "</table></div>"
+
+
+def _own_log(run: RunRecord, folder: Path) -> Log | None:
+    """Return the site's evidence, or None if there is none that can be read."""
+    if run.evidence is None or not (folder / run.evidence).is_file():
+        return None
+    try:
+        return read_log(folder / run.evidence)
+    except ProtocolError:
+        return None
 
 
 def _meaning(kind: str) -> str:

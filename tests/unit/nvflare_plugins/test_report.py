@@ -14,7 +14,8 @@ import xgboost as xgb
 from he_processors.errors import ConfigurationError
 from nvflare_plugins import report as report_module
 from nvflare_plugins.report import build_report, feature_importance, write_report
-from nvflare_plugins.run_record import Curve, RoundRow, RunRecord, TrafficRow
+from nvflare_plugins.run_record import Curve, PointCurve, ReportSection, RoundRow, RunRecord, TrafficRow
+from nvflare_plugins.wire.contents import Content, Protection
 from nvflare_plugins.wire.evidence import EvidenceLog
 from tests.support.evidence_attempts import Attempt
 
@@ -171,3 +172,30 @@ def test_command_line_rebuilds_the_file(folder, capsys):
     assert arguments.func(arguments) == 1
     with pytest.raises(ConfigurationError):
         write_report(folder / "nowhere")
+
+
+def test_sections_of_a_kind_of_job_are_drawn_and_survive_the_file(folder):
+    hostile = "<script>alert(1)</script>"
+    section = ReportSection(
+        "Own <section>", ("a paragraph",), ("name", hostile), (("x", hostile),), (("bar", 2.0, hostile),),
+        (PointCurve(hostile, ((1.0, 0.1), (2.0, 0.2))),), "round", "epsilon",
+    )  # fmt: skip
+    run = run_record(title="Another kind of job", sections=(section,))
+    run.write(folder)
+    assert RunRecord.read(folder).sections == (section,)
+    parsed = structure(build_report(RunRecord.read(folder), folder))
+    assert "script" not in parsed.tags
+    for expected in ("Another kind of job", "Own <section>", "a paragraph", "epsilon"):
+        assert expected in parsed.text
+
+
+def test_contents_of_sealed_messages_are_listed(tmp_path):
+    log = EvidenceLog(tmp_path / "site-1.evidence.jsonl", "site-1", "job", "a1", "paillier")
+    for size in (100, 200):
+        log.content("sent", "site-2", Content.GRADIENTS, Protection.PAILLIER, size)
+    log.content("received", "site-2", Content.HISTOGRAMS, Protection.PAILLIER, 50)
+    log.end("completed")
+    log.close()
+    text = structure(build_report(run_record(profile="paillier", model=None), tmp_path)).text
+    assert "gradient pairs of the rows" in text and "300 B" in text and "Paillier ciphertexts" in text
+    assert "mean of the sites' local values" not in text  # the active party alone knows the metric
