@@ -3,7 +3,9 @@
 Two files of the site are touched, and nothing of a job:
 
 * ``local/resources.json``: FLARE starts only components on the site's allow-list. FLARE's own list is kept and this
-  package's FLARE components are added to it.
+  package's FLARE components are added to it. At a site, the streaming of its log files to the server is switched off:
+  FLARE's default sends the error log, with the traces of libraries that may quote values, and any job may ask for the
+  whole log. What the server should know of a failure, jobs of this package report by themselves.
 * ``local/veilboost.json``: the site's policy, which no job can change. A new one is strict; an existing one changes
   only where an option says so.
 
@@ -38,6 +40,7 @@ RESOURCES_FILE = Path("local") / "resources.json"
 DEFAULT_RESOURCES_FILE = Path("local") / "resources.json.default"
 _ALLOW_LIST = "class_allow_list"
 _ALLOW_ALL = "*"
+_LOG_STREAMING = "allow_log_streaming"
 
 
 class Role(Enum):
@@ -79,7 +82,7 @@ def set_up(folder: Path, wishes: Wishes = Wishes()) -> list[str]:
     """
     changes: list[str] = []
     for path, role in workspaces(folder):
-        changes += _merge_resources(path)
+        changes += _merge_resources(path, role)
         if role is not Role.SERVER:
             changes += _merge_policy(path, role, wishes)
     return changes
@@ -130,18 +133,23 @@ def _newest_productions(folder: Path) -> list[Path]:
     return sorted(newest.values())
 
 
-def _merge_resources(workspace: Path) -> list[str]:
+def _merge_resources(workspace: Path, role: Role) -> list[str]:
     path = workspace / RESOURCES_FILE
     source = path if path.is_file() else workspace / DEFAULT_RESOURCES_FILE
     document = _read_object(source) if source.is_file() else {"format_version": 2}
     allowed = document.get(_ALLOW_LIST, list(DEFAULT_CLASS_ALLOW_LIST))
     if not isinstance(allowed, list):
         raise ConfigurationError(f"{source}: {_ALLOW_LIST} must be a list")
-    if _ALLOW_ALL in allowed or ALLOWED_COMPONENTS in allowed:
-        return []
-    document[_ALLOW_LIST] = [*allowed, ALLOWED_COMPONENTS]
-    _write_json(path, document)
-    return [f"{path}: VeilBoost's components may run ({len(allowed)} entries of FLARE kept)"]
+    changes = []
+    if _ALLOW_ALL not in allowed and ALLOWED_COMPONENTS not in allowed:
+        document[_ALLOW_LIST] = [*allowed, ALLOWED_COMPONENTS]
+        changes.append(f"{path}: VeilBoost's components may run ({len(allowed)} entries of FLARE kept)")
+    if role is not Role.SERVER and document.get(_LOG_STREAMING, True) is not False:
+        document[_LOG_STREAMING] = False
+        changes.append(f"{path}: log files stay at the site ({_LOG_STREAMING} is false)")
+    if changes:
+        _write_json(path, document)
+    return changes
 
 
 def _merge_policy(workspace: Path, role: Role, wishes: Wishes) -> list[str]:

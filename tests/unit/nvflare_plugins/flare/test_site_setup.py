@@ -38,7 +38,7 @@ def resources(path: Path) -> dict:
 def test_new_simulator_workspace(tmp_path: Path) -> None:
     folder = tmp_path / "ws"
     changes = set_up(folder, Wishes({"train": "/data/{site}/train.csv"}))
-    assert len(changes) == 4 and any("without certificates" in text for text in changes)
+    assert len(changes) == 5 and any("without certificates" in text for text in changes)
     assert resources(folder)["class_allow_list"] == [*DEFAULT_CLASS_ALLOW_LIST, ALLOWED_COMPONENTS]
     policy = SitePolicy.load(folder, "site-2")
     assert policy.unsigned_sessions and policy.min_sites == 3 and policy.allowed_profiles == DEFAULT_PROFILES
@@ -51,6 +51,7 @@ def test_production_site_keeps_flares_defaults_and_is_strict(tmp_path: Path) -> 
     document = resources(site)
     assert document["class_allow_list"] == ["nvflare.a.B", ALLOWED_COMPONENTS]
     assert document["components"] == [{"id": "kept"}]
+    assert document["allow_log_streaming"] is False
     policy = SitePolicy.load(site, "hospital-a")
     assert not policy.unsigned_sessions and not policy.consents.plain_profile and not policy.data_sets
 
@@ -67,7 +68,7 @@ def test_second_call_changes_nothing(tmp_path: Path) -> None:
 def test_existing_policy_changes_only_where_asked(tmp_path: Path) -> None:
     site = kit(tmp_path / "hospital-a")
     (site / "local" / "veilboost.json").write_text(json.dumps({"min_sites": 5, "data_sets": {"a": {"path": "/a.csv"}}}))
-    assert set_up(site, Wishes({"b": "/b.csv"}))[1:] == [f'{site}/local/veilboost.json: data_sets.b.path = "/b.csv"']
+    assert set_up(site, Wishes({"b": "/b.csv"}))[2:] == [f'{site}/local/veilboost.json: data_sets.b.path = "/b.csv"']
     document = json.loads((site / "local" / "veilboost.json").read_text())
     assert document == {"min_sites": 5, "data_sets": {"a": {"path": "/a.csv"}, "b": {"path": "/b.csv"}}}
 
@@ -103,7 +104,17 @@ def test_existing_resources_are_merged_not_replaced(tmp_path: Path) -> None:
     site = kit(tmp_path / "hospital-a")
     (site / "local" / "resources.json").write_text(json.dumps({"class_allow_list": ["x.Y"], "own": 1}))
     set_up(site)
-    assert resources(site) == {"class_allow_list": ["x.Y", ALLOWED_COMPONENTS], "own": 1}
+    changed = {"class_allow_list": ["x.Y", ALLOWED_COMPONENTS], "allow_log_streaming": False}
+    assert resources(site) == {**changed, "own": 1}
+
+
+@pytest.mark.parametrize("before", [{}, {"allow_log_streaming": True}], ids=["unsaid", "as_provisioned"])
+def test_log_files_of_a_site_stay_there(tmp_path: Path, before: dict) -> None:
+    site = kit(tmp_path / "hospital-a")
+    listed = {"class_allow_list": [ALLOWED_COMPONENTS], **before}
+    (site / "local" / "resources.json").write_text(json.dumps(listed))
+    assert any("log files stay" in text for text in set_up(site))
+    assert resources(site) == {"class_allow_list": [ALLOWED_COMPONENTS], "allow_log_streaming": False}
 
 
 def test_poc_workspace_sets_up_all_sites_and_the_server_of_the_newest_round(tmp_path: Path) -> None:
