@@ -31,9 +31,9 @@ class RunFolder:
         self.evidence.mkdir(parents=True, exist_ok=True)
         return self
 
-    def write_model(self, model: bytes, mode: int = 0o644) -> Path:
+    def write_model(self, model: bytes) -> Path:
         """Keep the final model and drop the checkpoints."""
-        path = write_atomically(self.path / MODEL, model, mode)
+        path = write_atomically(self.path / MODEL, model)
         self.drop_checkpoints()
         return path
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from he_processors.additive.scheme import security_bits
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError, VeilBoostError
+from nvflare_plugins.files import write_atomically
 from nvflare_plugins.horizontal.agreement import check_xgboost, versions
 from nvflare_plugins.horizontal.parameters import ALIASES, TrainingParameters
 from nvflare_plugins.horizontal.run_folder import RunFolder
@@ -36,6 +37,8 @@ from nvflare_plugins.vertical.party_data import PartyData, load_party
 from nvflare_plugins.vertical.passive_site import PassiveSite
 from nvflare_plugins.vertical.terms import VerticalTerms, agree, rows_content
 from nvflare_plugins.wire.channel import Transport
+
+MASKED_MODEL = "masked_model.json"
 
 _log = logging.getLogger(__name__)
 _NAMES_COLUMNS = ("monotone_constraints", "interaction_constraints")
@@ -188,13 +191,14 @@ class _Run:
             self._registry.complete(reservation, finish.n_rounds)
         ordinary = None
         if isinstance(finish.part, ActivePart):
-            ordinary = attempt.folder.write_model(finish.part.booster, mode=0o600).name
+            # Not model.json: it loads as an ordinary model, whose predictions are wrong without the thresholds.
+            ordinary = write_atomically(attempt.folder.path / MASKED_MODEL, finish.part.booster, 0o600).name
             write_importance(attempt.folder.path, feature_importance(finish.part))
         notes = [] if start.data.train.ids is not None else [_NO_IDS]
         if job.is_encrypted and security_bits(job.key_bits) < 128:
             notes.append(f"Keys of {job.key_bits} bits: {security_bits(job.key_bits)}-bit security.")
         attempt.write_record(
-            f"vertical training, {'active' if self._is_active else 'passive'} party", finish.params, ordinary,
+            f"Vertical federated XGBoost, {'active' if self._is_active else 'passive'} party", finish.params, ordinary,
             finish.sections, registry=start.reservations[0].message, best_round=finish.best_round, notes=tuple(notes),
         )  # fmt: skip
         return Outcome(hmac.hex(), f"this party's part of the model is {path}", {"n_rounds": finish.n_rounds})

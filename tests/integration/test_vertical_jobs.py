@@ -32,7 +32,7 @@ def same(ours: bytes, theirs: xgb.Booster) -> bool:
 
 
 def nothing_written(parties: Parties, job_id: str = "job") -> bool:
-    names = {ACTIVE_FILE, PASSIVE_FILE, "model.json", "run.json", "report.html"}
+    names = {ACTIVE_FILE, PASSIVE_FILE, "masked_model.json", "run.json", "report.html"}
     return not [path for site in parties.sites for path in parties.workspace(site).rglob("*")
                 if path.name in names or "partial" in path.name and path.suffix != ".jsonl" and job_id in str(path)
                 and "evidence" not in str(path)]  # fmt: skip
@@ -63,7 +63,7 @@ def test_every_party_keeps_its_part_and_no_other(parties):
         part = read_part(folder / PASSIVE_FILE, site, PassivePart)
         assert part.identity == active.identity
         assert stat.S_IMODE((folder / PASSIVE_FILE).stat().st_mode) == 0o600
-        assert not (folder / ACTIVE_FILE).exists() and not (folder / "model.json").exists()
+        assert not (folder / ACTIVE_FILE).exists() and not (folder / "masked_model.json").exists()
 
 
 def test_run_records_and_reports_tell_stages_features_and_metrics(parties):
@@ -78,7 +78,7 @@ def test_run_records_and_reports_tell_stages_features_and_metrics(parties):
     assert '"c4"' not in json.dumps(active)
     for site in parties.sites:
         html = (parties.run_folder(site) / "report.html").read_text()
-        assert "vertical training" in html
+        assert "Vertical federated XGBoost" in html
     lines = "\n".join(parties.said["site-1"])
     assert "round 4 of 4, eval-logloss" in lines and "round 4 of 4" in "\n".join(parties.said["site-2"])
 
