@@ -1,8 +1,13 @@
 """The vertical jobs of this folder: run one in the simulator, or write the job folders anew.
 
-    python jobs/vertical.py --write                          writes jobs/vertical_<profile>/
+    python jobs/vertical.py --write                          writes jobs/vertical_<name>/
     python jobs/vertical.py --run paillier --workspace DIR   makes data for three parties in DIR/data and trains
-    python jobs/vertical.py --run paillier --workspace DIR --table credit.parquet --label default --parties 2
+    python jobs/vertical.py --run guarded --workspace DIR --table credit.parquet --label default --parties 2
+
+``paillier`` trains in the preset ``exact``, which equals centralized training and which every passive party's policy
+must consent to (exact_bins). ``guarded`` keeps to what a policy allows by default; it wants tables of thousands of rows.
+``plain`` is ``paillier`` without encryption.
+
 
 The parties' tables overlap in most rows, in different orders; the job finds the common ones by private set intersection
 (extra ``psi``) before it trains. The job folders are what ``nvflare simulator`` and ``nvflare job submit`` take as they
@@ -24,14 +29,17 @@ from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
 from nvflare_plugins.vertical.alignment.demo_data import ID, LABEL, breast_cancer, deal_columns
 
 FOLDER = Path(__file__).resolve().parent
-PROFILES = ("paillier", "plain")
+VARIANTS = {"paillier": ("paillier", "exact"), "guarded": ("paillier", "guarded"), "plain": ("plain", "exact")}
+"""Name of the job -> its profile and preset."""
+CONSENTS = {"paillier": ("exact_bins",), "guarded": (), "plain": ("exact_bins", "plain_profile")}
 DATA_SETS = ("breast", "breast_test")
 
 
-def recipe(profile: str, label: str = LABEL) -> VerticalXGBRecipe:
-    """Return the job of one profile: breast cancer, the label at site-1."""
+def recipe(name: str, label: str = LABEL) -> VerticalXGBRecipe:
+    """Return one of the jobs: breast cancer, the label at site-1."""
+    profile, preset = VARIANTS[name]
     return VerticalXGBRecipe(
-        f"vertical_{profile}",
+        f"vertical_{name}",
         active="site-1",
         data_set=DATA_SETS[0],
         eval_data_set=DATA_SETS[1],
@@ -43,23 +51,23 @@ def recipe(profile: str, label: str = LABEL) -> VerticalXGBRecipe:
         },
         num_rounds=5,
         profile=profile,
+        preset=preset,
     )  # fmt: skip
 
 
-def write_data(folder: Path, table: pd.DataFrame, label: str, n_parties: int, profile: str) -> Wishes:
+def write_data(folder: Path, table: pd.DataFrame, label: str, n_parties: int, name: str) -> Wishes:
     """Deal a table's columns out to parties below a folder; return what their policies must say."""
     sites = [f"site-{number + 1}" for number in range(n_parties)]
     deal_columns(table, label, [folder / site for site in sites], DATA_SETS)
-    paths = {name: str(folder.absolute() / "{site}" / f"{name}.csv") for name in DATA_SETS}
-    consents = ("plain_profile",) if profile == "plain" else ()
-    return Wishes(paths, profiles=(profile,), consents=consents, ids=dict.fromkeys(DATA_SETS, ID))
+    paths = {one: str(folder.absolute() / "{site}" / f"{one}.csv") for one in DATA_SETS}
+    return Wishes(paths, profiles=VARIANTS[name][:1], consents=CONSENTS[name], ids=dict.fromkeys(DATA_SETS, ID))
 
 
 def write(folder: Path) -> list[Path]:
     """Write all job folders below a folder, replacing what was there under their names."""
     paths = []
-    for profile in PROFILES:
-        job = recipe(profile)
+    for name in VARIANTS:
+        job = recipe(name)
         path = folder / job.name
         shutil.rmtree(path, ignore_errors=True)
         job.export(str(folder))
@@ -71,7 +79,7 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the job folders anew")
-    parser.add_argument("--run", choices=PROFILES, help="run the job of this profile in the simulator")
+    parser.add_argument("--run", choices=sorted(VARIANTS), help="run this job in the simulator")
     parser.add_argument("--workspace", type=Path, help="root of the simulator's workspaces")
     parser.add_argument("--table", type=Path, help="Parquet file of numbers to train on; default: breast cancer")
     parser.add_argument("--label", default=LABEL, help="label column of the table")

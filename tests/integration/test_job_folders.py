@@ -21,7 +21,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 RECIPES = [
     *map(horizontal.recipe, horizontal.PROFILES),
-    *map(vertical.recipe, vertical.PROFILES),
+    *map(vertical.recipe, vertical.VARIANTS),
     *map(vertical_inference.recipe, vertical_inference.ACTIONS),
 ]
 

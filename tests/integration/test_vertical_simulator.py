@@ -108,11 +108,12 @@ def test_no_secret_is_in_a_folder_where_it_does_not_belong(finished):
         assert len(files) > 3 and not [form for form in forms if form in content], place
 
 
-def test_job_folder_as_it_stands(tmp_path: Path) -> None:
-    """Alignment by private set intersection, then training with keys of 3072 bits, guarded."""
+@pytest.mark.parametrize("name", ["paillier", "guarded"])
+def test_job_folder_as_it_stands(tmp_path: Path, name: str) -> None:
+    """Alignment by private set intersection, then training with keys of 3072 bits."""
     pytest.importorskip("private_set_intersection")
-    wishes = vertical.write_data(tmp_path / "data", breast_cancer(), vertical.LABEL, 3, "paillier")
-    run = run_simulator(JOBS / "vertical_paillier", tmp_path / "ws", wishes)
+    wishes = vertical.write_data(tmp_path / "data", breast_cancer(), vertical.LABEL, 3, name)
+    run = run_simulator(JOBS / f"vertical_{name}", tmp_path / "ws", wishes)
     assert run.code == 0, run.output[-4000:]
     assert run.summary["status"] == "completed"
     assert verify([run.result / "evidence"]).verified
