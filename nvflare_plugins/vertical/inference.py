@@ -21,15 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.vertical.answered_paths import REFUSED, AnsweredPaths
 from nvflare_plugins.vertical.links import Party, PassiveLink, place_parties
 from nvflare_plugins.vertical.messages import (
     Bits, DecisionAnswer, DecisionRequest, Message, PartySchema, PathQuery, from_bytes, to_bytes,
 )  # fmt: skip
 from nvflare_plugins.vertical.model import FederatedModel
 from nvflare_plugins.vertical.model_files import ActivePart, PassivePart
-from nvflare_plugins.vertical.private_table import NOTHING_ABOVE
 
-REFUSED = "a question that this party does not answer"
 BATCH_ROWS = 20_000
 
 
@@ -47,8 +46,7 @@ class PathOwner:
         self._features = features
         self._batches = batches(features.shape[0], batch_rows)
         self._batch = -1
-        self._answered: set[tuple[int, int]] = set()
-        self._reached: dict[int, NDArray[np.int64]] = {}  # by tree: the last answer for each row
+        self._paths = AnsweredPaths(0)
 
     def answer(self, request: Message) -> DecisionAnswer:
         """Tell which of the named rows go left at the named nodes.
@@ -76,28 +74,18 @@ class PathOwner:
         if not self._batch < batch < len(self._batches):
             raise ProtocolError(REFUSED)
         self._batch = batch
-        self._answered.clear()
-        self._reached.clear()
+        rows = self._batches[batch]
+        self._paths = AnsweredPaths(rows.stop - rows.start)
 
     def _decide(self, query: PathQuery) -> Bits:
         place = (query.tree, query.node)
         here = self._features[self._batches[self._batch]]
-        if place not in self._table or place in self._answered or query.rows.n != here.shape[0]:
+        if place not in self._table or query.rows.n != here.shape[0]:
             raise ProtocolError(REFUSED)
-        self._answered.add(place)
         split, rows = self._table[place], query.rows.unpack()
         goes_left = split.goes_left(here[rows, split.feature])
-        if split.above is not None:
-            reached = self._reached.setdefault(query.tree, np.full(here.shape[0], _side(*NOTHING_ABOVE)))
-            if (reached[rows] != _side(*split.above)).any():
-                raise ProtocolError(REFUSED)
-            reached[rows] = _side(query.node, goes_left)
+        self._paths.follow(query.tree, query.node, split, rows, goes_left)
         return Bits.of(goes_left)
-
-
-def _side(node: int, is_left: bool | NDArray[np.bool_]) -> int | NDArray[np.int64]:
-    """Number the two sides of every node."""
-    return 2 * node + is_left
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ProtocolError
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.planner import child_to_build
+from nvflare_plugins.vertical.answered_paths import AnsweredPaths
 from nvflare_plugins.vertical.cut_points import find_cut_points
 from nvflare_plugins.vertical.gradient_scheme import HistogramMaker
 from nvflare_plugins.vertical.guards import Guard
@@ -73,6 +74,7 @@ class PassiveParty:
         self._rows: dict[int, NDArray[np.int32]] = {}
         self._known: set[int] = set()  # nodes whose sums the active party has, siblings included
         self._above: dict[int, tuple[int, bool]] = {}  # by node: this party's nearest split above it
+        self._paths = [AnsweredPaths(table.shape[0]) for table in self._sets]
         self.table: PrivateTable = dict(table or {})
 
     def schema(self) -> PartySchema:
@@ -116,6 +118,8 @@ class PassiveParty:
         self._rows = {ROOT: np.arange(self._n_rows, dtype=np.int32)}
         self._above = {ROOT: NOTHING_ABOVE}
         self._known = set()
+        for paths in self._paths:  # rows go through the trees of a round before the next one begins
+            paths.end_trees()
         self._maker.begin_tree(self._n_rows)
         self._maker.add_gradients(request.gradients)
 
@@ -190,7 +194,10 @@ class PassiveParty:
         split = self.table.get((query.tree, query.node))
         if split is None:
             raise ProtocolError("a question about a node that this party did not split")
-        return Bits.of(split.goes_left(self._sets[data_set][query.rows.unpack(), split.feature]))
+        rows = query.rows.unpack()
+        goes_left = split.goes_left(self._sets[data_set][rows, split.feature])
+        self._paths[data_set].follow(query.tree, query.node, split, rows, goes_left)
+        return Bits.of(goes_left)
 
     def _check_tree(self, tree: int) -> None:
         if tree != self._tree:

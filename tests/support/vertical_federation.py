@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from nvflare_plugins.vertical.gradient_scale import pair_format
 from nvflare_plugins.vertical.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
 from nvflare_plugins.vertical.guards import Guard
+from nvflare_plugins.vertical.inference import PathOwner
 from nvflare_plugins.vertical.links import InProcessLink, Party, place_parties
 from nvflare_plugins.vertical.model import FederatedModel, merge
+from nvflare_plugins.vertical.model_files import PassivePart
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 from nvflare_plugins.vertical.passive import PassiveParty
 from nvflare_plugins.vertical.training import LabelledSet, VerticalResult, VerticalSettings, train_vertical
@@ -53,8 +55,15 @@ class Outcome:
         return merge(self.result.model, self.n_own, tables)
 
     def predict(self, joined: Joined, data_set: int, **options) -> NDArray[np.float32]:
-        model = FederatedModel(self.result.model, self.parties, self.n_own, deadline_s=60)
-        return model.predict(joined.part(0, joined.tables[data_set]), data_set, **options)
+        """Predict as a job of its own does: with owners that hold their tables and the rows."""
+        rows = joined.tables[data_set]
+        introductions = []
+        for i, (party, passive) in enumerate(zip(self.parties, self.passives, strict=True), start=1):
+            aliases = party.schema.aliases
+            owner = PathOwner(PassivePart(passive.table, aliases, aliases), joined.part(i, rows), len(rows))
+            introductions.append((party.name, party.schema, InProcessLink(owner)))
+        model = FederatedModel(self.result.model, place_parties(self.n_own, introductions), self.n_own, deadline_s=60)
+        return model.predict(joined.part(0, rows), 0, **options)
 
 
 def make_clear(n_rows: int):

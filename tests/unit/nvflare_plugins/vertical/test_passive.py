@@ -117,6 +117,33 @@ def test_a_second_node_of_the_same_number_is_refused():
         passive.answer(HistogramRequest(0, (NodePartition(1, 3, 5, Bits.of(np.arange(halves().sum()) % 2 == 0)),)))
 
 
+def test_rows_of_a_set_are_answered_for_once_and_along_their_paths():
+    """Asking for every row at every node would show ordered bits that no model needs."""
+    everyone = Bits.of(np.ones(N_ROWS, dtype=bool))
+
+    def grown() -> tuple[PassiveParty, np.ndarray]:
+        passive = party()
+        left = passive.answer(SplitRequest(0, (OwnedSplit(0, 0, 1, False),))).goes_left[0].unpack()
+        passive.answer(HistogramRequest(0, (NodePartition(0, 1, 2, Bits.of(left)),)))
+        passive.answer(SplitRequest(0, (OwnedSplit(1, 1, 1, False), OwnedSplit(2, 2, 1, False))))
+        return passive, left
+
+    def ask(passive: PassiveParty, node: int, rows: Bits) -> None:
+        passive.answer(DecisionRequest(0, (PathQuery(0, node, rows),)))
+
+    passive, left = grown()
+    ask(passive, 0, everyone)
+    ask(passive, 1, Bits.of(left))
+    ask(passive, 2, Bits.of(~left))
+    with pytest.raises(ProtocolError):
+        ask(passive, 2, Bits.of(~left))
+    for asked in ([(1, everyone)], [(0, everyone), (1, everyone)], [(0, everyone), (0, everyone)]):
+        passive, _ = grown()
+        with pytest.raises(ProtocolError):
+            for node, rows in asked:
+                ask(passive, node, rows)
+
+
 def test_trees_beyond_those_of_the_job_are_refused():
     features = np.random.default_rng(0).normal(size=(N_ROWS, 3)).astype(np.float32)
     passive = PassiveParty([features], ["a", "b", "c"], 4, ClearHistogramMaker(), most_trees=2)
