@@ -54,7 +54,7 @@ class VerticalRules:
         max_sums_per_row: Most independent sums in which a row's bin of one feature may take part, over all jobs.
         min_intersection: An alignment of fewer rows is refused.
         max_size_ratio: Another party's set may be so many times larger or smaller.
-        predictions_per_row: How often a row may be asked for, over all jobs.
+        predictions_per_row: How often a row may be asked for, over all jobs; being in an evaluation set counts once.
         predictions_per_job: Rows that one job may ask for.
     """
 

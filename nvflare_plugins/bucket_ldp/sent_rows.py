@@ -44,7 +44,7 @@ class SentRows:
             _append(file, {"job": job_id, "rows": _hashes(key, ids)})
 
     def refuse(self, ids: Sequence[str] | None) -> None:
-        """Refuse to predict rows whose buckets were sent; to be called before anything is answered.
+        """Refuse to train on or predict rows whose buckets were sent; to be called before anything is answered.
 
         Args:
             ids: canonical identifiers; None where the rows have none, so that they might be any.
@@ -58,10 +58,9 @@ class SentRows:
         with self._locked() as (_, key, sent):
             if sent and (ids is None or not sent.isdisjoint(_hashes(key, ids))):
                 raise PolicyRefusal(
-                    f"{self._site} has sent randomised buckets of rows that are, or may be, among those to be "
-                    "predicted: its true thresholds would reveal exact bits of their values, beside what the epsilon "
-                    "covers. Nothing was answered. "
-                    "Remedy: predict rows that were not trained on, from a data set with an id column."
+                    f"{self._site} has sent randomised buckets of rows that are, or may be, among those of this job: "
+                    "its true thresholds would reveal exact bits of their values, beside what the epsilon covers. "
+                    "Nothing was answered. Remedy: take rows that were not sent, from a data set with an id column."
                 )
 
     @contextmanager

@@ -54,7 +54,8 @@ class VerticalJob:
         key_bits: length of the key that the active party generates for this job alone.
         preset: ``guarded`` or ``exact``, see ``Preset``.
         own_rounds: first rounds that use the active party's columns alone (Completely SecureBoost).
-        eval_data_set: name of an evaluation set in every site's policy; evaluated after each round.
+        eval_data_set: name of an evaluation set in every site's policy; evaluated after each round. Passive parties
+            charge its rows as one prediction.
         evaluate_training: evaluate the training set too.
         weight: column of sample weights at the active party.
         features: by site, the columns to train on in this order; a site that is not named takes all columns of its

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from he_processors.additive.scheme import Scheme
 from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.bucket_ldp.sent_rows import SentRows
 from nvflare_plugins.run_record import ReportSection, RoundRow
 from nvflare_plugins.vertical.attempt_parts import PURPOSE, Finish, Start
 from nvflare_plugins.vertical.bin_report import bins_section
@@ -17,6 +18,7 @@ from nvflare_plugins.vertical.messages import Answer, Request, TrainingSetup
 from nvflare_plugins.vertical.model_files import PassivePart
 from nvflare_plugins.vertical.party_link import answer_bytes
 from nvflare_plugins.vertical.passive import PassiveParty
+from nvflare_plugins.vertical.prediction_budget import PredictionBudget
 from nvflare_plugins.vertical.private_table import PrivateTable, table_from_json, table_to_json
 
 _SCHEMES = {
@@ -45,6 +47,7 @@ class PassiveSite:
     def __init__(self, start: Start):
         self._start = start
         self._party: PassiveParty | None = None
+        self._refuse_sent_rows()
         rows = start.data.train.row_ids()
         # Found before anything is sent: a policy that allows fewer bins refuses the job here.
         self._guard = Guard.open(
@@ -54,6 +57,7 @@ class PassiveSite:
         )  # fmt: skip
         self._n_rounds = start.n_done
         self._table = self._first_table()
+        self._charge_evaluation()
 
     def run(self) -> Finish:
         """Take part; return this party's part."""
@@ -69,6 +73,23 @@ class PassiveSite:
             raise ProtocolError("the active party ended the training before it began")
         part = PassivePart(dict(self._party.table), start.data.columns, start.data.aliases)
         return Finish(part, self._n_rounds, start.parameters.agreed, self._sections())
+
+    def _refuse_sent_rows(self) -> None:
+        """Keep exact bits from rows whose randomised buckets were sent. Raises: PolicyRefusal."""
+        for one in self._start.data.sets:
+            SentRows(self._start.place.policy).refuse(None if one.ids is None else one.row_ids())
+
+    def _charge_evaluation(self) -> None:
+        """Charge the rows of the evaluation set: they go down every tree, as in a prediction.
+
+        Those of the training set are divided by its splits anyway.
+
+        Raises: PolicyRefusal: this site has answered for them as often as it does.
+        """
+        policy, train = self._start.place.policy, self._start.data.train.data_set.name
+        for one in self._start.data.sets[1:]:
+            if one.data_set.name != train:
+                PredictionBudget(policy, one.data_set.name).charge(one.row_ids())
 
     def _first_table(self) -> PrivateTable:
         start = self._start

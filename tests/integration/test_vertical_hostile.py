@@ -12,6 +12,8 @@ import pytest
 from he_processors.additive.public_key_bytes import public_key_to_bytes
 from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
 from he_processors.packing import REFUSED
+from nvflare_plugins.bucket_ldp.sent_rows import SentRows
+from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.vertical import (
     active_site, encrypted_scheme, gradient_scheme, key_owner, passive, passive_site,
 )  # fmt: skip
@@ -252,3 +254,21 @@ def number_forms(value: float) -> list[bytes]:
     exact = np.float32(value)
     texts = {repr(float(exact)), str(exact), json.dumps(float(value))}
     return [exact.tobytes(), np.float64(exact).tobytes(), *(text.encode() for text in texts if len(text) > 5)]
+
+
+# -- what an evaluation set would give away ---------------------------------------------------------------------------
+
+
+def test_evaluation_rows_are_charged_as_a_prediction(parties):
+    parties.set_policy("site-2", vertical={"predictions_per_row": 2})
+    for number in range(2):
+        succeed(run(parties, job(eval_data_set="held", num_rounds=1), f"job-{number}"))
+    succeed(run(parties, job(eval_data_set="data", num_rounds=1), "own"))
+    outcomes = run(parties, job(eval_data_set="held", num_rounds=1), "once-more")
+    assert "predictions_per_row" in str(outcomes["site-2"])
+    assert isinstance(outcomes["site-1"], VeilBoostError)
+
+
+def test_rows_whose_randomised_buckets_were_sent_are_not_trained_on(parties):
+    SentRows(SitePolicy.load(parties.workspace("site-3"), "site-3")).note("earlier", ["somebody"])
+    assert "randomised buckets" in str(run(parties, job())["site-3"])  # these rows have no ids: they may be the same
