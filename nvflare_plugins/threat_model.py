@@ -62,6 +62,10 @@ _TIMING = (
     "the job sets tracking=False. No contribution and no other sum."
 )
 _SIZES = "Sizes, order and timing of sealed messages, and what the job itself says. No bit of any row."
+_NODE_SIZES = (
+    "Sizes, order and timing of sealed messages, and what the job itself says. Sizes tell how many rows reach which "
+    "party's nodes. No bit of any row."
+)
 _VERTICAL_PARTY = (
     "A passive party: which rows are in the nodes whose sums it is asked for, and its own splits; no gradient, label, "
     "leaf or foreign threshold. The active party: the sums per bin of every node, and with them, under the preset "
@@ -161,7 +165,7 @@ THREAT_MODELS = {
             profile="paillier",
             codecs=_SAFE,
             summary="Vertical: gradients leave the active party as Paillier ciphertexts, sums return re-randomised.",
-            server_alone=_SIZES,
+            server_alone=_NODE_SIZES,
             one_site=_VERTICAL_PARTY,
             server_and_one_site="What that party learns; messages between two others stay sealed.",
             all_but_one="All passive parties: the partitions of all nodes. The active one and all but one passive "
@@ -239,7 +243,7 @@ THREAT_MODELS = {
             profile="vertical_model",
             codecs=_SAFE,
             summary="Use of a finished vertical model: questions along paths of rows, sealed between the parties.",
-            server_alone=_SIZES,
+            server_alone=_NODE_SIZES,
             one_site="A passive party: which rows reach its own nodes; not the answer of the model. The active party: "
             "one ordered bit per row and node on its path. If the owners consent, `explain` tells it the positions of "
             "rows among their thresholds and which values are missing, `merge` the thresholds themselves.",
