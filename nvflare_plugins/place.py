@@ -14,9 +14,17 @@ from nvflare_plugins.site_policy import SitePolicy
 class Job(Protocol):
     """What the shell around a job knows of it. Each kind of job has a class of its own."""
 
-    profile: str
-    tracking: bool
-    deadline_s: float  # longest time that an exchange may wait for the slowest site; 0 derives it from the job's size
+    @property
+    def profile(self) -> str:
+        """Return the name of the protection that every private message has."""
+
+    @property
+    def tracking(self) -> bool:
+        """Return whether metrics of each round are streamed to the server."""
+
+    @property
+    def deadline_s(self) -> float:
+        """Return the longest time that an exchange may wait for the slowest site; 0 derives it from the job's size."""
 
     @property
     def largest_message_bytes(self) -> int:
@@ -51,9 +59,14 @@ class Place:
 class RoundFacts(Protocol):
     """What progress lines say of a finished round. Units: seconds; metrics by "set-metric"."""
 
-    round: int
-    seconds: float
-    metrics: dict[str, float]
+    @property
+    def round(self) -> int: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
 
 
 class Progress(Protocol):
