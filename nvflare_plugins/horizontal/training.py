@@ -11,7 +11,7 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
+from he_processors.errors import ProtocolError, VeilBoostError
 from nvflare_plugins.horizontal.objectives import ObjectiveFacts
 from nvflare_plugins.horizontal.parameters import TrainingParameters
 from nvflare_plugins.wire.catalogue import (
@@ -237,9 +237,7 @@ def train(
                 loop = _Loop(mediator, channel, handler, shape, settings, on_round)
                 return loop.run(params, train_matrix, eval_sets, initial_model)
         except xgb.core.XGBoostError as error:
-            if mediator.error is not None:
-                raise mediator.error from None
-            raise JobAborted(f"XGBoost failed: {_first_line(str(error))}") from None
+            raise mediator.reason(error) from None
         except VeilBoostError as error:
             mediator.abort(error)
             raise
@@ -336,8 +334,3 @@ def parse_metrics(text: str) -> dict[str, float]:
         name, _, value = part.rpartition(":")
         metrics[name] = float(value)
     return metrics
-
-
-def _first_line(text: str) -> str:
-    # XGBoost appends a stack trace; its first line is the reason.
-    return text.strip().splitlines()[0][:500] if text.strip() else "no reason given"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dp_components.leaf_weights.query import UNIT
 from dp_components.sensitivity import grid_integers
 from dp_components.split_candidates.candidates import Candidates
-from he_processors.errors import ConfigurationError, JobAborted, ProtocolError, VeilBoostError
+from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
 from nvflare_plugins.horizontal.cuts import Cuts, reference_table
 from nvflare_plugins.private_trees.candidates import public_candidates
 from nvflare_plugins.private_trees.methods import CandidateSource, Method, SplitMethod, WeightUpdate
@@ -109,9 +109,7 @@ def train_greedy_trees(
             objective = bounded_objective(plan, label, row_weights)
             return _grow(plan, channel, mediator, matrix, n_threads, objective, after_round)
         except xgb.core.XGBoostError as error:
-            if mediator.error is not None:
-                raise mediator.error from None
-            raise JobAborted(f"XGBoost failed: {str(error).strip().splitlines()[0][:500]}") from None
+            raise mediator.reason(error) from None
         except VeilBoostError as error:
             mediator.abort(error)
             raise

@@ -20,7 +20,7 @@ from dp_components.mechanisms.gaussian import add_gaussian_noise
 from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.split_candidates import dp_quantiles
 from dp_components.split_candidates.candidates import Candidates, FeatureBounds
-from he_processors.errors import ConfigurationError, JobAborted, VeilBoostError
+from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.private_trees.candidates import paid_candidates, public_candidates
 from nvflare_plugins.private_trees.forest import Forest, draw_forest, initial_model
 from nvflare_plugins.private_trees.methods import CandidateSource, Method, SplitMethod
@@ -200,9 +200,7 @@ def train_private_trees(
             objective = bounded_objective(plan, label, row_weights)
             return _refresh(plan, forest, channel, mediator, matrix, n_threads, objective, after_round)
         except xgb.core.XGBoostError as error:
-            if mediator.error is not None:
-                raise mediator.error from None
-            raise JobAborted(f"XGBoost failed: {str(error).strip().splitlines()[0][:500]}") from None
+            raise mediator.reason(error) from None
         except VeilBoostError as error:
             mediator.abort(error)
             raise

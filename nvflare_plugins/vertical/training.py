@@ -11,7 +11,7 @@ import xgboost as xgb
 from numpy.typing import NDArray
 from xgboost.core import DataSplitMode
 
-from he_processors.errors import ConfigurationError, JobAborted, VeilBoostError
+from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.horizontal.objectives import Task
 from nvflare_plugins.horizontal.parameters import TrainingParameters
 from nvflare_plugins.horizontal.training import parse_metrics
@@ -136,9 +136,7 @@ def train_vertical(
                 loop = _Loop(mediator, engine, settings, on_round)
                 result = loop.run(params.for_booster(), sets, engine_settings.eval_sets, initial_model)
         except xgb.core.XGBoostError as error:
-            if mediator.error is not None:
-                raise mediator.error from None
-            raise JobAborted(f"XGBoost failed: {str(error).strip().splitlines()[0][:500]}") from None
+            raise mediator.reason(error) from None
         except VeilBoostError as error:
             mediator.abort(error)
             raise

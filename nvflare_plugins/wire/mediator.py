@@ -103,6 +103,17 @@ class Mediator:
         if self.error is None:
             self.error = error
 
+    def reason(self, error: Exception) -> VeilBoostError:
+        """Return why a training ended in which XGBoost failed: this mediator's own error, where it has one.
+
+        Privacy: reasons travel. XGBoost's text stays in the log of this site, because its checks quote the numbers that
+            they compare.
+        """
+        if self.error is not None:
+            return self.error
+        _log.info("XGBoost failed: %s", error)
+        return JobAborted("XGBoost failed; the log of that site says why")
+
     def _servicer(self, call: str) -> Callable:
         make_reply = reply_class(call)
 

@@ -102,6 +102,14 @@ def test_an_unexpected_failure_of_the_handler_ends_the_call_without_its_text():
     assert "0.123456" not in mediator.surfaced
 
 
+def test_what_xgboost_says_of_a_failure_does_not_travel():
+    """Its checks quote the numbers that they compare, such as a mean of labels."""
+    mediator = Mediator(HorizontalGrammar(shape(matrix())), 0, Echo())
+    assert "1.173" not in str(mediator.reason(xgb.core.XGBoostError("Check failed: base_score < 1 (1.173 vs. 1)")))
+    mediator.abort(ProtocolError("said before"))
+    assert str(mediator.reason(xgb.core.XGBoostError("internal"))) == "said before"
+
+
 def test_a_call_out_of_sequence_or_of_another_rank_is_refused():
     data = matrix()
     for fields, words in (({"sequence_number": 5}, "call 5 where 0 is due"), ({"rank": 1}, "claims rank 1")):
