@@ -37,6 +37,7 @@ from nvflare_plugins.wire.catalogue import Kind
 _log = logging.getLogger(__name__)
 MIB = 1 << 20
 LEFT = "the conversation has ended"
+_INTERNAL = "internal error in the conversation; the site's log has the trace"
 _OVERHEAD_BYTES = 2 * MIB  # of a part: its header, and those of as many fragments as a step may have
 
 
@@ -129,6 +130,9 @@ class Asked(Future):
             self.set_result(self._read(answer))
         except VeilBoostError as error:
             self.set_exception(error)
+        except Exception:  # ends the conversation's thread, which says so; whoever waits for this answer must hear too
+            self.set_exception(JobAborted(_INTERNAL))
+            raise
 
 
 class Asking:
@@ -228,7 +232,7 @@ class Asking:
             self._fail(error)
         except Exception:  # the edge of a thread: whoever waits must hear of it
             _log.exception("the conversation failed")
-            self._fail(JobAborted("internal error in the conversation; the site's log has the trace"))
+            self._fail(JobAborted(_INTERNAL))
 
     def _step(self) -> Flag:
         with self._changed:

@@ -49,6 +49,21 @@ def test_questions_to_several_sites_are_answered_in_order():
     assert results[1:] == [None, None]
 
 
+def test_a_defect_in_reading_an_answer_wakes_whoever_waits_for_it():
+    def defect(answer: bytes) -> None:
+        raise RuntimeError(answer.decode())
+
+    def lead(site: Site):
+        with asking(site) as talk:
+            with pytest.raises(JobAborted, match="internal error") as caught:
+                talk.ask(1, b"secret", defect).result(10)
+            assert "secret" not in str(caught.value).lower()
+            raise caught.value
+
+    results = converse([lead, answering(shout)])
+    assert "internal error" in str(results[0])
+
+
 def test_messages_far_larger_than_a_frame_travel_in_bounded_frames():
     seen: list = []
     big = bytes(range(256)) * 16000  # 4 MB, frames of 1 MiB
