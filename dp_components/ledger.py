@@ -186,6 +186,15 @@ class Ledger:
             self._append(release_record(job_id, query, events, value))
             return value
 
+    def answered(self, job_id: str) -> tuple[str, ...]:
+        """Return the queries of an open job that would be answered from the cache, in the order of their release.
+
+        Raises:
+            PrivacyRefusal: The job is not open.
+        """
+        with self._locked() as state:
+            return tuple(_open_job(state, job_id).replies)
+
     def close_job(self, job_id: str) -> None:
         """End a job: what it has not used becomes free again, and its cached replies are deleted.
 

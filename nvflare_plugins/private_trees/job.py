@@ -70,8 +70,8 @@ class PrivateTreesJob:
         structure_seed: public seed of the random trees. The guarantee holds for every seed, so that nothing is gained
             by agreeing on it in secret, and a resumed job must draw the same trees. Noise never comes from it.
         weight: column of row weights; needs ``max_weight``, the public largest one, to which they are clipped.
-        resume_from: id of an interrupted job of the same terms under distributed noise: what it has released is
-            replayed from the sites' ledgers at no charge.
+        resume_from: id of an interrupted job of the same terms under distributed noise, on the same rows: what it has
+            released is replayed from the sites' ledgers at no charge, by all of them or by none.
         tracking: must be False: metrics are not paid for.
         deadline_s: longest time that an exchange may wait for the slowest site; 0 derives it from the job's size.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dp_components.errors import PrivacyError
 from dp_components.events import Event, Release
 from dp_components.neighbouring import NeighbouringRelation
-from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
+from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
 from nvflare_plugins.place import Place
 from nvflare_plugins.privacy_ledger import event_text, open_ledger
 from nvflare_plugins.private_trees.job import PrivateTreesJob
@@ -21,6 +21,8 @@ from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.training import STATE
 from nvflare_plugins.wire.evidence import EvidenceLog
 
+_ROWS = "; rows "
+_HISTORY_BYTES = 8 + 32 + 32
 _log = logging.getLogger(__name__)
 
 
@@ -31,6 +33,12 @@ class Payment:
     same queries get the same replies again, noise included, at no charge, in a new attempt or in a job that resumes
     it. Under a trusted aggregator they must not: the noise was the server's and is gone, and fresh noise on the same
     sums is a further release. There the job ends with its attempt.
+
+    A replay is free only while all sites replay: a site that draws its share afresh, because its ledger was put back to
+    an earlier state, say, makes two sums of which the others have paid for one. So the sites compare what they would
+    replay before anything is released (``history``, ``begin``), and a site then answers nothing else in its place.
+    They may differ by the last query alone: its charge comes before its sum leaves the site, so that the sum over the
+    sites was never complete where one of them, with all that its ledger ever wrote, had not charged it.
     """
 
     def __init__(
@@ -42,16 +50,16 @@ class Payment:
             rows: hash of the rows; it stays in this site's own ledger.
 
         Raises:
-            PolicyRefusal: the data set has no budget or not so much left, or a person has more rows at this site than
-                the job protects.
+            PolicyRefusal: the data set has no budget or not so much left, a person has more rows at this site than
+                the job protects, or the rows are not those of the job to resume.
             ConfigurationError: there is no such job to resume.
         """
         self._ledger, _ = open_ledger(place.policy, job.data_set, NeighbouringRelation.ADD_OR_REMOVE_ROW)
-        self._plan, self._rows, self._evidence = plan, rows, evidence
+        self._plan, self._evidence = plan, evidence
         self._job_id = job.resume_from or place.job_id
+        self._rows = hashlib.sha256(rows + self._job_id.encode()).hexdigest()[:32]
         self._may_resume = not plan.training.trust.is_trusted_aggregator
-        self._texts: dict[int, str] = {}
-        self._has_begun = False
+        self._has_begun, self._n_paid = False, 0
         _check_person(job, place)
         self._was_known = self._is_known()
         if job.resume_from is not None and not self._was_known:
@@ -64,18 +72,53 @@ class Payment:
             )
         try:
             self.quote = self._ledger.open_job(self._job_id, plan.events())
+            self._replays = self._ledger.answered(self._job_id)
         except PrivacyError as error:
             raise PolicyRefusal(str(error)) from None
+        if any(query.partition(_ROWS)[2] != self._rows for query in self._replays):
+            raise PolicyRefusal(
+                f"the rows of data set {job.data_set!r} at {place.site} are not those on which job {self._job_id} was "
+                "begun: it cannot be resumed. Submit it anew, to be charged anew"
+            )
 
-    def begin(self) -> None:
-        """Note that every site has reserved its plan: from now on something may be released."""
+    def history(self) -> bytes:
+        """Return what the other sites must know to see that all replay the same: number and hashes of the queries.
+
+        Privacy: a query names the round, and a hash of noisy sums that all sites have got.
+        """
+        queries = [query.partition(_ROWS)[0] for query in self._replays]
+        return b"".join([len(queries).to_bytes(8, "little"), _digest(queries), _digest(queries[:-1])])
+
+    def begin(self, histories: Sequence[bytes]) -> None:
+        """Go on once every site has reserved its plan and would replay the same: now something may be released.
+
+        Args:
+            histories: ``history`` of every site.
+
+        Raises:
+            PolicyRefusal: some sites would replay what others draw afresh.
+            ProtocolError: a peer's history is not one.
+        """
+        if any(len(history) != _HISTORY_BYTES for history in histories):
+            raise ProtocolError("a site's account of what it would replay has another size than it should")
+        longest = max(histories, key=_length)
+        for history in histories:
+            is_same = history == longest
+            lacks_last = _length(history) == _length(longest) - 1 and history[8:40] == longest[40:]
+            if not is_same and not lacks_last:
+                raise PolicyRefusal(
+                    f"the sites' ledgers hold different releases of job {self._job_id}: some would be drawn afresh at "
+                    "one site and replayed, unpaid, at others. Nothing was released. Submit the job anew, to be "
+                    "charged anew"
+                )
         self._has_begun = True
 
     def pay(self, query: str, make: Callable[[], Release]) -> NDArray[np.int64]:
         """Return a release, or the reply that the same query got before; it was charged durably before this returns.
 
         Raises:
-            PolicyRefusal: the ledger refuses; JobAborted, if it cannot be written.
+            PolicyRefusal: the ledger refuses.
+            JobAborted: it cannot be written, or holds another query in this place.
         """
         drawn: list[Event] = []
 
@@ -84,10 +127,15 @@ class Payment:
             drawn.append(release.event)
             return release
 
-        what, _, state = query.partition(STATE)
-        depends = hashlib.sha256(self._rows + state.encode()).hexdigest()[:32]
+        query = f"{query}{_ROWS}{self._rows}"
+        if self._n_paid < len(self._replays) and query != self._replays[self._n_paid]:
+            raise JobAborted(
+                f"job {self._job_id} now asks for something else than before it was interrupted, as after a change of "
+                "software: nothing was sent. Submit it anew, to be charged anew"
+            )
+        self._n_paid += 1
         try:
-            value = self._ledger.release(self._job_id, f"{what}{STATE}{depends}", draw)
+            value = self._ledger.release(self._job_id, query, draw)
             spent = self._ledger.job_spent(self._job_id)
         except PrivacyError as error:
             raise PolicyRefusal(str(error)) from None
@@ -98,7 +146,7 @@ class Payment:
         if self._evidence is not None:
             text = event_text(drawn) if drawn else "replayed: paid for before, no charge"
             delta = self._plan.job.delta
-            self._evidence.spend(what, text, spent.epsilon(delta), delta)
+            self._evidence.spend(query.partition(STATE)[0], text, spent.epsilon(delta), delta)
         return value
 
     def spent(self) -> float:
@@ -132,6 +180,14 @@ class Payment:
         except PrivacyError:
             return False
         return True
+
+
+def _digest(queries: Sequence[str]) -> bytes:
+    return hashlib.sha256("\n".join(queries).encode()).digest()
+
+
+def _length(history: bytes) -> int:
+    return int.from_bytes(history[:8], "little")
 
 
 def _check_person(job: PrivateTreesJob, place: Place) -> None:

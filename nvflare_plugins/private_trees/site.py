@@ -189,8 +189,7 @@ class _Training:
         payment = Payment(self._job, place, self._plan, self._prepared.row_hash(), self._attempt.evidence)
         _log.info("%s", payment.quote.message)
         try:
-            self._attempt.gather_sealed("reserved", b"")
-            payment.begin()
+            payment.begin(self._attempt.gather_sealed("reserved", payment.history()))
             for line in lines(summarise(self._plan)):
                 self._progress.say(line)
             yield payment

@@ -10,6 +10,7 @@ Reference: ALGORITHMS of the project, 7.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,11 +35,13 @@ from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust, planned_e
 from nvflare_plugins.private_trees.training import PrivateTreesPlan, RefreshHandler, train_private_trees
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.catalogue import Kind, Message
-from nvflare_plugins.wire.envelope import Frame, FrameType
+from nvflare_plugins.wire.envelope import Frame, FrameType, unpack
 from tests.support.audit import Errors, gaussian_power, noise_p_value
 from tests.support.audit_trees import (
     CANARY_SITE, Setting, SiteRandomness, Verdict, audit, judge, run_attempt,
 )  # fmt: skip
+from tests.support.federation import SiteDied
+from tests.support.private_federation import PrivateFederation, job_of
 from tests.support.private_trees import Part, split_rows
 from tests.support.seeded_randomness import SeededRandomness
 
@@ -267,8 +270,8 @@ def test_a_restart_with_a_trusted_aggregator_is_not_free(tmp_path: Path) -> None
 def test_replays_of_some_sites_only_are_not_free(tmp_path: Path) -> None:
     """Site 2 draws its share afresh in each attempt, the others replay theirs and charge nothing.
 
-    The mean over attempts then holds less noise than their ledgers have paid for: s^2 / 2 + s^2 / 16 after eight. A job
-    that is resumed must therefore see to it that either all sites replay a query, or none does.
+    The mean over attempts then holds less noise than their ledgers have paid for: s^2 / 2 + s^2 / 16 after eight. This
+    is training without the payment of a job, which refuses: see the next test.
     """
     case = setting(DISTRIBUTED, replace(RANDOM_TREES, batch_size=20), n_attempts=8)
     from_ledger = paid_from_ledger(tmp_path, case.plan)
@@ -284,3 +287,28 @@ def test_replays_of_some_sites_only_are_not_free(tmp_path: Path) -> None:
         assert spent.mu_squared <= CLAIMED_MU**2
     assert noise_p_value(np.concatenate(noise)) < 1e-12
     assert np.mean(np.concatenate(noise) ** 2) == pytest.approx(1 / 2 + 1 / 16, rel=0.15)
+
+
+def test_a_job_is_not_resumed_where_one_site_would_draw_afresh_what_others_replay(tmp_path: Path) -> None:
+    """Site 2 puts back an older copy of its ledger: every site then refuses before any sum leaves, none is charged."""
+    federation = PrivateFederation(tmp_path)
+    ledgers = federation.workspace("site-2") / "veilboost_ledgers"
+
+    def dies_at(number: int):
+        def tamper(data: bytes) -> bytes:
+            frame = unpack(data)
+            if frame.kind is Kind.NODE_STATS and frame.moment.round == number:
+                raise SiteDied
+            return data
+
+        return tamper
+
+    federation.run_private(job_of(), "first", tamper={"site-1": dies_at(2)})
+    shutil.copytree(ledgers, tmp_path / "copy")
+    federation.run_private(job_of(resume_from="first"), "second", tamper={"site-1": dies_at(5)})
+    shutil.copytree(tmp_path / "copy", ledgers, dirs_exist_ok=True)
+    spent = [federation.ledger(site).spent() for site in federation.sites]
+    third = federation.run_private(job_of(resume_from="first"), "third")
+    assert any("hold different releases" in str(third.error(site)) for site in federation.sites)
+    assert not third.kinds & {"CELL_COUNTS", "NODE_STATS"}
+    assert spent == [federation.ledger(site).spent() for site in federation.sites]

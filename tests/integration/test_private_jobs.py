@@ -312,14 +312,16 @@ def test_a_crash_between_charge_and_send_costs_nothing_more_when_resumed(tmp_pat
     assert isinstance(closed.error("site-1"), (PolicyRefusal, JobAborted)) and not closed.kinds & RELEASED
 
 
-def test_a_resumed_job_on_other_rows_is_not_answered_from_the_cache(tmp_path: Path) -> None:
+def test_a_job_is_not_resumed_on_other_rows(tmp_path: Path) -> None:
     federation = PrivateFederation(tmp_path)
     federation.run_private(job_of(), "first", tamper={"site-2": dies_at("NODE_STATS", 6)})
+    spent = {site: federation.ledger(site).spent() for site in federation.sites}
     frame = frame_of().iloc[:250]
     frame.to_parquet(federation.workspace("site-1") / "patients.parquet", index=False)
     run = federation.run_private(job_of(resume_from="first"), "second")
-    assert isinstance(run.error("site-1"), PolicyRefusal) and "has spent its plan" in str(run.error("site-1"))
-    assert federation.ledger("site-1").spent().epsilon(1e-5) <= 1.0
+    assert isinstance(run.error("site-1"), PolicyRefusal) and "are not those on which" in str(run.error("site-1"))
+    assert not run.kinds & RELEASED
+    assert spent == {site: federation.ledger(site).spent() for site in federation.sites}
 
 
 def test_an_unknown_job_cannot_be_resumed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from dp_components.events import Release
 from dp_components.ledger import Ledger
 from dp_components.ledger_journal import Journal
-from he_processors.errors import JobAborted, PolicyRefusal
+from he_processors.errors import JobAborted, PolicyRefusal, ProtocolError
 from nvflare_plugins.certificates import Identity
 from nvflare_plugins.place import Place
 from nvflare_plugins.private_trees.job import PrivateTreesJob
@@ -50,15 +50,48 @@ def test_a_query_is_charged_once_and_answered_alike(tmp_path: Path) -> None:
     again = payment(tmp_path)  # the process died; the same job runs again
     assert again.pay(QUERY, maker(again, 8)).tolist() == [7]
     assert ledger(tmp_path).spent() == spent
-    assert again.pay("leaf sums of round 0; after 5678", maker(again, 9)).tolist() == [9]
+    assert again.pay("leaf sums of round 1; after 5678", maker(again, 9)).tolist() == [9]
     assert ledger(tmp_path).spent().mu_squared == pytest.approx(2 * spent.mu_squared)
 
 
-def test_other_rows_are_another_query(tmp_path: Path) -> None:
+def test_a_job_on_other_rows_is_not_resumed(tmp_path: Path) -> None:
     first = payment(tmp_path)
     first.pay(QUERY, maker(first))
-    changed = payment(tmp_path, rows=b"other rows")
-    assert changed.pay(QUERY, maker(changed, 8)).tolist() == [8]
+    with pytest.raises(PolicyRefusal, match="are not those on which job job was begun"):
+        payment(tmp_path, rows=b"other rows")
+
+
+def test_a_query_is_not_drawn_afresh_in_the_place_of_a_replay(tmp_path: Path) -> None:
+    first = payment(tmp_path)
+    first.pay(QUERY, maker(first))
+    spent = ledger(tmp_path).spent()
+    again = payment(tmp_path)
+    with pytest.raises(JobAborted, match="asks for something else"):
+        again.pay("leaf sums of round 0; after 5678", maker(again, 8))
+    assert ledger(tmp_path).spent() == spent
+
+
+def history_after(folder: Path, *states: str) -> bytes:
+    """What a site tells whose ledger answered so many queries. Rows and shares are its own."""
+    paid = payment(folder, rows=folder.name.encode())
+    for number, state in enumerate(states):
+        paid.pay(f"leaf sums of round {number}; after {state}", maker(paid))
+    return payment(folder, rows=folder.name.encode()).history()
+
+
+def test_sites_go_on_only_where_all_replay_the_same(tmp_path: Path) -> None:
+    paid = payment(tmp_path / "mine")
+    states = {"none": (), "one": ("a",), "two": ("a", "b"), "three": ("a", "b", "c"), "other": ("a", "x")}
+    told = {name: history_after(tmp_path / name, *of_site) for name, of_site in states.items()}
+    assert told["two"] == history_after(tmp_path / "elsewhere", *states["two"])
+    for alike in (["none"] * 3, ["two"] * 3, ["two", "three", "two"], ["none", "one", "none"]):
+        paid.begin([told[name] for name in alike])
+    for mixed in (["one", "three", "three"], ["none", "two", "two"], ["two", "other", "two"], ["one", "two", "other"],
+                  ["other", "three", "three"], ["one", "two", "three"]):  # fmt: skip
+        with pytest.raises(PolicyRefusal, match="drawn afresh at one site and replayed"):
+            paid.begin([told[name] for name in mixed])
+    with pytest.raises(ProtocolError):
+        paid.begin([told["none"], b""])
 
 
 def test_nothing_is_replayed_where_the_server_adds_the_noise(tmp_path: Path) -> None:
@@ -102,7 +135,7 @@ def test_what_a_failed_attempt_leaves(tmp_path: Path) -> None:
     before = payment(tmp_path, job_id="before")  # a refusal elsewhere, before anything was released
     before.abandon()
     begun = payment(tmp_path, job_id="begun")
-    begun.begin()
+    begun.begin([begun.history()] * 3)
     begun.abandon()
     states = {line.split()[0]: line.split()[1] for line in ledger(tmp_path).describe().splitlines()[-2:]}
     assert states == {"before": "closed", "begun": "open"}
