@@ -180,6 +180,8 @@ def _contents(log: Log) -> Iterator[str]:
             yield f"content {what!r} under {protection!r} is not in the catalogue"
         elif content.only is not None and protection != content.only.name:
             yield f"LEAK: {what} was sent as {protection} instead of {content.only.name}"
+        elif content.profile not in (None, log.profile):
+            yield f"LEAK: {what} was sent in a job of profile {log.profile}, which never sends it"
         elif content.encrypted and (model is None or protection != model.ciphertexts):
             yield f"LEAK: {what} was sent as {protection}, which profile {log.profile} does not allow"
 

@@ -26,6 +26,7 @@ class _Facts:
     encrypted: bool
     meaning: str
     only: Protection | None = None
+    profile: str | None = None
 
 
 class Content(Enum):
@@ -41,8 +42,10 @@ class Content(Enum):
     DECISION_REQUEST = _Facts(False, "rows and nodes on their paths")
     DECISIONS = _Facts(False, "one bit per row and node on its path")
     COMMITMENTS = _Facts(False, "keyed hashes of models, tables or ids")
-    THRESHOLDS = _Facts(False, "thresholds of the sender's splits, with its consent")
-    POSITIONS = _Facts(False, "places of rows among the sender's thresholds, with its consent")
+    THRESHOLDS = _Facts(False, "thresholds of the sender's splits, with its consent", profile="vertical_model")
+    POSITIONS = _Facts(
+        False, "places of rows among the sender's thresholds, with its consent", profile="vertical_model"
+    )
     BLINDED_IDS = _Facts(False, "blinded ids for private set intersection", Protection.BLINDED)
     ROW_POSITIONS = _Facts(False, "which rows are in the intersection")
     BUCKETS = _Facts(False, "randomised bucket of each value", Protection.LOCAL_DP)
@@ -57,6 +60,11 @@ class Content(Enum):
     def only(self) -> Protection | None:
         """The one protection under which it may be sent; None if the profile decides."""
         return self.value.only
+
+    @property
+    def profile(self) -> str | None:
+        """The one profile under whose jobs it may be sent; None if there are several."""
+        return self.value.profile
 
     @property
     def meaning(self) -> str:

@@ -232,7 +232,7 @@ class EvidenceLog:
         if direction not in ("sent", "received"):
             raise ValueError("direction must be 'sent' or 'received'")
         in_clear = what.encrypted and protection is Protection.CLEAR and self.profile != "plain"
-        if in_clear or what.only not in (None, protection):
+        if in_clear or what.only not in (None, protection) or what.profile not in (None, self.profile):
             raise ProtocolError(f"refused to let {what.name} pass as {protection.name} under profile {self.profile}")
         self._append(
             {

@@ -339,10 +339,23 @@ def test_contents_under_another_scheme_than_the_profiles_are_a_leak(tmp_path):
     assert "LEAK: GRADIENTS was sent as PAILLIER" in failures
 
 
+def test_thresholds_that_left_in_a_training_are_a_leak(tmp_path):
+    vertical_attempt(tmp_path)
+
+    def leak(records):
+        for record in records:
+            if record.get("what") == "HISTOGRAMS":
+                record.update(what="THRESHOLDS", protection="CLEAR")
+
+    for name in SITES:
+        rewrite(tmp_path / export_name(name), leak)
+    assert "LEAK: THRESHOLDS was sent in a job of profile paillier" in only_failures(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("what", "protection"),
     [(Content.GRADIENTS, Protection.CLEAR), (Content.BUCKETS, Protection.CLEAR),
-     (Content.BLINDED_IDS, Protection.PAILLIER)],
+     (Content.BLINDED_IDS, Protection.PAILLIER), (Content.THRESHOLDS, Protection.CLEAR)],
 )  # fmt: skip
 def test_a_log_refuses_content_without_its_protection(tmp_path, what, protection):
     log = Attempt(tmp_path, profile="paillier").logs["site-1"]
