@@ -23,7 +23,7 @@ PROFILES = (
     "plain", "masks", "bfv", "ckks", "paillier", "okamoto_uchiyama", "dp_distributed", "dp_trusted", "dp_local",
 )  # fmt: skip
 DEFAULT_PROFILES = ("masks", "bfv", "paillier", "dp_distributed")
-ARITHMETIC = ("auto", "native", "gmpy2", "cuda")
+ARITHMETIC = ("auto", "cuda", "ifma", "avx2", "portable", "gmpy2")
 KEY_BITS_FLOOR = 2048
 _SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
 
@@ -166,7 +166,8 @@ class SitePolicy:
         registry: Folder of the registry against differencing; may contain ``{site}``. Default
             "veilboost_registry/{site}". Keep it: deleting it forgets what was released.
         tracking: Metrics per round, which are pooled over all sites, may be streamed to the server. Default true.
-        arithmetic: Backend of big-number arithmetic at this site: auto, native, gmpy2 or cuda.
+        arithmetic: Backend of big-number arithmetic at this site: auto (the fastest there is), cuda, ifma, avx2,
+            portable or gmpy2. One that is not there ends the job.
         ledgers: Folder of the privacy ledgers; may contain ``{site}``. Default "veilboost_ledgers/{site}". Keep it:
             deleting it forgets what was spent.
         vertical: See ``VerticalRules``.

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from he_processors.bignum.registry import AUTO, BACKEND_NAMES
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.site_policy import JobTerms, SitePolicy, template
+from nvflare_plugins.site_policy import ARITHMETIC, JobTerms, SitePolicy, template
 
 SITES = ("site-1", "site-2", "site-3")
 JOB = JobTerms(profile="masks", data_set="credit")
@@ -185,3 +186,7 @@ def test_vertical_jobs_need_two_parties_and_the_policys_protection():
         policy.check_vertical(JobTerms("okamoto_uchiyama", "d"), ["a", "b"])
     with pytest.raises(PolicyRefusal, match="consents.exact_bins"):
         policy.check_consent("exact_bins", "does not show its bins", "use the preset guarded")
+
+
+def test_every_backend_that_a_policy_can_name_is_one():
+    assert set(ARITHMETIC) <= {AUTO, *BACKEND_NAMES}
