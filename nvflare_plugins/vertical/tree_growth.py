@@ -110,6 +110,7 @@ class TreeGrowth:
         """Have the passive parties divide the nodes whose splits they won.
 
         Shapes: decisions: bool[n_rows], XGBoost's own; theirs are written into it.
+        Raises: ProtocolError if a party divides rows otherwise than its sums said.
         """
         asked = []
         for sums in self.parties:
@@ -119,6 +120,7 @@ class TreeGrowth:
         for sums, won, future in asked:
             answers = sums.split_answer(future, [self._nodes[node].rows.size for node in won])
             for node, goes_left in zip(won, answers, strict=True):
+                self._check_division(node, goes_left, sums)
                 self._go_left[node] = goes_left
                 decisions[self._nodes[node].rows] = goes_left
 
@@ -160,6 +162,11 @@ class TreeGrowth:
             left[node], right[node], feature[node] = split.left, split.right, split.entry.feature
             threshold[node], default_left[node] = split.entry.threshold, split.entry.default_left
         return TreeStructure(left, right, feature, threshold, default_left)
+
+    def _check_division(self, node: int, goes_left: NDArray[np.bool_], sums: PartySums) -> None:
+        left, rows = self._nodes[node].offer[1].left, self._nodes[node].rows
+        if (self._gradients.g[rows] @ goes_left, self._gradients.h[rows] @ goes_left) != (left.g, left.h):
+            raise ProtocolError(f"{sums.party.name} divided rows otherwise than its sums of gradients say")
 
     def _add_children(self, split: AppliedSplit, node: _Node, goes_left: NDArray[np.bool_]) -> NodePartition:
         entry = split.entry

@@ -272,3 +272,17 @@ def test_evaluation_rows_are_charged_as_a_prediction(parties):
 def test_rows_whose_randomised_buckets_were_sent_are_not_trained_on(parties):
     SentRows(SitePolicy.load(parties.workspace("site-3"), "site-3")).note("earlier", ["somebody"])
     assert "randomised buckets" in str(run(parties, job())["site-3"])  # these rows have no ids: they may be the same
+
+
+def test_rows_divided_otherwise_than_the_sums_say_are_noticed(parties, monkeypatch):
+    """The model would be wrong without anyone seeing it."""
+    honest = passive.PassiveParty._splits
+
+    def lie(self, request):
+        answer = honest(self, request)
+        bits = answer.goes_left[0].unpack()
+        changed = np.concatenate([~bits[:1], bits[1:]])
+        return SplitAnswer(answer.tree, (passive.Bits.of(changed), *answer.goes_left[1:]))
+
+    monkeypatch.setattr(passive.PassiveParty, "_splits", lie)
+    all_end_clearly(parties, run(parties, job()), "divided rows otherwise")
