@@ -1,4 +1,6 @@
-"""One site's training of greedy trees: stock XGBoost's histograms, each released with noise.
+"""One site's training of greedy trees by XGBoost's own grower (``grower: xgboost``): its histograms with noise.
+
+Models are worse at the same epsilon than those of own_training.py, which is the default.
 
 ``max_cached_hist_node=1`` keeps XGBoost from subtracting: it asks for both children of every split, whose rows are
 disjoint, so that a level of a tree is one query per feature. The root's sum is never a release of its own: it is the

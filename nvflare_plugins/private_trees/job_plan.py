@@ -17,7 +17,7 @@ from dp_components.trust import TrustModel
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.private_trees.greedy_training import level_size
 from nvflare_plugins.private_trees.job import PrivateTreesJob
-from nvflare_plugins.private_trees.methods import CandidateSource, Method, SplitMethod, WeightUpdate
+from nvflare_plugins.private_trees.methods import CandidateSource, Grower, Method, SplitMethod
 from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust
 from nvflare_plugins.private_trees.training import PrivateTreesPlan
 from nvflare_plugins.wire.catalogue import Kind
@@ -36,14 +36,10 @@ class Trainer(Enum):
 
     @classmethod
     def of(cls, method: Method) -> Trainer:
-        """Return the trainer: XGBoost wherever it can ask for what the method releases."""
-        public = method.candidates in (CandidateSource.UNIFORM, CandidateSource.LOGARITHMIC)
+        """Return the trainer: XGBoost for random trees whose candidates stay the same, and where a job asks for it."""
         if method.split_method is SplitMethod.TOTALLY_RANDOM:
             return cls.OWN if method.candidates is CandidateSource.ITERATIVE_HESSIAN else cls.REFRESH
-        plain = method.batch_size == 1 and method.n_features_per_tree is None
-        boosts = method.weight_update is not WeightUpdate.AVERAGING
-        is_histogram = method.split_method is SplitMethod.HISTOGRAM
-        return cls.HISTOGRAMS if is_histogram and public and plain and boosts else cls.OWN
+        return cls.HISTOGRAMS if method.grower is Grower.XGBOOST else cls.OWN
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,20 @@ class Interactions(Enum):
     ALTERNATING = "alternating"
 
 
+class Grower(Enum):
+    """Who grows histogram trees. Both ask for the same noisy histograms, at the same price.
+
+    Attributes:
+        SITES: every site with numpy. It knows which bins the splits above have emptied, and leaves their noise out of
+            every sum; XGBoost does not, so that its sums get noisier from level to level.
+        XGBOOST: XGBoost's own grower, behind the mediator. It takes uniform or logarithmic candidates, gradient or
+            Newton updates, all features in each tree, no batches and no missing values.
+    """
+
+    SITES = "sites"
+    XGBOOST = "xgboost"
+
+
 @dataclass(frozen=True, slots=True)
 class Method:
     """One private training, but for data and budget.
@@ -76,6 +90,7 @@ class Method:
         clip: beta, the largest weight before the learning rate.
         hessian_rounds: s of the iterative Hessian.
         candidate_share: part of mu^2 spent on the count histograms of paid candidates.
+        grower: who grows histogram trees; without meaning for others.
     """
 
     name: str
@@ -95,6 +110,7 @@ class Method:
     query: LeafQuery = LeafQuery.VECTOR
     hessian_rounds: int = 5
     candidate_share: float = 0.1
+    grower: Grower = Grower.SITES
     as_published: bool = False
 
     def with_trees(self, n_trees: int) -> Method:

@@ -1,5 +1,8 @@
-"""One site's training of methods that XGBoost cannot train: partially random trees, refined candidates, greedy
-averaging, greedy trees of few features or in batches.
+"""One site's training of what XGBoost cannot train, or not as well: histogram trees, partially random ones, refined
+candidates.
+
+XGBoost can grow histogram trees, and does so in greedy_training.py where a job asks for it. It does not know which bins
+a node's own splits have emptied: their noise enters its sums, and models are worse at the same epsilon.
 
 Each site grows the same trees with numpy, from the same noisy sums; the result is an ordinary XGBoost model.
 """

@@ -12,7 +12,7 @@ from dp_components.leaf_weights.query import LeafQuery
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.private_trees import default_2026_11, methods
 from nvflare_plugins.private_trees.methods import (
-    CandidateSource, Interactions, Method, SplitMethod, WeightUpdate,
+    CandidateSource, Grower, Interactions, Method, SplitMethod, WeightUpdate,
 )  # fmt: skip
 
 MAX_DEPTH = 7  # a row's leaf is numbered in one byte
@@ -37,11 +37,12 @@ PRESETS: Mapping[str, Callable[[int], Method]] = {
     "batch_ih_ebm_25": lambda n_features: methods.batch_iterative_hessian_ebm(0.25),
     "batch_ih_ebm_100": lambda n_features: methods.batch_iterative_hessian_ebm(1.0),
 }
-"""Public number of features -> method. ``default`` and ``few_rounds`` are ours, the others those of Maddock et al."""
+"""Public number of features -> method. ``default`` and ``few_rounds`` are ours, the others those of Maddock et al.
+Histogram trees (``feverless``, ``dp_gbm``) are grown by the sites unless ``grower`` says otherwise."""
 
 _CHOICES: Mapping[str, type[Enum]] = {
     "split_method": SplitMethod, "weight_update": WeightUpdate, "candidates": CandidateSource,
-    "interactions": Interactions, "query": LeafQuery,
+    "interactions": Interactions, "query": LeafQuery, "grower": Grower,
 }  # fmt: skip
 _WHOLE = {
     "n_trees": (1, _MAX_TREES), "depth": (1, MAX_DEPTH), "n_candidates": (1, _MAX_CANDIDATES),
@@ -117,6 +118,8 @@ def _check(method: Method, n_features: int) -> None:
         raise ConfigurationError(f"n_features_per_tree is {k}, but there are {n_features} features")
     if method.split_method is not SplitMethod.TOTALLY_RANDOM:
         _check_greedy(method)
+    if method.grower is Grower.XGBOOST:
+        _check_xgboost(method)
 
 
 def _check_greedy(method: Method) -> None:
@@ -124,3 +127,15 @@ def _check_greedy(method: Method) -> None:
         raise ConfigurationError("candidates=iterative_hessian refines totally and partially random trees only")
     if method.interactions is Interactions.ALTERNATING:
         raise ConfigurationError("alternating interactions are for totally random trees: others pay for each feature")
+
+
+def _check_xgboost(method: Method) -> None:
+    """Refuse what XGBoost's own grower cannot ask for."""
+    plain = method.batch_size == 1 and method.n_features_per_tree is None
+    public = method.candidates in (CandidateSource.UNIFORM, CandidateSource.LOGARITHMIC)
+    boosts = method.weight_update is not WeightUpdate.AVERAGING
+    if method.split_method is not SplitMethod.HISTOGRAM or not (plain and public and boosts):
+        raise ConfigurationError(
+            "grower=xgboost is for histogram trees with gradient or newton updates, uniform or logarithmic candidates, "
+            "all features in each tree and no batches: leave grower away"
+        )

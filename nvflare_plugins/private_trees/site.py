@@ -110,8 +110,8 @@ def prepare(job: PrivateTreesJob, place: Place) -> Prepared:
         raise ConfigurationError(f"label {job.label!r} must be 0 or 1, or one of two label_classes")
     if plan.trainer is Trainer.HISTOGRAMS and np.isnan(table.features).any():
         raise ConfigurationError(
-            f"{plan.training.method.name} needs columns without missing values: replace them by a rule that is public "
-            "and looks at one row only"
+            "grower=xgboost needs columns without missing values: leave it to the sites, or replace missing values by "
+            "a rule that is public and looks at one row only"
         )
     return Prepared(plan, Schema.of(table), _clipped(table, plan), table.label, _weights(table, job))
 

@@ -130,10 +130,12 @@ def test_no_exact_inner_sum_reaches_a_model_file(tmp_path: Path) -> None:
     assert cover[inner] == pytest.approx(cover[left[inner]] + cover[right[inner]], rel=1e-5, abs=1e-4)
 
 
+@pytest.mark.parametrize("grower", ["sites", "xgboost"])
 @pytest.mark.parametrize("trust", ["distributed", "trusted_aggregator"])
-def test_histogram_trees_run_too(tmp_path: Path, trust: str) -> None:
+def test_histogram_trees_run_too(tmp_path: Path, trust: str, grower: str) -> None:
     federation = PrivateFederation(tmp_path)
-    job = job_of(method="feverless", trust=trust, components={"n_trees": 2, "depth": 3, "n_candidates": 8})
+    components = {"n_trees": 2, "depth": 3, "n_candidates": 8, "grower": grower}
+    job = job_of(method="feverless", trust=trust, components=components)
     run = federation.run_private(job).succeed()
     assert run.kinds & RELEASED == {"HISTOGRAM"}
     assert xgb.Booster(model_file=bytearray(federation.model())).num_boosted_rounds() == 2
@@ -177,9 +179,12 @@ def test_weights_count_up_to_their_public_bound(tmp_path: Path) -> None:
     assert covers[0] == pytest.approx(0.25 * factor.sum(), rel=1e-5)
 
 
-def test_gaps_in_histogram_trees_are_refused(tmp_path: Path) -> None:
+def test_gaps_in_histogram_trees_are_for_the_sites_to_grow(tmp_path: Path) -> None:
     federation = PrivateFederation(tmp_path, frame_of(missing=True))
-    refused(federation, job_of(method="feverless"), "site-1", ConfigurationError, "without missing values")
+    few = {"n_trees": 2, "depth": 2}
+    job = job_of(method="feverless", components={**few, "grower": "xgboost"})
+    refused(federation, job, "site-1", ConfigurationError, "without missing values")
+    federation.run_private(job_of(method="feverless", components=few), "sites").succeed()
 
 
 # -- refusals: nothing is released, nothing charged -------------------------------------------------------------------

@@ -37,6 +37,7 @@ METHODS = {
     "greedy_averaging": resolve_method("feverless", {
         "weight_update": "averaging", "batch_size": 6, "n_trees": 6, "ridge": 0, "clip": 1, "learning_rate": 1,
     }, 6),
+    "histograms": feverless(),
     "greedy_two_features": replace(dp_gbm(), n_features_per_tree=2, interactions=Interactions.RANDOM),
     "greedy_private_quantiles": replace(feverless(), candidates=CandidateSource.DP_QUANTILE, batch_size=3),
 }  # fmt: skip
