@@ -281,7 +281,7 @@ class Ledger:
         if not total.for_person(identity.rows_per_person).fits(budget.limit):
             raise PrivacyRefusal(
                 f"A further release of job {job_id} would overdraw the budget of data set {identity.data_set}, which "
-                "the site has lowered."
+                f"the site has lowered: {_overdrawn(total.for_person(identity.rows_per_person), budget.limit)}."
             )
 
     def _quote(self, state: LedgerState, plan: Counter[PricedEvent], who: str, job_id: str | None) -> Quote:
@@ -298,6 +298,7 @@ class Ledger:
             f"({budget.pure_epsilon:g} of it for pure mechanisms)."
         )
         if not fits:
+            message += f" Too much: {_overdrawn(total, budget.limit)}."
             message += " Ask for less, close jobs that have ended, or ask the site to raise its budget."
         return Quote(fits, cost, held, budget.limit, message)
 
@@ -327,6 +328,17 @@ def _require_text(name: str, value: str) -> None:
 
 def _text(cost: PrivacyCost, budget: Budget) -> str:
     return f"epsilon {cost.epsilon(budget.delta):.4g}" if any(cost.parts()) else "nothing"
+
+
+def _overdrawn(total: PrivacyCost, limit: PrivacyCost) -> str:
+    """Name the parts of a cost that exceed the budget's; the whole epsilon may be small all the same."""
+    names = (
+        "the Gaussian part (mu^2)", "the pure part (epsilon)", "the Renyi part (rho)",
+        "the discrete slack (total variation between the noise drawn and that accounted, which counts 1 + e^epsilon "
+        "times, so that a large epsilon needs a larger delta or fewer releases)",
+    )  # fmt: skip
+    parts = zip(names, total.parts(), limit.parts(), strict=True)
+    return "; ".join(f"{name} would be {part:.6g} of {most:.6g}" for name, part, most in parts if part > most)
 
 
 def _describe(state: LedgerState, identity: LedgerIdentity, budget: Budget) -> str:

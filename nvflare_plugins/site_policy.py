@@ -35,7 +35,9 @@ class PrivacyBudget:
     Attributes:
         epsilon, delta: Of everything together.
         pure_epsilon: Of what is released under pure differential privacy, apart; None allows none.
-        rows_per_person: Most rows that belong to one person. They are protected together.
+        rows_per_person: Most rows that belong to one person. They are protected together. A site can only count
+            those in its own file, and the promise is over the union of the sites: where a person may have rows at
+            several, state the most that one person has at all of them together.
     """
 
     epsilon: float
@@ -151,7 +153,7 @@ class SitePolicy:
             site's name. Jobs name a data set and never see a path.
         allowed_profiles: Profiles a job may use. Default masks, bfv, paillier and dp_distributed. ckks: the server
             together with any one site opens every site's messages. dp_trusted: the server sees exact sums. dp_local:
-            each value is noised by itself. okamoto_uchiyama: weaker against parties that cheat. plain needs the
+            each row's report is noised by itself (trees), or each value (buckets). okamoto_uchiyama: weaker against parties that cheat. plain needs the
             consent as well.
         min_sites: Fewest data-bearing sites. Default 3.
         max_colluders: How many other sites might pool what they see. The job must have at least two more sites

@@ -85,7 +85,8 @@ _VERTICAL_NOTES = (
 _NOISED = "The noised sums, which the guarantee covers, and its own share of the noise."
 _DP_NOTES = (
     "The guarantee is about one row of the union of all sites, not about a site as a whole; a person with u rows costs "
-    "u times as much (in mu of Gaussian differential privacy), which the ledger counts.",
+    "u times as much (in mu of Gaussian differential privacy), which the ledger counts. No site sees a person's rows at "
+    "the others: rows_per_person must be the most that one person has at all sites together.",
     "Feature bounds, category lists, the number of rows behind delta and the tree structure's seed are public: whoever "
     "writes the job must not take them from the data.",
     "The ledger of each site says what was spent over all jobs, and refuses a job that would overdraw it.",
@@ -214,14 +215,17 @@ THREAT_MODELS = {
         ThreatModel(
             profile="dp_local",
             codecs=_SAFE,
-            summary="Local differential privacy: each value is randomised at its owner before anything is sent.",
+            summary="Local differential privacy: every row's report is noised at its owner before anything is sent.",
             server_alone=_SIZES,
-            one_site="The randomised values, under the guarantee for each single value; with all values of a row "
-            "together the epsilons add up.",
+            one_site="Trees: sums of rows' reports, each noised by itself; the guarantee is for a whole report, leaf "
+            "included. Buckets, at the active party: randomised values; the guarantee is for one value, the epsilons "
+            "of a row's values adding up, or for a row if the job says so.",
             server_and_one_site="As that site.",
-            all_but_one="As one site.",
+            all_but_one="Trees: the last site's sum of noised reports. Buckets: as one site.",
             notes=(
-                "The guarantee is about one value of one row, not about a row or a person.",
+                "Trees: the guarantee is about all reports of a row. Buckets: about one value of one row, or about a "
+                "row if the job says so; the active party's rows and the labels are not covered. A person with several "
+                "rows is protected less.",
                 *_DP_NOTES[1:],
             ),
         ),

@@ -66,6 +66,18 @@ def test_spending_adds_up_over_jobs_and_survives(ledger: Ledger, folder: Path) -
     assert ledger.job_spent("a").pure_epsilon == 0.5 and ledger.job_spent("b").pure_epsilon == 0
 
 
+def test_a_refusal_names_the_part_that_is_too_much(folder: Path) -> None:
+    """At a large epsilon discrete noise may be all that does not fit, which the total epsilon would not tell."""
+    identity = LedgerIdentity("site-1", "large", ROW)
+    ledger = Ledger.open(folder, identity, Budget(9.0, 1e-6, pure_epsilon=0.5))
+    many_sums = gaussian_event(10**9, clip_logistic_rows([0.5], [0.25]).sensitivity, 1.0)
+    with pytest.raises(PrivacyRefusal, match=r"Too much: the discrete slack \(total variation.*larger delta") as refusal:
+        ledger.open_job("many sums", many_sums)
+    assert "Gaussian part" not in str(refusal.value)
+    with pytest.raises(PrivacyRefusal, match=r"Too much: the pure part \(epsilon\) would be 0.75 of 0.5\."):
+        ledger.open_job("pure", RepeatedEvent(EVENT, 3))
+
+
 def test_an_open_job_holds_its_whole_plan_and_a_closed_one_what_it_spent(ledger: Ledger) -> None:
     ledger.open_job("a", RepeatedEvent(EVENT, 4))
     ledger.release("a", "tree 0", make())
