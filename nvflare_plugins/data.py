@@ -154,7 +154,8 @@ def _feature_names(
     for name in (*special, *names):
         if name not in present:
             close = difflib.get_close_matches(name, present, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            # A party without the label has aliases for its columns: a job must not find out their names by guessing.
+            hint = f"; did you mean {close[0]!r}?" if close and special else ""
             raise ConfigurationError(f"data set {spec.name!r} has no column {name!r}{hint}")
     if len(set(names)) != len(names) or set(names) & set(no_features):
         raise ConfigurationError("features name a column twice, or name the label, weight or id column.")

@@ -165,6 +165,13 @@ def test_no_refusal_counts_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert "3 of 4" in caplog.text  # the site's own log has the count
 
 
+def test_a_party_without_the_label_does_not_tell_its_columns_to_who_guesses(tmp_path: Path) -> None:
+    spec = csv(tmp_path, "diagnosis,age\n1,0\n")
+    with pytest.raises(ConfigurationError) as caught:
+        load_table(spec, label=None, features=["diagnoses"])
+    assert "diagnosis" not in str(caught.value)
+
+
 def test_wrong_requests(tmp_path: Path) -> None:
     spec = csv(tmp_path, "age,y\n1,0\n")
     for more, said in (
