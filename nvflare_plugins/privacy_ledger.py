@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -15,6 +16,9 @@ from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.wire.evidence import EvidenceLog
+
+
+_log = logging.getLogger(__name__)
 
 
 def open_ledger(policy: SitePolicy, data_set: str, relation: NeighbouringRelation) -> tuple[Ledger, float]:
@@ -47,6 +51,14 @@ def event_text(events: Iterable[Event]) -> str:
     )
 
 
+def log_unclosed(job_id: str, error: OSError) -> None:
+    """Say that a job could not be ended in the ledger. All that it reserved stays reserved, so nothing else fails."""
+    _log.warning(
+        "job %s stays open in the ledger, which cannot be written (%s): free its reservation with `veilboost ledger "
+        "--close`", job_id, type(error).__name__,
+    )  # fmt: skip
+
+
 class JobLedger:
     """What one job pays at one site. Opening it reserves the whole plan; every release is charged before it leaves."""
 
@@ -69,6 +81,10 @@ class JobLedger:
     def pay(self, query: str, make: Callable[[], Release]) -> NDArray[np.int64]:
         """Return a release, or the reply that the same query got before; it was charged durably before this returns.
 
+        Args:
+            query: words, then "; rows " and a hash of the rows where the answer is to be replayed for them alone; the
+                hash stays out of the evidence.
+
         Raises:
             PolicyRefusal: the ledger refuses.
             JobAborted: the ledger cannot be written.
@@ -88,7 +104,7 @@ class JobLedger:
             problem = type(error).__name__
             raise JobAborted(f"the privacy ledger cannot be written ({problem}): nothing was sent") from None
         text = event_text(drawn) if drawn else "replayed: paid for before, no charge"
-        self._evidence.spend(query, text, self.spent(), self._delta)
+        self._evidence.spend(query.partition("; rows ")[0], text, self.spent(), self._delta)
         return value
 
     def spent(self) -> float:
@@ -97,4 +113,7 @@ class JobLedger:
 
     def close(self) -> None:
         """End the job: what it has not used is free again, and cached replies are deleted."""
-        self._ledger.close_job(self._job_id)
+        try:
+            self._ledger.close_job(self._job_id)
+        except OSError as error:
+            log_unclosed(self._job_id, error)

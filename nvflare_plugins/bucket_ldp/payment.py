@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -50,13 +51,16 @@ def plan_of(job: BucketJob, features: Sequence[Feature]) -> Event:
 class BucketPayment:
     """A passive party's releases of one job. Opening it reserves their whole price in the ledger."""
 
-    def __init__(self, job: BucketJob, attempt: SiteAttempt, features: Sequence[Feature]) -> None:
+    def __init__(self, job: BucketJob, attempt: SiteAttempt, features: Sequence[Feature], ids: bytes) -> None:
         """Reserve.
+
+        Args:
+            ids: the rows' identifiers, in order; a hash of them and the values stays in this party's own ledger.
 
         Raises:
             PolicyRefusal: the data set has no budget, or not so much left.
         """
-        self._job, self._features = job, list(features)
+        self._job, self._features, self._ids = job, list(features), ids
         place, relation = attempt.place, job.protected.relation
         self._ledger = JobLedger(
             place.policy, job.data_set, place.job_id, plan_of(job, features), relation, attempt.evidence
@@ -66,12 +70,14 @@ class BucketPayment:
         """Return the edges, which stay at the party, and the randomised buckets, which leave it once.
 
         Shapes:  columns: float32[n_features, n_rows]; result: uint8[n_features, n_rows].
-        Privacy: both are charged before this returns. What returns was written to the ledger: a retry gets it again.
+        Privacy: both are charged before this returns. What returns was written to the ledger: a retry gets it again,
+            for the same rows only.
         """
         job, relation = self._job, self._job.protected.relation
+        rows = hashlib.sha256(self._ids + np.ascontiguousarray(columns).tobytes()).hexdigest()[:32]
         edges = public_edges(self._features, job.n_buckets)
         if _pays_for_edges(job, self._features):
-            counts = self._ledger.pay("rows per public cell", lambda: release_cell_counts(
+            counts = self._ledger.pay(f"rows per public cell; rows {rows}", lambda: release_cell_counts(
                 columns, self._features, job.n_buckets, job.edges_epsilon, relation
             ))  # fmt: skip
             edges = paid_edges(counts, job.edges_epsilon, self._features, job.n_buckets, relation)
@@ -81,7 +87,7 @@ class BucketPayment:
             released = release_buckets(columns, edges, epsilon, relation)
             return Release(_packed(released.value), released.event)
 
-        return edges, _unpacked(self._ledger.pay("randomised buckets", make), columns.shape)
+        return edges, _unpacked(self._ledger.pay(f"randomised buckets; rows {rows}", make), columns.shape)
 
     def section(self, edges: Candidates, aliases: Sequence[str]) -> ReportSection:
         """Say what was spent, and for what, in this party's report."""

@@ -76,9 +76,18 @@ class SentRows:
                 file.truncate(sum(len(line) + 1 for line in lines))
             if not lines:
                 _append(file, {"key": self._randomness.bytes(_KEY_BYTES).hex()})
+                self._sync_folder()
                 file.seek(0)
                 *lines, _ = file.read().split(b"\n")
             yield file, *self._parsed(lines)
+
+    def _sync_folder(self) -> None:
+        """Make the new file's name as durable as what is written into it."""
+        descriptor = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _parsed(self, lines: Sequence[bytes]) -> tuple[bytes, set[str]]:
         try:

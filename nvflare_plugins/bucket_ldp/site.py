@@ -187,7 +187,7 @@ class PassiveParty(_Party):
         """Pay, send, and turn the splits that are this party's into a private table."""
         rows, description = self._rows, self._prepared.description
         self._check_rows()
-        payment = BucketPayment(self._job, self._attempt, description.features)
+        payment = BucketPayment(self._job, self._attempt, description.features, rows.id_bytes())
         try:
             announced = self._go_on()
             SentRows(self._attempt.place.policy).note(self._channel.job_id, rows.ids)

@@ -15,7 +15,7 @@ from dp_components.events import Event, Release
 from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
 from nvflare_plugins.place import Place
-from nvflare_plugins.privacy_ledger import event_text, open_ledger
+from nvflare_plugins.privacy_ledger import event_text, log_unclosed, open_ledger
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.training import STATE
@@ -173,6 +173,8 @@ class Payment:
             self._ledger.close_job(self._job_id)
         except PrivacyError:
             _log.info("job %s is closed in the ledger already", self._job_id)
+        except OSError as error:
+            log_unclosed(self._job_id, error)
 
     def _is_known(self) -> bool:
         try:

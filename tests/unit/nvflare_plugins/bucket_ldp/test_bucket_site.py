@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,8 +11,10 @@ import pytest
 import xgboost as xgb
 
 from dp_components.ledger import Ledger
+from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.bucket_ldp.job import BucketJob
+from nvflare_plugins.bucket_ldp.payment import BucketPayment
 from nvflare_plugins.bucket_ldp.sent_rows import SentRows
 from nvflare_plugins.bucket_ldp.site import run_site
 from nvflare_plugins.run_record import RunRecord
@@ -105,6 +108,24 @@ def test_two_parties_are_enough_and_the_active_one_may_have_the_label_alone(part
     assert active.columns == () and [party.site for party in active.parties] == ["site-2"]
     table_of = find_part(parties.workspace("site-2") / "runs", parties.folder, "job", "site-2", PassivePart).part.table
     assert len(table_of) > 8
+
+
+def test_buckets_are_paid_for_once_and_replayed_for_the_same_rows_only(parties: Parties) -> None:
+    """The process died between charge and sending; the same job runs again."""
+    place = SimpleNamespace(policy=SitePolicy.load(parties.workspace("site-2"), "site-2"), job_id="job")
+    attempt = SimpleNamespace(place=place, evidence=SimpleNamespace(spend=lambda *told: said.append(told)))
+    said: list[tuple] = []
+    columns, features = np.random.default_rng(0).random((1, 50)).astype(np.float32), [FeatureBounds(0.0, 1.0)]
+
+    def release(values: np.ndarray, ids: bytes = b"ids") -> np.ndarray:
+        return BucketPayment(job(epsilon=1.0), attempt, features, ids).release(values)[1]  # type: ignore[arg-type]
+
+    first = release(columns)
+    assert np.array_equal(release(columns), first)
+    assert [query for query, *_ in said] == ["randomised buckets"] * 2 and "replayed" in said[1][1]
+    for values, ids in ((1 - columns, b"ids"), (columns, b"others"), (columns[:, :9], b"ids")):
+        with pytest.raises(PolicyRefusal, match="has spent its plan"):
+            release(values, ids)
 
 
 def test_paid_edges_are_part_of_epsilon(parties: Parties) -> None:

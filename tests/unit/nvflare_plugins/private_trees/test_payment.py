@@ -131,6 +131,21 @@ def test_a_ledger_that_cannot_be_written_lets_nothing_go(tmp_path: Path, monkeyp
         paid.pay(QUERY, maker(paid))
 
 
+def test_a_job_that_cannot_be_closed_keeps_its_reservation_and_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    paid = payment(tmp_path)
+
+    def full(self: Journal, record: object) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "append", full)
+        paid.complete()
+    assert "stays open in the ledger, which cannot be written (OSError)" in caplog.text
+    assert " open " in ledger(tmp_path).describe()
+
+
 def test_what_a_failed_attempt_leaves(tmp_path: Path) -> None:
     before = payment(tmp_path, job_id="before")  # a refusal elsewhere, before anything was released
     before.abandon()
