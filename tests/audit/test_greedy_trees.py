@@ -67,7 +67,7 @@ def row(bins: list[int], label: float) -> tuple[np.ndarray, np.ndarray]:
 def play(plan: PrivateTreesPlan, handler_type: type, has_canary: bool, seed: int) -> float:
     """Answer all messages of a training; return the log-likelihood ratio of the canary."""
     sums, n = TrustedSums(plan.noise, seed), len(plan.bounds)
-    handler = handler_type(NoisySums(sums, plan), np.full(n, N_BINS), METHOD.depth)  # type: ignore[arg-type]
+    handler = handler_type(NoisySums(sums, plan), np.full(n, N_BINS), METHOD)  # type: ignore[arg-type]
     parts = [row([0, 1, 2][:n], 1.0), row([5, 5, 5][:n], 0.0)]
     canary = row([3, 4, 6][:n], 0.0)
     for number in range(N_TREES):
