@@ -164,16 +164,17 @@ class DueMessages:
     """The messages that a plan still pays for, taken in order; a tree that ends early skips some."""
 
     def __init__(self, plan: JobPlan):
-        self._due = list(plan.messages)
+        self._messages, self._next = plan.messages, 0
 
     def take(self, kind: Kind, number: int, n_values: int) -> PlannedMessage:
         """Return the planned message for so many values in a round, -1 being before the first.
 
         Raises: ProtocolError, for a sum that the plan does not pay for now, in kind, number or size.
         """
-        for i, message in enumerate(self._due):
+        for i in range(self._next, len(self._messages)):
+            message = self._messages[i]
             if (message.kind, message.round) == (kind, number) and 0 < n_values <= sum(message.sizes):
-                self._due = self._due[i + 1 :]
+                self._next = i + 1
                 return message
         raise ProtocolError(f"{kind.name} of {n_values} values in round {number}: the job's plan pays for no such sum")
 
