@@ -19,6 +19,7 @@ from nvflare_plugins.schema import Schema, compare
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, pack_list, unpack_list
+from nvflare_plugins.wording import printable
 
 SUPPORTED_XGBOOST = "3.2."
 _PURPOSE = "agreement"
@@ -127,9 +128,14 @@ def compare_versions(mine: Mapping[str, str], theirs: Mapping[str, Any], site: s
     for name in ("xgboost", "veilboost"):
         if theirs.get(name) != mine[name]:
             raise ConfigurationError(
-                f"{site} runs {name} {str(theirs.get(name))[:40]} where this site runs {mine[name]}: install the same "
+                f"{site} runs {name} {_shown(theirs.get(name))} where this site runs {mine[name]}: install the same "
                 "version at every site"
             )
+
+
+def _shown(version: object) -> str:
+    """Return what a peer calls its version, short and without anything that could steer a terminal or forge a line."""
+    return printable(version[:40]) if isinstance(version, str) else "of no known version"
 
 
 def compare_documents(what: str, mine: Mapping[str, Any], theirs: Mapping[str, Any], site: str) -> None:

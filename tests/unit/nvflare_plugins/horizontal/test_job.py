@@ -77,6 +77,13 @@ def test_differences_are_named():
         compare_documents("the parameters", {"eta": 0.3}, {"eta": 0.4}, "site-2")
 
 
+@pytest.mark.parametrize("version", ["3.2.1\nERROR site-3 lies\x1b[2J", "9" * 5000, ["3.2\x1b"] * 99, None])
+def test_a_peers_version_cannot_steer_a_log_or_fill_it(version):
+    with pytest.raises(ConfigurationError) as caught:
+        compare_versions({"xgboost": "3.2.0", "veilboost": "1"}, {"xgboost": version, "veilboost": "1"}, "site-2")
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 200
+
+
 def test_the_two_last_checkpoints_stay_and_a_finished_run_needs_none(tmp_path):
     folder = RunFolder(tmp_path, "job-1").create()
     for n_rounds in (10, 20, 30):
