@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
+from typing import Any, Protocol
 
 from he_processors.errors import AuthenticationError
 from nvflare_plugins.threat_model import THREAT_MODELS
@@ -140,6 +140,17 @@ def _agreement(sites: Sequence[Log]) -> Iterator[str]:
         for name in _AGREED_VERSIONS:
             if session["versions"].get(name) != first["versions"].get(name):
                 yield f"{site} and {first_site} ran different versions of {name}"
+    yield from _same_protection(with_session)
+
+
+def _same_protection(sessions: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
+    """Facts on the scheme follow from the job, never from a site: whoever states one states the same as all others."""
+    stated: dict[str, tuple[str, object]] = {}
+    for site, session in sessions:
+        for name, value in sorted(session["protection"].items()):
+            first_site, first = stated.setdefault(name, (site, value))
+            if value != first:
+                yield f"{site} and {first_site} recorded different protection: {name} is {value} and {first}"
 
 
 def _certificate(log: Log, authority: CertificateAuthority) -> Iterator[str]:

@@ -205,6 +205,20 @@ def test_session_that_the_sites_do_not_agree_on(tmp_path, changes, expected):
     assert expected in only_failures(attempt.finish())
 
 
+@pytest.mark.parametrize("odd", [{"key_bits": 2048}, {"epsilon": "9"}, {"preset": "exact"}])
+def test_sites_must_have_had_the_same_protection(tmp_path, odd):
+    facts = {"key_bits": 3072, "epsilon": "1", "preset": "guarded"}
+    attempt = Attempt(tmp_path)
+    attempt.open_session(
+        **{"site-1": {"protection": facts}, "site-2": {"protection": facts | {"own": "x"}},
+           "site-3": {"protection": facts | odd}}
+    )  # fmt: skip
+    attempt.round(0)
+    text = only_failures(attempt.finish())
+    assert text.count("different protection") == 1
+    assert f"site-3 and site-1 recorded different protection: {next(iter(odd))} is" in text
+
+
 def test_rewritten_log_contradicts_the_heads_at_the_other_sites(tmp_path):
     # Nothing but a field that no other log repeats: only the heads speak against it.
     complete_attempt(tmp_path)
