@@ -42,6 +42,7 @@ class Table:
         categories: Public list of every categorical column.
         label_classes: Public list of label classes, if the job gives one.
         notes: What a person at this site should know, in sentences; counts only.
+        ids: The column of ids as it stands, of the same reading of the file; None unless asked for.
     """
 
     features: NDArray[np.float32]
@@ -55,6 +56,7 @@ class Table:
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     label_classes: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    ids: pa.ChunkedArray | None = None
 
     @property
     def n_rows(self) -> int:
@@ -71,6 +73,7 @@ def load_table(
     label_classes: Sequence[object] | None = None,
     unknown_is_missing: bool = False,
     may_lack_features: bool = False,
+    with_ids: bool = False,
 ) -> Table:
     """Load a site's data set.
 
@@ -84,6 +87,8 @@ def load_table(
         label_classes: The label's public list of classes; the label becomes the position in it.
         unknown_is_missing: Categories outside the list count as missing instead of being refused.
         may_lack_features: A table with nothing but the label will do (the party with the label of a vertical job).
+        with_ids: Read the policy's column of ids too, at once with the others: a file replaced between two readings
+            would give rows the ids of others.
 
     Privacy: everything stays at the site.
 
@@ -102,7 +107,8 @@ def load_table(
             raise ConfigurationError(f"a category list is given for {name!r}, which is not among the features.")
     text = [name for name in (*names, *special) if name in lists or (name == label and classes is not None)]
     numeric = [name for name in (*names, *special) if name not in text]
-    columns = file.read(numeric, text)
+    ids = _id_column(file, spec, special) if with_ids else []
+    columns = file.read(numeric, [*text, *ids])
     loader = _ColumnLoader(file, spec, unknown_is_missing, [])
     n_rows = len(next(iter(columns.values())))
     matrix = np.empty((n_rows, len(names)), dtype=np.float32)
@@ -123,7 +129,19 @@ def load_table(
         categories=lists,
         label_classes=classes,
         notes=tuple(loader.notes),
+        ids=columns[ids[0]] if ids else None,
     )
+
+
+def _id_column(file: TabularFile, spec: DataSet, special: Sequence[str]) -> list[str]:
+    """Return the column of ids, none if the policy names none."""
+    if spec.id is None:
+        return []
+    if spec.id not in file.column_names:
+        raise ConfigurationError(f"data set {spec.name!r} lacks its id column. Policy key: data_sets.{spec.name}.id.")
+    if spec.id in special:
+        raise ConfigurationError("label or weight name the column of ids.")
+    return [spec.id]
 
 
 def is_plain_text(text: str) -> bool:

@@ -14,7 +14,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.data import load_table
 from nvflare_plugins.site_policy import DataSet
 from nvflare_plugins.tabular_files import TabularFile
-from nvflare_plugins.vertical.alignment.ids import load_ids
+from nvflare_plugins.vertical.alignment.ids import canonical_ids, load_ids
 from nvflare_plugins.vertical.alignment.result import Alignment
 
 
@@ -68,9 +68,11 @@ def load_rows(data_set: DataSet, columns: tuple[str, ...]) -> Rows:
     Raises:
         ConfigurationError: the file cannot be read, lacks a column or an id, or holds what is no number.
     """
-    ids = None if data_set.id is None else tuple(load_ids(data_set))
     if columns:
-        return Rows(load_table(data_set, label=None, features=columns).features, ids)
+        table = load_table(data_set, label=None, features=columns, with_ids=True)
+        ids = None if table.ids is None else tuple(canonical_ids(table.ids, data_set.name, data_set.missing))
+        return Rows(table.features, ids)
+    ids = None if data_set.id is None else tuple(load_ids(data_set))
     n_rows = len(ids) if ids is not None else _count_rows(data_set)
     return Rows(np.empty((n_rows, 0), dtype=np.float32), ids)
 

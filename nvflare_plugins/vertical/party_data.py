@@ -16,7 +16,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.data import Table, load_table
 from nvflare_plugins.place import Place
 from nvflare_plugins.site_policy import DataSet
-from nvflare_plugins.vertical.alignment.ids import load_ids
+from nvflare_plugins.vertical.alignment.ids import canonical_ids
 from nvflare_plugins.vertical.alignment.result import Alignment
 from nvflare_plugins.vertical.job import VerticalJob
 
@@ -102,13 +102,13 @@ def load_party(job: VerticalJob, place: Place) -> PartyData:
         data_set = place.policy.data_set(source)
         table = load_table(
             data_set, label=job.label if is_active else None, weight=job.weight if is_active else None,
-            features=features, label_classes=job.label_classes, may_lack_features=is_active,
+            features=features, label_classes=job.label_classes, may_lack_features=is_active, with_ids=True,
         )  # fmt: skip
         if not is_active and job.label in table.feature_names:
             raise ConfigurationError(f"{place.site} has a column of the label's name, {job.label!r}: leave it out")
         features = table.feature_names  # the evaluation set has the training set's columns
-        ids = None if data_set.id is None else tuple(load_ids(data_set))
-        sets.append(PartySet(name, data_set, table, ids))
+        ids = None if table.ids is None else tuple(canonical_ids(table.ids, source, data_set.missing))
+        sets.append(PartySet(name, data_set, dataclasses.replace(table, ids=None), ids))
     return PartyData(tuple(sets))
 
 

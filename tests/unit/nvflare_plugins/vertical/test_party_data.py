@@ -10,7 +10,9 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.certificates import Identity
 from nvflare_plugins.place import Place
 from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.tabular_files import TabularFile
 from nvflare_plugins.vertical.alignment.result import Alignment
+from nvflare_plugins.vertical.inference_rows import load_rows
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.party_data import PartyData, aliases_of, load_party
 
@@ -54,6 +56,47 @@ def test_aligned_rows_are_the_common_ones_in_the_common_order(tmp_path):
     data = load(tmp_path).aligned({"d": found})
     assert data.train.ids == (b"a", b"c") and data.train.table.label.tolist() == [1, 0]
     assert data.features()[0][:, 1].tolist() == [6, 5]
+
+
+def other_each_time(spec) -> pd.DataFrame:
+    """A site's loader whose rows come in another order at every call, as those of a database may."""
+    READINGS.append(spec.name)
+    return FRAME.iloc[:: -1 if len(READINGS) % 2 else 1].drop(columns="y")
+
+
+READINGS: list[str] = []
+
+
+def check_pairs(features: np.ndarray, ids: tuple[bytes, ...]) -> None:
+    assert dict(zip(ids, features[:, -1].tolist(), strict=True)) == {b"c": 5, b"a": 6, b"b": 7}
+
+
+def test_rows_have_their_own_ids_though_two_readings_differ(tmp_path):
+    facts = {"path": "d.csv", "id": "key", "loader": f"{__name__}:other_each_time"}
+    policy = SitePolicy.from_dict({"data_sets": {"d": facts}}, workspace=tmp_path, site="b")
+    place = Place("b", ("a", "b"), "job", b"", tmp_path, policy, Identity.unsigned("b"))
+    train = load_party(VerticalJob.from_dict({"active": "a", "data_set": "d", "label": "y"}), place).train
+    check_pairs(train.table.features, train.ids)
+    rows = load_rows(policy.data_set("d"), ("age", "debt"))
+    check_pairs(rows.features, rows.ids)
+
+
+def test_a_file_is_read_once(tmp_path, monkeypatch):
+    readings = []
+    honest = TabularFile.read
+
+    def read(self, *columns):
+        readings.append(columns)
+        return honest(self, *columns)
+
+    monkeypatch.setattr(TabularFile, "read", read)
+    check_pairs(load(tmp_path).train.table.features, (b"c", b"a", b"b"))
+    assert len(readings) == 1
+
+
+def test_the_label_cannot_be_the_column_of_ids(tmp_path):
+    with pytest.raises(ConfigurationError, match="column of ids"):
+        load(tmp_path, label="key")
 
 
 def test_aliases_must_differ():
