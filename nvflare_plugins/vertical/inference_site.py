@@ -2,7 +2,8 @@
 
 The site's role follows from the part that it holds: the active party's model, or a passive party's table. Nothing that
 depends on rows leaves a site before all are authenticated, hold parts of the same model, mean the same job and hold the
-same rows in the same order. A passive party charges its budget before it answers for any row.
+same rows in the same order. A passive party charges its budget before it answers for any row, and after all have found
+theirs sufficient.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from nvflare_plugins.vertical.model_files import ActivePart, ModelIdentity, Part
 from nvflare_plugins.vertical.party_link import ConversationLink
 from nvflare_plugins.vertical.prediction_budget import PredictionBudget
 from nvflare_plugins.vertical.private_table import PrivateTable, table_from_json, table_to_json
-from nvflare_plugins.vertical.terms import VerticalTerms, agree, rows_content
+from nvflare_plugins.vertical.terms import RowsProof, VerticalTerms, agree, rows_content
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.contents import Content, Protection
 
@@ -124,6 +125,7 @@ def run_inference(
             rows = _align(run, rows)
             _agree(run, [rows])
             rows = rows.part(job.rows)
+            _allow(run, stored.part, rows)
         write: Write | None = None
         if isinstance(stored.part, ActivePart):
             write = _ACTIVE[action](run, stored.part, rows)
@@ -183,13 +185,25 @@ def _agree(run: _Run, sets: list[Rows]) -> None:
 
     Raises: ConfigurationError: a difference; how many rows a party has is not said.
     """
-    session = run.attempt.session
-    proofs = [session.hmac("rows", rows_content(rows.ids)).hex() if rows.ids is not None else "" for rows in sets]
+    rank = run.attempt.channel.rank
+    proof = RowsProof(run.attempt.session, [rows_content(rows.ids) for rows in sets])
     terms = VerticalTerms(
-        versions(), run.job.to_dict(), {}, [rows.n_rows for rows in sets], proofs, run.identity.model_id, {}
+        versions(), run.job.to_dict(), {}, [rows.n_rows for rows in sets], proof.of(rank), run.identity.model_id, {}
     )
     received = run.attempt.gather_sealed(f"terms of {len(sets)} data sets", terms.to_bytes())
-    agree(terms, received, run.place.sites, run.attempt.channel.rank)
+    agree(terms, received, run.place.sites, rank, proof)
+
+
+def _allow(run: _Run, part: Part, rows: Rows) -> None:
+    """Go on once every owner would answer for the rows; nobody has charged anything before.
+
+    Raises: PolicyRefusal: this site's budget is spent, or the rows' randomised buckets were sent under local privacy.
+    """
+    if isinstance(part, PassivePart):
+        # True values of rows whose randomised buckets were sent would undo what was paid for, whichever model asks.
+        SentRows(run.place.policy).refuse(None if rows.ids is None else rows.names())
+        _budget(run).check(rows.names())
+    run.attempt.gather_sealed("budgets", b"")
 
 
 def _align(run: _Run, rows: Rows) -> Rows:
@@ -258,7 +272,7 @@ def _table(data: bytes, aliases: tuple[str, ...]) -> PrivateTable:
 
 
 def _answer(run: _Run, part: PassivePart, rows: Rows) -> None:
-    _charge(run, rows)
+    _budget(run).charge(rows.names())
     owner = PathOwner(part, rows.features, run.job.batch_rows)
     notes, active = _Notes(run.attempt), run.identity.active
 
@@ -275,7 +289,7 @@ def _answer(run: _Run, part: PassivePart, rows: Rows) -> None:
 
 
 def _tell_positions(run: _Run, part: PassivePart, rows: Rows) -> None:
-    _charge(run, rows)
+    _budget(run).charge(rows.names())
     told = RowPositions.of(part, rows.features).to_bytes()
     if len(told) > _MAX_PART_BYTES:
         raise ConfigurationError("the job explains too many rows at once: name a range of rows")
@@ -286,14 +300,9 @@ def _tell_thresholds(run: _Run, part: PassivePart, rows: Rows) -> None:
     run.give_active(table_to_json(part.table, part.aliases).encode(), Content.THRESHOLDS)
 
 
-def _charge(run: _Run, rows: Rows) -> None:
-    """Spend this site's budget, durably, before anything about the rows leaves.
-
-    Raises: PolicyRefusal: it is spent, or the rows' randomised buckets were sent under local privacy.
-    """
-    # True values of rows whose randomised buckets were sent would undo what was paid for, whichever model asks.
-    SentRows(run.place.policy).refuse(None if rows.ids is None else rows.names())
-    PredictionBudget(run.place.policy, str(run.job.data_set)).charge(rows.names())
+def _budget(run: _Run) -> PredictionBudget:
+    """Return what is to be charged, durably, before anything about the rows leaves."""
+    return PredictionBudget(run.place.policy, str(run.job.data_set))
 
 
 _ACTIVE: Mapping[Action, Callable[[_Run, ActivePart, Rows], Write]] = {

@@ -8,6 +8,7 @@ from he_processors.additive.scheme import Scheme
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.bucket_ldp.sent_rows import SentRows
 from nvflare_plugins.run_record import ReportSection, RoundRow
+from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.vertical.attempt_parts import PURPOSE, Finish, Start
 from nvflare_plugins.vertical.bin_report import bins_section
 from nvflare_plugins.vertical.conversation import Answering
@@ -16,6 +17,7 @@ from nvflare_plugins.vertical.guards import Guard
 from nvflare_plugins.vertical.job import Preset, VerticalProfile
 from nvflare_plugins.vertical.messages import Answer, Request, TrainingSetup
 from nvflare_plugins.vertical.model_files import PassivePart
+from nvflare_plugins.vertical.party_data import PartyData, PartySet
 from nvflare_plugins.vertical.party_link import answer_bytes
 from nvflare_plugins.vertical.passive import PassiveParty
 from nvflare_plugins.vertical.prediction_budget import PredictionBudget
@@ -37,6 +39,26 @@ class _Round:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+def check_rows(policy: SitePolicy, data: PartyData) -> None:
+    """Check whether this party would answer for its rows; nothing is charged yet.
+
+    Raises: PolicyRefusal: randomised buckets of rows were sent, whose exact bits must stay; or this site has answered
+        for rows of the evaluation set as often as it does.
+    """
+    for one in data.sets:
+        SentRows(policy).refuse(None if one.ids is None else one.row_ids())
+    for one in predicted_sets(data):
+        PredictionBudget(policy, one.data_set.name).check(one.row_ids())
+
+
+def predicted_sets(data: PartyData) -> list[PartySet]:
+    """Return the sets whose rows are charged: they go down every tree, as in a prediction.
+
+    Rows of the training set are divided by its splits anyway.
+    """
+    return [one for one in data.sets[1:] if one.data_set.name != data.train.data_set.name]
+
+
 class PassiveSite:
     """Answers requests until the active party ends the training.
 
@@ -45,9 +67,9 @@ class PassiveSite:
     """
 
     def __init__(self, start: Start):
+        """Args: start: after all sites have allowed the rows (``check_rows``). Raises: PolicyRefusal."""
         self._start = start
         self._party: PassiveParty | None = None
-        self._refuse_sent_rows()
         rows = start.data.train.row_ids()
         # Found before anything is sent: a policy that allows fewer bins refuses the job here.
         self._guard = Guard.open(
@@ -57,7 +79,8 @@ class PassiveSite:
         )  # fmt: skip
         self._n_rounds = start.n_done
         self._table = self._first_table()
-        self._charge_evaluation()
+        for one in predicted_sets(start.data):
+            PredictionBudget(start.place.policy, one.data_set.name).charge(one.row_ids())
 
     def run(self) -> Finish:
         """Take part; return this party's part."""
@@ -73,23 +96,6 @@ class PassiveSite:
             raise ProtocolError("the active party ended the training before it began")
         part = PassivePart(dict(self._party.table), start.data.columns, start.data.aliases)
         return Finish(part, self._n_rounds, start.parameters.agreed, self._sections())
-
-    def _refuse_sent_rows(self) -> None:
-        """Keep exact bits from rows whose randomised buckets were sent. Raises: PolicyRefusal."""
-        for one in self._start.data.sets:
-            SentRows(self._start.place.policy).refuse(None if one.ids is None else one.row_ids())
-
-    def _charge_evaluation(self) -> None:
-        """Charge the rows of the evaluation set: they go down every tree, as in a prediction.
-
-        Those of the training set are divided by its splits anyway.
-
-        Raises: PolicyRefusal: this site has answered for them as often as it does.
-        """
-        policy, train = self._start.place.policy, self._start.data.train.data_set.name
-        for one in self._start.data.sets[1:]:
-            if one.data_set.name != train:
-                PredictionBudget(policy, one.data_set.name).charge(one.row_ids())
 
     def _first_table(self) -> PrivateTable:
         start = self._start

@@ -1,7 +1,8 @@
 """How often a party has answered for each of its rows, over all jobs: predictions tell about rows, so they are limited.
 
 Every row counts once for each job that asks for it. The charge is on the disk before the first answer leaves; a job
-that fails afterwards has spent it all the same.
+that fails afterwards has spent it all the same. So that one party's refusal does not spend the budgets of others, all
+parties check first, tell each other, and then charge.
 
 Privacy: purely local, mode 0600. Rows are kept as hashes under a key of this site, so that a row is recognised in the
     next job, in whatever order the rows come. A refusal tells neither which rows nor how many.
@@ -41,6 +42,11 @@ class PredictionBudget:
         with self._locked():
             self._key = self._load_key(randomness)
 
+    def check(self, row_ids: Sequence[str]) -> None:
+        """Refuse what ``charge`` would refuse, and charge nothing. Raises: as ``charge``."""
+        with self._locked():
+            self._charged(row_ids)
+
     def charge(self, row_ids: Sequence[str]) -> None:
         """Charge a job's rows, durably; nothing is charged if any of them may not be asked for.
 
@@ -49,22 +55,27 @@ class PredictionBudget:
             PolicyRefusal: more rows than one job may ask for, or a row that was asked for too often before.
             ConfigurationError: the file is damaged.
         """
+        with self._locked():
+            keys, counts = self._charged(row_ids)
+            content = io.BytesIO()
+            np.savez(content, keys=keys, counts=counts)
+            write_private(self._path, content.getvalue())
+
+    def _charged(self, row_ids: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Return the counts with those of a job. Shapes: uint64[n], int64[n]. Raises: as ``charge``."""
         if len(row_ids) > self._rules.predictions_per_job:
             raise self._refusal("predictions_per_job", "answers for fewer rows in one job", "ask for fewer rows")
         asked, times = np.unique(self._hashes(row_ids), return_counts=True)
-        with self._locked():
-            keys, counts = self._read()
-            everyone = np.union1d(keys, asked)
-            total = np.zeros(everyone.size, dtype=np.int64)
-            total[np.searchsorted(everyone, keys)] = counts
-            total[np.searchsorted(everyone, asked)] += times
-            if (total[np.searchsorted(everyone, asked)] > self._rules.predictions_per_row).any():
-                raise self._refusal(
-                    "predictions_per_row", "has answered for rows of this job as often as it does", "ask for other rows"
-                )
-            content = io.BytesIO()
-            np.savez(content, keys=everyone, counts=total)
-            write_private(self._path, content.getvalue())
+        keys, counts = self._read()
+        everyone = np.union1d(keys, asked)
+        total = np.zeros(everyone.size, dtype=np.int64)
+        total[np.searchsorted(everyone, keys)] = counts
+        total[np.searchsorted(everyone, asked)] += times
+        if (total[np.searchsorted(everyone, asked)] > self._rules.predictions_per_row).any():
+            raise self._refusal(
+                "predictions_per_row", "has answered for rows of this job as often as it does", "ask for other rows"
+            )
+        return everyone, total
 
     def _hashes(self, row_ids: Sequence[str]) -> NDArray[np.uint64]:
         digests = b"".join(hashlib.blake2b(one.encode(), digest_size=8, key=self._key).digest() for one in row_ids)

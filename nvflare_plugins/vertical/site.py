@@ -34,8 +34,8 @@ from nvflare_plugins.vertical.model_files import (
 )  # fmt: skip
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 from nvflare_plugins.vertical.party_data import PartyData, load_party
-from nvflare_plugins.vertical.passive_site import PassiveSite
-from nvflare_plugins.vertical.terms import VerticalTerms, agree, rows_content
+from nvflare_plugins.vertical.passive_site import PassiveSite, check_rows
+from nvflare_plugins.vertical.terms import RowsProof, VerticalTerms, agree, rows_content
 from nvflare_plugins.wire.channel import Transport
 
 MASKED_MODEL = "masked_model.json"
@@ -127,18 +127,18 @@ class _Run:
     def _agree(self, data: PartyData) -> int:
         """Compare terms with all parties; return the rounds that are done already."""
         prepared, session, channel = self._prepared, self._attempt.session, self._attempt.channel
-        contents = [rows_content(one.ids) for one in data.sets]
+        proof = RowsProof(session, [rows_content(one.ids) for one in data.sets])
         terms = VerticalTerms(
             versions=versions(), job=self._job.to_dict(), parameters=prepared.parameters.document(),
             n_rows=[one.table.n_rows for one in data.sets],
-            rows=[session.hmac("order of rows", content).hex() if content else "" for content in contents],
+            rows=proof.of(channel.rank),
             model="" if prepared.initial is None else prepared.initial.identity.model_id,
             checkpoints={str(n): checkpoint.tag for n, checkpoint in prepared.checkpoints.items()},
         )  # fmt: skip
         received = self._attempt.gather_sealed("terms of vertical training", terms.to_bytes())
-        n_done = agree(terms, received, channel.sites, channel.rank)
+        n_done = agree(terms, received, channel.sites, channel.rank, proof)
         self._progress.say("agreed on job, parameters and rows with all parties")
-        if not all(contents):
+        if not all(proof.contents):
             self._progress.say(_NO_IDS)
         if self._job.resume_from is not None:
             if n_done == 0:
@@ -151,7 +151,7 @@ class _Run:
         return n_done
 
     def _reserve_together(self, data: PartyData, n_done: int) -> tuple[Reservation, ...]:
-        """Go on once every site's registry has allowed the run; else it has released nothing and is not remembered."""
+        """Go on once every site's registry and budgets allow the run; else nothing is released, charged, remembered."""
         job, reservations = self._job, []
         resume = None if job.resume_from is None else ResumePoint(job.resume_from, n_done)
         fields = {name: value for name, value in job.to_dict().items() if name not in _NOT_RELEASED}
@@ -159,6 +159,8 @@ class _Run:
         parameters = json.dumps(release, sort_keys=True).encode()
         sets = {one.data_set.name: one for one in reversed(data.sets)}  # a set in both places counts once
         try:
+            if not self._is_active:
+                check_rows(self._place.policy, data)
             for one in reversed(sets.values()):
                 reservation = self._registry.reserve(
                     one.table, one.data_set, job_id=self._place.job_id, sites=self._place.sites,

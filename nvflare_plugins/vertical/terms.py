@@ -10,12 +10,18 @@ import hmac
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.horizontal.agreement import compare_documents, compare_versions
 
 _MAX_DOCUMENT = 1 << 24
+
+
+class GroupKey(Protocol):
+    """What the proofs of rows need of a session."""
+
+    def hmac(self, purpose: str, data: bytes) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,7 @@ class VerticalTerms:
         job: the job as JSON values.
         parameters: what XGBoost makes of the parameters.
         n_rows: rows of each data set.
-        rows: for each data set the HMAC of its ids in order under the group key, in hex; empty without ids.
+        rows: for each data set a proof of its ids in order (``RowsProof``), in hex; empty without ids.
         model: id of the model that training continues; empty for none.
         checkpoints: tag of each checkpoint of the job to resume, by number of finished rounds.
     """
@@ -60,8 +66,10 @@ class VerticalTerms:
             raise ProtocolError("a party's terms are not of the expected form")
         return terms
 
-    def compare(self, theirs: VerticalTerms, site: str) -> None:
+    def compare(self, theirs: VerticalTerms, site: str, due: Sequence[str]) -> None:
         """Refuse a party that does not mean the same job, model and rows.
+
+        Args: due: the proofs that the party sends if it holds this site's rows in this site's order.
 
         Raises:
             ConfigurationError: the first difference, named.
@@ -73,27 +81,48 @@ class VerticalTerms:
             raise ConfigurationError(f"{site} holds a part of another model than this site")
         if list(self.n_rows) != list(theirs.n_rows):
             raise ConfigurationError(f"{site} has another number of rows than this site: align the rows first")
-        self._compare_rows(theirs, site)
-
-    def _compare_rows(self, theirs: VerticalTerms, site: str) -> None:
-        if len(self.rows) != len(theirs.rows):
-            raise ConfigurationError(f"{site} has another number of data sets than this site")
-        for mine, other in zip(self.rows, theirs.rows, strict=True):
-            if bool(mine) != bool(other):
-                raise ConfigurationError(
-                    "some parties name an id column for a data set and others do not, so that the order of rows "
-                    "cannot be compared: all, or none. Policy key: data_sets.<name>.id."
-                )
-            if not hmac.compare_digest(mine.encode(), other.encode()):
-                raise ConfigurationError(
-                    f"{site} has other rows than this site, or the same in another order: align the rows first"
-                )
+        _compare_rows(due, theirs.rows, site)
 
 
-def agree(mine: VerticalTerms, received: Sequence[bytes], sites: Sequence[str], rank: int) -> int:
+def _compare_rows(due: Sequence[str], theirs: Sequence[str], site: str) -> None:
+    if len(due) != len(theirs):
+        raise ConfigurationError(f"{site} has another number of data sets than this site")
+    for mine, other in zip(due, theirs, strict=True):
+        if bool(mine) != bool(other):
+            raise ConfigurationError(
+                "some parties name an id column for a data set and others do not, so that the order of rows "
+                "cannot be compared: all, or none. Policy key: data_sets.<name>.id."
+            )
+        if not hmac.compare_digest(mine.encode(), other.encode()):
+            raise ConfigurationError(
+                f"{site} has other rows than this site, or the same in another order: align the rows first"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RowsProof:
+    """Proofs that a party holds rows in an order, which no other party can copy: each names the party that gives it.
+
+    Attributes: contents: for each data set what the proof covers; empty without ids.
+    """
+
+    session: GroupKey
+    contents: Sequence[bytes]
+
+    def of(self, rank: int) -> list[str]:
+        """Return the proofs that the party of this rank gives if it holds these rows, in hex; empty without ids."""
+        return [
+            self.session.hmac(f"order of rows of data set {number}, {rank}", content).hex() if content else ""
+            for number, content in enumerate(self.contents)
+        ]
+
+
+def agree(mine: VerticalTerms, received: Sequence[bytes], sites: Sequence[str], rank: int, proof: RowsProof) -> int:
     """Compare the terms of all parties.
 
-    Args: received: encoded terms by rank, this site's own included.
+    Args:
+        received: encoded terms by rank, this site's own included.
+        proof: of this site's rows; ``mine.rows`` is this site's own.
 
     Returns:
         The number of finished rounds of the latest checkpoint that all parties hold of the same attempt; 0 without.
@@ -107,7 +136,7 @@ def agree(mine: VerticalTerms, received: Sequence[bytes], sites: Sequence[str], 
         if other == rank:
             continue
         theirs = VerticalTerms.from_bytes(data)
-        own.compare(theirs, sites[other])
+        own.compare(theirs, sites[other], proof.of(other))
         common = {n: tag for n, tag in common.items() if theirs.checkpoints.get(n) == tag}
     return max((int(n) for n in common if n.isdigit()), default=0)
 

@@ -269,6 +269,16 @@ def test_evaluation_rows_are_charged_as_a_prediction(parties):
     assert isinstance(outcomes["site-1"], VeilBoostError)
 
 
+def test_one_partys_refusal_spends_nothing_at_the_others(parties):
+    for site, budget in (("site-2", 2), ("site-3", 1)):
+        parties.set_policy(site, vertical={"predictions_per_row": budget})
+    for number, ends_well in enumerate((True, False, False)):
+        outcomes = run(parties, job(eval_data_set="held", num_rounds=1), f"job-{number}")
+        assert isinstance(outcomes["site-2"], VeilBoostError) != ends_well
+    parties.set_policy("site-3", vertical={"predictions_per_row": 2})
+    succeed(run(parties, job(eval_data_set="held", num_rounds=1), "last"))
+
+
 def test_rows_whose_randomised_buckets_were_sent_are_not_trained_on(parties):
     SentRows(SitePolicy.load(parties.workspace("site-3"), "site-3")).note("earlier", ["somebody"])
     assert "randomised buckets" in str(run(parties, job())["site-3"])  # these rows have no ids: they may be the same

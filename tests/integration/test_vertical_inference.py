@@ -213,6 +213,19 @@ def test_budgets_of_rows_outlive_jobs(case):
     succeed(case.run("fourth", rows=[60, 100]))
 
 
+@pytest.mark.parametrize("action", ["predict", "explain"])
+def test_one_owners_refusal_spends_nothing_at_the_others(case, action):
+    """Else whoever starts jobs could use up all budgets by means of the one that is spent."""
+    for site in SITES[1:]:
+        case.parties.set_policy(site, consents={"explain": True}, vertical={"predictions_per_row": 2})
+    case.parties.set_policy("site-3", consents={"explain": True}, vertical={"predictions_per_row": 1})
+    succeed(case.run("first", rows=[0, 10]))
+    for number in range(2):
+        only_error(case.run(f"again-{number}", action=action, rows=[0, 20]), PolicyRefusal)
+    case.parties.set_policy("site-3", consents={"explain": True}, vertical={"predictions_per_row": 2})
+    succeed(case.run("last", rows=[0, 10]))
+
+
 def test_budgets_follow_rows_into_other_positions(case):
     case.parties.set_policy("site-3", vertical={"predictions_per_row": 1})
     succeed(case.run("first", rows=[0, 10]))

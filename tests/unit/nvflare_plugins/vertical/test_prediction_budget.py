@@ -34,6 +34,16 @@ def test_rows_are_counted_over_jobs_in_any_order(tmp_path):
         budget(tmp_path).charge(["dan"])
 
 
+def test_a_check_refuses_what_a_charge_would_and_spends_nothing(tmp_path):
+    for _ in range(5):
+        budget(tmp_path).check(["ann", "bob"])
+    budget(tmp_path).charge(["ann", "ann"])
+    budget(tmp_path).check(["bob"])
+    for rows in (["ann"], [str(i) for i in range(6)]):
+        with pytest.raises(PolicyRefusal):
+            budget(tmp_path).check(rows)
+
+
 def test_rows_of_one_job_are_limited(tmp_path):
     with pytest.raises(PolicyRefusal, match="vertical.predictions_per_job"):
         budget(tmp_path).charge([str(i) for i in range(6)])

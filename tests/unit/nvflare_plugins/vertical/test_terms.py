@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hmac
 import json
 
 import pytest
@@ -10,23 +11,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.vertical.terms import VerticalTerms, agree, rows_content
+from nvflare_plugins.vertical.terms import RowsProof, VerticalTerms, agree, rows_content
 
+
+
+class ToyKey:
+    def hmac(self, purpose: str, data: bytes) -> bytes:
+        return hmac.digest(b"group key", purpose.encode() + b"\0" + data, "sha256")
+
+
+PROOF = RowsProof(ToyKey(), [rows_content([b"ann", b"bob"]), b""])
 MINE = VerticalTerms(
-    {"xgboost": "3.2.0", "veilboost": "1"}, {"label": "y"}, {"agreed": {}}, [5, 3], ["ab", ""], "m",
+    {"xgboost": "3.2.0", "veilboost": "1"}, {"label": "y"}, {"agreed": {}}, [5, 3], PROOF.of(0), "m",
     {"2": "aa", "4": "bb"},
 )  # fmt: skip
+THEIRS = dataclasses.replace(MINE, rows=PROOF.of(1))
 SITES = ("site-1", "site-2")
 
 
 def meet(other: VerticalTerms) -> int:
-    return agree(MINE, [MINE.to_bytes(), other.to_bytes()], SITES, 0)
+    return agree(MINE, [MINE.to_bytes(), other.to_bytes()], SITES, 0, PROOF)
+
+
+def test_a_proof_that_another_party_gave_does_not_count():
+    assert meet(THEIRS) == 4
+    with pytest.raises(ConfigurationError, match="another order"):
+        meet(dataclasses.replace(THEIRS, rows=MINE.rows))
+
+
+def test_a_proof_of_one_data_set_does_not_count_for_another():
+    both = RowsProof(ToyKey(), [b"same"] * 2).of(1)
+    assert both[0] != both[1]
 
 
 def test_equal_terms_agree_on_the_last_common_checkpoint():
-    assert meet(MINE) == 4
-    assert meet(dataclasses.replace(MINE, checkpoints={"2": "aa", "4": "cc", "6": "dd"})) == 2
-    assert meet(dataclasses.replace(MINE, checkpoints={})) == 0
+    assert meet(THEIRS) == 4
+    assert meet(dataclasses.replace(THEIRS, checkpoints={"2": "aa", "4": "cc", "6": "dd"})) == 2
+    assert meet(dataclasses.replace(THEIRS, checkpoints={})) == 0
 
 
 @pytest.mark.parametrize(("change", "said"), [
@@ -35,20 +56,20 @@ def test_equal_terms_agree_on_the_last_common_checkpoint():
     ({"parameters": {"agreed": {"eta": 1}}}, "'agreed'"),
     ({"n_rows": [5, 4]}, "another number of rows"),
     ({"n_rows": [5]}, "another number of rows"),
-    ({"rows": ["ab"]}, "another number of data sets"),
+    ({"rows": PROOF.of(1)[:1]}, "another number of data sets"),
     ({"rows": ["ac", ""]}, "another order"),
     ({"rows": ["", ""]}, "all, or none"),
     ({"model": "n"}, "another model"),
 ], ids=str)  # fmt: skip
 def test_a_difference_is_named(change, said):
     with pytest.raises(ConfigurationError, match=said):
-        meet(dataclasses.replace(MINE, **change))
+        meet(dataclasses.replace(THEIRS, **change))
 
 
 @pytest.mark.parametrize("proof", ["\u00e9b", "\ud800"])
 def test_a_proof_that_is_no_hexadecimal_text_is_refused(proof):
     with pytest.raises(ProtocolError):
-        meet(dataclasses.replace(MINE, rows=[proof, ""]))
+        meet(dataclasses.replace(THEIRS, rows=[proof, ""]))
 
 
 @given(st.recursive(
@@ -58,7 +79,7 @@ def test_a_proof_that_is_no_hexadecimal_text_is_refused(proof):
 ))
 def test_hostile_documents_are_refused(document):
     with pytest.raises((ProtocolError, ConfigurationError)):
-        agree(MINE, [MINE.to_bytes(), json.dumps(document).encode()], SITES, 0)
+        agree(MINE, [MINE.to_bytes(), json.dumps(document).encode()], SITES, 0, PROOF)
 
 
 @given(st.binary(max_size=60))
@@ -70,9 +91,9 @@ def test_hostile_bytes_are_refused(data):
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(VerticalTerms)])
 @pytest.mark.parametrize("value", [None, 5, [None], {"a": []}, "text"], ids=str)
 def test_fields_of_other_types_are_refused_or_differ(name, value):
-    document = {**json.loads(MINE.to_bytes()), name: value}
+    document = {**json.loads(THEIRS.to_bytes()), name: value}
     try:
-        agree(MINE, [MINE.to_bytes(), json.dumps(document).encode()], SITES, 0)
+        agree(MINE, [MINE.to_bytes(), json.dumps(document).encode()], SITES, 0, PROOF)
     except (ProtocolError, ConfigurationError):
         return
     assert name == "checkpoints"
