@@ -48,12 +48,15 @@ class PrivacyBudget:
 
 @dataclass(frozen=True, slots=True)
 class VerticalRules:
-    """A party's own limits in vertical jobs. The first three are heuristics of the preset `guarded`.
+    """A party's own limits in vertical jobs. The first four are heuristics of the preset `guarded`.
 
     Attributes:
         min_rows_per_node: No sums over fewer rows, nor over a difference of so few.
         max_bins: Most bins of a feature.
         max_sums_per_row: Most independent sums in which a row's bin of one feature may take part, over all jobs.
+        max_split_bits_per_row: Most splits of this site that may divide a row, over all features and jobs: each shows
+            one ordered bit of it. The default is what twenty trees give, the most that 40 sums allow, if all splits of
+            five levels are this site's: it bounds deep trees, whose large nodes cost few sums.
         min_intersection: An alignment of fewer rows is refused.
         max_size_ratio: Another party's set may be so many times larger or smaller.
         predictions_per_row: How often a row may be asked for, over all jobs; being in an evaluation set counts once.
@@ -63,6 +66,7 @@ class VerticalRules:
     min_rows_per_node: int = 20
     max_bins: int = 32
     max_sums_per_row: int = 40
+    max_split_bits_per_row: int = 100
     min_intersection: int = 100
     max_size_ratio: int = 100
     predictions_per_row: int = 10

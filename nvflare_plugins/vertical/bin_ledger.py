@@ -1,6 +1,6 @@
 """What a passive party remembers of the sums it has released, over all jobs on one data set.
 
-Per row: how many sums it took part in, and its share of them. Per released set of rows: how many rows, and a
+Per row: how many sums it took part in, its share of them, and how many splits of this party divided it. Per released set of rows: how many rows, and a
 fingerprint from which the size of the difference of two sets can be estimated without keeping the sets.
 
 The fingerprint of a set: every row has a secret key of 64 bits, and bit b of a key stands for +1 or -1; the fingerprint
@@ -39,13 +39,16 @@ _BLOCK_ROWS = 1 << 17
 class Released:
     """The content of the ledger, in the order in which rows first came.
 
-    Shapes: keys: uint64[n]; sums: int32[n]; share: float32[n]; sizes: int64[n_sets]; fingerprints: int32[n_sets, 64].
-    Units:  share: sums per row, each sum divided evenly among the rows of its set.
+    Shapes: keys: uint64[n]; sums, split_bits: int32[n]; share: float32[n]; sizes: int64[n_sets];
+        fingerprints: int32[n_sets, 64].
+    Units:  share: sums per row, each sum divided evenly among the rows of its set. split_bits: ordered bits, of all
+        features together.
     """
 
     keys: NDArray[np.uint64]
     sums: NDArray[np.int32]
     share: NDArray[np.float32]
+    split_bits: NDArray[np.int32]
     sizes: NDArray[np.int64]
     fingerprints: NDArray[np.int32]
 
@@ -53,8 +56,8 @@ class Released:
     def nothing(cls) -> Released:
         """Return the ledger of a data set that nothing was released of."""
         return cls(
-            np.empty(0, np.uint64), np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int64),
-            np.empty((0, KEY_BITS), np.int32),
+            np.empty(0, np.uint64), np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32),
+            np.empty(0, np.int64), np.empty((0, KEY_BITS), np.int32),
         )  # fmt: skip
 
     def enter(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -71,6 +74,7 @@ class Released:
         self.keys = np.concatenate([self.keys, keys[~is_known]])
         self.sums = np.concatenate([self.sums, np.zeros(n_new, np.int32)])
         self.share = np.concatenate([self.share, np.zeros(n_new, np.float32)])
+        self.split_bits = np.concatenate([self.split_bits, np.zeros(n_new, np.int32)])
         return result
 
     def holds(self, places: NDArray[np.int64], keys: NDArray[np.uint64]) -> bool:
@@ -131,9 +135,8 @@ class BinLedger:
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             raise self._damaged("its ledger of released sums cannot be read") from None
         n_rows, n_sets = released.keys.size, released.sizes.size
-        if (released.sums.size, released.share.size, *released.fingerprints.shape) != (
-            n_rows, n_rows, n_sets, KEY_BITS
-        ):  # fmt: skip
+        per_row = (released.sums.size, released.share.size, released.split_bits.size)
+        if (*per_row, *released.fingerprints.shape) != (n_rows, n_rows, n_rows, n_sets, KEY_BITS):
             raise self._damaged("its ledger of released sums does not fit together")
         return released
 

@@ -1,4 +1,4 @@
-"""What a passive party's report says about its bins: sums per row and feature, and what an attack makes of them."""
+"""What a passive party's report says about its bins: sums and split bits per row, and what an attack makes of sums."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ def bins_section(found: Exposure, preset: str) -> ReportSection:
         paragraphs=(
             f"Preset {preset}. Sums of one feature that this party has released, over all jobs on this data set. Each "
             "is a linear equation in the bins of the rows, and the active party knows its coefficients.",
+            "A split of this party shows the active party one ordered bit of each row of its node: below the threshold, "
+            "or not. These bits are part of the model, and are counted over all features together.",
             "The curves show how many bins of other tables an active party recovered from as many sums, by guessing "
             "and by the splits of the model included. They are no bound: the guards are heuristics, and a better "
             "attack needs fewer sums. The upright line is this data set.",
@@ -46,6 +48,8 @@ def bins_section(found: Exposure, preset: str) -> ReportSection:
             ("sums that a row is in, mean", f"{found.per_row_mean:.1f}", ""),
             ("equations per row, most", f"{found.share_max:.3f}", ""),
             ("equations per row, mean over the rows of a node", f"{found.share_mean:.3f}", _cap(found.share_cap)),
+            ("splits that divided a row, most", str(found.split_bits_max), _cap(found.split_bits_cap)),
+            ("splits that divided a row, mean", f"{found.split_bits_mean:.1f}", ""),
             ("sums of this job", str(found.n_sums), ""),
             ("nodes released by this job", str(found.nodes_released), ""),
             ("nodes withheld by this job", str(found.nodes_withheld), ""),

@@ -7,13 +7,18 @@ equations as rows it solves them (``bin_attack.py`` does). The guards keep equat
 * a floor: no sums of a node with fewer rows, and none of its sibling, which would give them by subtraction;
 * the floor on differences: no sums over a set of rows that differs from a released one, or from the complement of one,
   by so few rows, whichever tree or job released it;
-* caps: on bins, on the sums that any row takes part in, and on sums per row, over all jobs on the data set;
+* caps: on bins, on the sums that any row takes part in, on sums per row, and on the splits that divide a row, over all
+  jobs on the data set;
 * bins with fewer rows than the floor are merged with a neighbour before training.
 
 The caps are what slows the attack down, floors alone hardly do. On 20,000 rows of credit2 (100 trees of depth 3) it
 recovers 84 % of the bins from an exact training, and 26 % from a guarded one under the default rules, where guessing
 gets 15 % and the splits of the model alone 18 %; with a cap of 300 sums for a row it is 68 %. On 2,000 rows the floor
 changes nothing: 100 % (``tests/bench/bin_attack_rates.py``).
+
+What a split of this party reveals by itself, one ordered bit per row of its node, is part of the model, and counted. A
+node that holds a row without a bit left gets no sums, so that this party wins no split there. Bits are counted over all
+features together: no feature can have shown more.
 
 A node whose sums are withheld stays without, and so does all below it: this party's features do not compete there, and
 training goes on. The model then differs from the centralized one.
@@ -23,8 +28,7 @@ Security: **heuristics, not a guarantee.** They raise the price of the attack th
     sets is not checked, only their number is capped. Sums are exact to forty bits and more, so that few of them already
     hold the bins of a hundred rows for somebody who solves subset sums by lattice reduction, which was not tried. The
     party cannot see gradients: against an active party that sends
-    zeros for all rows but one, no floor helps. What a split of this party reveals by itself, one ordered bit per row of
-    its node, is part of the model and is not guarded.
+    zeros for all rows but one, no floor helps.
 """
 
 from __future__ import annotations
@@ -64,6 +68,7 @@ class Exposure:
     Attributes:
         n_sums: of this job alone.
         nodes_released, nodes_withheld: of this job, siblings included.
+        split_bits_max, split_bits_mean: splits of this party that divided a row, over all jobs: one ordered bit each.
     """
 
     n_sums: int
@@ -75,6 +80,9 @@ class Exposure:
     share_cap: float | None
     nodes_released: int
     nodes_withheld: int
+    split_bits_max: int
+    split_bits_mean: float
+    split_bits_cap: int | None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -203,16 +211,38 @@ class Guard:
                 self._ledger.write(released)
         return answers
 
+    def charge_splits(self, nodes: Sequence[NDArray[np.int32]]) -> None:
+        """Charge splits of this party before it tells which rows go left: one bit for every row of their nodes.
+
+        Args: nodes: the rows of each node; their sums must have been admitted.
+
+        Raises:
+            PolicyRefusal: a row has no bit left. The sums would have been withheld, had it been so when they were due:
+                another job on the data set runs at the same time.
+        """
+        with self._ledger.locked():
+            released = self._read()
+            for rows in nodes:
+                released.split_bits[self._places[rows]] += 1
+            most = max((int(released.split_bits[self._places[rows]].max(initial=0)) for rows in nodes), default=0)
+            if self._enforce and most > self._rules.max_split_bits_per_row:
+                raise PolicyRefusal(
+                    "this site has shown on which side of splits rows lie as often as it does. Policy key: "
+                    "vertical.max_split_bits_per_row. Remedy: run one job at a time, or train fewer or shallower trees."
+                )
+            self._ledger.write(released)
+
     def exposure(self) -> Exposure:
         """Return the numbers for the report."""
         with self._ledger.locked():
             released = self._read()
-        sums, share = released.sums[self._places], released.share[self._places]
+        sums, share, bits = (of[self._places] for of in (released.sums, released.share, released.split_bits))
         return Exposure(
             self._n_sums,
             int(sums.max(initial=0)), float(sums.mean()), self._rules.max_sums_per_row if self._enforce else None,
             float(share.max(initial=0)), float(share.mean()), self._max_share if self._enforce else None,
             self._n_released, self._n_withheld,
+            int(bits.max(initial=0)), float(bits.mean()), self._rules.max_split_bits_per_row if self._enforce else None,
         )  # fmt: skip
 
     def _read(self) -> Released:
@@ -239,6 +269,8 @@ class Guard:
         if any(rows.size < self._floor for rows in step.sets):
             return False
         if released.sums[step.sent].max() + SUMS_PER_SET > self._rules.max_sums_per_row:
+            return False
+        if any(released.split_bits[rows].max() >= self._rules.max_split_bits_per_row for rows in step.sets):
             return False
         if any(released.share[rows].mean() + step.added_share(rows) > self._max_share for rows in step.sets):
             return False

@@ -45,7 +45,7 @@ class PassiveParty:
                 Shapes: float32[n_rows, n_features] each; NaN is missing.
             aliases: names of the features for the other parties.
             table: splits of a model that training continues from.
-            guard: decides which sums may leave, and counts them; without one everything leaves uncounted.
+            guard: decides which sums may leave, and counts them and split bits; without one all leaves uncounted.
             most_trees: trees that the job may still grow; None for no limit.
 
         Raises:
@@ -172,7 +172,11 @@ class PassiveParty:
 
     def _splits(self, request: SplitRequest) -> SplitAnswer:
         self._check_tree(request.tree)
-        return SplitAnswer(self._tree, tuple(self._split(split) for split in request.splits))
+        divided = [self._known_rows_of(split.node) for split in request.splits]
+        answers = tuple(self._split(split) for split in request.splits)
+        if self.guard is not None:
+            self.guard.charge_splits(divided)
+        return SplitAnswer(self._tree, answers)
 
     def _split(self, split: OwnedSplit) -> Bits:
         rows = self._known_rows_of(split.node)

@@ -20,8 +20,8 @@ from tests.support.vertical_federation import Joined, federate
 ENDLESS = 10**9
 PRESETS = {
     "exact": None,
-    "floor of 20 rows only": (VerticalRules(max_sums_per_row=ENDLESS), ENDLESS),
-    "guarded, 300 sums a row": (VerticalRules(max_sums_per_row=300), MAX_SHARE),
+    "floor of 20 rows only": (VerticalRules(max_sums_per_row=ENDLESS, max_split_bits_per_row=ENDLESS), ENDLESS),
+    "guarded, 300 sums a row": (VerticalRules(max_sums_per_row=300, max_split_bits_per_row=ENDLESS), MAX_SHARE),
     "guarded": (VerticalRules(), MAX_SHARE),
 }
 """Name -> the rules of the passive party and its cap on sums per row; None: everything leaves."""

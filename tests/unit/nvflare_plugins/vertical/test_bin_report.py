@@ -13,7 +13,7 @@ from nvflare_plugins.run_record import ReportSection
 from nvflare_plugins.vertical.bin_report import MEASURED, bins_section
 from nvflare_plugins.vertical.guards import Exposure
 
-FOUND = Exposure(56, 40, 20.635, 40, 0.0272, 0.0028, 0.02, 48, 5)
+FOUND = Exposure(56, 40, 20.635, 40, 0.0272, 0.0028, 0.02, 48, 5, 33, 12.51, 100)
 
 
 def test_the_section_says_what_was_released_beside_the_caps():
@@ -23,8 +23,11 @@ def test_the_section_says_what_was_released_beside_the_caps():
     assert cells["sums that a row is in, mean"] == ("20.6", "")
     assert cells["equations per row, mean over the rows of a node"] == ("0.003", "0.02")
     assert cells["nodes withheld by this job"] == ("5", "")
-    exact = bins_section(dataclasses.replace(FOUND, per_row_cap=None, share_cap=None), "exact")
-    assert [row[2] for row in exact.rows if row[2]] == ["none", "none"] and "Preset exact" in exact.paragraphs[0]
+    assert cells["splits that divided a row, most"] == ("33", "100")
+    assert cells["splits that divided a row, mean"] == ("12.5", "")
+    uncapped = dataclasses.replace(FOUND, per_row_cap=None, share_cap=None, split_bits_cap=None)
+    exact = bins_section(uncapped, "exact")
+    assert [row[2] for row in exact.rows if row[2]] == ["none"] * 3 and "Preset exact" in exact.paragraphs[0]
     assert ReportSection.from_dict(json.loads(json.dumps(dataclasses.asdict(section)))) == section
 
 

@@ -39,8 +39,8 @@ def data(widths=(3, 3)) -> Joined:
     return Joined(features, label, widths, (features[:200], label[:200]))
 
 
-def guard(folder, floor=FLOOR, max_sums=10**6, max_share=1e6, name="data", **options) -> Guard:
-    rules = VerticalRules(min_rows_per_node=floor, max_sums_per_row=max_sums)
+def guard(folder, floor=FLOOR, max_sums=10**6, max_share=1e6, name="data", max_bits=10**6, **options) -> Guard:
+    rules = VerticalRules(min_rows_per_node=floor, max_sums_per_row=max_sums, max_split_bits_per_row=max_bits)
     ids = [str(i) for i in range(N_ROWS)]
     return Guard(rules, BinLedger(folder, name), ids, max_share=max_share, **options)
 
@@ -132,6 +132,27 @@ def test_a_party_at_its_cap_stops_in_the_middle_of_the_training(tmp_path):
     assert used and max(used) < 5 and len(trees(outcome.result.model)) == 6
     assert outcome.passives[0].guard.exposure().per_row_max <= 10
     again, tap = guarded(data(), 2, [guard(tmp_path, max_sums=10)])
+    assert not tap.trees and not again.passives[0].table  # the next job gets nothing at all
+
+
+def test_rows_are_divided_by_no_more_splits_than_the_cap(tmp_path, monkeypatch):
+    """Counted from what leaves: the model's own splits show ordered bits, one for each row of their nodes."""
+    shown = np.zeros(N_ROWS, dtype=int)
+    honest = PassiveParty._splits
+
+    def splits(self, request):
+        answer = honest(self, request)
+        for split in request.splits:
+            shown[self._rows[split.node]] += 1
+        return answer
+
+    monkeypatch.setattr(PassiveParty, "_splits", splits)
+    one = guard(tmp_path, floor=1, max_bits=4)
+    outcome, tap = guarded(data(), 4, [one])
+    assert shown.max() == 4 == one.exposure().split_bits_max and one.exposure().nodes_withheld
+    assert one.exposure().split_bits_mean == pytest.approx(shown.mean())
+    assert len(trees(outcome.result.model)) == 4
+    again, tap = guarded(data(), 2, [guard(tmp_path, floor=1, max_bits=4)])
     assert not tap.trees and not again.passives[0].table  # the next job gets nothing at all
 
 

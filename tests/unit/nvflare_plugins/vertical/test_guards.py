@@ -17,8 +17,10 @@ EVERYONE = np.arange(N_ROWS, dtype=np.int32)
 IDS = [f"person {i}" for i in range(N_ROWS)]
 
 
-def open_guard(folder, ids=IDS, max_sums=10**6, max_share=1e6, **options) -> Guard:
-    rules = VerticalRules(min_rows_per_node=FLOOR, max_bins=32, max_sums_per_row=max_sums)
+def open_guard(folder, ids=IDS, max_sums=10**6, max_share=1e6, max_bits=10**6, **options) -> Guard:
+    rules = VerticalRules(
+        min_rows_per_node=FLOOR, max_bins=32, max_sums_per_row=max_sums, max_split_bits_per_row=max_bits
+    )
     return Guard(rules, BinLedger(folder / FOLDER, "patients"), ids, max_share=max_share, **options)
 
 
@@ -151,6 +153,33 @@ def test_a_row_at_the_cap_closes_only_nodes_that_hold_it(tmp_path):
     assert guard.admit([divided(EVERYONE[:50])]) == [True]  # these 50 are in four sums now
     rows, others = EVERYONE[:50], EVERYONE[50:]
     assert guard.admit([divided(rows[:25], rows), divided(others[:900], others)]) == [False, True]
+
+
+def test_the_cap_on_split_bits_counts_over_jobs_whatever_they_promised(tmp_path):
+    exact = open_guard(tmp_path, enforce=False, max_bits=1)
+    assert exact.admit_root()
+    for _ in range(3):  # not capped, but counted
+        exact.charge_splits([EVERYONE[:700]])
+    assert (exact.exposure().split_bits_max, exact.exposure().split_bits_cap) == (3, None)
+    guarded = open_guard(tmp_path, IDS[::-1], max_bits=4)  # the same rows in another order
+    assert guarded.admit_root()
+    guarded.charge_splits([EVERYONE])
+    exposure = guarded.exposure()
+    assert (exposure.split_bits_max, exposure.split_bits_cap) == (4, 4)
+    assert exposure.split_bits_mean == pytest.approx((3 * 700 + N_ROWS) / N_ROWS)
+    assert not guarded.admit_root()
+    assert not admit(guarded, EVERYONE[:1000])  # the last 700 are the first of before, and have no bit left
+    rest = EVERYONE[:1300]
+    assert admit(guarded, rest[:600], rest)
+
+
+def test_bits_beyond_the_cap_do_not_leave_where_two_jobs_run_at_once(tmp_path):
+    one, other = open_guard(tmp_path, max_bits=1), open_guard(tmp_path, max_bits=1)
+    assert one.admit_root() and other.admit_root()
+    one.charge_splits([EVERYONE])
+    with pytest.raises(PolicyRefusal, match="vertical.max_split_bits_per_row"):
+        other.charge_splits([EVERYONE])
+    assert one.exposure().split_bits_max == 1
 
 
 def test_shares_add_up_to_the_number_of_independent_sums(tmp_path):
