@@ -24,6 +24,7 @@ from nvflare_plugins.vertical.messages import (
     OwnedSplit, PartySchema, PathQuery, Request, SplitAnswer, SplitRequest, TreeGradients,
 )  # fmt: skip
 from nvflare_plugins.vertical.private_table import NOTHING_ABOVE, PrivateSplit, PrivateTable
+from nvflare_plugins.vertical.tree_limits import NO_LIMITS, GrownNodes, TreeLimits
 
 ROOT = 0
 
@@ -37,6 +38,7 @@ class PassiveParty:
     def __init__(
         self, sets: Sequence[NDArray[np.float32]], aliases: Sequence[str], max_bin: int, maker: HistogramMaker,
         table: PrivateTable | None = None, guard: Guard | None = None, most_trees: int | None = None,
+        limits: TreeLimits = NO_LIMITS,
     ):  # fmt: skip
         """Prepare the party's tables; call it outside a communicator.
 
@@ -47,6 +49,7 @@ class PassiveParty:
             table: splits of a model that training continues from.
             guard: decides which sums may leave, and counts them and split bits; without one all leaves uncounted.
             most_trees: trees that the job may still grow; None for no limit.
+            limits: how far each of them may.
 
         Raises:
             PolicyRefusal: the guard does not allow so many bins.
@@ -68,6 +71,8 @@ class PassiveParty:
         self._tree = max((tree for tree, _ in table or ()), default=-1)
         self._n_trees = 0
         self._most_trees = most_trees
+        self._limits = limits
+        self._grown = GrownNodes(limits, 0)
         self._features = np.arange(self._codes.shape[0])
         self._tree_layout = self._cuts.layout
         self._tree_codes = self._codes
@@ -118,6 +123,7 @@ class PassiveParty:
         self._rows = {ROOT: np.arange(self._n_rows, dtype=np.int32)}
         self._above = {ROOT: NOTHING_ABOVE}
         self._known = set()
+        self._grown = GrownNodes(self._limits, self._limits.most_splits(self._n_rows))
         for paths in self._paths:  # rows go through the trees of a round before the next one begins
             paths.end_trees()
         self._maker.begin_tree(self._n_rows)
@@ -161,6 +167,7 @@ class PassiveParty:
             raise ProtocolError("a partition does not fit its node")
         if part.left in self._above or part.right in self._above:
             raise ProtocolError("a partition names a node that the tree has already")
+        self._grown.divide(part.node, part.left, part.right)
         goes_left = part.goes_left.unpack()
         left, right = rows[goes_left], rows[~goes_left]
         self._rows[part.left], self._rows[part.right] = left, right
@@ -184,6 +191,7 @@ class PassiveParty:
             raise ProtocolError("a split of a feature or bin that the tree does not use")
         if (self._tree, split.node) in self.table:
             raise ProtocolError("a node is split twice")
+        self._grown.split(split.node)
         threshold = self._cuts.threshold(split.feature, split.bin)
         self.table[self._tree, split.node] = PrivateSplit(
             split.feature, threshold, split.default_left, self._above[split.node]

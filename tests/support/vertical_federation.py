@@ -20,6 +20,7 @@ from nvflare_plugins.vertical.model_files import PassivePart
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 from nvflare_plugins.vertical.passive import PassiveParty
 from nvflare_plugins.vertical.training import LabelledSet, VerticalResult, VerticalSettings, train_vertical
+from nvflare_plugins.vertical.tree_limits import TreeLimits
 
 
 @dataclass
@@ -77,11 +78,13 @@ def federate(
 ) -> Outcome:  # fmt: skip
     owner, make_maker = scheme(joined.features.shape[0])
     max_bin = params.get("max_bin", 256)
+    names = [f"f{i}" for i in range(joined.features.shape[1])]
+    checked = check_vertical_parameters({"nthread": 1, **params}, names)
     passives = [
         PassiveParty(
             [joined.part(i, table) for table in joined.tables], [f"x{j}" for j in range(width)], max_bin,
             make_maker(), None if initial is None else initial.passives[i - 1].table,
-            None if guards is None else guards[i - 1],
+            None if guards is None else guards[i - 1], limits=TreeLimits.from_effective(checked.effective),
         )
         for i, width in enumerate(joined.widths) if i
     ]  # fmt: skip
@@ -91,8 +94,6 @@ def federate(
         for i, (passive, link) in enumerate(zip(passives, links, strict=True))
     ]
     parties = place_parties(joined.widths[0], introductions)
-    names = [f"f{i}" for i in range(joined.features.shape[1])]
-    checked = check_vertical_parameters({"nthread": 1, **params}, names)
     sets = [LabelledSet("train", joined.part(0, joined.features), joined.label, joined.weight)]
     if joined.valid is not None:
         sets.append(LabelledSet("valid", joined.part(0, joined.valid[0]), joined.valid[1]))

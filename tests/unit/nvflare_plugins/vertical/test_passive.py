@@ -12,6 +12,7 @@ from nvflare_plugins.vertical.messages import (
     TreeGradients,
 )  # fmt: skip
 from nvflare_plugins.vertical.passive import PassiveParty
+from nvflare_plugins.vertical.tree_limits import TreeLimits
 
 N_ROWS = 40
 ALL = Bits.of(np.ones(3, dtype=bool))
@@ -151,6 +152,54 @@ def test_trees_beyond_those_of_the_job_are_refused():
         passive.answer(TreeGradients(tree, ALL, PAIRS.tobytes()))
     with pytest.raises(ProtocolError):
         passive.answer(TreeGradients(2, ALL, PAIRS.tobytes()))
+
+
+def limited(**limits: int) -> PassiveParty:
+    features = np.random.default_rng(0).normal(size=(N_ROWS, 3)).astype(np.float32)
+    return PassiveParty(
+        [features], ["a", "b", "c"], 4, ClearHistogramMaker(), most_trees=2,
+        limits=TreeLimits(**{"max_depth": 0, "max_leaves": 0, **limits}),
+    )  # fmt: skip
+
+
+def grow(passive: PassiveParty, splits: str, tree: int = 0) -> None:
+    """Grow a chain whose right child is always divided further: "p" asks for children's sums, "s" splits alone."""
+    passive.answer(TreeGradients(tree, ALL, PAIRS.tobytes()))
+    passive.answer(HistogramRequest(tree, ()))
+    node, n_rows = 0, N_ROWS
+    for step in splits:
+        passive.answer(SplitRequest(tree, (OwnedSplit(node, 0, 1, False),)))
+        if step == "p":
+            part = NodePartition(node, node + 1, node + 2, Bits.of(np.arange(n_rows) < 2))
+            passive.answer(HistogramRequest(tree, (part,)))
+            node, n_rows = node + 2, n_rows - 2
+
+
+@pytest.mark.parametrize(("limits", "most"), [
+    ({"max_depth": 1}, "s"), ({"max_depth": 3}, "pps"), ({"max_leaves": 2}, "s"), ({"max_leaves": 4}, "pps"),
+    ({"max_depth": 3, "max_leaves": 10}, "pps"), ({"max_depth": 9, "max_leaves": 4}, "pps"), ({}, "ppppppps"),
+], ids=str)  # fmt: skip
+def test_trees_grow_as_far_as_the_job_allows_and_no_further(limits, most):
+    passive = limited(**limits)
+    grow(passive, most)
+    grow(passive, most, tree=1)  # each tree is counted by itself
+    if limits:
+        with pytest.raises(ProtocolError, match="sums are asked for"):
+            grow(limited(**limits), most[:-1] + "p")
+
+
+def test_more_splits_than_leaves_allow_are_refused():
+    passive = limited(max_leaves=3)
+    grow(passive, "p")
+    with pytest.raises(ProtocolError, match="more nodes are split"):
+        passive.answer(SplitRequest(0, (OwnedSplit(1, 0, 1, False), OwnedSplit(2, 0, 1, False))))
+
+
+@pytest.mark.parametrize(("depth", "leaves", "n_rows", "expected"), [
+    (3, 0, 1000, 7), (3, 5, 1000, 4), (0, 0, 1000, 1000), (6, 0, 10, 10), (10**9, 0, 10, 10), (0, 1, 10, 0),
+])  # fmt: skip
+def test_the_most_splits_of_a_tree(depth, leaves, n_rows, expected):
+    assert TreeLimits(depth, leaves).most_splits(n_rows) == expected
 
 
 def test_trees_of_the_model_that_training_continues_do_not_grow_again():
