@@ -20,6 +20,7 @@ from nvflare_plugins.vertical.job import Preset
 from nvflare_plugins.vertical.key_owner import StockedOwner, open_owner
 from nvflare_plugins.vertical.leaf_purity import purity_report
 from nvflare_plugins.vertical.links import Party, collect, place_parties
+from nvflare_plugins.vertical.message_sizes import INTRODUCTION_BYTES
 from nvflare_plugins.vertical.messages import PartySchema, TrainingSetup
 from nvflare_plugins.vertical.model import structures
 from nvflare_plugins.vertical.model_files import ActivePart, PartyColumns
@@ -52,8 +53,8 @@ class ActiveSite:
         start, job = self._start, self._start.job
         start.enter_round(start.n_done)
         with Asking(
-            start.attempt.channel, start.attempt.session, PURPOSE, start.pace, start.transport.abort,
-            on_turn=lambda turn: start.round_done(self._rows[turn]), first_turn=start.n_done,
+            start.attempt.channel, start.attempt.session, PURPOSE, start.pace(INTRODUCTION_BYTES),
+            start.transport.abort, on_turn=lambda turn: start.round_done(self._rows[turn]), first_turn=start.n_done,
         ) as self._asking:  # fmt: skip
             # Within the conversation, which shows the others that this site is alive.
             owner, setup = open_owner(job, start.data.train.table.n_rows, start.place.policy.arithmetic)
@@ -97,6 +98,9 @@ class ActiveSite:
         for name, schema in zip(names, schemas, strict=True):
             if not all(is_plain_text(alias) and not set(alias) & set("[]<") for alias in schema.aliases):
                 raise ProtocolError(f"{name} calls a feature by a name that no model can hold")
+        sizes, n_earlier = start.sizes, len(structures(self._model)) if self._model else 0
+        for rank, schema in zip(ranks, schemas, strict=True):
+            self._asking.expect(rank, sizes.longest_answer(schema.n_bins, n_earlier))
         introductions = list(zip(names, schemas, links, strict=True))
         parties = place_parties(len(start.data.columns), introductions)
         shown = ", ".join(f"{len(party.schema.aliases)} of {party.name}" for party in parties)

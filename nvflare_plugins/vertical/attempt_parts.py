@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nvflare_plugins.horizontal.parameters import TrainingParameters
 from nvflare_plugins.place import Place, Progress
@@ -13,10 +13,12 @@ from nvflare_plugins.site_attempt import SiteAttempt
 from nvflare_plugins.vertical.checkpoints import Checkpoint
 from nvflare_plugins.vertical.conversation import Pace
 from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.vertical.message_sizes import MessageSizes
 from nvflare_plugins.vertical.model_files import Part, StoredPart
 from nvflare_plugins.vertical.party_data import PartyData
 from nvflare_plugins.vertical.party_link import Notes
 from nvflare_plugins.vertical.stages import Stages
+from nvflare_plugins.vertical.tree_limits import TreeLimits
 from nvflare_plugins.wire.catalogue import Moment, Phase
 from nvflare_plugins.wire.channel import Transport
 
@@ -61,10 +63,16 @@ class Start:
         """Return the trees of one boosting round."""
         return self.parameters.objective.n_outputs * int(self.parameters.effective.get("num_parallel_tree", 1))
 
+    def pace(self, message_bytes: int) -> Pace:
+        """Return the pace of the conversation, the same at all parties but for the longest message that may come."""
+        return replace(Pace.within(self.job.deadline_s or EXCHANGE_S), message_bytes=message_bytes)
+
     @property
-    def pace(self) -> Pace:
-        """Return the pace of the conversation, the same at all parties."""
-        return Pace.within(self.job.deadline_s or EXCHANGE_S)
+    def sizes(self) -> MessageSizes:
+        """Return what decides how long messages get."""
+        rows = [one.table.n_rows for one in self.data.sets]
+        limits = TreeLimits.from_effective(self.parameters.effective)
+        return MessageSizes.of(self.job, rows, self.trees_per_round, limits)
 
     @property
     def answer_s(self) -> float:

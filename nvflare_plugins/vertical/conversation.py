@@ -67,14 +67,14 @@ class Pace:
         frame_bytes: content that one site sends in one step, over all receivers.
         flush_bytes: so much waits before it is sent without anyone waiting for answers.
         queue_bytes: so much may wait at either side before the sender is made to wait.
-        message_bytes: longest message.
+        message_bytes: longest message that may come.
         patience_s: longest silence of a site that is alive; shorter than the deadline of an exchange.
     """
 
     frame_bytes: int = 48 * MIB
     flush_bytes: int = MIB
     queue_bytes: int = 128 * MIB
-    message_bytes: int = 1 << 34
+    message_bytes: int = 64 * MIB
     patience_s: float = 20.0
 
     @classmethod
@@ -178,6 +178,11 @@ class Asking:
             self._open[rank].append(asked)
             self._changed.notify_all()
         return asked
+
+    def expect(self, rank: int, message_bytes: int) -> None:
+        """Let a site's answers be so long from now on; call it while nothing is asked of the site."""
+        with self._changed:
+            self._lines[rank].inbox.most = message_bytes
 
     def turn(self, number: int) -> None:
         """Announce a turn (a boosting round, for example) with the next step, which all earlier questions precede.

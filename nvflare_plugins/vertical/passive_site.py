@@ -22,6 +22,7 @@ from nvflare_plugins.vertical.party_link import answer_bytes
 from nvflare_plugins.vertical.passive import PassiveParty
 from nvflare_plugins.vertical.prediction_budget import PredictionBudget
 from nvflare_plugins.vertical.private_table import PrivateTable, table_from_json, table_to_json
+from nvflare_plugins.vertical.tree_limits import TreeLimits
 
 _SCHEMES = {
     VerticalProfile.PAILLIER.value: Scheme.PAILLIER.value,
@@ -87,8 +88,9 @@ class PassiveSite:
         start = self._start
         notes = start.notes()
         start.enter_round(start.n_done)
+        longest = start.sizes.longest_question(len(start.data.columns), len(self._table))
         Answering(
-            start.attempt.channel, start.attempt.session, PURPOSE, start.pace, start.transport.abort,
+            start.attempt.channel, start.attempt.session, PURPOSE, start.pace(longest), start.transport.abort,
             start.active_rank, lambda data: answer_bytes(data, start.job.active, self._answer, notes),
             self._turned, start.n_done,
         ).run()  # fmt: skip
@@ -130,6 +132,7 @@ class PassiveSite:
         self._party = PassiveParty(
             start.data.features(), start.data.aliases, start.parameters.max_bin, maker, self._table, self._guard,
             most_trees=(job.num_rounds - start.n_done) * start.trees_per_round,
+            limits=TreeLimits.from_effective(start.parameters.effective),
         )
         start.progress.say(f"answering {job.active} about {len(start.data.columns)} columns")
         start.stages.take()

@@ -120,7 +120,7 @@ class Inbox:
     """Puts fragments of messages together."""
 
     def __init__(self, message_bytes: int) -> None:
-        self._most = message_bytes
+        self.most = message_bytes
         self._number = 0
         self._parts: list[bytes] = []
         self._size = 0
@@ -141,7 +141,7 @@ class Inbox:
             self._size += len(fragment.data)
             if fragment.message != self._number or not (fragment.data or fragment.is_last):
                 raise ProtocolError("a fragment of a message is not the one that is due")
-            if self._size > self._most:
+            if self._size > self.most:
                 raise ProtocolError("a message of a conversation is too long")
             self._parts.append(fragment.data)
             if fragment.is_last:

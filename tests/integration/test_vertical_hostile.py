@@ -15,9 +15,9 @@ from he_processors.packing import REFUSED
 from nvflare_plugins.bucket_ldp.sent_rows import SentRows
 from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.vertical import (
-    active_site, encrypted_scheme, gradient_scheme, key_owner, passive, passive_site,
+    active_site, encrypted_scheme, gradient_scheme, key_owner, party_link, passive, passive_site,
 )  # fmt: skip
-from nvflare_plugins.vertical.messages import HistogramAnswer, SplitAnswer
+from nvflare_plugins.vertical.messages import HistogramAnswer, HistogramRequest, SplitAnswer, from_bytes
 from nvflare_plugins.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
@@ -254,6 +254,35 @@ def number_forms(value: float) -> list[bytes]:
     exact = np.float32(value)
     texts = {repr(float(exact)), str(exact), json.dumps(float(value))}
     return [exact.tobytes(), np.float64(exact).tobytes(), *(text.encode() for text in texts if len(text) > 5)]
+
+
+def test_trees_deeper_than_the_job_says_are_refused(parties, monkeypatch):
+    honest = active_site.check_vertical_parameters
+    monkeypatch.setattr(
+        active_site, "check_vertical_parameters", lambda params, names: honest({**params, "max_depth": 6}, names)
+    )
+    all_end_clearly(parties, run(parties, job()), "below the depth")
+
+
+def test_answers_longer_than_any_can_be_are_refused(parties, monkeypatch):
+    honest = passive_site.answer_bytes
+
+    def answer(question: bytes, *of) -> bytes:
+        is_histogram = isinstance(from_bytes(question), HistogramRequest)
+        return honest(question, *of) + bytes(is_histogram * (4 << 20))
+
+    monkeypatch.setattr(passive_site, "answer_bytes", answer)
+    all_end_clearly(parties, run(parties, job()), "too long")
+
+
+def test_questions_longer_than_any_can_be_are_refused(parties, monkeypatch):
+    honest = party_link.to_bytes
+
+    def long(message) -> bytes:
+        return honest(message) + bytes(isinstance(message, HistogramRequest) * (4 << 20))
+
+    monkeypatch.setattr(party_link, "to_bytes", long)
+    all_end_clearly(parties, run(parties, job()), "too long")
 
 
 # -- what an evaluation set would give away ---------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 
@@ -47,6 +48,25 @@ def test_questions_to_several_sites_are_answered_in_order():
     results = converse([lead, answering(shout), answering(lambda q: q + b"!")])
     assert results[0] == [x for i in range(20) for x in (f"1 {i}".encode(), f"2 {i}!".encode())] + [b"again!"]
     assert results[1:] == [None, None]
+
+
+@pytest.mark.parametrize("expected", [1000, 5000])
+def test_answers_may_be_as_long_as_is_expected_of_their_site(expected):
+    """Before that, as long as an introduction; what other sites may send does not matter."""
+    short = dataclasses.replace(PACE, message_bytes=100)
+
+    def lead(site: Site):
+        with asking(site, pace=short) as talk:
+            talk.ask(1, b"hello").result(10)
+            talk.expect(1, expected)
+            talk.expect(2, 10**6)
+            return len(talk.ask(1, b"more").result(10))
+
+    results = converse([lead, answering(lambda q: q * (1 if q == b"hello" else 1000)), answering(shout)])
+    if expected < 4000:
+        assert isinstance(results[0], ProtocolError) and "too long" in str(results[0])
+    else:
+        assert results[0] == 4000
 
 
 def test_a_defect_in_reading_an_answer_wakes_whoever_waits_for_it():

@@ -1,0 +1,90 @@
+"""The longest messages of a vertical training, from what both sides know: no peer can make a site store more.
+
+Bounds, not exact sizes: they hold for every honest message, and a few of them fit into the memory that the job needs
+anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from he_processors.packing import PackingLayout
+from nvflare_plugins.vertical.gradient_scale import pair_format
+from nvflare_plugins.vertical.gradient_scheme import GRADIENT_BLOCK_ROWS
+from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
+from nvflare_plugins.vertical.tree_driver import MAX_BATCH
+from nvflare_plugins.vertical.tree_limits import TreeLimits
+
+INTRODUCTION_BYTES = 1 << 26
+"""Of a party's schema, before it is known how many features it has: some 60,000 with the longest names."""
+CEILING_BYTES = 1 << 34
+_FIELDS_BYTES = 1 << 20  # headers, a public key, counts
+_NODE_BYTES = 32  # numbers of a node, and the length of its bits
+_CLEAR_PAIR_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSizes:
+    """What decides how long messages get.
+
+    Units: bytes per ciphertext; of the clear profile, per pair.
+    Attributes:
+        set_rows: rows of the training set and of further sets.
+        pairs_per_ciphertext: bins of a histogram that share one.
+    """
+
+    set_rows: tuple[int, ...]
+    ciphertext_bytes: int
+    pairs_per_ciphertext: int
+    trees_per_round: int
+    limits: TreeLimits
+
+    @classmethod
+    def of(
+        cls, job: VerticalJob, set_rows: Sequence[int], trees_per_round: int, limits: TreeLimits
+    ) -> MessageSizes:  # fmt: skip
+        """Derive the sizes of one job. Raises: CapacityExceeded: the job's keys are too short for so many rows."""
+        if not job.is_encrypted:
+            return cls(tuple(set_rows), _CLEAR_PAIR_BYTES, 1, trees_per_round, limits)
+        is_paillier = job.profile == VerticalProfile.PAILLIER.value
+        plaintext_bits = (job.key_bits if is_paillier else job.key_bits // 3) - 2
+        packing = PackingLayout.fit(pair_format(set_rows[0]), plaintext_bits)
+        # A ciphertext of Paillier has twice the key's bits; one of Okamoto-Uchiyama has as many, and fits too.
+        return cls(tuple(set_rows), -(-job.key_bits // 4), packing.pairs_per_plaintext, trees_per_round, limits)
+
+    def longest_question(self, n_features: int, n_earlier_splits: int) -> int:
+        """Return the longest that a passive party may be sent.
+
+        Args:
+            n_features: of the party.
+            n_earlier_splits: of the party, in the trees before the training: a question on a data set may name all.
+        """
+        gradients = min(self.set_rows[0], GRADIENT_BLOCK_ROWS) * self.ciphertext_bytes + n_features // 8
+        partitions = self._level_nodes() * _NODE_BYTES + self.set_rows[0] // 8  # nodes of a level share the rows
+        n_queries = n_earlier_splits + self.trees_per_round * self.limits.most_splits(self.set_rows[0])
+        decisions = n_queries * (_NODE_BYTES + max(self.set_rows) // 8)
+        return _bounded(max(gradients, partitions, decisions))
+
+    def longest_answer(self, n_bins: Sequence[int], n_earlier_trees: int) -> int:
+        """Return the longest that a passive party may send.
+
+        Args:
+            n_bins: of each of the party's features.
+            n_earlier_trees: before the training.
+        """
+        n_slots = self._level_nodes() * sum(n + 1 for n in n_bins)  # one more for rows without a value
+        histograms = (n_slots // self.pairs_per_ciphertext + 1) * self.ciphertext_bytes
+        n_trees = n_earlier_trees + self.trees_per_round
+        # A row is at one node of each tree, so that the bits of a tree are those of all rows at most.
+        decisions = n_trees * (max(self.set_rows) // 8)
+        n_nodes = self._level_nodes() + n_trees * self.limits.most_splits(self.set_rows[0])
+        return _bounded(max(histograms, decisions) + n_nodes * _NODE_BYTES)
+
+    def _level_nodes(self) -> int:
+        """Return the nodes that one message is about at most: XGBoost splits so many at a time."""
+        return max(min(MAX_BATCH, self.limits.most_splits(self.set_rows[0])), 1)
+
+
+def _bounded(n_bytes: int) -> int:
+    return min(n_bytes + _FIELDS_BYTES, CEILING_BYTES)

@@ -1,0 +1,66 @@
+"""The longest messages: every message that a training can need fits, and no bound is out of proportion."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nvflare_plugins.vertical import message_sizes
+from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.vertical.message_sizes import MessageSizes
+from nvflare_plugins.vertical.messages import PartySchema, to_bytes
+from nvflare_plugins.vertical.passive import PassiveParty
+from nvflare_plugins.vertical.tree_driver import MAX_BATCH
+from nvflare_plugins.vertical.tree_limits import TreeLimits
+from tests.support.vertical_federation import Joined, federate
+
+DEEP = TreeLimits(12, 0)
+
+
+def job(**changes: object) -> VerticalJob:
+    return VerticalJob.from_dict({"active": "site-1", "data_set": "d", "label": "y", **changes})
+
+
+@pytest.mark.parametrize(("params", "limits"), [
+    ({"max_depth": 12, "min_child_weight": 0}, DEEP), ({"max_depth": 2}, TreeLimits(2, 0)),
+    ({"grow_policy": "lossguide", "max_depth": 0, "max_leaves": 40}, TreeLimits(0, 40)),
+    ({"num_parallel_tree": 5, "max_depth": 4}, TreeLimits(4, 0)),
+], ids=str)  # fmt: skip
+def test_all_messages_of_a_training_fit(monkeypatch, params, limits):
+    """Without the allowance for headers, which would hide a bound that is too small in tests."""
+    monkeypatch.setattr(message_sizes, "_FIELDS_BYTES", 256)
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(3000, 4)).astype(np.float32)
+    label = (features[:, 0] * features[:, 2] + rng.normal(size=3000) > 0).astype(np.float32)
+    joined = Joined(features, label, (2, 2), (features[:2000], label[:2000]))
+    questions, answers = [], []
+    honest = PassiveParty.answer
+
+    def listen(self, request):
+        answer = honest(self, request)
+        questions.append(len(to_bytes(request)))
+        if answer is not None and not isinstance(answer, PartySchema):
+            answers.append(len(to_bytes(answer)))
+        return answer
+
+    monkeypatch.setattr(PassiveParty, "answer", listen)
+    base = {"objective": "binary:logistic", "max_bin": 64, "eval_metric": "logloss"}
+    first = federate(joined, {**base, **params}, 2)
+    outcome = federate(joined, {**base, **params}, 2, initial=first)
+    sizes = MessageSizes.of(job(profile="plain"), (3000, 2000), params.get("num_parallel_tree", 1), limits)
+    n_bins = outcome.parties[0].schema.n_bins
+    n_trees = 2 * params.get("num_parallel_tree", 1)
+    assert questions and max(questions) <= sizes.longest_question(2, len(first.passives[0].table))
+    assert answers and max(answers) <= sizes.longest_answer(n_bins, n_trees)
+
+
+def test_bounds_are_those_of_the_job_and_not_of_all_jobs():
+    sizes = MessageSizes.of(job(), (100_000, 50_000), 1, TreeLimits(6, 0))
+    # 8,192 rows of 768 bytes; 63 nodes with a bit for each row; 63 nodes of 20 features of 33 bins, 23 to 768 bytes.
+    assert 8192 * 768 < sizes.longest_question(20, 0) < 8192 * 768 + (2 << 20)
+    assert 63 * 20 * 33 // 24 * 768 < sizes.longest_answer([32] * 20, 10) < 4 << 20
+    assert sizes.longest_question(20, 1000) > 1000 * 100_000 // 8
+    half = MessageSizes.of(job(profile="okamoto_uchiyama"), (100_000,), 1, TreeLimits(6, 0))
+    assert half.pairs_per_ciphertext < sizes.pairs_per_ciphertext
+    endless = MessageSizes.of(job(), (10**7,), 1, TreeLimits(0, 0))
+    assert endless._level_nodes() == MAX_BATCH and endless.longest_question(5, 0) == message_sizes.CEILING_BYTES
