@@ -1,7 +1,8 @@
 """What a passive party remembers of the sums it has released, over all jobs on one data set.
 
-Per row: how many sums it took part in, its share of them, and how many splits of this party divided it. Per released set of rows: how many rows, and a
-fingerprint from which the size of the difference of two sets can be estimated without keeping the sets.
+Per row: how many sums it took part in, its share of them, and how many splits of this party divided it. Per released
+set of rows: how many rows, and a fingerprint from which the size of the difference of two sets can be estimated without
+keeping the sets.
 
 The fingerprint of a set: every row has a secret key of 64 bits, and bit b of a key stands for +1 or -1; the fingerprint
 is the 64 sums over the set. For two sets the mean square of the difference of their fingerprints is their symmetric

@@ -36,7 +36,7 @@ def bins_section(found: Exposure, preset: str) -> ReportSection:
         paragraphs=(
             f"Preset {preset}. Sums of one feature that this party has released, over all jobs on this data set. Each "
             "is a linear equation in the bins of the rows, and the active party knows its coefficients.",
-            "A split of this party shows the active party one ordered bit of each row of its node: below the threshold, "
+            "A split of this party shows the active party one ordered bit of each row of its node: below the threshold "
             "or not. These bits are part of the model, and are counted over all features together.",
             "The curves show how many bins of other tables an active party recovered from as many sums, by guessing "
             "and by the splits of the model included. They are no bound: the guards are heuristics, and a better "

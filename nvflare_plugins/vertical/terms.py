@@ -62,7 +62,8 @@ class VerticalTerms:
         is_list = isinstance(terms.n_rows, list) and isinstance(terms.rows, list)
         if not all(isinstance(part, dict) for part in mappings) or not is_list or not isinstance(terms.model, str):
             raise ProtocolError("a party's terms are not of the expected form")
-        if not all(type(n) is int for n in terms.n_rows) or not all(isinstance(proof, str) and proof.isascii() for proof in terms.rows):
+        is_text = all(isinstance(proof, str) and proof.isascii() for proof in terms.rows)
+        if not is_text or not all(type(n) is int for n in terms.n_rows):
             raise ProtocolError("a party's terms are not of the expected form")
         return terms
 

@@ -14,7 +14,6 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.vertical.terms import RowsProof, VerticalTerms, agree, rows_content
 
 
-
 class ToyKey:
     def hmac(self, purpose: str, data: bytes) -> bytes:
         return hmac.digest(b"group key", purpose.encode() + b"\0" + data, "sha256")
