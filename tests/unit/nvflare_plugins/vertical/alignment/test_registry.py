@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
@@ -75,6 +75,7 @@ def test_hashes_differ_between_sites(tmp_path):
     assert len(hashes) == 2
 
 
+@settings(deadline=None)  # it writes files
 @given(st.lists(st.binary(max_size=3), max_size=5), st.lists(st.binary(max_size=3), max_size=5))
 def test_fingerprints_are_equal_for_equal_rows_only(tmp_path_factory, one, other):
     kept = registry(tmp_path_factory.getbasetemp() / "fingerprints")
