@@ -8,7 +8,6 @@
 must consent to (exact_bins). ``guarded`` keeps to what a policy allows by default; it wants tables of thousands of rows.
 ``plain`` is ``paillier`` without encryption.
 
-
 The parties' tables overlap in most rows, in different orders; the job finds the common ones by private set intersection
 (extra ``psi``) before it trains. The job folders are what ``nvflare simulator`` and ``nvflare job submit`` take as they
 stand; every party's policy must name the data sets and their id column, as ``veilboost site-setup DIR --data-set

@@ -49,7 +49,9 @@ def _parse(model: bytes) -> dict[str, Any]:
         document = json.loads(model)
         document["learner"]["gradient_booster"]
     except (ValueError, KeyError, TypeError):
-        raise ConfigurationError("this file is not a JSON model of XGBoost") from None
+        raise ConfigurationError(
+            "this file is not a JSON model of XGBoost (a part of a vertical model is none: the action merge makes one)"
+        ) from None
     return document
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from dp_components.ledger import Ledger, ledger_files
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.site_policy import SitePolicy
-
+from nvflare_plugins.site_policy import SitePolicy, own_workspace
 
 
 def ledger_folder(policy: SitePolicy) -> Path:
@@ -19,7 +18,7 @@ def ledger_folder(policy: SitePolicy) -> Path:
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("ledger", help="show what a site has spent of its privacy budgets")
-    parser.add_argument("workspace", type=Path, help="the site's FLARE workspace (the folder with local/)")
+    parser.add_argument("workspace", type=Path, help="the site's workspace, or the folder in which it lies under the site's name")
     parser.add_argument("--site", required=True, help="the site's name")
     parser.add_argument("--data-set", help="only this data set")
     parser.add_argument(
@@ -29,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    folder = ledger_folder(SitePolicy.load(options.workspace, options.site))
+    folder = ledger_folder(SitePolicy.load(own_workspace(options.workspace, options.site), options.site))
     files = [path for path in ledger_files(folder) if options.data_set in (None, path.stem)]
     if options.data_set is not None and not files:
         raise ConfigurationError(f"{options.site} has no privacy ledger for data set {options.data_set!r}.")
@@ -38,6 +37,7 @@ def _run(options: argparse.Namespace) -> int:
             raise ConfigurationError("name the data set whose ledger holds the job, with --data-set.")
         Ledger(files[0]).close_job(options.close)
     if not files:
-        print(f"{options.site} has spent nothing: it has no privacy ledger yet.")
+        print(f"{options.site} has spent nothing: there is no privacy ledger in {folder}.")
+        return 0
     print("\n\n".join(Ledger(path).describe() for path in files))
     return 0

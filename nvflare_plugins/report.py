@@ -107,10 +107,14 @@ def _header(run: RunRecord, folder: Path) -> str:
 
 
 def _key_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
-    n_rounds = len(run.rounds)
-    yield "rounds", str(n_rounds)
-    if not n_rounds:
-        return
+    if run.rounds:
+        yield from _round_figures(run)
+    if run.traffic:
+        yield "sent by this site in all", human_bytes(sum(row.bytes_out for row in run.traffic))
+
+
+def _round_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
+    yield "rounds", str(len(run.rounds))
     best = run.rounds[-1]
     if run.best_round is not None:
         best = next((row for row in run.rounds if row.round == run.best_round), best)
@@ -121,9 +125,6 @@ def _key_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
         yield f"{name}, {which}", f"{value:.5g}"
     later = run.rounds[1:] or run.rounds
     yield "per round, median", f"{statistics.median(row.seconds for row in later):.3g} s"
-    sent = sum(row.bytes_out for row in run.traffic)
-    if run.traffic:
-        yield "sent per round, on average", human_bytes(sent // n_rounds)
 
 
 # -- learning and time ------------------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ def _time(run: RunRecord) -> Iterator[str]:
             stacks.append((name, colour, values))
     rest = [max(row.seconds - sum(v or 0.0 for v in row.stages.values()), 0.0) for row in run.rounds]
     if sum(rest) > _VISIBLE_SHARE * sum(row.seconds for row in run.rounds):
-        stacks.append(("other", 6, rest))
+        stacks.append(("other" if stacks else "whole round", 6, rest))
     if not stacks:
         return
     yield legend([(name, colour) for name, colour, _ in stacks])
@@ -190,7 +191,7 @@ def _bytes(run: RunRecord) -> Iterator[str]:
                 row.bytes_out + row.bytes_in,
                 f"{human_bytes(row.bytes_out)} out, {human_bytes(row.bytes_in)} in",
                 _CODEC_COLOUR.get(row.codec, 6),
-                f"{_meaning(row.kind)}: {row.messages} messages, {row.seconds:.3g} s",
+                f"{_meaning(row.kind)}: {row.messages:,} x, {row.seconds:.3g} s",
             )
             for row in rows
         ]

@@ -28,6 +28,12 @@ KEY_BITS_FLOOR = 2048
 _SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
 
 
+def own_workspace(folder: Path, site: str) -> Path:
+    """Return a site's workspace. Workspaces of a simulator or POC keep each site's in a folder of the site's name."""
+    inner = folder / site
+    return inner if (inner / POLICY_FILE).is_file() else folder
+
+
 @dataclass(frozen=True, slots=True)
 class PrivacyBudget:
     """What all private jobs together may spend on a data set, towards adding or removing one person.

@@ -96,7 +96,8 @@ class TabularFile:
         if not shown.str.fullmatch(_NUMBER).all():
             raise self._error(
                 f"column {name!r} holds text that is no number: give the job a public category list for it, name its "
-                "missing-value texts in the policy, or leave it out of features"
+                "missing-value texts in the policy, or leave it out of features. A column that names the rows is the "
+                "data set's id in the policy"
             )
         values[present] = shown.astype(np.float64)
         return values

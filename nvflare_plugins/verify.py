@@ -171,6 +171,8 @@ def render(result: Verification) -> str:
         lines.append("")
     lines += [f"  note: {printable(text)}" for text in result.notes]
     lines += [f"  FAILED: {printable(text)}" for text in result.failures]
+    if result.notes or result.failures:
+        lines.append("")
     lines += [SHOWS, DOES_NOT_SHOW, "", _verdict(result)]
     return "\n".join(lines)
 

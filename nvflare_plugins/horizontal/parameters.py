@@ -302,7 +302,7 @@ def _check_one(name: str, value: object) -> object:
     known = [*_ALLOWED, *ALIASES, "monotone_constraints", "interaction_constraints", "eval_metric"]
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ConfigurationError(f"parameter {name!r} is not supported in horizontal jobs.{hint}")
+    raise ConfigurationError(f"parameter {name!r} is not supported.{hint}")
 
 
 def _check_combinations(params: dict[str, object], constraints: Mapping[str, object]) -> None:

@@ -44,6 +44,11 @@ def test_what_is_no_tree_model_is_refused(content):
         strip_sum_hessian(content)
 
 
+def test_a_part_of_a_vertical_model_is_refused_with_the_way_to_a_whole_one():
+    with pytest.raises(ConfigurationError, match="the action merge makes one"):
+        strip_sum_hessian(b'{"format": "vertical model"}')
+
+
 def test_command_writes_the_copy(tmp_path, capsys):
     booster = xgb.train({}, xgb.DMatrix(np.eye(4), label=[0, 1, 0, 1]), 1)
     booster.save_model(tmp_path / "model.json")

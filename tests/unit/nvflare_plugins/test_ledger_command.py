@@ -45,6 +45,18 @@ def test_it_shows_all_data_sets_or_one(workspace: Path, capsys: pytest.CaptureFi
     assert "credit" not in capsys.readouterr().out
 
 
+def test_a_simulator_workspace_is_searched_for_the_site(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = workspace / "site-1"
+    (own / "local").mkdir(parents=True)
+    (own / "local" / "veilboost.json").write_text(template({"credit": "credit.csv"}))
+    begin(own, "credit")
+    for folder in (workspace, own):
+        assert main(["ledger", str(folder), "--site", "site-1"]) == 0
+        assert "job-17" in capsys.readouterr().out
+    assert main(["ledger", str(workspace), "--site", "site-2"]) == 0
+    assert f"no privacy ledger in {workspace}" in capsys.readouterr().out
+
+
 def test_it_closes_a_job_that_will_not_go_on(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ledger = begin(workspace, "credit")
     assert not ledger.quote(LaplaceEvent(0.1, ROW)).fits

@@ -13,9 +13,10 @@ import pytest
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins import data_identity
+from nvflare_plugins.cli import main
 from nvflare_plugins.data import Table
 from nvflare_plugins.registry import Registry, Reservation, ResumePoint, Verdict
-from nvflare_plugins.site_policy import Consents, DataSet
+from nvflare_plugins.site_policy import Consents, DataSet, SitePolicy, template
 
 SITES = ("site-1", "site-2", "site-3")
 JOB = {"job_id": "job-1", "sites": SITES, "parameters": b"p"}
@@ -204,6 +205,16 @@ def test_files_are_private_and_hold_no_data(tmp_path: Path) -> None:
             assert not any(row.tobytes() in path.read_bytes() for row in rows.features)
     described = registry.describe()
     assert "credit" in described and "job-1" in described and "site-1, site-2, site-3" in described
+
+
+def test_the_command_finds_the_site_in_a_simulator_workspace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in (tmp_path, tmp_path / "site-1"):
+        (folder / "local").mkdir(parents=True)
+        (folder / "local" / "veilboost.json").write_text(template({"credit": "credit.csv"}))
+    reserve(Registry.open(SitePolicy.load(tmp_path / "site-1", "site-1")), table())
+    for folder in (tmp_path, tmp_path / "site-1"):
+        assert main(["registry", str(folder), "--site", "site-1"]) == 0
+        assert "job-1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("damage", ["text", "key lost", "version", "state", "rows lost"])

@@ -133,6 +133,13 @@ def test_run_without_rounds_model_or_evidence_still_has_a_report(tmp_path):
     assert "aborted" in text and "holds no evidence" in text
 
 
+def test_key_figures_fit_what_was_run(folder):
+    assert "1.5 MB</b><span>sent by this site in all" in build_report(run_record(), folder)
+    assert "<span>rounds</span>" not in build_report(run_record(rounds=()), folder)
+    unstaged = build_report(run_record(rounds=(RoundRow(0, 1.0, {}), RoundRow(1, 1.0, {}))), folder)
+    assert "whole round 1 s" in unstaged
+
+
 def test_missing_metric_values_leave_gaps(folder):
     rounds = (RoundRow(0, 1.0, {"eval-auc": None}), RoundRow(1, 1.0, {"eval-auc": 0.5}))
     assert "round 1: 0.5" in build_report(run_record(rounds=rounds), folder)
