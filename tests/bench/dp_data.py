@@ -14,6 +14,7 @@ from dp_components.split_candidates.candidates import FeatureBounds
 from nvflare_plugins.private_trees.simulation import Table
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
+DEVELOPMENT_SETS = ("credit2", "adult", "bank", "nomao", "higgs_20k")
 PAPER_SEEDS = (1, 4, 100, 333, 1002)
 SEEDS = (*PAPER_SEEDS, *(seed for seed in range(2, 60) if seed != 4))
 TEST_SHARE = 0.3
@@ -48,9 +49,8 @@ def set_name(name_or_path: str) -> str:
 
 
 def is_development_set(name_or_path: str) -> bool:
-    """Whether it is one of the project's own sets."""
-    path = Path(name_or_path)
-    return not path.suffix or path.resolve().parent == SHARED.resolve()
+    """Whether it is one of the project's own sets, wherever its file lies."""
+    return set_name(name_or_path) in DEVELOPMENT_SETS
 
 
 def load(name_or_path: str, label: str = "label") -> Arrays:
