@@ -15,7 +15,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.place import Place
 from nvflare_plugins.site_policy import DataSet
 from nvflare_plugins.tabular_files import TabularFile
-from nvflare_plugins.vertical.alignment.ids import load_ids
+from nvflare_plugins.vertical.alignment.ids import canonical_ids
 from nvflare_plugins.vertical.alignment.result import load_alignment
 
 
@@ -63,19 +63,23 @@ def load_rows(
     Raises:
         ConfigurationError: the data cannot be read, lacks a column, or has no usable identifiers or alignment.
     """
-    ids = [name.decode() for name in load_ids(spec)]
+    if spec.id is None:
+        raise ConfigurationError(
+            f"data set {spec.name!r} has no id column. Policy key: data_sets.{spec.name}.id."
+        )
     file = TabularFile(spec)
     wanted = [*features, *([label] if label is not None else [])]
-    for name in wanted:
+    for name in (*wanted, spec.id):
         if name not in file.column_names:
             raise ConfigurationError(f"data set {spec.name!r} has no column {name!r}")
     if len(set(wanted)) != len(wanted) or spec.id in wanted:
         raise ConfigurationError("features name a column twice, or name the label or the id column")
+    columns = file.read(wanted, [spec.id])  # at once: a file replaced between two readings gives rows the ids of others
+    ids = [name.decode() for name in canonical_ids(columns[spec.id], spec.name, spec.missing)]
     if alignment is not None:
         order = load_alignment(place, alignment, spec.name).positions
     else:
         order = np.array(sorted(range(len(ids)), key=ids.__getitem__))
-    columns = file.read(wanted, [])
     matrix = np.empty((len(features), order.size), dtype=np.float32)
     for position, name in enumerate(features):
         matrix[position] = _floats(file.numbers(name, columns[name]), name)[order]

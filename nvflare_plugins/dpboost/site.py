@@ -37,7 +37,7 @@ from nvflare_plugins.privacy_ledger import JobLedger
 from nvflare_plugins.run_record import PointCurve, ReportSection, RoundRow
 from nvflare_plugins.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.site_policy import JobTerms
-from nvflare_plugins.vertical.alignment.ids import load_ids
+from nvflare_plugins.vertical.alignment.ids import canonical_ids
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.profiles import MaskedSums
@@ -81,13 +81,18 @@ def prepare(job: DpBoostJob, place: Place) -> SiteData:
             f"for {job.rows_per_person}. Policy key: data_sets.{job.data_set}.privacy.rows_per_person. Remedy: "
             f"rows_per_person={spec.privacy.rows_per_person} in the job, which raises the noise"
         )
-    ids = [name.decode() for name in load_ids(spec)]
+    if spec.id is None:
+        raise ConfigurationError(
+            f"rows choose their trees by id, and the policy of {place.site} names no id column. Policy key: "
+            f"data_sets.{job.data_set}.id."
+        )
     if spec.id in (*job.names, job.label):
         raise ConfigurationError(f"the id column of data set {spec.name!r} can be neither feature nor label")
     table = load_table(
         spec, label=job.label, features=job.names, categories=job.categories, label_classes=job.label_classes,
-        unknown_is_missing=True,
+        unknown_is_missing=True, with_ids=True,
     )  # fmt: skip
+    ids = [name.decode() for name in canonical_ids(table.ids, job.data_set, spec.missing)]
     for note in table.notes:
         _log.info("%s", note)
     label = table.label.astype(np.float64)
