@@ -85,11 +85,17 @@ def main() -> None:
     if (args.prepare or args.run) and args.workspace is None:
         parser.error("--prepare and --run need --workspace")
     if args.prepare:
+        if not args.prepare.is_file():
+            parser.error(f"there is no file {args.prepare}")
         is_parquet = args.prepare.suffix == ".parquet"
         prepare(pd.read_parquet(args.prepare) if is_parquet else pd.read_csv(args.prepare), args.workspace)
+        print(f"prepared {args.workspace}: rows dealt to {', '.join(SITES)}, each with a budget of "
+              f"epsilon {BUDGET[0]:g} at delta {BUDGET[1]:g}")  # fmt: skip
     if args.run:
         job = recipe(args.run)
         root = args.workspace.absolute()
+        if not (root / "local").is_dir():
+            parser.error(f"{root} was not prepared: run --prepare FILE --workspace {root} first")
         if not (root / job.name).exists():  # FLARE takes <root>/<job name> as the workspace
             shutil.copytree(root / "local", root / job.name / "local")
         job.execute(SimEnv(num_clients=len(SITES), workspace_root=str(root)))

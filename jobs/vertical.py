@@ -90,8 +90,12 @@ def main() -> None:
     if args.run:
         if args.workspace is None:
             parser.error("--run needs --workspace")
+        if args.table is not None and not args.table.is_file():
+            parser.error(f"there is no file {args.table}")
         job = recipe(args.run, args.label)
         table = breast_cancer() if args.table is None else pd.read_parquet(args.table)
+        if args.label not in table:
+            parser.error(f"the table has no column {args.label!r}: name its label with --label")
         wishes = write_data(args.workspace / "data", table, args.label, args.parties, args.run)
         set_up(args.workspace / job.name, wishes)
         job.execute(SimEnv(num_clients=args.parties, workspace_root=str(args.workspace)))

@@ -78,6 +78,8 @@ def main() -> None:
     if args.run:
         if args.workspace is None:
             parser.error("--run needs --workspace")
+        if not (args.workspace / args.training).is_dir():
+            parser.error(f"{args.workspace / args.training} holds no trained model: run jobs/vertical.py there first")
         job = recipe(args.run)
         workspace = args.workspace / job.name
         set_up(workspace, wishes(args.run, args.workspace / "data"))

@@ -18,7 +18,9 @@ def ledger_folder(policy: SitePolicy) -> Path:
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("ledger", help="show what a site has spent of its privacy budgets")
-    parser.add_argument("workspace", type=Path, help="the site's workspace, or the folder in which it lies under the site's name")
+    parser.add_argument(
+        "workspace", type=Path, help="the site's workspace, or the folder in which it lies under the site's name"
+    )
     parser.add_argument("--site", required=True, help="the site's name")
     parser.add_argument("--data-set", help="only this data set")
     parser.add_argument(

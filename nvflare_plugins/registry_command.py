@@ -12,7 +12,9 @@ from nvflare_plugins.site_policy import SitePolicy, own_workspace
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("registry", help="list the runs and searches that a site remembers")
-    parser.add_argument("workspace", type=Path, help="the site's workspace, or the folder in which it lies under the site's name")
+    parser.add_argument(
+        "workspace", type=Path, help="the site's workspace, or the folder in which it lies under the site's name"
+    )
     parser.add_argument("--site", required=True, help="the site's name")
     parser.set_defaults(func=_run)
 

@@ -207,7 +207,7 @@ def test_files_are_private_and_hold_no_data(tmp_path: Path) -> None:
     assert "credit" in described and "job-1" in described and "site-1, site-2, site-3" in described
 
 
-def test_the_command_finds_the_site_in_a_simulator_workspace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_finds_a_simulated_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder in (tmp_path, tmp_path / "site-1"):
         (folder / "local").mkdir(parents=True)
         (folder / "local" / "veilboost.json").write_text(template({"credit": "credit.csv"}))
