@@ -99,7 +99,8 @@ class JobController(Controller):
             if not missing and len(wanted) >= self.min_clients:
                 return [clients[name] for name in wanted]
             if time.monotonic() > deadline:
-                what = f"missing: {', '.join(missing)}" if missing else f"{len(wanted)} of {self.min_clients}"
+                enough = f"{len(wanted)} of the {self.min_clients} that min_clients asks for"
+                what = f"missing: {', '.join(missing)}" if missing else enough
                 raise ConfigurationError(f"the job's sites were not there within {START_TIMEOUT_S:.0f} s ({what})")
             time.sleep(0.5)
         return []
