@@ -351,7 +351,7 @@ def _describe(state: LedgerState, identity: LedgerIdentity, budget: Budget) -> s
         f"Data set {identity.data_set} at {identity.site}",
         f"  Neighbouring   {identity.relation.value}, {identity.rows_per_person} row(s) per person",
         f"  Budget         epsilon {budget.epsilon:g} at delta {budget.delta:g}, {budget.pure_epsilon:g} of it pure",
-        f"  Spent          {_text(spent, budget)}",
+        f"  Spent          {_text(spent, budget)}, at the budget's delta",
         f"  With open jobs {_text(held, budget)}",
         f"  Gaussian part  mu^2 {spent.mu_squared:.6g} of {budget.limit.mu_squared:.6g}",
         f"  Pure part      epsilon {spent.pure_epsilon:.6g} of {budget.limit.pure_epsilon:.6g}",

@@ -163,8 +163,8 @@ class SitePolicy:
             site's name. Jobs name a data set and never see a path.
         allowed_profiles: Profiles a job may use. Default masks, bfv, paillier and dp_distributed. ckks: the server
             together with any one site opens every site's messages. dp_trusted: the server sees exact sums. dp_local:
-            each row's report is noised by itself (trees), or each value (buckets). okamoto_uchiyama: weaker against parties
-            that cheat. plain needs the consent as well.
+            each row's report is noised by itself (trees), or each value (buckets). okamoto_uchiyama: weaker against
+            parties that cheat. plain needs the consent as well.
         min_sites: Fewest data-bearing sites. Default 3.
         max_colluders: How many other sites might pool what they see. The job must have at least two more sites
             than that, so that the sum still mixes this site with an honest one. Default 1.

@@ -9,6 +9,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.flare.vertical import VerticalController, VerticalExecutor
 from nvflare_plugins.horizontal.parameters import ALIASES
 from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
+from nvflare_plugins.site_policy import VerticalRules
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 
@@ -34,7 +35,8 @@ class VerticalXGBRecipe(JobRecipe):
         active: the party with the label.
         data_set: name of the training set in every party's policy.
         label: the label column at the active party.
-        params: XGBoost parameters; unsupported ones are refused here already.
+        params: XGBoost parameters; unsupported ones are refused here already. In the preset ``guarded`` max_bin is 32
+            unless given: what parties allow by default.
         num_rounds: boosting rounds.
         profile: ``paillier`` (default), ``okamoto_uchiyama``, or ``plain``, which parties refuse unless they consent.
         preset: ``guarded`` (default), or ``exact``, which equals centralized training and which parties refuse unless
@@ -63,8 +65,11 @@ class VerticalXGBRecipe(JobRecipe):
         min_clients: int | None = None,
         **settings: Any,
     ) -> None:
+        given = dict(params or {})
+        if preset == "guarded" and not {"max_bin", "max_bins"} & set(given):
+            given["max_bin"] = VerticalRules().max_bins
         document = {
-            "active": active, "data_set": data_set, "label": label, "params": dict(params or {}),
+            "active": active, "data_set": data_set, "label": label, "params": given,
             "num_rounds": num_rounds, "profile": profile, "preset": preset, **settings,
         }  # fmt: skip
         job = VerticalJob.from_dict(document)
