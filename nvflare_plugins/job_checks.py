@@ -14,6 +14,17 @@ def expect(complaint: str, holds: bool) -> None:
         raise ConfigurationError(complaint)
 
 
+def one_of(name: str, value: object, allowed: list[str]) -> None:
+    """Complain about a value that is not among the allowed ones. Raises: ConfigurationError."""
+    if value not in allowed:
+        raise ConfigurationError(f"{name}={value!r} is unknown; choose one of {', '.join(allowed)}")
+
+
+def at_least(name: str, value: object, least: int) -> None:
+    """Complain about anything but a whole number that is large enough. Raises: ConfigurationError."""
+    expect(f"{name} must be a whole number of at least {least}", is_whole(value, least))
+
+
 def is_text(value: object) -> bool:
     """Tell whether a value is a text that is not empty."""
     return isinstance(value, str) and value != ""

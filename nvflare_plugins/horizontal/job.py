@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.horizontal.cuts import CutMode
+from nvflare_plugins.job_checks import (
+    are_bounds, at_least, expect, is_entry, is_list, is_mapping, is_number, is_text, one_of,
+)  # fmt: skip
 from nvflare_plugins.wire.profiles import Profile
 
 _LARGEST_EXPONENT = 192  # as the scales of sums
@@ -74,42 +76,42 @@ class HorizontalJob:
 
     def __post_init__(self) -> None:
         self._check_texts()
-        _one_of("profile", self.profile, [p.value for p in Profile])
-        _one_of("cuts", self.cuts, [m.value for m in CutMode])
-        _expect("params must be a dictionary of XGBoost parameters", _is_mapping(self.params))
-        _at_least("num_rounds", self.num_rounds, 1)
-        _at_least("min_rows_per_cut", self.min_rows_per_cut, 2)
-        _at_least("checkpoint_every", self.checkpoint_every, 0)
+        one_of("profile", self.profile, [p.value for p in Profile])
+        one_of("cuts", self.cuts, [m.value for m in CutMode])
+        expect("params must be a dictionary of XGBoost parameters", is_mapping(self.params))
+        at_least("num_rounds", self.num_rounds, 1)
+        at_least("min_rows_per_cut", self.min_rows_per_cut, 2)
+        at_least("checkpoint_every", self.checkpoint_every, 0)
         for name in ("evaluate_training", "unknown_category_is_missing", "tracking"):
-            _expect(f"{name} must be true or false", isinstance(getattr(self, name), bool))
+            expect(f"{name} must be true or false", isinstance(getattr(self, name), bool))
         finest = self.finest_exponent
         in_range = finest is None or (type(finest) is int and abs(finest) <= _LARGEST_EXPONENT)
-        _expect(f"finest_exponent must be a whole number of at most {_LARGEST_EXPONENT} in magnitude", in_range)
-        _expect("deadline_s must be a number of seconds", _is_number(self.deadline_s) and self.deadline_s >= 0)
+        expect(f"finest_exponent must be a whole number of at most {_LARGEST_EXPONENT} in magnitude", in_range)
+        expect("deadline_s must be a number of seconds", is_number(self.deadline_s) and self.deadline_s >= 0)
         if self.early_stopping_rounds is not None:
-            _at_least("early_stopping_rounds", self.early_stopping_rounds, 1)
+            at_least("early_stopping_rounds", self.early_stopping_rounds, 1)
             if self.eval_data_set is None:
                 raise ConfigurationError("early_stopping_rounds needs an eval_data_set to watch")
         self._check_columns()
 
     def _check_texts(self) -> None:
         for name in ("data_set", "label"):
-            _expect(f"{name} must be a non-empty text", _is_text(getattr(self, name)))
+            expect(f"{name} must be a non-empty text", is_text(getattr(self, name)))
         for name in ("eval_data_set", "weight", "initial_model", "resume_from"):
             value = getattr(self, name)
-            _expect(f"{name} must be a non-empty text, or be left out", value is None or _is_text(value))
+            expect(f"{name} must be a non-empty text, or be left out", value is None or is_text(value))
 
     def _check_columns(self) -> None:
         features, classes = self.features, self.label_classes
-        _expect("features must be a list of column names", features is None or _is_list(features, _is_text))
-        _expect("label_classes must be a list of texts or whole numbers", classes is None or _is_list(classes, _is_entry))
-        _expect(
+        expect("features must be a list of column names", features is None or is_list(features, is_text))
+        expect("label_classes must be a list of texts or whole numbers", classes is None or is_list(classes, is_entry))
+        expect(
             "categories must give each column a list of texts or whole numbers",
-            _is_mapping(self.categories) and all(_is_list(entries, _is_entry) for entries in self.categories.values()),
+            is_mapping(self.categories) and all(is_list(entries, is_entry) for entries in self.categories.values()),
         )
-        _expect(
+        expect(
             "cut_bounds must give each column two finite numbers, the lower one first",
-            _is_mapping(self.cut_bounds) and all(map(_are_bounds, self.cut_bounds.values())),
+            is_mapping(self.cut_bounds) and all(map(are_bounds, self.cut_bounds.values())),
         )
         if self.cuts in (CutMode.UNIFORM.value, CutMode.LOGARITHMIC.value) and not self.cut_bounds:
             raise ConfigurationError(f"cuts={self.cuts} needs cut_bounds, the public bounds of every feature")
@@ -146,42 +148,3 @@ class HorizontalJob:
         if missing:
             raise ConfigurationError(f"the job lacks {', '.join(missing)}")
         return cls(**document)
-
-
-def _one_of(name: str, value: object, allowed: list[str]) -> None:
-    if value not in allowed:
-        raise ConfigurationError(f"{name}={value!r} is unknown; choose one of {', '.join(allowed)}")
-
-
-def _at_least(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigurationError(f"{name} must be a whole number of at least {least}")
-
-
-def _expect(complaint: str, holds: bool) -> None:
-    if not holds:
-        raise ConfigurationError(complaint)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _is_entry(value: object) -> bool:
-    return isinstance(value, (str, int)) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_list(value: object, is_entry: Callable[[object], bool]) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) > 0 and all(map(is_entry, value))
-
-
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_is_text, value))
-
-
-def _are_bounds(value: object) -> bool:
-    return _is_list(value, _is_number) and len(value) == 2 and value[0] < value[1]

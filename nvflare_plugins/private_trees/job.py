@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from dp_components.split_candidates.candidates import FeatureBounds
 from dp_components.trust import TrustModel
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.job_checks import are_bounds, expect, is_entry, is_list, is_mapping, is_number, is_text, is_whole
 from nvflare_plugins.private_trees.methods import Method, SplitMethod
 from nvflare_plugins.private_trees.presets import resolve_method
 
@@ -102,32 +102,32 @@ class PrivateTreesJob:
 
     def __post_init__(self) -> None:
         for name in ("data_set", "label"):
-            _expect(f"{name} must be a non-empty text", _is_text(getattr(self, name)))
+            expect(f"{name} must be a non-empty text", is_text(getattr(self, name)))
         for name in ("weight", "resume_from"):
             value = getattr(self, name)
-            _expect(f"{name} must be a non-empty text, or be left out", value is None or _is_text(value))
-        in_range = _is_number(self.epsilon) and 0 < self.epsilon <= _LARGEST_EPSILON
-        _expect(f"epsilon must be a number above 0 and at most {_LARGEST_EPSILON:g}", in_range)
-        _expect("delta must be a number between 0 and 1", _is_number(self.delta) and 0 < self.delta < 1)
-        _expect("deadline_s must be a number of seconds", _is_number(self.deadline_s) and self.deadline_s >= 0)
-        _expect("metrics are not paid for: tracking must be off", self.tracking is False)
-        _expect("structure_seed must be a whole number from 0 to 2^63", _is_whole(self.structure_seed, 0, 1 << 63))
-        _expect("rows_per_person must be a whole number of at least 1", _is_whole(self.rows_per_person, 1))
+            expect(f"{name} must be a non-empty text, or be left out", value is None or is_text(value))
+        in_range = is_number(self.epsilon) and 0 < self.epsilon <= _LARGEST_EPSILON
+        expect(f"epsilon must be a number above 0 and at most {_LARGEST_EPSILON:g}", in_range)
+        expect("delta must be a number between 0 and 1", is_number(self.delta) and 0 < self.delta < 1)
+        expect("deadline_s must be a number of seconds", is_number(self.deadline_s) and self.deadline_s >= 0)
+        expect("metrics are not paid for: tracking must be off", self.tracking is False)
+        expect("structure_seed must be a whole number from 0 to 2^63", is_whole(self.structure_seed, 0, 1 << 63))
+        expect("rows_per_person must be a whole number of at least 1", is_whole(self.rows_per_person, 1))
         self._check_trust()
         self._check_columns()
-        _expect("components must be a dictionary", isinstance(self.components, dict))
+        expect("components must be a dictionary", isinstance(self.components, dict))
         self.resolve(self.n_features or _ASSUMED_FEATURES)
 
     def _check_trust(self) -> None:
         names = [trust.value for trust in TrustModel]
-        _expect(f"trust={self.trust!r} is unknown; choose one of {', '.join(names)}", self.trust in names)
-        _expect("n_sites must be a whole number of at least 1", self.n_sites is None or _is_whole(self.n_sites, 1))
-        _expect(
+        expect(f"trust={self.trust!r} is unknown; choose one of {', '.join(names)}", self.trust in names)
+        expect("n_sites must be a whole number of at least 1", self.n_sites is None or is_whole(self.n_sites, 1))
+        expect(
             "colluders must be at least 1: every site sees the model and knows its own share of the noise",
-            _is_whole(self.colluders, 1),
+            is_whole(self.colluders, 1),
         )
         is_local = self.trust == TrustModel.LOCAL.value
-        if is_local != (self.n_rows is not None) or (is_local and not _is_whole(self.n_rows, 1)):
+        if is_local != (self.n_rows is not None) or (is_local and not is_whole(self.n_rows, 1)):
             raise ConfigurationError(
                 "trust=local needs n_rows, the number of all sites' rows, declared public; no other trust model uses it"
             )
@@ -144,29 +144,29 @@ class PrivateTreesJob:
 
     def _check_columns(self) -> None:
         features, classes = self.features, self.label_classes
-        _expect("features must be a list of column names", features is None or _is_list(features, _is_text))
-        _expect(
+        expect("features must be a list of column names", features is None or is_list(features, is_text))
+        expect(
             "label_classes must be a list of two texts or whole numbers",
-            classes is None or (_is_list(classes, _is_entry) and len(classes) == 2),
+            classes is None or (is_list(classes, is_entry) and len(classes) == 2),
         )
-        _expect(
+        expect(
             "categories must give each column a list of texts or whole numbers",
-            _is_mapping(self.categories) and all(_is_list(v, _is_entry) for v in self.categories.values()),
+            is_mapping(self.categories) and all(is_list(v, is_entry) for v in self.categories.values()),
         )
-        _expect(
+        expect(
             "feature_bounds must give each column two finite numbers, the lower one first",
-            _is_mapping(self.feature_bounds) and all(map(_are_bounds, self.feature_bounds.values())),
+            is_mapping(self.feature_bounds) and all(map(are_bounds, self.feature_bounds.values())),
         )
         both = sorted(set(self.feature_bounds) & set(self.categories))
-        _expect(f"bounds and categories are both given for {', '.join(both)}", not both)
+        expect(f"bounds and categories are both given for {', '.join(both)}", not both)
         if features is not None:
             self.check_features(features)
         if (self.weight is None) != (self.max_weight is None):
             raise ConfigurationError(
                 "row weights need max_weight, their public bound: an unbounded row would have no bounded influence"
             )
-        positive = self.max_weight is None or (_is_number(self.max_weight) and self.max_weight > 0)
-        _expect("max_weight must be a number above 0", positive)
+        positive = self.max_weight is None or (is_number(self.max_weight) and self.max_weight > 0)
+        expect("max_weight must be a number above 0", positive)
 
     def check_features(self, names: list[str] | tuple[str, ...]) -> None:
         """Refuse features without public bounds or categories, and bounds of columns that are no features.
@@ -241,36 +241,3 @@ class PrivateTreesJob:
         if missing:
             raise ConfigurationError(f"the job lacks {', '.join(missing)}")
         return cls(**document)
-
-
-def _expect(complaint: str, holds: bool) -> None:
-    if not holds:
-        raise ConfigurationError(complaint)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _is_entry(value: object) -> bool:
-    return isinstance(value, (str, int)) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_whole(value: object, least: int, most: int = 1 << 63) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _is_list(value: object, is_entry: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) > 0 and all(map(is_entry, value))
-
-
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_is_text, value))
-
-
-def _are_bounds(value: object) -> bool:
-    return _is_list(value, _is_number) and len(value) == 2 and value[0] < value[1]

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.job_checks import expect, is_text, one_of
 from nvflare_plugins.vertical.inference import BATCH_ROWS
 
 PROFILE = "vertical_model"  # the one way in which such a job protects its messages; the evidence names it
@@ -66,25 +67,25 @@ class InferenceJob:
     deadline_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _expect("model must be the id of the job that trained it", _is_text(self.model))
-        _one_of("action", self.action, [action.value for action in Action])
-        _one_of("file_format", self.file_format, [one.value for one in FileFormat])
+        expect("model must be the id of the job that trained it", is_text(self.model))
+        one_of("action", self.action, [action.value for action in Action])
+        one_of("file_format", self.file_format, [one.value for one in FileFormat])
         for name in ("data_set", "alignment"):
             value = getattr(self, name)
-            _expect(f"{name} must be a non-empty text, or be left out", value is None or _is_text(value))
+            expect(f"{name} must be a non-empty text, or be left out", value is None or is_text(value))
         if self.action == Action.MERGE.value:
             unused = [name for name in ("data_set", "rows", "alignment") if getattr(self, name) is not None]
-            _expect(f"merging needs no {', '.join(unused)}", not unused)
-            _expect("a merged model has all rounds", self.rounds == "all")
+            expect(f"merging needs no {', '.join(unused)}", not unused)
+            expect("a merged model has all rounds", self.rounds == "all")
         else:
-            _expect(f"{self.action} needs a data_set", self.data_set is not None)
-        _expect("rows must be two positions, [first, end)", self.rows is None or _is_range(self.rows))
+            expect(f"{self.action} needs a data_set", self.data_set is not None)
+        expect("rows must be two positions, [first, end)", self.rows is None or _is_range(self.rows))
         is_rounds = self.rounds in ("all", "best") if isinstance(self.rounds, str) else _is_range(self.rounds)
-        _expect("rounds must be all, best, or two numbers, [first, end)", is_rounds)
+        expect("rounds must be all, best, or two numbers, [first, end)", is_rounds)
         is_size = type(self.batch_rows) is int and 1 <= self.batch_rows <= _MAX_BATCH_ROWS
-        _expect(f"batch_rows must be a whole number from 1 to {_MAX_BATCH_ROWS}", is_size)
+        expect(f"batch_rows must be a whole number from 1 to {_MAX_BATCH_ROWS}", is_size)
         is_time = isinstance(self.deadline_s, (int, float)) and not isinstance(self.deadline_s, bool)
-        _expect("deadline_s must be a number of seconds", is_time and 0 <= self.deadline_s < math.inf)
+        expect("deadline_s must be a number of seconds", is_time and 0 <= self.deadline_s < math.inf)
 
     @property
     def largest_message_bytes(self) -> int:
@@ -110,18 +111,6 @@ class InferenceJob:
         return cls(**document)
 
 
-def _expect(complaint: str, holds: bool) -> None:
-    if not holds:
-        raise ConfigurationError(complaint)
-
-
-def _one_of(name: str, value: object, allowed: list[str]) -> None:
-    if value not in allowed:
-        raise ConfigurationError(f"{name}={value!r} is unknown; choose one of {', '.join(allowed)}")
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
 
 
 def _is_range(value: object) -> bool:

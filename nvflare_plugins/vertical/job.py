@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.job_checks import at_least, expect, is_text, one_of
 
 ALIGN_FIRST = "first"
 _FRAME_BYTES = 64 << 20  # conversations cut longer messages
@@ -99,34 +100,34 @@ class VerticalJob:
 
     def __post_init__(self) -> None:
         for name in ("active", "data_set", "label"):
-            _expect(f"{name} must be a non-empty text", _is_text(getattr(self, name)))
+            expect(f"{name} must be a non-empty text", is_text(getattr(self, name)))
         for name in ("eval_data_set", "weight", "alignment", "initial_model", "resume_from"):
             value = getattr(self, name)
-            _expect(f"{name} must be a non-empty text, or be left out", value is None or _is_text(value))
-        _one_of("profile", self.profile, [p.value for p in VerticalProfile])
-        _one_of("preset", self.preset, [p.value for p in Preset])
-        is_mapping = isinstance(self.params, dict) and all(map(_is_text, self.params))
-        _expect("params must be a dictionary of XGBoost parameters", is_mapping)
+            expect(f"{name} must be a non-empty text, or be left out", value is None or is_text(value))
+        one_of("profile", self.profile, [p.value for p in VerticalProfile])
+        one_of("preset", self.preset, [p.value for p in Preset])
+        is_mapping = isinstance(self.params, dict) and all(map(is_text, self.params))
+        expect("params must be a dictionary of XGBoost parameters", is_mapping)
         for name, least in (("num_rounds", 1), ("own_rounds", 0), ("checkpoint_every", 0), ("key_bits", 2048)):
-            _at_least(name, getattr(self, name), least)
+            at_least(name, getattr(self, name), least)
         for name in ("evaluate_training", "tracking"):
-            _expect(f"{name} must be true or false", isinstance(getattr(self, name), bool))
+            expect(f"{name} must be true or false", isinstance(getattr(self, name), bool))
         is_time = isinstance(self.deadline_s, (int, float)) and not isinstance(self.deadline_s, bool)
-        _expect("deadline_s must be a number of seconds", is_time and 0 <= self.deadline_s < math.inf)
+        expect("deadline_s must be a number of seconds", is_time and 0 <= self.deadline_s < math.inf)
         if self.early_stopping_rounds is not None:
-            _at_least("early_stopping_rounds", self.early_stopping_rounds, 1)
-            _expect("early_stopping_rounds needs an eval_data_set to watch", self.eval_data_set is not None)
+            at_least("early_stopping_rounds", self.early_stopping_rounds, 1)
+            expect("early_stopping_rounds needs an eval_data_set to watch", self.eval_data_set is not None)
         self._check_columns()
 
     def _check_columns(self) -> None:
         is_mapping = isinstance(self.features, dict) and all(
-            _is_text(site) and isinstance(names, (list, tuple)) and all(map(_is_text, names))
+            is_text(site) and isinstance(names, (list, tuple)) and all(map(is_text, names))
             for site, names in self.features.items()
         )
-        _expect("features must give sites a list of column names", is_mapping)
+        expect("features must give sites a list of column names", is_mapping)
         classes = self.label_classes
         is_list = isinstance(classes, (list, tuple)) and len(classes) > 0
-        _expect(
+        expect(
             "label_classes must be a list of texts or whole numbers",
             classes is None or (is_list and all(type(entry) in (str, int) for entry in classes)),
         )
@@ -163,22 +164,3 @@ class VerticalJob:
         if missing:
             raise ConfigurationError(f"the job lacks {', '.join(missing)}")
         return cls(**document)
-
-
-def _one_of(name: str, value: object, allowed: list[str]) -> None:
-    if value not in allowed:
-        raise ConfigurationError(f"{name}={value!r} is unknown; choose one of {', '.join(allowed)}")
-
-
-def _at_least(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigurationError(f"{name} must be a whole number of at least {least}")
-
-
-def _expect(complaint: str, holds: bool) -> None:
-    if not holds:
-        raise ConfigurationError(complaint)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
