@@ -17,7 +17,7 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import RLock
@@ -39,6 +39,7 @@ from dp_components.ledger_records import (
     close_record,
     event_list,
     ledger_record,
+    person_record,
     plan_record,
     release_record,
     summarise_closed,
@@ -83,9 +84,12 @@ class Ledger:
     def open(cls, folder: Path, identity: LedgerIdentity, budget: Budget) -> Ledger:
         """Open the ledger of a data set, creating it at the first time, under the site's present budget.
 
+        The rows of one person may be raised: events are kept for one row, so that all that was ever spent is from then
+        on priced for as many rows. They cannot be lowered, which would make what was promised cheaper afterwards.
+
         Raises:
             ValueError: The name of the data set is not a plain file name.
-            PrivacyRefusal: The ledger is there with another neighbouring relation, rows per person or site.
+            PrivacyRefusal: The ledger is there with another neighbouring relation or site, or more rows per person.
             LedgerDamaged: The file is not a ledger.
         """
         if not _DATA_SET.fullmatch(identity.data_set):
@@ -95,11 +99,8 @@ class Ledger:
         with ledger._locked() as state:
             if state.identity is None:
                 ledger._append(ledger_record(identity))
-            elif state.identity != identity:
-                raise PrivacyRefusal(
-                    f"The ledger of data set {identity.data_set} was begun for another site, neighbouring relation or "
-                    "number of rows per person; what was spent under one cannot be counted under another."
-                )
+            else:
+                ledger._take_identity(state.identity, identity)
             if state.budget != budget:
                 ledger._append(budget_record(budget))
         return ledger
@@ -250,6 +251,21 @@ class Ledger:
         dated = {**record, "at": datetime.now(UTC).isoformat(timespec="seconds")}
         self._journal.append(dated)
         self._state.apply(dated)
+
+    def _take_identity(self, known: LedgerIdentity, stated: LedgerIdentity) -> None:
+        if replace(known, rows_per_person=stated.rows_per_person) != stated:
+            raise PrivacyRefusal(
+                f"The ledger of data set {known.data_set} was begun for another site or neighbouring relation; what "
+                "was spent under one cannot be counted under another."
+            )
+        if stated.rows_per_person < known.rows_per_person:
+            raise PrivacyRefusal(
+                f"The ledger of data set {known.data_set} counts {known.rows_per_person} rows per person, and the "
+                f"site's policy now says {stated.rows_per_person}: the number can be raised, never lowered. Policy "
+                f"key: data_sets.{known.data_set}.privacy.rows_per_person. Remedy: state {known.rows_per_person}."
+            )
+        if stated != known:
+            self._append(person_record(stated.rows_per_person))
 
     def _write_if_sound(self, state: LedgerState, quote: Quote, plan: Counter[PricedEvent], record: Record) -> None:
         if not quote.fits:

@@ -6,7 +6,7 @@ import base64
 import binascii
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -148,6 +148,11 @@ class LedgerState:
     def _budget(self, at: str, epsilon: float, delta: float, pure_epsilon: float, zcdp_rho: float) -> None:
         self.budget = Budget(epsilon, delta, pure_epsilon, zcdp_rho)
 
+    def _person(self, at: str, rows_per_person: int) -> None:
+        if self.identity is None or rows_per_person <= self.identity.rows_per_person:
+            raise ValueError("rows per person can only be raised")
+        self.identity = replace(self.identity, rows_per_person=rows_per_person)
+
     def _open(self, at: str, job: str, plan: list[object]) -> None:
         if job in self.jobs:
             raise ValueError("a job opened twice")
@@ -183,6 +188,7 @@ class LedgerState:
 _READERS: dict[str, Callable[..., None]] = {
     "ledger": LedgerState._ledger,
     "budget": LedgerState._budget,
+    "person": LedgerState._person,
     "open": LedgerState._open,
     "extend": LedgerState._extend,
     "release": LedgerState._release,
@@ -199,6 +205,11 @@ def ledger_record(identity: LedgerIdentity) -> Record:
 def budget_record(budget: Budget) -> Record:
     """Return the record of a budget."""
     return {"record": "budget", **asdict(budget)}
+
+
+def person_record(rows_per_person: int) -> Record:
+    """Return the record of a raised number of rows per person."""
+    return {"record": "person", "rows_per_person": rows_per_person}
 
 
 def plan_record(kind: str, job_id: str, plan: Counter[PricedEvent]) -> Record:

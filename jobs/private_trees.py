@@ -26,7 +26,7 @@ from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
 
 FOLDER = Path(__file__).resolve().parent
 DATA_SET, SITES = "credit2", ("site-1", "site-2", "site-3")
-BUDGET = (2.0, 1e-5)  # epsilon, delta
+BUDGET = {"epsilon": 2.0, "delta": 1e-5}
 METHODS = {"default": ("default", "distributed"), "dp_ebm": ("dp_ebm_newton", "trusted_aggregator")}
 """Name of the job -> its method and trust model."""
 

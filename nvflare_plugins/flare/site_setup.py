@@ -58,7 +58,8 @@ class Wishes:
     Attributes:
         data_sets: name -> absolute path, which may hold ``{site}``.
         ids: name of a data set -> the column that names its rows.
-        budgets: name of a data set -> (epsilon, delta) that all private jobs together may spend on it.
+        budgets: name of a data set -> what all private jobs together may spend on it, by the policy's keys
+            (``PrivacyBudget``).
     """
 
     data_sets: Mapping[str, str] = field(default_factory=dict)
@@ -67,7 +68,7 @@ class Wishes:
     min_sites: int | None = None
     max_colluders: int | None = None
     ids: Mapping[str, str] = field(default_factory=dict)
-    budgets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    budgets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def set_up(folder: Path, wishes: Wishes = Wishes()) -> list[str]:
@@ -191,9 +192,9 @@ def _wanted(document: dict[str, Any], wishes: Wishes) -> Iterator[tuple[str, Any
         if entry.get("id") != column:
             entry["id"] = column
             yield f"data_sets.{name}.id", column
-    for name, (epsilon, delta) in wishes.budgets.items():
+    for name, given in wishes.budgets.items():
         entry = document.setdefault("data_sets", {}).setdefault(name, {})
-        budget = {**entry.get("privacy", {}), "epsilon": epsilon, "delta": delta}
+        budget = {**entry.get("privacy", {}), **given}
         if entry.get("privacy") != budget:
             entry["privacy"] = budget
             yield f"data_sets.{name}.privacy", budget
@@ -226,13 +227,22 @@ def _named(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _budget(text: str) -> tuple[str, tuple[float, float]]:
+def _budget(text: str) -> tuple[str, dict[str, float]]:
     name, value = _named(text)
     try:
-        epsilon, delta = map(float, value.split(","))
+        epsilon, delta, *further = value.split(",")
+        budget = {"epsilon": float(epsilon), "delta": float(delta)}
+        for part in further:
+            key, _, number = part.partition("=")
+            if key in budget or key not in ("pure_epsilon", "rows_per_person"):
+                raise ValueError(key)
+            budget[key] = int(number) if key == "rows_per_person" else float(number)
     except ValueError:
-        raise argparse.ArgumentTypeError("give NAME=EPSILON,DELTA, for example credit=2,1e-6") from None
-    return name, (epsilon, delta)
+        raise argparse.ArgumentTypeError(
+            "give NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS], for example credit=2,1e-6 or "
+            "credit=2,1e-6,pure_epsilon=0.5,rows_per_person=3"
+        ) from None
+    return name, budget
 
 
 def _data_set(text: str) -> tuple[str, str]:
@@ -258,8 +268,10 @@ def add_parser(subparsers: Any) -> None:
         help="the column of a data set that names its rows, for alignment with other parties",
     )  # fmt: skip
     parser.add_argument(
-        "--budget", dest="budgets", metavar="NAME=EPSILON,DELTA", type=_budget, action="append", default=[],
-        help="what all differentially private jobs together may spend on a data set; without one they are refused",
+        "--budget", dest="budgets", metavar="NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS]",
+        type=_budget, action="append", default=[],
+        help="what all differentially private jobs together may spend on a data set, without which they are refused; "
+        "how much of epsilon is kept for pure mechanisms (DPBoost), and the most rows of one person",
     )  # fmt: skip
     parser.add_argument(
         "--profile", dest="profiles", choices=PROFILES, action="append", default=[],

@@ -176,6 +176,19 @@ def test_a_person_with_several_rows(folder: Path) -> None:
     assert "3 row(s) per person" in ledger.describe()
 
 
+def test_rows_per_person_can_be_raised_and_price_the_past_but_not_lowered(ledger: Ledger, folder: Path) -> None:
+    ledger.open_job("a", EVENT)
+    ledger.release("a", "tree 0", make())
+    ledger.close_job("a")
+    raised = Ledger.open(folder, LedgerIdentity("site-1", "credit", ROW, rows_per_person=3), BUDGET)
+    assert ledger.spent().pure_epsilon == raised.spent().pure_epsilon == 0.75
+    assert not raised.quote(EVENT).fits
+    for n_rows in (1, 2):
+        with pytest.raises(PrivacyRefusal, match="rows_per_person. Remedy: state 3"):
+            Ledger.open(folder, LedgerIdentity("site-1", "credit", ROW, rows_per_person=n_rows), BUDGET)
+    assert Ledger(ledger_files(folder)[0]).identity.rows_per_person == 3
+
+
 def test_a_plan_on_which_two_accountants_disagree_is_not_opened(
     ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +247,6 @@ def test_unknown_events_and_other_relations_are_refused(ledger: Ledger) -> None:
     "identity",
     [
         LedgerIdentity("site-1", "credit", NeighbouringRelation.REPLACE_ROW),
-        LedgerIdentity("site-1", "credit", ROW, rows_per_person=2),
         LedgerIdentity("site-2", "credit", ROW),
     ],
 )

@@ -80,18 +80,37 @@ def test_id_columns_are_written_beside_the_paths(tmp_path: Path) -> None:
 
 
 def test_budgets_keep_what_else_a_policy_says_of_privacy(tmp_path: Path) -> None:
-    set_up(tmp_path / "ws", Wishes({"a": "/a.csv"}, budgets={"a": (2.0, 1e-6)}))
+    set_up(tmp_path / "ws", Wishes({"a": "/a.csv"}, budgets={"a": {"epsilon": 2.0, "delta": 1e-6}}))
     path = tmp_path / "ws" / "local" / "veilboost.json"
     document = json.loads(path.read_text())
     document["data_sets"]["a"]["privacy"]["rows_per_person"] = 3
     path.write_text(json.dumps(document))
-    assert set_up(tmp_path / "ws", Wishes(budgets={"a": (2.0, 1e-6)})) == []
-    set_up(tmp_path / "ws", Wishes(budgets={"a": (4.0, 1e-6)}))
+    assert set_up(tmp_path / "ws", Wishes(budgets={"a": {"epsilon": 2.0, "delta": 1e-6}})) == []
+    set_up(tmp_path / "ws", Wishes(budgets={"a": {"epsilon": 4.0, "delta": 1e-6}}))
     budget = SitePolicy.load(tmp_path / "ws", "site-1").data_set("a").privacy
     assert (budget.epsilon, budget.delta, budget.rows_per_person) == (4.0, 1e-6, 3)
 
 
-@pytest.mark.parametrize("text", ["a", "a=1", "a=1,2,3", "a=x,1e-6", "=1,1e-6"])
+def test_every_part_of_a_budget_can_be_set_from_the_command_line(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    for text, expected in (
+        ("a=2,1e-6,pure_epsilon=0.5,rows_per_person=3", (2.0, 1e-6, 0.5, 3)),
+        ("a=4,1e-7,rows_per_person=5", (4.0, 1e-7, 0.5, 5)),
+    ):
+        options = parser.parse_args(
+            ["site-setup", str(tmp_path / "ws"), "--data-set", "a=/a.csv", "--budget", text]
+        )
+        assert options.func(options) == 0
+        budget = SitePolicy.load(tmp_path / "ws", "site-1").data_set("a").privacy
+        assert (budget.epsilon, budget.delta, budget.pure_epsilon, budget.rows_per_person) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a", "a=1", "a=1,2,3", "a=x,1e-6", "=1,1e-6", "a=1,1e-6,pure=1", "a=1,1e-6,rows_per_person=1.5",
+     "a=1,1e-6,epsilon=3", "a=1,1e-6,pure_epsilon=1,pure_epsilon=2"],
+)
 def test_budgets_that_are_none_are_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
