@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nvflare.recipe import SimEnv
 
-from nvflare_plugins.flare.site_setup import Wishes, set_up
+from nvflare_plugins.site_setup import Wishes, set_up
 from nvflare_plugins.recipes.alignment import AlignmentRecipe
 from nvflare_plugins.vertical.alignment.demo_data import ID, LABEL, breast_cancer, deal_columns
 

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from nvflare.recipe import SimEnv
 
-from nvflare_plugins.flare.site_setup import Wishes, set_up
+from nvflare_plugins.site_setup import Wishes, set_up
 from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
 
 FOLDER = Path(__file__).resolve().parent

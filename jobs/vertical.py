@@ -23,7 +23,7 @@ from pathlib import Path
 import pandas as pd
 from nvflare.recipe import SimEnv
 
-from nvflare_plugins.flare.site_setup import Wishes, set_up
+from nvflare_plugins.site_setup import Wishes, set_up
 from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
 from nvflare_plugins.vertical.alignment.demo_data import ID, LABEL, breast_cancer, deal_columns
 

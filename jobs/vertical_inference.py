@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nvflare.recipe import SimEnv
 
-from nvflare_plugins.flare.site_setup import Wishes, set_up
+from nvflare_plugins.site_setup import Wishes, set_up
 from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
 from nvflare_plugins.vertical.alignment.demo_data import ID
 from nvflare_plugins.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE

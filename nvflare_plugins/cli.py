@@ -12,7 +12,7 @@ from he_processors.errors import VeilBoostError
 
 _SUBCOMMANDS = (
     "nvflare_plugins.demo",
-    "nvflare_plugins.flare.site_setup",
+    "nvflare_plugins.site_setup",
     "nvflare_plugins.plan",
     "nvflare_plugins.verify",
     "nvflare_plugins.report",

@@ -140,7 +140,7 @@ def simulate(folder: Path) -> None:
     """Run the job that lies in ``folder`` in FLARE's simulator (called in a process of its own)."""
     from nvflare.recipe import SimEnv
 
-    from nvflare_plugins.flare.site_setup import Wishes, set_up
+    from nvflare_plugins.site_setup import Wishes, set_up
     from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
 
     job = HorizontalJob.from_dict(json.loads((folder / "job.json").read_text()))

@@ -37,7 +37,7 @@ from nvflare.fuel.flare_api.flare_api import (
 )
 from sklearn.datasets import load_breast_cancer
 
-from nvflare_plugins.flare.site_setup import set_up
+from nvflare_plugins.site_setup import set_up
 from nvflare_plugins.vertical.alignment.demo_data import LABEL, breast_cancer, deal_columns
 
 HERE = Path(__file__).resolve().parent

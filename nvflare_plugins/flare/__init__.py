@@ -1,1 +1,1 @@
-"""The shell around VeilBoost that FLARE runs: transport, controller, executor and the set-up of a site."""
+"""The shell around VeilBoost that FLARE runs: transport, controllers, executors."""

@@ -177,7 +177,7 @@ def _simulate(simulation: Simulation) -> None:
 
 
 def _our_recipe(simulation: Simulation, workspaces: Path):
-    from nvflare_plugins.flare.site_setup import Wishes, set_up
+    from nvflare_plugins.site_setup import Wishes, set_up
     from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
 
     sets = {name: f"{simulation.data}/{{site}}-{name}.parquet" for name in (TRAINING, EVALUATION)}

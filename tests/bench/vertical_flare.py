@@ -55,7 +55,7 @@ def _write(workload: Workload, folder: Path) -> None:
 def _simulate(folder: Path) -> None:
     from nvflare.recipe import SimEnv
 
-    from nvflare_plugins.flare.site_setup import Wishes, set_up
+    from nvflare_plugins.site_setup import Wishes, set_up
     from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
 
     job = json.loads((folder / "job.json").read_text())

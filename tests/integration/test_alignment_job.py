@@ -10,7 +10,7 @@ import pytest
 
 from jobs import alignment
 from nvflare_plugins.certificates import Identity
-from nvflare_plugins.flare.site_setup import set_up
+from nvflare_plugins.site_setup import set_up
 from nvflare_plugins.place import Place
 from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.verify import verify

@@ -11,7 +11,7 @@ import xgboost as xgb
 
 from dp_components.ledger import Ledger
 from jobs import dpboost
-from nvflare_plugins.flare.site_setup import Wishes, set_up
+from nvflare_plugins.site_setup import Wishes, set_up
 from nvflare_plugins.verify import verify
 from tests.support.simulator import SITES, Run, simulate
 

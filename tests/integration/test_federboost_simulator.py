@@ -10,7 +10,7 @@ import pytest
 
 from dp_components.ledger import Ledger
 from jobs import federboost_vertical
-from nvflare_plugins.flare.site_setup import Wishes, set_up
+from nvflare_plugins.site_setup import Wishes, set_up
 from nvflare_plugins.verify import verify
 from nvflare_plugins.vertical.model_files import ActivePart, PassivePart, read_part
 from tests.support.simulator import SITES, Run, simulate

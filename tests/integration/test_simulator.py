@@ -10,7 +10,7 @@ import xgboost as xgb
 from nvflare.recipe import SimEnv
 
 from jobs import horizontal
-from nvflare_plugins.flare.site_setup import Wishes, set_up
+from nvflare_plugins.site_setup import Wishes, set_up
 from nvflare_plugins.verify import verify
 from poc_workspace.run_poc import write_breast_cancer
 from tests.support.simulator import SITES, run_simulator, simulate

@@ -11,7 +11,7 @@ import pytest
 import xgboost as xgb
 
 from jobs import vertical
-from nvflare_plugins.flare.site_setup import Wishes, set_up
+from nvflare_plugins.site_setup import Wishes, set_up
 from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
 from nvflare_plugins.verify import verify
 from nvflare_plugins.vertical.alignment.demo_data import breast_cancer

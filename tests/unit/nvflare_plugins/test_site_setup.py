@@ -11,7 +11,7 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.flare.site_setup import (
+from nvflare_plugins.site_setup import (
     ALLOWED_COMPONENTS,
     Role,
     Wishes,
