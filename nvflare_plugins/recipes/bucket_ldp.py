@@ -23,7 +23,7 @@ class FederBoostVerticalRecipe(JobRecipe):
         recipe = FederBoostVerticalRecipe(
             name="credit", data_set="credit", active="bank", label="default", epsilon=4.0, num_rounds=20
         )
-        recipe.execute(SimEnv(num_clients=3, workspace_root=...))      # or PocEnv(...), ProdEnv(...)
+        recipe.execute(SimEnv(num_clients=3, workspace_root=...))      # or ProdEnv(...)
 
     Args:
         name: name of the FLARE job.

@@ -22,7 +22,7 @@ class DpBoostRecipe(JobRecipe):
             name="abalone", data_set="abalone", label="rings", epsilon=4.0, label_bounds=(1, 29),
             feature_bounds={"length": (0, 1), "height": (0, 0.5)}, categories={"sex": ["F", "I", "M"]},
         )
-        recipe.execute(SimEnv(num_clients=3, workspace_root=...))      # or PocEnv(...), ProdEnv(...)
+        recipe.execute(SimEnv(num_clients=3, workspace_root=...))      # or ProdEnv(...)
 
     Args:
         name: name of the FLARE job.

@@ -23,7 +23,7 @@ class HorizontalXGBRecipe(JobRecipe):
         recipe = HorizontalXGBRecipe(
             name="credit", data_set="credit", label="default", params={"objective": "binary:logistic"}, num_rounds=20
         )
-        recipe.execute(SimEnv(num_clients=3, workspace_root=...))      # or PocEnv(...), ProdEnv(...)
+        recipe.execute(SimEnv(num_clients=3, workspace_root=...))      # or ProdEnv(...)
         recipe.export("jobs")                                          # or write the job folder
 
     Args:

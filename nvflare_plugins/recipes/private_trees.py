@@ -23,7 +23,7 @@ class PrivateTreesRecipe(JobRecipe):
             name="credit", data_set="credit2", label="label", epsilon=0.5, delta=1e-6,
             feature_bounds={"AGE": (18, 100), "LIMIT_BAL": (0, 1_000_000)}, features=["AGE", "LIMIT_BAL"],
         )
-        recipe.execute(SimEnv(num_clients=3, workspace_root=...))      # or PocEnv(...), ProdEnv(...)
+        recipe.execute(SimEnv(num_clients=3, workspace_root=...))      # or ProdEnv(...)
 
     Args:
         name: name of the FLARE job.

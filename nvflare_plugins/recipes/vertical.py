@@ -27,7 +27,7 @@ class VerticalXGBRecipe(JobRecipe):
             "credit", active="bank", data_set="loans", label="default", alignment="first",
             params={"objective": "binary:logistic", "max_bin": 32}, num_rounds=20, sites=["bank", "shop", "telco"],
         )
-        recipe.execute(SimEnv(num_clients=3, workspace_root=...))      # or PocEnv(...), ProdEnv(...)
+        recipe.execute(SimEnv(num_clients=3, workspace_root=...))      # or ProdEnv(...)
         recipe.export("jobs")                                          # or write the job folder
 
     Args:
