@@ -349,9 +349,8 @@ def _text(cost: PrivacyCost, budget: Budget) -> str:
 def _overdrawn(total: PrivacyCost, limit: PrivacyCost) -> str:
     """Name the parts of a cost that exceed the budget's; the whole epsilon may be small all the same."""
     names = (
-        "the Gaussian part (mu^2)", "the pure part (epsilon)", "the Renyi part (rho)",
-        "the discrete slack (total variation between the noise drawn and that accounted, which counts 1 + e^epsilon "
-        "times, so that a large epsilon needs a larger delta or fewer releases)",
+        "the Gaussian part (mu^2)", "the pure part (pure_epsilon)", "the Renyi part (rho)",
+        "the discrete slack (total variation between the noise drawn and that accounted)",
     )  # fmt: skip
     parts = zip(names, total.parts(), limit.parts(), strict=True)
     return "; ".join(f"{name} would be {part:.6g} of {most:.6g}" for name, part, most in parts if part > most)

@@ -25,6 +25,7 @@ PROFILES = (
 DEFAULT_PROFILES = ("masks", "bfv", "paillier", "dp_distributed")
 ARITHMETIC = ("auto", "cuda", "ifma", "avx2", "portable", "gmpy2")
 KEY_BITS_FLOOR = 2048
+MOST_EPSILON, MOST_DELTA = 64.0, 1e-2
 _SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
 
 
@@ -39,7 +40,10 @@ class PrivacyBudget:
     """What all private jobs together may spend on a data set, towards adding or removing one person.
 
     Attributes:
-        epsilon, delta: Of everything together.
+        epsilon, delta: Of everything together; epsilon at most 64, delta at most 0.01. Epsilon bounds how far what is
+            released can move anyone's odds on a person, by the factor e^epsilon: at 23 already from one among all
+            people alive to even, so that 64 promises nothing and more says it less plainly. Releasing each row in
+            full with probability delta keeps delta: it has to be far below one over the number of rows.
         pure_epsilon: Of what is released under pure differential privacy, apart; None allows none.
         rows_per_person: Most rows that belong to one person. They are protected together. A site can only count
             those in its own file, and the promise is over the union of the sites: where a person may have rows at
@@ -475,9 +479,13 @@ class _Reader:
         if "epsilon" not in given or "delta" not in given:
             raise _wrong(key, "an object with epsilon and delta")
         epsilon, delta = self.number(f"{key}.epsilon", given["epsilon"]), self.number(f"{key}.delta", given["delta"])
-        if delta >= 1:
-            raise _wrong(f"{key}.delta", "less than 1")
+        if epsilon > MOST_EPSILON:
+            raise _wrong(f"{key}.epsilon", f"at most {MOST_EPSILON:g}: a larger one protects nobody")
+        if delta > MOST_DELTA:
+            raise _wrong(f"{key}.delta", f"at most {MOST_DELTA:g}, and far below one over the number of rows")
         pure = self.number(f"{key}.pure_epsilon", given["pure_epsilon"]) if "pure_epsilon" in given else None
+        if pure is not None and pure > epsilon:
+            raise _wrong(f"{key}.pure_epsilon", "at most epsilon, of which it is a part")
         return PrivacyBudget(
             epsilon, delta, pure, self.integer(f"{key}.rows_per_person", given.get("rows_per_person", 1), 1)
         )

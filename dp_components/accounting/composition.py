@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dp_components.accounting.discrete_slack import discrete_distance
+from dp_components.accounting.discrete_slack import discrete_distance, least_narrowed
 from dp_components.accounting.gaussian_dp import delta_of_mu
 from dp_components.accounting.renyi import delta_of_rho
 from dp_components.errors import UnknownEvent
@@ -35,7 +35,7 @@ from dp_components.neighbouring import NeighbouringRelation
 
 _LARGEST_EPSILON = 600.0
 _HALVINGS = 200
-_USUAL_SLACK = 5e-11  # total variation; some times that of hundreds of trees at epsilon 8
+_SLACK_SHARE = 1e-4  # of delta; at epsilon 64 and delta 1e-12 still the slack of 10^31 coordinates
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class PrivacyCost:
         mu_squared: Gaussian part: mu^2 of the exact GDP guarantee.
         pure_epsilon: Sum of the pure epsilons.
         zcdp_rho: Part known by its Renyi divergence only.
-        total_variation: Distance between the noise sampled and the noise accounted.
+        total_variation: Distance between the noise sampled and the noise accounted (discrete_slack.py).
     """
 
     mu_squared: float = 0.0
@@ -195,7 +195,8 @@ def cost_of(event: PricedEvent) -> PrivacyCost:
             return PrivacyCost(mu_squared=1 / event.noise_multiplier**2)
         case DiscreteGaussianEvent():
             slack = discrete_distance(event.scales, event.n_shares)
-            return PrivacyCost(mu_squared=1 / event.noise_multiplier**2, total_variation=slack)
+            narrowed = least_narrowed(event.scales, event.n_shares)
+            return PrivacyCost(mu_squared=1 / event.noise_multiplier**2 / narrowed, total_variation=slack)
         case LaplaceEvent() | ExponentialEvent():
             return PrivacyCost(pure_epsilon=event.epsilon)
         case LocalRandomisedResponseEvent():
@@ -213,7 +214,7 @@ def gaussian_limit(
     *,
     pure_epsilon: float = 0.0,
     zcdp_rho: float = 0.0,
-    slack_share: float | None = None,
+    slack_share: float = _SLACK_SHARE,
 ) -> PrivacyCost:
     """Return the limit that gives Gaussians all that the other parts leave of (epsilon, delta).
 
@@ -223,15 +224,11 @@ def gaussian_limit(
         pure_epsilon: The part of epsilon kept for pure mechanisms.
         zcdp_rho: What is kept for mechanisms known by their Renyi divergence only. Anything above 0 costs the
             Gaussians their exact bound, because the sum is then accounted by its divergence.
-        slack_share: The part of delta kept for the slack of discrete noise. None keeps 1e-4, and more where epsilon is
-            so large that discrete noise would not fit otherwise: the slack counts 1 + e^epsilon times.
+        slack_share: The part of delta kept for the slack of discrete noise.
 
     Raises:
         ValueError: Arguments out of range, or the other parts alone are too much.
     """
-    if slack_share is None:
-        usual = _USUAL_SLACK * (1 + math.exp(min(epsilon, _LARGEST_EPSILON))) / delta if delta > 0 else 0.0
-        slack_share = min(max(usual, 1e-4), 0.1)
     in_range = 0 <= pure_epsilon <= epsilon <= _LARGEST_EPSILON and 0 <= delta < 1 and 0 <= slack_share < 1
     if not in_range or not 0 <= zcdp_rho < math.inf:
         raise ValueError("needs 0 <= pure_epsilon <= epsilon <= 600, and delta and slack_share in [0, 1)")

@@ -1,12 +1,16 @@
-"""How far discrete Gaussian noise is from a rounded continuous one.
+"""What discrete Gaussian noise costs beyond the continuous Gaussian that is accounted.
 
-A rounded Gaussian added to an integer is a Gaussian mechanism, rounded afterwards, so exact Gaussian accounting holds
-for it. What is sampled is a discrete Gaussian. The total variation distance between the two is small and enters delta:
-if the noise is within t of the accounted noise, (epsilon, delta) becomes (epsilon, delta + (1 + e^epsilon) t).
+What is sampled is a discrete Gaussian of parameter s on the integers, P(k) proportional to exp(-k^2 / (2 s^2)). It is,
+but for a total variation distance t below 10^-76 a coordinate, a post-processing of a continuous Gaussian that is
+hardly narrower, so that the exact accounting of Gaussians holds for it at a multiplier smaller by sqrt(1 - r^2 / s^2),
+and (epsilon, delta) becomes (epsilon, delta + (1 + e^epsilon) t).
 
-Where the constant comes from: the mass that N(0, s^2) gives to [k - 1/2, k + 1/2] differs from the density at k by the
-factor 1 + (x^2 - 1) / (24 s^2) + O(s^-4) with x = k / s, so the distance is E|x^2 - 1| / (48 s^2) = phi(1) / (12 s^2)
-= 0.02016 / s^2.
+The argument, with r = 3 and q the exact query. Draw x from N(q, s^2 - r^2) and round it at random to the integer k with
+probability exp(-(x - k)^2 / (2 r^2)) / Z(x). The rounding knows x alone, so it is post-processing. By Poisson summation
+Z(x) = r sqrt(2 pi) (1 + 2 sum_j e^(-2 pi^2 r^2 j^2) cos(2 pi j x)) is the same for all x within a factor 1 +- theta,
+theta < 2.001 e^(-2 pi^2 r^2). Were it constant, k would have the density of N(q, s^2) at k: convolving adds variances.
+So its probability is that density within 1 / (1 +- theta), the sampled probability is the density within 1 + theta,
+and the two distributions are within t = 1.01 theta < 3 e^(-2 pi^2 r^2) of each other. Coordinates are independent.
 """
 
 from __future__ import annotations
@@ -14,20 +18,21 @@ from __future__ import annotations
 import math
 
 LEAST_SCALE = 4.0
-"""Below this the expansion is not relied on."""
+"""Grid units; noise on a coarser grid is refused."""
 
-_CONSTANT = 0.0202
+_ROUNDING = 3.0  # r
+_DISTANCE = 3 * math.exp(-2 * math.pi**2 * _ROUNDING**2)
 
 
-def rounded_gaussian_distance(scale: float) -> float:
-    """Bound the total variation distance of a discrete Gaussian from the rounded Gaussian of equal parameter.
+def narrowed(scale: float) -> float:
+    """Return (s^2 - r^2) / s^2: the variance of the Gaussian that is accounted over that of the noise.
 
     Raises:
         ValueError: ``scale`` is below 4 grid units.
     """
     if not scale >= LEAST_SCALE:
         raise ValueError(f"the noise must have a scale of at least {LEAST_SCALE:g} grid units: use a finer grid")
-    return _CONSTANT / scale**2
+    return (1 - (_ROUNDING / scale) ** 2) * (1 - 2.0**-50)
 
 
 def summed_shares_distance(share_scale: float, n_shares: int) -> float:
@@ -54,7 +59,10 @@ def discrete_distance(scales: tuple[tuple[float, int], ...], n_shares: int) -> f
         n_shares: Independent shares per coordinate.
     """
     return math.fsum(
-        n_coordinates
-        * (rounded_gaussian_distance(scale * math.sqrt(n_shares)) + summed_shares_distance(scale, n_shares))
-        for scale, n_coordinates in scales
+        n_coordinates * (_DISTANCE + summed_shares_distance(scale, n_shares)) for scale, n_coordinates in scales
     )
+
+
+def least_narrowed(scales: tuple[tuple[float, int], ...], n_shares: int) -> float:
+    """Return ``narrowed`` of the summed noise of the coordinate that has the least. Arguments as above."""
+    return narrowed(min(scale for scale, _ in scales) * math.sqrt(n_shares))

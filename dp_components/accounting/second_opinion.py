@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 
-from dp_components.accounting.composition import compose, count_events
+from dp_components.accounting.composition import compose, cost_of, count_events
 from dp_components.errors import SecondOpinionDiffers
 from dp_components.events import DiscreteGaussianEvent, DisjointPartEvent, Event, GaussianEvent, PricedEvent
 
@@ -73,7 +73,8 @@ def _gaussians(counts: Counter[PricedEvent]) -> list[tuple[float, int]]:
         target = whole
         if isinstance(event, DisjointPartEvent):
             target = partitions.setdefault(event.partition, {}).setdefault(event.part, [])
-        target.append((inner.noise_multiplier, count))
+        # The multiplier of the continuous noise that stands for discrete noise.
+        target.append((1 / math.sqrt(cost_of(inner).mu_squared), count))
     for parts in partitions.values():
         whole += max(parts.values(), key=lambda part: sum(n / multiplier**2 for multiplier, n in part))
     return whole

@@ -26,7 +26,7 @@ def add_gaussian_noise(
 
     Shapes:  sums: int64[..., n_coordinates], the last axis as the sensitivity's weights; or any shape for weight 1.
     Units:   grid units, as the sensitivity.
-    Privacy: one query; the release is 1/noise_multiplier-GDP up to the slack of the discrete noise. Coordinate i has
+    Privacy: one query; the release is 1/noise_multiplier-GDP up to what accounting/discrete_slack.py adds. Coordinate i has
         standard deviation noise_multiplier * bound / weights[i]. Every coordinate is noised, empty ones too.
 
     Args:

@@ -13,6 +13,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.job_checks import are_bounds, expect, is_entry, is_list, is_mapping, is_number, is_text, is_whole
 from nvflare_plugins.private_trees.methods import Method, SplitMethod
 from nvflare_plugins.private_trees.presets import resolve_method
+from nvflare_plugins.site_policy import MOST_DELTA, MOST_EPSILON
 
 PROFILES = {
     TrustModel.DISTRIBUTED: "dp_distributed", TrustModel.TRUSTED_AGGREGATOR: "dp_trusted",
@@ -20,7 +21,6 @@ PROFILES = {
 }  # fmt: skip
 _ASSUMED_FEATURES = 1000  # where the job does not name them
 _CELLS_PER_FEATURE = 385
-_LARGEST_EPSILON = 100.0
 
 _NOT_PAID_FOR = "nothing pays for it: score the finished model on data of your own"
 _REFUSED = {
@@ -106,9 +106,12 @@ class PrivateTreesJob:
         for name in ("weight", "resume_from"):
             value = getattr(self, name)
             expect(f"{name} must be a non-empty text, or be left out", value is None or is_text(value))
-        in_range = is_number(self.epsilon) and 0 < self.epsilon <= _LARGEST_EPSILON
-        expect(f"epsilon must be a number above 0 and at most {_LARGEST_EPSILON:g}", in_range)
-        expect("delta must be a number between 0 and 1", is_number(self.delta) and 0 < self.delta < 1)
+        in_range = is_number(self.epsilon) and 0 < self.epsilon <= MOST_EPSILON
+        expect(f"epsilon must be a number above 0 and at most {MOST_EPSILON:g}", in_range)
+        expect(
+            f"delta must be a number above 0, at most {MOST_DELTA:g} and far below one over the number of rows",
+            is_number(self.delta) and 0 < self.delta <= MOST_DELTA,
+        )
         expect("deadline_s must be a number of seconds", is_number(self.deadline_s) and self.deadline_s >= 0)
         expect("metrics are not paid for: tracking must be off", self.tracking is False)
         expect("structure_seed must be a whole number from 0 to 2^63", is_whole(self.structure_seed, 0, 1 << 63))

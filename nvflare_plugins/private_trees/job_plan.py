@@ -22,8 +22,8 @@ from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust
 from nvflare_plugins.private_trees.training import PrivateTreesPlan
 from nvflare_plugins.wire.catalogue import Kind
 
-# So that a budget equal to the job's promise is enough for it, whatever the last digits do.
-_BELOW = 1 - 1e-9
+# So that a budget equal to the job's promise is enough for it, whatever the last digits and the grid of the noise do.
+_BELOW = 1 - 1e-8
 _BYTES_PER_VALUE = 8
 
 
@@ -83,7 +83,8 @@ class JobPlan:
             feature_names: the features in order; empty takes the job's own, whose order does not change the cost.
 
         Raises:
-            ConfigurationError: bounds are missing, or there are too few sites for the noise.
+            ConfigurationError: bounds are missing, there are too few sites for the noise, or the releases of the plan,
+                added up, do not keep the job's epsilon and delta.
         """
         names = tuple(feature_names or job.features or (*job.feature_bounds, *job.categories))
         if not names:
@@ -95,7 +96,9 @@ class JobPlan:
             method, tuple(map(job.bounds_of, names)), NoisePlan.of(method, len(names), mu), _trust(job, n_sites),
             job.structure_seed, names,
         )  # fmt: skip
-        return cls(job, training, n_sites, tuple(planned_messages(training)))
+        plan = cls(job, training, n_sites, tuple(planned_messages(training)))
+        plan._check_promise()
+        return plan
 
     def events_of(self, message: PlannedMessage) -> Event:
         """Return what one message costs."""
@@ -105,6 +108,19 @@ class JobPlan:
     def events(self) -> list[Event]:
         """Return what the whole job costs, for the ledger."""
         return [self.events_of(message) for message in self.messages]
+
+    def _check_promise(self) -> None:
+        """Add up what will really be drawn, discrete noise included: no plan rests on the formula it came from."""
+        job = self.job
+        try:
+            delta = compose(self.events()).for_person(job.rows_per_person).delta(job.epsilon)
+        except ValueError as error:
+            raise ConfigurationError(f"epsilon {job.epsilon:g} with this method: {error}") from None
+        if not delta <= job.delta:
+            raise ConfigurationError(
+                f"the noise of this plan keeps epsilon {job.epsilon:g} at delta {delta:.3g} only, and the job promises "
+                f"{job.delta:g}: ask for a larger delta or a smaller epsilon"
+            )
 
     def epsilon_after_rounds(self) -> list[float]:
         """Return epsilon at the job's delta after each boosting round, for a person with ``rows_per_person`` rows.

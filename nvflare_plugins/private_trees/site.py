@@ -106,6 +106,11 @@ def prepare(job: PrivateTreesJob, place: Place) -> Prepared:
     plan = JobPlan.of(job, len(place.sites), table.feature_names)
     for note in table.notes:
         _log.info("%s", note)
+    if job.delta * table.label.size >= 1:
+        _log.warning(
+            "delta %g of this job is not below one over the rows of data set %r: it would allow to publish a row in "
+            "full", job.delta, job.data_set,
+        )  # fmt: skip
     if not np.isin(table.label, (0.0, 1.0)).all():
         raise ConfigurationError(f"label {job.label!r} must be 0 or 1, or one of two label_classes")
     if plan.trainer is Trainer.HISTOGRAMS and np.isnan(table.features).any():

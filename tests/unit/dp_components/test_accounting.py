@@ -93,16 +93,34 @@ def test_gaussians_and_pure_parts_are_never_below_the_oracle() -> None:
     assert oracle.get_epsilon(1e-6) <= cost.epsilon(1e-6) <= oracle.get_epsilon(1e-6) + 0.2
 
 
-@pytest.mark.parametrize("scale", [400.0, 2000.0])
-def test_the_discrete_slack_covers_what_the_oracle_finds_for_discrete_noise(scale: float) -> None:
-    sensitivity = round(scale)
+@pytest.mark.parametrize(("scale", "count"), [(400.0, 1), (2000.0, 1), (40.0, 20), (8.0, 3)])
+def test_discrete_noise_costs_what_the_oracle_finds_and_no_less(scale: float, count: int) -> None:
+    sensitivity = max(1, round(scale / math.sqrt(count) / 2))
     oracle = privacy_loss_distribution.from_discrete_gaussian_mechanism(
-        scale, sensitivity=sensitivity, value_discretization_interval=1e-3
-    )
-    cost = compose(DiscreteGaussianEvent(1.0, ROW, ((scale, 1),)))
-    # Discretisation makes the oracle pessimistic by up to 1e-3 in epsilon.
-    assert cost.epsilon(1e-6) >= oracle.get_epsilon_for_delta(1e-6) - 1e-3
-    assert cost.delta(3.0) > compose(GaussianEvent(1.0, ROW)).delta(3.0)
+        scale, sensitivity=sensitivity, value_discretization_interval=1e-4
+    ).self_compose(count)
+    event = DiscreteGaussianEvent(scale / sensitivity, ROW, ((scale, 1),))
+    cost = compose(RepeatedEvent(event, count))
+    # Discretisation makes the oracle pessimistic by up to 1e-4 in epsilon for each query.
+    assert cost.epsilon(1e-6) >= oracle.get_epsilon_for_delta(1e-6) - 1e-4 * count
+    exact = compose(RepeatedEvent(GaussianEvent(scale / sensitivity, ROW), count))
+    assert exact.delta(3.0) < cost.delta(3.0) <= compose(
+        RepeatedEvent(GaussianEvent(scale / sensitivity * math.sqrt(1 - 10 / scale**2), ROW), count)
+    ).delta(3.0)
+
+
+@pytest.mark.parametrize("scale", [4.0, 5.5, 11.0])
+@pytest.mark.parametrize("sensitivity", [1, 3])
+def test_the_price_of_coarse_discrete_noise_covers_its_exact_delta(scale: float, sensitivity: int) -> None:
+    """delta(epsilon) of one discrete Gaussian by adding up the probabilities, with fifty digits."""
+    cost = compose(DiscreteGaussianEvent(scale / sensitivity, ROW, ((scale, 1),)))
+    with mpmath.workdps(50):
+        weight = [mpmath.exp(-(mpmath.mpf(k) ** 2) / (2 * mpmath.mpf(scale) ** 2)) for k in range(400)]
+        total = weight[0] + 2 * sum(weight[1:])
+        for epsilon in (0.0, 0.1, 1.0, 4.0):
+            parts = (weight[abs(k)] - mpmath.exp(epsilon) * weight[abs(k + sensitivity)] for k in range(-390, 390))
+            exact = float(sum((part for part in parts if part > 0), mpmath.mpf(0)) / total)
+            assert exact <= cost.delta(epsilon)
 
 
 def test_concentrated_accounting_is_valid_and_only_a_few_percent_loose() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dp_components.accounting import second_opinion
+from dp_components.calibration import noise_multiplier_for
 from dp_components.errors import LedgerDamaged, PrivacyRefusal, SecondOpinionDiffers, UnknownEvent
 from dp_components.events import (
     ConcentratedEvent,
@@ -67,15 +68,25 @@ def test_spending_adds_up_over_jobs_and_survives(ledger: Ledger, folder: Path) -
 
 
 def test_a_refusal_names_the_part_that_is_too_much(folder: Path) -> None:
-    """At a large epsilon discrete noise may be all that does not fit, which the total epsilon would not tell."""
+    """The whole epsilon of a total may be small although one part of the budget is overdrawn."""
     identity = LedgerIdentity("site-1", "large", ROW)
     ledger = Ledger.open(folder, identity, Budget(9.0, 1e-6, pure_epsilon=0.5))
-    many_sums = gaussian_event(10**9, clip_logistic_rows([0.5], [0.25]).sensitivity, 1.0)
-    with pytest.raises(PrivacyRefusal, match=r"Too much: the discrete slack \(total variation.*larger delta") as refusal:
-        ledger.open_job("many sums", many_sums)
-    assert "Gaussian part" not in str(refusal.value)
-    with pytest.raises(PrivacyRefusal, match=r"Too much: the pure part \(epsilon\) would be 0.75 of 0.5\."):
+    with pytest.raises(PrivacyRefusal, match=r"Too much: the Gaussian part \(mu\^2\) would be 4 of 2\.") as refusal:
+        ledger.open_job("gaussian", GaussianEvent(0.5, ROW))
+    assert "pure part" not in str(refusal.value)
+    with pytest.raises(PrivacyRefusal, match=r"Too much: the pure part \(pure_epsilon\) would be 0.75 of 0.5\."):
         ledger.open_job("pure", RepeatedEvent(EVENT, 3))
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0, 10.0, 30.0, 64.0])
+def test_a_larger_budget_allows_whatever_a_smaller_one_does(folder: Path, epsilon: float) -> None:
+    """Discrete noise once had a slack that counted 1 + e^epsilon times: a budget of 10 refused a job of 8, and raising
+    it, as the refusal advised, made it worse."""
+    multiplier = noise_multiplier_for(200, epsilon, 1e-6) * (1 + 1e-8)
+    event = gaussian_event(128, clip_logistic_rows([0.5], [0.25]).sensitivity, multiplier, 2)
+    for budget in (epsilon, min(1.25 * epsilon, 64.0), 64.0):
+        ledger = Ledger.open(folder, LedgerIdentity("site-1", f"set{budget:g}", ROW), Budget(budget, 1e-6))
+        assert ledger.quote(RepeatedEvent(event, 200)).fits
 
 
 def test_an_open_job_holds_its_whole_plan_and_a_closed_one_what_it_spent(ledger: Ledger) -> None:
@@ -159,12 +170,13 @@ def test_parts_of_the_budget_do_not_pay_for_each_other(folder: Path) -> None:
     assert not ledger.quote([RepeatedEvent(EVENT, 1), ExponentialEvent(0.1, ROW)]).fits
 
 
-def test_discrete_noise_on_too_coarse_a_grid_exceeds_the_slack(ledger: Ledger, folder: Path) -> None:
+def test_discrete_noise_on_too_coarse_a_grid_cannot_be_priced(folder: Path) -> None:
     fine = clip_logistic_rows([0.5], [0.25]).sensitivity
-    coarse = clip_logistic_rows([0.5], [0.25], grid_bits=4).sensitivity
-    gaussian = Ledger.open(folder, LedgerIdentity("site-1", "other", ROW), Budget(1.0, 1e-6))
-    assert gaussian.quote(gaussian_event(32, fine, 20.0)).fits
-    assert not gaussian.quote(gaussian_event(32, coarse, 20.0)).fits
+    coarse = clip_logistic_rows([0.5], [0.25], grid_bits=2).sensitivity
+    gaussian = Ledger.open(folder, LedgerIdentity("site-1", "other", ROW), Budget(8.0, 1e-6))
+    assert gaussian.quote(gaussian_event(32, fine, 3.0)).fits
+    with pytest.raises(ValueError, match="finer grid"):
+        gaussian.quote(gaussian_event(32, coarse, 3.0))
 
 
 def test_a_person_with_several_rows(folder: Path) -> None:

@@ -159,7 +159,9 @@ def test_privacy_ids_and_aliases_of_a_data_set():
     "privacy",
     [{"epsilon": 1.0}, {"epsilon": 0, "delta": 1e-6}, {"epsilon": 1, "delta": 1}, {"epsilon": 1, "delta": -1e-9},
      {"epsilon": float("inf"), "delta": 1e-6}, {"epsilon": 1, "delta": 1e-6, "rows_per_person": 0}, [],
-     {"epsilon": 1, "delta": 1e-6, "surprise": 1}],
+     {"epsilon": 1, "delta": 1e-6, "surprise": 1}, {"epsilon": 1e6, "delta": 1e-6}, {"epsilon": 65, "delta": 1e-6},
+     {"epsilon": 1, "delta": 0.5}, {"epsilon": 1, "delta": 0.011},
+     {"epsilon": 1, "delta": 1e-6, "pure_epsilon": 1.1}],
 )  # fmt: skip
 def test_budgets_that_are_none_are_refused(privacy):
     with pytest.raises(ConfigurationError, match="privacy"):

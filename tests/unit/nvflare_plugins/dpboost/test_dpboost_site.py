@@ -17,6 +17,7 @@ from dp_components.events import Release
 from dp_components.ledger import Ledger
 from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
+from nvflare_plugins import site_policy
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.model import xgboost_model
 from nvflare_plugins.dpboost.server import DpBoostServer, steps
@@ -88,22 +89,23 @@ def without_ledger(_: str, make: Callable[[], Release]) -> np.ndarray:
     return make().value
 
 
-def give_more(parties: Parties) -> None:
-    """Give every site a budget with which there is next to no noise."""
+def give_more(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every site a budget with which there is next to no noise, and which no policy may state."""
+    monkeypatch.setattr(site_policy, "MOST_EPSILON", 599.0)
     budget = {**BUDGET, "epsilon": 599.0, "pure_epsilon": 595.0}
     for number, site in enumerate(parties.sites):
         parties.give(site, "rows", table().iloc[number::3], id="id", privacy=budget)
 
 
-def test_with_next_to_no_noise_a_planted_truth_is_found(sites: Parties) -> None:
-    give_more(sites)
+def test_with_next_to_no_noise_a_planted_truth_is_found(sites: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_more(sites, monkeypatch)
     succeed(run(sites, job(epsilon=NEXT_TO_NO_NOISE, n_trees=12)))
     predicted = model_of(sites).predict(features(table()))
     assert np.mean((predicted > 0.5) == table().y) > 0.95
 
 
-def test_a_regression_predicts_in_the_labels_unit(sites: Parties) -> None:
-    give_more(sites)
+def test_a_regression_predicts_in_the_labels_unit(sites: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_more(sites, monkeypatch)
     regression = {"label": "length", "label_bounds": [0, 25], "n_trees": 30, "trees_per_ensemble": 3}
     succeed(run(sites, job(epsilon=NEXT_TO_NO_NOISE, **regression)))
     predicted = model_of(sites).predict(features(table()))

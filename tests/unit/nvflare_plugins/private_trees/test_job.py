@@ -9,6 +9,7 @@ import pytest
 from dp_components.accounting.composition import compose, gaussian_limit
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.private_trees import job_plan
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.presets import PRESETS, resolve_method
@@ -109,11 +110,28 @@ def test_the_plan_costs_what_the_job_promises_and_just_fits_an_equal_budget(
 
 
 @pytest.mark.parametrize("name", ["default", "feverless", "batch_ih_ebm_25"])
-@pytest.mark.parametrize("epsilon", [0.1, 4.0, 8.0])
-def test_discrete_noise_fits_large_budgets_too(name: str, epsilon: float) -> None:
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-6), (8.0, 1e-9), (10.0, 1e-6), (64.0, 1e-12)])
+def test_a_job_keeps_its_epsilon_and_delta_discrete_noise_included(name: str, epsilon: float, delta: float) -> None:
+    """(8, 1e-9) was once accepted at a true delta of 1.9e-8, and from epsilon 10 on a plan said "epsilon inf"."""
     columns = {f"x{i}": [0, 1] for i in range(23)}
-    job = job_of(method=name, components={}, epsilon=epsilon, delta=1e-6, feature_bounds=columns, categories={})
-    assert compose(JobPlan.of(job, 3).events()).fits(gaussian_limit(epsilon, 1e-6))
+    job = job_of(method=name, components={}, epsilon=epsilon, delta=delta, feature_bounds=columns, categories={})
+    plan = JobPlan.of(job, 3)
+    cost = compose(plan.events())
+    assert cost.delta(epsilon) <= delta
+    for budget in (epsilon, 64.0):
+        assert cost.fits(gaussian_limit(budget, delta))
+    assert f"epsilon {epsilon:g} at delta" in "\n".join(lines(summarise(plan)))
+
+
+def test_a_plan_whose_noise_does_not_keep_the_jobs_promise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_plan, "_BELOW", 1.001)
+    with pytest.raises(ConfigurationError, match=r"keeps epsilon 1 at delta .* only, and the job promises 1e-05"):
+        JobPlan.of(job_of(components={}), 3)
+
+
+def test_promises_that_protect_nobody_are_refused() -> None:
+    for changes in ({"epsilon": 65.0}, {"epsilon": 1e6}, {"delta": 0.5}, {"delta": 0.011}, {"delta": 0.0}):
+        refused("must be a number above 0", **changes)
 
 
 def test_too_few_sites_for_the_noise_are_refused() -> None:
