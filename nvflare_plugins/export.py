@@ -1,8 +1,9 @@
 """``veilboost export``: a copy of a model that may leave the site.
 
 XGBoost writes into every node how much hessian its rows weigh (``sum_hessian``), from which row counts follow. A copy
-for others has 1.0 there and says so in an attribute; structure, thresholds and leaves, which predictions need, stay
-and go on telling something about the data.
+for others has 0.0 there and says so in an attribute; structure, thresholds and leaves, which predictions need, stay
+and go on telling something about the data. SHAP values, which weigh the paths of a tree by that hessian, come out of
+such a copy as NaN: any other number there would give values that look right and are not.
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.files import write_atomically
+from nvflare_plugins.model_json import model_bytes
 
 STRIPPED_ATTRIBUTE = "veilboost_sum_hessian"
-STRIPPED_NOTE = "set to 1.0 before the model left its site; cover and SHAP values are not available"
+STRIPPED_NOTE = "set to 0.0 before the model left its site; cover and SHAP values are not available"
 
 
 def strip_sum_hessian(model: bytes) -> bytes:
-    """Return a JSON model with every ``sum_hessian`` set to 1.0 and an attribute that says so.
+    """Return a JSON model with every ``sum_hessian`` set to 0.0 and an attribute that says so.
 
     Raises:
         ConfigurationError: not a JSON model of XGBoost.
     """
     document = _parse(model)
     for tree in _trees(document):
-        tree["sum_hessian"] = [1.0] * len(tree["sum_hessian"])
+        tree["sum_hessian"] = [0.0] * len(tree["sum_hessian"])
     document["learner"].setdefault("attributes", {})[STRIPPED_ATTRIBUTE] = STRIPPED_NOTE
-    return json.dumps(document, separators=(",", ":")).encode()
+    return model_bytes(document)
 
 
 def check_has_sum_hessian(model: bytes, purpose: str) -> None:
@@ -40,7 +42,7 @@ def check_has_sum_hessian(model: bytes, purpose: str) -> None:
     """
     if STRIPPED_ATTRIBUTE in _parse(model)["learner"].get("attributes", {}):
         raise ConfigurationError(
-            f"{purpose} needs sum_hessian, which was set to 1.0 in this copy of the model: use the model at its site"
+            f"{purpose} needs sum_hessian, which was taken out of this copy of the model: use the model at its site"
         )
 
 
@@ -78,5 +80,5 @@ def _run(options: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigurationError(f"cannot read {options.model}: {error.strerror}") from None
     write_atomically(options.output, strip_sum_hessian(model))
-    print(f"wrote {options.output}: sum_hessian is 1.0 throughout; thresholds and leaves still tell about the data")
+    print(f"wrote {options.output}: sum_hessian is 0.0 throughout, SHAP values are NaN; thresholds and leaves still tell about the data")
     return 0

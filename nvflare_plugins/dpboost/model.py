@@ -13,6 +13,7 @@ from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS
 from dp_components.dpboost.losses import SquaredLoss
 from dp_components.dpboost.split_selection import SplitTable
 from dp_components.split_methods.tree import LEAF, Tree
+from nvflare_plugins.model_json import model_bytes
 from nvflare_plugins.private_trees.forest import Forest, initial_model
 from nvflare_plugins.private_trees.methods import Method, SplitMethod, WeightUpdate
 
@@ -40,7 +41,7 @@ def xgboost_model(model: DpBoostModel, feature_names: Sequence[str]) -> bytes:
         n_leaves = (tree.size + 1) // 2
         weights = np.ldexp(tree[-n_leaves:].astype(np.float64), -LEAF_BITS) * model.learning_rate * unit
         written["split_conditions"][-n_leaves:] = [float(str(weight)) for weight in weights.astype(np.float32)]
-    return json.dumps(document, separators=(",", ":")).encode()
+    return model_bytes(document)
 
 
 def _structure(tree: np.ndarray, table: SplitTable) -> Tree:

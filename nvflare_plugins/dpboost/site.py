@@ -32,6 +32,7 @@ from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.model import xgboost_model
 from nvflare_plugins.dpboost.server import START, Step, price, steps
 from nvflare_plugins.horizontal.agreement import check_xgboost, versions
+from nvflare_plugins.model_json import check_names_survive, with_lists
 from nvflare_plugins.place import Outcome, Place, Progress, Silent
 from nvflare_plugins.privacy_ledger import JobLedger
 from nvflare_plugins.run_record import PointCurve, ReportSection, RoundRow
@@ -92,6 +93,7 @@ def prepare(job: DpBoostJob, place: Place) -> SiteData:
         spec, label=job.label, features=job.names, categories=job.categories, label_classes=job.label_classes,
         unknown_is_missing=True, with_ids=True,
     )  # fmt: skip
+    check_names_survive(job.names, job.categories)
     ids = [name.decode() for name in canonical_ids(table.ids, job.data_set, spec.missing)]
     for note in table.notes:
         _log.info("%s", note)
@@ -135,7 +137,7 @@ class _Training:
         finally:
             ledger.close()  # what was not used is free again
         model = DpBoostModel(self._candidates, self._loss, self._plan.learning_rate, np.stack(trees), start)
-        content = xgboost_model(model, job.names)
+        content = with_lists(xgboost_model(model, job.names), job.names, job.categories, job.label_classes)
         hmac = attempt.conclude(content, len(content))
         path = attempt.folder.write_model(content)
         attempt.write_record(TITLE, self._parameters(), path.name, self._sections())

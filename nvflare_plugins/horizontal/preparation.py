@@ -17,6 +17,7 @@ from nvflare_plugins.horizontal.cuts import LARGEST_VALUE, CutMode, spaced_cuts
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.parameters import TrainingParameters, check_parameters
 from nvflare_plugins.horizontal.run_folder import RunFolder
+from nvflare_plugins.model_json import check_lists, without_lists
 from nvflare_plugins.place import Place
 from nvflare_plugins.site_policy import DataSet, JobTerms
 
@@ -92,6 +93,8 @@ def prepare(job: HorizontalJob, place: Place) -> Prepared:
     if job.initial_model is not None:
         initial = policy.input_file(job.initial_model).read_bytes()
         check_initial_model(initial, job.initial_model, parameters, table.feature_names)
+        check_lists(initial, job.initial_model, job.categories, job.label_classes)
+        initial = without_lists(initial)
     resumed = RunFolder(place.runs, job.resume_from) if job.resume_from is not None else None
     return Prepared(data_set, table, eval_set, eval_table, parameters, initial, resumed)
 

@@ -27,6 +27,7 @@ from nvflare_plugins.horizontal.run_folder import RunFolder
 from nvflare_plugins.horizontal.training import (
     LoopSettings, RoundRecord, TrainingHandler, TrainingResult, train, training_shape, value_bounds,
 )  # fmt: skip
+from nvflare_plugins.model_json import with_lists
 from nvflare_plugins.place import Place
 from nvflare_plugins.registry import Registry, Reservation, ResumePoint
 from nvflare_plugins.report import write_report
@@ -133,7 +134,9 @@ class _Attempt:
             cuts = keep_thresholds(cuts, self._prepared.initial_model, self._prepared.parameters.max_bin)
         self._folder.write_cuts(cuts)
         result = self._train(sums, cuts, root_feature, n_done)
-        model = bytes(result.booster.save_raw("json"))
+        trained = bytes(result.booster.save_raw("json"))
+        job, names = self._job, self._prepared.table.feature_names
+        model = with_lists(trained, names, job.categories, job.label_classes)
         self._compare_models(model)
         return self._finish(result, model, self._session.hmac("model", model), cuts)
 

@@ -5,7 +5,6 @@ Every site writes the same bytes from the same public seed; XGBoost's refresh up
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from dp_components.split_candidates.candidates import Candidates
 from dp_components.split_methods.totally_random import grow_totally_random
 from dp_components.split_methods.tree import LEAF, Tree
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.model_json import model_bytes
 from nvflare_plugins.private_trees.features import tree_features
 from nvflare_plugins.private_trees.grown_forest import GrownTree
 from nvflare_plugins.private_trees.methods import Method, WeightUpdate
@@ -114,7 +114,7 @@ def _document(
             "objective": objective,
         },
     }  # fmt: skip
-    return json.dumps(document, separators=(",", ":")).encode()
+    return model_bytes(document)
 
 
 def _tree_json(number: int, tree: Tree, candidates: Candidates) -> dict:

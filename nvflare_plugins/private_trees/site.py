@@ -23,6 +23,7 @@ from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostErr
 from he_processors.masks import PairwiseMasks
 from nvflare_plugins.data import Table, load_table
 from nvflare_plugins.horizontal.agreement import Terms, agree, check_xgboost, versions
+from nvflare_plugins.model_json import check_names_survive, with_lists
 from nvflare_plugins.place import Outcome, Place, Progress, Silent
 from nvflare_plugins.private_trees.greedy_training import train_greedy_trees
 from nvflare_plugins.private_trees.job import PrivateTreesJob
@@ -104,6 +105,7 @@ def prepare(job: PrivateTreesJob, place: Place) -> Prepared:
         label_classes=job.label_classes, unknown_is_missing=True,
     )  # fmt: skip
     plan = JobPlan.of(job, len(place.sites), table.feature_names)
+    check_names_survive(table.feature_names, job.categories)
     for note in table.notes:
         _log.info("%s", note)
     if job.delta * table.label.size >= 1:
@@ -172,7 +174,8 @@ class _Training:
         with self._paying() as payment:
             self._last = time.perf_counter()
             booster = self._train(payment)
-            model = bytes(booster.save_raw("json"))
+            names, job = self._plan.training.feature_names, self._job
+            model = with_lists(bytes(booster.save_raw("json")), names, job.categories, job.label_classes)
             hmac = self._attempt.conclude(model, len(model))
             path = self._attempt.folder.write_model(model)
             spent = payment.spent()

@@ -26,6 +26,7 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.model_json import model_bytes
 from nvflare_plugins.vertical.inference import rounds_of
 from nvflare_plugins.vertical.model_files import ActivePart, PassivePart
 
@@ -153,7 +154,7 @@ class Explainer:
             raise ConfigurationError("a split of the model is in no party's table")
         self.names = [*part.columns, *(f"{p.site}.{alias}" for p in part.parties for alias in p.aliases)]
         document["learner"]["feature_names"], document["learner"]["feature_types"] = [], []
-        booster = xgb.Booster(model_file=bytearray(json.dumps(document).encode()))
+        booster = xgb.Booster(model_file=bytearray(model_bytes(document)))
         first_round, end_round = rounds_of(part, rounds)
         self._booster = booster[first_round:end_round]
         self._matrix = xgb.DMatrix(table)

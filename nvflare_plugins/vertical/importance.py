@@ -16,6 +16,7 @@ from typing import Any
 import xgboost as xgb
 
 from nvflare_plugins.files import write_atomically
+from nvflare_plugins.model_json import model_bytes
 from nvflare_plugins.vertical.model_files import ActivePart
 
 KINDS = ("weight", "gain", "total_gain", "cover", "total_cover")
@@ -46,7 +47,7 @@ def feature_importance(part: ActivePart, first_round: int = 0, end_round: int | 
     # By position: XGBoost would not take the same name twice, and parties may choose equal ones.
     document["learner"]["feature_names"] = [f"f{i}" for i in range(len(features))]
     document["learner"]["feature_types"] = ["float"] * len(features)
-    booster = xgb.Booster(model_file=bytearray(json.dumps(document).encode()))
+    booster = xgb.Booster(model_file=bytearray(model_bytes(document)))
     booster = booster[first_round : end_round if end_round is not None else booster.num_boosted_rounds()]
     scores: dict[str, dict[str, Any]] = {kind: booster.get_score(importance_type=kind) for kind in KINDS}
     rows = [

@@ -16,6 +16,7 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.model_json import model_bytes
 from nvflare_plugins.vertical.links import Party
 from nvflare_plugins.vertical.paths import PathWalker, TreeStructure
 from nvflare_plugins.vertical.private_table import PrivateTable
@@ -72,7 +73,7 @@ def merge(model: bytes, n_own_columns: int, tables: Sequence[tuple[int, PrivateT
             trees[t]["split_conditions"][node] = float(str(split.threshold))
     if left:
         raise ConfigurationError(f"{len(left)} splits of the model are in no party's table")
-    return json.dumps(document).encode()
+    return model_bytes(document)
 
 
 class FederatedModel:
@@ -146,7 +147,7 @@ def _without_trees(document: dict[str, Any]) -> xgb.Booster:
     model["trees"] = [_single_leaf(tree, number) for number, tree in enumerate(model["trees"][:n_groups])]
     model["tree_info"], model["iteration_indptr"] = list(range(n_groups)), [0, n_groups]
     model["gbtree_model_param"] |= {"num_trees": str(n_groups), "num_parallel_tree": "1"}
-    return xgb.Booster(model_file=bytearray(json.dumps(copy).encode()))
+    return xgb.Booster(model_file=bytearray(model_bytes(copy)))
 
 
 def _single_leaf(tree: dict[str, Any], number: int) -> dict[str, Any]:
@@ -180,4 +181,4 @@ def _structure(tree: Mapping[str, Any]) -> TreeStructure:
 def _named(document: dict[str, Any], names: Sequence[str]) -> bytes:
     document["learner"]["feature_names"] = list(names)
     document["learner"]["feature_types"] = ["float"] * len(names)
-    return json.dumps(document).encode()
+    return model_bytes(document)

@@ -24,6 +24,7 @@ from he_processors.errors import ConfigurationError
 from he_processors.key_agreement import DOMAIN, encode_fields
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.files import write_atomically
+from nvflare_plugins.model_json import model_bytes
 from nvflare_plugins.vertical.model import structures
 from nvflare_plugins.vertical.private_table import PrivateTable, table_from_json, table_to_json
 
@@ -221,7 +222,7 @@ def _part(content: Mapping[str, Any]) -> Part:
     best_round = content["best_round"]
     if best_round is not None and type(best_round) is not int:
         raise TypeError("best_round")
-    part = ActivePart(json.dumps(content["booster"]).encode(), columns, parties, best_round)
+    part = ActivePart(model_bytes(content["booster"]), columns, parties, best_round)
     _check_booster(part)
     return part
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
+from collections import Counter
 
 import pytest
 
@@ -13,11 +13,19 @@ from dp_components.feature_interactions.cyclical import cyclical_features
 from dp_components.feature_interactions.random_k_way import random_features
 
 
-@pytest.mark.parametrize(("n", "k"), [(5, 1), (5, 2), (6, 3), (4, 4)])
-def test_cyclical_goes_through_all_subsets_in_order(n: int, k: int) -> None:
-    subsets = [list(c) for c in itertools.combinations(range(n), k)]
-    trees = [cyclical_features(t, n, k) for t in range(2 * len(subsets))]
-    assert trees == subsets * 2
+def test_cyclical_takes_the_next_k_features_in_turn() -> None:
+    assert [cyclical_features(t, 5, 2) for t in range(6)] == [[0, 1], [2, 3], [0, 4], [1, 2], [3, 4], [0, 1]]
+    assert [cyclical_features(t, 6, 3) for t in range(3)] == [[0, 1, 2], [3, 4, 5], [0, 1, 2]]
+    assert [cyclical_features(t, 3, 1) for t in range(4)] == [[0], [1], [2], [0]]
+    assert cyclical_features(7, 4, 4) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("n", "k"), [(5, 1), (5, 2), (14, 3), (23, 7), (4, 4)])
+@pytest.mark.parametrize("n_trees", [1, 9, 100])
+def test_cyclical_favours_no_column_for_its_place(n: int, k: int, n_trees: int) -> None:
+    used = Counter(feature for t in range(n_trees) for feature in cyclical_features(t, n, k))
+    counts = [used[feature] for feature in range(n)]
+    assert max(counts) - min(counts) <= 1
 
 
 def test_random_subsets_have_k_distinct_features() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.model_json import model_bytes
 from nvflare_plugins.vertical.model_files import (
     ACTIVE_FILE, PASSIVE_FILE, ActivePart, ModelIdentity, Part, PartyColumns, PassivePart, commit, find_part, read_part,
     write_part,
@@ -24,7 +25,7 @@ def booster() -> bytes:
         "split_conditions": [0.5, 0.0, 1e-7, -0.2, 0.3], "default_left": [0, 1, 0, 0, 0],
     }  # fmt: skip
     learner = {"gradient_booster": {"model": {"trees": [tree]}}, "feature_names": [], "feature_types": []}
-    return json.dumps({"learner": learner, "version": [3, 2, 0]}).encode()
+    return model_bytes({"learner": learner, "version": [3, 2, 0]})
 
 
 ACTIVE = ActivePart(

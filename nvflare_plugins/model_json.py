@@ -1,0 +1,167 @@
+"""XGBoost's model document: written so that XGBoost reads it back as it was, with the public lists that give it meaning.
+
+A model trained on positions in public lists says nothing of the lists by itself: a frame whose categories stand in
+another order would be scored silently wrong. XGBoost 3.1 and later keep the categories of the training frame in the
+model and turn the codes of another frame into those of training. VeilBoost's models carry the job's lists in that form,
+and once more as attributes, in words, with the classes of the label.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xgboost as xgb
+
+from he_processors.errors import ConfigurationError
+
+CATEGORIES_ATTRIBUTE = "veilboost_categories"
+CLASSES_ATTRIBUTE = "veilboost_label_classes"
+_INT64 = 15  # XGBoost's name for an array of such numbers
+_NO_LISTS = {"enc": [], "feature_segments": [], "sorted_idx": []}
+
+Lists = Mapping[str, Sequence[str | int]]
+
+
+def model_bytes(document: Mapping[str, Any]) -> bytes:
+    """Return a model document as XGBoost reads it.
+
+    XGBoost takes the escapes that JSON allows for characters beyond ASCII for six characters of text, so that a column
+    named Größe would change its name: they are written as UTF-8.
+    """
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def with_lists(
+    model: bytes, feature_names: Sequence[str], categories: Lists, label_classes: Sequence[str | int] | None
+) -> bytes:
+    """Return a model that carries the public lists it was trained with; as it is if there are none.
+
+    Stock XGBoost then reads a frame with categorical columns by their words, in whatever order they stand. Lists with
+    characters beyond ASCII are the exception: XGBoost 3.2 measures words in characters and stores bytes, and would
+    mistake one for another. Such a column is written as one of numbers, so that a frame with words is refused there;
+    positions in the list are read as ever.
+
+    Args:
+        model: in XGBoost's JSON form, trained on positions in the lists.
+        feature_names: all columns, in order.
+        categories: column -> its public list.
+        label_classes: the label's public list, in the order of the model's outputs.
+
+    Privacy: the lists stand in the job, which all sites and the server know.
+    """
+    if not categories and label_classes is None:
+        return model
+    document = json.loads(model)
+    learner = document["learner"]
+    attributes = learner.setdefault("attributes", {})
+    if label_classes is not None:
+        attributes[CLASSES_ATTRIBUTE] = _words(list(label_classes))
+    if categories:
+        attributes[CATEGORIES_ATTRIBUTE] = _words({name: list(categories[name]) for name in sorted(categories)})
+        _trees_model(learner)["cats"] = _container([categories.get(name, ()) for name in feature_names])
+    return model_bytes(document)
+
+
+def without_lists(model: bytes) -> bytes:
+    """Return a model that training can go on from: XGBoost compares its lists with those of the training matrix, which
+    holds positions and has none. Models without lists come back as they are.
+    """
+    document = json.loads(bytes(xgb.Booster(model_file=bytearray(model)).save_raw("json")))
+    learner = document["learner"]
+    if not set(learner["attributes"]) & {CATEGORIES_ATTRIBUTE, CLASSES_ATTRIBUTE}:
+        return model
+    for name in (CATEGORIES_ATTRIBUTE, CLASSES_ATTRIBUTE):
+        learner["attributes"].pop(name, None)
+    _trees_model(learner)["cats"] = _NO_LISTS
+    return model_bytes(document)
+
+
+def check_lists(
+    model: bytes, name: str, categories: Lists, label_classes: Sequence[str | int] | None
+) -> None:
+    """Refuse a model whose lists are others than a job's. One that carries none is taken as it is.
+
+    Raises:
+        ConfigurationError: positions mean something else in it than in the job.
+    """
+    attributes = xgb.Booster(model_file=bytearray(model)).attributes()
+    wanted = {
+        CATEGORIES_ATTRIBUTE: _words({key: list(categories[key]) for key in sorted(categories)}),
+        CLASSES_ATTRIBUTE: None if label_classes is None else _words(list(label_classes)),
+    }
+    for attribute, field in ((CATEGORIES_ATTRIBUTE, "categories"), (CLASSES_ATTRIBUTE, "label_classes")):
+        if attribute in attributes and attributes[attribute] != wanted[attribute]:
+            raise ConfigurationError(
+                f"the model {name!r} was trained with other {field} than the job's: give the job the model's, which "
+                f"stand in its attribute {attribute}"
+            )
+
+
+def check_names_survive(feature_names: Sequence[str], categories: Lists) -> None:
+    """Have XGBoost read a model with these columns, before anything is released that would be lost with it.
+
+    Raises:
+        ConfigurationError: XGBoost does not give the names back, or does not read them.
+    """
+    names = list(feature_names)
+    try:
+        matrix = xgb.DMatrix(np.zeros((1, len(names)), dtype=np.float32), label=[0.0], feature_names=names)
+        trial = bytes(xgb.train({"max_depth": 1, "nthread": 1, "base_score": 0.5}, matrix, 1).save_raw("json"))
+        booster = xgb.Booster(model_file=bytearray(with_lists(trial, names, categories, None)))
+        booster.predict(matrix)
+        read = booster.feature_names
+    except (ValueError, xgb.core.XGBoostError):
+        read = None
+    if read != names:
+        raise ConfigurationError(
+            "XGBoost cannot keep a model with these column names: rename columns that hold other than letters, digits, "
+            "spaces and common signs"
+        )
+
+
+def _words(lists: object) -> str:
+    return json.dumps(lists, ensure_ascii=False)
+
+
+def _trees_model(learner: Mapping[str, Any]) -> dict[str, Any]:
+    booster = learner["gradient_booster"]
+    return booster.get("gbtree", booster)["model"]  # dart wraps its trees
+
+
+def _container(of_feature: Sequence[Sequence[str | int]]) -> dict[str, Any]:
+    """Return XGBoost's form of the lists: each with its order, so that it can search in them."""
+    segments = np.cumsum([0, *map(len, of_feature)])
+    order = [position for values in of_feature for position in _sorted_positions(values)]
+    return {
+        "enc": [_encoding(values) for values in of_feature],
+        "feature_segments": segments.tolist(), "sorted_idx": order,
+    }  # fmt: skip
+
+
+def _encoding(values: Sequence[str | int]) -> dict[str, Any]:
+    if values and not _are_ascii_words(values):
+        return {"type": _INT64, "values": _numbers(values)}
+    words = [str(value).encode() for value in values]
+    offsets = np.cumsum([0, *map(len, words)]).tolist() if words else []
+    return {"offsets": offsets, "values": list(b"".join(words))}
+
+
+def _sorted_positions(values: Sequence[str | int]) -> list[int]:
+    keys: Sequence[Any] = [str(value).encode() for value in values] if _are_ascii_words(values) else _numbers(values)
+    return sorted(range(len(values)), key=keys.__getitem__)
+
+
+def _are_ascii_words(values: Sequence[str | int]) -> bool:
+    return not _are_integers(values) and all(str(value).isascii() for value in values)
+
+
+def _are_integers(values: Sequence[str | int]) -> bool:
+    limit = np.iinfo(np.int64)
+    return bool(values) and all(type(value) is int and limit.min <= value <= limit.max for value in values)
+
+
+def _numbers(values: Sequence[str | int]) -> list[int]:
+    return [int(value) for value in values] if _are_integers(values) else list(range(len(values)))
