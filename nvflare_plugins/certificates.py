@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
@@ -120,8 +120,8 @@ def verify_signature(certificate: x509.Certificate, statement: bytes, signature:
     Raises:
         AuthenticationError: the signature does not verify, or the certificate's key is of an unsupported type.
     """
-    key = certificate.public_key()
     try:
+        key = certificate.public_key()
         if isinstance(key, rsa.RSAPublicKey):
             key.verify(signature, statement, _PSS, hashes.SHA256())
         elif isinstance(key, ec.EllipticCurvePublicKey):
@@ -132,6 +132,8 @@ def verify_signature(certificate: x509.Certificate, statement: bytes, signature:
             raise AuthenticationError("the certificate's key is of an unsupported type")
     except InvalidSignature:
         raise AuthenticationError("a signature does not verify with the certificate it came with") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise AuthenticationError("the certificate's key cannot be read") from None
 
 
 def check_site_chain(
@@ -157,12 +159,12 @@ def check_site_chain(
     try:
         leaf, *intermediates = (x509.load_der_x509_certificate(item) for item in encoded)
         verify_cert_chain(leaf, intermediates, root, now)
-        _check_role(leaf, site, server_names)
+        check_role(leaf, site, server_names)
     except VerificationError:
         raise AuthenticationError(
-            f"the certificate of {site} does not lead to this project's root or is not valid today"
+            f"the certificate of {site} does not lead to this project's root or is not valid on {now:%Y-%m-%d}"
         ) from None
-    except (ValueError, TypeError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
         raise AuthenticationError(f"the certificate of {site} is malformed") from None
     return leaf
 
@@ -177,7 +179,13 @@ def public_key_bytes(certificate: x509.Certificate) -> bytes:
     return _public_bytes(certificate.public_key())
 
 
-def _check_role(leaf: x509.Certificate, site: str, server_names: Collection[str]) -> None:
+def check_role(leaf: x509.Certificate, site: str, server_names: Collection[str]) -> None:
+    """Check that a certificate is that of a site, of this one, and fit to sign.
+
+    Raises:
+        AuthenticationError: it belongs to another party, a server, an administrator or an authority.
+        ValueError, TypeError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType: it is malformed.
+    """
     name = _common_name(leaf)
     if name != site:
         raise AuthenticationError(f"the certificate shown for {site} names another party")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from nvflare_plugins.wording import markup
 
 WIDTH = 760
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 18, 14, 40
@@ -101,7 +102,7 @@ def stacked_bars(
             parts.append(
                 f'<rect x="{left + gap:.1f}" y="{scale.y(top):.1f}" width="{max(right - left - 2 * gap, 0.8):.1f}" '
                 f'height="{scale.y(base) - scale.y(top):.2f}" fill="var(--c{colour})">'
-                f"<title>{escape(where)}: {escape(name)} {number(values[column])} s</title></rect>"
+                f"<title>{markup(where)}: {markup(name)} {number(values[column])} s</title></rect>"
             )
             base = top
     return _svg(parts, height, f"{y_label} by {x_label}")
@@ -119,11 +120,11 @@ def horizontal_bars(bars: Sequence[Bar], label_width: int = 190, text_width: int
         width = max(room * bar.value / longest, 1.5)
         label = bar.label if len(bar.label) <= 26 else bar.label[:25] + "\u2026"
         parts.append(
-            f"<g><title>{escape(bar.hint or f'{bar.label}: {bar.text}')}</title>"
-            f'<text x="{label_width - 10}" y="{y + 17}" text-anchor="end" class="label">{escape(label)}</text>'
+            f"<g><title>{markup(bar.hint or f'{bar.label}: {bar.text}')}</title>"
+            f'<text x="{label_width - 10}" y="{y + 17}" text-anchor="end" class="label">{markup(label)}</text>'
             f'<rect x="{label_width}" y="{y + 5}" width="{width:.1f}" height="{row - 10}" rx="2" '
             f'fill="var(--c{bar.colour})"/>'
-            f'<text x="{label_width + width + 8:.1f}" y="{y + 17}" class="value">{escape(bar.text)}</text></g>'
+            f'<text x="{label_width + width + 8:.1f}" y="{y + 17}" class="value">{markup(bar.text)}</text></g>'
         )
     return _svg(parts, height, "bars")
 
@@ -131,7 +132,7 @@ def horizontal_bars(bars: Sequence[Bar], label_width: int = 190, text_width: int
 def legend(entries: Sequence[tuple[str, int]]) -> str:
     """Return the legend as HTML, to stand above a chart."""
     items = "".join(
-        f'<span class="key"><i style="background:var(--c{colour})"></i>{escape(name)}</span>'
+        f'<span class="key"><i style="background:var(--c{colour})"></i>{markup(name)}</span>'
         for name, colour in entries
     )
     return f'<p class="legend">{items}</p>'
@@ -163,11 +164,11 @@ def _frame(
     for x in x_ticks:
         yield f'<text x="{scale.x(x):.1f}" y="{bottom + 17}" text-anchor="middle" class="tick">{number(x)}</text>'
     yield f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}" class="axis"/>'
-    yield f'<text x="{WIDTH - _RIGHT}" y="{scale.height - 6}" text-anchor="end" class="name">{escape(x_label)}</text>'
+    yield f'<text x="{WIDTH - _RIGHT}" y="{scale.height - 6}" text-anchor="end" class="name">{markup(x_label)}</text>'
     middle = (_TOP + bottom) / 2
     yield (
         f'<text x="14" y="{middle:.0f}" text-anchor="middle" class="name" transform="rotate(-90 14 {middle:.0f})">'
-        f"{escape(y_label)}</text>"
+        f"{markup(y_label)}</text>"
     )
 
 
@@ -179,7 +180,7 @@ def _draw_line(line: Line, scale: _Scale) -> Iterator[str]:
     radius = 3.0 if len(points) <= _MOST_MARKERS and not line.wide else 0.0
     step = 1 if len(points) <= 400 else len(points) // 400
     for (x, y), (x_value, y_value) in list(zip(points, line.points, strict=True))[::step]:
-        hint = f"<title>{escape(line.name)}, round {number(x_value)}: {number(y_value)}</title>"
+        hint = f"<title>{markup(line.name)}, round {number(x_value)}: {number(y_value)}</title>"
         if radius:
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="var(--c{line.colour})"/>'
         yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7" class="hit">{hint}</circle>'
@@ -191,4 +192,4 @@ def _groups(n: int) -> list[tuple[int, int]]:
 
 
 def _svg(parts: Sequence[str], height: int, name: str) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(name)}">{"".join(parts)}</svg>'
+    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{markup(name)}">{"".join(parts)}</svg>'

@@ -9,6 +9,7 @@ from importlib import import_module
 
 from dp_components.errors import PrivacyError
 from he_processors.errors import VeilBoostError
+from nvflare_plugins.wording import printable
 
 _SUBCOMMANDS = (
     "nvflare_plugins.demo",
@@ -23,7 +24,7 @@ _SUBCOMMANDS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return the exit code: 0 well, 1 refused or failed, 2 wrong usage."""
+    """Run one subcommand and return the exit code: 0 well, 1 refused or failed, 2 wrong usage; ``verify`` has more."""
     parser = argparse.ArgumentParser(
         prog="veilboost", description="Private federated XGBoost for NVIDIA FLARE, on the stock XGBoost wheel."
     )
@@ -34,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return options.func(options) or 0
     except (VeilBoostError, PrivacyError) as error:
-        print(f"veilboost {options.command}: {error}", file=sys.stderr)
+        lines = (printable(line, 2000) for line in str(error).splitlines())  # it may quote a peer or a job
+        print(f"veilboost {options.command}: " + "\n".join(lines), file=sys.stderr)
         return 1
 
 

@@ -48,7 +48,7 @@ def summarise(data: Split, job: HorizontalJob, folder: Path) -> None:
     report = write_report(run_folder)
     evidence = folder / "simulator" / "demo"
     outcome = verify([evidence])
-    if not outcome.verified:
+    if not outcome.sound:
         raise ProtocolError(f"the evidence does not verify: see `veilboost verify {evidence}`")
     print("\nEvidence of all sites and the server agrees (UNSIGNED: the simulator has no certificates).\n")
     for what, path in (("model", run_folder / record.model), ("report", report), ("evidence", evidence),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -17,13 +18,28 @@ from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.contents import Content, Protection
 from nvflare_plugins.wire.evidence_format import SERVER, SignedHead, seal_statement
 from nvflare_plugins.wire.evidence_reader import Log, Message
+from nvflare_plugins.wording import printable
+
+MAX_CLOCK_ERROR = timedelta(days=1)
+"""How far the parties' clocks may differ. Certificates are judged at times that the signers state: all of them together
+can state any time, one alone cannot."""
+
+_MAX_SENTENCE = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """A certificate that is believed: hex SHA-256 of its DER form, and of its public key."""
+
+    fingerprint: str
+    public_key: str
 
 
 class CertificateAuthority(Protocol):
     """Knows which certificates to believe."""
 
-    def fingerprint(self, site: str, certificate: str) -> str:
-        """Return the hex SHA-256 of a site's certificate (PEM), after checking that it belongs to ``site``.
+    def certified(self, site: str, certificate: str, moments: Sequence[datetime]) -> Certified:
+        """Check that a certificate (PEM) belonged to ``site`` at these moments; none if the evidence tells no time.
 
         Raises: AuthenticationError.
         """
@@ -41,7 +57,9 @@ class Audit:
     """What the checks of one attempt found.
 
     Attributes:
-        signed: every site signed, and each signature was checked.
+        signed: every site that opened the session signed, and each signature was checked.
+        had_session: some site opened a session; before it nothing private is sent, and nobody can sign.
+        times: first and last moment that the sites state, by their own clocks; None if they state none.
         failures: what is wrong, one sentence each; empty means that the evidence holds.
         notes: what a reader should know although nothing is wrong.
     """
@@ -52,17 +70,20 @@ class Audit:
     sites: tuple[str, ...]
     completed: bool
     signed: bool
+    had_session: bool
+    times: tuple[datetime, datetime] | None
     failures: tuple[str, ...]
     notes: tuple[str, ...]
     logs: tuple[Log, ...]
 
 
-def audit(logs: Sequence[Log], authority: CertificateAuthority) -> Audit:
-    """Run every check on the logs of one attempt (all sites and the server)."""
+def audit(logs: Sequence[Log], authority: CertificateAuthority, now: datetime | None = None) -> Audit:
+    """Run every check on the logs of one attempt (all sites and the server). ``now`` is the present unless told."""
     by_name = {log.site: log for log in logs}
     sites = [log for name, log in sorted(by_name.items()) if name != SERVER]
     completed = bool(sites) and all(log.completed for log in logs)
     failures = list(_parties(logs))
+    failures += _times(logs, datetime.now(UTC) if now is None else now)
     for check in (_same_attempt, _agreement, _in_step, _model):
         failures += check(sites)
     for log in logs:
@@ -71,12 +92,15 @@ def audit(logs: Sequence[Log], authority: CertificateAuthority) -> Audit:
         failures += [f"{log.site}: {text}" for text in (*_counters(log), *_head_rhythm(log))]
         failures += _same_contents(log, {name: other for name, other in by_name.items() if name != log.site})
         failures += [f"{log.site}: {text}" for text in _heads(log, by_name, authority)]
-        failures += [f"{log.site}: {text}" for text in (*_certificate(log, authority), *_seal(log, authority))]
+        failures += [f"{log.site}: {text}" for text in _seal(log, authority)]
+    failures += _certificates(sites, authority)
     if SERVER in by_name:
         failures += _server_counters(by_name[SERVER], sorted(_expected_sites(logs)))
         for log in sites:
             failures += [f"{log.site} and the server: {text}" for text in _against_server(log, by_name[SERVER])]
-    signed = bool(sites) and all(log.session is not None and log.session["signed"] for log in sites)
+    sessions = [log.session for log in sites if log.session is not None]
+    signed = bool(sessions) and all(session["signed"] for session in sessions)
+    stated = [moment for log in sites for moment in log.times.values()]
     first = sites[0] if sites else logs[0]
     return Audit(
         first.job_id,
@@ -85,8 +109,10 @@ def audit(logs: Sequence[Log], authority: CertificateAuthority) -> Audit:
         tuple(log.site for log in sites),
         completed,
         signed,
-        tuple(failures),
-        tuple(_notes(logs)),
+        bool(sessions),
+        (min(stated), max(stated)) if stated else None,
+        tuple(printable(text, _MAX_SENTENCE) for text in failures),
+        tuple(printable(text, _MAX_SENTENCE) for text in _notes(logs)),
         tuple(logs),
     )
 
@@ -104,6 +130,8 @@ def _parties(logs: Sequence[Log]) -> Iterator[str]:
         yield f"{name} handed in a log but is not a site of this attempt"
     if set(names) <= {SERVER}:
         yield "there is no log of any site"
+    elif len(expected) < 3:
+        yield "a job has at least two sites; these logs know of one"
 
 
 def _expected_sites(logs: Iterable[Log]) -> set[str]:
@@ -125,6 +153,8 @@ def _whole(log: Log) -> Iterator[str]:
         yield "the log was never closed: its end is missing"
     elif log.role == "site" and log.completed and log.session is None:
         yield "the log holds no record of the session"
+    elif log.role == "server" and (log.session is not None or log.models):
+        yield "the log holds records that only a site writes"
     if log.profile not in THREAT_MODELS:
         yield f"profile {log.profile} is unknown, so that nothing can be said about its messages"
 
@@ -153,17 +183,38 @@ def _same_protection(sessions: Sequence[tuple[str, Mapping[str, Any]]]) -> Itera
                 yield f"{site} and {first_site} recorded different protection: {name} is {value} and {first}"
 
 
-def _certificate(log: Log, authority: CertificateAuthority) -> Iterator[str]:
-    """The certificate that a signed log brings along is the one that its session was opened with."""
-    if log.session is None or not log.session["signed"]:
-        return
-    try:
-        fingerprint = authority.fingerprint(log.site, log.session["certificate"] or "")
-    except AuthenticationError as error:
-        yield f"the certificate cannot be believed: {error}"
-        return
-    if fingerprint != log.session["certificates"].get(log.site):
-        yield "the certificate in the log is not the one that the sites verified"
+def _times(logs: Sequence[Log], now: datetime) -> Iterator[str]:
+    """Clocks agree well enough to judge by them until when a certificate was valid."""
+    if len({log.timed for log in logs}) > 1:
+        yield "some of the logs state times and some do not: they are not of one attempt"
+    for log in logs:
+        stated = list(log.times.values())  # in the order of the records
+        if any(later < earlier - MAX_CLOCK_ERROR for earlier, later in zip(stated, stated[1:], strict=False)):
+            yield f"{log.site}: its times run backwards"
+        if any(moment > now + MAX_CLOCK_ERROR for moment in stated):
+            yield f"{log.site}: it states a time that lies in the future"
+    for name in ("session", "end"):
+        moments = [log.times[name] for log in logs if name in log.times and log.role == "site"]
+        if moments and max(moments) - min(moments) > MAX_CLOCK_ERROR:
+            yield f"the clocks of the sites differ by more than a day at the record of the {name}"
+
+
+def _certificates(sites: Sequence[Log], authority: CertificateAuthority) -> Iterator[str]:
+    """The certificate that a signed log brings along is the one that its session was opened with, and its own."""
+    signed = [log for log in sites if log.session is not None and log.session["signed"]]
+    stated = [log.times["session"] for log in signed if "session" in log.times]
+    moments = sorted({min(stated), max(stated)}) if stated else ()
+    owners: dict[str, str] = {}
+    for log in signed:
+        try:
+            believed = authority.certified(log.site, log.session["certificate"] or "", moments)
+        except AuthenticationError as error:
+            yield f"{log.site}: the certificate cannot be believed: {error}"
+            continue
+        if believed.fingerprint != log.session["certificates"].get(log.site):
+            yield f"{log.site}: the certificate in the log is not the one that the sites verified"
+        if owners.setdefault(believed.public_key, log.site) != log.site:
+            yield f"{log.site} and {owners[believed.public_key]} signed with one and the same key"
 
 
 def _privacy(log: Log) -> Iterator[str]:

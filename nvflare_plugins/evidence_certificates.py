@@ -2,45 +2,80 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from he_processors.errors import AuthenticationError
-from nvflare_plugins.certificates import check_site_chain, fingerprint, verify_signature
+from nvflare_plugins.certificates import check_role, check_site_chain, fingerprint, public_key_bytes, verify_signature
+from nvflare_plugins.evidence_audit import Certified
+
+_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
 
 
 class FlareAuthority:
-    """Believes site certificates that lead to the project's root; without a root, any that name the site.
+    """Believes site certificates that lead to the project's root; without a root, any that names the site as one.
 
-    Evidence outlives certificates: a chain is checked as of today or, if it has expired since, of its last day.
+    A certificate must have been valid when the job ran: at the times that the evidence states or, where it states none,
+    at ``at`` or else today.
 
-    Security: without ``root`` a forger of all logs can bring certificates of his own; ``verify`` says so.
+    Security: without ``root`` a forger of all logs can bring certificates of his own. A server's certificate from
+        ordinary provisioning differs from a site's in nothing but its name: only ``server_names`` tells it.
+
+    Args:
+        root: the project's root, never from the evidence.
+        server_names: names of the project's servers, which are never a site's.
+        at: when the job ran, from another source than the evidence.
     """
 
-    def __init__(self, root: x509.Certificate | None):
+    def __init__(
+        self, root: x509.Certificate | None, server_names: Collection[str] = (), at: datetime | None = None
+    ) -> None:
         self._root = root
+        self._server_names = frozenset(server_names)
+        self._at = at
 
-    def fingerprint(self, site: str, certificate: str) -> str:
-        """Return the hex SHA-256 of the certificate in DER form. Raises: AuthenticationError."""
+    def certified(self, site: str, certificate: str, moments: Sequence[datetime]) -> Certified:
+        """Check that a certificate belonged to ``site`` at these moments. Raises: AuthenticationError."""
         leaf, *others = _load(certificate)
-        if self._root is None:
-            names = [attribute.value for attribute in leaf.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
-            if names != [site]:
-                raise AuthenticationError("it names another party")
-        else:
-            chain = [c.public_bytes(Encoding.DER) for c in (leaf, *others)]
-            check_site_chain(chain, site, self._root, (), min(datetime.now(UTC), leaf.not_valid_after_utc))
-        return fingerprint(leaf).hex()
+        try:
+            self._check(leaf, others, site, moments)
+            return Certified(fingerprint(leaf).hex(), hashlib.sha256(public_key_bytes(leaf)).hexdigest())
+        except _UNREADABLE:
+            raise AuthenticationError("it is malformed") from None
 
     def check(self, certificate: str, statement: bytes, signature: bytes) -> None:
         """Check a signature by the certificate's key. Raises: AuthenticationError."""
         verify_signature(_load(certificate)[0], statement, signature)
 
+    def _check(
+        self, leaf: x509.Certificate, others: Sequence[x509.Certificate], site: str, moments: Sequence[datetime]
+    ) -> None:
+        stated = bool(moments)
+        moments = moments or ((datetime.now(UTC),) if self._at is None else (self._at,))
+        for moment in moments if stated or self._root is not None else ():
+            if not leaf.not_valid_before_utc <= moment <= leaf.not_valid_after_utc:
+                raise AuthenticationError(_not_valid(moment, told=stated or self._at is not None))
+        if self._root is None:
+            check_role(leaf, site, self._server_names)
+        else:
+            chain = [c.public_bytes(Encoding.DER) for c in (leaf, *others)]
+            for moment in moments:
+                check_site_chain(chain, site, self._root, self._server_names, moment)
+
+
+def _not_valid(moment: datetime, told: bool) -> str:
+    if told:
+        return f"it was not valid on {moment:%Y-%m-%d}, when the job ran"
+    return "it is not valid today, and this evidence is of a version that stated no times: say when the job ran (--at)"
+
 
 def _load(certificate: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(certificate.encode())
-    except ValueError:
+    except _UNREADABLE:
         raise AuthenticationError("it is no certificate in PEM form") from None

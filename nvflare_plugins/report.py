@@ -11,7 +11,6 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from nvflare_plugins.threat_model import CODEC_PROTECTION, HORIZONTAL, THREAT_MO
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.contents import Content, Protection
 from nvflare_plugins.wire.evidence_reader import Log, read_log
-from nvflare_plugins.wording import human_bytes
+from nvflare_plugins.wording import human_bytes, markup, printable
 
 FILE_NAME = "report.html"
 MAX_FEATURES = 15
@@ -73,7 +72,7 @@ def build_report(run: RunRecord, folder: Path) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n" + "\n".join(sections) + "\n"
+        f"<title>{markup(title)}</title><style>{STYLE}</style></head>\n<body><main>\n" + "\n".join(sections) + "\n"
         "<footer>Written by VeilBoost at this site. Times are wall-clock times of this site; bytes are payloads as "
         "they left and reached it.</footer></main></body></html>\n"
     )
@@ -82,7 +81,7 @@ def build_report(run: RunRecord, folder: Path) -> str:
 def _section(title: str, parts: Iterator[str]) -> Iterator[str]:
     content = "\n".join(parts)
     if content:
-        yield f"<section><h2>{escape(title)}</h2>\n{content}\n</section>"
+        yield f"<section><h2>{markup(title)}</h2>\n{content}\n</section>"
 
 
 # -- head -------------------------------------------------------------------------------------------------------------
@@ -93,16 +92,16 @@ def _header(run: RunRecord, folder: Path) -> str:
     summary = model.summary if model is not None else "This profile is unknown to this version."
     level = "bad" if run.profile == "plain" else "good"
     tiles = "".join(
-        f"<div class=tile><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in _key_figures(run)
+        f"<div class=tile><b>{markup(value)}</b><span>{markup(name)}</span></div>" for name, value in _key_figures(run)
     )
     status = "good" if run.status == "completed" else "bad"
     return (
-        f"<header><p class=eyebrow>{escape(run.title)}</p><h1>{escape(run.job_id)}</h1>"
-        f"<p><span class='chip {level}'>profile {escape(run.profile)}</span>"
-        f"<span class='chip {status}'>{escape(run.status)}</span>"
+        f"<header><p class=eyebrow>{markup(run.title)}</p><h1>{markup(run.job_id)}</h1>"
+        f"<p><span class='chip {level}'>profile {markup(run.profile)}</span>"
+        f"<span class='chip {status}'>{markup(run.status)}</span>"
         f"<span class='chip {'good' if run.signed else 'warn'}'>{'signed' if run.signed else 'UNSIGNED'}</span></p>"
-        f"<p class=lead>{escape(summary)}</p><p class=muted>Seen from {escape(run.site)}; sites: "
-        f"{escape(', '.join(run.sites))}. Attempt {escape(run.attempt)}.</p><div class=tiles>{tiles}</div></header>"
+        f"<p class=lead>{markup(summary)}</p><p class=muted>Seen from {markup(run.site)}; sites: "
+        f"{markup(', '.join(run.sites))}. Attempt {markup(run.attempt)}.</p><div class=tiles>{tiles}</div></header>"
     )
 
 
@@ -150,7 +149,7 @@ def _learning_curves(run: RunRecord) -> Iterator[str]:
         yield line_chart(lines, "round", metric)
         if metric in _LOCAL_MEAN_METRICS and any("local" in line.name for line in lines):
             yield (
-                f"<p class=muted>XGBoost's distributed {escape(metric)} is the weighted mean of the sites' values, "
+                f"<p class=muted>XGBoost's distributed {markup(metric)} is the weighted mean of the sites' values, "
                 "not the value on the pooled rows; the two differ.</p>"
             )
 
@@ -172,7 +171,7 @@ def _time(run: RunRecord) -> Iterator[str]:
     yield stacked_bars([row.round for row in run.rounds], stacks, "round", "seconds")
     later = slice(1, None) if len(run.rounds) > 1 else slice(None)
     medians = [f"{name} {statistics.median(values[later]):.3g} s" for name, _, values in stacks]
-    yield f"<p class=muted>Median of rounds after the first: {escape(', '.join(medians))}.</p>"
+    yield f"<p class=muted>Median of rounds after the first: {markup(', '.join(medians))}.</p>"
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
@@ -207,18 +206,18 @@ def _protection(run: RunRecord, folder: Path) -> Iterator[str]:
             protection = CODEC_PROTECTION.get(row.codec, "unknown") if row.private else "public, nothing to protect"
             mark = " class=bad" if row.private and row.codec in ("PLAIN", "PUBLIC") else ""
             yield (
-                f"<tr><td>{escape(row.kind)}<td>{escape(_meaning(row.kind))}<td class=n>{row.messages:,}"
-                f"<td{mark}>{escape(protection)}</tr>"
+                f"<tr><td>{markup(row.kind)}<td>{markup(_meaning(row.kind))}<td class=n>{row.messages:,}"
+                f"<td{mark}>{markup(protection)}</tr>"
             )
         yield "</table></div>"
     yield from _contents(run, folder)
     if model is not None:
         yield "<h3>Who could learn what about another site's rows, beyond the model</h3>"
         yield "<table class=threat>"
-        yield from (f"<tr><th>{escape(who)}<td>{escape(what)}</tr>" for who, what in model.rows())
+        yield from (f"<tr><th>{markup(who)}<td>{markup(what)}</tr>" for who, what in model.rows())
         yield "</table>"
         yield "<h3>What remains visible</h3><ul>"
-        yield from (f"<li>{escape(note)}" for note in notes_for(run.profile))
+        yield from (f"<li>{markup(note)}" for note in notes_for(run.profile))
         yield "</ul>"
 
 
@@ -237,9 +236,9 @@ def _contents(run: RunRecord, folder: Path) -> Iterator[str]:
     for (direction, peer, what, protection), (n, size) in totals.items():
         content, known = Content.__members__.get(what), Protection.__members__.get(protection)
         yield (
-            f"<tr><td>{'to' if direction == 'sent' else 'from'}<td>{escape(peer)}"
-            f"<td>{escape(content.meaning if content else 'unknown')}<td class=n>{n:,}<td class=n>{human_bytes(size)}"
-            f"<td>{escape(known.value if known else 'unknown')}</tr>"
+            f"<tr><td>{'to' if direction == 'sent' else 'from'}<td>{markup(peer)}"
+            f"<td>{markup(content.meaning if content else 'unknown')}<td class=n>{n:,}<td class=n>{human_bytes(size)}"
+            f"<td>{markup(known.value if known else 'unknown')}</tr>"
         )
     yield "</table></div>"
 
@@ -261,7 +260,7 @@ def _meaning(kind: str) -> str:
 
 def _own_section(section: ReportSection) -> Iterator[str]:
     """What this kind of job adds to the report."""
-    yield from (f"<p>{escape(text)}</p>" for text in section.paragraphs)
+    yield from (f"<p>{markup(text)}</p>" for text in section.paragraphs)
     if section.curves:
         lines = [Line(c.name, i % 6 + 1, c.points) for i, c in enumerate(section.curves)]
         yield legend([(line.name, line.colour) for line in lines])
@@ -270,8 +269,8 @@ def _own_section(section: ReportSection) -> Iterator[str]:
         yield horizontal_bars([Bar(label, value, text, 1, f"{label}: {text}") for label, value, text in section.bars])
     if section.rows:
         yield "<div class=scroll><table class=messages>"
-        yield "<tr>" + "".join(f"<th>{escape(name)}" for name in section.columns) + "</tr>"
-        yield from ("<tr>" + "".join(f"<td>{escape(cell)}" for cell in row) + "</tr>" for row in section.rows)
+        yield "<tr>" + "".join(f"<th>{markup(name)}" for name in section.columns) + "</tr>"
+        yield from ("<tr>" + "".join(f"<td>{markup(cell)}" for cell in row) + "</tr>" for row in section.rows)
         yield "</table></div>"
 
 
@@ -284,7 +283,7 @@ def _importance(run: RunRecord, folder: Path) -> Iterator[str]:
     try:
         gain, weight = feature_importance(folder / run.model)
     except xgb.core.XGBoostError as error:
-        yield f"<p class=muted>XGBoost gives no importance for this model: {escape(str(error).splitlines()[0])}</p>"
+        yield f"<p class=muted>XGBoost gives no importance for this model: {markup(str(error).splitlines()[0])}</p>"
         return
     if not gain:
         yield "<p class=muted>The model splits on no feature.</p>"
@@ -340,7 +339,7 @@ def _evidence_status(run: RunRecord, folder: Path) -> Iterator[str]:
     try:
         log = read_log(folder / run.evidence)
     except ProtocolError as error:
-        yield f"<p><span class='chip bad'>broken</span> {escape(str(error))}</p>"
+        yield f"<p><span class='chip bad'>broken</span> {markup(str(error))}</p>"
         return
     state = ("good", "intact") if log.completed and not log.unfinished else ("warn", "not completed")
     signed = "signed with the site's certificate" if log.session and log.session["signed"] else "UNSIGNED"
@@ -353,7 +352,7 @@ def _evidence_status(run: RunRecord, folder: Path) -> Iterator[str]:
 
 def _settings(run: RunRecord) -> Iterator[str]:
     if run.notes:
-        yield "<ul>" + "".join(f"<li>{escape(note)}" for note in run.notes) + "</ul>"
+        yield "<ul>" + "".join(f"<li>{markup(note)}" for note in run.notes) + "</ul>"
     yield "<div class=columns>"
     for title, values in (
         ("XGBoost parameters", run.params),
@@ -363,11 +362,11 @@ def _settings(run: RunRecord) -> Iterator[str]:
     ):
         values = {name: value for name, value in values.items() if value not in (None, "", [], {})}
         if values:
-            rows = "".join(f"<tr><th>{escape(str(k))}<td>{escape(_text(v))}</tr>" for k, v in values.items())
+            rows = "".join(f"<tr><th>{markup(str(k))}<td>{markup(_text(v))}</tr>" for k, v in values.items())
             yield f"<div><h3>{title}</h3><table class=pairs>{rows}</table></div>"
     yield "</div>"
     if run.registry:
-        yield f"<h3>Registry against differencing</h3><p>{escape(run.registry)}</p>"
+        yield f"<h3>Registry against differencing</h3><p>{markup(run.registry)}</p>"
 
 
 def _text(value: Any) -> str:
@@ -391,6 +390,6 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         print(write_report(arguments.run_folder, arguments.output))
     except (OSError, ConfigurationError) as error:
-        print(f"veilboost report: {error}", file=sys.stderr)
+        print(f"veilboost report: {printable(str(error), 2000)}", file=sys.stderr)
         return 1
     return 0

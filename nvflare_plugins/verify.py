@@ -1,7 +1,8 @@
 """``veilboost verify``: check the evidence of a job and print what it shows, in a table a person can read.
 
-Input is a folder (or files) with the logs that sites and server exported; the server's job result holds them all, so
-that nothing else is needed. With ``rootCA.pem`` beside them, or ``--root-ca``, certificates are checked too.
+Input is a folder (or files) with the logs that sites and server exported; the server's job result holds them all. What
+the logs cannot bring along is the root that certificates are checked against: it comes from the caller's own startup kit
+(``--root-ca``), never from the evidence, which a forger would hand over with a root of his own.
 """
 
 from __future__ import annotations
@@ -12,33 +13,49 @@ import hashlib
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
-from he_processors.errors import ProtocolError
-from nvflare_plugins.evidence_audit import Audit, CertificateAuthority, audit
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.evidence_audit import MAX_CLOCK_ERROR, Audit, CertificateAuthority, audit
 from nvflare_plugins.evidence_certificates import FlareAuthority
 from nvflare_plugins.threat_model import CODEC_PROTECTION, THREAT_MODELS
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.contents import Content, Protection
-from nvflare_plugins.wire.evidence_format import EXPORT_SUFFIX, SERVER
+from nvflare_plugins.wire.evidence_format import EXPORT_SUFFIX, SERVER, time_text
 from nvflare_plugins.wire.evidence_reader import Log, read_log
 from nvflare_plugins.wording import human_bytes, printable
 
 ROOT_CERTIFICATE = "rootCA.pem"
 MAX_FILES = 10_000
 _MAX_EVENTS = 8
+_MAX_LINES = 200
+_MAX_SENTENCE = 600
+_MAX_LINE = 2000
+_MAX_KIT_BYTES = 1 << 20
+_KIT_FILES = ("fed_client.json", "fed_admin.json", "fed_server.json")  # whichever lies beside the root in a startup kit
 
 SHOWS = "It shows: the parties' records agree, message by message, on what left each site and under which protection."
 DOES_NOT_SHOW = (
     "It does not show: that inputs were honest, that randomness was good, that the bytes behind a hash were what their "
     "label says, or that nothing left by another way (side channels, timing)."
 )
+
+
+class Verdict(Enum):
+    """What can be said of the evidence; each has its own exit code."""
+
+    VERIFIED = 0  # signed by all sites with certificates of the caller's root
+    FAILED = 1
+    UNSIGNED = 2  # the records agree, but anyone could have written them
+    SIGNED = 3  # records and signatures agree, but something was not given to check the certificates against
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +88,38 @@ class Verification:
 
     Attributes:
         attempts: one audit per job attempt found.
-        failures: what is wrong with the files themselves, before any audit.
-        rooted: whether the certificates of signed attempts were checked against a root that the caller gave.
+        failures: what is wrong beyond any single attempt.
+        root: hex SHA-256 of the root certificate that the caller gave, or None.
+        unchecked: what stands between signed evidence and VERIFIED: what the caller did not give, with the remedy.
     """
 
     attempts: tuple[Audit, ...]
     failures: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    rooted: bool = True
+    root: str | None = None
+    unchecked: tuple[str, ...] = ()
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing contradicts the evidence and the job was completed; says nothing of who wrote it."""
+        done = {audit.job_id for audit in self.attempts if audit.completed}
+        complete = all(audit.job_id in done for audit in self.attempts)
+        agreed = not self.failures and not any(audit.failures for audit in self.attempts)
+        return bool(self.attempts) and complete and agreed
+
+    @property
+    def verdict(self) -> Verdict:
+        """What can be said of the evidence as a whole."""
+        if not self.sound:
+            return Verdict.FAILED
+        if not all(audit.signed for audit in self.attempts if audit.had_session):
+            return Verdict.UNSIGNED
+        return Verdict.SIGNED if self.unchecked or self.root is None else Verdict.VERIFIED
 
     @property
     def verified(self) -> bool:
-        """Whether every attempt holds and the last word of every job is a completed attempt."""
-        done = {audit.job_id for audit in self.attempts if audit.completed}
-        complete = all(audit.job_id in done for audit in self.attempts)
-        sound = not self.failures and not any(audit.failures for audit in self.attempts)
-        return bool(self.attempts) and complete and sound
+        """Whether the evidence is sound and signed with certificates of the root that the caller gave."""
+        return self.verdict is Verdict.VERIFIED
 
 
 def find_evidence(paths: Iterable[Path]) -> list[Path]:
@@ -109,19 +142,50 @@ def find_evidence(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def verify(paths: Sequence[Path], root: x509.Certificate | None = None) -> Verification:
-    """Check all evidence found under ``paths``; the same file handed in twice counts once."""
-    result = verify_files(find_evidence(paths), FlareAuthority(root))
-    if not any(attempt.signed for attempt in result.attempts):
-        return result
+def verify(
+    paths: Sequence[Path], root: x509.Certificate | None = None, servers: Collection[str] = (),
+    job: str | None = None, at: datetime | None = None,
+) -> Verification:  # fmt: skip
+    """Check all evidence found under ``paths``; the same file handed in twice counts once.
+
+    Args:
+        root: the project's root certificate, from a startup kit. With it, evidence that is not signed fails.
+        servers: names of the project's servers, whose certificates are not those of sites.
+        job: id of the job that must be shown; evidence of others is left aside.
+        at: when the job ran, if the caller knows it. Else the signers' clocks are believed.
+    """
+    result = verify_files(find_evidence(paths), FlareAuthority(root, servers, at), job)
+    failures, notes = list(result.failures), list(result.notes)
+    for attempt in result.attempts:
+        name = f"job {attempt.job_id}, attempt {attempt.attempt}"
+        if root is not None and not attempt.signed:
+            if attempt.had_session:
+                failures.append(f"{name} is not signed by its sites, and with a root certificate it must be")
+            else:
+                notes.append(f"{name} ended before any site could sign: anyone may have written its records")
+        if at is not None and any(abs(moment - at) > MAX_CLOCK_ERROR for moment in (attempt.times or ())[:1]):
+            failures.append(f"{name} did not begin at the time given (--at), says its evidence")
     if root is None:
-        note = "no root certificate given: signatures were checked against the certificates in the logs only"
+        given = None
     else:
-        note = f"certificates were checked against the root with SHA-256 {root.fingerprint(hashes.SHA256()).hex()}"
-    return dataclasses.replace(result, notes=(*result.notes, note), rooted=root is not None)
+        given = root.fingerprint(hashes.SHA256()).hex()
+        notes.append(f"certificates were checked against the root with SHA-256 {given}")
+    return dataclasses.replace(
+        result, failures=tuple(failures), notes=tuple(notes), root=given, unchecked=tuple(_unchecked(root, servers))
+    )
 
 
-def verify_files(files: Sequence[Path], authority: CertificateAuthority) -> Verification:
+def _unchecked(root: x509.Certificate | None, servers: Collection[str]) -> Iterator[str]:
+    if root is None:
+        yield "no root certificate was given: take rootCA.pem from your own startup kit (--root-ca)"
+    elif not servers:
+        yield (
+            "the names of the project's servers are not known, whose certificates look like those of sites: leave "
+            "rootCA.pem in its startup kit, or name the servers (--server)"
+        )
+
+
+def verify_files(files: Sequence[Path], authority: CertificateAuthority, job: str | None = None) -> Verification:
     """As ``verify``, for given files and with another way to judge certificates."""
     attempts: dict[tuple[str, str], list[Log]] = defaultdict(list)
     failures: list[str] = []
@@ -136,11 +200,21 @@ def verify_files(files: Sequence[Path], authority: CertificateAuthority) -> Veri
             log = read_log(file)
             attempts[log.job_id, log.attempt].append(log)
         except ProtocolError as error:
-            failures.append(f"{file.name}: {error}")
+            failures.append(printable(f"{file.name}: {error}", _MAX_SENTENCE))
+    jobs = sorted({job_id for job_id, _ in attempts})
+    notes = []
+    if job is not None:
+        if jobs and job not in jobs:
+            failures.append(printable(f"there is no evidence of job {job}, only of {', '.join(jobs)}", _MAX_SENTENCE))
+        elif len(jobs) > 1:
+            notes.append(f"evidence of {len(jobs) - 1} other jobs was left aside")
+    elif len(jobs) > 1:
+        text = f"there is evidence of {len(jobs)} jobs; choose one (--job): {', '.join(jobs)}"
+        failures.append(printable(text, _MAX_SENTENCE))
     if not files:
         failures.append("no evidence found")
-    audits = tuple(audit(logs, authority) for _, logs in sorted(attempts.items()))
-    return Verification(audits, tuple(failures))
+    chosen = [logs for (job_id, _), logs in sorted(attempts.items()) if job in (None, job_id)]
+    return Verification(tuple(audit(logs, authority) for logs in chosen), tuple(failures), tuple(notes))
 
 
 def traffic(logs: Iterable[Log]) -> list[Traffic]:
@@ -164,17 +238,23 @@ def render(result: Verification) -> str:
     """Return the outcome as text."""
     lines: list[str] = []
     for attempt in result.attempts:
-        lines += [*_heading(attempt), "", *_table(attempt), "", *_contents(attempt), *_spending(attempt)]
-        lines += [*_local(attempt), *_threats(attempt)]
-        lines += [f"  note: {printable(text)}" for text in attempt.notes]
-        lines += [f"  FAILED: {printable(text)}" for text in attempt.failures]
+        for part in (_heading, _table, _contents, _spending, _local, _threats):
+            lines += [*_bounded(part(attempt)), ""]
+        lines += _bounded(f"  note: {text}" for text in attempt.notes)
+        lines += _bounded(f"  FAILED: {text}" for text in attempt.failures)
         lines.append("")
-    lines += [f"  note: {printable(text)}" for text in result.notes]
-    lines += [f"  FAILED: {printable(text)}" for text in result.failures]
-    if result.notes or result.failures:
-        lines.append("")
-    lines += [SHOWS, DOES_NOT_SHOW, "", _verdict(result)]
-    return "\n".join(lines)
+    lines += _bounded(f"  note: {text}" for text in result.notes)
+    lines += _bounded(f"  FAILED: {text}" for text in result.failures)
+    lines += ["", SHOWS, DOES_NOT_SHOW, "", _verdict(result)]
+    # Whatever a log says takes one line and steers nothing.
+    tidy = [printable(line, _MAX_LINE) for line in lines]
+    return "\n".join(line for line, before in zip(tidy, ["", *tidy], strict=False) if line or before)
+
+
+def _bounded(lines: Iterable[str]) -> list[str]:
+    lines = list(lines)
+    more = [f"  ... and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
+    return lines[:_MAX_LINES] + more
 
 
 def _heading(attempt: Audit) -> Iterator[str]:
@@ -183,8 +263,13 @@ def _heading(attempt: Audit) -> Iterator[str]:
     yield f"  attempt   {'completed' if attempt.completed else 'NOT COMPLETED'}"
     if attempt.signed:
         yield "  signed    by every site's certificate"
+    elif not attempt.had_session:
+        yield "  UNSIGNED  it ended before any site could sign"
     else:
         yield "  UNSIGNED  anyone who holds these files could have written them; only their agreement was checked"
+    if attempt.times is not None:
+        first, last = (f"{moment:%Y-%m-%d %H:%M:%S}" for moment in attempt.times)
+        yield f"  time      {first} to {last} UTC by the sites' own clocks, which is what those who signed it say"
     if attempt.profile == "plain":
         yield "  PROFILE PLAIN: private messages travelled IN CLEAR, as this profile says. Nothing was protected."
 
@@ -225,7 +310,6 @@ def _contents(attempt: Audit) -> Iterator[str]:
         rows.append((item.sender, item.receiver, f"{item.messages}", size, "", f"{meaning}: {protection}"))
     if len(rows) > 1:
         yield from _columns(rows)
-        yield ""
 
 
 def _spending(attempt: Audit) -> Iterator[str]:
@@ -239,8 +323,6 @@ def _spending(attempt: Audit) -> Iterator[str]:
             )
             events = dict.fromkeys(printable(spend.event) for spend in log.spends)
             yield from (f"    {event}" for event in list(events)[:_MAX_EVENTS])
-    if any(log.spends for log in attempt.logs):
-        yield ""
 
 
 def _local(attempt: Audit) -> Iterator[str]:
@@ -250,8 +332,7 @@ def _local(attempt: Audit) -> Iterator[str]:
             counts[kind, how] += 1
     if counts:
         yield "  answered without leaving a site:"
-        yield from (f"    {printable(kind)} x{n}: {printable(how)}" for (kind, how), n in sorted(counts.items()))
-        yield ""
+        yield from (f"    {kind} x{n}: {printable(how)}" for (kind, how), n in sorted(counts.items()))
 
 
 def _threats(attempt: Audit) -> Iterator[str]:
@@ -259,18 +340,20 @@ def _threats(attempt: Audit) -> Iterator[str]:
     if model is not None:
         yield "  who could learn what about another site's rows, beyond the model:"
         yield from (f"    {who + ':':<26}{what}" for who, what in model.rows())
-        yield ""
 
 
 def _verdict(result: Verification) -> str:
-    if not result.verified:
+    if result.verdict is Verdict.FAILED:
         aborted = not result.failures and not any(attempt.failures for attempt in result.attempts)
         return "NOT VERIFIED: the job was not completed" if aborted and result.attempts else "NOT VERIFIED"
-    unsigned = "" if all(attempt.signed for attempt in result.attempts) else " (UNSIGNED)"
-    if not result.rooted:
-        unsigned += " (signatures only against the certificates in the logs: give --root-ca)"
     plain = any(attempt.profile == "plain" for attempt in result.attempts)
-    return f"VERIFIED{unsigned}" + (": but profile plain protects nothing" if plain else "")
+    nothing = "; profile plain protects nothing" if plain else ""
+    job = result.attempts[0].job_id
+    if result.verdict is Verdict.UNSIGNED:
+        return f"UNSIGNED: the records of job {job} agree, but anyone could have written them{nothing}"
+    if result.verdict is Verdict.SIGNED:
+        return f"SIGNED, NOT VERIFIED: job {job} is consistent, but {'; '.join(result.unchecked)}{nothing}"
+    return f"VERIFIED: job {job}{nothing}"
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -290,7 +373,12 @@ def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def to_json(result: Verification) -> dict[str, Any]:
     """Return the outcome as JSON values."""
     return {
+        "verdict": result.verdict.name,
+        "exit_code": result.verdict.value,
         "verified": result.verified,
+        "sound": result.sound,
+        "root": result.root,
+        "unchecked": list(result.unchecked),
         "failures": list(result.failures),
         "notes": list(result.notes),
         "attempts": [
@@ -301,6 +389,7 @@ def to_json(result: Verification) -> dict[str, Any]:
                 "sites": list(a.sites),
                 "completed": a.completed,
                 "signed": a.signed,
+                "times": None if a.times is None else [time_text(moment) for moment in a.times],
                 "failures": list(a.failures),
                 "notes": list(a.notes),
                 "messages": [
@@ -332,31 +421,75 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "verify",
         help="check the evidence of a job",
         description="Check the evidence of a job: chains, signatures, agreement of sites and server, protection of "
-        "every private message. Exit code 0 if it holds, 1 if not.",
+        "every private message. Exit code 0: VERIFIED; 1: it does not hold; 2: UNSIGNED, the records agree but anyone "
+        "could have written them (or wrong usage); 3: SIGNED, but root or server names were not given.",
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="folder or files of exported evidence")
-    parser.add_argument("--root-ca", type=Path, help=f"the project's {ROOT_CERTIFICATE} (default: beside the evidence)")
+    parser.add_argument(
+        "--root-ca", type=Path, metavar="FILE",
+        help=f"the project's {ROOT_CERTIFICATE} from your own startup kit, never from the evidence; evidence that is "
+        "not signed then fails",
+    )  # fmt: skip
+    parser.add_argument(
+        "--server", action="append", default=[], metavar="NAME",
+        help="name of the project's server, whose certificate is not a site's (default: from the kit of --root-ca)",
+    )  # fmt: skip
+    parser.add_argument("--job", metavar="ID", help="the job that must be shown (needed where there are several)")
+    parser.add_argument(
+        "--at", type=_moment, metavar="TIME",
+        help="when the job began, as YYYY-MM-DD or with THH:MM in UTC; certificates are judged at that time, give or "
+        "take a day (default: by the clocks of those who signed)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.set_defaults(func=_run)
 
 
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if "T" not in text:
+        moment += timedelta(hours=12)
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
 def _run(arguments: argparse.Namespace) -> int:
     try:
-        result = verify(arguments.paths, _root(arguments.root_ca, arguments.paths))
-    except (OSError, ValueError, ProtocolError) as error:
-        print(f"veilboost verify: {error}", file=sys.stderr)
-        return 1
+        root, servers = _trusted(arguments.root_ca, arguments.paths)
+        result = verify(arguments.paths, root, {*servers, *arguments.server}, arguments.job, arguments.at)
+    except (OSError, ConfigurationError, ProtocolError) as error:
+        text = printable(str(error), _MAX_SENTENCE)
+        if arguments.json:
+            print(json.dumps(to_json(Verification((), (text,))), indent=2))
+        print(f"veilboost verify: {text}", file=sys.stderr)
+        return Verdict.FAILED.value
     print(json.dumps(to_json(result), indent=2) if arguments.json else render(result))
-    return 0 if result.verified else 1
+    return result.verdict.value
 
 
-def _root(given: Path | None, paths: Sequence[Path]) -> x509.Certificate | None:
+def _trusted(given: Path | None, paths: Sequence[Path]) -> tuple[x509.Certificate | None, frozenset[str]]:
+    """Return the root certificate that the caller gave and, from the kit that it lies in, the names of the servers."""
     if given is None:
-        beside = [folder / ROOT_CERTIFICATE for path in paths for folder in (path, path.parent)]
-        given = next((path for path in beside if path.is_file()), None)
-    if given is None:
-        return None
+        return None, frozenset()
+    place = given.resolve()
+    if any(place.is_relative_to((path if path.is_dir() else path.parent).resolve()) for path in paths):
+        raise ConfigurationError(
+            f"{given} lies in the folder of the evidence, where whoever wrote the evidence could have put it: give "
+            f"the {ROOT_CERTIFICATE} of your own startup kit, or the evidence's own folder alone"
+        )
     try:
-        return x509.load_pem_x509_certificate(given.read_bytes())
+        root = x509.load_pem_x509_certificate(given.read_bytes())
     except ValueError:
-        raise ValueError(f"{given} is no certificate in PEM form") from None
+        raise ConfigurationError(f"{given} is no certificate in PEM form") from None
+    return root, frozenset().union(*(_server_names(place.parent / name) for name in _KIT_FILES))
+
+
+def _server_names(path: Path) -> frozenset[str]:
+    """Return the names of the servers that a file of a startup kit tells."""
+    if not path.is_file() or path.stat().st_size > _MAX_KIT_BYTES:
+        return frozenset()
+    try:
+        document = json.loads(path.read_bytes())
+        servers = [server.get("identity") or server["name"] for server in document.get("servers", [])]
+        servers.append(document.get("admin", {}).get("server_identity"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ConfigurationError(f"{path} beside the root certificate cannot be read as part of a startup kit") from None
+    return frozenset(name for name in servers if isinstance(name, str) and name)

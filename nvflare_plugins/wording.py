@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from html import escape
+
+_PILED_UP = re.compile("[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]{4,}")
+
 
 def human_bytes(n: int) -> str:
     """Return a size as people read it: 1.5 MB for 1,500,000 bytes."""
@@ -13,6 +18,16 @@ def human_bytes(n: int) -> str:
     return f"{size:.1f} TB"
 
 
-def printable(text: str) -> str:
-    """Return foreign text with everything replaced that could steer a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+def printable(text: str, most: int = 200) -> str:
+    """Return foreign text fit for screens and pages: on one line, bounded, and without what could steer or reorder it.
+
+    Control characters, line breaks, marks of writing direction and halves of surrogate pairs become question marks, and
+    so do accents that pile up on one letter.
+    """
+    text = text if len(text) <= most else text[: most - 1] + "\u2026"
+    return _PILED_UP.sub("?", "".join(c if c.isprintable() else "?" for c in text))
+
+
+def markup(text: str) -> str:
+    """Return foreign text fit for a page of HTML, as an element's text or in quotes as an attribute."""
+    return escape(printable(text, 4000))

@@ -28,6 +28,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -48,6 +49,7 @@ from nvflare_plugins.wire.evidence_format import (
     commitment,
     is_name,
     seal_statement,
+    time_text,
 )
 
 Signer = Callable[[bytes], bytes]
@@ -55,6 +57,11 @@ HeadVerifier = Callable[[str, bytes, bytes], None]
 """Checks (site, statement, signature) against that site's certificate; raises AuthenticationError."""
 
 _MAX_REASON = 500
+
+
+def utc_now() -> datetime:
+    """Return the time by this machine's clock."""
+    return datetime.now(UTC)
 
 
 class EvidenceLog:
@@ -76,6 +83,7 @@ class EvidenceLog:
         *,
         role: str = "site",
         randomness: RandomSource = OS_RANDOMNESS,
+        clock: Callable[[], datetime] = utc_now,
     ) -> None:
         """Open the log and write its first record.
 
@@ -84,6 +92,7 @@ class EvidenceLog:
             site: who writes; ``SERVER`` with role "server".
             signer: signs with this party's certificate key; may also be given later to ``session``.
             role: "site" or "server".
+            clock: tells the time that the log states at its opening, its session and its end.
 
         Raises:
             ValueError: a name that evidence cannot hold, or an unknown role.
@@ -107,6 +116,7 @@ class EvidenceLog:
         self._n_records = 0
         self._ended = False
         self._randomness = randomness
+        self._clock = clock
         self._last_commitment: tuple[bytes | None, bytes, str] = (None, b"", "")
         self._own_head: SignedHead | None = None
         self._peer_heads: dict[str, SignedHead] = {}
@@ -119,6 +129,7 @@ class EvidenceLog:
                 "job_id": job_id,
                 "attempt": attempt,
                 "profile": profile,
+                "time": time_text(clock()),
             }
         )
 
@@ -162,6 +173,7 @@ class EvidenceLog:
                     "policy_hash": policy_hash,
                     "versions": dict(versions),
                     "protection": dict(protection or {}),
+                    "time": time_text(self._clock()),
                 }
             )
             self.flush()
@@ -311,7 +323,8 @@ class EvidenceLog:
             raise ValueError("an attempt ends 'completed' or 'aborted'")
         with self._lock:
             if not self._ended:
-                self._append({"type": "end", "status": status, "reason": reason[:_MAX_REASON]})
+                body = {"type": "end", "status": status, "reason": reason[:_MAX_REASON]}
+                self._append({**body, "time": time_text(self._clock())})
                 self._ended = True
                 self.flush()
 

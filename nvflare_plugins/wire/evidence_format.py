@@ -7,6 +7,9 @@ floats) with its number ``n`` and its ``hash``; the hash covers the previous has
 
 with 32 zero bytes before the first line. Because only the canonical form is accepted, every changed byte shows.
 The writer is ``wire/evidence.py``, the checker is ``nvflare_plugins/verify.py``; both use only what stands here.
+
+Opening, session and end carry the time by their party's clock, in UTC and whole seconds. Logs of the first format are
+still read; they have no times.
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from he_processors.errors import ProtocolError
 
-FORMAT = "veilboost-evidence-1"
+FORMAT = "veilboost-evidence-2"
+UNTIMED_FORMAT = "veilboost-evidence-1"
 EXPORT_SUFFIX = ".evidence.jsonl"
 SALTS_SUFFIX = ".evidence.salts"
 SERVER = "server"
@@ -30,6 +35,7 @@ SALT_BYTES = 16
 
 MAX_LINE_BYTES = 1 << 20
 MAX_FILE_BYTES = 1 << 30
+MAX_DIGITS = 19  # no count or size of a log comes near
 
 CLEAR_CODECS = frozenset({"PUBLIC", "PLAIN"})
 """Codecs under which a payload can be read by whoever carries it. A private kind travels so under ``plain`` only."""
@@ -40,6 +46,7 @@ _HEAD_DOMAIN = "veilboost evidence head v1"
 _SEAL_DOMAIN = "veilboost evidence seal v1"
 
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.@ -]{0,126}[A-Za-z0-9_])?")
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
 _HEX = re.compile(r"(?:[0-9a-f]{2})+")
 
 # Several records per message, each encoded twice: building an encoder for each would cost as much as encoding.
@@ -77,6 +84,22 @@ def commitment(payload: bytes, salt: bytes = b"") -> str:
 def is_name(text: object) -> bool:
     """Tell whether ``text`` may name a site, job, attempt or kind: short, printable, never a path."""
     return isinstance(text, str) and _NAME.fullmatch(text) is not None and ".." not in text
+
+
+def time_text(moment: datetime) -> str:
+    """Return a moment as evidence states it."""
+    return moment.astimezone(UTC).strftime(_TIME)
+
+
+def read_time(text: str) -> datetime:
+    """Read a moment as evidence states it, and in no other spelling. Raises: ProtocolError."""
+    try:
+        moment = datetime.strptime(text, _TIME).replace(tzinfo=UTC)
+    except ValueError:
+        moment = None
+    if moment is None or time_text(moment) != text:
+        raise ProtocolError("a time in evidence is not of the form 2026-01-31T12:00:00Z")
+    return moment
 
 
 def export_name(site: str) -> str:
@@ -210,7 +233,9 @@ def _check_link(record: Record, previous: bytes, n: int) -> tuple[Record, bytes]
 
 def _parse_json(data: bytes) -> Any:
     try:
-        return json.loads(data.decode("ascii"), parse_float=_refuse_number, parse_constant=_refuse_number)
+        return json.loads(
+            data.decode("ascii"), parse_int=_whole_number, parse_float=_refuse_number, parse_constant=_refuse_number
+        )
     except (ValueError, RecursionError):
         raise ProtocolError("evidence is not valid JSON in ASCII without fractions") from None
 
@@ -220,6 +245,12 @@ def _canonical_or_none(record: Record) -> bytes | None:
         return canonical(record)
     except (ValueError, RecursionError):
         return None
+
+
+def _whole_number(text: str) -> int:
+    if len(text.removeprefix("-")) > MAX_DIGITS:
+        raise ValueError("a number of too many digits")
+    return int(text)
 
 
 def _refuse_number(text: str) -> Any:

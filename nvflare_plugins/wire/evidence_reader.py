@@ -5,16 +5,23 @@ Nothing read here is trusted. What a log says is compared with what the other pa
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.wire.evidence_format import FORMAT, GENESIS, SERVER, Record, SignedHead, is_name, read_chain
+from nvflare_plugins.wire.evidence_format import (
+    FORMAT, GENESIS, SERVER, UNTIMED_FORMAT, Record, SignedHead, is_name, read_chain, read_time,
+)  # fmt: skip
 
 _TEXT_MAP = "text map"
 _TEXT_LIST = "text list"
 _TEXT_OR_NONE = "text or null"
+_NAME = "name"
+_DECIMAL = "decimal number as text"
+_NUMBER = re.compile(r"[0-9][0-9.]{0,39}(?:e[+-]?[0-9]{1,4})?", re.ASCII)
 
 _FIELDS: dict[str, dict[str, object]] = {
     "open": {"format": str, "role": str, "site": str, "job_id": str, "attempt": str, "profile": str},
@@ -32,9 +39,9 @@ _FIELDS: dict[str, dict[str, object]] = {
     "message": {
         "direction": str,
         "counter": int,
-        "kind": str,
+        "kind": _NAME,
         "phase": str,
-        "codec": str,
+        "codec": _NAME,
         "private": bool,
         "n_values": int,
         "size": int,
@@ -42,15 +49,16 @@ _FIELDS: dict[str, dict[str, object]] = {
         "salt": _TEXT_OR_NONE,
         "peers": _TEXT_LIST,
     },
-    "content": {"direction": str, "peer": str, "what": str, "protection": str, "size": int},
-    "spend": {"query": str, "event": str, "epsilon": str, "delta": str},
-    "local": {"kind": str, "phase": str, "how": str},
+    "content": {"direction": str, "peer": _NAME, "what": _NAME, "protection": _NAME, "size": int},
+    "spend": {"query": str, "event": str, "epsilon": _DECIMAL, "delta": _DECIMAL},
+    "local": {"kind": _NAME, "phase": str, "how": str},
     "round": {"round": int},
     "model": {"name": str, "size": int, "hmac": str},
     "heads": {"heads": list},
     "end": {"status": str, "reason": str},
     "seal": {"signature": _TEXT_OR_NONE},
 }
+_TIMED = ("open", "session", "end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,7 @@ class Log:
     Attributes:
         digests: hash after each record, bytes[32] each.
         heads: (record number, heads of all parties that it holds).
+        times: by the party's own clock, of its records of opening, session and end; none in the first format.
     """
 
     path: Path
@@ -113,6 +122,8 @@ class Log:
     attempt: str
     profile: str
     digests: list[bytes]
+    timed: bool = True
+    times: dict[str, datetime] = field(default_factory=dict)
     session: Record | None = None
     messages: list[Message] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
@@ -148,11 +159,13 @@ def read_log(path: Path) -> Log:
     """
     log: Log | None = None
     for record, digest in read_chain(path):
-        _check_fields(record)
+        _check_fields(record, log.timed if log is not None else record.get("format") != UNTIMED_FORMAT)
         if log is None:
             log = _open(path, record)
         else:
             _enter(log, record)
+        if "time" in record:
+            log.times[record["type"]] = read_time(record["time"])
         log.digests.append(digest)
     if log is None:
         raise ProtocolError("the evidence file is empty")
@@ -160,7 +173,7 @@ def read_log(path: Path) -> Log:
 
 
 def _open(path: Path, record: Record) -> Log:
-    if record["type"] != "open" or record["format"] != FORMAT:
+    if record["type"] != "open" or record["format"] not in (FORMAT, UNTIMED_FORMAT):
         raise ProtocolError("the first record is not the opening of a log of this format")
     role, site = record["role"], record["site"]
     if role not in ("site", "server") or (role == "server") != (site == SERVER):
@@ -168,7 +181,7 @@ def _open(path: Path, record: Record) -> Log:
     names = (site, record["job_id"], record["attempt"], record["profile"])
     if not all(map(is_name, names)):
         raise ProtocolError("the log is opened with a name that is not allowed")
-    return Log(path, role, *names, digests=[])
+    return Log(path, role, *names, digests=[], timed=record["format"] == FORMAT)
 
 
 def _enter(log: Log, record: Record) -> None:
@@ -223,8 +236,10 @@ def _message(record: Record) -> Message:
     return message
 
 
-def _check_fields(record: Record) -> None:
+def _check_fields(record: Record, timed: bool) -> None:
     expected = _FIELDS.get(record["type"]) if isinstance(record.get("type"), str) else None
+    if expected is not None and timed and record["type"] in _TIMED:
+        expected = {**expected, "time": str}
     if expected is None or set(record) != {"type", "n", "hash", *expected}:
         raise ProtocolError(f"record {record['n']} is of no known type or has other fields than its type")
     for name, kind in expected.items():
@@ -233,6 +248,10 @@ def _check_fields(record: Record) -> None:
 
 
 def _is(value: Any, kind: object) -> bool:
+    if kind is _NAME:
+        return is_name(value)
+    if kind is _DECIMAL:
+        return isinstance(value, str) and _NUMBER.fullmatch(value) is not None
     if kind is _TEXT_MAP:
         return isinstance(value, dict) and all(type(item) in (str, int) for item in value.values())
     if kind is _TEXT_LIST:

@@ -51,7 +51,7 @@ def test_job_folder_as_it_stands(tmp_path: Path) -> None:
     models = {(done.site(site) / "model.json").read_bytes() for site in SITES}
     assert len(models) == 1 and xgb.Booster(model_file=bytearray(models.pop())).num_boosted_rounds() == 10
     outcome = verify([done.result / "evidence"])
-    assert outcome.verified, outcome.failures
+    assert outcome.sound, outcome.failures
     for site in SITES:
         ledger = Ledger(done.workspace / site / "veilboost_ledgers" / site / f"{dpboost.DATA_SET}.ledger")
         assert 3.99 < ledger.spent().pure_epsilon <= 4

@@ -63,7 +63,7 @@ def check(done: Run, epsilon: float = 0.5) -> None:
     booster = xgb.Booster(model_file=bytearray(models.pop()))
     assert roc_auc_score(frame.label, booster.predict(matrix)) > 0.7
     outcome = verify([done.result / "evidence"])
-    assert outcome.verified, outcome
+    assert outcome.sound, outcome
     for site in SITES:
         lines = (done.site(site) / "evidence" / f"{site}.evidence.jsonl").read_text().splitlines()
         spends = [r for r in map(json.loads, lines) if r["type"] == "spend"]

@@ -79,7 +79,7 @@ def test_evidence_is_verified_and_logs_can_be_followed(finished):
     run, _ = finished
     assert run.summary["status"] == "completed"
     outcome = verify([run.result / "evidence"])
-    assert outcome.verified, outcome
+    assert outcome.sound, outcome
     assert "round 3 of 3" in run.log("site-1") and "round 3 of 3" in run.log("site-2")
     assert "train-logloss" in run.log("site-1") and "logloss 0" not in run.log("site-2")
 
@@ -116,5 +116,5 @@ def test_job_folder_as_it_stands(tmp_path: Path, name: str) -> None:
     run = run_simulator(JOBS / f"vertical_{name}", tmp_path / "ws", wishes)
     assert run.code == 0, run.output[-4000:]
     assert run.summary["status"] == "completed"
-    assert verify([run.result / "evidence"]).verified
+    assert verify([run.result / "evidence"]).sound
     assert all((run.site(site) / "alignment.npz").is_file() for site in SITES)

@@ -84,7 +84,7 @@ def test_a_real_run_verifies_and_sends_what_was_planned(tmp_path, monkeypatch, j
     run = Run(tmp_path, job, monkeypatch)
     succeed(run.outcomes)
     result = run.verify()
-    assert result.verified, [attempt.failures for attempt in result.attempts]
+    assert result.sound, [attempt.failures for attempt in result.attempts]
 
     workload = workload_of_job(job, 600, FEATURES, 3, missing=False)
     planned: Counter = Counter()
@@ -109,7 +109,7 @@ def test_a_site_whose_program_would_send_in_clear_ends_the_job(tmp_path, monkeyp
     errors = [outcome for outcome in run.outcomes.values() if isinstance(outcome, ProtocolError)]
     assert errors and all("in clear" in str(error) for error in errors)
     result = run.verify()
-    assert not result.verified
+    assert not result.sound
     [attempt] = result.attempts
     assert not any("LEAK" in text for text in attempt.failures), "the message must not have left the site"
     assert not any((run.folder_of(site) / "model.json").exists() for site in run.federation.sites)

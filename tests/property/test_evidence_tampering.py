@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.verify import find_evidence, render, verify_files
+from nvflare_plugins.verify import find_evidence, render, to_json, verify_files
 from nvflare_plugins.wire.evidence_format import SignedHead, export_name, parse_line
 from nvflare_plugins.wire.evidence_reader import read_log
 from tests.support.evidence_attempts import SITES, ToyAuthority, complete_attempt, rewrite
@@ -27,8 +28,10 @@ def evidence(request, tmp_path_factory) -> Path:
 
 def verified(folder: Path) -> bool:
     result = verify_files(find_evidence([folder]), ToyAuthority())
-    render(result)  # must not fail, whatever the files hold
-    return result.verified
+    # Neither may fail or steer a terminal, whatever the files hold.
+    assert all(line.isprintable() for line in render(result).split("\n"))
+    json.dumps(to_json(result))
+    return result.sound
 
 
 def tampered(folder: Path, name: str, change) -> bool:
@@ -116,7 +119,8 @@ def test_a_changed_message_is_found_even_if_the_chain_is_computed_anew(evidence,
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.integers(10**18, 10**4200)
+    | st.sampled_from(["\x1b[2J", "\u202eVERIFIED", "\nVERIFIED", "\ud800", "x" * 9000]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )

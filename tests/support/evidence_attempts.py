@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from he_processors.errors import AuthenticationError
-from nvflare_plugins.wire.evidence import EvidenceLog
+from nvflare_plugins.evidence_audit import Certified
+from nvflare_plugins.wire.evidence import EvidenceLog, utc_now
 from nvflare_plugins.wire.evidence_format import SERVER, canonical, chain_hash, export_name, parse_line
 
 SITES = ("site-1", "site-2", "site-3")
@@ -19,10 +21,11 @@ PUBLIC_KINDS = ("HANDSHAKE", "CLOSING", "HE_PUBLIC")
 class ToyAuthority:
     """Certificates and signatures without big numbers: a signature is a hash under the certificate's text."""
 
-    def fingerprint(self, site: str, certificate: str) -> str:
+    def certified(self, site: str, certificate: str, moments: Sequence[datetime]) -> Certified:
         if not certificate.startswith(f"certificate of {site}"):
             raise AuthenticationError("it names another site")
-        return hashlib.sha256(certificate.encode()).hexdigest()
+        digest = hashlib.sha256(certificate.encode()).hexdigest()
+        return Certified(digest, digest)
 
     def check(self, certificate: str, statement: bytes, signature: bytes) -> None:
         if signature != toy_signature(certificate, statement):
@@ -57,6 +60,7 @@ class Attempt:
     attempt: str = "a1"
     sites: tuple[str, ...] = SITES
     bend: Callable[[str, str, str, int, dict], dict | None] = no_bend
+    clock: Callable[[str], datetime] = lambda party: utc_now()
     counter: int = 0
     salt: bytes | None = None
     logs: dict[str, EvidenceLog] = field(default_factory=dict)
@@ -68,7 +72,7 @@ class Attempt:
 
     def _log(self, name: str, role: str) -> EvidenceLog:
         path = self.folder / export_name(name)
-        return EvidenceLog(path, name, self.job_id, self.attempt, self.profile, role=role)
+        return EvidenceLog(path, name, self.job_id, self.attempt, self.profile, role=role, clock=lambda: self.clock(name))
 
     def open_session(self, **changes: dict) -> None:
         self.exchange("HANDSHAKE", "PUBLIC", "setup:0")

@@ -95,7 +95,7 @@ def test_foreign_roots_are_refused():
 
 @pytest.mark.parametrize("days", [(-10, -1), (1, 10)])
 def test_expired_and_future_certificates_are_refused(days):
-    refused(AUTHORITY.issue("site-1", 1, days=days), "not valid today")
+    refused(AUTHORITY.issue("site-1", 1, days=days), "not valid on")
 
 
 def test_expired_roots_are_refused():

@@ -116,6 +116,22 @@ def test_foreign_text_is_escaped(folder):
     assert "script" not in structure(build_report(run, folder)).tags
 
 
+def test_foreign_text_does_not_reorder_or_flood_the_page(folder):
+    """Marks of writing direction turn "not signed" around; a lone surrogate could not even be written."""
+    hostile = "\u202e\u2066deifirev\x1b[2J\ud800\x00" + "x" * 100_000
+    run = run_record(
+        job_id=hostile, site=hostile, profile=hostile, status=hostile, registry=hostile, notes=(hostile,),
+        params={hostile: hostile}, traffic=(TrafficRow(hostile, hostile, True, 1, 1, 1),),
+        rounds=(RoundRow(0, 1.0, {f"{hostile}-{hostile}": 0.5}),), comparison=(Curve(hostile, hostile, (0.1,)),),
+        sections=(ReportSection(hostile, (hostile,), (hostile,), ((hostile,),)),),
+    )  # fmt: skip
+    page = build_report(run, folder)
+    assert all(line.isprintable() for line in page.split("\n"))
+    assert "x" * 5000 not in page
+    run.write(folder)
+    write_report(folder)
+
+
 def test_plain_profile_is_marked_as_unprotected(folder):
     html = build_report(run_record(profile="plain", traffic=(TrafficRow("METRIC", "PLAIN", True, 1, 16, 16),)), folder)
     assert "chip bad'>profile plain" in html and "NONE: readable by the server" in html
