@@ -250,11 +250,16 @@ class Witness:
         return {text for text in map(repr, floats.tolist()) if len(text) >= 10}
 
 
-def contains_any(data: bytes, words: np.ndarray) -> bool:
-    """Search 64-bit patterns at every position."""
+def contains_numbers(data: bytes, words: np.ndarray) -> bool:
+    """Search 64-bit patterns at every position, two of them one after the other or with one number between.
+
+    One alone is no sign: float32 values have three bytes or so that are not zero, and the headers of formats, in which
+    zeros are many, hold such a pattern once in some thousand runs. Numbers that are sent stand in rows.
+    """
     for offset in range(8):
-        n = (len(data) - offset) // 8
-        if n > 0 and np.isin(np.frombuffer(data, "<u8", n, offset), words).any():
+        shifted = data[offset:]
+        hits = np.isin(np.frombuffer(shifted, "<u8", len(shifted) // 8), words)
+        if (hits[1:] & hits[:-1]).any() or (hits[2:] & hits[:-2]).any():
             return True
     return False
 
@@ -282,7 +287,7 @@ def test_the_server_receives_no_number_of_a_site(tmp_path, monkeypatch, caplog, 
     words = witness.words()
     assert words.size > 300
     # In clear the search must succeed: it then means something that it fails under the other profiles.
-    assert any(contains_any(unpack(data).payload, words) for data in received) == (profile == "plain")
+    assert any(contains_numbers(unpack(data).payload, words) for data in received) == (profile == "plain")
 
 
 @pytest.mark.parametrize("profile", [*PROFILES, "plain"])
