@@ -419,7 +419,7 @@ def _notes(logs: Iterable[Log]) -> Iterator[str]:
         if log.end is not None and log.end["status"] == "aborted":
             yield f"{log.site} recorded an abort: {log.end['reason'] or 'no reason given'}"
     if any(message.salt == "private" for log in logs for message in log.messages):
-        yield "clear messages with private salts were compared by kind and size, not by content"
+        yield "messages with private salts were compared by kind and size, not by content"
     for log in logs:
         if log.session is not None:
             facts = {f"{name} {value}" for name, value in log.session["protection"].items()}

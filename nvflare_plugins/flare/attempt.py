@@ -199,6 +199,7 @@ class ServerAttempt:
         self._evidence.record(
             transfer.direction, frame.counter, frame.kind.name, str(frame.moment), frame.codec.name, frame.n_values,
             frame.payload, frame.kind.private, peers=transfer.sites,
+            salt=frame.salt,
         )  # fmt: skip
 
     def _on_violation(self, site: str, text: str) -> None:

@@ -12,10 +12,12 @@ from types import ModuleType
 import numpy as np
 
 from he_processors.errors import ProtocolError, VeilBoostError
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
 from nvflare_plugins.wire.envelope import (
     ATTEMPT_BYTES, MAX_ATTACHMENT, Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_list,
 )  # fmt: skip
+from nvflare_plugins.wire.evidence_format import SALT_BYTES
 
 Reply = Callable[[bytes], None]
 
@@ -56,6 +58,7 @@ class Aggregator:
         attachment: Callable[[], bytes] | None = None,
         on_abort: Callable[[str], None] | None = None,
         on_sum: Callable[[Frame, bytes], bytes] | None = None,
+        randomness: RandomSource = OS_RANDOMNESS,
     ):
         """Args: on_sum: turns the added words into the answer; a trusted aggregator adds its noise there, once."""
         if list(sites) != sorted(set(sites)) or not sites:
@@ -69,6 +72,7 @@ class Aggregator:
         self._attachment = attachment
         self._on_abort = on_abort
         self._on_sum = on_sum
+        self._randomness = randomness
         self._lock = threading.Lock()
         self._next = [0] * len(sites)  # counter that each site sends next
         self._exchanges: dict[int, _Exchange] = {}
@@ -200,11 +204,11 @@ class Aggregator:
             if len(attachments) > MAX_ATTACHMENT:
                 raise ProtocolError("attachments of all sites are longer than a frame may carry")
         receivers = [self._sites] if len(payloads) == 1 else [(site,) for site in self._sites]
-        packed = []
+        packed, salt = [], self._randomness.bytes(SALT_BYTES) if frame.codec.is_salted else b""
         for sites, payload in zip(receivers, payloads, strict=True):
             answer = Frame(
                 type_, frame.operation, frame.kind, frame.moment, frame.codec, len(self._sites), frame.counter,
-                self._attempt, frame.n_values, payload, attachments,
+                self._attempt, frame.n_values, payload, attachments, salt,
             )  # fmt: skip
             self._record(sites, "sent", answer)
             packed.append(answer.pack())

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from he_processors.errors import JobAborted, ProtocolError
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_list
+from nvflare_plugins.wire.evidence_format import SALT_BYTES
 
 
 _MAX_REASON_BYTES = 4000
@@ -31,7 +33,7 @@ class Recorder(Protocol):
 
     def record(
         self, direction: str, counter: int, kind: str, phase: str, codec: str, n_values: int, payload: bytes,
-        private: bool,
+        private: bool, *, salt: bytes,
     ) -> None: ...  # fmt: skip
 
 
@@ -60,6 +62,7 @@ class Channel:
 
     def __init__(
         self, site: str, sites: Sequence[str], job_id: str, attempt: bytes, transport: Transport, timeout_s: float,
+        randomness: RandomSource = OS_RANDOMNESS,
     ):  # fmt: skip
         self.site = site
         self.sites = tuple(sites)
@@ -75,6 +78,7 @@ class Channel:
         self._attempt = attempt
         self._transport = transport
         self._timeout_s = timeout_s
+        self._randomness = randomness
 
     def gather(self, kind: Kind, payload: bytes, codec: Codec = Codec.PUBLIC) -> list[bytes]:
         """Give this site's bytes to all sites and get those of all sites, in rank order."""
@@ -125,7 +129,7 @@ class Channel:
         attachment = self.heads.take() if self.heads is not None else b""
         frame = Frame(
             type_, operation, kind, self.moment, codec, self.rank, self.counter, self._attempt, n_values, payload,
-            attachment,
+            attachment, self._randomness.bytes(SALT_BYTES) if codec.is_salted else b"",
         )  # fmt: skip
         self._record("sent", frame)
         started = time.perf_counter()
@@ -158,7 +162,7 @@ class Channel:
         if self.recorder is not None:
             self.recorder.record(
                 direction, frame.counter, frame.kind.name, str(frame.moment), frame.codec.name, frame.n_values,
-                frame.payload, frame.kind.private,
+                frame.payload, frame.kind.private, salt=frame.salt,
             )  # fmt: skip
 
     def _count(self, kind: Kind, codec: Codec, n_out: int, n_in: int, seconds: float) -> None:

@@ -1,7 +1,8 @@
 """Our own frames between a site and the server: a fixed header, a payload, an optional attachment.
 
 A frame says who sends it, where in the job it belongs (attempt, counter, kind, moment) and how the payload is protected
-(codec). The server adds, forwards or collects payloads by the header alone; it needs no key.
+(codec). The server adds, forwards or collects payloads by the header alone; it needs no key. The header also has the
+salt with which both ends commit to the payload in their evidence.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from enum import IntEnum
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.wire.catalogue import KIND_BY_CODE, PHASE_BY_CODE, Kind, Moment
+from nvflare_plugins.wire.evidence_format import SALT_BYTES, UNSALTED_CODECS
 
-_HEADER = struct.Struct("<4sBBBBHBIQ16sHQQI")
+_HEADER = struct.Struct("<4sBBBBHBIQ16sHQQI16s")
 _MAGIC = b"VLBF"
-_VERSION = 1
+_VERSION = 2
 ATTEMPT_BYTES = 16
 MAX_ATTACHMENT = 1 << 20
 MAX_VALUES = 1 << 32
+_NO_SALT = bytes(SALT_BYTES)
 
 
 class Codec(IntEnum):
@@ -30,6 +33,11 @@ class Codec(IntEnum):
     BFV = 3
     CKKS = 4
     SEALED = 5  # end to end between sites
+
+    @property
+    def is_salted(self) -> bool:
+        """Whether frames carry a salt for the evidence's commitment to their payload (evidence_format.py)."""
+        return self.name not in UNSALTED_CODECS
 
 
 class FrameType(IntEnum):
@@ -52,7 +60,11 @@ class Operation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message between a site and the server."""
+    """One message between a site and the server.
+
+    Attributes:
+        salt: what sender and receiver salt their commitments to the payload with; empty where there is none.
+    """
 
     type: FrameType
     operation: Operation
@@ -65,13 +77,14 @@ class Frame:
     n_values: int
     payload: bytes
     attachment: bytes = b""
+    salt: bytes = b""
 
     def pack(self) -> bytes:
         """Return the bytes that travel."""
         header = _HEADER.pack(
             _MAGIC, _VERSION, self.type, self.operation, self.codec, self.kind.code, self.moment.phase.value,
             self.moment.round, self.counter, self.attempt, self.rank, self.n_values, len(self.payload),
-            len(self.attachment),
+            len(self.attachment), self.salt or _NO_SALT,
         )  # fmt: skip
         return b"".join((header, self.payload, self.attachment))
 
@@ -89,7 +102,7 @@ def unpack(data: bytes) -> Frame:
     if len(data) < _HEADER.size:
         raise ProtocolError(f"frame of {len(data)} bytes is shorter than its header")
     (magic, version, type_, operation, codec, kind, phase, round_, counter, attempt, rank, n_values, n_payload,
-     n_attachment) = _HEADER.unpack_from(data)  # fmt: skip
+     n_attachment, salt) = _HEADER.unpack_from(data)  # fmt: skip
     if magic != _MAGIC or version != _VERSION:
         raise ProtocolError("not a frame of this version of VeilBoost: all sites and the server must run the same one")
     if n_attachment > MAX_ATTACHMENT or n_values > MAX_VALUES:
@@ -100,10 +113,12 @@ def unpack(data: bytes) -> Frame:
         codes = FrameType(type_), Operation(operation), KIND_BY_CODE[kind], PHASE_BY_CODE[phase], Codec(codec)
     except (ValueError, KeyError):
         raise ProtocolError("frame holds an unknown type, operation, kind, phase or codec") from None
+    if codes[4].is_salted != (salt != _NO_SALT):
+        raise ProtocolError("frame lacks the salt that its codec needs, or has one that it does not")
     end = _HEADER.size + n_payload
     return Frame(
         codes[0], codes[1], codes[2], Moment(codes[3], round_), codes[4], rank, counter, attempt, n_values,
-        bytes(memoryview(data)[_HEADER.size : end]), bytes(memoryview(data)[end:]),
+        bytes(memoryview(data)[_HEADER.size : end]), bytes(memoryview(data)[end:]), salt if any(salt) else b"",
     )  # fmt: skip
 
 

@@ -16,8 +16,15 @@ One ``EvidenceLog`` lives at every site and one at the server. The order of call
     log.close() -> path of the finished file
 
 Until ``close`` the file is called ``<path>.partial``: a finished name means a finished log. The file holds hashes,
-sizes, names and public fingerprints only. Payloads of codec PLAIN (a count, a mean) could be found by trying, so their
-hashes are salted; the salts go to a private file beside the log (mode 0600) which is never exported.
+sizes, names and public fingerprints only.
+
+Who sees evidence? The server has all logs, whoever downloads the job's result too, and every site gets the heads of all
+logs during the job, which hash each record. So a hash that can be tested against guesses tells a site what it never
+received. Payloads that someone could guess are therefore committed to with a salt (``UNSALTED_CODECS`` argues which are
+not). Sender and receiver must commit to the same bytes, so the sender draws the salt and it travels in the frame: they
+both have the payload anyway, and no one else learns the salt. What a record of a message, and a head over it, tell
+everyone else is then kind, phase, size and order, which the job itself fixes, and a hash of uniform bytes. A site keeps its salts in a private
+file beside the log (mode 0600) which is never exported; the server, whose folder is the job's result, keeps none.
 
 What a log can show is the agreement of what the parties recorded. It cannot show that inputs were honest, that
 randomness was good, or that nothing left by another way.
@@ -42,6 +49,7 @@ from nvflare_plugins.wire.evidence_format import (
     SALT_BYTES,
     SALTS_SUFFIX,
     SERVER,
+    UNSALTED_CODECS,
     Record,
     SignedHead,
     canonical,
@@ -69,7 +77,7 @@ class EvidenceLog:
 
     Security: whoever holds the site's certificate key can write any log; without signatures (simulator) anyone who
         holds the file can rewrite it, and only the copies of its heads at the other sites speak against that.
-    Privacy: the exported file holds no payload; hashes of payloads in clear are salted, and the salts stay private.
+    Privacy: the exported file holds no payload and no hash of one that could be found by trying.
     """
 
     def __init__(
@@ -106,6 +114,7 @@ class EvidenceLog:
             raise FileExistsError(f"evidence of this attempt exists already: {path.name}")
         self.path = path
         self.site, self.job_id, self.attempt, self.profile = site, job_id, attempt, profile
+        self._role = role
         self._partial = path.with_name(path.name + ".partial")
         self._salts_path = path.with_name(site + SALTS_SUFFIX)
         self._file: BinaryIO | None = _create(self._partial, 0o644)
@@ -190,7 +199,7 @@ class EvidenceLog:
         private: bool,
         *,
         peers: Sequence[str] = (SERVER,),
-        salt: bytes | None = None,
+        salt: bytes = b"",
     ) -> None:
         """Record one message. Call with "sent" before the bytes leave.
 
@@ -200,8 +209,8 @@ class EvidenceLog:
             payload: the payload as it stands in the frame (sealed, masked, encrypted or clear).
             private: whether the catalogue calls this kind private.
             peers: with whom; the server names one site per message received, and all receivers of an equal reply.
-            salt: for a PLAIN payload, the salt that travelled in its frame, if the frame has one. Without it the log
-                draws a salt of its own, and the hash cannot be compared with that of the other end.
+            salt: the salt that travelled in the frame, where the codec has one. Without it the log draws a salt of its
+                own, and the hash cannot be compared with that of the other end.
 
         Raises:
             ProtocolError: a private kind in clear under any profile but ``plain``; nothing is recorded and the caller
@@ -229,7 +238,7 @@ class EvidenceLog:
         }
         with self._lock:
             n = self._append(body)
-            if salt_used:
+            if salt_used and self._role != "server":
                 self._keep_salt(n, salt_used)
 
     def content(self, direction: str, peer: str, what: Content, protection: Protection, size_bytes: int) -> None:
@@ -369,10 +378,10 @@ class EvidenceLog:
             self._n_records = n + 1
             return n
 
-    def _choose_salt(self, codec: str, salt: bytes | None) -> tuple[bytes, str | None]:
-        if codec != "PLAIN":  # public by nature, or as random as its protection
+    def _choose_salt(self, codec: str, salt: bytes) -> tuple[bytes, str | None]:
+        if codec in UNSALTED_CODECS:
             return b"", None
-        if salt is None:
+        if not salt:
             return self._randomness.bytes(SALT_BYTES), "private"
         if len(salt) != SALT_BYTES:
             raise ValueError(f"a salt has {SALT_BYTES} bytes")

@@ -37,6 +37,17 @@ MAX_LINE_BYTES = 1 << 20
 MAX_FILE_BYTES = 1 << 30
 MAX_DIGITS = 19  # no count or size of a log comes near
 
+UNSALTED_CODECS = frozenset({"PUBLIC", "SEALED"})
+"""Codecs of which a hash tells nobody more than he has; every other payload is committed to with a salt.
+
+PUBLIC holds nothing of a row. SEALED is authenticated encryption under a fresh key and nonce: who lacks the key cannot
+compute the bytes of a guess, who has it reads the content anyway. The others are guessable by somebody who sees
+evidence but not the payload: sums in clear (PLAIN) by anyone; masked sums (MASKED) by those who know the masks, which
+are the W - 1 other sites together, or the only other one. Where the sites receive exact sums they could subtract their
+own parts anyway; where a trusted server adds noise they could not, and an unsalted hash would show them the exact sums.
+BFV and CKKS bring randomness of their own; one rule for all sums is easier to check.
+"""
+
 CLEAR_CODECS = frozenset({"PUBLIC", "PLAIN"})
 """Codecs under which a payload can be read by whoever carries it. A private kind travels so under ``plain`` only."""
 
@@ -73,8 +84,9 @@ def chain_hash(previous: bytes, body: Mapping[str, Any]) -> bytes:
 def commitment(payload: bytes, salt: bytes = b"") -> str:
     """Return the hex SHA-256 that stands for wire bytes in a log.
 
-    Privacy: a private payload in clear may have little entropy (a count, a mean); its salt keeps the hash from being
-        opened by trying. Salts stay in a private file, never in an export.
+    Privacy: with 16 random bytes that only the payload's sender and its receivers know, the result tells nobody else
+        anything, whatever he guesses (SHA-256 taken for a random function): each of 2^128 salts makes every payload as
+        likely as any other. Salts travel in the frame and never in evidence.
     """
     digest = hashlib.sha256(_PAYLOAD_DOMAIN + bytes([len(salt)]) + salt)
     digest.update(payload)

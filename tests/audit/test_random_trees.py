@@ -33,12 +33,13 @@ from nvflare_plugins.private_trees.forest import draw_forest
 from nvflare_plugins.private_trees.methods import Method, dp_tr_newton
 from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust, planned_events
 from nvflare_plugins.private_trees.training import PrivateTreesPlan, RefreshHandler, train_private_trees
+from nvflare_plugins.wire import evidence
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.catalogue import Kind, Message
 from nvflare_plugins.wire.envelope import Frame, FrameType, unpack
 from tests.support.audit import Errors, gaussian_power, noise_p_value
 from tests.support.audit_trees import (
-    CANARY_SITE, Setting, SiteRandomness, Verdict, audit, judge, run_attempt,
+    CANARY_SITE, Setting, SiteRandomness, Verdict, audit, heads_confirm, judge, run_attempt, shape_of,
 )  # fmt: skip
 from tests.support.federation import SiteDied
 from tests.support.private_federation import PrivateFederation, job_of
@@ -188,6 +189,23 @@ def test_the_audit_has_the_power_it_claims() -> None:
     assert gaussian_power(CLAIMED_MU, canary, N_RUNS, N_STATISTICS, 1000) < 0.001
     assert gaussian_power(CLAIMED_MU, np.sqrt(3) * canary, N_RUNS, N_STATISTICS, 1000) > 0.99
     assert gaussian_power(CLAIMED_MU, np.sqrt(2) * canary, N_RUNS_FOR_ROOT_2, N_STATISTICS, 1000) > 0.97
+
+
+def test_evidence_heads_tell_no_more_than_the_noised_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Colluders who know all masks of the canary's site test both worlds against the heads that reach them.
+
+    With a trusted server site 3 sends exact sums under masks that they can compute. Its log commits to these bytes, and
+    its head to the log: unsalted, as the commitment once was, the head says in every run whether the canary is there.
+    """
+    watched = setting(TRUSTED, evidence=tmp_path)
+    views = [run_attempt(watched, bool(run % 2), run, watched.randomness(run)) for run in range(4)]
+    assert len({str(shape_of(view)) for view in views}) == 1, "sizes, order and lists of heads differ between worlds"
+    assert sum(bool(heads) for *_, heads in shape_of(views[0])) == 4 and len(shape_of(views[0])) == 5
+    assert not any(heads_confirm(watched, view, guess) for view in views for guess in (False, True))
+    monkeypatch.setattr(evidence, "UNSALTED_CODECS", frozenset({"PUBLIC", "SEALED", "MASKED"}))
+    for has_canary in (False, True):
+        view = run_attempt(watched, has_canary, 0, watched.randomness(0))
+        assert [heads_confirm(watched, view, guess) for guess in (False, True)] == [not has_canary, has_canary]
 
 
 @pytest.mark.slow

@@ -93,6 +93,7 @@ class LoopbackServer:
         self._evidence.record(
             transfer.direction, frame.counter, frame.kind.name, str(frame.moment), frame.codec.name, frame.n_values,
             frame.payload, frame.kind.private, peers=transfer.sites,
+            salt=frame.salt,
         )  # fmt: skip
 
 

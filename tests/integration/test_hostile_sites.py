@@ -106,7 +106,7 @@ MORE_NONSENSE: dict[str, Callable[[bytes], bytes]] = {
     "trailing byte": lambda data: data + b"\0",
     "oversized": lambda data: data + bytes(1 << 20),
     "payload shorter": on_frame(lambda f: dataclasses.replace(f, payload=f.payload[:-8])),
-    "other version": lambda data: data[:4] + b"\x02" + data[5:],
+    "other version": lambda data: data[:4] + b"\x01" + data[5:],
     "other magic": lambda data: b"NOPE" + data[4:],
     "other attempt": with_fields(attempt=bytes(16)),
     "other rank": with_fields(rank=0),

@@ -5,7 +5,9 @@ of noisy sums. Where XGBoost is too slow for thousands of runs, ``play`` takes i
 the same node statistics; one audit runs XGBoost itself.
 
 The adversary is site 1. He knows all rows of all sites but for the canary, the public forest, the code, his own
-rows and his own share of the noise. What he does not know is whether site 3 holds the canary.
+rows and his own share of the noise. What he does not know is whether site 3 holds the canary. He keeps every byte that
+the server sends him: sums, lengths, order, and the evidence heads of all parties, against which he tests guesses with
+the masks that he and site 2, with whom he colludes there, share with site 3.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,16 +27,20 @@ from dp_components.leaf_weights.interface import leaf_outputs
 from dp_components.leaf_weights.query import UNIT
 from dp_components.mechanisms.gaussian import add_gaussian_noise, share_scales
 from dp_components.split_candidates.candidates import Candidates
-from he_processors.masks import PairwiseMasks
+from he_processors.masks import MessageLabel, PairwiseMasks
 from nvflare_plugins.private_trees import training
 from nvflare_plugins.private_trees.forest import Forest, draw_forest
 from nvflare_plugins.private_trees.noise_plan import ServerNoise
 from nvflare_plugins.private_trees.refresh_catalogue import RefreshGrammar, node_statistics
 from nvflare_plugins.private_trees.training import NoisySums, Pay, PrivateTreesPlan, without_ledger
-from nvflare_plugins.wire.aggregation import Aggregator
+from nvflare_plugins.wire.aggregation import Aggregator, Transfer
 from nvflare_plugins.wire.catalogue import Dtype, Kind, Moment, Op, Phase
-from nvflare_plugins.wire.channel import Channel
-from nvflare_plugins.wire.envelope import unpack
+from nvflare_plugins.wire.channel import Channel, HeadExchange
+from nvflare_plugins.wire.envelope import unpack, unpack_list
+from nvflare_plugins.wire.evidence import EvidenceLog
+from nvflare_plugins.wire.evidence_format import (
+    GENESIS, SERVER, SignedHead, chain_hash, commitment, export_name, parse_line,
+)  # fmt: skip
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
 from tests.support.federation import TIMEOUT_S, DirectTransport
@@ -73,6 +80,7 @@ class Setting:
         pays: (run, site) -> how that site pays.
         sends_twice: every site asks the server once more for each answer.
         n_attempts: the job is restarted after it has ended, as after a crash at its very end.
+        evidence: where all parties keep logs, whose heads they exchange each round; None keeps none.
     """
 
     plan: PrivateTreesPlan
@@ -87,6 +95,7 @@ class Setting:
     aggregator: type[Aggregator] = Aggregator
     sends_twice: bool = False
     n_attempts: int = 1
+    evidence: Path | None = None
 
     def rows_of(self, site: int, has_canary: bool) -> Part:
         part = self.parts[site]
@@ -108,10 +117,16 @@ class View:
     Args:
         own: what he contributed himself, his noise included.
         replies: all sums that he got for it: several where the server answers a retry differently.
+        frames: every byte that the server sent him.
+        make_keys: the masks that he and his colluder share with site 3.
+        folder: with the parties' logs.
     """
 
     own: list[Integers] = field(default_factory=list)
     replies: list[list[Integers]] = field(default_factory=list)
+    frames: list[bytes] = field(default_factory=list)
+    make_keys: Callable[[], PairwiseMasks] | None = None
+    folder: Path | None = None
 
     @property
     def totals(self) -> list[Integers]:
@@ -142,13 +157,16 @@ class _WatchedMasks(MaskedSums):
 class _WatchedTransport(DirectTransport):
     """Keeps every answer of the server; may ask twice, as a site does whose first answer comes late."""
 
-    def __init__(self, aggregator: Aggregator, site: str, payloads: list[list[bytes]], sends_twice: bool) -> None:
+    def __init__(
+        self, aggregator: Aggregator, site: str, payloads: list[list[bytes]], frames: list[bytes], sends_twice: bool
+    ) -> None:
         super().__init__(aggregator, site)
-        self._payloads, self._n_times = payloads, 2 if sends_twice else 1
+        self._payloads, self._received, self._n_times = payloads, frames, 2 if sends_twice else 1
 
     def exchange(self, frame: bytes, timeout_s: float) -> bytes:
         answers = [super(_WatchedTransport, self).exchange(frame, timeout_s) for _ in range(self._n_times)]
         self._payloads.append([unpack(answer).payload for answer in answers])
+        self._received += answers
         return answers[0]
 
 
@@ -157,16 +175,24 @@ def run_attempt(setting: Setting, has_canary: bool, run: int, randomness: list[S
     attempt = os.urandom(16)
     trusted = setting.plan.trust.is_trusted_aggregator
     on_sum = ServerNoise(setting.plan.noise, setting.server_noise(run)).release if trusted else None
-    aggregator = setting.aggregator(SITES, attempt, TIMEOUT_S, on_sum=on_sum)
+    folder = None if setting.evidence is None else setting.evidence / attempt.hex()
+    server = {} if folder is None else _server_evidence(folder, attempt)
+    aggregator = setting.aggregator(SITES, attempt, TIMEOUT_S, on_sum=on_sum, **server)
     pairs = {(i, j): os.urandom(32) for i in range(3) for j in range(i + 1, 3)}
-    group, view = os.urandom(32), View()
+    group, view = os.urandom(32), View(folder=folder)
 
     def take_part(rank: int) -> None:
         payloads: list[list[bytes]] = []
-        transport = _WatchedTransport(aggregator, SITES[rank], payloads, setting.sends_twice)
+        frames = view.frames if rank == ADVERSARY else []
+        transport = _WatchedTransport(aggregator, SITES[rank], payloads, frames, setting.sends_twice)
         channel = Channel(SITES[rank], SITES, "job", attempt, transport, TIMEOUT_S)
         secrets = {peer: pairs[min(rank, peer), max(rank, peer)] for peer in range(3) if peer != rank}
-        keys = PairwiseMasks(attempt, rank, secrets, group, blinder=None if trusted else 0)
+        make_keys = partial(PairwiseMasks, attempt, rank, secrets, group, blinder=None if trusted else 0)
+        keys = make_keys()
+        if rank == CANARY_SITE:
+            view.make_keys = make_keys
+        if folder is not None:
+            _keep_evidence(folder, channel)
         masks = _WatchedMasks(keys, view, payloads) if rank == ADVERSARY else MaskedSums(keys)
         part, train = setting.rows_of(rank, has_canary), setting.train or play
         try:
@@ -183,6 +209,33 @@ def run_attempt(setting: Setting, has_canary: bool, run: int, randomness: list[S
     return view
 
 
+def _log(folder: Path, name: str, attempt: bytes, role: str) -> EvidenceLog:
+    return EvidenceLog(folder / export_name(name), name, "job", attempt.hex(), "dp_trusted", role=role)
+
+
+def _server_evidence(folder: Path, attempt: bytes) -> dict[str, Callable]:
+    log = _log(folder, SERVER, attempt, "server")
+
+    def note(transfer: Transfer) -> None:
+        frame = transfer.frame
+        log.record(
+            transfer.direction, frame.counter, frame.kind.name, str(frame.moment), frame.codec.name, frame.n_values,
+            frame.payload, frame.kind.private, peers=transfer.sites, salt=frame.salt,
+        )  # fmt: skip
+
+    return {"on_transfer": note, "attachment": log.signed_head}
+
+
+def _keep_evidence(folder: Path, channel: Channel) -> None:
+    """Let a channel keep a log and exchange heads when they are due, as ``SiteAttempt`` does."""
+    log = _log(folder, channel.site, bytes.fromhex(channel.attempt), "site")
+
+    def take_heads(heads: list[bytes]) -> None:
+        log.countersign(dict(zip((*SITES, SERVER), heads, strict=True)), None)
+
+    channel.recorder, channel.heads = log, HeadExchange(log.signed_head, take_heads)
+
+
 # -- XGBoost's part ---------------------------------------------------------------------------------------------------
 
 
@@ -194,6 +247,11 @@ def play(
     plan.trust.check_sites(channel.world)
     for number, n_rounds in _rounds(plan, NoisySums(sums, plan, pay, randomness), columns, label):
         channel.moment = Moment(Phase.UPDATE if number < n_rounds else Phase.FINISH, number)
+        if channel.heads is not None and number:
+            channel.recorder.round(number - 1)
+            channel.heads.mark()
+    if channel.heads is not None:
+        channel.gather(Kind.CLOSING, b"")
 
 
 def _rounds(
@@ -261,6 +319,37 @@ def exact_answers(plan: PrivateTreesPlan, part: Part, totals: Sequence[Integers]
     for _ in _rounds(plan, known, part.columns, part.label):
         pass
     return known.exact, known.kinds
+
+
+def shape_of(view: View) -> list[tuple]:
+    """Return all that the adversary received but payloads, salts and hashes: kinds, sizes, order, lists of heads."""
+    shape = []
+    for data in view.frames:
+        frame = unpack(data)
+        heads = unpack_list(frame.attachment, len(SITES) + 1) if frame.attachment else []
+        listed = [(len(head), SignedHead.from_bytes(head).site, SignedHead.from_bytes(head).n_records) for head in heads]
+        shape.append((len(data), frame.type, frame.place(), len(frame.payload), listed))
+    return shape
+
+
+def heads_confirm(setting: Setting, view: View, has_canary: bool) -> bool:
+    """Test a guess of site 3's rows against the first of its heads: would they have given this very head?
+
+    Beside the rows all that goes into the head is public (``shape_of``) or known to the colluders: the masks and the
+    replies. For short the public part is taken from the log itself.
+    """
+    [first, *_] = (frame for frame in map(unpack, view.frames) if frame.attachment)
+    head = SignedHead.from_bytes(unpack_list(first.attachment, len(SITES) + 1)[CANARY_SITE])
+    sums, _ = exact_answers(setting.plan, setting.rows_of(CANARY_SITE, has_canary), view.totals)
+    digest = GENESIS
+    [path] = view.folder.glob(f"{SITES[CANARY_SITE]}*.jsonl.partial")  # a log of this harness is never closed
+    for line in path.read_bytes().splitlines()[: head.n_records]:
+        body = {key: value for key, value in parse_line(line).items() if key != "hash"}
+        if body["type"] == "message" and body["direction"] == "sent" and body["counter"] == 0:
+            label = MessageLabel(body["counter"], body["kind"], body["phase"], body["n_values"])
+            body["sha256"] = commitment(MaskedSums(view.make_keys()).protect(sums[0], label))
+        digest = chain_hash(digest, body)
+    return digest == head.digest
 
 
 @dataclass(frozen=True, slots=True)

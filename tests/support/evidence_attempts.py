@@ -62,7 +62,7 @@ class Attempt:
     bend: Callable[[str, str, str, int, dict], dict | None] = no_bend
     clock: Callable[[str], datetime] = lambda party: utc_now()
     counter: int = 0
-    salt: bytes | None = None
+    salt: bytes = b"s" * 16
     logs: dict[str, EvidenceLog] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class Attempt:
         codec = codec or CODEC[self.profile]
         fields = dict(
             kind=kind, phase=phase, codec=codec, n_values=n_values, private=kind not in PUBLIC_KINDS,
-            salt=self.salt if codec == "PLAIN" else None,
+            salt=self.salt,
         )  # fmt: skip
         sent = {site: hashlib.sha256(f"{site}{self.counter}".encode()).digest() for site in self.sites}
         reply = hashlib.sha256(f"sum{self.counter}".encode()).digest()

@@ -13,8 +13,9 @@ from he_processors.errors import ProtocolError
 from nvflare_plugins import verify as verify_module
 from nvflare_plugins.evidence_audit import Audit
 from nvflare_plugins.verify import find_evidence, render, verify_files
+from nvflare_plugins.wire import evidence
 from nvflare_plugins.wire.contents import Content, Protection
-from nvflare_plugins.wire.evidence_format import export_name
+from nvflare_plugins.wire.evidence_format import SERVER, export_name
 from tests.support.evidence_attempts import SITES, Attempt, ToyAuthority, complete_attempt, rewrite
 
 
@@ -359,10 +360,32 @@ def test_many_failures_are_shown_in_part(tmp_path):
 
 
 def test_private_salts_are_compared_by_size_and_frame_salts_by_content(tmp_path):
-    result = check(complete_attempt(tmp_path / "private", profile="plain"))
+    result = check(complete_attempt(tmp_path / "private", profile="plain", salt=b""))
     assert result.sound and "by kind and size, not by content" in render(result)
-    result = check(complete_attempt(tmp_path / "frame", profile="plain", salt=b"s" * 16))
+    result = check(complete_attempt(tmp_path / "frame", profile="plain"))
     assert result.sound and "not by content" not in render(result)
+
+
+def test_evidence_of_the_time_before_salts_still_verifies_and_still_shows_a_difference(tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence, "UNSALTED_CODECS", frozenset({"PUBLIC", "SEALED", "MASKED"}))
+    assert check(complete_attempt(tmp_path / "good")).sound
+
+    def bend(party, peer, direction, counter, fields):
+        return {**fields, "payload": b"other"} if (party, direction, counter) == (SERVER, "received", 2) else fields
+
+    result = check(complete_attempt(tmp_path / "bad", bend=bend))
+    assert not result.sound
+
+
+@pytest.mark.parametrize("salt", [b"s" * 16, b""])
+def test_a_salt_does_not_hide_a_difference(tmp_path, salt):
+    """With the frame's salt contents are compared; were it kept back, sizes still are."""
+
+    def bend(party, peer, direction, counter, fields):
+        other = fields["payload"] + b"x" if not salt else b"y" * len(fields["payload"])
+        return {**fields, "payload": other} if (party, direction, counter) == (SERVER, "received", 2) else fields
+
+    assert not check(complete_attempt(tmp_path, bend=bend, salt=salt)).sound
 
 
 def test_command_line(tmp_path, capsys):

@@ -29,7 +29,9 @@ def frame(rank: int, counter: int = 0, **changes) -> Frame:
         "moment": Moment(Phase.UPDATE, 3), "codec": Codec.MASKED, "rank": rank, "counter": counter,
         "attempt": ATTEMPT, "n_values": 2, "payload": np.array([rank, 10], dtype="<u8").tobytes(),
     }  # fmt: skip
-    return Frame(**{**fields, **changes})
+    fields |= changes
+    fields.setdefault("salt", b"s" * 16 if fields["codec"].is_salted else b"")
+    return Frame(**fields)
 
 
 class Server:
@@ -79,6 +81,19 @@ def test_a_retry_gets_the_same_answer_without_counting_twice():
     server.send("b", frame(1))
     assert server.answers["b"][0].pack() == server.answers["b"][1].pack()
     assert np.frombuffer(server.answers["b"][0].payload, "<u8").tolist() == [3, 30]
+
+
+def test_sums_without_a_salt_are_refused_and_answers_have_one_of_their_own():
+    server = Server()
+    for rank, site in enumerate(SITES):
+        server.send(site, frame(rank, salt=bytes([rank + 1]) * 16))
+    salts = {server.answers[site][0].salt for site in SITES}
+    assert len(salts) == 1 and len(next(iter(salts))) == 16 and not salts & {bytes([n]) * 16 for n in range(4)}
+    assert [t.frame.salt for t in server.transfers[:3]] == [bytes([n]) * 16 for n in (1, 2, 3)]
+    server.send("a", frame(0, 1, salt=b""))
+    server.assert_aborted("lacks the salt")
+    with pytest.raises(ProtocolError, match="salt"):
+        unpack(frame(0, codec=Codec.SEALED, salt=b"s" * 16).pack())
 
 
 def test_gather_and_broadcast():

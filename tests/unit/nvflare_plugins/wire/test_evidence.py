@@ -80,12 +80,12 @@ def test_private_message_in_clear_is_refused_and_not_recorded(tmp_path, profile,
 
 def test_message_record_holds_sizes_and_hash_but_no_payload(tmp_path):
     log = make_log(tmp_path)
-    send(log, 7, payload=b"\x01\x02secret")
+    send(log, 7, payload=b"\x01\x02secret", salt=b"s" * 16)
     path = log.close()
     assert records(path)[1] == {
         "type": "message", "n": 1, "direction": "sent", "counter": 7, "kind": "HISTOGRAM", "phase": "update:0",
-        "codec": "MASKED", "private": True, "n_values": 1, "size": 8, "sha256": commitment(b"\x01\x02secret"),
-        "salt": None, "peers": ["server"], "hash": records(path)[1]["hash"],
+        "codec": "MASKED", "private": True, "n_values": 1, "size": 8, "sha256": commitment(b"\x01\x02secret", b"s" * 16),
+        "salt": "frame", "peers": ["server"], "hash": records(path)[1]["hash"],
     }  # fmt: skip
     assert b"secret" not in path.read_bytes()
 
@@ -105,6 +105,28 @@ def test_plain_payloads_are_salted_and_the_salts_stay_private(tmp_path):
     assert kept[0]["salt"].encode() not in path.read_bytes()
 
 
+@pytest.mark.parametrize("codec", ["MASKED", "BFV", "CKKS", "PLAIN"])
+def test_sums_are_never_committed_to_without_a_salt_and_the_server_keeps_no_opening(tmp_path, codec):
+    """An unsalted hash of masked sums can be tested by whoever knows the masks: the other sites together."""
+    for site, role in (("site-1", "site"), ("server", "server")):
+        log = make_log(tmp_path, site, "plain", role=role)
+        send(log, codec=codec)
+        send(log, 1, codec=codec, salt=b"s" * 16)
+        own, given = records(log.close())[1:3]
+        assert (own["salt"], given["salt"]) == ("private", "frame")
+        assert given["sha256"] == commitment(b"x" * 8, b"s" * 16)
+        assert commitment(b"x" * 8) not in (own["sha256"], given["sha256"])
+        assert (tmp_path / f"{site}.evidence.salts").exists() == (role == "site")
+
+
+@pytest.mark.parametrize("codec", ["PUBLIC", "SEALED"])
+def test_what_holds_nothing_to_guess_needs_no_salt(tmp_path, codec):
+    log = make_log(tmp_path)
+    log.record("sent", 0, "AGREEMENT" if codec == "SEALED" else "CLOSING", "setup:0", codec, 0, b"x", codec == "SEALED")
+    [record] = records(log.close())[1:2]
+    assert (record["salt"], record["sha256"]) == (None, commitment(b"x"))
+
+
 def test_salt_of_the_frame_makes_both_ends_agree(tmp_path):
     one, two = make_log(tmp_path, profile="plain"), make_log(tmp_path, "server", "plain", role="server")
     send(one, codec="PLAIN", salt=b"s" * 16)
@@ -118,9 +140,9 @@ def test_equal_but_distinct_payloads_hash_alike_whatever_was_hashed_before(tmp_p
     log = make_log(tmp_path)
     payloads = [b"a" * 8, b"b" * 8, bytes(bytearray(b"a" * 8))]
     for counter, payload in enumerate([payloads[0], payloads[0], payloads[1], payloads[2]]):
-        send(log, counter, payload=payload)
+        send(log, counter, payload=payload, salt=b"s" * 16)
     digests = [r["sha256"] for r in records(log.close())[1:5]]
-    assert digests == [commitment(p) for p in (payloads[0], payloads[0], payloads[1], payloads[2])]
+    assert digests == [commitment(p, b"s" * 16) for p in (payloads[0], payloads[0], payloads[1], payloads[2])]
 
 
 class Keys:

@@ -217,7 +217,7 @@ class Notes:
         self.contents: list[tuple] = []
         self.payloads: list[bytes] = []
 
-    def record(self, direction, counter, kind, phase, codec, n_values, payload, private) -> None:
+    def record(self, direction, counter, kind, phase, codec, n_values, payload, private, *, salt) -> None:
         self.payloads.append(payload)
 
     def content(self, *what: Any) -> None:
