@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,9 @@ from typing import Any
 from he_processors.errors import ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.files import write_atomically
+from nvflare_plugins.flare.timeouts import SILENCE_LIMIT_S, START_SILENCE_S, STOP_ANSWER_S
 from nvflare_plugins.flare.transport import Cell, FrameServer
+from nvflare_plugins.flare.work import Beats
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES, Frame
 from nvflare_plugins.wire.evidence import EvidenceLog
@@ -92,6 +95,9 @@ class ServerAttempt:
         site_cells: site -> name of its job cell, from FLARE's list of authenticated clients.
         folder: where evidence and summary go; a part of the job's workspace, so that a download brings it.
         on_sum: turns added words into the answer; a trusted aggregator adds its noise there.
+        deadline_s: how long a site that lives may be missing from an exchange, without the transfer of its messages.
+        transfer_s: how long so many bytes may be on their way.
+        clock: seconds, for the sites' signs of life.
     """
 
     def __init__(
@@ -104,7 +110,9 @@ class ServerAttempt:
         deadline_s: float,
         folder: Path,
         on_sum: ServerSum | None = None,
+        transfer_s: Callable[[int], float] | None = None,
         randomness: RandomSource = OS_RANDOMNESS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         attempt = randomness.bytes(ATTEMPT_BYTES)
         self.attempt = attempt.hex()
@@ -118,8 +126,10 @@ class ServerAttempt:
         self._aggregator = Aggregator(
             self.sites, attempt, deadline_s, self._record, self._evidence.signed_head, on_abort=self.fail,
             on_sum=None if on_sum is None else lambda frame, total: on_sum(frame, total, self._evidence.spend),
+            transfer_s=transfer_s,
         )
-        self._frames = FrameServer(cell, self._aggregator, site_cells, self.attempt, self._on_violation)
+        self._frames = FrameServer(cell, self._aggregator, site_cells, self.attempt, self._on_violation, clock)
+        self._beats = Beats(self._frames.beat)
 
     @property
     def reason(self) -> str | None:
@@ -133,8 +143,22 @@ class ServerAttempt:
             return [site for site in self.sites if site not in self._reports]
 
     def poll(self) -> None:
-        """Look after deadlines; call about once a second."""
+        """Look after deadlines and signs of life; call about once a second."""
         self._aggregator.expire()
+        missing = self.missing
+        begun = [site for site in self._silent(missing, SILENCE_LIMIT_S) if self._frames.life_signs.has_begun(site)]
+        if begun:
+            all_of_them = " (all sites at once: look at this server's own connection first)" if begun == self.sites else ""
+            self.fail(
+                f"no sign of life from {', '.join(begun)} for {SILENCE_LIMIT_S:.0f} s: the machine, its FLARE process or "
+                f"its connection is gone{all_of_them}"
+            )
+        late = [site for site in self._silent(missing, START_SILENCE_S) if site not in begun]
+        if late:
+            self.fail(f"{', '.join(late)} did not begin within {START_SILENCE_S:.0f} s; see the log of FLARE there")
+
+    def _silent(self, sites: list[str], seconds: float) -> list[str]:
+        return [site for site in sites if self._frames.life_signs.silent_s(site) > seconds]
 
     def fail(self, reason: str) -> None:
         """End the attempt: every site gets the reason, wherever it is. The first reason stays."""
@@ -146,10 +170,21 @@ class ServerAttempt:
         self._frames.abort_sites(self._reason)
 
     def stop(self) -> None:
-        """End the attempt because FLARE says so, which does not say why: name the sites that were being waited for."""
-        waited_for = self._frames.waited_for()
-        hint = f"; at that moment the other sites waited for {', '.join(waited_for)}" if waited_for else ""
-        self.fail(f"stopped by an operator, or by FLARE because a process ended{hint}")
+        """End the attempt because FLARE says so, which does not say why.
+
+        When an operator aborts a job, all its sites are stopped and say so. A site that does not is gone, and the reason.
+        """
+        if self._reason is not None:
+            return
+        deadline = time.monotonic() + STOP_ANSWER_S
+        while (gone := [site for site in self.missing if site not in self._frames.stopping]) and (
+            time.monotonic() < deadline
+        ):
+            time.sleep(0.02)
+        reason = "aborted by an operator, or by FLARE, whose log on the server says why"
+        if gone:
+            reason += f"; {', '.join(gone)} no longer answered: the job's process there may have ended"
+        self.fail(reason)
 
     def add_report(self, site: str, document: Mapping[str, Any]) -> None:
         """Take the result of a site's task, whatever it is."""
@@ -172,6 +207,8 @@ class ServerAttempt:
         hmacs = {report.model_hmac for report in self._reports.values()}
         if self._reason is None and (len(hmacs) != 1 or hmacs == {""}):
             self.fail("the sites ended with different results, or did not say which: do not use any of them")
+        self._beats.stop()
+        self._frames.close()
         self._evidence.end(COMPLETED if self._reason is None else "aborted", self._reason or "")
         self._evidence.close()
         for site, report in self._reports.items():

@@ -22,6 +22,7 @@ from nvflare_plugins.flare.timeouts import (
     EXPIRE_POLL_S,
     START_TIMEOUT_S,
     exchange_deadline_s,
+    transfer_s,
 )
 from nvflare_plugins.place import Job
 
@@ -114,6 +115,7 @@ class JobController(Controller):
             job_id=job_id,
             profile=job.profile,
             deadline_s=exchange_deadline_s(job),
+            transfer_s=None if job.deadline_s else transfer_s,
             folder=Path(self._engine.get_workspace().get_run_dir(job_id)) / RESULT_FOLDER,
             on_sum=self.on_sum(job, len(clients)),
         )
@@ -158,4 +160,6 @@ def _report_of(result: Shareable) -> dict[str, Any]:
     if "status" in result:
         return dict(result)
     code = result.get_return_code(ReturnCode.OK)
+    if code == ReturnCode.TASK_ABORTED:
+        return {"status": FAILED, "error": "an operator, or FLARE there, aborted its task"}
     return {"status": FAILED, "error": f"FLARE could not run the task there ({code}); see that site's log"}

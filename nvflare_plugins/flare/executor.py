@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nvflare.apis.analytix import AnalyticsDataType
+from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
@@ -28,13 +28,15 @@ from he_processors.errors import (
 from nvflare_plugins.certificates import Identity
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED, SiteReport
 from nvflare_plugins.flare.controller import TRAIN_TASK
-from nvflare_plugins.flare.timeouts import ABORT_POLL_S, HEARTBEAT_S, site_timeout_s
+from nvflare_plugins.flare.timeouts import HEARTBEAT_S, site_timeout_s
 from nvflare_plugins.flare.transport import SiteTransport
+from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work
 from nvflare_plugins.horizontal.run_folder import RunFolder
 from nvflare_plugins.place import Job, Outcome, Place, Progress, RoundFacts
 from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES
+from nvflare_plugins.wire.evidence import end_abandoned
 from nvflare_plugins.wire.evidence_format import export_name
 
 RUNS_FOLDER = "veilboost_runs"  # in the site's workspace: models and evidence outlive FLARE's own job folders
@@ -76,6 +78,7 @@ class JobExecutor(Executor):
     """
 
     job_type: type[Job]
+    _beats: Beats | None = None
 
     def take_part(
         self, job: Job, place: Place, transport: Transport, timeout_s: float, progress: Progress
@@ -93,6 +96,11 @@ class JobExecutor(Executor):
         """Return the one site that streams metrics to the server, where the job asks for it: all have the same."""
         return sites[0]
 
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Go on with the signs of life until the server has the site's report, or the run is over."""
+        if event_type in (EventType.AFTER_SEND_TASK_RESULT, EventType.END_RUN) and self._beats is not None:
+            self._beats.stop()
+
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Run the task and return the site's report; an error becomes text free of data."""
         if task_name != TRAIN_TASK:
@@ -108,6 +116,8 @@ class JobExecutor(Executor):
             self.log_info(fl_ctx, f"finished: {outcome.message}")
         except Exception as error:  # the edge of the process: whatever it is, it becomes the site's report
             text = error_text(error)
+            if isinstance(error, Stuck):
+                end_abandoned(evidence, text)
             if isinstance(error, VeilBoostError):
                 self.log_error(fl_ctx, f"the job ended with an error: {text}")
             else:
@@ -127,28 +137,19 @@ class JobExecutor(Executor):
         transport = SiteTransport(fl_ctx.get_engine().get_cell().core_cell, task.server, task.attempt)
         progress = ProgressLog(lambda text: self.log_info(fl_ctx, text), self._metric_sender(task, site, fl_ctx))
         progress.say(f"taking part with {', '.join(task.sites)} under profile {task.job.profile}")
-        with self._watched(transport, progress, abort_signal):
-            return self.take_part(task.job, place, transport, site_timeout_s(task.job), progress)
-
-    @contextmanager
-    def _watched(self, transport: SiteTransport, progress: ProgressLog, abort_signal: Signal) -> Iterator[None]:
-        """Pass FLARE's abort on to the transport, and say from time to time that the site is alive."""
-        done = threading.Event()
-
-        def watch() -> None:
-            while not done.wait(ABORT_POLL_S):
-                if abort_signal.triggered:
-                    transport.abort("the job was aborted by an operator or by FLARE")
-                    return
-                progress.heartbeat(transport.waiting_s)
-
-        thread = threading.Thread(target=watch, name="veilboost_watch", daemon=True)
-        thread.start()
+        timeout_s = site_timeout_s(task.job)
+        self._beats = Beats(transport.beat)
+        guard = Guard(workspace / fl_ctx.get_job_id())
+        watch = Watch(transport, self._beats, abort_signal, progress.heartbeat)
         try:
-            yield
+            return watch.wait(Work(lambda: self.take_part(task.job, place, transport, timeout_s, progress)))
+        except Stuck:
+            guard.arm(JobReturnCode.ABORTED if abort_signal.triggered else JobReturnCode.EXCEPTION)
+            raise
         finally:
-            done.set()
-            thread.join()
+            guard.dismiss()
+            if watch.server_is_gone:  # FLARE would try without end to hand the report over
+                self.system_panic(f"VeilBoost job failed: {transport.abort_reason}", fl_ctx)
 
     def _metric_sender(
         self, task: JobTask, site: str, fl_ctx: FLContext

@@ -1,30 +1,47 @@
-"""Every timeout of a job under FLARE, in one place, and how it follows from the job's size.
+"""Every timeout of a job under FLARE, in one place, and how it follows from what is sent.
 
-Inside an exchange nothing is ever waited for without end:
+Nothing is ever waited for without end:
 
-* A site that hears nothing for QUERY_INTERVAL_S asks the server (transport.py). Silence alone never ends a job.
-* The server ends the job when a site is missing from an exchange for `exchange_deadline_s`: the slowest site's local
-  work between two exchanges plus the transfer of the largest message, both from the job's size.
-* A site gives up SITE_MARGIN_S later than the server would, so that the server's message, which names the missing
-  site, is the one that everyone reads.
-* FLARE's own knobs do not matter to the training: it runs inside one task without time limit, and its heartbeats only
-  decide how soon a dead job process is noticed. Before the task all sites must be there within START_TIMEOUT_S.
+* Every site sends a sign of life each BEAT_INTERVAL_S, whatever it works on, and the server answers it. The server ends
+  the job when a site has been silent for SILENCE_LIMIT_S, and names it; a site ends its part when the server has been.
+  Any message counts as a sign of life. Shorter silence (a lost line, a stopped process) is survived.
+* A site that hears nothing of its own frame for QUERY_INTERVAL_S asks the server what has become of it (transport.py).
+* A site that lives and sends signs but is missing from an exchange has ``exchange_deadline_s``: the slowest site's local
+  work between two exchanges, plus the transfer of the messages that this exchange really has.
+* A site's own wait for a reply is the last resort against a server that sends signs and never answers.
+* After the end of a job a site's work has STOP_GRACE_S to return. Work that does not (XGBoost waits without end for a
+  thread that the system refused) is left behind, evidence and report are made without it, and the process is left.
+* FLARE's own knobs do not matter to the training: it runs inside one task without time limit. Before the task all sites
+  must be there within START_TIMEOUT_S.
 """
 
 from __future__ import annotations
 
+from nvflare_plugins.flare.pieces import MAX_FRAME_BYTES
 from nvflare_plugins.place import Job
 
 QUERY_INTERVAL_S = 10.0
 START_TIMEOUT_S = 120.0
 ABORT_POLL_S = 0.2
 EXPIRE_POLL_S = 1.0
-HEARTBEAT_S = 30.0
-SITE_MARGIN_S = 60.0
+HEARTBEAT_S = 30.0  # a line in the site's log
 ABORT_GRACE_S = 20.0  # after a failure: for the other sites to hand in their evidence
 
+BEAT_INTERVAL_S = 10.0
+SILENCE_LIMIT_S = 90.0  # eight beats lost in a row
+
+STOP_GRACE_S = 15.0  # shorter than ABORT_GRACE_S, so that the report still reaches the server
+# FLARE kills a process 10 s after it asked it to stop, which must be enough for these one after the other.
+STOP_ANSWER_S = 3.0  # the server waits for the sites to say that FLARE stops them too: who cannot say so is gone
+STOP_REASON_S = 5.0  # a site waits for what the server makes of it
+FLARE_STOP_GRACE_S = 3.0
+COMMUNICATOR_S = 60.0  # for XGBoost to open or to close its end of the federation
+LEAVE_S = 30.0  # for FLARE to hand the report over and to leave a process in which work is stuck
+
 LOCAL_WORK_S = 600.0  # reading data, building the matrix, one tree level, encrypting: for tables up to some 10^7 rows
+START_SILENCE_S = LOCAL_WORK_S  # for a site's process to start and to take the task
 ASSUMED_BYTES_PER_SECOND = 1.25e6  # a 10 Mbit/s line
+SITE_MARGIN_S = 60.0
 
 
 def resend_pause_s(size_bytes: int) -> float:
@@ -32,14 +49,20 @@ def resend_pause_s(size_bytes: int) -> float:
     return 5.0 + size_bytes / 1e6
 
 
-def exchange_deadline_s(job: Job) -> float:
+def transfer_s(size_bytes: int) -> float:
+    """Return how long so many bytes may be on their way."""
+    return size_bytes / ASSUMED_BYTES_PER_SECOND
+
+
+def exchange_deadline_s(job: Job, message_bytes: int = 0) -> float:
     """Return how long the server waits for the slowest site in one exchange.
 
-    The job's own deadline if it has one; else two transfers (up and down) of its largest message, plus local work.
+    The job's own deadline if it has one; else local work, and the transfer of what is really sent meanwhile: the answer
+    before this exchange, and its largest message.
     """
-    return job.deadline_s or LOCAL_WORK_S + 2 * job.largest_message_bytes / ASSUMED_BYTES_PER_SECOND
+    return job.deadline_s or LOCAL_WORK_S + transfer_s(message_bytes)
 
 
 def site_timeout_s(job: Job) -> float:
-    """Return how long a site waits for the server in one exchange: longer than the server for the slowest site."""
-    return exchange_deadline_s(job) + SITE_MARGIN_S
+    """Return how long a site waits for one reply: longer than the server may wait for another site."""
+    return exchange_deadline_s(job, 2 * MAX_FRAME_BYTES) + SITE_MARGIN_S

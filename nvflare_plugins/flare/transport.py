@@ -15,6 +15,9 @@ What FLARE 2.9 gives and what this module adds:
   name of a site is never read from the frame. The simulator authenticates nobody: all its sites are one machine.
 * A message can be lost when a connection breaks. The site asks after silence, the server says what it has, and the
   same bytes are sent again. The server takes each numbered frame of a site once.
+* FLARE notices a dead process late, and a dead machine after ten minutes. Sites and server therefore exchange signs of
+  life here (timeouts.py). FLARE calls back in a pool of threads: a sign of life is answered there at once, while
+  frames are added and replies are sent in threads of this module, so that no load can hold the signs up.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,6 +35,7 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 
 from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
+from nvflare_plugins.flare.life_signs import LifeSigns
 from nvflare_plugins.flare.pieces import (
     CHUNK_BYTES,
     MAX_FRAME_BYTES,
@@ -46,11 +51,14 @@ TOPIC_QUERY = "query"  # site to server: what has become of my frame?
 TOPIC_REPLY = "reply"  # server to site: a piece of the reply
 TOPIC_STATE = "state"  # server to site: answer to a query that has no reply yet
 TOPIC_ABORT = "abort"  # server to site: the job has ended, with the reason as text
+TOPIC_BEAT = "beat"  # both ways: a sign of life; STOPPING as payload if FLARE stops the site
 
 STATE_MISSING = b"missing"
 STATE_PENDING = b"pending"
+STOPPING = b"stopping"
 
 MAX_REASON_BYTES = 4096
+WORKERS = 8  # threads of the server that add frames and send replies
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +87,13 @@ class SiteTransport:
         server: name of the server's cell; messages from any other cell are ignored.
         attempt: id of this run of the job; messages of another run are ignored.
         query_interval_s: silence after which the site asks the server.
+        clock: seconds, for the server's signs of life.
     """
 
-    def __init__(self, cell: Cell, server: str, attempt: str, query_interval_s: float = QUERY_INTERVAL_S) -> None:
+    def __init__(
+        self, cell: Cell, server: str, attempt: str, query_interval_s: float = QUERY_INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self._cell = cell
         self._server = server
         self._attempt = attempt
@@ -93,6 +105,9 @@ class SiteTransport:
         self._is_missing = False
         self._sent_at: float | None = None
         self._abort_reason: str | None = None
+        self._life_signs = LifeSigns([server], clock)
+        self.is_stopping = False  # FLARE stops this site's part: its signs of life say so
+        cell.register_request_cb(CHANNEL, TOPIC_BEAT, self._accepts)
         cell.register_request_cb(CHANNEL, TOPIC_REPLY, self._on_reply)
         cell.register_request_cb(CHANNEL, TOPIC_STATE, self._on_state)
         cell.register_request_cb(CHANNEL, TOPIC_ABORT, self._on_abort)
@@ -121,6 +136,20 @@ class SiteTransport:
         """How long the present exchange has been waiting, or None if there is none."""
         sent_at = self._sent_at
         return None if sent_at is None else time.monotonic() - sent_at
+
+    @property
+    def abort_reason(self) -> str | None:
+        """Why this site's part was ended, or None."""
+        return self._abort_reason
+
+    @property
+    def server_silent_s(self) -> float:
+        """How long nothing was heard of the server."""
+        return self._life_signs.silent_s(self._server)
+
+    def beat(self) -> None:
+        """Send a sign of life; may wait while the connection is congested. Raises: JobAborted if it is closed."""
+        self._send(TOPIC_BEAT, Message({}, STOPPING if self.is_stopping else None))
 
     def abort(self, reason: str) -> None:
         """End the waiting exchange and all later ones with JobAborted(reason). The first reason stays."""
@@ -169,10 +198,13 @@ class SiteTransport:
             raise JobAborted("this site's connection to the FLARE server has been closed") from error
 
     def _accepts(self, message: Message) -> bool:
+        """Return whether a message is the server's, whatever it says; if so, it is a sign of life."""
         origin = message.get_header(MessageHeaderKey.ORIGIN)
         if origin != self._server:
             logger.warning("ignored a message from %s, which is not this job's server", origin)
-        return origin == self._server
+            return False
+        self._life_signs.heard(self._server)
+        return True
 
     def _on_reply(self, message: Message) -> None:
         if not self._accepts(message):
@@ -233,6 +265,7 @@ class FrameServer:
         site_cells: site name -> name of that site's job cell, from FLARE's list of authenticated clients.
         attempt: id of this run of the job.
         on_violation: called with (site, text) when a site breaks the protocol of this module.
+        clock: seconds, for the sites' signs of life.
     """
 
     def __init__(
@@ -242,26 +275,36 @@ class FrameServer:
         site_cells: Mapping[str, str],
         attempt: str,
         on_violation: Callable[[str, str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.life_signs = LifeSigns(site_cells, clock)
+        self.stopping: frozenset[str] = frozenset()  # sites that say that FLARE stops them
+        self._workers = ThreadPoolExecutor(WORKERS, "veilboost_frames")
         self._cell = cell
         self._sink = sink
         self._attempt = attempt
         self._on_violation = on_violation
         self._site_of_cell = {cell_name: site for site, cell_name in site_cells.items()}
         self._states = {site: _SiteState(cell_name) for site, cell_name in site_cells.items()}
+        cell.register_request_cb(CHANNEL, TOPIC_BEAT, self._on_beat)
         cell.register_request_cb(CHANNEL, TOPIC_FRAME, self._on_frame)
         cell.register_request_cb(CHANNEL, TOPIC_QUERY, self._on_query)
 
     def abort_sites(self, reason: str) -> None:
         """Wake every site with the reason, also those that wait for nothing at the moment."""
         payload = f"{self._attempt}\n{reason}".encode()[:MAX_REASON_BYTES]
-        for state in self._states.values():
-            self._send(state, TOPIC_ABORT, Message({}, payload))
+        for site, state in self._states.items():
+            self._work(site, self._send, state, TOPIC_ABORT, Message({}, payload))
 
-    def waited_for(self) -> list[str]:
-        """Return the sites whose frame the others are waiting for at this moment."""
-        numbers = {site: state.number for site, state in self._states.items()}
-        return [site for site, number in numbers.items() if number < max(numbers.values())]
+    def beat(self) -> None:
+        """Send a sign of life to every site of which one was heard; may wait while a connection is congested."""
+        for site, state in self._states.items():
+            if self.life_signs.has_begun(site):
+                self._send(state, TOPIC_BEAT, Message({}, None))
+
+    def close(self) -> None:
+        """Take no more frames; what is under way is finished."""
+        self._workers.shutdown(wait=False)
 
     def _site_of(self, message: Message) -> str | None:
         """The sender by FLARE's authentication, or None if it is not a site of this job."""
@@ -271,7 +314,13 @@ class FrameServer:
         if site is None or name != site:
             logger.warning("ignored a message of client %s from cell %s: not a site of this job", name, origin)
             return None
+        self.life_signs.heard(site)
         return site
+
+    def _on_beat(self, message: Message) -> None:
+        site = self._site_of(message)
+        if site is not None and message.payload == STOPPING:
+            self.stopping |= {site}
 
     def _on_frame(self, message: Message) -> None:
         self._guarded(message, self._receive_piece)
@@ -283,10 +332,16 @@ class FrameServer:
         site = self._site_of(message)
         if site is None:
             return
+        self._reported(site, self._handle, site, message, handle)
+
+    def _handle(self, site: str, message: Message, handle: Callable[[str, Label, object], None]) -> None:
+        label = Label.of(message)
+        if label.attempt == self._attempt:
+            handle(site, label, message.payload)
+
+    def _reported(self, site: str, function: Callable[..., None], *arguments: object) -> None:
         try:
-            label = Label.of(message)
-            if label.attempt == self._attempt:
-                handle(site, label, message.payload)
+            function(*arguments)
         except VeilBoostError as error:
             self._on_violation(site, str(error))
         except Exception:  # the edge of the process: FLARE would hide it, and the sites would wait for the deadline
@@ -304,7 +359,18 @@ class FrameServer:
             if frame is None:
                 return
             state.incoming = None
-        self._sink.submit(site, frame, lambda reply: self._reply_to(state, label.number, reply))
+        self._work(site, self._sink.submit, site, frame, self._replier(site, label.number))
+
+    def _replier(self, site: str, number: int) -> Callable[[bytes], None]:
+        """Return what sends the reply to one frame: apart for each site, so that none waits for another's line."""
+        return lambda reply: self._work(site, self._reply_to, self._states[site], number, reply)
+
+    def _work(self, site: str, function: Callable[..., None], *arguments: object) -> None:
+        """Call a function of this site's in a thread of this module."""
+        try:
+            self._workers.submit(self._reported, site, function, *arguments)
+        except RuntimeError:
+            logger.debug("the attempt is over: a frame or a reply of %s is dropped", site)
 
     @staticmethod
     def _start_frame(state: _SiteState, label: Label) -> None:
@@ -328,7 +394,7 @@ class FrameServer:
                 state.incoming is not None and now - state.incoming.progress_at > resend_pause_s(CHUNK_BYTES)
             )
         if reply is not None:
-            self._reply_to(state, label.number, reply)
+            self._replier(site, label.number)(reply)
         else:
             self._send(state, TOPIC_STATE, label_state(label, is_missing))
 

@@ -18,6 +18,7 @@ from nvflare_plugins.wire.catalogue import (
     Answer, BaseScoreSource, Dtype, HorizontalGrammar, Kind, Message, Moment, Phase, TrainingShape,
 )  # fmt: skip
 from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.communicator import Federated
 from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.sums import Family, ProtectedSums
 
@@ -228,12 +229,7 @@ def train(
     mediator = Mediator(HorizontalGrammar(shape), channel.rank, handler)
     with mediator:
         try:
-            with xgb.collective.CommunicatorContext(
-                dmlc_communicator="federated",
-                federated_server_address=mediator.address,
-                federated_world_size=channel.world,
-                federated_rank=channel.rank,
-            ):
+            with Federated(mediator, channel.world, channel.rank):
                 loop = _Loop(mediator, channel, handler, shape, settings, on_round)
                 return loop.run(params, train_matrix, eval_sets, initial_model)
         except xgb.core.XGBoostError as error:

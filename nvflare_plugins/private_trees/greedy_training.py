@@ -29,6 +29,7 @@ from nvflare_plugins.wire.catalogue import (
     Answer, BaseScoreSource, HorizontalGrammar, Kind, Message, Moment, Phase, TrainingShape,
 )  # fmt: skip
 from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.communicator import Federated
 from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.sums import ProtectedSums
 
@@ -121,12 +122,7 @@ def _grow(
     plan: PrivateTreesPlan, channel: Channel, mediator: Mediator, matrix: xgb.QuantileDMatrix, n_threads: int,
     objective: Objective, after_round: AfterRound,
 ) -> xgb.Booster:  # fmt: skip
-    with xgb.collective.CommunicatorContext(
-        dmlc_communicator="federated",
-        federated_server_address=mediator.address,
-        federated_world_size=channel.world,
-        federated_rank=channel.rank,
-    ):
+    with Federated(mediator, channel.world, channel.rank):
         booster = xgb.Booster(greedy_parameters(plan, n_threads), [matrix])
         for number in range(plan.method.n_trees):
             enter(mediator, channel, Moment(Phase.UPDATE, number))

@@ -28,6 +28,7 @@ from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust
 from nvflare_plugins.private_trees.refresh_catalogue import RefreshGrammar, leaf_integers, node_statistics
 from nvflare_plugins.wire.catalogue import Kind, Message, Moment, Phase
 from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.communicator import Federated
 from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.sums import ProtectedSums
 
@@ -211,12 +212,7 @@ def _refresh(
     n_threads: int, objective: Objective, after_round: AfterRound,
 ) -> TrainedForest:  # fmt: skip
     started = time.thread_time()
-    with xgb.collective.CommunicatorContext(
-        dmlc_communicator="federated",
-        federated_server_address=mediator.address,
-        federated_world_size=channel.world,
-        federated_rank=channel.rank,
-    ):
+    with Federated(mediator, channel.world, channel.rank):
         booster = xgb.Booster(
             refresh_parameters(plan, n_threads), [matrix],
             model_file=bytearray(initial_model(forest, plan.method, plan.feature_names)),

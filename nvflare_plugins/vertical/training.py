@@ -23,6 +23,7 @@ from nvflare_plugins.vertical.links import Party
 from nvflare_plugins.vertical.model import mask_columns, structures
 from nvflare_plugins.vertical.tree_parameters import TreeParameters
 from nvflare_plugins.wire.catalogue import Moment, Phase
+from nvflare_plugins.wire.communicator import Federated
 from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.vertical_catalogue import VerticalGrammar, VerticalShape
 
@@ -129,10 +130,7 @@ def train_vertical(
         if on_start is not None:
             on_start(mediator)
         try:
-            with xgb.collective.CommunicatorContext(
-                dmlc_communicator="federated", federated_server_address=mediator.address,
-                federated_world_size=WORLD, federated_rank=0,
-            ):  # fmt: skip
+            with Federated(mediator, WORLD, 0):
                 loop = _Loop(mediator, engine, settings, on_round)
                 result = loop.run(params.for_booster(), sets, engine_settings.eval_sets, initial_model)
         except xgb.core.XGBoostError as error:

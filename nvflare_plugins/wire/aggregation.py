@@ -59,8 +59,15 @@ class Aggregator:
         on_abort: Callable[[str], None] | None = None,
         on_sum: Callable[[Frame, bytes], bytes] | None = None,
         randomness: RandomSource = OS_RANDOMNESS,
+        transfer_s: Callable[[int], float] | None = None,
     ):
-        """Args: on_sum: turns the added words into the answer; a trusted aggregator adds its noise there, once."""
+        """Prepare to meet the sites.
+
+        Args:
+            deadline_s: how long a site may be missing from an exchange.
+            on_sum: turns the added words into the answer; a trusted aggregator adds its noise there, once.
+            transfer_s: how long so many bytes may be on their way, which adds to the deadline.
+        """
         if list(sites) != sorted(set(sites)) or not sites:
             raise ValueError("sites must be sorted and distinct")
         if len(attempt) != ATTEMPT_BYTES:
@@ -73,12 +80,12 @@ class Aggregator:
         self._on_abort = on_abort
         self._on_sum = on_sum
         self._randomness = randomness
+        self._transfer_s = transfer_s or (lambda n_bytes: 0.0)
         self._lock = threading.Lock()
         self._next = [0] * len(sites)  # counter that each site sends next
         self._exchanges: dict[int, _Exchange] = {}
         self._public_parameters: dict[Codec, bytes] = {}
         self._reason: str | None = None
-        self.last_progress = time.monotonic()
 
     @property
     def reason(self) -> str | None:
@@ -118,12 +125,31 @@ class Aggregator:
 
     def expire(self) -> None:
         """Abort if an exchange has waited longer than the deadline; call about once a second."""
-        now = time.monotonic()
         with self._lock:
-            late = [e for e in self._exchanges.values() if e.answers is None and now - e.opened > self._deadline_s]
-            missing = [s for r, s in enumerate(self._sites) if late and r not in late[0].frames]
-        if late:
-            self.abort(f"no message from {', '.join(missing)} within {self._deadline_s:.0f} s")
+            late = self._late(time.monotonic())
+        if late is not None:
+            missing, deadline_s = late
+            self.abort(f"no message from {', '.join(missing)} within {deadline_s:.0f} s")
+
+    def _late(self, now: float) -> tuple[list[str], float] | None:
+        """Return the sites that an exchange has waited for too long, and how long it may wait.
+
+        The sites' messages of one exchange are about as long as each other, and those who come late may still have been
+        receiving the answer before it: the deadline follows what is really sent, however wide the sites' tables are.
+        """
+        n_answered = 0
+        for counter in sorted(self._exchanges):
+            exchange = self._exchanges[counter]
+            if exchange.answers is not None:
+                n_answered = max(map(len, exchange.answers))
+                continue
+            if len(exchange.frames) == len(self._sites):
+                continue
+            longest = max((len(frame.payload) for frame in exchange.frames.values()), default=0)
+            deadline_s = self._deadline_s + self._transfer_s(n_answered + longest)
+            if now - exchange.opened > deadline_s:
+                return [site for rank, site in enumerate(self._sites) if rank not in exchange.frames], deadline_s
+        return None
 
     # -- one exchange -------------------------------------------------------------------------------------------------
 
@@ -179,7 +205,6 @@ class Aggregator:
         exchange.waiting[frame.rank] = reply
         self._next[frame.rank] += 1
         self._exchanges.pop(frame.counter - 2, None)  # every site has its answer to that one
-        self.last_progress = time.monotonic()
         return exchange
 
     def _is_complete(self, exchange: _Exchange) -> bool:

@@ -38,6 +38,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
+from weakref import WeakValueDictionary
 
 from he_processors.errors import AuthenticationError, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
@@ -65,6 +66,8 @@ HeadVerifier = Callable[[str, bytes, bytes], None]
 """Checks (site, statement, signature) against that site's certificate; raises AuthenticationError."""
 
 _MAX_REASON = 500
+_LOCK_S = 2.0
+_open: WeakValueDictionary[Path, EvidenceLog] = WeakValueDictionary()
 
 
 def utc_now() -> datetime:
@@ -129,6 +132,7 @@ class EvidenceLog:
         self._last_commitment: tuple[bytes | None, bytes, str] = (None, b"", "")
         self._own_head: SignedHead | None = None
         self._peer_heads: dict[str, SignedHead] = {}
+        _open[path] = self
         self._append(
             {
                 "type": "open",
@@ -367,6 +371,15 @@ class EvidenceLog:
             _sync_folder(self.path.parent)
             return self.path
 
+    def abandon(self, reason: str) -> None:
+        """End and close the log in place of a thread that does not return; give up if that thread is writing to it."""
+        if self._lock.acquire(timeout=_LOCK_S):
+            try:
+                self.end("aborted", reason)
+                self.close()
+            finally:
+                self._lock.release()
+
     def _append(self, body: Record) -> int:
         with self._lock:
             if self._file is None:
@@ -414,6 +427,13 @@ class EvidenceLog:
         if head.signature is None:
             raise AuthenticationError(f"the evidence head of {site} is not signed")
         verify(site, head.statement(self.job_id, self.attempt), head.signature)
+
+
+def end_abandoned(path: Path, reason: str) -> None:
+    """End and close this process's log of that name, if it is open: the thread that kept it does not return."""
+    log = _open.get(path)
+    if log is not None:
+        log.abandon(reason)
 
 
 def _create(path: Path, mode: int) -> BinaryIO:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import re
 import signal
 import subprocess
 import sys
@@ -104,6 +105,9 @@ def test_abort_from_the_admin_console_ends_xgboost_within_seconds(poc: Poc, endl
         wait_until(lambda: all("the job ended with an error" in site_log(poc, site, job_id) for site in SITES), 10)
         wait_until(lambda: not job_processes(poc, job_id), 30)
         wait_until(lambda: session.get_job_meta(job_id)["status"] == "FINISHED:ABORTED", 20)
+        result = Path(session.download_job_result(job_id, str(poc.folder / "downloads")))
+    reason = json.loads(next(result.rglob("veilboost/summary.json")).read_text())["reason"]
+    assert reason.startswith("aborted by an operator, or by FLARE") and "site-" not in reason
     for site in SITES:
         assert not list((poc.kits / site / "veilboost_runs" / job_id).rglob("model.json"))
         assert not list((poc.kits / site / "veilboost_runs" / job_id).rglob("*.partial"))
@@ -123,3 +127,66 @@ def test_killed_site_ends_the_job_everywhere(poc: Poc, endless_job: Path) -> Non
     assert summary["status"] == "failed" and "site-2" in summary["reason"]
     for site in ("site-1", "site-3"):
         assert "the job ended with an error" in site_log(poc, site, job_id)
+        assert "site-2" in ended_evidence(poc, site, job_id)
+
+
+def machine(poc: Poc, participant: str) -> list[int]:
+    """Return all processes of a participant: FLARE's own and those of jobs."""
+    kit = f"{poc.kits / participant}".encode()
+    return [pid for pid in poc.pids() if kit in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def kill_machine(poc: Poc, participant: str, how: signal.Signals = signal.SIGKILL) -> None:
+    for pid in machine(poc, participant):
+        os.kill(pid, how)
+
+
+def rounds_done(poc: Poc, site: str, job_id: str) -> int:
+    return max((int(number) for number in re.findall(r"round (\d+) of", site_log(poc, site, job_id))), default=0)
+
+
+def ended_evidence(poc: Poc, site: str, job_id: str) -> str:
+    (path,) = (poc.kits / site / "veilboost_runs" / job_id / "evidence").glob("*.evidence.jsonl")
+    return path.read_text()
+
+
+def test_a_stopped_machine_is_waited_for_60_seconds_and_a_dead_one_ends_the_job_in_90(
+    tmp_path: Path, endless_job: Path
+) -> None:
+    with Poc(tmp_path / "poc") as poc, poc.session() as session:
+        job_id = session.submit_job(str(endless_job))
+        wait_until(lambda: all("round 1 of" in site_log(poc, site, job_id) for site in SITES))
+        kill_machine(poc, "site-2", signal.SIGSTOP)
+        time.sleep(60)
+        before = rounds_done(poc, "site-1", job_id)
+        kill_machine(poc, "site-2", signal.SIGCONT)
+        wait_until(lambda: rounds_done(poc, "site-1", job_id) > before + 10)
+        assert len(machine(poc, "site-2")) >= 2
+        kill_machine(poc, "site-2")
+        started = time.monotonic()
+        _, meta = session.monitor_job_and_return_job_meta(job_id, timeout=200, poll_interval=0.5)
+        lasted = time.monotonic() - started
+        assert meta["status"] not in ("RUNNING", "FINISHED:COMPLETED") and 60 < lasted < 150, (meta, lasted)
+        print(f"noticed and ended after {lasted:.0f} s")
+        result = Path(session.download_job_result(job_id, str(poc.folder / "downloads")))
+        summary = json.loads(next(result.rglob("veilboost/summary.json")).read_text())
+        assert summary["reason"].startswith("no sign of life from site-2 for 90 s")
+        for site in ("site-1", "site-3"):
+            assert "no sign of life from site-2" in site_log(poc, site, job_id)
+            assert "no sign of life from site-2" in ended_evidence(poc, site, job_id)
+
+
+def test_a_dead_server_ends_the_sites_part_in_90_seconds(tmp_path: Path, endless_job: Path) -> None:
+    with Poc(tmp_path / "poc") as poc:
+        with poc.session() as session:
+            job_id = session.submit_job(str(endless_job))
+            wait_until(lambda: all("round 1 of" in site_log(poc, site, job_id) for site in SITES))
+        kill_machine(poc, "server")
+        started = time.monotonic()
+        wait_until(lambda: all("the job ended with an error" in site_log(poc, s, job_id) for s in SITES), 150)
+        print(f"noticed after {time.monotonic() - started:.0f} s")
+        assert time.monotonic() - started > 60
+        for site in SITES:
+            assert "no sign of life from the server" in site_log(poc, site, job_id)
+            assert "no sign of life from the server" in ended_evidence(poc, site, job_id)
+        wait_until(lambda: not job_processes(poc, job_id), 60)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 
 import pytest
+from nvflare.fuel.f3.message import Message
 
 from he_processors.errors import JobAborted, ProtocolError
+from nvflare_plugins.flare import attempt as attempt_module
 from nvflare_plugins.flare.attempt import (
     COMPLETED,
     FAILED,
@@ -16,7 +19,8 @@ from nvflare_plugins.flare.attempt import (
     SiteReport,
     printable,
 )
-from nvflare_plugins.flare.transport import SiteTransport
+from nvflare_plugins.flare.timeouts import START_SILENCE_S, STOP_ANSWER_S
+from nvflare_plugins.flare.transport import CHANNEL, STOPPING, TOPIC_BEAT, SiteTransport
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.evidence_format import export_name
@@ -27,21 +31,31 @@ SITES = ("site-1", "site-2", "site-3")
 GOOD = SiteReport(COMPLETED, model_hmac="ab" * 32, summary={"n_rounds": 2}, evidence=b"log\n")
 
 
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class Federation:
     def __init__(self, folder: Path, deadline_s: float = 60.0) -> None:
         network = Network()
+        self.clock = Clock()
         cells = {site: f"{site}.job" for site in SITES}
         self.folder = folder
         self.attempt = ServerAttempt(
             cell=FakeCell(network, "server.job"), site_cells=cells, job_id="job", profile="masks",
-            deadline_s=deadline_s, folder=folder,
+            deadline_s=deadline_s, folder=folder, clock=self.clock,
         )  # fmt: skip
+        self.cells = {site: FakeCell(network, name, site) for site, name in cells.items()}
         self.channels = {
             site: Channel(
                 site, SITES, "job", bytes.fromhex(self.attempt.attempt),
-                SiteTransport(FakeCell(network, name, site), "server.job", self.attempt.attempt), 20.0,
+                SiteTransport(cell, "server.job", self.attempt.attempt), 20.0,
             )
-            for site, name in cells.items()
+            for site, cell in self.cells.items()
         }  # fmt: skip
 
     def gather(self, *sites: str) -> dict[str, object]:
@@ -59,6 +73,18 @@ class Federation:
         for thread in threads:
             thread.join(20)
         return results
+
+    def all_beat(self, sites: tuple[str, ...] = SITES) -> None:
+        for site in sites:
+            self.attempt._frames.life_signs.heard(site)
+
+    def pass_time(self, seconds: float, alive: tuple[str, ...]) -> None:
+        """Let time pass in steps of a second; the sites that are alive beat every ten."""
+        for second in range(int(seconds)):
+            self.clock.now += 1.0
+            if second % 10 == 9:
+                self.all_beat(alive)
+            self.attempt.poll()
 
     def summary(self) -> dict:
         return json.loads((self.folder / "summary.json").read_text())
@@ -124,10 +150,78 @@ def test_missing_site_is_named_at_the_deadline(tmp_path: Path) -> None:
     assert federation.attempt.reason == "no message from site-3 within 0 s"
 
 
-def test_stop_names_whom_the_others_waited_for(federation: Federation) -> None:
+def test_an_operators_abort_is_blamed_on_no_site(federation: Federation) -> None:
+    """All sites are stopped and say so; that the others waited for site-3 at the moment is not why."""
+    for site, cell in federation.cells.items():
+        cell.fire_and_forget(CHANNEL, TOPIC_BEAT, "server.job", Message({}, STOPPING))
     threading.Timer(0.2, federation.attempt.stop).start()
+    started = time.monotonic()
     results = federation.gather("site-1", "site-2")
-    assert all("waited for site-3" in str(error) for error in results.values())
+    assert time.monotonic() - started < STOP_ANSWER_S
+    assert all("aborted by an operator, or by FLARE" in str(error) for error in results.values())
+    assert not any(site in str(error) for error in results.values() for site in SITES)
+    assert not any(site in str(federation.attempt.reason) for site in SITES)
+
+
+def test_a_site_whose_death_made_flare_stop_the_job_is_named_to_the_others(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt_module, "STOP_ANSWER_S", 0.3)
+    for site in ("site-1", "site-2"):
+        federation.cells[site].fire_and_forget(CHANNEL, TOPIC_BEAT, "server.job", Message({}, STOPPING))
+    threading.Timer(0.1, federation.attempt.stop).start()
+    results = federation.gather("site-1", "site-2")
+    assert all("; site-3 no longer answered" in str(error) for error in results.values())
+
+
+def test_a_site_that_is_silent_for_90_seconds_ends_the_job_for_all_and_is_named(federation: Federation) -> None:
+    federation.all_beat()
+    federation.pass_time(88.0, alive=("site-1", "site-3"))
+    assert federation.attempt.reason is None
+    federation.pass_time(4.0, alive=("site-1", "site-3"))
+    assert str(federation.attempt.reason).startswith("no sign of life from site-2 for 90 s")
+    results = federation.gather("site-1", "site-3")
+    assert all("no sign of life from site-2" in str(error) for error in results.values())
+
+
+def test_60_seconds_of_silence_are_survived_again_and_again(federation: Federation) -> None:
+    federation.all_beat()
+    for _ in range(5):
+        federation.pass_time(60.0, alive=("site-1", "site-3"))
+        federation.all_beat()
+    assert federation.attempt.reason is None
+
+
+def test_a_server_that_was_stopped_itself_takes_nobody_for_dead(federation: Federation) -> None:
+    """After SIGSTOP or a suspended machine the sites' signs lie in its buffers still."""
+    federation.all_beat()
+    federation.clock.now += 3600.0
+    federation.attempt.poll()
+    assert federation.attempt.reason is None
+    federation.all_beat()
+    federation.pass_time(80.0, alive=())
+    assert federation.attempt.reason is None
+
+
+def test_silence_of_all_sites_points_at_the_servers_own_connection(federation: Federation) -> None:
+    federation.all_beat()
+    federation.pass_time(95.0, alive=())
+    assert "all sites at once: look at this server's own connection" in str(federation.attempt.reason)
+
+
+def test_sites_that_have_reported_may_be_silent(federation: Federation) -> None:
+    federation.all_beat()
+    federation.attempt.add_report("site-2", GOOD.to_dict())
+    federation.pass_time(120.0, alive=("site-1", "site-3"))
+    assert federation.attempt.reason is None
+
+
+def test_a_site_that_never_begins_has_longer(federation: Federation) -> None:
+    """Its process may have to be brought up first: a container, a queue."""
+    federation.pass_time(START_SILENCE_S - 10.0, alive=("site-1", "site-2"))
+    assert federation.attempt.reason is None
+    federation.pass_time(20.0, alive=("site-1", "site-2"))
+    assert str(federation.attempt.reason).startswith("site-3 did not begin within")
 
 
 def test_frames_that_break_the_protocol_name_their_sender(federation: Federation) -> None:

@@ -20,6 +20,7 @@ from nvflare_plugins.flare.executor import (
     error_text,
     load_identity,
 )
+from nvflare_plugins.flare.pieces import MAX_FRAME_BYTES
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.training import RoundRecord
 
@@ -90,12 +91,17 @@ def test_progress_is_one_line_a_second_and_a_sign_of_life(monkeypatch: pytest.Mo
     assert lines[14:] == ["waiting for the other sites since 20 s", "still working; the last line is 30 s old"]
 
 
-def test_deadlines_follow_from_the_job() -> None:
-    small = timeouts.exchange_deadline_s(HorizontalJob("d", "y", params={"max_depth": 2, "max_bin": 16}))
-    large = timeouts.exchange_deadline_s(HorizontalJob("d", "y", params={"max_depth": 12}))
-    encrypted = timeouts.exchange_deadline_s(HorizontalJob("d", "y", params={"max_depth": 12}, profile="ckks"))
-    assert timeouts.LOCAL_WORK_S < small < large < encrypted
-    assert timeouts.exchange_deadline_s(HorizontalJob("d", "y", deadline_s=5.0)) == 5.0
-    assert timeouts.site_timeout_s(HorizontalJob("d", "y", deadline_s=5.0)) > 5.0
-    odd = HorizontalJob("d", "y", params={"max_depth": "deep", "max_bin": -3})
-    assert timeouts.exchange_deadline_s(odd) == timeouts.exchange_deadline_s(HorizontalJob("d", "y"))
+def test_deadlines_follow_what_is_sent() -> None:
+    job, own = HorizontalJob("d", "y"), HorizontalJob("d", "y", deadline_s=5.0)
+    assert timeouts.exchange_deadline_s(job) == timeouts.LOCAL_WORK_S
+    assert timeouts.exchange_deadline_s(job, 125_000_000) == timeouts.LOCAL_WORK_S + 100.0
+    assert timeouts.exchange_deadline_s(own, 125_000_000) == 5.0
+    assert timeouts.site_timeout_s(own) > 5.0
+    assert timeouts.site_timeout_s(job) > timeouts.exchange_deadline_s(job, 2 * MAX_FRAME_BYTES)
+
+
+def test_graces_fit_into_each_other() -> None:
+    """Sites end by themselves before the server stops waiting for their reports, and before FLARE kills them."""
+    assert timeouts.STOP_GRACE_S < timeouts.ABORT_GRACE_S and timeouts.STOP_ANSWER_S < timeouts.STOP_REASON_S
+    assert timeouts.STOP_REASON_S + timeouts.FLARE_STOP_GRACE_S < 9.0
+    assert 60.0 + 2 * timeouts.BEAT_INTERVAL_S < timeouts.SILENCE_LIMIT_S <= 90.0

@@ -17,11 +17,14 @@ from nvflare_plugins.flare.pieces import MAX_FRAME_BYTES, Assembly, Label, piece
 from nvflare_plugins.flare.transport import (
     CHANNEL,
     TOPIC_ABORT,
+    TOPIC_BEAT,
     TOPIC_FRAME,
     TOPIC_QUERY,
     TOPIC_REPLY,
+    TOPIC_STATE,
     FrameServer,
     SiteTransport,
+    label_state,
 )
 from tests.support.flare_network import FakeCell, Network
 
@@ -135,11 +138,50 @@ def test_deadline_ends_the_wait() -> None:
     assert isinstance(results["site-1"], JobAborted) and "within 0 s" in str(results["site-1"])
 
 
-def test_server_knows_whom_the_others_wait_for() -> None:
+def test_signs_of_life_go_both_ways_while_frames_are_held_up() -> None:
+    """The threads that add frames may all be at work: signs of life do not need them."""
     federation = Federation()
-    assert federation.server.waited_for() == []
-    federation.exchange({"site-1": b"a", "site-3": b"c"}, timeout_s=0.1)
-    assert federation.server.waited_for() == ["site-2"]
+    hold = threading.Event()
+    federation.sink.submit = lambda site, frame, reply: hold.wait(20)
+    for _ in range(3 * transport.WORKERS):
+        federation.server._work("site-2", hold.wait, 20)
+    try:
+        assert not federation.server.life_signs.has_begun("site-1")
+        federation.sites["site-1"].beat()
+        wait_until(lambda: federation.server.life_signs.has_begun("site-1"))
+        before = federation.network.count(SERVER, TOPIC_BEAT)
+        federation.server.beat()
+        assert federation.network.count(SERVER, TOPIC_BEAT) - before == 1, "only to sites that have begun"
+    finally:
+        hold.set()
+
+
+def test_every_message_is_a_sign_of_life_and_silence_is_counted() -> None:
+    clock = [0.0]
+    network = Network()
+    FakeCell(network, SERVER).register_request_cb(CHANNEL, TOPIC_BEAT, lambda message: None)
+    site = SiteTransport(FakeCell(network, "site-1.job", "site-1"), SERVER, ATTEMPT, clock=lambda: clock[0])
+    for _ in range(12):
+        clock[0] += 5.0
+        assert site.server_silent_s == clock[0]
+    network.cells[SERVER].fire_and_forget(CHANNEL, TOPIC_STATE, "site-1.job", label_state(Label(ATTEMPT, 9, 0, 0), False))
+    wait_until(lambda: site.server_silent_s == 0.0)
+
+
+def test_signs_of_strangers_do_not_count() -> None:
+    federation = Federation()
+    for cell_name, client_name in (("site-2.job", "site-1"), ("site-1.other", "site-1"), ("site-9.job", "site-9")):
+        forger = FakeCell(federation.network, cell_name, client_name)
+        forger.fire_and_forget(CHANNEL, TOPIC_BEAT, SERVER, Message({}, None))
+    time.sleep(0.05)
+    assert not any(federation.server.life_signs.has_begun(site) for site in federation.sites)
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_local_abort_wakes_the_waiting_exchange_and_refuses_later_ones() -> None:

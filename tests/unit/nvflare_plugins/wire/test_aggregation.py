@@ -168,6 +168,20 @@ def test_a_missing_site_is_named_after_the_deadline():
     assert server.answers["a"][0].type is FrameType.ABORT
 
 
+def test_the_deadline_follows_the_messages_that_are_really_sent():
+    server = Server(transfer_s=lambda n_bytes: 1000.0 if n_bytes > 16 else 0.0)
+    server.send("a", frame(0))
+    threading.Event().wait(0.1)
+    server.aggregator.expire()
+    server.assert_aborted("no message from b, c within 0 s")
+    server = Server(transfer_s=lambda n_bytes: 1000.0 if n_bytes > 16 else 0.0)
+    server.send_all()
+    server.send("a", frame(0, 1))  # the others may still be receiving the answer before
+    threading.Event().wait(0.1)
+    server.aggregator.expire()
+    assert server.aggregator.reason is None
+
+
 def test_lattice_contributions_before_their_parameters_abort():
     server = Server()
     server.send_all(codec=Codec.BFV)

@@ -1,0 +1,77 @@
+"""XGBoost's end of the federation, opened and closed so that others can see when it does not return.
+
+Where the system refuses XGBoost a thread, opening or closing waits without end. A communicator belongs to the thread that
+opened it, so nobody else can close it: what watches the thread must know, and go on without it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+
+import xgboost as xgb
+
+from he_processors.errors import VeilBoostError
+from nvflare_plugins.wire.mediator import Mediator
+
+_OPENING = "XGBoost could not join the federation"
+_CLOSING = "XGBoost had finished"
+_waiting: dict[int | None, tuple[float, str]] = {}  # by thread: since when, and what had happened before
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A thread that waits for XGBoost to open or to close its communicator.
+
+    Attributes:
+        seconds: for how long.
+        reason: what had happened before, such as the error that ended the training; free of data.
+    """
+
+    seconds: float
+    reason: str
+
+
+def blocked(thread: threading.Thread) -> Blocked | None:
+    """Return for how long a thread has been waiting for its communicator to open or close; None if it is not."""
+    since, reason = _waiting.get(thread.ident, (None, ""))
+    return None if since is None else Blocked(time.monotonic() - since, reason)
+
+
+class Federated(xgb.collective.CommunicatorContext):
+    """A communicator whose tracker is a mediator. A context manager; both ends must be in the same thread."""
+
+    def __init__(self, mediator: Mediator, world: int, rank: int) -> None:
+        super().__init__(
+            dmlc_communicator="federated", federated_server_address=mediator.address, federated_world_size=world,
+            federated_rank=rank,
+        )  # fmt: skip
+        self._mediator = mediator
+
+    def __enter__(self) -> dict:
+        with _Waiting(_OPENING):
+            return super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with _Waiting(_CLOSING if error is None else self._reason(error)):
+            super().__exit__(kind, error, trace)
+
+    def _reason(self, error: BaseException) -> str:
+        if isinstance(error, VeilBoostError) and self._mediator.error is None:
+            return str(error)
+        return str(self._mediator.reason(error))
+
+
+class _Waiting:
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __enter__(self) -> None:
+        _waiting[threading.get_ident()] = (time.monotonic(), self._reason)
+
+    def __exit__(self, *exception: object) -> None:
+        del _waiting[threading.get_ident()]

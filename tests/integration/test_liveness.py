@@ -1,0 +1,88 @@
+"""Real processes that get stuck: they report, end their evidence and leave."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from nvflare.apis.fl_constant import FLMetaKey
+
+from nvflare_plugins.flare.executor import RUNS_FOLDER
+from nvflare_plugins.wire.evidence_format import export_name
+from nvflare_plugins.wire.evidence_reader import read_log
+
+pytestmark = pytest.mark.slow
+
+# A site whose XGBoost may not make a thread: it waits for ever inside native code (RLIMIT_AS as in a small container).
+STUCK_SITE = """
+import resource, sys, threading, types
+from pathlib import Path
+import numpy as np
+import xgboost as xgb
+from nvflare.apis.signal import Signal
+from nvflare.fuel.f3.mpm import MainProcessMonitor
+from nvflare_plugins.flare import work
+from nvflare_plugins.flare.executor import TRAIN_TASK
+from nvflare_plugins.horizontal.run_folder import RunFolder
+from nvflare_plugins.wire.communicator import Federated
+from nvflare_plugins.wire.evidence import EvidenceLog
+from nvflare_plugins.wire.evidence_format import export_name
+from nvflare_plugins.wire.mediator import Mediator
+from tests.unit.nvflare_plugins.flare.test_work import HangingExecutor, flare_context, task
+
+workspace, leaver = Path(sys.argv[1]), sys.argv[2]
+sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="nvflare.private.fed.app.client.worker_process")
+work.LEAVE_S = 2.0
+
+
+class Site(HangingExecutor):
+    def take_part(self, job, place, transport, timeout_s, progress):
+        folder = RunFolder(place.runs, place.job_id).create()
+        path = folder.evidence / export_name(place.site)
+        log = EvidenceLog(path, place.site, place.job_id, place.attempt.hex(), job.profile)
+        matrix = xgb.DMatrix(np.random.default_rng(0).random((100, 3)), label=np.arange(100) % 2, nthread=1)
+        everything = types.SimpleNamespace(
+            enter=lambda moment: None, answer=lambda message, buffer: buffer,
+            classify=lambda call, dtype, op, size: types.SimpleNamespace(kind=None, reply_size=size),
+        )
+        with Mediator(everything, 0, everything) as mediator:
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used, used))
+            with Federated(mediator, 2, 0):
+                xgb.Booster({"nthread": 1, "tree_method": "hist"}, [matrix]).update(matrix, 0)
+        raise SystemExit(f"not stuck: {log.site}")
+
+
+def main():
+    context, signal = flare_context(workspace), Signal()
+    threading.Timer(3.0, signal.trigger, [True]).start()
+    reply = Site().execute(TRAIN_TASK, task(), context, signal)
+    print("REPORT", reply["status"], reply["error"], flush=True)
+    if leaver == "guard":
+        threading.Event().wait()
+
+
+(workspace / "job").mkdir()
+MainProcessMonitor.run(main, run_dir=str(workspace / "job"), shutdown_grace_time=0)
+"""
+
+
+@pytest.mark.parametrize("leaver", ["guard", "flare"])
+def test_a_site_that_may_not_make_a_thread_reports_and_leaves_after_an_abort(tmp_path: Path, leaver: str) -> None:
+    """XGBoost's part hung for ever, also after abort_job, and no evidence was ever finished."""
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK_SITE, str(tmp_path), leaver], timeout=240, check=False, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))},
+    )  # fmt: skip
+    assert "REPORT failed aborted by an operator" in done.stdout, (done.stdout, done.stderr[-3000:])
+    assert time.monotonic() - started < 120
+    assert (tmp_path / "job" / FLMetaKey.PROCESS_RC_FILE).read_text() == str(done.returncode)
+    if leaver == "guard":
+        assert done.returncode == 9  # FLARE's code of an aborted job
+    log = read_log(tmp_path / RUNS_FOLDER / "job" / "evidence" / export_name("site-1"))
+    assert not log.completed and "aborted by an operator" in log.end["reason"]
