@@ -371,7 +371,7 @@ class EvidenceLog:
             _sync_folder(self.path.parent)
             return self.path
 
-    def abandon(self, reason: str) -> None:
+    def end_from_outside(self, reason: str) -> None:
         """End and close the log in place of a thread that does not return; give up if that thread is writing to it."""
         if self._lock.acquire(timeout=_LOCK_S):
             try:
@@ -433,7 +433,7 @@ def end_abandoned(path: Path, reason: str) -> None:
     """End and close this process's log of that name, if it is open: the thread that kept it does not return."""
     log = _open.get(path)
     if log is not None:
-        log.abandon(reason)
+        log.end_from_outside(reason)
 
 
 def _create(path: Path, mode: int) -> BinaryIO:
