@@ -20,3 +20,14 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> Path:
         partial.unlink(missing_ok=True)
         raise
     return path
+
+
+def write_durably(path: Path, content: bytes, mode: int = 0o644) -> Path:
+    """Write a file whole, so that it is there and not the old one if the machine stops right after. Returns its path."""
+    write_atomically(path, content, mode)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return path

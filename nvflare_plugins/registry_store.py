@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from nvflare_plugins.data_identity import DataRecord
-from nvflare_plugins.files import write_atomically
+from nvflare_plugins.files import write_durably
 
 _VERSION = 1
 _STATES = ("reserved", "complete")
@@ -88,9 +87,4 @@ def write_ledger(path: Path, ledger: Ledger) -> None:
 
 def write_private(path: Path, content: bytes) -> None:
     """Write a file of mode 0600, durably: it must not be forgotten if the machine stops right after."""
-    write_atomically(path, content, mode=0o600)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_durably(path, content, mode=0o600)

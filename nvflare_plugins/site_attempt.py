@@ -81,6 +81,8 @@ class SiteAttempt:
             agreed: what all sites must have equal, such as a model.
             n_bytes: size of this site's part of the result.
 
+        Write the result after this, then call ``all_have_written``.
+
         Returns:
             Its HMAC under the group key.
 
@@ -98,6 +100,13 @@ class SiteAttempt:
         self.channel.moment = Moment(Phase.FINISH, self.channel.moment.round)
         self.channel.gather(Kind.CLOSING, b"")
         return hmac
+
+    def all_have_written(self) -> None:
+        """Wait until every site has its result on the disk; only then may go what a lost job is resumed from.
+
+        A site that dies before leaves checkpoints, reservations and ledgers of all sites as they were.
+        """
+        self.channel.gather(Kind.CLOSING, b"")
 
     def write_record(
         self, title: str, params: Mapping[str, Any], model: str | None, sections: tuple[ReportSection, ...] = (),

@@ -141,6 +141,7 @@ class _Party:
         identity = ModelIdentity(self._channel.job_id, job.active, self._channel.sites, tuple(digests))
         hmac = attempt.conclude(identity.model_id.encode(), 0)
         path: Path = write_part(attempt.folder.path, self._channel.site, part, identity, commitment)
+        attempt.all_have_written()
         attempt.write_record(TITLE, job.params, None, sections)
         return Outcome(hmac.hex(), f"this party's part of the model is {path}", {"n_rounds": n_rounds})
 

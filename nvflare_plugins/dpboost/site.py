@@ -140,6 +140,7 @@ class _Training:
         content = with_lists(xgboost_model(model, job.names), job.names, job.categories, job.label_classes)
         hmac = attempt.conclude(content, len(content))
         path = attempt.folder.write_model(content)
+        attempt.all_have_written()
         attempt.write_record(TITLE, self._parameters(), path.name, self._sections())
         self._progress.say(f"this job has spent epsilon {self._spent[-1]:.4g}, pure")
         summary = {"n_rounds": len(trees), "epsilon": job.epsilon}

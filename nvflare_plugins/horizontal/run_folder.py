@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.files import write_atomically
+from nvflare_plugins.files import write_atomically, write_durably
 from nvflare_plugins.horizontal.cuts import Cuts
 
 MODEL = "model.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)\.json")
-_KEPT_CHECKPOINTS = 2  # sites may be one checkpoint apart when a job is lost
+_KEPT_CHECKPOINTS = 3  # sites may be two checkpoints apart when a job is lost
 _JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -32,19 +32,17 @@ class RunFolder:
         return self
 
     def write_model(self, model: bytes) -> Path:
-        """Keep the final model and drop the checkpoints."""
-        path = write_atomically(self.path / MODEL, model)
-        self.drop_checkpoints()
-        return path
+        """Keep the final model. The checkpoints stay: other sites may have none yet."""
+        return write_durably(self.path / MODEL, model)
 
     def drop_checkpoints(self) -> None:
-        """Remove the checkpoints of a run that ended well."""
+        """Remove the checkpoints; only when every site has its model on the disk, for else nothing could be resumed."""
         for checkpoint in self.checkpoints().values():
             checkpoint.unlink(missing_ok=True)
 
     def write_checkpoint(self, n_rounds: int, model: bytes, mode: int = 0o644) -> None:
-        """Keep the model after ``n_rounds`` rounds; older checkpoints go, but for the last one."""
-        write_atomically(self.path / f"checkpoint-{n_rounds}.json", model, mode)
+        """Keep the model after ``n_rounds`` rounds, durably; older checkpoints go, but for the last two."""
+        write_durably(self.path / f"checkpoint-{n_rounds}.json", model, mode)
         kept = sorted(self.checkpoints())[-_KEPT_CHECKPOINTS:]
         for number, path in self.checkpoints().items():
             if number not in kept:

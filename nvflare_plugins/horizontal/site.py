@@ -74,8 +74,8 @@ def run_site(
         timeout_s: longest wait for one exchange; the server's own deadline should come first.
 
     Raises:
-        VeilBoostError: what ended the attempt at this site. Model and checkpoints of a failed attempt stay as they
-            were; the evidence says that it was aborted and why.
+        VeilBoostError: what ended the attempt at this site. Its checkpoints stay; its model is there only if the last
+            step failed, when all sites had agreed on it. The evidence says that it was aborted and why.
     """
     prepared = prepare(job, place)
     folder = RunFolder(place.runs, place.job_id).create()
@@ -266,6 +266,9 @@ class _Attempt:
         self._channel.moment = Moment(Phase.FINISH, self._channel.moment.round)
         self._channel.gather(Kind.CLOSING, b"")
         model_path = self._folder.write_model(model)
+        # Only when every site has its model may go what a lost job is resumed from.
+        self._channel.gather(Kind.CLOSING, b"")
+        self._folder.drop_checkpoints()
         for reservation in self._reservations:
             self._registry.complete(reservation, result.booster.num_boosted_rounds())
         self._evidence.end("completed")

@@ -178,6 +178,7 @@ class _Training:
             model = with_lists(bytes(booster.save_raw("json")), names, job.categories, job.label_classes)
             hmac = self._attempt.conclude(model, len(model))
             path = self._attempt.folder.write_model(model)
+            self._attempt.all_have_written()
             spent = payment.spent()
             payment.complete()
         plan = self._plan

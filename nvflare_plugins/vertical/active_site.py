@@ -146,6 +146,7 @@ class ActiveSite:
             evaluate_training=job.evaluate_training,
             own_rounds=self._n_initial + job.own_rounds if job.own_rounds else 0,
             guarded=job.preset == Preset.GUARDED.value,
+            is_resumed=self._start.checkpoint is not None,
             deadline_s=self._start.answer_s,
         )
 
@@ -160,9 +161,9 @@ class ActiveSite:
         known = sum(stages.get(stage, 0.0) for stage in ("encrypt", "decrypt", "network"))
         stages |= {"evaluate": max(engine - known, 0.0), "xgboost": max(record.seconds - engine, 0.0)}
         self._rows[number] = RoundRow(number, record.seconds, record.metrics, stages)
+        self._asking.turn(number + 1)  # before the checkpoint: the passive parties are then two behind at most
         if start.is_checkpoint(number + 1):
             start.keep(number + 1, bytes(booster.save_raw("json")).decode())
-        self._asking.turn(number + 1)
         start.progress(dataclasses.replace(record, round=number), start.job.num_rounds)
 
     # -- after training -----------------------------------------------------------------------------------------------

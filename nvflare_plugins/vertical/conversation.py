@@ -187,9 +187,11 @@ class Asking:
     def turn(self, number: int) -> None:
         """Announce a turn (a boosting round, for example) with the next step, which all earlier questions precede.
 
-        Turns are numbered without a gap; each has a step of its own.
+        Turns are numbered without a gap; each has a step of its own. Waits until the turn before has had its step: so
+        no site is more than two turns behind, and all hold a checkpoint in common however few questions there are.
         """
         with self._changed:
+            self._changed.wait_for(lambda: self._error or self._announced >= self._turn)
             self._require_open()
             self._turn = number
             self._changed.notify_all()
@@ -255,8 +257,10 @@ class Asking:
         for rank in self._lines:
             self._take(rank, received[rank])
         if turn > self._announced:
-            self._announced = turn
             self._on_turn(turn - 1)
+            with self._changed:
+                self._announced = turn
+                self._changed.notify_all()
         return flag
 
     def _has_work(self) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 from he_processors.errors import ConfigurationError
 from he_processors.key_agreement import DOMAIN, encode_fields
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.files import write_atomically
+from nvflare_plugins.files import write_durably
 from nvflare_plugins.model_json import model_bytes
 from nvflare_plugins.vertical.model import structures
 from nvflare_plugins.vertical.private_table import PrivateTable, table_from_json, table_to_json
@@ -148,7 +148,7 @@ def write_part(folder: Path, site: str, part: Part, identity: ModelIdentity, com
         "part": content,
     }
     name = ACTIVE_FILE if isinstance(part, ActivePart) else PASSIVE_FILE
-    return write_atomically(folder / name, json.dumps(document).encode(), mode=0o600)
+    return write_durably(folder / name, json.dumps(document).encode(), mode=0o600)
 
 
 def read_part(path: Path, site: str, expected: type[P]) -> StoredPart[P]:

@@ -68,7 +68,8 @@ def run_vertical_site(
         timeout_s: longest wait for one exchange; the server's own deadline should come first.
 
     Raises:
-        VeilBoostError: what ended the attempt at this site. No part of a model was written then.
+        VeilBoostError: what ended the attempt at this site. A part of the model is there only if the last step failed,
+            when all parties had agreed on theirs; the checkpoints are there in any case.
     """
     prepared = _prepare(job, place)
     with open_attempt(job, place, transport, timeout_s, _binding(job, place), _protection(job)) as attempt:
@@ -145,8 +146,8 @@ class _Run:
                 raise ConfigurationError(
                     f"no checkpoint of {self._job.resume_from} is held by all sites: start a new job"
                 )
-            if n_done >= self._job.num_rounds:
-                raise ConfigurationError(f"{self._job.resume_from} has all rounds of this job already")
+            if n_done > self._job.num_rounds:
+                raise ConfigurationError(f"{self._job.resume_from} has more rounds than this job: raise num_rounds")
             self._progress.say(f"resuming {self._job.resume_from} after {n_done} rounds")
         return n_done
 
@@ -188,6 +189,7 @@ class _Run:
         content = f"{identity.model_id} {finish.n_rounds}".encode()
         hmac = attempt.conclude(content, len(content))
         path = write_part(attempt.folder.path, place.site, finish.part, identity, commitment)
+        attempt.all_have_written()
         attempt.folder.drop_checkpoints()
         for reservation in start.reservations:
             self._registry.complete(reservation, finish.n_rounds)

@@ -50,6 +50,7 @@ class VerticalSettings:
     Attributes:
         own_rounds: first rounds that use the active party's columns alone (Completely SecureBoost).
         guarded: passive parties may keep sums that their guards do not let go: not the centralized model then.
+        is_resumed: the initial model is a checkpoint of the same training, which remembers its best round.
         evaluate_training: evaluate the training set too.
     """
 
@@ -58,6 +59,7 @@ class VerticalSettings:
     evaluate_training: bool = False
     own_rounds: int = 0
     guarded: bool = False
+    is_resumed: bool = False
     deadline_s: float = 600.0
 
 
@@ -215,15 +217,16 @@ class _Loop:
         evaluated = [(matrices[position], sets[position].name) for position in eval_sets]
         result = VerticalResult(b"")
         first = len(self._engine.trees) // self._engine.trees_per_round
-        for number in range(first, first + self._settings.num_rounds):
+        last = first + self._settings.num_rounds
+        self._take_up(result, booster)
+        for number in range(first, last):
+            if self._is_patience_spent(result, number - 1):
+                break
             result.rounds.append(self._round(booster, matrices[0], evaluated, number))
+            self._note_best(result, booster)
             if self._on_round is not None:
                 self._on_round(result.rounds[-1], booster)
-            if self._should_stop(result):
-                break
-        self._enter(Phase.FINISH, number + 1)
-        if result.best_round is not None:
-            booster.set_attr(best_iteration=str(result.best_round), best_score=repr(result.best_score))
+        self._enter(Phase.FINISH, last)
         result.model = bytes(booster.save_raw("json"))
         return result
 
@@ -245,17 +248,28 @@ class _Loop:
         self._mediator.enter(moment)
         self._engine.enter(moment)
 
-    def _should_stop(self, result: VerticalResult) -> bool:
-        """Decide on the last metric of the last set, as XGBoost's own callback does."""
-        patience = self._settings.early_stopping_rounds
-        if patience is None or not result.rounds[-1].metrics:
-            return False
+    def _take_up(self, result: VerticalResult, booster: xgb.Booster) -> None:
+        """Find the best round so far in the checkpoint of a lost job."""
+        if self._settings.is_resumed and self._settings.early_stopping_rounds and booster.attr("best_score"):
+            result.best_round = int(booster.attr("best_iteration"))
+            result.best_score = float(booster.attr("best_score"))
+
+    def _note_best(self, result: VerticalResult, booster: xgb.Booster) -> None:
+        """Compare the last metric of the last set with the best so far, as XGBoost's own callback does."""
+        if self._settings.early_stopping_rounds is None or not result.rounds[-1].metrics:
+            return
         name, score = list(result.rounds[-1].metrics.items())[-1]
         maximise = name.rsplit("-", 1)[-1].split("@")[0] in _MAXIMISED
         better = result.best_score is None or (score > result.best_score if maximise else score < result.best_score)
         if better:
             result.best_round, result.best_score = result.rounds[-1].round, score
-        return result.rounds[-1].round - result.best_round >= patience
+            # In the model, so that a checkpoint remembers it and stock XGBoost finds it.
+            booster.set_attr(best_iteration=str(result.best_round), best_score=repr(score))
+
+    def _is_patience_spent(self, result: VerticalResult, last_round: int) -> bool:
+        """Tell whether training is over; a resumed job may find that it had ended already."""
+        patience = self._settings.early_stopping_rounds
+        return patience is not None and result.best_round is not None and last_round - result.best_round >= patience
 
 
 def _unnamed(model: bytes) -> bytes:

@@ -21,8 +21,8 @@ from nvflare_plugins.vertical.messages import HistogramAnswer, HistogramRequest,
 from nvflare_plugins.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
-from tests.integration.test_vertical_jobs import dies_at_conversation, nothing_written
-from tests.support.federation import SiteDied
+from tests.integration.test_vertical_jobs import nothing_written
+from tests.support.federation import SiteDied, dies_at
 from tests.support.he_toys import toy_okamoto_uchiyama, toy_paillier
 from tests.support.parties import Parties, succeed
 from tests.support.vertical_federation import first_difference, trees
@@ -131,7 +131,7 @@ def test_wrong_answers_are_refused(parties, monkeypatch, answer):
 
 @pytest.mark.parametrize("victim", ["site-1", "site-3"])
 def test_a_party_that_dies_in_a_tree_is_named_and_nothing_is_written(parties, victim):
-    outcomes = run(parties, job(checkpoint_every=0), tamper={victim: dies_at_conversation(9)}, deadline_s=6.0)
+    outcomes = run(parties, job(checkpoint_every=0), tamper={victim: dies_at(Kind.CONVERSATION, 10)}, deadline_s=6.0)
     assert isinstance(outcomes[victim], SiteDied)
     del outcomes[victim]
     all_end_clearly(parties, outcomes, f"no message from {victim} within")

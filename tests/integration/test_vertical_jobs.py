@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import time
 
 import numpy as np
 import pandas as pd
@@ -11,11 +12,14 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
+from nvflare_plugins.vertical import passive_site
+from nvflare_plugins.vertical.bin_ledger import BinLedger
+from nvflare_plugins.vertical.guards import FOLDER
 from nvflare_plugins.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.vertical.site import MASKED_MODEL
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
-from tests.support.federation import SiteDied
+from tests.support.federation import SiteDied, dies_at
 from tests.support.parties import Parties, succeed
 from tests.support.vertical_federation import first_difference
 from tests.support.vertical_jobs import PARAMS, POLICY, central, federation, give_columns, job, merged, run, table
@@ -154,45 +158,102 @@ def test_several_trees_a_round_continue_too(parties):
     assert same(merged(parties, "second"), central(TRAIN, 3, params))
 
 
-def dies_at_conversation(n: int):
+def dies_in_round(number: int):
+    """The site's process ends in the middle of a round: questions of it were answered, and more were to come."""
     seen = []
 
     def tamper(frame: bytes) -> bytes:
-        if unpack(frame).kind is Kind.CONVERSATION:
+        unpacked = unpack(frame)
+        if unpacked.kind is Kind.CONVERSATION and unpacked.moment.round == number:
             seen.append(1)
-            if len(seen) > n:
+            if len(seen) > 3:
                 raise SiteDied
         return frame
 
     return tamper
 
 
-def test_a_lost_job_resumes_where_all_parties_stand(parties):
-    lost = run(parties, job(num_rounds=6, checkpoint_every=1), "lost", tamper={"site-2": dies_at_conversation(30)},
-               deadline_s=6.0)  # fmt: skip
-    assert isinstance(lost["site-2"], SiteDied)
-    assert "no message from site-2" in str(lost["site-1"]) and nothing_written(parties, "lost")
+def test_a_job_lost_in_round_6_of_8_resumes_after_the_fifth(parties):
+    """By default every round is kept at every party, readable for its user alone; the model is the same to the byte."""
+    succeed(run(parties, job(num_rounds=8), "whole"))
+    lost = run(parties, job(num_rounds=8), "lost", tamper={"site-2": dies_in_round(5)}, notices_death=True)
+    assert isinstance(lost["site-2"], SiteDied) and not list(parties.folder.rglob("lost/*model*"))
     for site in parties.sites:
-        kept = list(parties.run_folder(site, "lost").glob("checkpoint-*"))
-        assert kept
-        for path in kept:
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    outcomes = succeed(run(parties, job(num_rounds=6, checkpoint_every=1, resume_from="lost"), "resumed"))
-    assert outcomes["site-1"].summary == {"n_rounds": 6}
-    assert any("resuming lost after" in line for line in parties.said["site-3"])
-    assert same(merged(parties, "resumed"), central(TRAIN, 6))
+        kept = parties.run_folder(site, "lost").glob("checkpoint-*")
+        assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in kept}.get("checkpoint-5.json") == 0o600
+    outcomes = succeed(run(parties, job(num_rounds=8, resume_from="lost"), "resumed"))
+    assert outcomes["site-1"].summary == {"n_rounds": 8}
+    assert any("resuming lost after 5 rounds" in line for line in parties.said["site-3"])
+    masked = [(parties.run_folder("site-1", name) / MASKED_MODEL).read_bytes() for name in ("whole", "resumed")]
+    assert masked[0] == masked[1] and merged(parties, "resumed") == merged(parties, "whole")
+    assert same(merged(parties, "resumed"), central(TRAIN, 8))
+
+
+def sums_by_row(parties: Parties, site: str) -> np.ndarray:
+    """Return how many sums each row has taken part in, in the order in which rows first came."""
+    return BinLedger(parties.workspace(site) / "veilboost_registry" / site / FOLDER, "data").read().sums
+
+
+def test_caps_are_charged_once_for_rounds_that_are_not_done_again(tmp_path):
+    """A resumed job charges what it releases: the round that was lost on the way, again, and those after it."""
+    charged = {}
+    for name, rounds, lost_in in (("five", 5, None), ("eight", 8, None), ("lost", 8, 5)):
+        parties = federation(tmp_path / name, n_rows=4000)  # nothing is withheld
+        training = {"preset": "guarded", "num_rounds": rounds, "params": {**PARAMS, "max_depth": 2}}
+        hooks = {} if lost_in is None else {"tamper": {"site-3": dies_in_round(lost_in)}, "notices_death": True}
+        outcomes = run(parties, job(**training), "lost", **hooks)
+        assert lost_in is None or isinstance(outcomes["site-3"], SiteDied)
+        charged[name] = sums_by_row(parties, "site-2")
+    succeed(run(parties, job(**training, resume_from="lost"), "resumed"))
+    of_resumed = sums_by_row(parties, "site-2") - charged["lost"]
+    assert (charged["lost"] >= charged["five"]).all() and (charged["lost"] < charged["eight"]).all()
+    np.testing.assert_array_equal(of_resumed, charged["eight"] - charged["five"])
+
+
+def test_rounds_without_a_question_keep_parties_together(parties, monkeypatch):
+    """A fast active party that asks nothing for rounds must not leave the others' checkpoints behind."""
+    honest = passive_site.PassiveSite._turned
+
+    def slow(self, number):
+        if self._start.place.site == "site-2":
+            time.sleep(0.05)
+            if number == 6:
+                raise SiteDied
+        honest(self, number)
+
+    monkeypatch.setattr(passive_site.PassiveSite, "_turned", slow)
+    lost = run(parties, job(num_rounds=9, own_rounds=9), "lost", notices_death=True)
+    assert isinstance(lost["site-2"], SiteDied)
+    monkeypatch.undo()
+    succeed(run(parties, job(num_rounds=9, own_rounds=9, resume_from="lost"), "resumed"))
+    assert any("resuming lost after 6 rounds" in line for line in parties.said["site-1"])
+
+
+def test_early_stopping_goes_on_where_a_lost_job_stood(tmp_path):
+    params = {**PARAMS, "eta": 1.0, "eval_metric": ["auc", "logloss"]}
+    changes = {"eval_data_set": "held", "early_stopping_rounds": 3, "num_rounds": 40, "params": params}
+    whole = federation(tmp_path / "whole")
+    n_rounds = succeed(run(whole, job(**changes)))["site-1"].summary["n_rounds"]
+    for lost in ({"tamper": {"site-2": dies_in_round(n_rounds - 2)}}, {"tamper": {"site-2": dies_at(Kind.CLOSING)}}):
+        parties = federation(tmp_path / str(len(list(tmp_path.iterdir()))))
+        assert isinstance(run(parties, job(**changes), "lost", notices_death=True, **lost)["site-2"], SiteDied)
+        outcomes = succeed(run(parties, job(**changes, resume_from="lost"), "resumed"))
+        assert outcomes["site-3"].summary == {"n_rounds": n_rounds}
+        assert merged(parties, "resumed") == merged(whole)
+        best = [json.loads((of.run_folder("site-1", name) / "run.json").read_text())["best_round"]
+                for of, name in ((whole, "job"), (parties, "resumed"))]  # fmt: skip
+        assert best[0] == best[1]
 
 
 def test_checkpoints_of_different_attempts_do_not_meet(parties):
     for name in ("one", "two"):
-        run(parties, job(num_rounds=6, checkpoint_every=1), name, tamper={"site-3": dies_at_conversation(30)},
-            deadline_s=6.0)  # fmt: skip
+        run(parties, job(num_rounds=6), name, tamper={"site-3": dies_at(Kind.CONVERSATION, 31)}, notices_death=True)
     folder = parties.run_folder("site-2", "one")
     for path in folder.glob("checkpoint-*"):
         path.unlink()
     for path in parties.run_folder("site-2", "two").glob("checkpoint-*"):
         path.rename(folder / path.name)
-    outcomes = run(parties, job(num_rounds=6, checkpoint_every=1, resume_from="one"), "resumed")
+    outcomes = run(parties, job(num_rounds=6, resume_from="one"), "resumed")
     assert all("no checkpoint of one is held by all sites" in str(outcome) for outcome in outcomes.values())
 
 
@@ -266,8 +327,9 @@ def test_a_lost_job_that_aligned_first_resumes_with_the_rows_that_it_found(tmp_p
     parties, common = overlapping(tmp_path)
     for site in parties.sites:  # a second alignment would need consent
         parties.set_policy(site, consents={"plain_profile": True, "exact_bins": True})
-    changes = {"alignment": "first", "num_rounds": 6, "checkpoint_every": 1}
-    lost = run(parties, job(**changes), "lost", tamper={"site-2": dies_at_conversation(45)}, deadline_s=6.0)
+    changes = {"alignment": "first", "num_rounds": 6}
+    lost = run(parties, job(**changes), "lost", tamper={"site-2": dies_at(Kind.CONVERSATION, 46)},
+               notices_death=True)  # fmt: skip
     assert isinstance(lost["site-2"], SiteDied)
     assert list(parties.run_folder("site-1", "lost").glob("checkpoint-*"))
     succeed(run(parties, job(**changes, resume_from="lost"), "resumed"))

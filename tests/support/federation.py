@@ -21,6 +21,8 @@ from nvflare_plugins.place import Place
 from nvflare_plugins.horizontal.site import SiteResult, run_site
 from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator
+from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.envelope import unpack
 
 TIMEOUT_S = 60.0
 
@@ -30,6 +32,20 @@ class SiteDied(Exception):
 
 
 Tamper = Callable[[bytes], bytes]
+
+
+def dies_at(kind: Kind, nth: int = 1) -> Tamper:
+    """Return a hook at which the site's process ends: at the nth frame of a kind, sent or answered."""
+    seen: list[int] = []
+
+    def tamper(frame: bytes) -> bytes:
+        if unpack(frame).kind is kind:
+            seen.append(1)
+            if len(seen) >= nth:
+                raise SiteDied
+        return frame
+
+    return tamper
 
 
 class DirectTransport:
@@ -73,7 +89,11 @@ class DirectTransport:
                 raise JobAborted("no answer from the server in time")
         if self._reason:
             raise JobAborted(self._reason)
-        return self._tamper_reply(answers[0])
+        try:
+            return self._tamper_reply(answers[0])
+        except SiteDied:
+            self.died = True
+            raise
 
     def abort(self, reason: str) -> None:
         with self._answered:
@@ -117,13 +137,14 @@ class Federation:
     def run(
         self, job: HorizontalJob, job_id: str = "job", tamper: Mapping[str, Tamper] | None = None,
         on_progress: Callable[[str], Callable] | None = None, deadline_s: float = TIMEOUT_S,
-        timeout_s: float = TIMEOUT_S, **hooks: object,
+        timeout_s: float = TIMEOUT_S, notices_death: bool = False, **hooks: object,
     ) -> dict[str, SiteResult | Exception]:  # fmt: skip
         """Run the job; a site that failed has its error in place of a result.
 
         Args:
             tamper, hooks: ``tamper`` and ``tamper_reply`` by site, ``sends_twice`` and ``frames`` for all
                 (see ``DirectTransport``); ``transports`` is filled with each site's, for aborts.
+            notices_death: the server learns at once that a process is gone, as from FLARE; else by its deadline.
         """
         attempt = os.urandom(16)
         aggregator = Aggregator(self.sites, attempt, deadline_s)
@@ -143,7 +164,7 @@ class Federation:
             except Exception as error:  # the test decides what it expected
                 # XGBoost's thread turns what a hook raises into an error of its own.
                 outcomes[site] = SiteDied() if transport.died else error
-                if not isinstance(outcomes[site], SiteDied):
+                if notices_death or not isinstance(outcomes[site], SiteDied):
                     aggregator.abort(f"{site}: {error}")
 
         def watch() -> None:

@@ -71,11 +71,12 @@ def job(**changes: object) -> VerticalJob:
 
 def run(
     parties: Parties, of: VerticalJob, job_id: str = "job", *, tamper: Mapping[str, Tamper] | None = None,
-    tamper_reply: Mapping[str, Tamper] | None = None, deadline_s: float = 30.0,
+    tamper_reply: Mapping[str, Tamper] | None = None, deadline_s: float = 30.0, notices_death: bool = False,
 ) -> dict[str, Outcome | Exception]:  # fmt: skip
     """Run the job at all sites; a site that failed has its error in place of an outcome.
 
-    A hook that raises ``SiteDied`` is a process that is gone and tells nobody: the server's deadline notices it.
+    A hook that raises ``SiteDied`` is a process that is gone and tells nobody: the server's deadline notices it, or
+    FLARE at once (``notices_death``).
     """
     attempt = os.urandom(16)
     aggregator = Aggregator(parties.sites, attempt, deadline_s, parties.transfers.append)
@@ -92,7 +93,7 @@ def run(
             outcomes[site] = run_vertical_site(of, place, transport, deadline_s + 30, listener)
         except Exception as error:  # the test decides what it expected
             outcomes[site] = SiteDied() if transport.died else error
-            if not transport.died:
+            if notices_death or not transport.died:
                 aggregator.abort(f"{site}: {error}")
 
     def watch() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.files import write_atomically
+from nvflare_plugins.files import write_durably
 from nvflare_plugins.horizontal.run_folder import RunFolder
 from nvflare_plugins.place import Place
+from nvflare_plugins.stored_arrays import read_arrays
 from nvflare_plugins.vertical.alignment.ids import load_ids
 from nvflare_plugins.vertical.alignment.registry import AlignmentRegistry
 
 FILE = "alignment.npz"
 _FORMAT = "veilboost-alignment-1"
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile)
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +76,7 @@ def save_alignments(
     content = io.BytesIO()
     arrays = {f"positions_{number}": a.positions for number, a in enumerate(alignments)}
     np.savez(content, header=np.frombuffer(json.dumps(header).encode(), dtype=np.uint8), **arrays)
-    return write_atomically(folder / FILE, content.getvalue(), mode=0o600)
+    return write_durably(folder / FILE, content.getvalue(), mode=0o600)
 
 
 def load_alignment(place: Place, job_id: str, data_set: str) -> Alignment:
@@ -102,17 +102,17 @@ def load_alignment(place: Place, job_id: str, data_set: str) -> Alignment:
 
 def _read(path: Path, place: Place, job_id: str) -> Mapping[str, Alignment]:
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            header = json.loads(stored["header"].tobytes())
-            found = {
-                facts["name"]: Alignment(
-                    facts["name"], _checked(stored[f"positions_{number}"], facts["n_rows"]), facts["n_rows"],
-                    facts["fingerprint"], bytes.fromhex(facts["proof"]),
-                )
-                for number, facts in enumerate(header["data_sets"])
-            }  # fmt: skip
-            is_ours = (header["format"], header["job_id"], header["site"]) == (_FORMAT, job_id, place.site)
-            sites = tuple(header["sites"])
+        stored = read_arrays(path)
+        header = json.loads(stored["header"].tobytes())
+        found = {
+            facts["name"]: Alignment(
+                facts["name"], _checked(stored[f"positions_{number}"], facts["n_rows"]), facts["n_rows"],
+                facts["fingerprint"], bytes.fromhex(facts["proof"]),
+            )
+            for number, facts in enumerate(header["data_sets"])
+        }  # fmt: skip
+        is_ours = (header["format"], header["job_id"], header["site"]) == (_FORMAT, job_id, place.site)
+        sites = tuple(header["sites"])
     except FileNotFoundError:
         raise ConfigurationError(f"{place.site} has no alignment of a job {job_id}") from None
     except _DAMAGED:

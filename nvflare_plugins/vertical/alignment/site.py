@@ -46,6 +46,7 @@ def align_site(job: AlignmentJob, place: Place, transport: Transport, timeout_s:
         proofs = b"".join(found[name].proof for name in sorted(found))
         keyed = attempt.conclude(proofs, len(proofs))
         path = save_alignments(attempt.folder.path, place.job_id, place.site, place.sites, list(found.values()))
+        attempt.all_have_written()
         attempt.write_record(_TITLE, {}, None, (_section(list(found.values())),))
     return Outcome(keyed.hex(), f"the positions of the common rows are in {path}", {"data_sets": sorted(found)})
 
