@@ -2,10 +2,45 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
+from typing import Any
 
 from he_processors.errors import ConfigurationError
+
+_JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_WORD = re.compile(r"[A-Za-z]{3,7}")
+_SHOWN = 80
+
+
+def check_fields(document: object, known: Collection[str], needed: Collection[str] = ()) -> dict[str, Any]:
+    """Return a job's document if it has known fields only, and all that are needed. Raises: ConfigurationError."""
+    if not isinstance(document, dict):
+        raise ConfigurationError("a job is an object with named fields")
+    unknown = sorted(str(name)[:_SHOWN] for name in document if name not in known)
+    if unknown:
+        raise ConfigurationError(f"the job has unknown fields: {', '.join(unknown)}")
+    missing = [name for name in needed if name not in document]
+    if missing:
+        raise ConfigurationError(f"the job lacks {', '.join(missing)}")
+    return document
+
+
+def job_id_or_none(name: str, value: object, keyword: str | None = None) -> None:
+    """Complain about anything but None, the id of a job or a keyword; also about the keyword misspelt.
+
+    Raises: ConfigurationError.
+    """
+    if value is None or (keyword is not None and value == keyword):
+        return
+    is_id = isinstance(value, str) and _JOB_ID.fullmatch(value) is not None and value not in (".", "..")
+    what = "the id of a job" if keyword is None else f"{keyword!r} or the id of a job"
+    expect(f"{name} must be {what} (letters, digits, '.', '_' and '-'), or be left out", is_id)
+    if keyword is not None and _WORD.fullmatch(str(value)):
+        is_near = difflib.SequenceMatcher(None, str(value).lower(), keyword).ratio() > 0.7
+        expect(f"{name}={value!r} is unknown; did you mean {keyword!r}?", not is_near)
 
 
 def expect(complaint: str, holds: bool) -> None:

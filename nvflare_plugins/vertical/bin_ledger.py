@@ -20,10 +20,10 @@ import fcntl
 import hashlib
 import io
 import os
-import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.registry_store import write_private
+from nvflare_plugins.stored_arrays import read_arrays
 
 KEY_BITS = 64
 _BLOCK_ROWS = 1 << 17
@@ -131,15 +132,12 @@ class BinLedger:
         if not self._path.exists():
             return Released.nothing()
         try:
-            with np.load(self._path, allow_pickle=False) as stored:
-                released = Released(*(stored[name] for name in Released.__slots__))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            stored = read_arrays(self._path)
+        except (OSError, ValueError):
             raise self._damaged("its ledger of released sums cannot be read") from None
-        n_rows, n_sets = released.keys.size, released.sizes.size
-        per_row = (released.sums.size, released.share.size, released.split_bits.size)
-        if (*per_row, *released.fingerprints.shape) != (n_rows, n_rows, n_rows, n_sets, KEY_BITS):
+        if set(stored) != set(Released.__slots__) or not _fits_together(stored):
             raise self._damaged("its ledger of released sums does not fit together")
-        return released
+        return Released(**stored)
 
     def write(self, released: Released) -> None:
         """Write the file whole and durably."""
@@ -153,8 +151,7 @@ class BinLedger:
             if any(self._folder.glob("*.npz")):
                 raise self._damaged("the key of its rows is missing")
             write_private(path, randomness.bytes(32))
-        key = path.read_bytes()
-        if len(key) != 32:
+        if not path.is_file() or len(key := path.read_bytes()) != 32:
             raise self._damaged("the key of its rows is damaged")
         return key
 
@@ -163,6 +160,19 @@ class BinLedger:
             f"guards of vertical jobs: {what}. Restore the folder {self._folder.name} of the registry from a backup; "
             "an empty one forgets what was released."
         )
+
+
+def _fits_together(stored: Mapping[str, NDArray[Any]]) -> bool:
+    """Tell whether arrays have the types and shapes of a ledger, and counts that cannot be below none."""
+    n_rows, n_sets = stored["keys"].shape[:1], stored["sizes"].shape[:1]
+    expected = {
+        "keys": ("u8", n_rows), "sums": ("i4", n_rows), "share": ("f4", n_rows), "split_bits": ("i4", n_rows),
+        "sizes": ("i8", n_sets), "fingerprints": ("i4", (*n_sets, KEY_BITS)),
+    }  # fmt: skip
+    if any(stored[name].dtype != kind or stored[name].shape != shape for name, (kind, shape) in expected.items()):
+        return False
+    # A share that is no number is not at least 0 either.
+    return all(bool((stored[name] >= 0).all()) for name in ("sums", "share", "split_bits", "sizes"))
 
 
 def fingerprint_of(keys: NDArray[np.uint64]) -> NDArray[np.int32]:

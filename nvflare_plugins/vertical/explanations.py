@@ -99,7 +99,7 @@ class RowPositions:
         splits, positions = splits.reshape(-1, _SPLIT_FIELDS), positions.reshape(n_rows, n_used)
         ranks_fit = splits[:, 3].min(initial=1) >= 1 and splits[:, 3].max(initial=1) < MAX_RANK
         present = positions[positions != _MISSING]
-        if (np.diff(features.astype(np.int64)) <= 0).any() or splits[:, 2].max(initial=0) >= max(n_used, 1):
+        if (np.diff(features.astype(np.int64)) <= 0).any() or (splits[:, 2] >= n_used).any():
             raise ProtocolError("positions of rows name features that they do not list")
         if not ranks_fit or present.max(initial=0) >= MAX_RANK:
             raise ProtocolError("positions of rows are out of range")

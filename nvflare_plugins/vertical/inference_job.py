@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
-from he_processors.errors import ConfigurationError
-from nvflare_plugins.job_checks import expect, is_text, one_of
+from nvflare_plugins.job_checks import check_fields, expect, is_text, job_id_or_none, one_of
 from nvflare_plugins.vertical.inference import BATCH_ROWS
+from nvflare_plugins.vertical.job import ALIGN_FIRST
 
 PROFILE = "vertical_model"  # the one way in which such a job protects its messages; the evidence names it
 _FRAME_BYTES = 64 << 20  # conversations cut longer messages
@@ -68,11 +68,11 @@ class InferenceJob:
 
     def __post_init__(self) -> None:
         expect("model must be the id of the job that trained it", is_text(self.model))
+        job_id_or_none("model", self.model)
         one_of("action", self.action, [action.value for action in Action])
         one_of("file_format", self.file_format, [one.value for one in FileFormat])
-        for name in ("data_set", "alignment"):
-            value = getattr(self, name)
-            expect(f"{name} must be a non-empty text, or be left out", value is None or is_text(value))
+        expect("data_set must be a non-empty text, or be left out", self.data_set is None or is_text(self.data_set))
+        job_id_or_none("alignment", self.alignment, ALIGN_FIRST)
         if self.action == Action.MERGE.value:
             unused = [name for name in ("data_set", "rows", "alignment") if getattr(self, name) is not None]
             expect(f"merging needs no {', '.join(unused)}", not unused)
@@ -103,14 +103,7 @@ class InferenceJob:
         Raises:
             ConfigurationError: unknown or missing fields, or a value that is not allowed.
         """
-        unknown = sorted(set(document) - {field.name for field in dataclasses.fields(cls)})
-        if unknown:
-            raise ConfigurationError(f"the job has unknown fields: {', '.join(map(str, unknown))}")
-        if "model" not in document:
-            raise ConfigurationError("the job lacks model, the id of the job that trained it")
-        return cls(**document)
-
-
+        return cls(**check_fields(document, {field.name for field in dataclasses.fields(cls)}, ("model",)))
 
 
 def _is_range(value: object) -> bool:

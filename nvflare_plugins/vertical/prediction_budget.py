@@ -15,7 +15,6 @@ import fcntl
 import hashlib
 import io
 import os
-import zipfile
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -25,6 +24,7 @@ from he_processors.errors import ConfigurationError, PolicyRefusal
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.registry_store import write_private
 from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.stored_arrays import read_arrays
 
 FOLDER = "predictions"
 _KEY_BYTES = 32
@@ -85,11 +85,12 @@ class PredictionBudget:
         if not self._path.exists():
             return np.empty(0, np.uint64), np.empty(0, np.int64)
         try:
-            with np.load(self._path, allow_pickle=False) as stored:
-                keys, counts = stored["keys"], stored["counts"]
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            stored = read_arrays(self._path)
+            keys, counts = stored["keys"], stored["counts"]
+        except (OSError, ValueError, KeyError):
             raise self._damaged("its counts of predictions cannot be read") from None
-        if keys.shape != counts.shape or keys.dtype != np.uint64 or counts.dtype != np.int64:
+        is_fit = (keys.dtype, counts.dtype) == (np.uint64, np.int64) and keys.shape == counts.shape == (keys.size,)
+        if not is_fit or (counts < 0).any() or (keys[1:] <= keys[:-1]).any():
             raise self._damaged("its counts of predictions do not fit together")
         return keys, counts
 
@@ -99,8 +100,7 @@ class PredictionBudget:
             if any(self._folder.glob("*.npz")):
                 raise self._damaged("the key of its rows is missing")
             write_private(path, randomness.bytes(_KEY_BYTES))
-        key = path.read_bytes()
-        if len(key) != _KEY_BYTES:
+        if not path.is_file() or len(key := path.read_bytes()) != _KEY_BYTES:
             raise self._damaged("the key of its rows is damaged")
         return key
 

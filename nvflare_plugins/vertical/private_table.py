@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -59,18 +60,27 @@ def table_from_json(text: str) -> tuple[PrivateTable, tuple[str, ...]]:
         aliases = tuple(map(str, document["aliases"]))
         table = {
             (int(tree), int(node)): PrivateSplit(
-                int(feature), np.float32(threshold), bool(default_left), None if above is None else _above(*above)
+                int(feature), _threshold(threshold), bool(default_left), None if above is None else _above(*above)
             )
             for tree, node, feature, threshold, default_left, above in document["splits"]
         }
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise ConfigurationError("the file does not hold a private table of a vertical model") from None
-    if any(not 0 <= split.feature < len(aliases) or np.isnan(split.threshold) for split in table.values()):
-        raise ConfigurationError("a private table names a feature that it does not list, or no threshold")
+    if any(not 0 <= split.feature < len(aliases) for split in table.values()):
+        raise ConfigurationError("a private table names a feature that it does not list")
     for (tree, _), split in table.items():
         if split.above not in (None, NOTHING_ABOVE) and (tree, split.above[0]) not in table:
             raise ConfigurationError("a private table names a split above another that it does not list")
     return table, aliases
+
+
+def _threshold(text: str) -> np.float32:
+    """Read a threshold; the bound above the largest floats is infinite. Raises: ValueError, TypeError."""
+    number = float(text)
+    if math.isnan(number):
+        raise ValueError("a threshold that is no number")
+    with np.errstate(over="ignore"):
+        return np.float32(number)
 
 
 def _above(node: int, is_left: int) -> tuple[int, bool]:

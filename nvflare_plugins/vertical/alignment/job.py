@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.job_checks import check_fields
 from nvflare_plugins.vertical.alignment.blinding import POINT_BYTES
 from nvflare_plugins.vertical.alignment.lists import BLOCK
 
@@ -59,7 +60,4 @@ class AlignmentJob:
         Raises:
             ConfigurationError: unknown fields, or a value that is not allowed.
         """
-        unknown = sorted(set(document) - {f.name for f in dataclasses.fields(cls)})
-        if unknown:
-            raise ConfigurationError(f"the job has unknown fields: {', '.join(unknown)}")
-        return cls(**document)
+        return cls(**check_fields(document, {f.name for f in dataclasses.fields(cls)}))

@@ -122,9 +122,12 @@ class AlignmentRegistry:
 
     def _load(self, run: AlignmentRun) -> NDArray[np.uint64]:
         try:
-            return np.fromfile(self._root / "ids" / run.ids, dtype="<u8")
+            hashes = np.fromfile(self._root / "ids" / run.ids, dtype="<u8")
         except OSError:
             raise self._damaged(f"ids/{run.ids} is missing") from None
+        if hashes.size != run.n_ids:
+            raise self._damaged(f"ids/{run.ids} is damaged")
+        return hashes
 
     def _read(self) -> list[AlignmentRun]:
         path = self._root / _FILE
@@ -148,8 +151,7 @@ class AlignmentRegistry:
             if (self._root / _FILE).exists():
                 raise self._damaged("its key is missing")
             write_private(path, randomness.bytes(_KEY_BYTES))
-        key = path.read_bytes()
-        if len(key) != _KEY_BYTES:
+        if not path.is_file() or len(key := path.read_bytes()) != _KEY_BYTES:
             raise self._damaged("its key is damaged")
         return key
 

@@ -1,0 +1,274 @@
+"""Damaged, foreign and hostile files and messages of vertical jobs: a value, or a refusal in words; never a traceback."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
+from nvflare_plugins.site_policy import SitePolicy, VerticalRules
+from nvflare_plugins.stored_arrays import read_arrays
+from nvflare_plugins.vertical.alignment.job import AlignmentJob
+from nvflare_plugins.vertical.alignment.registry import AlignmentRegistry
+from nvflare_plugins.vertical.alignment.result import Alignment, _read, save_alignments
+from nvflare_plugins.vertical.bin_ledger import BinLedger, Released
+from nvflare_plugins.vertical.explanations import Explainer, RowPositions
+from nvflare_plugins.vertical.guards import Guard
+from nvflare_plugins.vertical.inference_job import InferenceJob
+from nvflare_plugins.vertical.inference_site import _table
+from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.vertical.model import merge
+from nvflare_plugins.vertical.model_files import ActivePart, PartyColumns, PassivePart
+from nvflare_plugins.vertical.prediction_budget import PredictionBudget
+from nvflare_plugins.vertical.private_table import PrivateSplit, table_to_json
+from tests.support.vertical_federation import Joined, federate
+
+ODD = [
+    None, True, 0, -1, 1.5, 1e308, 1e999, float("nan"), 10**30, -(2**63), "", "a", "1", "1e9", "1e999", "nan", "9" * 5000,
+    "\ud800", "\0", [], [1], [1, 2], [[]], {}, {"a": 1}, [None], "x" * 300,
+]  # fmt: skip
+IDS = [f"row {number}" for number in range(40)]
+
+
+def mutated(value: object, draw: random.Random) -> object:
+    """Return a JSON value with parts of it replaced, dropped or added."""
+    if draw.random() < 0.12:
+        return draw.choice(ODD)
+    if isinstance(value, dict):
+        kept = {name: mutated(of, draw) if draw.random() < 0.3 else of for name, of in value.items()}
+        return {name: of for name, of in kept.items() if draw.random() > 0.03}
+    if isinstance(value, list):
+        parts = [mutated(of, draw) if draw.random() < 0.3 else of for of in value]
+        return parts + [draw.choice(ODD)] * (draw.random() < 0.1)
+    return draw.choice(ODD) if draw.random() < 0.4 else value
+
+
+def damaged(content: bytes, draw: random.Random) -> bytes:
+    """Return bytes of which some are cut off or changed."""
+    if draw.random() < 0.2:
+        return content[: draw.randrange(len(content) + 1)]
+    data = bytearray(content)
+    for _ in range(draw.choice([1, 1, 2, 5, 20])):
+        data[draw.randrange(len(data))] = draw.randrange(256)
+    return bytes(data)
+
+
+def npz(save: Callable[..., None] = np.savez, **arrays: object) -> bytes:
+    file = io.BytesIO()
+    save(file, **arrays)
+    return file.getvalue()
+
+
+def npy() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.arange(3))
+    return file.getvalue()
+
+
+# -- files of a site's own --------------------------------------------------------------------------------------------
+
+
+def test_arrays_are_read_as_they_were_written(tmp_path):
+    arrays = {
+        "a": np.arange(5, dtype=np.uint64), "b": np.zeros((0, 64), np.int32), "c": np.float32([[1, np.nan]]),
+        "d": np.array(3.5), "e": np.array([True, False]),
+    }  # fmt: skip
+    (tmp_path / "f.npz").write_bytes(npz(**arrays))
+    found = read_arrays(tmp_path / "f.npz")
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype and found[name].flags.writeable
+        np.testing.assert_array_equal(found[name], array)
+    with pytest.raises(FileNotFoundError):
+        read_arrays(tmp_path / "none.npz")
+
+
+@pytest.fixture
+def ledger(tmp_path) -> BinLedger:
+    ledger = BinLedger(tmp_path, "data")
+    Guard(VerticalRules(), ledger, IDS, enforce=False).admit_root()
+    return ledger
+
+
+def use(ledger: BinLedger) -> None:
+    guard = Guard(VerticalRules(min_rows_per_node=1), ledger, IDS)
+    guard.admit_root()
+    guard.exposure()
+
+
+FOREIGN: Mapping[str, Callable[[dict[str, np.ndarray]], bytes]] = {
+    "empty": lambda of: b"", "text": lambda of: b"{}", "one_array": lambda of: npy(),
+    "others": lambda of: npz(a=np.arange(3)), "more": lambda of: npz(**of, more=np.arange(3)),
+    "float_keys": lambda of: npz(**{**of, "keys": of["keys"].astype(float)}),
+    "no_number": lambda of: npz(**{**of, "share": of["share"] * np.float32(np.nan)}),
+    "below_none": lambda of: npz(**{**of, "sums": of["sums"] - 9}),
+    "split_bits_below_none": lambda of: npz(**{**of, "split_bits": of["split_bits"] - 1}),
+    "texts": lambda of: npz(**{**of, "fingerprints": of["fingerprints"].astype("U4")}),
+    "objects": lambda of: npz(**{**of, "keys": of["keys"].astype(object)}),
+    "numbers": lambda of: npz(**{name: np.array(5) for name in of}),
+    "too_few": lambda of: npz(**{**of, "sums": of["sums"][1:]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_foreign_ledger_of_sums_is_refused_with_the_remedy(ledger, name):
+    released = ledger.read()
+    ledger._path.write_bytes(FOREIGN[name]({slot: getattr(released, slot) for slot in Released.__slots__}))
+    with pytest.raises(ConfigurationError, match="Restore the folder"):
+        use(ledger)
+
+
+def test_folders_in_the_place_of_files_are_refused(tmp_path, ledger):
+    ledger._path.unlink()
+    ledger._path.mkdir()
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        use(ledger)
+    (tmp_path / "key").unlink()
+    with pytest.raises(ConfigurationError, match="key of its rows is missing"):
+        BinLedger(tmp_path, "data")
+    (tmp_path / "key").mkdir()
+    with pytest.raises(ConfigurationError, match="key of its rows is damaged"):
+        BinLedger(tmp_path, "data")
+
+
+def policy_in(folder: Path) -> SitePolicy:
+    return SitePolicy.from_dict({"registry": "registry"}, workspace=folder, site="site-1")
+
+
+def test_damaged_files_are_read_or_refused(tmp_path, ledger):
+    """Ledgers of sums and of predictions, alignments and their registry."""
+    budget = PredictionBudget(policy_in(tmp_path), "data")
+    budget.charge(IDS)
+    here = SimpleNamespace(site="site-1", sites=("site-1", "site-2"))
+    save_alignments(tmp_path, "job", here.site, here.sites, [Alignment("data", np.arange(5), 9, "f", b"p")])
+    registry = AlignmentRegistry.open(policy_in(tmp_path))
+    registry.reserve({"data": [b"a", b"b"]}, "job", here.sites)
+    uses = {
+        ledger._path: lambda: use(ledger),
+        budget._path: lambda: PredictionBudget(policy_in(tmp_path), "data").check(IDS),
+        tmp_path / "alignment.npz": lambda: _read(tmp_path / "alignment.npz", here, "job"),
+        tmp_path / "registry" / "alignments" / "alignments.json": lambda: registry.reserve({"e": [b"c"]}, "k", here.sites),
+    }
+    draw = random.Random(1)
+    for path, read in uses.items():
+        content = path.read_bytes()
+        for change in (*(damaged(content, draw) for _ in range(80)), b"", npy(), b'{"version": 1, "runs": 5}', b"[]"):
+            path.write_bytes(change)
+            with suppress(VeilBoostError):
+                read()
+        path.write_bytes(content)
+        read()
+
+
+def test_hashes_of_aligned_ids_that_were_cut_short_are_damage(tmp_path):
+    registry = AlignmentRegistry.open(policy_in(tmp_path))
+    registry.reserve({"data": [b"a", b"b"]}, "job", ("site-1", "site-2"))
+    (ids,) = (tmp_path / "registry" / "alignments" / "ids").iterdir()
+    ids.write_bytes(ids.read_bytes()[:8])
+    with pytest.raises(ConfigurationError, match="damaged"):
+        registry.reserve({"other": [b"b"]}, "later", ("site-1", "site-2"))
+
+
+# -- messages of peers ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model() -> tuple[ActivePart, PassivePart, np.ndarray]:
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(60, 4)).astype(np.float32)
+    joined = Joined(features, (features.sum(axis=1) > 0).astype(np.float32), (2, 2))
+    outcome = federate(joined, {"max_depth": 3, "max_bin": 8}, 2)
+    (party,) = outcome.parties
+    aliases = party.schema.aliases
+    active = ActivePart(outcome.result.model, ("a", "b"), (PartyColumns(party.name, aliases),))
+    return active, PassivePart(outcome.passives[0].table, aliases, aliases), features
+
+
+def test_any_table_is_merged_or_refused(model):
+    active, passive, _ = model
+    honest = json.loads(table_to_json(passive.table, passive.aliases))
+    draw = random.Random(2)
+    documents = [json.dumps(mutated(honest, draw)).encode(errors="surrogatepass") for _ in range(800)]
+    for data in (*documents, b"", b"\xff", b"[" * 100_000, b"9" * 5000):
+        try:
+            merge(active.booster, 2, [(2, _table(data, passive.aliases))])
+        except (ProtocolError, ConfigurationError):
+            pass
+
+
+def test_a_threshold_that_is_a_list_is_refused():
+    table = {(0, 0): PrivateSplit(0, np.float32(1), True, (-1, False))}
+    document = json.loads(table_to_json(table, ("f0",)))
+    document["splits"][0][3] = []
+    with pytest.raises(ProtocolError, match="not of the expected form"):
+        _table(json.dumps(document).encode(), ("f0",))
+
+
+def test_any_positions_are_explained_or_refused(model):
+    active, passive, features = model
+    honest = RowPositions.of(passive, features[:, 2:]).to_bytes()
+    draw = random.Random(3)
+    site = active.parties[0].site
+    for data in (honest, *(damaged(honest, draw) for _ in range(150))):
+        try:
+            Explainer(active, features[:, :2], {site: RowPositions.from_bytes(data, len(features))})
+        except (ProtocolError, ConfigurationError):
+            pass
+
+
+def test_positions_whose_splits_name_a_feature_while_none_is_listed_are_refused(model):
+    active, passive, features = model
+    told = RowPositions.of(passive, features[:, 2:])
+    nothing = RowPositions(told.features[:0], told.splits * np.uint32([1, 1, 0, 1]), told.positions[:, :0])
+    with pytest.raises(ProtocolError, match="do not list"):
+        RowPositions.from_bytes(nothing.to_bytes(), len(features))
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------------
+
+JOBS = {
+    VerticalJob: {
+        "active": "a", "data_set": "d", "label": "y", "params": {"max_depth": 3}, "num_rounds": 3, "profile": "paillier",
+        "key_bits": 3072, "preset": "exact", "features": {"a": ["x"]}, "label_classes": ["a", "b"], "alignment": "first",
+        "early_stopping_rounds": None, "resume_from": "j", "deadline_s": 0.0,
+    },
+    InferenceJob: {
+        "model": "m", "action": "predict", "data_set": "d", "rows": [0, 5], "rounds": [0, 2], "alignment": "first",
+        "file_format": "csv", "batch_rows": 100, "deadline_s": 1.0,
+    },
+    AlignmentJob: {"data_sets": ["a", "b"], "deadline_s": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_any_document_is_a_job_or_refused(kind):
+    draw = random.Random(4)
+    for document in (JOBS[kind], None, [], {1: 2}, *(mutated(JOBS[kind], draw) for _ in range(600))):
+        try:
+            job = kind.from_dict(document)
+        except ConfigurationError:
+            continue
+        assert kind.from_dict(json.loads(json.dumps(job.to_dict()))).to_dict().keys() == job.to_dict().keys()
+        assert job.largest_message_bytes > 0
+
+
+@pytest.mark.parametrize("value", ["frist", "First", "FIRST", "fist", "firsst", "../first", "", 5, "a b", ".."])
+def test_a_misspelt_alignment_is_refused_by_the_job(value):
+    """It was taken for the id of a job, which the sites then did not find."""
+    for kind in (VerticalJob, InferenceJob):
+        with pytest.raises(ConfigurationError, match="alignment"):
+            kind.from_dict({**JOBS[kind], "alignment": value})
+
+
+@pytest.mark.parametrize("value", [None, "first", "simulate_job", "62f3ab1c-0b7c-4f0e-9b7a-0d7e3cf4b7d1", "job-1"])
+def test_alignments_that_may_be(value):
+    for kind in (VerticalJob, InferenceJob):
+        assert kind.from_dict({**JOBS[kind], "alignment": value}).alignment == value
