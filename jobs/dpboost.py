@@ -20,6 +20,7 @@ import numpy as np
 from nvflare.recipe import SimEnv
 from sklearn.datasets import load_breast_cancer
 
+from nvflare_plugins.files import write_private_table
 from nvflare_plugins.recipes.dpboost import DpBoostRecipe
 
 FOLDER = Path(__file__).resolve().parent
@@ -46,7 +47,7 @@ def write_data(folder: Path) -> None:
     frame = frame[[*BOUNDS, "target"]].assign(patient=[f"P{i:04d}" for i in range(len(frame))])
     for site, rows in zip(SITES, np.array_split(np.random.default_rng(0).permutation(len(frame)), 3), strict=True):
         (folder / site).mkdir(parents=True, exist_ok=True)
-        frame.iloc[rows].to_csv(folder / site / f"{DATA_SET}.csv", index=False)
+        write_private_table(folder / site / f"{DATA_SET}.csv", frame.iloc[rows])
 
 
 def policy(folder: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import numpy as np
 from nvflare.recipe import SimEnv
 from sklearn.datasets import load_breast_cancer
 
+from nvflare_plugins.files import write_private_table
 from nvflare_plugins.recipes.bucket_ldp import FederBoostVerticalRecipe
 
 FOLDER = Path(__file__).resolve().parent
@@ -59,8 +60,8 @@ def write_data(folder: Path) -> None:
         place = folder / site
         place.mkdir(parents=True, exist_ok=True)
         columns = ["patient", *names, *(["target"] if site == ACTIVE else [])]
-        shuffled[columns].iloc[_N_TEST:].to_csv(place / f"{DATA_SET}.csv", index=False)
-        shuffled[["patient", *names]].iloc[:_N_TEST].to_csv(place / f"{TEST_SET}.csv", index=False)
+        write_private_table(place / f"{DATA_SET}.csv", shuffled[columns].iloc[_N_TEST:])
+        write_private_table(place / f"{TEST_SET}.csv", shuffled[["patient", *names]].iloc[:_N_TEST])
         if site != ACTIVE:
             public = {name: {"low": 0, "high": float(f"{frame[name].max():.0e}")} for name in names}
             (place / "bucket_features.json").write_text(json.dumps(public, indent=1))

@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 from nvflare.recipe import SimEnv
 
+from nvflare_plugins.files import write_private_table
 from nvflare_plugins.site_setup import Wishes, set_up
 from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
 
@@ -66,7 +67,7 @@ def prepare(frame: pd.DataFrame, workspace: Path) -> None:
     data.mkdir(parents=True, exist_ok=True)
     shuffled = frame.sample(frac=1, random_state=0)
     for site, rows in zip(SITES, np.array_split(np.arange(len(frame)), len(SITES)), strict=True):
-        shuffled.iloc[rows].to_parquet(data / f"{site}.parquet", index=False)
+        write_private_table(data / f"{site}.parquet", shuffled.iloc[rows])
     paths = {DATA_SET: str((data / "{site}.parquet").absolute())}
     set_up(workspace, Wishes(paths, profiles=("dp_distributed", "dp_trusted"), budgets={DATA_SET: BUDGET}))
 

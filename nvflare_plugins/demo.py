@@ -22,7 +22,7 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, JobAborted
-from nvflare_plugins.files import write_atomically
+from nvflare_plugins.files import write_atomically, write_private_table
 from nvflare_plugins.horizontal.job import HorizontalJob
 
 JOB_NAME, DATA_SET, EVAL_SET = "demo", "training", "evaluation"
@@ -124,7 +124,7 @@ def write_sites(data: Split, folder: Path) -> None:
     folder.mkdir(parents=True)
     for name, frame in ((DATA_SET, data.train), (EVAL_SET, data.test)):
         for number, rows in enumerate(np.array_split(np.arange(len(frame)), N_SITES), start=1):
-            frame.iloc[rows].to_parquet(folder / f"site-{number}-{name}.parquet", index=False)
+            write_private_table(folder / f"site-{number}-{name}.parquet", frame.iloc[rows])
 
 
 def make_job(data: Split, profile: str, num_rounds: int) -> HorizontalJob:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> Path:
@@ -31,3 +36,12 @@ def write_durably(path: Path, content: bytes, mode: int = 0o644) -> Path:
     finally:
         os.close(folder)
     return path
+
+
+def write_private_table(path: Path, table: pd.DataFrame) -> Path:
+    """Write rows as CSV or Parquet, by the name's suffix, for their owner alone. Returns the path."""
+    if path.suffix == ".csv":
+        return write_atomically(path, table.to_csv(index=False).encode(), 0o600)
+    content = io.BytesIO()
+    table.to_parquet(content, index=False)
+    return write_atomically(path, content.getvalue(), 0o600)

@@ -37,6 +37,7 @@ from nvflare.fuel.flare_api.flare_api import (
 )
 from sklearn.datasets import load_breast_cancer
 
+from nvflare_plugins.files import write_private_table
 from nvflare_plugins.site_setup import set_up
 from nvflare_plugins.vertical.alignment.demo_data import LABEL, breast_cancer, deal_columns
 
@@ -103,9 +104,9 @@ class Poc:
         template = (HERE / "project.yml").read_text()
         project.write_text(template.replace(f"fed_learn_port: {DEFAULT_PORT}", f"fed_learn_port: {self.port}"))
         self._nvflare("poc", "prepare", "-i", str(project), "--force")
-        SCENARIOS[self.scenario].write_data({site: self.kits / site / "data" for site in SITES})
+        SCENARIOS[self.scenario].write_data({site: self.folder / "data" / site for site in SITES})
         for site in SITES:
-            policy = HERE / "site_policies" / self.scenario / f"{site}.json"
+            policy = HERE / "site_policies" / self.scenario / f"{site}.json"  # its paths lead to that folder
             shutil.copy(policy, self.kits / site / "local" / "veilboost.json")
         for change in set_up(self.folder / "poc"):
             say(f"site-setup: {change}")
@@ -191,8 +192,8 @@ def write_breast_cancer(folders: dict[str, Path]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         part = table.iloc[rank :: len(folders)]
         n_train = int(0.7 * len(part))
-        part.iloc[:n_train].to_csv(folder / "breast_train.csv", index=False)
-        part.iloc[n_train:].to_csv(folder / "breast_test.csv", index=False)
+        write_private_table(folder / "breast_train.csv", part.iloc[:n_train])
+        write_private_table(folder / "breast_test.csv", part.iloc[n_train:])
 
 
 def write_columns(folders: dict[str, Path]) -> None:
@@ -209,7 +210,7 @@ def write_invented_credit(folders: dict[str, Path]) -> None:
         columns = {name: random.integers(low, high + 1, _N_INVENTED) for name, (low, high) in bounds.items()}
         risk = (columns["PAY_0"] + random.normal(scale=3.0, size=_N_INVENTED)) > 4
         folder.mkdir(parents=True, exist_ok=True)
-        pd.DataFrame({**columns, "label": risk.astype(int)}).to_parquet(folder / "credit2.parquet", index=False)
+        write_private_table(folder / "credit2.parquet", pd.DataFrame({**columns, "label": risk.astype(int)}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from nvflare_plugins.files import write_private_table
+
 ID = "id"
 LABEL = "target"
 
@@ -46,7 +48,7 @@ def deal_columns(
         folders[party].mkdir(parents=True, exist_ok=True)
         for name, rows in zip(set_names, (np.arange(n_test, len(table)), np.arange(n_test)), strict=True):
             kept = random.permutation(rows)[: len(rows) - int(lacking * len(rows))]
-            own.iloc[kept].to_csv(folders[party] / f"{name}.csv", index=False)
+            write_private_table(folders[party] / f"{name}.csv", own.iloc[kept])
 
 
 def _spelled(name: str, party: int) -> str:

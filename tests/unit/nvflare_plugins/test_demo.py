@@ -39,7 +39,8 @@ def test_a_csv_of_the_user_becomes_three_sites(tmp_path):
     frame.to_csv(path, index=False)
     data = split(*load(path, "y"))
     write_sites(data, tmp_path / "data")
-    assert len(list((tmp_path / "data").glob("site-*-training.parquet"))) == 3
+    files = list((tmp_path / "data").glob("site-*.parquet"))
+    assert len(files) == 6 and all(file.stat().st_mode & 0o077 == 0 for file in files)
     job = make_job(data, "masks", 2)
     assert job.categories == {"colour": ["blue", "red"]}
     assert job.label_classes == ["no", "yes"]
