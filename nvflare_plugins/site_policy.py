@@ -181,6 +181,8 @@ class SitePolicy:
         inputs: Folder with models that a job may continue from, by file name. Default "inputs".
         registry: Folder of the registry against differencing; may contain ``{site}``. Default
             "veilboost_registry/{site}". Keep it: deleting it forgets what was released.
+        runs: Folder with the site's results (models, reports, evidence); may contain ``{site}``. Default
+            "veilboost_runs". Registry, ledgers and runs may lie outside FLARE's workspace: `site-setup --keep-in DIR`.
         tracking: Metrics per round, which are pooled over all sites, may be streamed to the server. Default true.
         arithmetic: Backend of big-number arithmetic at this site: auto (the fastest there is), cuda, ifma, avx2,
             portable or gmpy2. One that is not there ends the job.
@@ -205,6 +207,7 @@ class SitePolicy:
     tracking: bool = True
     arithmetic: str = "auto"
     ledgers: Path = Path("veilboost_ledgers")
+    runs: Path = Path("veilboost_runs")
     vertical: VerticalRules = VerticalRules()
 
     @classmethod
@@ -250,13 +253,14 @@ class SitePolicy:
         values.setdefault("inputs", reader.path("inputs", "inputs"))
         values.setdefault("registry", reader.path("registry", "veilboost_registry/{site}"))
         values.setdefault("ledgers", reader.path("ledgers", "veilboost_ledgers/{site}"))
+        values.setdefault("runs", reader.path("runs", "veilboost_runs"))
         return cls(site=site, workspace=reader.workspace, **values)  # type: ignore[arg-type]
 
     def fingerprint(self) -> str:
         """Return a hash of what the policy allows, for the evidence. Paths are left out: they are nobody's business."""
         allowed = {
             name: value for name, value in dataclasses.asdict(self).items()
-            if name not in ("site", "workspace", "data_sets", "inputs", "registry", "ledgers")
+            if name not in ("site", "workspace", "data_sets", "inputs", "registry", "ledgers", "runs")
         }  # fmt: skip
         return hashlib.sha256(json.dumps(allowed, sort_keys=True).encode()).hexdigest()
 
@@ -388,6 +392,7 @@ def template(data_sets: Mapping[str, str] | None = None) -> str:
         "tracking": True,
         "arithmetic": "auto",
         "ledgers": "veilboost_ledgers/{site}",
+        "runs": "veilboost_runs",
         "vertical": dataclasses.asdict(VerticalRules()),
     }
     return json.dumps(document, indent=2) + "\n"
@@ -550,5 +555,6 @@ _READERS: dict[str, Callable[[_Reader, str, object], object]] = {
     "tracking": _Reader.flag,
     "arithmetic": _Reader.arithmetic,
     "ledgers": _Reader.path,
+    "runs": _Reader.path,
     "vertical": _Reader.vertical,
 }

@@ -1,31 +1,51 @@
 """``veilboost site-setup DIR``: merge what a site needs to run VeilBoost jobs into its FLARE workspace.
 
-Two files of the site are touched, and nothing of a job:
+Files in the folder ``local`` are touched, and nothing of a job:
 
-* ``local/resources.json``: FLARE starts only components on the site's allow-list. FLARE's own list is kept and this
-  package's FLARE components are added to it. At a site, the streaming of its log files to the server is switched off:
-  FLARE's default sends the error log, with the traces of libraries that may quote values, and any job may ask for the
-  whole log. What the server should know of a failure, jobs of this package report by themselves.
-* ``local/veilboost.json``: the site's policy, which no job can change. A new one is strict; an existing one changes
-  only where an option says so.
+* ``resources.json``: FLARE starts only components on the allow-list. It becomes the list of VeilBoost's own classes,
+  each by its exact name, and what the site itself had added; FLARE's classes need ``--allow``. At a site, the streaming
+  of its log files to the server is switched off: FLARE's default sends the error log, with the traces of libraries that
+  may quote values, and any job may ask for the whole log. What the server should know of a failure, jobs of this
+  package report by themselves.
+* ``authorization.json``: custom code in jobs (byoc) and the console's shell commands (cat, ls, grep, head, tail, pwd) are
+  denied to every role; all other rights stay.
+* ``veilboost__p_resources.json``: starts a guard in FLARE's process, which holds to that whatever role the server names.
+* ``veilboost.json``: the site's policy, which no job can change. A new one is strict; an existing one changes only where
+  an option says so.
 
-Calling it again changes nothing more. Running jobs keep what they started with.
+Calling it again changes nothing more. Running jobs keep what they started with; FLARE reads rights and guard when it
+starts. Jobs refuse to begin where any of this is missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
-
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.files import write_atomically
+from nvflare_plugins.flare_boundary import (
+    ALLOW_LIST,
+    AUTHORIZATION,
+    ENFORCE,
+    ENFORCEMENT,
+    EXTRAS,
+    GUARD,
+    GUARD_FILE,
+    GUARD_STARTED,
+    LOG_STREAMING,
+    RESOURCES,
+    Role,
+    granted,
+    merged_allow_list,
+    role_of,
+    without_denied,
+)
 from nvflare_plugins.site_policy import (
     POLICY_FILE,
     PROFILES,
@@ -34,21 +54,7 @@ from nvflare_plugins.site_policy import (
     template,
 )
 
-# Only FLARE components: a wider prefix would let a job start any class of this package with arguments of its choice.
-ALLOWED_COMPONENTS = "nvflare_plugins.flare."
-RESOURCES_FILE = Path("local") / "resources.json"
-DEFAULT_RESOURCES_FILE = Path("local") / "resources.json.default"
-_ALLOW_LIST = "class_allow_list"
-_ALLOW_ALL = "*"
-_LOG_STREAMING = "allow_log_streaming"
-
-
-class Role(Enum):
-    """What a folder is."""
-
-    SITE = "site"
-    SERVER = "server"
-    SIMULATOR = "simulator workspace"
+_KEPT = ("registry", "ledgers", "runs")  # keys of the policy: what a site keeps over jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,8 @@ class Wishes:
         ids: name of a data set -> the column that names its rows.
         budgets: name of a data set -> what all private jobs together may spend on it, by the policy's keys
             (``PrivacyBudget``).
+        allow: names of ``flare_boundary.EXTRAS``: what FLARE may start besides VeilBoost's own components.
+        keep_in: absolute folder for runs, registry and ledgers, outside FLARE's workspace; may hold ``{site}``.
     """
 
     data_sets: Mapping[str, str] = field(default_factory=dict)
@@ -69,6 +77,8 @@ class Wishes:
     max_colluders: int | None = None
     ids: Mapping[str, str] = field(default_factory=dict)
     budgets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    allow: tuple[str, ...] = ()
+    keep_in: str | None = None
 
 
 def set_up(folder: Path, wishes: Wishes = Wishes()) -> list[str]:
@@ -83,7 +93,9 @@ def set_up(folder: Path, wishes: Wishes = Wishes()) -> list[str]:
     """
     changes: list[str] = []
     for path, role in workspaces(folder):
-        changes += _merge_resources(path, role)
+        changes += _merge_resources(path, role, wishes.allow)
+        if role is not Role.SIMULATOR:
+            changes += _close_process(path, role)
         if role is not Role.SERVER:
             changes += _merge_policy(path, role, wishes)
     return changes
@@ -113,15 +125,13 @@ def workspaces(folder: Path) -> list[tuple[Path, Role]]:
 
 def _kits(folder: Path) -> Iterator[tuple[Path, Role]]:
     """Find startup kits: the folder itself, or those in the newest prod_NN folder of each project below it."""
-    for name, role in (("fed_client.json", Role.SITE), ("fed_server.json", Role.SERVER)):
-        if (folder / "startup" / name).is_file():
-            yield folder, role
-            return
-    for production in _newest_productions(folder):
-        for path in sorted(production.iterdir()):
-            for name, role in (("fed_client.json", Role.SITE), ("fed_server.json", Role.SERVER)):
-                if (path / "startup" / name).is_file():
-                    yield path, role
+    candidates = [folder]
+    if role_of(folder) is Role.SIMULATOR:
+        candidates = [path for production in _newest_productions(folder) for path in sorted(production.iterdir())]
+    for path in candidates:
+        role = role_of(path)
+        if role is not Role.SIMULATOR:
+            yield path, role
 
 
 def _newest_productions(folder: Path) -> list[Path]:
@@ -134,23 +144,81 @@ def _newest_productions(folder: Path) -> list[Path]:
     return sorted(newest.values())
 
 
-def _merge_resources(workspace: Path, role: Role) -> list[str]:
-    path = workspace / RESOURCES_FILE
-    source = path if path.is_file() else workspace / DEFAULT_RESOURCES_FILE
-    document = _read_object(source) if source.is_file() else {"format_version": 2}
-    allowed = document.get(_ALLOW_LIST, list(DEFAULT_CLASS_ALLOW_LIST))
-    if not isinstance(allowed, list):
-        raise ConfigurationError(f"{source}: {_ALLOW_LIST} must be a list")
+def _merge_resources(workspace: Path, role: Role, extras: tuple[str, ...]) -> list[str]:
+    path = workspace / RESOURCES
+    document = _read_with_default(path) or {"format_version": 2}
+    before = document.get(ALLOW_LIST)
+    if before is not None and not isinstance(before, list):
+        raise ConfigurationError(f"{path}: {ALLOW_LIST} must be a list")
     changes = []
-    if _ALLOW_ALL not in allowed and ALLOWED_COMPONENTS not in allowed:
-        document[_ALLOW_LIST] = [*allowed, ALLOWED_COMPONENTS]
-        changes.append(f"{path}: VeilBoost's components may run ({len(allowed)} entries of FLARE kept)")
-    if role is not Role.SERVER and document.get(_LOG_STREAMING, True) is not False:
-        document[_LOG_STREAMING] = False
-        changes.append(f"{path}: log files stay at the site ({_LOG_STREAMING} is false)")
+    allowed = merged_allow_list(before, role, extras)
+    if allowed != before:
+        document[ALLOW_LIST] = allowed
+        gone = [str(entry) for entry in before or () if entry not in allowed]
+        taken = f"; taken out: {len(gone)}, such as {gone[0]}" if gone else ""
+        changes.append(f"{path}: FLARE may start {len(allowed)} classes, each by its exact name{taken}")
+    if document.get(ENFORCEMENT) != ENFORCE:
+        document[ENFORCEMENT] = ENFORCE
+        changes.append(f"{path}: nothing else may start ({ENFORCEMENT} is {ENFORCE})")
+    if role is not Role.SERVER and document.get(LOG_STREAMING, True) is not False:
+        document[LOG_STREAMING] = False
+        changes.append(f"{path}: log files stay at the site ({LOG_STREAMING} is false)")
     if changes:
         _write_json(path, document)
     return changes
+
+
+def _close_process(workspace: Path, role: Role) -> list[str]:
+    """Deny custom code and shell commands, and see to it that the guard starts with FLARE."""
+    changes = []
+    path = workspace / AUTHORIZATION
+    document = _read_with_default(path)
+    if granted(document):
+        closed = without_denied(document or {})
+        still = granted(closed)
+        if still:
+            raise ConfigurationError(f"{path} cannot be closed: {'; '.join(still)}")
+        _write_json(path, closed)
+        changes.append(f"{path}: custom code and shell commands are denied to every role")
+    path = workspace / GUARD_FILE
+    if not path.is_file() or _read_object(path) != GUARD:
+        _write_json(path, GUARD)
+        changes.append(f"{path}: a guard starts with FLARE's process")
+    if changes:
+        (workspace / GUARD_STARTED).unlink(missing_ok=True)
+        changes.append(f"{workspace}: restart this {role.value} if it runs, as FLARE reads rights and guard when it starts")
+    return changes
+
+
+def warnings_of(folder: Path) -> list[str]:
+    """Return what a site's administrator should know of data and results in a startup kit; nothing in a simulator."""
+    found = []
+    for path, role in workspaces(folder):
+        if role is Role.SITE and (path / POLICY_FILE).is_file():
+            found += [f"WARNING {path.name}: {text}" for text in _inside(path)]
+    return found
+
+
+def _inside(workspace: Path) -> Iterator[str]:
+    """Yield what lies in FLARE's workspace, through a link or not: FLARE's server can delete or reach folders there."""
+    policy = SitePolicy.load(workspace, workspace.name)
+    for name, data_set in policy.data_sets.items():
+        if _lies_in(data_set.path, workspace):
+            yield (
+                f"data set {name!r} lies in FLARE's workspace or is linked into it. The guard keeps the console out; "
+                "without it, FLARE's shell commands read every file there. Keep data elsewhere."
+            )
+    inside = [key for key in _KEPT if _lies_in(getattr(policy, key), workspace)]
+    if inside:
+        yield (
+            f"{', '.join(inside)} lie in FLARE's workspace. The guard keeps FLARE's server from deleting them; "
+            "`--keep-in DIR` puts them elsewhere (move what is there already first)."
+        )
+
+
+def _lies_in(path: Path, folder: Path) -> bool:
+    lexical = Path(os.path.normpath(path))
+    return lexical.is_relative_to(folder.absolute()) or lexical.resolve().is_relative_to(folder.resolve())
 
 
 def _merge_policy(workspace: Path, role: Role, wishes: Wishes) -> list[str]:
@@ -162,13 +230,22 @@ def _merge_policy(workspace: Path, role: Role, wishes: Wishes) -> list[str]:
         document["unsigned_sessions"] = True
         document["inputs"] = str((workspace / "local" / "inputs").absolute())
         changes.append(f"{path}: sessions without certificates are accepted, as simulated sites have none")
+    site = "site" if role is Role.SIMULATOR else workspace.name
+    before = SitePolicy.from_dict(document, workspace=workspace, site=site)
     for key, value in _wanted(document, wishes):
         changes.append(f"{path}: {key} = {json.dumps(value)}")
-    site = "site" if role is Role.SIMULATOR else workspace.name
-    SitePolicy.from_dict(document, workspace=workspace, site=site)
+    _check_nothing_is_forgotten(before, SitePolicy.from_dict(document, workspace=workspace, site=site))
     if changes:
         _write_json(path, document)
     return changes
+
+
+def _check_nothing_is_forgotten(before: SitePolicy, after: SitePolicy) -> None:
+    """Refuse to leave behind what a site remembers of releases and of privacy spent."""
+    for key in _KEPT:
+        old, new = getattr(before, key), getattr(after, key)
+        if old != new and old.is_dir() and any(old.iterdir()) and not new.exists():
+            raise ConfigurationError(f"{key}: move {old} to {new} first, or what it holds would be forgotten")
 
 
 def _wanted(document: dict[str, Any], wishes: Wishes) -> Iterator[tuple[str, Any]]:
@@ -178,6 +255,8 @@ def _wanted(document: dict[str, Any], wishes: Wishes) -> Iterator[tuple[str, Any
         "min_sites": wishes.min_sites,
         "max_colluders": wishes.max_colluders,
     }
+    if wishes.keep_in is not None:
+        plain |= {key: f"{wishes.keep_in}/{{site}}/veilboost_{key}" for key in _KEPT}
     for key, value in plain.items():
         if value is not None and document.get(key) != value:
             document[key] = value
@@ -203,6 +282,14 @@ def _wanted(document: dict[str, Any], wishes: Wishes) -> Iterator[tuple[str, Any
         if consents.get(name) is not True:
             consents[name] = True
             yield f"consents.{name}", True
+
+
+def _read_with_default(path: Path) -> dict[str, Any] | None:
+    """Return a file of FLARE or, as FLARE does, the default beside it; None if there is neither."""
+    for source in (path, path.with_name(f"{path.name}.default")):
+        if source.is_file():
+            return _read_object(source)
+    return None
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -283,14 +370,26 @@ def add_parser(subparsers: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--min-sites", type=int, help="fewest data-bearing sites of a job")
     parser.add_argument("--max-colluders", type=int, help="how many other sites might pool what they see")
+    parser.add_argument(
+        "--keep-in", metavar="DIR", type=lambda text: str(Path(text).expanduser().absolute()),
+        help="keep runs, registry and ledgers below this folder, outside FLARE's workspace",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow", dest="allow", choices=tuple(EXTRAS), action="append", default=[],
+        help="let jobs start more of FLARE than VeilBoost needs: its monitoring (event counts and times), its MLflow "
+        "receiver (the job names the address that the server writes to), or `flare`, its whole list: for sites that run "
+        "other jobs too, and whose data those jobs then read and send without VeilBoost's policy; `none` takes it back",
+    )  # fmt: skip
     parser.set_defaults(func=_main)
 
 
 def _main(args: argparse.Namespace) -> int:
     wishes = Wishes(
         dict(args.data_sets), tuple(args.profiles), tuple(args.consents), args.min_sites, args.max_colluders,
-        dict(args.ids), dict(args.budgets),
+        dict(args.ids), dict(args.budgets), tuple(args.allow), args.keep_in,
     )  # fmt: skip
     changes = set_up(args.folder, wishes)
     print("\n".join(changes) if changes else "nothing to change: everything is set up already")
+    for warning in warnings_of(args.folder):
+        print(warning)
     return 0

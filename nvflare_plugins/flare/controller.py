@@ -24,6 +24,7 @@ from nvflare_plugins.flare.timeouts import (
     exchange_deadline_s,
     transfer_s,
 )
+from nvflare_plugins.flare_boundary import check_set_up
 from nvflare_plugins.place import Job
 
 TRAIN_TASK = "veilboost_train"
@@ -79,6 +80,7 @@ class JobController(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run the attempt; a failure ends the FLARE job with one clear reason."""
         try:
+            check_set_up(Path(self._engine.get_workspace().get_root_dir()), "the server")
             job = self.job_type.from_dict(self.job)
             clients = self._wait_for_sites(abort_signal)
             reason = self._run(job, clients, abort_signal, fl_ctx) if clients else "aborted before it began"

@@ -31,15 +31,16 @@ from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.timeouts import HEARTBEAT_S, site_timeout_s
 from nvflare_plugins.flare.transport import SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work
+from nvflare_plugins.flare_boundary import check_set_up
 from nvflare_plugins.horizontal.run_folder import RunFolder
 from nvflare_plugins.place import Job, Outcome, Place, Progress, RoundFacts
+from nvflare_plugins.policy_memory import policy_changes
 from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES
 from nvflare_plugins.wire.evidence import end_abandoned
 from nvflare_plugins.wire.evidence_format import export_name
 
-RUNS_FOLDER = "veilboost_runs"  # in the site's workspace: models and evidence outlive FLARE's own job folders
 METRICS_EVENT = "fed.analytix_log_stats"  # what FLARE's tracking receivers on the server listen to
 MAX_SITES = 1000
 
@@ -107,16 +108,20 @@ class JobExecutor(Executor):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         site, job_id = fl_ctx.get_identity_name(), fl_ctx.get_job_id()
         workspace = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
-        evidence = RunFolder(workspace / RUNS_FOLDER, job_id).evidence / export_name(site)
+        evidence: Path | None = None
         try:
-            outcome = self._run(shareable, fl_ctx, abort_signal, workspace)
+            check_set_up(workspace, site)
+            policy = SitePolicy.load(workspace, site)
+            evidence = RunFolder(policy.runs, job_id).evidence / export_name(site)
+            self._note_policy(policy, fl_ctx)
+            outcome = self._run(shareable, fl_ctx, abort_signal, policy)
             report = SiteReport(
                 COMPLETED, model_hmac=outcome.hmac, summary=outcome.summary, evidence=_content(evidence)
             )
             self.log_info(fl_ctx, f"finished: {outcome.message}")
         except Exception as error:  # the edge of the process: whatever it is, it becomes the site's report
             text = error_text(error)
-            if isinstance(error, Stuck):
+            if isinstance(error, Stuck) and evidence is not None:
                 end_abandoned(evidence, text)
             if isinstance(error, VeilBoostError):
                 self.log_error(fl_ctx, f"the job ended with an error: {text}")
@@ -127,19 +132,26 @@ class JobExecutor(Executor):
         reply.update(report.to_dict())
         return reply
 
-    def _run(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal, workspace: Path) -> Outcome:
+    def _note_policy(self, policy: SitePolicy, fl_ctx: FLContext) -> None:
+        """Say in the site's log what its policy is, and what has changed in it since the job before."""
+        changed = policy_changes(policy)
+        if changed:
+            self.log_warning(fl_ctx, f"the site's policy has changed since the last job here: {', '.join(changed)}")
+        self.log_info(fl_ctx, f"the site's policy: {policy.fingerprint()}")
+
+    def _run(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal, policy: SitePolicy) -> Outcome:
         site = fl_ctx.get_identity_name()
         task = JobTask.from_shareable(shareable, site, self.job_type)
         place = Place(
-            site, task.sites, fl_ctx.get_job_id(), bytes.fromhex(task.attempt), workspace / RUNS_FOLDER,
-            SitePolicy.load(workspace, site), load_identity(workspace, site),
+            site, task.sites, fl_ctx.get_job_id(), bytes.fromhex(task.attempt), policy.runs, policy,
+            load_identity(policy.workspace, site),
         )  # fmt: skip
         transport = SiteTransport(fl_ctx.get_engine().get_cell().core_cell, task.server, task.attempt)
         progress = ProgressLog(lambda text: self.log_info(fl_ctx, text), self._metric_sender(task, site, fl_ctx))
         progress.say(f"taking part with {', '.join(task.sites)} under profile {task.job.profile}")
         timeout_s = site_timeout_s(task.job)
         self._beats = Beats(transport.beat)
-        guard = Guard(workspace / fl_ctx.get_job_id())
+        guard = Guard(policy.workspace / fl_ctx.get_job_id())
         watch = Watch(transport, self._beats, abort_signal, progress.heartbeat)
         try:
             return watch.wait(Work(lambda: self.take_part(task.job, place, transport, timeout_s, progress)))
@@ -221,6 +233,6 @@ def error_text(error: Exception) -> str:
     return f"unexpected {type(error).__name__}; see the log of that site"
 
 
-def _content(evidence: Path) -> bytes:
+def _content(evidence: Path | None) -> bytes:
     """Return the site's finished evidence log, if there is one."""
-    return evidence.read_bytes() if evidence.is_file() else b""
+    return evidence.read_bytes() if evidence is not None and evidence.is_file() else b""

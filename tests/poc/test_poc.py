@@ -190,3 +190,29 @@ def test_a_dead_server_ends_the_sites_part_in_90_seconds(tmp_path: Path, endless
             assert "no sign of life from the server" in site_log(poc, site, job_id)
             assert "no sign of life from the server" in ended_evidence(poc, site, job_id)
         wait_until(lambda: not job_processes(poc, job_id), 60)
+
+
+def test_incomplete_set_up_ends_a_job_and_names_the_command(poc: Poc) -> None:
+    path = poc.kits / "site-2" / "local" / "resources.json"
+    before = path.read_text()
+    path.write_text(json.dumps({**json.loads(before), "allow_log_streaming": True}))
+    try:
+        _, status, result = poc.run_job(JOBS / "horizontal_masks", timeout_s=180)
+    finally:
+        path.write_text(before)
+    reason = json.loads(next(result.rglob("veilboost/summary.json")).read_text())["reason"]
+    assert status != "FINISHED:COMPLETED"
+    assert reason.startswith("site-2: ") and "allow_log_streaming" in reason and "veilboost site-setup" in reason
+
+
+def test_a_policy_that_changed_between_jobs_is_in_the_sites_log(poc: Poc) -> None:
+    path = poc.kits / "site-3" / "local" / "veilboost.json"
+    before = path.read_text()
+    poc.run_job(JOBS / "horizontal_masks", timeout_s=180)
+    path.write_text(json.dumps({**json.loads(before), "allowed_profiles": ["bfv"]}))
+    try:
+        job_id, _, _ = poc.run_job(JOBS / "horizontal_masks", timeout_s=180)
+    finally:
+        path.write_text(before)
+    assert "policy has changed since the last job here: allowed_profiles" in site_log(poc, "site-3", job_id)
+    assert "policy has changed" not in site_log(poc, "site-1", job_id)

@@ -1,0 +1,87 @@
+"""What ``veilboost site-setup`` starts in FLARE's process of a site or server (not in its job processes).
+
+A site's FLARE process believes the role that the server's message names, grants everything to the role "super", and asks
+about rights only where the message says so. A hostile or taken-over server could so read files by shell commands, send
+code with a job, or have folders deleted that are no job's. The guard takes these doors out for every role. What a server
+can do to jobs in other ways, to end, delay or withhold them, it does not prevent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_exception import UnsafeComponentError
+from nvflare.apis.workspace import Workspace
+from nvflare.fuel.sec.authz import AuthorizationService, Authorizer, AuthzContext
+from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
+
+from nvflare_plugins.files import write_atomically
+from nvflare_plugins.flare_boundary import DENIED_RIGHTS, GUARD_STARTED
+
+_JOB_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # FLARE's server draws UUIDs
+
+
+class SiteGuard(FLComponent):
+    """Acts before FLARE's process of a site or server talks to anybody."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Close the process at its start; a process that cannot be closed does not start."""
+        if event_type != EventType.SYSTEM_BOOTSTRAP:
+            return
+        try:
+            close_process()
+            workspace = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
+            note = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "pid": os.getpid()}
+            write_atomically(workspace / GUARD_STARTED, json.dumps(note).encode() + b"\n", 0o600)
+        except Exception as error:  # the edge of the process: FLARE stops for this kind of error alone
+            raise UnsafeComponentError(f"VeilBoost's guard could not start: {type(error).__name__}") from error
+        self.log_info(fl_ctx, "VeilBoost's guard is on: no shell commands, no custom code, for any role")
+
+
+def close_process() -> None:
+    """Take shell commands, custom code and foreign folders from everyone who commands this process."""
+    SHELL_CMD_VALIDATORS.clear()  # FLARE runs no command that has none
+    if not isinstance(AuthorizationService.the_authorizer, ClosedAuthorizer):
+        AuthorizationService.the_authorizer = ClosedAuthorizer(AuthorizationService.the_authorizer)
+    Workspace._check_job_id = staticmethod(checked_job_id)
+
+
+class ClosedAuthorizer(Authorizer):
+    """Asks FLARE's authorizer, but never about what nobody may do, nor for a role that stands above all rights."""
+
+    def __init__(self, inner: Authorizer | None) -> None:
+        super().__init__("" if inner is None else inner.site_org)
+        self._inner = inner
+
+    def authorize(self, ctx: AuthzContext) -> tuple[bool, str]:
+        """Return whether it is granted, and why not."""
+        if ctx and (ctx.right in DENIED_RIGHTS or ctx.user.role == "super"):
+            return False, f"{ctx.right} is denied to every role here (VeilBoost)"
+        return (True, "") if self._inner is None else self._inner.authorize(ctx)
+
+    def get_policy(self) -> object:
+        """Return FLARE's own policy, for its previews."""
+        return None if self._inner is None else self._inner.get_policy()
+
+
+_flares_check = Workspace._check_job_id
+
+
+def checked_job_id(job_id: object) -> str:
+    """Check a job's id: FLARE deletes the folder of that name in the workspace, be it a site's policy or its data.
+
+    Raises:
+        ValueError: it is none.
+    """
+    checked = _flares_check(job_id)
+    if not _JOB_ID.fullmatch(checked):
+        raise ValueError("not the id of a job")
+    return checked
