@@ -348,6 +348,8 @@ def _evidence_status(run: RunRecord, folder: Path) -> Iterator[str]:
         f"{len(log.messages):,} messages, {len(log.local):,} answered without leaving the site; {signed}.</p>"
         f"<p class=hash>last hash {log.digests[-1].hex()}</p>"
     )
+    if log.session:
+        yield f"<p class=hash>this site's policy at the time {escape(log.session['policy_hash'])}</p>"
 
 
 def _settings(run: RunRecord) -> Iterator[str]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 from nvflare.job_config.api import FedJob
-from nvflare.recipe.spec import Recipe
+from nvflare.recipe import Run, SimEnv
+from nvflare.recipe.spec import ExecEnv, Recipe
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.flare.controller import TRAIN_TASK, JobController
 from nvflare_plugins.flare.executor import JobExecutor
+from nvflare_plugins.flare_boundary import check_set_up
 from nvflare_plugins.place import Job
+from nvflare_plugins.site_policy import POLICY_FILE
 
 OUR_PACKAGES = ["nvflare_plugins", "he_processors", "dp_components"]
 
@@ -56,6 +60,21 @@ class JobRecipe(Recipe):
             for site in self.sites:
                 flare_job.to(executor(), site, tasks=[TRAIN_TASK])
         super().__init__(flare_job)
+
+    def run(self, env: ExecEnv, *args: Any, **kwargs: Any) -> Run:
+        """Run the job as FLARE does; a simulator whose folder is not set up is refused before it starts.
+
+        Raises:
+            ConfigurationError: ``veilboost site-setup`` has not been run on the simulator's folder.
+        """
+        if isinstance(env, SimEnv):
+            folder = Path(env.workspace_root) / self.name
+            if not (folder / POLICY_FILE).is_file():
+                raise ConfigurationError(
+                    f"the simulator's sites have no policy: run `veilboost site-setup {folder} --data-set NAME=PATH` first"
+                )
+            check_set_up(folder, str(folder))
+        return super().run(env, *args, **kwargs)
 
 
 def changed_fields(job: Job, defaults: Job, kept: Sequence[str]) -> dict[str, Any]:

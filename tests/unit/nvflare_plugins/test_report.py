@@ -17,6 +17,7 @@ from nvflare_plugins.report import build_report, feature_importance, write_repor
 from nvflare_plugins.run_record import Curve, PointCurve, ReportSection, RoundRow, RunRecord, TrafficRow
 from nvflare_plugins.wire.contents import Content, Protection
 from nvflare_plugins.wire.evidence import EvidenceLog
+from nvflare_plugins.wire.evidence_reader import read_log
 from tests.support.evidence_attempts import Attempt
 
 
@@ -165,6 +166,11 @@ def test_tampered_evidence_is_called_broken(folder):
     path = folder / "site-1.evidence.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"n_values":4', b'"n_values":5', 1))
     assert "chip bad'>broken" in build_report(run_record(), folder)
+
+
+def test_the_policy_under_which_a_site_took_part_is_shown(folder):
+    session = read_log(folder / "site-1.evidence.jsonl").session
+    assert f"policy at the time {session['policy_hash']}<" in build_report(run_record(), folder)
 
 
 def test_aborted_evidence_is_not_called_intact(tmp_path):
