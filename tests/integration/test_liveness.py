@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from nvflare.apis.fl_constant import FLMetaKey
 
-from nvflare_plugins.flare.executor import RUNS_FOLDER
 from nvflare_plugins.wire.evidence_format import export_name
 from nvflare_plugins.wire.evidence_reader import read_log
 
@@ -84,5 +83,5 @@ def test_a_site_that_may_not_make_a_thread_reports_and_leaves_after_an_abort(tmp
     assert (tmp_path / "job" / FLMetaKey.PROCESS_RC_FILE).read_text() == str(done.returncode)
     if leaver == "guard":
         assert done.returncode == 9  # FLARE's code of an aborted job
-    log = read_log(tmp_path / RUNS_FOLDER / "job" / "evidence" / export_name("site-1"))
+    log = read_log(tmp_path / "veilboost_runs" / "job" / "evidence" / export_name("site-1"))
     assert not log.completed and "aborted by an operator" in log.end["reason"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -20,7 +19,7 @@ from nvflare.apis.signal import Signal
 
 from he_processors.errors import ConfigurationError, JobAborted
 from nvflare_plugins.flare import work as work_module
-from nvflare_plugins.flare.executor import RUNS_FOLDER, TRAIN_TASK, JobExecutor
+from nvflare_plugins.flare.executor import TRAIN_TASK, JobExecutor
 from nvflare_plugins.flare.timeouts import FLARE_STOP_GRACE_S, SILENCE_LIMIT_S, STOP_GRACE_S, STOP_REASON_S
 from nvflare_plugins.flare.transport import CHANNEL, STOPPING, TOPIC_BEAT, SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work, leave_process, serves_one_site
@@ -28,6 +27,7 @@ from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.run_folder import RunFolder
 from nvflare_plugins.place import Outcome
 from nvflare_plugins.wire.communicator import Federated, blocked
+from nvflare_plugins.site_setup import set_up
 from nvflare_plugins.wire.evidence import EvidenceLog
 from nvflare_plugins.wire.evidence_format import export_name
 from nvflare_plugins.wire.evidence_reader import read_log
@@ -204,7 +204,7 @@ class HangingExecutor(JobExecutor):
 
 def flare_context(workspace: Path) -> FLContext:
     (workspace / "local").mkdir(parents=True)
-    (workspace / "local" / "veilboost.json").write_text(json.dumps({"unsigned_sessions": True}))
+    set_up(workspace)
     network = Network()
     FakeCell(network, SERVER).register_request_cb(CHANNEL, TOPIC_BEAT, lambda message: None)
     cell = SimpleNamespace(core_cell=FakeCell(network, "site-1.job", "site-1"))
@@ -235,7 +235,7 @@ def test_a_finalize_that_hangs_costs_neither_report_nor_evidence(
     reply = HangingExecutor().execute(TRAIN_TASK, task(), context, Signal())
     assert time.monotonic() - started < 10
     assert reply["status"] == "failed" and "the label has one class only" in reply["error"]
-    log = read_log(tmp_path / RUNS_FOLDER / "job" / "evidence" / export_name("site-1"))
+    log = read_log(tmp_path / "veilboost_runs" / "job" / "evidence" / export_name("site-1"))
     assert not log.completed and reply["evidence"]
     left = [thread for thread in set(threading.enumerate()) - before if thread.name == "veilboost_job"]
     assert left and not left[0].daemon, "FLARE must see it, to leave the process without waiting for it"
