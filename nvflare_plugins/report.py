@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import statistics
 import sys
 from collections import defaultdict
@@ -18,6 +19,7 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.charts import Bar, Line, horizontal_bars, legend, line_chart, number, stacked_bars
+from nvflare_plugins.failures import reason_of
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.report_style import STYLE
 from nvflare_plugins.run_record import ReportSection, RunRecord
@@ -28,6 +30,7 @@ from nvflare_plugins.wire.evidence_reader import Log, read_log
 from nvflare_plugins.wording import human_bytes, markup, printable
 
 FILE_NAME = "report.html"
+logger = logging.getLogger(__name__)
 MAX_FEATURES = 15
 _STAGES = (
     ("xgboost", "XGBoost", 1), ("protect", "protection", 2), ("encrypt", "encryption", 2), ("receive", "reading", 6),
@@ -52,6 +55,15 @@ def write_report(run_folder: Path, output: Path | None = None) -> Path:
     html = build_report(RunRecord.read(run_folder), run_folder)
     path = run_folder / FILE_NAME if output is None else output
     return write_atomically(path, html.encode())
+
+
+def keep_report(run: RunRecord, folder: Path) -> None:
+    """Write ``run.json`` and the report of a run that is done; if that fails, the run is done all the same."""
+    try:
+        run.write(folder)
+        write_report(folder)
+    except OSError as error:
+        logger.error("the run is complete, but its report could not be written: %s", reason_of(error))
 
 
 def build_report(run: RunRecord, folder: Path) -> str:

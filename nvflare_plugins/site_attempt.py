@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dp_components.errors import PrivacyError
-from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
+from he_processors.errors import ConfigurationError, PolicyRefusal
+from nvflare_plugins.failures import reason_of
 from nvflare_plugins.horizontal.agreement import versions
 from nvflare_plugins.horizontal.run_folder import RunFolder
 from nvflare_plugins.place import Job, Place
-from nvflare_plugins.report import write_report
+from nvflare_plugins.report import keep_report
 from nvflare_plugins.run_record import ReportSection, RoundRow, RunRecord, TrafficRow
 from nvflare_plugins.session import Session, open_session
 from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
@@ -128,14 +129,14 @@ class SiteAttempt:
             for (kind, codec), t in channel.traffic.items()
         )
         settings = {name: value for name, value in self.job.to_dict().items() if name != "params"}
-        RunRecord(
+        record = RunRecord(
             job_id=channel.job_id, attempt=channel.attempt, site=channel.site, sites=channel.sites,
             profile=self.job.profile, signed=self.session.signed, params=dict(params), settings=settings,
             rounds=tuple(self.rounds), traffic=traffic, versions=versions(), model=model,
             evidence=str(evidence.relative_to(self.folder.path)), title=title, sections=sections,
             **facts,
-        ).write(self.folder.path)  # fmt: skip
-        write_report(self.folder.path)
+        )  # fmt: skip
+        keep_report(record, self.folder.path)
 
 
 @contextmanager
@@ -170,10 +171,10 @@ def open_attempt(
         finally:
             session.close()
     except PrivacyError as error:
-        evidence.end("aborted", str(error))
+        evidence.abandon(str(error))
         raise PolicyRefusal(str(error)) from None
-    except VeilBoostError as error:
-        evidence.end("aborted", str(error))
+    except BaseException as error:  # whatever ends the attempt, the evidence ends with a record of it
+        evidence.abandon(reason_of(error))
         raise
     finally:
         evidence.close()

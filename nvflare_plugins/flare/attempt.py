@@ -217,6 +217,11 @@ class ServerAttempt:
         self._write_summary()
         return self._reason
 
+    def abandon(self, reason: str) -> None:
+        """End the attempt because the server itself cannot go on."""
+        self.fail(reason)
+        self._evidence.abandon(self._reason or reason)
+
     def _write_summary(self) -> None:
         document = {
             "job_id": self._job_id,

@@ -16,6 +16,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from he_processors.errors import ConfigurationError, VeilBoostError
+from nvflare_plugins.failures import machine_failure, reason_of
 from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServerAttempt, ServerSum
 from nvflare_plugins.flare.timeouts import (
     ABORT_GRACE_S,
@@ -84,8 +85,14 @@ class JobController(Controller):
             job = self.job_type.from_dict(self.job)
             clients = self._wait_for_sites(abort_signal)
             reason = self._run(job, clients, abort_signal, fl_ctx) if clients else "aborted before it began"
-        except VeilBoostError as error:
-            reason = str(error)
+        except Exception as error:  # the edge of the process: FLARE would end the job without saying why
+            reason = reason_of(error)
+            if machine_failure(error) is not None:
+                reason = f"the server could not go on: {reason}"
+            elif not isinstance(error, VeilBoostError):
+                self.log_exception(fl_ctx, f"a defect of VeilBoost or of its set-up, please report it: {reason}")
+            if self._attempt is not None:
+                self._attempt.abandon(reason)
         if reason is not None:
             self.system_panic(f"VeilBoost job failed: {reason}", fl_ctx)
 

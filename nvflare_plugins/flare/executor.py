@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from he_processors.errors import (
     VeilBoostError,
 )
 from nvflare_plugins.certificates import Identity
+from nvflare_plugins.failures import machine_failure, reason_of
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED, SiteReport
 from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.timeouts import HEARTBEAT_S, site_timeout_s
@@ -123,8 +125,9 @@ class JobExecutor(Executor):
             text = error_text(error)
             if isinstance(error, Stuck) and evidence is not None:
                 end_abandoned(evidence, text)
-            if isinstance(error, VeilBoostError):
-                self.log_error(fl_ctx, f"the job ended with an error: {text}")
+            if isinstance(error, VeilBoostError) or machine_failure(error) is not None:
+                self.log_error(fl_ctx, f"the job ended with an error: {text}{_place(error, workspace)}")
+                self.logger.debug("where it happened", exc_info=True)
             else:
                 self.log_exception(fl_ctx, f"a defect of VeilBoost or of its set-up, please report it: {text}")
             report = SiteReport(FAILED, error=text, evidence=_content(evidence))
@@ -230,9 +233,21 @@ def error_text(error: Exception) -> str:
     if isinstance(error, VeilBoostError):
         kind = "" if isinstance(error, (ConfigurationError, PolicyRefusal)) else f"{type(error).__name__}: "
         return f"{kind}{error}"
-    return f"unexpected {type(error).__name__}; see the log of that site"
+    return machine_failure(error) or f"{reason_of(error)}; see the log of that site"
+
+
+def _place(error: Exception, workspace: Path) -> str:
+    """Return, for this site's own log, where a file stands that could not be used; never its name."""
+    name = error.filename if isinstance(error, OSError) else None
+    if not isinstance(name, (str, bytes)):
+        return ""
+    inside = Path(os.fsdecode(name)).absolute().is_relative_to(workspace.absolute())
+    return f" (a file {'in' if inside else 'outside of'} this site's workspace)"
 
 
 def _content(evidence: Path | None) -> bytes:
-    """Return the site's finished evidence log, if there is one."""
-    return evidence.read_bytes() if evidence is not None and evidence.is_file() else b""
+    """Return the site's finished evidence log, if there is one that can be read."""
+    try:
+        return evidence.read_bytes() if evidence is not None and evidence.is_file() else b""
+    except (OSError, MemoryError):
+        return b""

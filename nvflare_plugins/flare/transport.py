@@ -35,6 +35,7 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 
 from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
+from nvflare_plugins.failures import machine_failure
 from nvflare_plugins.flare.life_signs import LifeSigns
 from nvflare_plugins.flare.pieces import (
     CHUNK_BYTES,
@@ -344,7 +345,12 @@ class FrameServer:
             function(*arguments)
         except VeilBoostError as error:
             self._on_violation(site, str(error))
-        except Exception:  # the edge of the process: FLARE would hide it, and the sites would wait for the deadline
+        except Exception as error:  # the edge of the process: FLARE would hide it, the sites would wait for the deadline
+            known = machine_failure(error)
+            if known is not None:
+                logger.error("a frame could not be taken: %s", known)
+                self._on_violation(site, f"a frame when the server could take none: {known}")
+                return
             logger.exception("a defect in the server's part of VeilBoost, please report it")
             self._on_violation(site, "something that the server failed on; see the server's log")
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import xgboost as xgb
 
-from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.failures import reason_of
 from nvflare_plugins.horizontal.agreement import Terms, agree, versions
 from nvflare_plugins.horizontal.continuation import keep_thresholds
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
@@ -30,7 +31,7 @@ from nvflare_plugins.horizontal.training import (
 from nvflare_plugins.model_json import with_lists
 from nvflare_plugins.place import Place
 from nvflare_plugins.registry import Registry, Reservation, ResumePoint
-from nvflare_plugins.report import write_report
+from nvflare_plugins.report import keep_report
 from nvflare_plugins.run_record import RoundRow, RunRecord, TrafficRow
 from nvflare_plugins.schema import Schema
 from nvflare_plugins.session import Session, open_session
@@ -76,6 +77,7 @@ def run_site(
     Raises:
         VeilBoostError: what ended the attempt at this site. Its checkpoints stay; its model is there only if the last
             step failed, when all sites had agreed on it. The evidence says that it was aborted and why.
+        OSError, MemoryError: the machine lacks something; as above.
     """
     prepared = prepare(job, place)
     folder = RunFolder(place.runs, place.job_id).create()
@@ -94,8 +96,8 @@ def run_site(
             return _Attempt(job, place, prepared, folder, channel, evidence, session, on_progress).run()
         finally:
             session.close()
-    except VeilBoostError as error:
-        evidence.end("aborted", str(error))
+    except BaseException as error:  # whatever ends the attempt, the evidence ends with a record of it
+        evidence.abandon(reason_of(error))
         raise
     finally:
         evidence.close()
@@ -192,7 +194,7 @@ class _Attempt:
             for rank in range(channel.world):
                 if rank != channel.rank:
                     session.open_from(rank, sealed[rank], "registry")
-        except VeilBoostError:
+        except BaseException:
             for reservation in self._reservations:
                 self._registry.cancel(reservation)
             raise
@@ -274,7 +276,6 @@ class _Attempt:
         self._evidence.end("completed")
         evidence_path = self._evidence.close()
         self._write_record(result, cuts, model_path, evidence_path)
-        write_report(self._folder.path)
         last = result.rounds[-1] if result.rounds else None
         return SiteResult(
             self._place.site, str(model_path), hmac.hex(), str(evidence_path), result.booster.num_boosted_rounds(),
@@ -288,7 +289,7 @@ class _Attempt:
             for (kind, codec), t in channel.traffic.items()
         )
         settings = {k: v for k, v in job.to_dict().items() if k not in ("params", "cut_bounds", "categories")}
-        RunRecord(
+        record = RunRecord(
             job_id=channel.job_id,
             attempt=channel.attempt,
             site=channel.site,
@@ -305,4 +306,5 @@ class _Attempt:
             model=str(model_path.relative_to(self._folder.path)),
             evidence=str(evidence_path.relative_to(self._folder.path)),
             best_round=result.best_round,
-        ).write(self._folder.path)
+        )
+        keep_report(record, self._folder.path)

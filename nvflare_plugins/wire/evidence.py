@@ -15,16 +15,18 @@ One ``EvidenceLog`` lives at every site and one at the server. The order of call
     log.end("completed")                        only now, or log.end("aborted", reason) at any time
     log.close() -> path of the finished file
 
-Until ``close`` the file is called ``<path>.partial``: a finished name means a finished log. The file holds hashes,
-sizes, names and public fingerprints only.
+``abandon(reason)`` in place of the last two ends a log whatever happens, also on a full disk: some room is set aside for
+that when the log is opened. Until ``close`` the file is called ``<path>.partial``: a finished name means a finished log.
+The file holds hashes, sizes, names and public fingerprints only.
 
 Who sees evidence? The server has all logs, whoever downloads the job's result too, and every site gets the heads of all
 logs during the job, which hash each record. So a hash that can be tested against guesses tells a site what it never
 received. Payloads that someone could guess are therefore committed to with a salt (``UNSALTED_CODECS`` argues which are
 not). Sender and receiver must commit to the same bytes, so the sender draws the salt and it travels in the frame: they
 both have the payload anyway, and no one else learns the salt. What a record of a message, and a head over it, tell
-everyone else is then kind, phase, size and order, which the job itself fixes, and a hash of uniform bytes. A site keeps its salts in a private
-file beside the log (mode 0600) which is never exported; the server, whose folder is the job's result, keeps none.
+everyone else is then kind, phase, size and order, which the job itself fixes, and a hash of uniform bytes. A site keeps
+its salts in a private file beside the log (mode 0600) which is never exported; the server, whose folder is the job's
+result, keeps none.
 
 What a log can show is the agreement of what the parties recorded. It cannot show that inputs were honest, that
 randomness was good, or that nothing left by another way.
@@ -32,16 +34,18 @@ randomness was good, or that nothing left by another way.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
 from weakref import WeakValueDictionary
 
 from he_processors.errors import AuthenticationError, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from nvflare_plugins.failures import DISK_IS_FULL, reason_of
 from nvflare_plugins.wire.contents import Content, Protection
 from nvflare_plugins.wire.evidence_format import (
     CLEAR_CODECS,
@@ -68,6 +72,10 @@ HeadVerifier = Callable[[str, bytes, bytes], None]
 _MAX_REASON = 500
 _LOCK_S = 2.0
 _open: WeakValueDictionary[Path, EvidenceLog] = WeakValueDictionary()
+_LAST = ("end", "seal")
+_BUFFER_BYTES = 1 << 16
+_RESERVE_BYTES = 1 << 18  # what waits in the buffer, and the last records
+_log = logging.getLogger(__name__)
 
 
 def utc_now() -> datetime:
@@ -120,8 +128,10 @@ class EvidenceLog:
         self._role = role
         self._partial = path.with_name(path.name + ".partial")
         self._salts_path = path.with_name(site + SALTS_SUFFIX)
-        self._file: BinaryIO | None = _create(self._partial, 0o644)
-        self._salts: BinaryIO | None = None
+        self._reserve = path.with_name(path.name + ".reserve")
+        self._file: _Lines | None = _Lines(self._partial, 0o644)
+        self._salts: _Lines | None = None
+        self._set_room_aside()
         self._lock = threading.RLock()
         self._signer = signer
         self._head = GENESIS
@@ -339,15 +349,14 @@ class EvidenceLog:
                 body = {"type": "end", "status": status, "reason": reason[:_MAX_REASON]}
                 self._append({**body, "time": time_text(self._clock())})
                 self._ended = True
-                self.flush()
+                self._flush_last()
 
     def flush(self) -> None:
         """Bring everything recorded so far to the disk."""
         with self._lock:
             for file in (self._salts, self._file):
                 if file is not None:
-                    file.flush()
-                    os.fsync(file.fileno())
+                    file.sync()
 
     def close(self) -> Path:
         """Seal the log with a last, signed record and give the file its finished name. Returns its path.
@@ -362,11 +371,8 @@ class EvidenceLog:
             if self._signer is not None:
                 body["signature"] = self._signer(seal_statement(body, self._head)).hex()
             self._append(body)
-            self.flush()
-            self._file.close()
-            self._file = None
-            if self._salts is not None:
-                self._salts.close()
+            self._flush_last()
+            self._let_go()
             os.replace(self._partial, self.path)
             _sync_folder(self.path.parent)
             return self.path
@@ -375,10 +381,45 @@ class EvidenceLog:
         """End and close the log in place of a thread that does not return; give up if that thread is writing to it."""
         if self._lock.acquire(timeout=_LOCK_S):
             try:
-                self.end("aborted", reason)
-                self.close()
+                self.abandon(reason)
             finally:
                 self._lock.release()
+
+    def abandon(self, reason: str) -> None:
+        """Record that the attempt was aborted, and close; what prevents even that goes to the site's log."""
+        with self._lock:
+            try:
+                self.end("aborted", reason)
+                self.close()
+            except (OSError, MemoryError) as error:
+                _log.error("the evidence of this attempt has no end: %s", reason_of(error))
+                self._let_go()
+
+    def _flush_last(self) -> None:
+        """Bring the last records to the disk, if need be into the room that was set aside for them."""
+        try:
+            self.flush()
+        except OSError as error:
+            if error.errno not in DISK_IS_FULL:
+                raise
+            self._reserve.unlink(missing_ok=True)
+            self.flush()
+
+    def _set_room_aside(self) -> None:
+        with contextlib.suppress(OSError):  # without it, a full disk costs the record of the end
+            descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(descriptor, b"\1" * _RESERVE_BYTES)
+            finally:
+                os.close(descriptor)
+
+    def _let_go(self) -> None:
+        for file in (self._file, self._salts):
+            if file is not None:
+                file.close()
+        self._file = self._salts = None
+        with contextlib.suppress(OSError):
+            self._reserve.unlink(missing_ok=True)
 
     def _append(self, body: Record) -> int:
         with self._lock:
@@ -386,9 +427,11 @@ class EvidenceLog:
                 raise ValueError("the evidence log is closed")
             n = self._n_records
             body = {**body, "n": n}
-            self._head = chain_hash(self._head, body)
-            self._file.write(canonical({**body, "hash": self._head.hex()}) + b"\n")
-            self._n_records = n + 1
+            head = chain_hash(self._head, body)
+            self._file.add(canonical({**body, "hash": head.hex()}) + b"\n")
+            self._head, self._n_records = head, n + 1
+            if body["type"] not in _LAST:  # those go to the disk by themselves, into the room set aside
+                self._file.drain(_BUFFER_BYTES)
             return n
 
     def _choose_salt(self, codec: str, salt: bytes) -> tuple[bytes, str | None]:
@@ -411,8 +454,9 @@ class EvidenceLog:
 
     def _keep_salt(self, n: int, salt: bytes) -> None:
         if self._salts is None:
-            self._salts = _create(self._salts_path, 0o600)
-        self._salts.write(canonical({"n": n, "salt": salt.hex()}) + b"\n")
+            self._salts = _Lines(self._salts_path, 0o600)
+        self._salts.add(canonical({"n": n, "salt": salt.hex()}) + b"\n")
+        self._salts.drain(_BUFFER_BYTES)
 
     def _check_head(self, site: str, head: SignedHead, verify: HeadVerifier | None) -> None:
         if head.site != site:
@@ -436,10 +480,30 @@ def end_abandoned(path: Path, reason: str) -> None:
         log.end_from_outside(reason)
 
 
-def _create(path: Path, mode: int) -> BinaryIO:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    return os.fdopen(descriptor, "wb", buffering=1 << 16)
+class _Lines:
+    """A new file that grows by lines. What a full disk did not take stays in memory, so that no line is ever torn."""
+
+    def __init__(self, path: Path, mode: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        self._pending = bytearray()
+
+    def add(self, line: bytes) -> None:
+        self._pending += line
+
+    def drain(self, most: int = 0) -> None:
+        """Write what is pending if it is more than ``most`` bytes. Raises: OSError."""
+        while len(self._pending) > most:
+            del self._pending[: os.write(self._descriptor, self._pending)]
+
+    def sync(self) -> None:
+        self.drain()
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def _sync_folder(folder: Path) -> None:

@@ -21,6 +21,7 @@ import grpc
 import psutil
 
 from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
+from nvflare_plugins.failures import machine_failure
 from nvflare_plugins.wire.catalogue import Moment
 from nvflare_plugins.wire.federated_proto import CALLS, SERVICE, reply_class, request_class
 
@@ -126,9 +127,11 @@ class Mediator:
                     return make_reply(receive_buffer=self._serve(call, request))
             except VeilBoostError as error:
                 self.abort(error)
-            except Exception:  # the edge of the process: XGBoost must not be left waiting
-                _log.exception("mediator failed")
-                self.abort(JobAborted("internal error in the mediator; the site's log has the trace"))
+            except Exception as error:  # the edge of the process: XGBoost must not be left waiting
+                known = machine_failure(error)
+                if known is None:
+                    _log.exception("mediator failed")
+                self.abort(JobAborted(known or "internal error in the mediator; the site's log has the trace"))
             context.abort(grpc.StatusCode.INTERNAL, f"VeilBoost: {self.error}")
 
         return serve

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import time
@@ -19,8 +20,10 @@ from nvflare_plugins.flare.attempt import (
     SiteReport,
     printable,
 )
+from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.timeouts import START_SILENCE_S, STOP_ANSWER_S
 from nvflare_plugins.flare.transport import CHANNEL, STOPPING, TOPIC_BEAT, SiteTransport
+from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.evidence_format import export_name
@@ -240,6 +243,38 @@ def test_unusable_reports_fail_the_attempt(federation: Federation, document: dic
         SiteReport.from_dict(document)
     federation.attempt.add_report("site-1", document)
     assert str(federation.attempt.reason).startswith("site-1: sent a result")
+
+
+def test_a_server_without_room_says_so_to_everyone(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/srv/secret")
+
+    monkeypatch.setattr(federation.attempt._evidence, "record", full)
+    results = federation.gather(*SITES)
+    assert all(isinstance(error, JobAborted) and "the disk is full" in str(error) for error in results.values())
+    assert "the server could take none" in federation.attempt.reason and "secret" not in federation.attempt.reason
+    federation.attempt.abandon("later")
+    log = read_log(federation.folder / "evidence" / export_name("server"))
+    assert log.end["status"] == "aborted" and "the disk is full" in log.end["reason"]
+
+
+def test_a_controller_that_cannot_go_on_ends_the_attempt_and_says_why(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Controller(JobController):
+        job_type = HorizontalJob
+
+        def _run(self, *_: object) -> None:
+            self._attempt = federation.attempt
+            raise OSError(errno.EROFS, "Read-only file system", "/srv/secret")
+
+    controller, said = Controller({"data_set": "train", "label": "y"}), []
+    monkeypatch.setattr(controller, "_wait_for_sites", lambda signal: [object()])
+    monkeypatch.setattr(controller, "system_panic", lambda reason, context: said.append(reason))
+    controller.control_flow(None, None)
+    assert said == [f"VeilBoost job failed: {federation.attempt.reason}"]
+    assert "the server could not go on: the file system is read-only" in said[0] and "secret" not in said[0]
+    assert read_log(federation.folder / "evidence" / export_name("server")).end["status"] == "aborted"
 
 
 def test_report_survives_the_way() -> None:

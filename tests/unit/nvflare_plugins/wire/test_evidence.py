@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from he_processors.errors import AuthenticationError, ProtocolError
+from nvflare_plugins.failures import reason_of
+from nvflare_plugins.wire import evidence as evidence_module
 from nvflare_plugins.wire.evidence import EvidenceLog
 from nvflare_plugins.wire.evidence_format import (
     GENESIS, SignedHead, canonical, chain_hash, commitment, export_name, parse_line, read_chain,
@@ -249,3 +252,64 @@ def test_records_go_nowhere_after_close(tmp_path):
     with pytest.raises(ValueError, match="closed"):
         send(log)
     assert os.listdir(tmp_path) == ["site-1.evidence.jsonl"]
+
+
+class SmallDisk:
+    """Stands in for the module ``os`` in wire/evidence.py: a folder that holds so many bytes, or fails with ``code``."""
+
+    def __init__(self, folder: Path, size: int, code: int = errno.ENOSPC):
+        self._folder, self._size, self._code = folder, size, code
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(os, name)
+
+    def write(self, descriptor: int, content: bytes) -> int:
+        free = self._size - sum(path.stat().st_size for path in self._folder.iterdir())
+        if free <= 0:
+            raise OSError(self._code, os.strerror(self._code), str(self._folder))
+        return os.write(descriptor, bytes(content)[:free])  # what fits, as a disk does
+
+
+@pytest.mark.parametrize("room", [0, 1, 100, 70_000, 140_000])
+@pytest.mark.parametrize("signed", [False, True])
+def test_a_full_disk_leaves_whole_evidence_that_says_so(tmp_path, monkeypatch, room, signed):
+    monkeypatch.setattr(evidence_module, "os", SmallDisk(tmp_path, (1 << 18) + room))
+    log = make_log(tmp_path, signer=(lambda statement: b"s" * 64) if signed else None)
+    with pytest.raises(OSError) as raised:
+        for number in range(10_000):
+            send(log, number)
+            if number % 50 == 49:
+                log.round(number // 50)
+    log.abandon(reason_of(raised.value))
+    end, seal = records(log.path)[-2:]
+    assert (end["status"], seal["type"]) == ("aborted", "seal") and "the disk is full" in end["reason"]
+    assert [path.name for path in tmp_path.iterdir()] == [log.path.name]
+
+
+def test_a_disk_that_is_full_at_the_last_moment_does_not_undo_the_job(tmp_path, monkeypatch):
+    log = make_log(tmp_path)
+    send(log)
+    log.flush()
+    monkeypatch.setattr(evidence_module, "os", SmallDisk(tmp_path, (1 << 18) + 50))
+    log.end("completed")
+    assert records(log.close())[-2]["status"] == "completed"
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EROFS])
+def test_a_broken_disk_does_not_hide_why_the_attempt_ended(tmp_path, monkeypatch, caplog, code):
+    log = make_log(tmp_path)
+    monkeypatch.setattr(evidence_module, "os", SmallDisk(tmp_path, 0, code))
+    log.abandon("a peer has gone")
+    assert "has no end" in caplog.text and str(tmp_path) not in caplog.text
+    assert log.close() == log.path and not log.path.exists()
+
+
+def test_a_record_that_found_no_memory_leaves_the_chain_as_it_was(tmp_path, monkeypatch):
+    log = make_log(tmp_path)
+    send(log)
+    with monkeypatch.context() as patch:
+        patch.setattr(evidence_module, "canonical", lambda body: (_ for _ in ()).throw(MemoryError))
+        with pytest.raises(MemoryError):
+            send(log, 1)
+    log.abandon("memory")
+    assert [r["type"] for r in records(log.path)] == ["open", "message", "end", "seal"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import subprocess
 import sys
@@ -100,6 +101,14 @@ def test_an_unexpected_failure_of_the_handler_ends_the_call_without_its_text():
     mediator = train_one_round(Echo(fail))
     assert "internal error" in mediator.surfaced
     assert "0.123456" not in mediator.surfaced
+
+
+def test_a_full_disk_while_a_message_is_recorded_is_called_by_its_name():
+    def fail(message, reply):
+        raise OSError(errno.ENOSPC, "No space left on device", "/secret")
+
+    mediator = train_one_round(Echo(fail))
+    assert "the disk is full" in mediator.surfaced and "secret" not in mediator.surfaced
 
 
 def test_what_xgboost_says_of_a_failure_does_not_travel():

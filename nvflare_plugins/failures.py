@@ -1,0 +1,57 @@
+"""What may be said of an error to other parties: why, and what helps, without data, paths or the words of libraries."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from he_processors.errors import VeilBoostError
+
+_FULL = "the disk is full, or the quota of it used up: make room there"
+_DENIED = "a file or folder may not be used: let the user that runs FLARE own the workspace and read the data"
+_FILES = "too many files are open: raise the limit of open files (ulimit -n) for the user that runs FLARE"
+_MEMORY = "there is not enough memory: give the process more of it, or the job fewer rows, bins or levels"
+_GONE = "a file or folder that is needed is not there: look at the paths in the policy and at the workspace"
+_DEVICE = "the disk reports errors: look at its health before anything else"
+
+_REASONS = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: "a file would grow beyond its limit: raise the limit of file sizes (ulimit -f)",
+    errno.EACCES: _DENIED,
+    errno.EPERM: _DENIED,
+    errno.EROFS: "the file system is read-only: mount it for writing, or put the workspace elsewhere",
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+    errno.ENOMEM: _MEMORY,
+    errno.EAGAIN: "the system gives no more threads or processes: raise the limit (ulimit -u, or that of the container)",
+    errno.ENOENT: _GONE,
+    errno.ENOTDIR: _GONE,
+    errno.EIO: _DEVICE,
+    errno.ESTALE: "a network file system lost a file: mount it again",
+}
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def machine_failure(error: BaseException) -> str | None:
+    """Return what a machine lacks and what helps, if that is what the error says; None if it says something else."""
+    if isinstance(error, MemoryError):
+        return _MEMORY
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):
+        return _REASONS[errno.EAGAIN]
+    if not isinstance(error, OSError) or error.errno is None:
+        return None
+    name = errno.errorcode.get(error.errno, str(error.errno))
+    return f"{_REASONS.get(error.errno, os.strerror(error.errno))} ({name})"
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why something ended. Our own messages hold no data; those of others might, and are not quoted."""
+    if isinstance(error, VeilBoostError):
+        return str(error)
+    known = machine_failure(error)
+    if known is not None:
+        return known
+    if not isinstance(error, Exception):
+        return f"the process was ended from outside ({type(error).__name__})"
+    return f"unexpected {type(error).__name__}"
