@@ -13,6 +13,7 @@ from he_processors.errors import JobAborted, PolicyRefusal, VeilBoostError
 from nvflare_plugins import site_attempt
 from nvflare_plugins.certificates import Identity
 from nvflare_plugins.failures import machine_failure, reason_of
+from nvflare_plugins.flare import executor as executor_module
 from nvflare_plugins.flare.executor import JobExecutor, error_text
 from nvflare_plugins.horizontal import site as site_module
 from nvflare_plugins.horizontal.job import HorizontalJob
@@ -82,7 +83,7 @@ def test_the_site_reports_it_and_calls_it_no_defect(tmp_path, monkeypatch, error
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(executor, "_run", fail)
+    monkeypatch.setattr(executor_module, "check_set_up", fail)
     reply = executor.execute("veilboost_train", None, _Context(tmp_path), None)
     assert what in reply["error"] and remedy in reply["error"] and "4711" not in reply["error"]
     [(how, text)] = said

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from nvflare.fuel.f3.message import Message
@@ -20,6 +21,7 @@ from nvflare_plugins.flare.attempt import (
     SiteReport,
     printable,
 )
+from nvflare_plugins.flare import controller as controller_module
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.timeouts import START_SILENCE_S, STOP_ANSWER_S
 from nvflare_plugins.flare.transport import CHANNEL, STOPPING, TOPIC_BEAT, SiteTransport
@@ -269,7 +271,9 @@ def test_a_controller_that_cannot_go_on_ends_the_attempt_and_says_why(
             raise OSError(errno.EROFS, "Read-only file system", "/srv/secret")
 
     controller, said = Controller({"data_set": "train", "label": "y"}), []
-    monkeypatch.setattr(controller, "_wait_for_sites", lambda signal: [object()])
+    monkeypatch.setattr(controller_module, "check_set_up", lambda *_: None)
+    monkeypatch.setattr(controller, "_engine", MagicMock(), raising=False)
+    monkeypatch.setattr(controller, "_wait_for_sites", lambda *_: [object()])
     monkeypatch.setattr(controller, "system_panic", lambda reason, context: said.append(reason))
     controller.control_flow(None, None)
     assert said == [f"VeilBoost job failed: {federation.attempt.reason}"]
