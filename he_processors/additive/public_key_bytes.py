@@ -38,8 +38,9 @@ def public_key_to_bytes(public_key: PublicKey) -> bytes:
 def public_key_from_bytes(data: bytes, *, allow_toy_keys: bool = False) -> PublicKey:
     """Read a public key that a peer announced.
 
-    Security: lengths, and that n is odd, no prime and without small factors. Whether n has the structure that hides
-        plaintexts and re-randomised sums cannot be seen: the key owner is taken to be honest but curious.
+    Security: lengths, and that n is odd, no prime, no perfect power and without small factors. Whether n has the
+        structure that hides plaintexts and re-randomised sums cannot be seen: the key owner is taken to be honest but
+        curious.
     Args:
         data: the bytes as received.
         allow_toy_keys: accept short keys; True in tests only.
@@ -61,6 +62,8 @@ def public_key_from_bytes(data: bytes, *, allow_toy_keys: bool = False) -> Publi
         raise ProtocolError(f"a peer's public key: {error}") from error
     if math.gcd(n, _SMALL_PRIMES) != 1 or gmpy2.is_prime(n):
         raise ProtocolError("the modulus of a public key is prime or has a small factor")
+    if gmpy2.is_power(n):  # neither p q nor p^2 q is one
+        raise ProtocolError("the modulus of a public key is a power of a smaller number")
     if scheme == Scheme.PAILLIER.value:
         return PaillierPublicKey(n)
     g = numbers[1]

@@ -67,3 +67,25 @@ def test_noise_is_refused(noise: bytes) -> None:
         public_key_from_bytes(noise, allow_toy_keys=True)
     with pytest.raises(ProtocolError):
         public_key_from_bytes(b"VBPK\x01\x01" + noise, allow_toy_keys=True)
+
+
+@pytest.mark.parametrize("power", [2, 3, 5, 7])
+@pytest.mark.parametrize("bits", [2048, 3072])
+def test_perfect_powers_are_no_moduli(bits: int, power: int) -> None:
+    """Whoever announces p^m instead of p q reads what should hide re-randomised sums."""
+    base = gmpy2.next_prime(gmpy2.mpz(2) ** (bits // power))
+    while (base**power).bit_length() != bits:  # the permitted lengths are even
+        base = gmpy2.next_prime(gmpy2.iroot(gmpy2.mpz(2) ** bits, power)[0] * 99 // 100)
+    n = int(base**power)
+    for key in (PaillierPublicKey(n), OkamotoUchiyamaPublicKey(n, 2)):
+        with pytest.raises(ProtocolError, match="power of a smaller number"):
+            public_key_from_bytes(public_key_to_bytes(key))
+
+
+def test_powers_of_composites_are_no_moduli_and_the_schemes_own_shapes_are() -> None:
+    primes = [int(gmpy2.next_prime(gmpy2.mpz(k) << 764)) for k in (14, 15)]
+    with pytest.raises(ProtocolError, match="power of a smaller number"):
+        public_key_from_bytes(public_key_to_bytes(PaillierPublicKey((primes[0] * primes[1]) ** 2)))
+    p, q = (int(gmpy2.next_prime(gmpy2.mpz(k) << 1020)) for k in (14, 15))
+    for key in (PaillierPublicKey(p * q), OkamotoUchiyamaPublicKey(p * p * q, 2)):
+        assert public_key_from_bytes(public_key_to_bytes(key)) == key
