@@ -34,6 +34,7 @@ from nvflare_plugins.data import Table
 from nvflare_plugins.data_identity import DataRecord, Relation, identify, overlap_of
 from nvflare_plugins.registry_store import Ledger, Run, Search, read_ledger, write_ledger, write_private
 from nvflare_plugins.site_policy import Consents, DataSet, SitePolicy
+from nvflare_plugins.stored_arrays import read_arrays
 
 
 class Verdict(Enum):
@@ -332,8 +333,8 @@ class Registry:
 
     def _load_cuts(self, search: Search, feature: str) -> NDArray[np.float32]:
         try:
-            with np.load(self._root / "cuts" / str(search.file), allow_pickle=False) as stored:
-                cuts: NDArray[np.float32] = stored[f"arr_{list(search.columns).index(feature)}"]
+            stored = read_arrays(self._root / "cuts" / str(search.file))
+            cuts: NDArray[np.float32] = stored[f"arr_{list(search.columns).index(feature)}"]
         except (OSError, ValueError, KeyError):
             raise self._damaged(f"cuts/{search.file} cannot be read") from None
         return cuts
