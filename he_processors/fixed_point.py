@@ -1,7 +1,7 @@
-"""Numbers on a power-of-two grid: what masks, BFV and CKKS add exactly.
+"""Numbers on power-of-two grids: what masks, BFV and CKKS add exactly.
 
 A float64 x is carried as an integer near x / 2^exponent. Sums of such integers are exact, so every profile that
-uses the same exponent gives the same model, bit for bit.
+uses the same exponents gives the same model, bit for bit.
 """
 
 from __future__ import annotations
@@ -44,34 +44,75 @@ class Grid:
         Shapes: values: float64[n]; result: int64[n].
         Raises: CapacityExceeded, if a value is not finite or larger than the bound; nothing was encoded then.
         """
-        return np.rint(self._scaled(values)).astype(np.int64)
+        return Grids((self,)).encode(values)
 
-    def encode_running(self, values: NDArray[np.float64], stride: int) -> NDArray[np.int64]:
+    def decode(self, integers: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the grid values. Shapes: integers: int64[n]; result: float64[n]."""
+        return Grids((self,)).decode(integers)
+
+
+@dataclass(frozen=True, slots=True)
+class Grids:
+    """Grids by position: value i of a message lies on grid i modulo their number.
+
+    Gradients and hessians, or a metric's numerator and its count of rows, travel in turn and differ in size by many
+    orders of magnitude: on one grid the smaller of the two would lose its digits.
+    """
+
+    of: tuple[Grid, ...]
+
+    def exceeded(self, values: NDArray[np.float64]) -> list[bool]:
+        """Say of each grid whether some value on it is not finite or larger than its bound.
+
+        Shapes: values: float64[n], n a multiple of the number of grids.
+        """
+        # NaN propagates through both and fails the comparison.
+        largest = np.maximum(*(f(self._columns(values), axis=0, initial=0.0) for f in (np.max, _negated_minimum)))
+        return [not x <= 2.0**grid.bound_exponent for x, grid in zip(largest, self.of, strict=True)]
+
+    def encode(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Round to the grids, half to even.
+
+        Shapes: values: float64[n], n a multiple of the number of grids; result: int64[n].
+        Raises: CapacityExceeded, if a value is not finite or larger than its bound; nothing was encoded then.
+        """
+        return np.rint(self._scaled(values)).astype(np.int64).reshape(-1)
+
+    def encode_running(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
         """Round so that sums over neighbours stay on the grid's resolution: each error is carried to the next value.
 
-        A sum over any run of values (every ``stride``-th one) is off by less than one step, however long the run; with
-        ``encode`` the error would grow with the root of its length. A split's left side is such a run of bins.
+        A sum over any run of values on one grid is off by less than one step, however long the run; with ``encode``
+        the error would grow with the root of its length. A split's left side is such a run of bins.
 
-        Shapes: values: float64[n], n a multiple of stride; result: int64[n].
+        Shapes: values: float64[n], n a multiple of the number of grids; result: int64[n].
         Raises: CapacityExceeded, as ``encode``.
         """
         scaled = self._scaled(values)
         rounded = np.rint(scaled)
         # Rounding errors are exact in float64 and at most 1/2, so their running sums keep full precision.
-        carried = np.rint(np.cumsum((scaled - rounded).reshape(-1, stride), axis=0))
-        rounded.reshape(-1, stride)[:] += np.diff(carried, axis=0, prepend=0.0)
-        return rounded.astype(np.int64)
-
-    def _scaled(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        if values.size:
-            largest = max(values.max(), -values.min())  # NaN propagates and fails the comparison below
-            if not largest <= 2.0**self.bound_exponent:
-                raise CapacityExceeded(f"a value is not finite or larger than 2^{self.bound_exponent}")
-        return np.ldexp(values, -self.exponent)
+        carried = np.rint(np.cumsum(scaled - rounded, axis=0))
+        rounded += np.diff(carried, axis=0, prepend=0.0)
+        return rounded.astype(np.int64).reshape(-1)
 
     def decode(self, integers: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the grid values. Shapes: integers: int64[n]; result: float64[n]."""
-        return np.ldexp(integers.astype(np.float64), self.exponent)
+        return (self._columns(integers) * self._steps()).reshape(-1)
+
+    def _scaled(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        for is_exceeded, grid in zip(self.exceeded(values), self.of, strict=True):
+            if is_exceeded:
+                raise CapacityExceeded(f"a value is not finite or larger than 2^{grid.bound_exponent}")
+        return self._columns(values) * (1.0 / self._steps())  # powers of two: exact
+
+    def _steps(self) -> NDArray[np.float64]:
+        return np.ldexp(1.0, [grid.exponent for grid in self.of])
+
+    def _columns(self, values: NDArray) -> NDArray:
+        return values.reshape(-1, len(self.of))
+
+
+def _negated_minimum(values: NDArray[np.float64], **options: object) -> NDArray[np.float64]:
+    return -np.min(values, **options)
 
 
 def exponent_of(bound: float) -> int:

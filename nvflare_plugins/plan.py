@@ -20,6 +20,7 @@ from he_processors.errors import BackendUnavailable, ConfigurationError
 from nvflare_plugins.horizontal.cuts import CutMode
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.parameters import ALIASES, check_parameters
+from nvflare_plugins.horizontal.value_bounds import coarsest_pairs
 from nvflare_plugins.place import Job
 from nvflare_plugins.plan_messages import (
     SESSION_EXCHANGES, Planned, Workload, built_nodes, payload_bytes, round_messages, setup_messages,
@@ -103,9 +104,9 @@ def estimate(
     return Estimate(
         profile=profile,
         xgboost_s=trees.seconds(workload.rows_per_site) * workload.trees_per_round,
-        protect_s=_protect_s(per_round, rate, workload.sites),
+        protect_s=_protect_s(per_round, profile, rate, workload.sites),
         network_s=_network_s(per_round, profile, network, workload.sites),
-        setup_s=_protect_s(setup, rate, workload.sites)
+        setup_s=_protect_s(setup, profile, rate, workload.sites)
         + _network_s(setup, profile, network, workload.sites)
         + SESSION_EXCHANGES * network.latency_s,
         round_bytes=round_bytes,
@@ -119,7 +120,7 @@ def estimate(
 
 
 def _total(messages: Iterable[Planned], profile: str) -> int:
-    return sum(m.messages * payload_bytes(_profile_of(m, profile), m.n_values) for m in messages)
+    return sum(m.messages * payload_bytes(_profile_of(m, profile), m.n_values, m.wide) for m in messages)
 
 
 def _profile_of(message: Planned, profile: str) -> str:
@@ -127,14 +128,17 @@ def _profile_of(message: Planned, profile: str) -> str:
     return "masks" if message.kind.name == "SCALE" else profile
 
 
-def _protect_s(messages: Iterable[Planned], rate: ProtectionRate, n_sites: int) -> float:
-    n_values = sum(m.messages * m.n_values for m in messages)
+def _protect_s(messages: Iterable[Planned], profile: str, rate: ProtectionRate, n_sites: int) -> float:
+    # Under the lattice schemes a wide value takes the room of two.
+    wide = 2 if profile in ("bfv", "ckks") else 1
+    n_values = sum(m.messages * m.n_values * (wide if m.wide else 1) for m in messages)
     return n_values * (rate.site_s + n_sites * rate.server_s)
 
 
 def _network_s(messages: Iterable[Planned], profile: str, network: Network, n_sites: int) -> float:
     return sum(
-        m.messages * network.exchange_s(payload_bytes(_profile_of(m, profile), m.n_values), n_sites) for m in messages
+        m.messages * network.exchange_s(payload_bytes(_profile_of(m, profile), m.n_values, m.wide), n_sites)
+        for m in messages
     )
 
 
@@ -146,7 +150,7 @@ def _memory(workload: Workload, profile: str, messages: Sequence[Planned]) -> tu
     data = cells * (4 + 4 + bin_bytes) + workload.rows_per_site * 16 * workload.outputs
     histograms = 2 * sum(built_nodes(workload)) * workload.features * workload.bins * 16
     largest = max(messages, key=lambda m: m.n_values)
-    payload = payload_bytes(profile, largest.n_values)
+    payload = payload_bytes(profile, largest.n_values, largest.wide)
     # At a site: float64, integers, protected, frame and reply. At the server: every site's frame, the sum, the reply.
     return data + histograms + largest.n_values * 24 + 3 * payload, (workload.sites + 3) * payload
 
@@ -211,6 +215,9 @@ def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, mi
         metrics=n_sets * len(checked.metrics),
         missing=missing,
         cuts=job.cuts,
+        eval_sets=max(n_sets, 1),
+        weighted=job.weight is not None,
+        wide_pairs=coarsest_pairs(checked, job.weight is not None) == 0.0,
     )
 
 

@@ -13,11 +13,11 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.horizontal.cuts import KEY_BITS, CutMode
 from nvflare_plugins.horizontal.training import MAX_LEVEL_BATCH
 from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.sums import HIGHEST_EXPONENT, LOWEST_EXPONENT
+from nvflare_plugins.wire.sums import HIGHEST_EXPONENT, LOWEST_EXPONENT, METRIC_FLAGS
 
 BYTES_PER_WORD = 8
 SESSION_EXCHANGES = 8  # handshake, key confirmation, agreement, closing: a few kilobytes, but each one a rendezvous
-_SCALE_FAMILIES = 3
+_SCALES = 4  # gradients, hessians, weights, labels; and one for each metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,10 @@ class Workload:
         parallel_trees: num_parallel_tree.
         max_leaves: leaves per tree when trees grow best-first (lossguide); 0 for level by level.
         metrics: evaluation metrics times evaluation sets, each round.
+        eval_sets: evaluation sets.
+        weighted: whether rows have weights.
+        wide_pairs: whether histograms take twice the room under `bfv` and `ckks` whatever the number of rows
+            (horizontal/value_bounds.py).
         missing: whether every feature has missing values somewhere, which makes the root sum a message of its own.
         cuts: how cut points are agreed.
     """
@@ -48,9 +52,12 @@ class Workload:
     metrics: int = 1
     missing: bool = False
     cuts: str = CutMode.QUANTILE.value
+    eval_sets: int = 1
+    weighted: bool = False
+    wide_pairs: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rows", "features", "sites", "rounds", "outputs", "parallel_trees"):
+        for name in ("rows", "features", "sites", "rounds", "outputs", "parallel_trees", "eval_sets"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1")
         if self.bins < 2 or self.depth < 0 or self.max_leaves < 0 or self.metrics < 0:
@@ -71,11 +78,12 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Messages of one kind and size. ``n_values`` is the number of values in each of them."""
+    """Messages of one kind and size. ``n_values`` is the number of values in each, ``wide`` as in wire/profiles.py."""
 
     kind: Kind
     messages: int
     n_values: int
+    wide: bool = True
 
 
 def built_nodes(workload: Workload) -> list[int]:
@@ -96,25 +104,27 @@ def round_messages(workload: Workload) -> Iterator[Planned]:
     batches = built_nodes(workload)
     for n_nodes in sorted(set(batches)):
         n_messages = batches.count(n_nodes) * workload.trees_per_round
-        yield Planned(Kind.HISTOGRAM, n_messages, n_nodes * values_per_node)
+        yield Planned(Kind.HISTOGRAM, n_messages, n_nodes * values_per_node, workload.wide_pairs)
     if workload.missing:
-        yield Planned(Kind.ROOT_SUM, workload.trees_per_round, 2)
+        yield Planned(Kind.ROOT_SUM, workload.trees_per_round, 2, workload.wide_pairs)
     if workload.metrics:
-        yield Planned(Kind.METRIC, workload.metrics, 2 if workload.outputs == 1 else 3 * workload.outputs)
+        n_parts = 2 if workload.outputs == 1 else 3 * workload.outputs
+        yield Planned(Kind.METRIC, workload.metrics, n_parts + METRIC_FLAGS)
 
 
 def setup_messages(workload: Workload) -> Iterator[Planned]:
     """Yield the sums that precede the first tree."""
-    yield Planned(Kind.CUT_COUNTS, 1, workload.features + 1)
+    yield Planned(Kind.CUT_COUNTS, 1, workload.features + 1, False)
     if workload.cuts in (CutMode.QUANTILE.value, CutMode.EXACT.value):
-        yield Planned(Kind.CUT_COUNTS, 1, workload.features)
-        yield Planned(Kind.CUT_COUNTS, KEY_BITS, workload.features * max(workload.bins - 2, 1))
-    yield Planned(Kind.SCALE, 1, _SCALE_FAMILIES * (HIGHEST_EXPONENT - LOWEST_EXPONENT + 1))
-    yield Planned(Kind.ROW_COUNT, 1, 1)
+        yield Planned(Kind.CUT_COUNTS, 1, workload.features, False)
+        yield Planned(Kind.CUT_COUNTS, KEY_BITS, workload.features * max(workload.bins - 2, 1), False)
+    n_scales = _SCALES + workload.metrics // workload.eval_sets + workload.weighted
+    yield Planned(Kind.SCALE, 1, n_scales * (HIGHEST_EXPONENT - LOWEST_EXPONENT + 1), False)
+    yield Planned(Kind.ROW_COUNT, 1, 1, False)
     yield Planned(Kind.LABEL_MEAN, 1, workload.outputs)
 
 
-def payload_bytes(profile: str, n_values: int) -> int:
+def payload_bytes(profile: str, n_values: int, wide: bool = False) -> int:
     """Return the exact size of a protected sum of ``n_values`` values as it leaves a site.
 
     Raises:
@@ -129,4 +139,4 @@ def payload_bytes(profile: str, n_values: int) -> int:
         from he_processors.ckks import message_size
     else:
         raise ConfigurationError(f"profile {profile!r} is unknown")
-    return message_size(n_values)
+    return message_size(2 * n_values if wide else n_values)

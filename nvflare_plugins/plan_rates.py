@@ -110,7 +110,7 @@ def _processor(profile: str, n_sites: int) -> tuple[SumProcessor, Add]:
         from he_processors import ckks as scheme
 
         key = scheme.CkksProcessor.from_secret(scheme.CkksProcessor.generate(n_sites))
-        processor = CkksSums(key)
+        processor = CkksSums(key, masks)
     public = key.public_parameters()
     return processor, lambda payloads: scheme.add_ciphertexts(public, payloads)
 

@@ -16,7 +16,7 @@ from nvflare_plugins.wire.profiles import Profile
 
 _LARGEST_EXPONENT = 192  # as the scales of sums
 _ASSUMED_FEATURES = 1000  # whoever sizes messages from the job alone does not see the table
-_BYTES_PER_VALUE = {"plain": 8, "masks": 8, "bfv": 32, "ckks": 32}
+_BYTES_PER_VALUE = {"plain": 8, "masks": 8, "bfv": 64, "ckks": 64}  # lattice: wide pairs
 _MAX_NODES_PER_MESSAGE = 64
 
 

@@ -31,7 +31,7 @@ def _processor(profile: Profile, masks: MaskedSums, channel: Channel, session: S
         return BfvSums(_share_key(BfvProcessor, Codec.BFV, channel, session), session.masks)
     from he_processors.ckks import CkksProcessor
 
-    return CkksSums(_share_key(CkksProcessor, Codec.CKKS, channel, session))
+    return CkksSums(_share_key(CkksProcessor, Codec.CKKS, channel, session), session.masks)
 
 
 def _share_key(scheme: Any, codec: Codec, channel: Channel, session: Session) -> Any:

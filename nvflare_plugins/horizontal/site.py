@@ -26,8 +26,9 @@ from nvflare_plugins.horizontal.preparation import Prepared, prepare
 from nvflare_plugins.horizontal.processors import open_sums
 from nvflare_plugins.horizontal.run_folder import RunFolder
 from nvflare_plugins.horizontal.training import (
-    LoopSettings, RoundRecord, TrainingHandler, TrainingResult, train, training_shape, value_bounds,
+    LoopSettings, RoundRecord, TrainingHandler, TrainingResult, train, training_shape,
 )  # fmt: skip
+from nvflare_plugins.horizontal.value_bounds import check_weights, coarsest_pairs, value_bounds
 from nvflare_plugins.model_json import with_lists
 from nvflare_plugins.place import Place
 from nvflare_plugins.registry import Registry, Reservation, ResumePoint
@@ -208,14 +209,17 @@ class _Attempt:
         eval_sets = [(matrix, "train")] if job.evaluate_training else []
         if prepared.eval_table is not None:
             eval_sets.append((evaluation_matrix(prepared.eval_table), "eval"))
-        sums.agree_scales(value_bounds(parameters.objective, table.label, table.weight))
+        weighted = table.weight is not None
+        evaluated = [table] if prepared.eval_table is None else [table, prepared.eval_table]
+        sums.agree_scales(value_bounds(parameters, evaluated), coarsest_pairs(parameters, weighted))
+        check_weights(sums, parameters, weighted)
         starts = bin_starts(matrix, table)
         n_features = len(table.feature_names)
         initial = prepared.initial_model
         if n_done:
             initial = prepared.resumed.checkpoints()[n_done].read_bytes()
         shape = training_shape(
-            parameters, self._channel.world, n_features, int(starts[-1]), table.weight is not None,
+            parameters, self._channel.world, n_features, int(starts[-1]), weighted,
             len(eval_sets), initial is not None,
         )  # fmt: skip
         root_bins = None

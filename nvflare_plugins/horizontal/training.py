@@ -12,10 +12,9 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError, VeilBoostError
-from nvflare_plugins.horizontal.objectives import ObjectiveFacts
 from nvflare_plugins.horizontal.parameters import TrainingParameters
 from nvflare_plugins.wire.catalogue import (
-    Answer, BaseScoreSource, Dtype, HorizontalGrammar, Kind, Message, Moment, Phase, TrainingShape,
+    CURVE_METRICS, Answer, BaseScoreSource, Dtype, HorizontalGrammar, Kind, Message, Moment, Phase, TrainingShape,
 )  # fmt: skip
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.communicator import Federated
@@ -23,8 +22,6 @@ from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.sums import Family, ProtectedSums
 
 MAX_LEVEL_BATCH = 256  # XGBoost handles at most so many nodes of a level at once
-_MAXIMISED = ("auc", "aucpr")
-_UNBOUNDED_HEADROOM = 8.0
 
 
 class LocalLog(Protocol):
@@ -85,30 +82,6 @@ def training_shape(
     )
 
 
-def value_bounds(
-    facts: ObjectiveFacts, label: NDArray[np.float32], weight: NDArray[np.float32] | None
-) -> dict[Family, float]:
-    """Bound what this site will send, per family of kinds.
-
-    Objectives without a bound of their own start from the label range; training agrees on a wider scale if it outgrows
-    that (sums.py).
-
-    Shapes: label: float32[n_rows]; weight: float32[n_rows] or None.
-    """
-    total = float(label.size if weight is None else np.sum(weight, dtype=np.float64))
-    largest = float(np.abs(label).max(initial=0.0)) + 1.0
-    per_row = _UNBOUNDED_HEADROOM * largest
-    gradient = per_row if facts.gradient_bound is None else facts.gradient_bound
-    hessian = per_row if facts.hessian_bound is None else facts.hessian_bound
-    # A mean is no larger than a label. On the grid of sums over rows it would lose digits of a rare class under ckks.
-    sends_mean_alone = facts.base_score_source is BaseScoreSource.MEAN and weight is None
-    return {
-        Family.GRADIENTS: max(total, 1.0) * max(gradient, hessian),
-        Family.LABELS: 4.0 * largest * (1.0 if sends_mean_alone else total + 1.0),
-        Family.METRICS: 4.0 * (total + 1.0) * max(16.0, largest**2),
-    }
-
-
 class TrainingHandler:
     """Answers the messages of one training: sums through ``ProtectedSums``, the rest from what the site holds."""
 
@@ -148,7 +121,10 @@ class TrainingHandler:
             if message.kind is Kind.ROW_COUNT:
                 self._total_weight = float(counts[0])
             return counts.astype(message.dtype.numpy).tobytes()
-        total = self._sums.sum(message.kind, values.astype(np.float64, copy=False)).astype(message.dtype.numpy)
+        values = values.astype(np.float64, copy=False)
+        if message.metric == "aucpr":
+            values = without_empty_curves(values)
+        total = self._sums.sum(message.kind, values, message.metric).astype(message.dtype.numpy)
         if message.kind is Kind.WEIGHT_TOTAL:
             self._total_weight = float(total[0])
         elif message.kind is Kind.LABEL_MEAN:
@@ -166,6 +142,7 @@ class TrainingHandler:
         """
         if self._starts_at_rate and self._total_weight is not None and 0.0 < rate < 1.0:
             self._sums.tighten(Family.GRADIENTS, 2.0 * self._total_weight * rate * (1.0 - rate))
+            self._sums.tighten(Family.HESSIANS, self._total_weight * rate * (1.0 - rate))
 
     def _root_sum(self, message: Message) -> bytes:
         """Add up one feature's bins in order, as central XGBoost does for dense data."""
@@ -192,6 +169,18 @@ class TrainingHandler:
     def _note(self, message: Message, how: str) -> None:
         if self._log is not None:
             self._log.local(message.kind.name, str(message.moment), how)
+
+
+def without_empty_curves(parts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Let a site without positive or without negative rows contribute nothing to the pooled aucpr.
+
+    XGBoost sends no number for such a site's area under precision and recall, which would make the pooled metric no
+    number for all. To auc it contributes neither area nor weight; so it does here.
+
+    Shapes: parts: float64[2], area and weight, or float64[3 n_classes], weight, positives and area of each class.
+    """
+    by_class = parts.reshape(-1, 2 if parts.size == 2 else 3)
+    return np.where(np.isnan(by_class).any(axis=1, keepdims=True), 0.0, by_class).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +298,7 @@ class _Loop:
         if self._settings.early_stopping_rounds is None or not result.rounds[-1].metrics:
             return
         name, score = list(result.rounds[-1].metrics.items())[-1]
-        maximise = name.rsplit("-", 1)[-1].split("@")[0] in _MAXIMISED
+        maximise = name.rsplit("-", 1)[-1].split("@")[0] in CURVE_METRICS
         better = result.best_score is None or (score > result.best_score if maximise else score < result.best_score)
         if better:
             result.best_round, result.best_score = result.rounds[-1].round, score

@@ -17,6 +17,7 @@ from he_processors.errors import ProtocolError
 
 MAX_LEAVES = 1 << 20
 MAX_MODEL_PARAMETERS = 1 << 16
+CURVE_METRICS = ("auc", "aucpr")  # XGBoost averages these over the sites
 
 
 class Dtype(IntEnum):
@@ -181,6 +182,7 @@ class Message:
     n_values: int
     moment: Moment
     reply_size: int  # bytes that XGBoost expects; it does not check
+    metric: str = ""  # which one, for METRIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,7 @@ class _Expected:
     dtype: Dtype | None
     op: Op | None
     sizes: range  # allowed buffer sizes in bytes
+    metric: str = ""
 
     def matches(self, call: str, dtype: int, op: int, size: int) -> bool:
         if call != self.call or size not in self.sizes:
@@ -217,8 +220,8 @@ def _broadcast(kind: Kind, most: int) -> _Expected:
     return _Expected(kind, Answer.LOCAL, "Broadcast", None, None, range(0, most + 1))
 
 
-def _sum(kind: Kind, dtype: Dtype, size: int) -> _Expected:
-    return _Expected(kind, Answer.SUM, "Allreduce", dtype, Op.SUM, _exactly(size))
+def _sum(kind: Kind, dtype: Dtype, size: int, metric: str = "") -> _Expected:
+    return _Expected(kind, Answer.SUM, "Allreduce", dtype, Op.SUM, _exactly(size), metric)
 
 
 class HorizontalGrammar:
@@ -287,7 +290,9 @@ class HorizontalGrammar:
         n_values = size // expected.dtype.size if expected.dtype is not None else size
         # An empty reply to a broadcast leaves every rank's own (equal) buffer as it is.
         reply_size = 0 if call == "Broadcast" else size
-        return Message(expected.kind, expected.answer, expected.dtype, n_values, self._moment, reply_size)
+        return Message(
+            expected.kind, expected.answer, expected.dtype, n_values, self._moment, reply_size, expected.metric
+        )
 
     def _check_complete(self) -> None:
         unfinished = self._queue or (
@@ -376,10 +381,10 @@ class HorizontalGrammar:
     def _evaluation(self) -> list[_Expected]:
         due: list[_Expected] = []
         for metric in self._shape.eval_metrics:
-            if metric in ("auc", "aucpr"):
+            if metric in CURVE_METRICS:
                 due.append(_local(Kind.METRIC_SIZE, Dtype.UINT64, Op.MAX, 16))
                 n_parts = 2 if self._shape.n_outputs == 1 else 3 * self._shape.n_outputs
-                due.append(_sum(Kind.METRIC, Dtype.FLOAT64, 8 * n_parts))
+                due.append(_sum(Kind.METRIC, Dtype.FLOAT64, 8 * n_parts, metric))
             else:
-                due.append(_sum(Kind.METRIC, Dtype.FLOAT64, 16))
+                due.append(_sum(Kind.METRIC, Dtype.FLOAT64, 16, metric))
         return due * self._shape.n_eval_sets

@@ -30,17 +30,40 @@ class Profile(Enum):
     CKKS = "ckks"
 
 
+WIDE_CAPACITY_BITS = 62
+_LIMB_BITS = np.uint64(32)
+
+
 class SumProcessor(Protocol):
-    """Protects vectors of integers that the server adds."""
+    """Protects vectors of integers that the server adds.
+
+    Capacity: the sum of all sites' integers must stay at most 2^capacity_bits in magnitude; of a wide message
+        2^WIDE_CAPACITY_BITS, under every profile. A wide message is added modulo 2^64.
+    """
 
     codec: Codec
-    capacity_bits: int  # the sum of all sites' integers must stay at most 2^capacity_bits in magnitude
+    capacity_bits: int
 
-    def protect(self, integers: NDArray[np.int64], label: MessageLabel) -> bytes:
+    def protect(self, integers: NDArray[np.int64], label: MessageLabel, wide: bool = False) -> bytes:
         """Return what leaves the site. Shapes: integers: int64[n]."""
 
-    def reveal(self, payload: bytes, label: MessageLabel) -> NDArray[np.int64]:
+    def reveal(self, payload: bytes, label: MessageLabel, wide: bool = False) -> NDArray[np.int64]:
         """Return the sum over all sites. Raises: ProtocolError on malformed bytes."""
+
+
+def _split(masked: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the low halves of the words, then the high halves.
+
+    Privacy: added without a carry between them, the halves of all sites tell how often the low ones overflowed. The
+        words are masked: given their sum, all but one site's are uniform, so that these overflows say nothing of values.
+    """
+    return np.concatenate([masked & np.uint64((1 << 32) - 1), masked >> _LIMB_BITS])
+
+
+def _join(limbs: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the words modulo 2^64 from sums of their halves."""
+    low, high = limbs.reshape(2, -1)
+    return low + (high << _LIMB_BITS)
 
 
 def words(payload: bytes, label: MessageLabel) -> NDArray[np.uint64]:
@@ -54,13 +77,13 @@ class PlainSums:
     """Integers in clear. Privacy: the server and every site see each site's values."""
 
     codec = Codec.PLAIN
-    capacity_bits = 62
+    capacity_bits = WIDE_CAPACITY_BITS
 
-    def protect(self, integers: NDArray[np.int64], label: MessageLabel) -> bytes:
+    def protect(self, integers: NDArray[np.int64], label: MessageLabel, wide: bool = False) -> bytes:
         """Return the integers as 64-bit words."""
         return integers.astype("<i8").tobytes()
 
-    def reveal(self, payload: bytes, label: MessageLabel) -> NDArray[np.int64]:
+    def reveal(self, payload: bytes, label: MessageLabel, wide: bool = False) -> NDArray[np.int64]:
         """Read the words of the sum."""
         return words(payload, label).view(np.int64)
 
@@ -69,22 +92,25 @@ class MaskedSums:
     """Pairwise masks modulo 2^64, the sum itself blinded from the server (he_processors/masks.py)."""
 
     codec = Codec.MASKED
-    capacity_bits = 62
+    capacity_bits = WIDE_CAPACITY_BITS
 
     def __init__(self, masks: PairwiseMasks):
         self._masks = masks
 
-    def protect(self, integers: NDArray[np.int64], label: MessageLabel) -> bytes:
+    def protect(self, integers: NDArray[np.int64], label: MessageLabel, wide: bool = False) -> bytes:
         """Add the masks of this message."""
         return self._masks.mask(integers.view(np.uint64), label).astype("<u8", copy=False).tobytes()
 
-    def reveal(self, payload: bytes, label: MessageLabel) -> NDArray[np.int64]:
+    def reveal(self, payload: bytes, label: MessageLabel, wide: bool = False) -> NDArray[np.int64]:
         """Take the blinding off; the pairwise masks have cancelled in the sum."""
         return self._masks.unblind(words(payload, label), label).view(np.int64)
 
 
 class BfvSums:
-    """Pairwise masks modulo the plain modulus, inside BFV ciphertexts (he_processors/bfv.py)."""
+    """Pairwise masks modulo the plain modulus, inside BFV ciphertexts (he_processors/bfv.py).
+
+    A wide message is masked modulo 2^64, as under ``masks``, and every word travels as two halves.
+    """
 
     codec = Codec.BFV
 
@@ -94,31 +120,45 @@ class BfvSums:
         self._modulus = processor.plain_modulus
         self.capacity_bits = self._modulus.bit_length() - 2
 
-    def protect(self, integers: NDArray[np.int64], label: MessageLabel) -> bytes:
+    def protect(self, integers: NDArray[np.int64], label: MessageLabel, wide: bool = False) -> bytes:
         """Mask modulo the plain modulus, then encrypt."""
+        if wide:
+            return self._processor.encrypt_residues(_split(self._masks.mask(integers.view(np.uint64), label)))
         residues = np.where(integers < 0, integers + np.int64(self._modulus), integers).view(np.uint64)
         return self._processor.encrypt_residues(self._masks.mask(residues, label, modulus=self._modulus))
 
-    def reveal(self, payload: bytes, label: MessageLabel) -> NDArray[np.int64]:
+    def reveal(self, payload: bytes, label: MessageLabel, wide: bool = False) -> NDArray[np.int64]:
         """Decrypt, take the blinding off, centre around zero."""
+        if wide:
+            limbs = self._processor.decrypt_residues(payload, 2 * label.n_values)
+            return self._masks.unblind(_join(limbs), label).view(np.int64)
         masked = self._processor.decrypt_residues(payload, label.n_values)
         residues = self._masks.unblind(masked, label, modulus=self._modulus).view(np.int64)
         return np.where(residues > self._modulus // 2, residues - np.int64(self._modulus), residues)
 
 
 class CkksSums:
-    """CKKS on an integer grid, so that the rounded sum is exact (he_processors/ckks.py)."""
+    """CKKS on an integer grid, so that the rounded sum is exact (he_processors/ckks.py).
+
+    A wide message is masked modulo 2^64, as under ``masks``, and every word travels as two halves.
+    """
 
     codec = Codec.CKKS
 
-    def __init__(self, processor: CkksProcessor):
+    def __init__(self, processor: CkksProcessor, masks: PairwiseMasks):
         self._processor = processor
+        self._masks = masks
         self.capacity_bits = int(processor.capacity).bit_length() - 1
 
-    def protect(self, integers: NDArray[np.int64], label: MessageLabel) -> bytes:
+    def protect(self, integers: NDArray[np.int64], label: MessageLabel, wide: bool = False) -> bytes:
         """Encrypt."""
+        if wide:
+            integers = _split(self._masks.mask(integers.view(np.uint64), label)).view(np.int64)
         return self._processor.encrypt(integers)
 
-    def reveal(self, payload: bytes, label: MessageLabel) -> NDArray[np.int64]:
+    def reveal(self, payload: bytes, label: MessageLabel, wide: bool = False) -> NDArray[np.int64]:
         """Decrypt and round to the grid."""
+        if wide:
+            limbs = self._processor.decrypt(payload, 2 * label.n_values).view(np.uint64)
+            return self._masks.unblind(_join(limbs), label).view(np.int64)
         return self._processor.decrypt(payload, label.n_values)

@@ -1,54 +1,73 @@
 """Protected sums of real numbers: scale, encode, protect, add at the server, reveal, decode.
 
-Scales. Every family of kinds has a fixed-point grid, as fine as the processor's capacity allows for the largest value
-that any site may send. The sites find that largest value together by a secure maximum of exponents. Each site learns
-from it the largest exponent of the others, and nothing else: that is the maximum, but for a site that is alone at the
-top, which can take its own part from the sums and so finds the second. The server learns nothing. When training
-outgrows a scale, all sites agree on a new one and encode anew; the message that did not fit was never summed.
+Scales. Every quantity (gradients, hessians, weights, labels, each metric's numerator) has a fixed-point grid of its own,
+as fine as the capacity allows for the largest value that any site may send. The sites find that largest value together
+by a secure maximum of exponents. Each site learns from it the largest exponent of the others, and nothing else: that is
+the maximum, but for a site that is alone at the top, which can take its own part from the sums and so finds the second.
+The server learns nothing. When training outgrows a scale, all sites agree on a new one and encode anew; the message
+that did not fit was never summed.
+
+Resolution. With bound B (a power of two, at least every site's value) and W sites the step is W B / 2^62, W rounded up
+to a power of two, and a sum is off by at most W/2 steps; a sum over any run of bins by at most W steps. Counts of rows
+are integers on their grid, hence exact. Histograms under `bfv` and `ckks` have fewer bits (up to 50, and 44) where that
+is enough: where the objective bounds a row's gradient, no weights are in use, and the step stays fine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import CapacityExceeded, ProtocolError
-from he_processors.fixed_point import Grid, exponent_of
+from he_processors.fixed_point import Grid, Grids, exponent_of
 from he_processors.masks import MessageLabel
 from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_uint64
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.catalogue import CURVE_METRICS, Kind
 from nvflare_plugins.wire.channel import Channel, RescaleRequested
-from nvflare_plugins.wire.profiles import MaskedSums, SumProcessor
+from nvflare_plugins.wire.profiles import WIDE_CAPACITY_BITS, MaskedSums, SumProcessor
 
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -192, 192
+METRIC_FLAGS = 2  # words behind a metric's parts: whether some site's part is infinite, or no number
 _HEADROOM_EXPONENT = 3  # a scale found anew leaves room for values eight times as large
 
 
-class Family(Enum):
-    """Kinds whose values are of one size share a scale."""
+class Family(StrEnum):
+    """Quantities of one size share a scale; the numerators of each metric are a quantity of their own."""
 
     GRADIENTS = "gradients"
+    HESSIANS = "hessians"
+    WEIGHTS = "weights"  # of rows: their number, where there are none
     LABELS = "labels"
-    METRICS = "metrics"
     COUNTS = "counts"
+    INVERSE_WEIGHTS = "inverse weights"  # nothing is summed on it: it tells how small a weight is
 
 
-FAMILY = {
-    Kind.HISTOGRAM: Family.GRADIENTS,
-    Kind.ROOT_SUM: Family.GRADIENTS,
-    Kind.STUMP_SUM: Family.GRADIENTS,
-    Kind.WEIGHT_TOTAL: Family.LABELS,
-    Kind.LABEL_MEAN: Family.LABELS,
-    Kind.LEAF_QUANTILE: Family.LABELS,
-    Kind.METRIC: Family.METRICS,
-    Kind.ROW_COUNT: Family.COUNTS,
-    Kind.LEAF_VALID: Family.COUNTS,
-    Kind.CUT_COUNTS: Family.COUNTS,
+_PAIRS = (Family.GRADIENTS, Family.HESSIANS)
+_QUANTITIES: dict[Kind, tuple[str, ...]] = {
+    Kind.HISTOGRAM: _PAIRS,
+    Kind.ROOT_SUM: _PAIRS,
+    Kind.STUMP_SUM: _PAIRS,
+    Kind.WEIGHT_TOTAL: (Family.WEIGHTS,),
+    Kind.LABEL_MEAN: (Family.LABELS,),
+    Kind.LEAF_QUANTILE: (Family.LABELS,),
 }
 _INTEGER_BOUND_EXPONENT = 45  # counts of rows
+
+
+def metric_quantity(metric: str) -> str:
+    """Return the name of the scale on which a metric's numerator lies."""
+    return f"metric {metric}"
+
+
+def _quantities(kind: Kind, metric: str) -> tuple[str, ...]:
+    """Say what the values of a message are, in turn."""
+    if kind is not Kind.METRIC:
+        return _QUANTITIES[kind]
+    # The area under a curve comes with the area that would be full; every other metric with a sum of weights.
+    return (metric_quantity(metric),) if metric in CURVE_METRICS else (metric_quantity(metric), Family.WEIGHTS)
 
 
 class ProtectedSums:
@@ -66,62 +85,92 @@ class ProtectedSums:
         self._masks = masks
         self._finest = finest_exponent
         self._randomness = randomness
-        self._grids: dict[Family, Grid] = {
+        self._wide_pairs = True
+        self._grids: dict[str, Grid] = {
             Family.COUNTS: Grid(0, min(_INTEGER_BOUND_EXPONENT, processor.capacity_bits - channel.world.bit_length()))
         }
 
-    def agree_scales(self, bounds: Mapping[Family, float]) -> None:
-        """Find the scale of each family by a secure maximum over the sites.
+    def agree_scales(self, bounds: Mapping[str, float], coarsest_pairs: float = 0.0) -> None:
+        """Find the scale of each quantity by a secure maximum over the sites.
 
         Args:
-            bounds: largest magnitude of any value that this site expects to send; the same families at all sites.
+            bounds: largest magnitude of any value that this site expects to send; the same quantities at all sites.
+            coarsest_pairs: the largest step that will do for gradient pairs. Where the scheme's own capacity gives a
+                coarser one, they travel wide, at twice the bytes under `bfv` and `ckks`. The same at all sites.
         """
-        families = sorted(bounds, key=lambda family: family.value)
-        exponents = [exponent_of(bounds[family]) for family in families]
-        largest = self._secure_maximum(exponents)
-        for family, exponent in zip(families, largest, strict=True):
-            self._grids[family] = Grid.for_sum(
-                exponent, self._channel.world, self._processor.capacity_bits, self._finest
-            )
+        quantities = sorted(bounds)
+        largest = self._secure_maximum([exponent_of(bounds[quantity]) for quantity in quantities])
+        exponents = dict(zip(quantities, largest, strict=True))
+        self._wide_pairs = False
+        pairs = [self._grid(quantity, exponents[quantity]) for quantity in _PAIRS if quantity in exponents]
+        self._wide_pairs = any(2.0**grid.exponent > coarsest_pairs for grid in pairs)
+        for quantity, exponent in exponents.items():
+            self._grids[quantity] = self._grid(quantity, exponent)
 
-    def tighten(self, family: Family, bound: float) -> None:
+    def _grid(self, quantity: str, bound_exponent: int) -> Grid:
+        capacity = WIDE_CAPACITY_BITS if self._is_wide((quantity,)) else self._processor.capacity_bits
+        return Grid.for_sum(bound_exponent, self._channel.world, capacity, self._finest)
+
+    def _is_wide(self, quantities: tuple[str, ...]) -> bool:
+        return self._wide_pairs or quantities[0] not in _PAIRS
+
+    def tighten(self, quantity: str, bound: float) -> None:
         """Take a finer grid where a smaller bound follows from what all sites have received alike.
 
         No site tells anything: the bound is computed from released sums. Should it prove too small for a site, the
         sites agree on a wider one as always.
         """
         exponent = max(exponent_of(bound), LOWEST_EXPONENT)
-        if exponent < self._grids[family].bound_exponent:
-            self._grids[family] = Grid.for_sum(
-                exponent, self._channel.world, self._processor.capacity_bits, self._finest
-            )
+        if exponent < self._grids[quantity].bound_exponent:
+            self._grids[quantity] = self._grid(quantity, exponent)
 
-    def scale_of(self, family: Family) -> Grid:
-        """Return the grid in use, for reports."""
-        return self._grids[family]
+    def scale_of(self, quantity: str) -> Grid:
+        """Return the grid in use."""
+        return self._grids[quantity]
 
-    def sum(self, kind: Kind, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def sum(self, kind: Kind, values: NDArray[np.float64], metric: str = "") -> NDArray[np.float64]:
         """Add the sites' real numbers.
 
+        A metric's part that is infinite at some site, or no number, is so in the result, as it would be on the pooled
+        rows; which site's it was stays hidden.
+
         Shapes: values: float64[n], the same n at all sites; result: float64[n], identical at all sites.
+        Args: metric: its name, for METRIC alone.
         Raises: CapacityExceeded, if a value is not finite; ProtocolError; JobAborted.
         """
-        family = FAMILY[kind]
+        if kind is Kind.METRIC:
+            return self._sum_metric(values, metric)
+        if not np.isfinite(values).all():
+            raise _not_finite(kind)
+        return self._sum_finite(kind, values, metric, np.zeros(0, dtype=np.int64))[0]
+
+    def _sum_metric(self, values: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
+        kinds = np.array([np.isinf(values).any(), np.isnan(values).any()])
+        # Uniform words, as in the secure maximum: their sum tells whether a site has one, not how many do.
+        flags = np.where(kinds, random_uint64(METRIC_FLAGS, self._randomness), np.uint64(0)).view(np.int64)
+        finite = np.where(np.isfinite(values), values, 0.0)
+        total, (is_infinite, is_nan) = self._sum_finite(Kind.METRIC, finite, metric, flags)
+        if is_infinite or is_nan:
+            total[0] = np.nan if is_nan else np.inf
+        return total
+
+    def _sum_finite(
+        self, kind: Kind, values: NDArray[np.float64], metric: str, flags: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        quantities = _quantities(kind, metric)
+        wide = self._is_wide(quantities)
         while True:
-            grid = self._grids[family]
+            grids = Grids(tuple(self._grids[quantity] for quantity in quantities))
+            integers = None
+            if not any(grids.exceeded(values)):
+                encoded = grids.encode_running(values) if kind is Kind.HISTOGRAM else grids.encode(values)
+                integers = np.concatenate([encoded, flags]) if flags.size else encoded
             try:
-                integers = grid.encode_running(values, 2) if kind is Kind.HISTOGRAM else grid.encode(values)
-            except CapacityExceeded:
-                if family is Family.COUNTS or not np.isfinite(values).all():
-                    raise CapacityExceeded(
-                        f"{kind.name}: this site's value is not finite or exceeds every scale; check labels, weights "
-                        "and the objective for infinities"
-                    ) from None
-                integers = None
-            try:
-                return grid.decode(self._sum_integers(kind, integers, values.size))
+                total = self._sum_integers(kind, integers, values.size + flags.size, wide)
             except RescaleRequested:
-                self._rescale(family, values)
+                self._rescale(quantities, grids, values)
+                continue
+            return grids.decode(total[: values.size]), total[values.size :]
 
     def sum_counts(self, kind: Kind, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Add the sites' integers exactly. Shapes: counts: int64[n]; result: int64[n]."""
@@ -129,27 +178,32 @@ class ProtectedSums:
         if counts.size and not -bound <= counts.min() <= counts.max() <= bound:
             raise CapacityExceeded(f"{kind.name}: a count is larger than {bound}")
         try:
-            return self._sum_integers(kind, counts, counts.size)
+            return self._sum_integers(kind, counts, counts.size, False)
         except RescaleRequested:
             raise _no_scale(kind) from None
 
-    def _sum_integers(self, kind: Kind, integers: NDArray[np.int64] | None, n_values: int) -> NDArray[np.int64]:
+    def _sum_integers(
+        self, kind: Kind, integers: NDArray[np.int64] | None, n_values: int, wide: bool
+    ) -> NDArray[np.int64]:
         label = self._label(kind, n_values)
         codec = self._processor.codec
         if integers is None:
             self._channel.request_rescale(kind, codec, n_values)
-        payload = self._processor.protect(integers, label)
-        return self._processor.reveal(self._channel.sum(kind, codec, payload, n_values), label)
+        payload = self._processor.protect(integers, label, wide)
+        return self._processor.reveal(self._channel.sum(kind, codec, payload, n_values), label, wide)
 
-    def _rescale(self, family: Family, values: NDArray[np.float64]) -> None:
-        old = self._grids[family].bound_exponent
-        needed = exponent_of(float(np.abs(values).max(initial=0.0))) + _HEADROOM_EXPONENT
-        [exponent] = self._secure_maximum([max(needed, old)])
-        if exponent <= old:
-            raise ProtocolError(f"a new scale for {family.value} was asked for, but no site needs one")
-        self._grids[family] = Grid.for_sum(
-            exponent, self._channel.world, self._processor.capacity_bits, self._finest
-        )
+    def _rescale(self, quantities: tuple[str, ...], grids: Grids, values: NDArray[np.float64]) -> None:
+        old = [grid.bound_exponent for grid in grids.of]
+        largest = np.abs(values.reshape(-1, len(old))).max(axis=0, initial=0.0)
+        needed = [
+            exponent_of(float(value)) + _HEADROOM_EXPONENT if is_exceeded else exponent
+            for value, is_exceeded, exponent in zip(largest, grids.exceeded(values), old, strict=True)
+        ]
+        agreed = self._secure_maximum(needed)
+        if all(new <= exponent for new, exponent in zip(agreed, old, strict=True)):
+            raise ProtocolError(f"a new scale for {', '.join(quantities)} was asked for, but no site needs one")
+        for quantity, new in zip(quantities, agreed, strict=True):
+            self._grids[quantity] = self._grid(quantity, new)
 
     def _secure_maximum(self, exponents: list[int]) -> list[int]:
         """Return the largest exponent over all sites, for each position.
@@ -179,6 +233,12 @@ class ProtectedSums:
 
     def _label(self, kind: Kind, n_values: int) -> MessageLabel:
         return MessageLabel(self._channel.counter, kind.name, str(self._channel.moment), n_values)
+
+
+def _not_finite(kind: Kind) -> CapacityExceeded:
+    return CapacityExceeded(
+        f"{kind.name}: this site's value is not finite; check labels, weights and the objective for infinities"
+    )
 
 
 def _no_scale(kind: Kind) -> ProtocolError:

@@ -522,3 +522,71 @@ def test_tuples_and_lists_in_a_job_mean_the_same(tmp_path):
     plain = {**LOGISTIC, "monotone_constraints": "(1,0,0,0)", "interaction_constraints": "[[0, 1], [2, 3]]"}
     central = central_model(frame, "y", plain, federation.cuts(), 4)
     assert leaf_difference(federation.model(), central) <= LABEL_MEAN_TOLERANCE
+
+
+# -- metrics that are no number at one site ------------------------------------------------------------------------------
+
+
+def one_class_at_site_1() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Training rows, and evaluation rows whose first third, site-1's, holds no positive."""
+    held_out = table(300, seed=5)
+    held_out.loc[:99, "y"] = np.float32(0)
+    return table(), held_out
+
+
+@pytest.mark.parametrize("profile", ["masks", "bfv"])
+def test_aucpr_is_the_mean_over_the_sites_with_both_classes(tmp_path, profile):
+    frame, held_out = one_class_at_site_1()
+    federation = Federation(tmp_path)
+    federation.give_data("train", frame)
+    federation.give_data("held_out", held_out)
+    training = job({"eval_metric": ["auc", "aucpr"]}, 3, eval_data_set="held_out", profile=profile)
+    outcomes = succeed(federation.run(training))
+    booster = xgb.Booster(params={"eval_metric": "aucpr"}, model_file=bytearray(federation.model()))
+    parts = [
+        xgb.DMatrix(part.drop(columns="y"), label=part.y) for part in (held_out.iloc[100:200], held_out.iloc[200:])
+    ]
+    local = [float(booster.eval(part).rpartition(":")[2]) for part in parts]
+    assert outcomes["site-1"].metrics["eval-aucpr"] == pytest.approx(np.mean(local), abs=2e-6)
+    assert 0.5 < outcomes["site-1"].metrics["eval-auc"] < 1
+
+
+def test_early_stopping_on_aucpr_where_one_site_has_one_class(tmp_path):
+    frame, held_out = one_class_at_site_1()
+    training = job({"eval_metric": "aucpr", "eta": 1.0}, 40, eval_data_set="held_out", early_stopping_rounds=3)
+    federation = Federation(tmp_path)
+    federation.give_data("train", frame)
+    federation.give_data("held_out", held_out)
+    outcomes = succeed(federation.run(training))
+    rounds = {(outcome.n_rounds, outcome.best_round) for outcome in outcomes.values()}
+    [(n_rounds, best_round)] = rounds
+    assert n_rounds == best_round + 4 < 40
+
+
+def test_aucpr_of_a_class_that_one_site_lacks(tmp_path):
+    frame = table(600)
+    frame["y"] = np.digitize(np.nan_to_num(frame.f0), [-0.5, 0.5]).astype(np.float32)
+    held_out = frame.iloc[:300].reset_index(drop=True)
+    held_out.loc[:99, "y"] = held_out.y[:100].clip(0, 1)
+    federation = Federation(tmp_path)
+    federation.give_data("train", frame)
+    federation.give_data("held_out", held_out)
+    params = {"objective": "multi:softprob", "num_class": 3, "eval_metric": "aucpr"}
+    outcomes = succeed(federation.run(job(params, 2, eval_data_set="held_out")))
+    assert 0.8 < outcomes["site-2"].metrics["eval-aucpr"] <= 1
+
+
+def test_metrics_that_are_no_number_on_the_pooled_rows_are_none_here(tmp_path):
+    """No positive anywhere; and labels of 0 under mape, for which XGBoost says infinity."""
+    frame, held_out = table(), table(300, seed=5).assign(y=np.float32(0))
+    cases = {"aucpr": ({"eval_metric": "aucpr"}, np.nan),
+             "mape": ({"objective": "reg:squarederror", "eval_metric": ["mape"]}, np.inf)}  # fmt: skip
+    for name, (params, expected) in cases.items():
+        federation = Federation(tmp_path / name)
+        federation.give_data("train", frame)
+        federation.give_data("held_out", held_out)
+        outcomes = succeed(federation.run(job(params, 2, eval_data_set="held_out")))
+        found = [outcome.metrics[f"eval-{name}"] for outcome in outcomes.values()]
+        assert np.array_equal(found, [expected] * 3, equal_nan=True)
+        record = json.loads((federation.workspace("site-1") / "runs" / "job" / "run.json").read_text())
+        assert [row["metrics"][f"eval-{name}"] for row in record["rounds"]] == [None, None]

@@ -91,7 +91,7 @@ def test_a_real_run_verifies_and_sends_what_was_planned(tmp_path, monkeypatch, j
     for repeats, messages in ((1, setup_messages(workload)), (job.num_rounds, round_messages(workload))):
         for m in messages:
             codec = "masks" if m.kind is Kind.SCALE else profile
-            planned[m.kind.name] += repeats * m.messages * payload_bytes(codec, m.n_values)
+            planned[m.kind.name] += repeats * m.messages * payload_bytes(codec, m.n_values, m.wide)
     sent: Counter = Counter()
     for message in read_log(run.exports / export_name("site-2")).messages:
         if message.direction == "sent" and message.kind in planned:

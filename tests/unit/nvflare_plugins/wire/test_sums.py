@@ -11,14 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import CapacityExceeded, JobAborted, ProtocolError, VeilBoostError
-from he_processors.fixed_point import Grid, exponent_of
+from he_processors.fixed_point import Grid, Grids, exponent_of
 from he_processors.masks import PairwiseMasks
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, FrameType, unpack
-from nvflare_plugins.wire.profiles import MaskedSums, PlainSums
-from nvflare_plugins.wire.sums import Family, ProtectedSums
+from nvflare_plugins.wire import profiles
+from nvflare_plugins.wire.profiles import BfvSums, CkksSums, MaskedSums, PlainSums
+from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity
 
 SITES = ("a", "b", "c")
 ATTEMPT = bytes(16)
@@ -42,7 +43,17 @@ class Wire:
         self.aggregator.abort(reason)
 
 
-def federate(work, plain: bool = False, finest: int | None = None):
+def lattice(scheme: str):
+    """A key that all sites share."""
+    if scheme == "bfv":
+        from he_processors.bfv import BfvProcessor as Processor
+    else:
+        from he_processors.ckks import CkksProcessor as Processor
+    return Processor.from_secret(Processor.generate(len(SITES)))
+
+
+def federate(work, plain: bool = False, finest: int | None = None, scheme: str | None = None):
+    key = lattice(scheme) if scheme else None
     aggregator = Aggregator(SITES, ATTEMPT, 10.0)
     wires = {site: Wire(aggregator, site) for site in SITES}
     results: dict[str, object] = {}
@@ -53,7 +64,12 @@ def federate(work, plain: bool = False, finest: int | None = None):
         channel.moment = Moment(Phase.UPDATE, 0)
         pairs = {peer: bytes([min(rank, peer), max(rank, peer)]) * 16 for peer in range(3) if peer != rank}
         masks = MaskedSums(PairwiseMasks(b"session-" * 4, rank, pairs, b"g" * 32))
-        sums = ProtectedSums(channel, PlainSums() if plain else masks, masks, finest)
+        processor = PlainSums() if plain else masks
+        if key is not None:
+            wrapper, codec = (BfvSums, Codec.BFV) if scheme == "bfv" else (CkksSums, Codec.CKKS)
+            processor = wrapper(key, PairwiseMasks(b"lattice-" * 4, rank, pairs, b"g" * 32))
+            channel.gather(Kind.HE_PUBLIC, key.public_parameters() if rank == 0 else b"", codec)
+        sums = ProtectedSums(channel, processor, masks, finest)
         try:
             results[site] = work(sums, rank)
         except VeilBoostError as error:
@@ -72,7 +88,7 @@ def test_masked_sums_are_exact_on_the_grid_and_equal_at_all_sites():
     values = [np.random.default_rng(rank).normal(size=1000).astype(np.float32).astype(np.float64) for rank in range(3)]
 
     def work(sums: ProtectedSums, rank: int):
-        sums.agree_scales({Family.GRADIENTS: 16.0})
+        sums.agree_scales({Family.GRADIENTS: 16.0, Family.HESSIANS: 16.0})
         return sums.sum(Kind.HISTOGRAM, values[rank])
 
     masked, _ = federate(work)
@@ -88,7 +104,7 @@ def test_no_two_messages_of_a_site_repeat_a_keystream():
     """Equal values sent twice, under equal kinds and moments, must differ on the wire in every word."""
 
     def work(sums: ProtectedSums, rank: int):
-        sums.agree_scales({Family.GRADIENTS: 1.0})
+        sums.agree_scales({Family.GRADIENTS: 1.0, Family.HESSIANS: 1.0})
         for _ in range(2):
             sums.sum(Kind.HISTOGRAM, np.zeros(64))
 
@@ -110,8 +126,10 @@ def test_the_agreed_scale_is_that_of_the_largest_site_and_found_under_masks():
 
 def test_a_value_that_outgrows_its_scale_changes_the_scale_and_is_never_summed_partly():
     def work(sums: ProtectedSums, rank: int):
-        sums.agree_scales({Family.GRADIENTS: 1.0})
-        return sums.sum(Kind.HISTOGRAM, np.array([0.5, 5000.0 if rank == 1 else 0.25])).tolist()
+        sums.agree_scales({Family.GRADIENTS: 1.0, Family.HESSIANS: 1.0})
+        total = sums.sum(Kind.HISTOGRAM, np.array([0.5, 5000.0 if rank == 1 else 0.25])).tolist()
+        assert sums.scale_of(Family.GRADIENTS).bound_exponent == 0, "only the quantity that outgrew its scale changes"
+        return total
 
     results, wires = federate(work)
     assert all(result == [1.5, 5000.5] for result in results.values())
@@ -146,8 +164,8 @@ def test_a_new_scale_for_what_has_none_is_refused_by_name(what):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_stop_the_job_without_naming_them(bad):
     def work(sums: ProtectedSums, rank: int):
-        sums.agree_scales({Family.METRICS: 1.0})
-        return sums.sum(Kind.METRIC, np.array([bad if rank == 2 else 1.0]))
+        sums.agree_scales({Family.LABELS: 1.0})
+        return sums.sum(Kind.LABEL_MEAN, np.array([bad if rank == 2 else 1.0]))
 
     results, _ = federate(work)
     assert isinstance(results["c"], CapacityExceeded)
@@ -198,7 +216,7 @@ def test_grid_round_trips_within_half_a_step_and_sums_stay_in_capacity(values, n
 def test_runs_of_neighbours_are_off_by_less_than_a_step(seed, n_bins):
     values = np.random.default_rng(seed).normal(size=2 * n_bins)
     grid = Grid(-8, 4)
-    integers = grid.encode_running(values, 2)
+    integers = Grids((grid, grid)).encode_running(values)
     assert np.abs(integers - np.ldexp(values, 8)).max() <= 1.5
     for component in (0, 1):
         exact = np.concatenate([[0], np.cumsum(np.ldexp(values[component::2], 8))])
@@ -210,7 +228,7 @@ def test_runs_of_neighbours_are_off_by_less_than_a_step(seed, n_bins):
 
 def test_a_tighter_scale_follows_from_what_all_know_and_gives_way_when_it_is_too_small():
     def work(sums: ProtectedSums, rank: int):
-        sums.agree_scales({Family.GRADIENTS: 1000.0})
+        sums.agree_scales({Family.GRADIENTS: 1000.0, Family.HESSIANS: 1.0})
         sums.tighten(Family.GRADIENTS, 3.0)
         tightened = sums.scale_of(Family.GRADIENTS).bound_exponent
         sums.tighten(Family.GRADIENTS, 1e9)
@@ -230,3 +248,74 @@ def test_grid_refuses_what_does_not_fit():
 @pytest.mark.parametrize(("bound", "exponent"), [(1.0, 0), (1.0000001, 1), (0.5, -1), (3.0, 2), (0.0, -1022)])
 def test_exponent_of(bound, exponent):
     assert exponent_of(bound) == exponent
+
+
+def test_gradients_and_hessians_keep_their_own_digits():
+    """Incomes as labels: gradients near 1e12 beside counts of rows."""
+    pairs = [np.array([1e12 / 3, 100.0 + rank, -1e9 / 7, 3.0]) for rank in range(3)]
+
+    def work(sums: ProtectedSums, rank: int):
+        sums.agree_scales({Family.GRADIENTS: 1e18, Family.HESSIANS: 1000.0})
+        return sums.sum(Kind.HISTOGRAM, pairs[rank])
+
+    results, _ = federate(work)
+    assert results["a"][[1, 3]].tolist() == [303.0, 9.0]
+    assert results["a"][[0, 2]] == pytest.approx([1e12, -3e9 / 7], abs=2.0)
+
+
+def test_a_metrics_numerator_takes_no_digits_from_its_count():
+    def work(sums: ProtectedSums, rank: int):
+        sums.agree_scales({metric_quantity("rmse"): 1e18, metric_quantity("mae"): 1e3, Family.WEIGHTS: 1000.0})
+        return [sums.sum(Kind.METRIC, np.array([x, 100.0 + rank]), name).tolist() for name, x in
+                (("rmse", 1e17 / 3), ("mae", 0.1))]  # fmt: skip
+
+    results, _ = federate(work)
+    assert results["b"][0] == [pytest.approx(1e17), 303.0] and results["b"][1] == [pytest.approx(0.3, rel=1e-12), 303.0]
+
+
+@pytest.mark.parametrize(("bad", "seen"), [(np.inf, np.inf), (np.nan, np.nan)])
+def test_a_metric_that_is_no_number_at_one_site_is_so_for_all_and_the_site_stays_hidden(bad, seen):
+    """mape of a row with label 0: XGBoost gives infinity on the pooled rows as well."""
+
+    def work(sums: ProtectedSums, rank: int):
+        sums.agree_scales({metric_quantity("mape"): 8.0, Family.WEIGHTS: 8.0})
+        return [sums.sum(Kind.METRIC, np.array([bad if rank in where else 1.0, 2.0]), "mape") for where in ((2,), ())]
+
+    results, wires = federate(work)
+    for site in SITES:
+        assert np.array_equal(results[site], [[seen, 6.0], [3.0, 6.0]], equal_nan=True)
+    for wire in wires.values():
+        frames = [frame for frame in wire.frames if frame.kind is Kind.METRIC]
+        assert {(frame.type, len(frame.payload)) for frame in frames} == {(FrameType.CONTRIBUTION, 32)}
+
+
+@pytest.mark.parametrize("scheme", ["bfv", "ckks"])
+def test_wide_sums_under_lattice_schemes_are_those_of_masks(scheme):
+    values = [np.random.default_rng(rank).normal(size=60) * 10.0 ** np.arange(0, 12, 0.2) for rank in range(3)]
+
+    def work(sums: ProtectedSums, rank: int):
+        sums.agree_scales({Family.GRADIENTS: 2.0**43, Family.HESSIANS: 2.0**43})
+        return sums.sum(Kind.HISTOGRAM, values[rank])
+
+    masked, _ = federate(work)
+    wide, _ = federate(work, scheme=scheme)
+    for site in SITES:
+        assert np.array_equal(wide[site], masked[site])
+
+
+def test_narrow_pairs_are_used_only_where_their_step_will_do():
+    def work(sums: ProtectedSums, rank: int):
+        steps = []
+        for bound in (2.0**10, 2.0**30):
+            sums.agree_scales({Family.GRADIENTS: bound, Family.HESSIANS: bound}, coarsest_pairs=2.0**-24)
+            steps.append(sums.scale_of(Family.HESSIANS).exponent)
+        return steps
+
+    results, _ = federate(work, scheme="ckks")
+    assert results["a"] == [10 + 2 - 44, 30 + 2 - 62]
+
+
+def test_halves_of_masked_words_add_up_for_any_number_of_sites():
+    words = np.random.default_rng(0).integers(0, 2**64, size=(1000, 7), dtype=np.uint64)
+    limbs = sum(profiles._split(w) for w in words)
+    assert np.array_equal(profiles._join(limbs), words.sum(axis=0, dtype=np.uint64))
