@@ -361,7 +361,7 @@ def _evidence_status(run: RunRecord, folder: Path) -> Iterator[str]:
         f"<p class=hash>last hash {log.digests[-1].hex()}</p>"
     )
     if log.session:
-        yield f"<p class=hash>this site's policy at the time {escape(log.session['policy_hash'])}</p>"
+        yield f"<p class=hash>this site's policy at the time {markup(log.session['policy_hash'])}</p>"
 
 
 def _settings(run: RunRecord) -> Iterator[str]:

@@ -112,6 +112,12 @@ _NOTES_FOR_OTHERS = (
     "Parties are honest but curious. Malformed bytes end the job; dishonest training inputs are not detected.",
 )
 
+_NOTES_FOR_ALL = (
+    "This is about VeilBoost's messages. Whether FLARE shows more is for each site's set-up: after `veilboost site-setup` "
+    "no role runs shell commands or code of its own there, and only listed classes start. A site that FLARE's defaults "
+    "rule gives a hostile server, and a project's administrator, whatever its process can read.",
+)
+
 THREAT_MODELS = {
     model.profile: model
     for model in (
@@ -279,7 +285,8 @@ def notes_for(profile: str) -> tuple[str, ...]:
     model = THREAT_MODELS.get(profile)
     if model is None:
         return ()
-    return (*model.notes, *(_NOTES_FOR_HORIZONTAL if profile in HORIZONTAL else _NOTES_FOR_OTHERS))
+    of_kind = _NOTES_FOR_HORIZONTAL if profile in HORIZONTAL else _NOTES_FOR_OTHERS
+    return (*model.notes, *of_kind, *_NOTES_FOR_ALL)
 
 
 def markdown_table(profiles: tuple[str, ...]) -> str:

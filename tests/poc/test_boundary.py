@@ -104,7 +104,7 @@ def test_the_console_reads_nothing_at_a_site(poc: Poc, site: str) -> None:
             try:
                 answer = json.dumps(session.do_command(command))
             except Exception as error:  # whatever it is, it must not hold what was asked for
-                answer = f"not_authorized {error}"
+                answer = str(error)
             assert "allowed_profiles" not in answer.replace(command, "") and "PRIVATE KEY" not in answer, command
             assert "veilboost.json" not in answer.replace(command, "") and str(poc.kits) not in answer, command
-            assert "not" in answer.lower() and "authorized" in answer.lower(), (command, answer)
+            assert "denied to every role here" in answer, (command, answer)
