@@ -6,9 +6,11 @@ is handed out. So after a crash either nothing had left, or the reply is there a
 charge; a question is never answered twice with different noise but as a second, charged release. Closing a job frees
 what it did not use.
 
-Files, mode 0600 in a folder of mode 0700: ``<data set>.ledger`` (ledger_journal.py) and its lock. The noised replies of
-open jobs stand in it; under distributed noise they carry this site's share only, so the file must stay at the site.
-Keep it: deleting it forgets what was released, and giving the same rows another name hides them from it.
+Files, mode 0600 in folders of mode 0700: ``<data set>.ledger`` (ledger_journal.py) and its lock; and elsewhere
+``<data set>.head``, which says how far the ledger was written and what was spent, so that a ledger that lacks its last
+records is refused. The noised replies of open jobs stand in the ledger; under distributed noise they carry this site's
+share only, so the file must stay at the site. Keep both: deleting them, or putting both back to the same earlier state,
+forgets what was released, and giving the same rows another name hides them from it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from dp_components.accounting.composition import PrivacyCost, compose, count_eve
 from dp_components.accounting.second_opinion import check_second_opinion
 from dp_components.errors import LedgerDamaged, PrivacyRefusal
 from dp_components.events import Event, PricedEvent, Release
-from dp_components.ledger_journal import Journal, Record
+from dp_components.ledger_journal import Head, HeadState, Journal, Position, Record
 from dp_components.ledger_records import (
     Budget,
     Job,
@@ -38,7 +40,9 @@ from dp_components.ledger_records import (
     budget_record,
     close_record,
     event_list,
+    head_record,
     ledger_record,
+    lost_record,
     person_record,
     plan_record,
     release_record,
@@ -47,7 +51,7 @@ from dp_components.ledger_records import (
 
 __all__ = ["Budget", "Ledger", "LedgerIdentity", "Quote", "ledger_files"]
 
-_SUFFIX = ".ledger"
+_SUFFIX, _HEAD_SUFFIX = ".ledger", ".head"
 _DATA_SET = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,127}")
 _TEXT = re.compile(r"[ -~]{1,300}")
 
@@ -74,18 +78,29 @@ class Quote:
 class Ledger:
     """The ledger of one data set. Any number of processes and threads may have it open."""
 
-    def __init__(self, path: Path) -> None:
-        """Open an existing ledger as it is; ``Ledger.open`` also creates one."""
+    def __init__(self, path: Path, heads: Path | None = None) -> None:
+        """Open an existing ledger as it is; ``Ledger.open`` also creates one.
+
+        Args:
+            heads: Folder of its head, as ``Ledger.open`` was given it. None reads without checking for a missing end;
+                nothing can be written then.
+        """
         self._journal = Journal(path)
+        self._head = None if heads is None else Head(heads / (path.name.removesuffix(_SUFFIX) + _HEAD_SUFFIX))
+        self._head_at: Position | None = None
         self._state = LedgerState()
         self._thread_lock = RLock()
 
     @classmethod
-    def open(cls, folder: Path, identity: LedgerIdentity, budget: Budget) -> Ledger:
+    def open(cls, folder: Path, identity: LedgerIdentity, budget: Budget, heads: Path | None = None) -> Ledger:
         """Open the ledger of a data set, creating it at the first time, under the site's present budget.
 
         The rows of one person may be raised: events are kept for one row, so that all that was ever spent is from then
         on priced for as many rows. They cannot be lowered, which would make what was promised cheaper afterwards.
+
+        Args:
+            heads: Folder of the ledgers' heads, best one that is not restored together with ``folder``; None takes
+                ``heads`` in it. A ledger of the time before heads gets one now.
 
         Raises:
             ValueError: The name of the data set is not a plain file name.
@@ -94,8 +109,10 @@ class Ledger:
         """
         if not _DATA_SET.fullmatch(identity.data_set):
             raise ValueError("the name of a data set has letters, digits and _ . @ + - only")
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ledger = cls(folder / (identity.data_set + _SUFFIX))
+        heads = folder / "heads" if heads is None else heads
+        for needed in (folder, heads):
+            _make_private(needed)
+        ledger = cls(folder / (identity.data_set + _SUFFIX), heads)
         with ledger._locked() as state:
             if state.identity is None:
                 ledger._append(ledger_record(identity))
@@ -103,6 +120,10 @@ class Ledger:
                 ledger._take_identity(state.identity, identity)
             if state.budget != budget:
                 ledger._append(budget_record(budget))
+            if not state.has_head:
+                # The head comes first: a crash in between leaves a head that the journal meets, and no head record.
+                ledger._write_head()
+                ledger._append(head_record())
         return ledger
 
     @property
@@ -134,7 +155,7 @@ class Ledger:
         _require_text("job id", job_id)
         with self._locked() as state:
             job = state.jobs.get(job_id)
-            if job is not None and (job.closed or job.plan != counts):
+            if job_id in state.closed.jobs or (job is not None and job.plan != counts):
                 raise PrivacyRefusal(f"Job {job_id} was opened before, with another plan, or is closed.")
             quote = self._quote(state, counts, f"Job {job_id}", job_id)
             if job is None:
@@ -205,7 +226,8 @@ class Ledger:
         with self._locked() as state:
             _open_job(state, job_id)
             self._append(close_record(job_id))
-            self._journal.rewrite(summarise_closed(self._journal.read_all(), state))
+            records, before = summarise_closed(self._journal.read_all(), state), self._journal.position
+            self._journal.rewrite(records, lambda after: self._write_head(before, after))
 
     def spent(self) -> PrivacyCost:
         """Return what was released so far, priced for one person."""
@@ -219,9 +241,13 @@ class Ledger:
             PrivacyRefusal: There is no such job.
         """
         with self._locked() as state:
-            if job_id not in state.jobs:
+            if job_id in state.closed.jobs:
+                cost = state.closed.cost_of(job_id)
+            elif job_id in state.jobs:
+                cost = compose(event_list(state.jobs[job_id].spent))
+            else:
                 raise PrivacyRefusal(f"The ledger knows no job {job_id}.")
-            return compose(event_list(state.jobs[job_id].spent)).for_person(_begun(state)[0].rows_per_person)
+            return cost.for_person(_begun(state)[0].rows_per_person)
 
     def describe(self) -> str:
         """Return the ledger as text for a person."""
@@ -229,15 +255,76 @@ class Ledger:
             identity, budget = _begun(state)
             return _describe(state, identity, budget)
 
+    def accept_cut(self) -> PrivacyCost:
+        """Go on with a journal that lacks its end or its head, charging all that may be missing; return the charge.
+
+        The head knows what had been spent. Where it is gone too, the whole budget is charged: no more could have been
+        spent. Answers that are missing are drawn and charged afresh.
+
+        Raises:
+            PrivacyRefusal: Nothing is missing.
+            LedgerDamaged: The lines that are there are damaged, or the journal is gone: only a copy of it helps.
+        """
+        if self._head is None:
+            raise ValueError("a cut is accepted where the head is known")
+        with self._thread_lock, self._journal.locked():
+            self._read()
+            state, identity, budget = self._state, *_begun(self._state)
+            try:
+                head = self._head.read()
+                is_whole = not state.has_head if head is None else head.is_met_by(self._journal)
+            except LedgerDamaged:
+                head, is_whole = None, False
+            if is_whole:
+                raise PrivacyRefusal(f"The ledger of data set {identity.data_set} lacks nothing.")
+            spent = head.spent if head is not None else _for_one_row(budget.limit, identity.rows_per_person)
+            missing = PrivacyCost(*(max(0.0, a - b) for a, b in zip(spent, state.spent().parts(), strict=True)))
+            for record in (lost_record(missing), head_record()):
+                dated = _dated(record)
+                self._journal.append(dated)
+                state.apply(dated)
+            self._write_head()
+            return missing.for_person(identity.rows_per_person)
+
     @contextlib.contextmanager
     def _locked(self) -> Iterator[LedgerState]:
         """Hold the lock and bring the state up to date with what others have written."""
         with self._thread_lock, self._journal.locked():
-            is_restart, records = self._journal.read_new()
-            if is_restart:
-                self._state = LedgerState()
-            self._apply(records)
+            if self._read():
+                self._check_head()
+            if self._state.has_head and self._head is not None and self._head_at != self._journal.position:
+                self._write_head()  # what a crash, or another process, wrote last may not be in it
             yield self._state
+
+    def _read(self) -> bool:
+        is_restart, records = self._journal.read_new()
+        if is_restart:
+            self._state, self._head_at = LedgerState(), None
+        self._apply(records)
+        return is_restart
+
+    def _check_head(self) -> None:
+        if self._head is None:
+            return
+        try:
+            head = self._head.read()
+            if head is not None and not head.is_met_by(self._journal):
+                raise LedgerDamaged("its end is missing: it holds less than had been written when it was last used.")
+            if head is None and self._state.has_head:
+                raise LedgerDamaged(f"the file {self._head.path.name}, which says where it ends, is missing.")
+        except LedgerDamaged as error:
+            self._journal = Journal(self._journal.path)
+            raise LedgerDamaged(
+                f"{self._journal.path.name}: {error} Nothing is released. Remedy: put both files back from the same "
+                "copy; or accept the loss with `veilboost ledger --accept-cut`, which charges all that may be missing."
+            ) from None
+
+    def _write_head(self, position: Position | None = None, following: Position | None = None) -> None:
+        """Say how far the journal is written; ``following`` is the end of the file that will take its place."""
+        if self._head is not None:
+            here = position or self._journal.position
+            self._head.write(HeadState(here, following, self._state.spent().parts()))
+            self._head_at = None if following else here
 
     def _apply(self, records: Iterable[Record]) -> None:
         try:
@@ -248,9 +335,13 @@ class Ledger:
             raise LedgerDamaged(f"{self._journal.path.name}: {error}") from None
 
     def _append(self, record: Record) -> None:
-        dated = {**record, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+        if self._state.has_head and self._head is None:
+            raise ValueError("this ledger's head is kept elsewhere: open it with its folder to write")
+        dated = _dated(record)
         self._journal.append(dated)
         self._state.apply(dated)
+        if self._state.has_head:
+            self._write_head()
 
     def _take_identity(self, known: LedgerIdentity, stated: LedgerIdentity) -> None:
         if replace(known, rows_per_person=stated.rows_per_person) != stated:
@@ -324,6 +415,12 @@ def ledger_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*" + _SUFFIX))
 
 
+def _make_private(folder: Path) -> None:
+    """Create a folder and those above it that are missing, all of mode 0700."""
+    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+
+
 def _begun(state: LedgerState) -> tuple[LedgerIdentity, Budget]:
     if state.identity is None or state.budget is None:
         raise LedgerDamaged("The ledger is empty.")
@@ -332,7 +429,7 @@ def _begun(state: LedgerState) -> tuple[LedgerIdentity, Budget]:
 
 def _open_job(state: LedgerState, job_id: str) -> Job:
     job = state.jobs.get(job_id)
-    if job is None or job.closed:
+    if job is None:
         raise PrivacyRefusal(f"Job {job_id} is not open in the ledger: it was never opened, or is closed.")
     return job
 
@@ -340,6 +437,16 @@ def _open_job(state: LedgerState, job_id: str) -> Job:
 def _require_text(name: str, value: str) -> None:
     if not _TEXT.fullmatch(value):
         raise ValueError(f"a {name} is 1 to 300 printable ASCII characters")
+
+
+def _dated(record: Record) -> Record:
+    return {**record, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def _for_one_row(cost: PrivacyCost, n_rows: int) -> tuple[float, ...]:
+    """Return the parts of a cost to one row that is ``cost`` to a person with so many."""
+    mu_squared, epsilon, rho, slack = cost.parts()
+    return mu_squared / n_rows**2, epsilon / n_rows, rho / n_rows**2, slack
 
 
 def _text(cost: PrivacyCost, budget: Budget) -> str:
@@ -374,8 +481,12 @@ def _describe(state: LedgerState, identity: LedgerIdentity, budget: Budget) -> s
         "",
         f"  {'job':<40} {'state':<7} {'releases':>8} {'spent':>16} {'plan':>16}",
     ]
+    spent_texts = [_text(priced(events), budget) for events in state.closed.spendings]
+    for job_id, closed in state.closed.jobs.items():
+        lines.append(f"  {job_id:<40} {'closed':<7} {closed.n_releases:>8} {spent_texts[closed.spending]:>16}")
     for job_id, job in state.jobs.items():
         spent_text, plan_text = (_text(priced(events), budget) for events in (job.spent, job.plan))
-        status, plan_text = ("closed", "") if job.closed else ("open", plan_text)
-        lines.append(f"  {job_id:<40} {status:<7} {job.n_releases:>8} {spent_text:>16} {plan_text:>16}")
+        lines.append(f"  {job_id:<40} {'open':<7} {job.n_releases:>8} {spent_text:>16} {plan_text:>16}")
+    if any(state.lost.parts()):
+        lines.append(f"  {'(records that are missing)':<57} {_text(state.lost.for_person(identity.rows_per_person), budget):>16}")
     return "\n".join(lines)

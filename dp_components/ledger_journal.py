@@ -3,7 +3,8 @@
 A record counts once its line, with the line feed, is on disk (fsync). A line that a crash cut off has no line feed; it
 never counted, nothing was released on it, and it is removed before the next record is written. Anything else that is
 not exactly what this module writes is damage, and is refused: each line ends with a hash of itself and of the line
-before, so that edits and missing lines in the middle are noticed. (A file put back to an earlier state is not.)
+before, so that edits and missing lines in the middle are noticed. Lines missing at the end are noticed by the head
+(``Head``), a small file elsewhere that says how far the journal had been written.
 
 Rewriting replaces the file whole (rename). Locking is by a file of its own, because the journal may be replaced.
 """
@@ -15,7 +16,8 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from dp_components.errors import LedgerDamaged
@@ -23,6 +25,15 @@ from dp_components.errors import LedgerDamaged
 Record = dict[str, object]
 _CHECK = "check"
 _CHECK_DIGITS = 32
+_LARGEST_HEAD = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place between two lines: the bytes before it, and the check of the last line before it, which binds all."""
+
+    n_bytes: int
+    check: str
 
 
 class Journal:
@@ -32,6 +43,11 @@ class Journal:
         self.path = path
         self._offset = 0
         self._check = ""
+
+    @property
+    def position(self) -> Position:
+        """The end of what was read or written so far."""
+        return Position(self._offset, self._check)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -56,9 +72,7 @@ class Journal:
                 raise LedgerDamaged(f"{self.path.name} was removed while it was in use.") from None
             return True, []
         try:
-            # The check commits to all lines before it: where it still stands, they are still the same.
-            mark = f'"{_CHECK}": "{self._check}"}}\n'.encode()
-            is_restart = not self._offset or os.pread(descriptor, len(mark), self._offset - len(mark)) != mark
+            is_restart = not self._offset or not _stands(descriptor, self.position)
             if is_restart:
                 self._forget()
             content = _read_from(descriptor, self._offset)
@@ -69,6 +83,17 @@ class Journal:
             os.close(descriptor)
         records = [self._accept(line) for line in whole.splitlines(keepends=True)]
         return is_restart, records
+
+    def stands(self, position: Position) -> bool:
+        """Say whether the journal holds all lines that it held at a position, and they are still the same."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            return _stands(descriptor, position)
+        finally:
+            os.close(descriptor)
 
     def append(self, record: Record) -> None:
         """Write one record; on return it is durable. After any exception, read again before going on."""
@@ -89,19 +114,20 @@ class Journal:
         self._forget()
         return self.read_new()[1]
 
-    def rewrite(self, records: Sequence[Record]) -> None:
-        """Replace the file by these records, whole or not at all; the next ``read_new`` starts again."""
+    def rewrite(self, records: Sequence[Record], announce: Callable[[Position], None]) -> None:
+        """Replace the file by these records, whole or not at all; the next ``read_new`` starts again.
+
+        Args:
+            announce: called with the end of the new file before it takes the old one's place.
+        """
         check, lines = "", []
         for record in records:
             line, check = _line(record, check)
             lines.append(line)
+        content = b"".join(lines)
         partial = self.path.with_name(self.path.name + ".partial")
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            _write_all(descriptor, b"".join(lines))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _write_new(partial, content)
+        announce(Position(len(content), check))
         os.replace(partial, self.path)
         _sync_folder(self.path.parent)
 
@@ -112,22 +138,105 @@ class Journal:
     def _accept(self, line: bytes) -> Record:
         """Parse one line and bind it to those before."""
         try:
-            document = json.loads(line)
-            record = {key: value for key, value in document.items() if key != _CHECK}
-            expected, check = _line(record, self._check)
-        except (ValueError, AttributeError, TypeError, RecursionError):
+            record = json.loads(line)
+            check = record.pop(_CHECK)
+            ending = f', "{_CHECK}": "{check}"}}\n'.encode()
+        except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
             raise LedgerDamaged(f"{self.path.name} has a line that is not a record.") from None
-        if expected != line:
+        # The bytes themselves are hashed, so that another way to write the same record is noticed too.
+        body = line[: -len(ending)] + b"}"
+        if not line.endswith(ending) or check != _check_of(body, self._check):
             raise LedgerDamaged(f"{self.path.name} has a line that was changed, or lacks one before it.")
         self._check = check
         self._offset += len(line)
         return record
 
 
+@dataclass(frozen=True, slots=True)
+class HeadState:
+    """What a head says.
+
+    Attributes:
+        position: how far the journal had been written.
+        following: the end of the file that was about to take the journal's place, if one was.
+        spent: what the ledger had counted as spent, part by part, for one row.
+    """
+
+    position: Position
+    following: Position | None
+    spent: tuple[float, ...]
+
+    def is_met_by(self, journal: Journal) -> bool:
+        """Say whether the journal, or the file that took its place, still holds all that it held."""
+        return any(journal.stands(place) for place in (self.position, self.following) if place is not None)
+
+
+class Head:
+    """How far a journal was written, in a file that lies elsewhere, so that a journal that lacks its end is noticed.
+
+    Order of writing: the journal first, then the head, then what was paid for is handed out. So a crash leaves a
+    journal that goes on beyond its head, which is what ``HeadState.is_met_by`` accepts, and never one that ends before
+    it. Where the whole file is about to be replaced, the head names the new file's end beforehand, beside the old
+    one's. Each time the head is replaced whole and durably.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> HeadState | None:
+        """Return what it says; None if there is no such file.
+
+        Raises:
+            LedgerDamaged: it is not what ``write`` writes.
+        """
+        try:
+            with self.path.open("rb") as file:
+                document = json.loads(file.read(_LARGEST_HEAD))
+            following = document["following"]
+            return HeadState(
+                _position(document["position"]), None if following is None else _position(following),
+                tuple(map(float, document["spent"])),
+            )  # fmt: skip
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise LedgerDamaged(f"the head {self.path.name} is not what the ledger writes.") from None
+
+    def write(self, state: HeadState) -> None:
+        """Say it durably."""
+        document = {
+            "position": [state.position.n_bytes, state.position.check],
+            "following": state.following and [state.following.n_bytes, state.following.check],
+            "spent": list(state.spent),
+        }
+        partial = self.path.with_name(self.path.name + ".partial")
+        _write_new(partial, json.dumps(document, allow_nan=False).encode() + b"\n")
+        os.replace(partial, self.path)
+        _sync_folder(self.path.parent)
+
+
+def _position(value: list[object]) -> Position:
+    n_bytes, check = value
+    if type(n_bytes) is not int or n_bytes < 1 or not isinstance(check, str) or len(check) != _CHECK_DIGITS:
+        raise ValueError("not a position")
+    return Position(n_bytes, check)
+
+
+def _stands(descriptor: int, position: Position) -> bool:
+    # The check commits to all lines before it: where it still stands, they are still the same.
+    mark = f'"{_CHECK}": "{position.check}"}}\n'.encode()
+    start = position.n_bytes - len(mark)
+    return start >= 0 and os.pread(descriptor, len(mark), start) == mark
+
+
+def _check_of(body: bytes, previous_check: str) -> str:
+    return hashlib.sha256(previous_check.encode() + body).hexdigest()[:_CHECK_DIGITS]
+
+
 def _line(record: Record, previous_check: str) -> tuple[bytes, str]:
-    body = json.dumps(record, allow_nan=False)
-    check = hashlib.sha256((previous_check + body).encode()).hexdigest()[:_CHECK_DIGITS]
-    return (json.dumps({**record, _CHECK: check}, allow_nan=False) + "\n").encode(), check
+    body = json.dumps(record, allow_nan=False).encode()
+    check = _check_of(body, previous_check)
+    return body[:-1] + f', "{_CHECK}": "{check}"}}\n'.encode(), check
 
 
 def _read_from(descriptor: int, offset: int) -> bytes:
@@ -136,6 +245,15 @@ def _read_from(descriptor: int, offset: int) -> bytes:
         parts.append(part)
         offset += len(part)
     return b"".join(parts)
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        _write_all(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

@@ -81,43 +81,98 @@ def _limit(budget: Budget) -> PrivacyCost:
 
 @dataclass(slots=True)
 class Job:
-    """One job: what it may spend, what it has spent, and the replies that a retry gets again."""
+    """One open job: what it may spend, what it has spent, and the replies that a retry gets again."""
 
     opened: str
     plan: Counter[PricedEvent]
     spent: Counter[PricedEvent] = field(default_factory=Counter)
     replies: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     n_releases: int = 0
-    closed: str | None = None
 
     def held(self) -> PrivacyCost:
-        """What must be kept for it: its whole plan while it is open, what it has spent afterwards."""
-        spent = compose(event_list(self.spent))
-        return spent if self.closed else spent.at_least(compose(event_list(self.plan)))
+        """What must be kept for it: its whole plan, or what it has spent where that is more."""
+        return compose(event_list(self.spent)).at_least(compose(event_list(self.plan)))
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedJob:
+    """What is kept of a job that has ended; ``spending`` is a number in ``ClosedJobs.spendings``."""
+
+    opened: str
+    closed: str
+    n_releases: int
+    spending: int
+
+
+class ClosedJobs:
+    """All jobs that have ended. Most have spent the same events as another one, which are kept and priced once."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, ClosedJob] = {}
+        self.spendings: list[Counter[PricedEvent]] = []
+        self._costs: list[PrivacyCost] = []
+        self._counts: list[int] = []
+        self._number: dict[frozenset[tuple[PricedEvent, int]], int] = {}
+
+    def spending(self, events: Counter[PricedEvent]) -> int:
+        """Return the number of what a job has spent."""
+        key = frozenset(events.items())
+        if key not in self._number:
+            self._number[key] = len(self.spendings)
+            self.spendings.append(events)
+            self._costs.append(compose(event_list(events)))
+            self._counts.append(0)
+        return self._number[key]
+
+    def add(self, job_id: str, job: ClosedJob) -> None:
+        """Take a job in."""
+        self._counts[job.spending] += 1
+        self.jobs[job_id] = job
+
+    def cost_of(self, job_id: str) -> PrivacyCost:
+        """Return what one of them has spent, for one row."""
+        return self._costs[self.jobs[job_id].spending]
+
+    def cost(self) -> PrivacyCost:
+        """Return what all of them have spent, for one row."""
+        total = PrivacyCost()
+        for cost, count in zip(self._costs, self._counts, strict=True):
+            total = total + PrivacyCost(*(count * part for part in cost.parts()))
+        return total
 
 
 @dataclass(slots=True)
 class LedgerState:
-    """What the records so far add up to."""
+    """What the records so far add up to.
+
+    Attributes:
+        jobs: those that are open.
+        closed: those that have ended.
+        lost: what was spent by records that are missing, for one row; see ``Ledger.accept_cut``.
+        has_head: whether the journal's head is kept elsewhere.
+    """
 
     identity: LedgerIdentity | None = None
     budget: Budget | None = None
     jobs: dict[str, Job] = field(default_factory=dict)
+    closed: ClosedJobs = field(default_factory=ClosedJobs)
+    lost: PrivacyCost = PrivacyCost()
+    has_head: bool = False
 
     def spent(self, without: str | None = None) -> PrivacyCost:
-        """What was released at all, for one row; optionally without one job.
+        """What was released at all, for one row; optionally without one open job.
 
         Partitions of different jobs have nothing to do with each other.
         """
-        total = PrivacyCost()
+        total = self.closed.cost() + self.lost
         for job_id, job in self.jobs.items():
             if job_id != without:
                 total = total + compose(event_list(job.spent))
         return total
 
     def held(self, without: str | None = None) -> PrivacyCost:
-        """What was released or is promised to open jobs, for one row; optionally without one job."""
-        total = PrivacyCost()
+        """What was released or is promised to open jobs, for one row; optionally without one open job."""
+        total = self.closed.cost() + self.lost
         for job_id, job in self.jobs.items():
             if job_id != without:
                 total = total + job.held()
@@ -137,7 +192,9 @@ class LedgerState:
             raise LedgerDamaged("the ledger holds a record out of place.")
         try:
             reader(self, str(record["at"]), **fields)
-        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, UnknownEvent, binascii.Error):
+        except (
+            TypeError, ValueError, LookupError, AttributeError, ArithmeticError, UnknownEvent, binascii.Error
+        ):  # fmt: skip
             raise LedgerDamaged(f"the ledger holds a record {record['record']!r} that is not well formed.") from None
 
     def _ledger(self, at: str, version: int, site: str, data_set: str, relation: str, rows_per_person: int) -> None:
@@ -153,9 +210,14 @@ class LedgerState:
             raise ValueError("rows per person can only be raised")
         self.identity = replace(self.identity, rows_per_person=rows_per_person)
 
+    def _head(self, at: str) -> None:
+        self.has_head = True
+
+    def _lost(self, at: str, spent: list[float]) -> None:
+        self.lost = self.lost + PrivacyCost(*spent)
+
     def _open(self, at: str, job: str, plan: list[object]) -> None:
-        if job in self.jobs:
-            raise ValueError("a job opened twice")
+        self._require_new(job)
         self.jobs[job] = Job(at, _counter(plan))
 
     def _extend(self, at: str, job: str, plan: list[object]) -> None:
@@ -171,18 +233,29 @@ class LedgerState:
         running.n_releases += 1
 
     def _close(self, at: str, job: str) -> None:
-        running = self._running(job)
-        running.closed, running.replies = at, {}
+        ended = self._running(job)
+        self.closed.add(job, ClosedJob(ended.opened, at, ended.n_releases, self.closed.spending(ended.spent)))
+        del self.jobs[job]
 
     def _closed(self, at: str, job: str, opened: str, spent: list[object], n_releases: int) -> None:
-        if job in self.jobs:
-            raise ValueError("a job opened twice")
-        self.jobs[job] = Job(opened, Counter(), _counter(spent), {}, n_releases, at)
+        self._require_new(job)
+        self.closed.add(job, ClosedJob(opened, at, n_releases, self.closed.spending(_counter(spent))))
+
+    def _history(self, at: str, spendings: list[list[object]], jobs: dict[str, list[object]]) -> None:
+        numbers = [self.closed.spending(_counter(events)) for events in spendings]
+        for job, (opened, closed, n_releases, number) in jobs.items():
+            self._require_new(job)
+            texts = isinstance(opened, str) and isinstance(closed, str)
+            if not texts or type(n_releases) is not int or type(number) is not int or min(n_releases, number) < 0:
+                raise TypeError("not a job that has ended")
+            self.closed.add(job, ClosedJob(opened, closed, n_releases, numbers[number]))
 
     def _running(self, job: str) -> Job:
-        if self.jobs[job].closed is not None:
-            raise ValueError("a closed job")
         return self.jobs[job]
+
+    def _require_new(self, job: str) -> None:
+        if job in self.jobs or job in self.closed.jobs:
+            raise ValueError("a job opened twice")
 
 
 _READERS: dict[str, Callable[..., None]] = {
@@ -194,6 +267,9 @@ _READERS: dict[str, Callable[..., None]] = {
     "release": LedgerState._release,
     "close": LedgerState._close,
     "closed": LedgerState._closed,
+    "history": LedgerState._history,
+    "head": LedgerState._head,
+    "lost": LedgerState._lost,
 }
 
 
@@ -235,22 +311,36 @@ def close_record(job_id: str) -> Record:
     return {"record": "close", "job": job_id}
 
 
+def head_record() -> Record:
+    """Return the record that from here on the journal's head is kept elsewhere."""
+    return {"record": "head"}
+
+
+def lost_record(cost: PrivacyCost) -> Record:
+    """Return the record that charges what missing records had spent."""
+    return {"record": "lost", "spent": list(cost.parts())}
+
+
 def summarise_closed(records: list[Record], state: LedgerState) -> list[Record]:
-    """Return the records with each closed job's own replaced by one that says what it spent.
+    """Return the records with all that concerns jobs that have ended replaced by one record.
+
+    Opening a ledger then takes one line for all of them, and the price of each different spending once.
 
     Args:
         records: All records of a ledger.
         state: What they add up to.
     """
-    kept: list[Record] = []
-    for record in records:
-        job_id = record.get("job")
-        job = state.jobs.get(str(job_id)) if job_id is not None else None
-        if job is None or job.closed is None or record["record"] == "closed":
-            kept.append(record)
-        elif record["record"] == "close":
-            summary: Record = {"record": "closed", "job": job_id, "opened": job.opened}
-            kept.append({**summary, "spent": _documents(job.spent), "n_releases": job.n_releases, "at": job.closed})
+    closed = state.closed
+    kept = [record for record in records if record["record"] != "history" and record.get("job") not in closed.jobs]
+    if not closed.jobs:
+        return kept
+    jobs = {
+        name: [job.opened, job.closed, job.n_releases, job.spending] for name, job in closed.jobs.items()
+    }
+    spendings = [_documents(events) for events in closed.spendings]
+    at = max(job.closed for job in closed.jobs.values())
+    n_common = next((i for i, record in enumerate(kept) if "job" in record), len(kept))
+    kept.insert(n_common, {"record": "history", "spendings": spendings, "jobs": jobs, "at": at})
     return kept
 
 

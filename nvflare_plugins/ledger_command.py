@@ -26,20 +26,29 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--close", metavar="JOB", help="end a job that will not go on, so that what it has not used is free again"
     )
+    parser.add_argument(
+        "--accept-cut", action="store_true",
+        help="go on with a ledger whose last records, or whose head, are lost and cannot be restored: all that may be "
+        "missing is charged, the whole budget where the head is lost too",
+    )  # fmt: skip
     parser.set_defaults(func=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
-    folder = ledger_folder(SitePolicy.load(own_workspace(options.workspace, options.site), options.site))
+    policy = SitePolicy.load(own_workspace(options.workspace, options.site), options.site)
+    folder, heads = ledger_folder(policy), policy.ledger_heads
     files = [path for path in ledger_files(folder) if options.data_set in (None, path.stem)]
     if options.data_set is not None and not files:
         raise ConfigurationError(f"{options.site} has no privacy ledger for data set {options.data_set!r}.")
+    if (options.close is not None or options.accept_cut) and len(files) != 1:
+        raise ConfigurationError("name the data set whose ledger is meant, with --data-set.")
+    if options.accept_cut:
+        charged = Ledger(files[0], heads).accept_cut()
+        print(f"Charged for what is missing: {' '.join(f'{part:.6g}' for part in charged.parts())} (mu^2, epsilon, rho, slack).")
     if options.close is not None:
-        if len(files) != 1:
-            raise ConfigurationError("name the data set whose ledger holds the job, with --data-set.")
-        Ledger(files[0]).close_job(options.close)
+        Ledger(files[0], heads).close_job(options.close)
     if not files:
         print(f"{options.site} has spent nothing: there is no privacy ledger in {folder}.")
         return 0
-    print("\n\n".join(Ledger(path).describe() for path in files))
+    print("\n\n".join(Ledger(path, heads).describe() for path in files))
     return 0

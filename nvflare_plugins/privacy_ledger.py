@@ -36,7 +36,7 @@ def open_ledger(policy: SitePolicy, data_set: str, relation: NeighbouringRelatio
     identity = LedgerIdentity(policy.site, data_set, relation, budget.rows_per_person)
     try:
         limits = Budget(budget.epsilon, budget.delta, budget.pure_epsilon or 0.0)
-        return Ledger.open(policy.ledgers, identity, limits), budget.delta
+        return Ledger.open(policy.ledgers, identity, limits, policy.ledger_heads), budget.delta
     except (PrivacyError, ValueError) as error:
         raise PolicyRefusal(str(error)) from None
 

@@ -188,6 +188,9 @@ class SitePolicy:
             portable or gmpy2. One that is not there ends the job.
         ledgers: Folder of the privacy ledgers; may contain ``{site}``. Default "veilboost_ledgers/{site}". Keep it:
             deleting it forgets what was spent.
+        ledger_heads: Folder of the files that say how far each ledger was written, so that one that lacks its last
+            records is refused; may contain ``{site}``. Default "heads" in ``ledgers``; a new policy says
+            "veilboost_registry/{site}/ledger_heads". Best a folder that no backup restores together with ``ledgers``.
         vertical: See ``VerticalRules``.
     """
 
@@ -208,6 +211,7 @@ class SitePolicy:
     arithmetic: str = "auto"
     ledgers: Path = Path("veilboost_ledgers")
     runs: Path = Path("veilboost_runs")
+    ledger_heads: Path = Path("veilboost_ledgers/heads")
     vertical: VerticalRules = VerticalRules()
 
     @classmethod
@@ -254,13 +258,16 @@ class SitePolicy:
         values.setdefault("registry", reader.path("registry", "veilboost_registry/{site}"))
         values.setdefault("ledgers", reader.path("ledgers", "veilboost_ledgers/{site}"))
         values.setdefault("runs", reader.path("runs", "veilboost_runs"))
+        values.setdefault("ledger_heads", values["ledgers"] / "heads")  # type: ignore[operator]
         return cls(site=site, workspace=reader.workspace, **values)  # type: ignore[arg-type]
 
     def fingerprint(self) -> str:
         """Return a hash of what the policy allows, for the evidence. Paths are left out: they are nobody's business."""
         allowed = {
             name: value for name, value in dataclasses.asdict(self).items()
-            if name not in ("site", "workspace", "data_sets", "inputs", "registry", "ledgers", "runs")
+            if name not in (
+                "site", "workspace", "data_sets", "inputs", "registry", "ledgers", "ledger_heads", "runs",
+            )
         }  # fmt: skip
         return hashlib.sha256(json.dumps(allowed, sort_keys=True).encode()).hexdigest()
 
@@ -393,6 +400,7 @@ def template(data_sets: Mapping[str, str] | None = None) -> str:
         "arithmetic": "auto",
         "ledgers": "veilboost_ledgers/{site}",
         "runs": "veilboost_runs",
+        "ledger_heads": "veilboost_registry/{site}/ledger_heads",
         "vertical": dataclasses.asdict(VerticalRules()),
     }
     return json.dumps(document, indent=2) + "\n"
@@ -556,5 +564,6 @@ _READERS: dict[str, Callable[[_Reader, str, object], object]] = {
     "arithmetic": _Reader.arithmetic,
     "ledgers": _Reader.path,
     "runs": _Reader.path,
+    "ledger_heads": _Reader.path,
     "vertical": _Reader.vertical,
 }

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dp_components import ledger_journal
-from dp_components.errors import PrivacyRefusal
+from dp_components.errors import LedgerDamaged, PrivacyRefusal
 from dp_components.events import LaplaceEvent, Release, RepeatedEvent
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from dp_components.neighbouring import NeighbouringRelation
@@ -49,10 +49,15 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / "credit.ledger"
+        self.head = folder / "heads" / "credit.head"
         self.handed_out: dict[tuple[str, str], int] = {}
         self.closed: set[str] = set()
         self._fresh = itertools.count()
         self.ledger: Ledger | None = None
+
+    def disk(self, crash_at: int | None, kept: tuple[float, float], is_late: bool) -> CrashingDisk:
+        """Give the ledger and its head a disk; they may lie on two, so that each keeps its own share."""
+        return CrashingDisk(dict(zip((self.path, self.head), kept, strict=True)), crash_at, is_late)
 
     def reopen(self) -> Ledger:
         self.ledger = Ledger.open(self.folder, IDENTITY, BUDGET)
@@ -99,15 +104,16 @@ class World:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.lists(STEPS, min_size=3, max_size=14), st.integers(1, 60), st.floats(0, 1), st.booleans(), st.integers(1, 12)
-)
+    st.lists(STEPS, min_size=3, max_size=14), st.integers(1, 120), st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    st.booleans(), st.integers(1, 24),
+)  # fmt: skip
 def test_power_loss_at_any_operation(
-    steps: list[tuple[str, str, object]], crash_at: int, kept: float, is_late: bool, second: int
+    steps: list[tuple[str, str, object]], crash_at: int, kept: tuple[float, float], is_late: bool, second: int
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
         world = World(Path(name) / "privacy")
         for crash in (crash_at, second, None):
-            disk = CrashingDisk(world.path, crash, kept, is_late)
+            disk = world.disk(crash, kept, is_late)
             world.ledger = None  # a new process
             with mock.patch.object(ledger_journal, "os", disk):
                 run(world, steps)
@@ -115,22 +121,45 @@ def test_power_loss_at_any_operation(
 
 
 def test_power_loss_at_every_operation_of_one_job() -> None:
-    """Every operation in turn, with nothing, half and all of the unsynced bytes kept."""
+    """Every operation in turn, with nothing, half and all of the unsynced bytes kept, of the ledger and of its head."""
     steps = [
         ("open", "a", 2), ("release", "a", "q0"), ("open", "b", 2), ("close", "a", None), ("release", "b", "q0"),
         ("release", "b", "q1"),
     ]  # fmt: skip
-    for kept, is_late in itertools.product((0.0, 0.5, 1.0), (False, True)):
+    undone = itertools.product(((0.0, 0.0), (0.0, 1.0), (1.0, 0.0)), (False, True))
+    for kept, is_late in (*undone, ((0.5, 0.5), False), ((1.0, 1.0), True)):
         for crash_at in itertools.count(1):
             with tempfile.TemporaryDirectory() as name:
                 world = World(Path(name) / "privacy")
-                disk = CrashingDisk(world.path, crash_at, kept, is_late)
+                disk = world.disk(crash_at, kept, is_late)
                 with mock.patch.object(ledger_journal, "os", disk):
                     is_complete = run(world, steps)
                 world.check()
             if is_complete:
                 break
-        assert crash_at > 20, "the job has fewer operations than it must have"
+        assert crash_at > 60, "the job has fewer operations than it must have"
+
+
+def test_a_ledger_cut_anywhere_is_refused_whatever_crash_went_before() -> None:
+    """Once all that was begun is over, no line that had counted can be missing at the end: not one of any job."""
+    steps = [("open", "a", 2), ("release", "a", "q0"), ("open", "b", 2), ("close", "a", None), ("release", "b", "q0")]
+    for crash_at in range(1, 90, 4):
+        with tempfile.TemporaryDirectory() as name:
+            world = World(Path(name) / "privacy")
+            with mock.patch.object(ledger_journal, "os", world.disk(crash_at, (0.5, 0.5), False)):
+                run(world, steps)
+            world.check()
+            run(world, [("reopen", "", None), *steps])
+            lines = world.path.read_bytes().splitlines(keepends=True)
+            for n_kept in range(len(lines)):
+                world.path.write_bytes(b"".join(lines[:n_kept]))
+                with pytest.raises(LedgerDamaged, match="its end is missing"):
+                    world.reopen()
+            world.path.unlink()
+            with pytest.raises(LedgerDamaged, match="its end is missing"):
+                world.reopen()
+            world.path.write_bytes(b"".join(lines))
+            world.check()
 
 
 def run(world: World, steps: Iterable[tuple[str, str, object]]) -> bool:
@@ -160,7 +189,7 @@ def test_the_planted_fault_of_an_answer_before_its_charge_is_caught(tmp_path: Pa
     """The invariants can fail: a ledger that does not sync loses an answer that had left."""
     world = World(tmp_path / "privacy")
     world.step("open", "a", 2)
-    disk = CrashingDisk(world.path, None, 0.0, False)
+    disk = world.disk(None, (0.0, 0.0), False)
     with mock.patch.object(ledger_journal, "os", disk), mock.patch.object(disk, "fsync", lambda descriptor: None):
         world.step("release", "a", "q0")
         with pytest.raises(PowerLoss):

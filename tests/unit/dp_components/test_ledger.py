@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from dp_components.accounting import second_opinion
+from dp_components.accounting.composition import count_events
 from dp_components.calibration import noise_multiplier_for
 from dp_components.errors import LedgerDamaged, PrivacyRefusal, SecondOpinionDiffers, UnknownEvent
 from dp_components.events import (
@@ -24,8 +26,11 @@ from dp_components.events import (
     LocalRandomisedResponseEvent,
     Release,
     RepeatedEvent,
+    event_document,
 )
 from dp_components.ledger import Budget, Ledger, LedgerIdentity, ledger_files
+from dp_components.ledger_journal import Head, Journal
+from dp_components.ledger_records import ClosedJob, budget_record, ledger_record, summarise_closed
 from dp_components.mechanisms.gaussian import gaussian_event
 from dp_components.neighbouring import NeighbouringRelation
 from dp_components.sensitivity import clip_logistic_rows
@@ -290,8 +295,9 @@ def test_closing_deletes_replies_and_keeps_the_costs_of_all_jobs(ledger: Ledger,
     ledger.close_job("a")
     records = [json.loads(line) for line in ledger_files(folder)[0].read_text().splitlines()]
     assert [(r["record"], r.get("job")) for r in records] == [
-        ("ledger", None), ("budget", None), ("open", "b"), ("release", "b"), ("closed", "a")
+        ("ledger", None), ("budget", None), ("head", None), ("history", None), ("open", "b"), ("release", "b")
     ]  # fmt: skip
+    assert list(records[3]["jobs"]) == ["a"]
     np.testing.assert_array_equal(ledger.release("b", "tree 0", never), [123456789, -123456789])
     assert Ledger.open(folder, IDENTITY, BUDGET).spent().pure_epsilon == 0.5
 
@@ -312,7 +318,8 @@ def test_another_process_that_rewrote_the_file_is_followed(ledger: Ledger, folde
 def test_files_are_private_and_readable_by_a_person(ledger: Ledger, folder: Path) -> None:
     ledger.open_job("a", EVENT)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    assert stat.S_IMODE((folder / "heads").stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_file()} == {0o600}
     text = ledger.describe()
     assert "Data set credit at site-1" in text and "epsilon 1 at delta 1e-06" in text and "open" in text
 
@@ -378,6 +385,107 @@ def test_an_empty_or_missing_ledger_is_not_read_as_unspent(folder: Path) -> None
     folder.mkdir()
     with pytest.raises(LedgerDamaged, match="empty"):
         Ledger(folder / "credit.ledger").describe()
+
+
+def test_a_ledger_of_the_time_before_heads_is_read_gets_one_and_is_compacted(folder: Path) -> None:
+    folder.mkdir()
+    path = folder / "credit.ledger"
+    events, journal = [{"count": 2, **event_document(EVENT)}], Journal(path)
+    old = [
+        {**ledger_record(IDENTITY), "at": "then"}, {**budget_record(BUDGET), "at": "then"},
+        {"record": "closed", "job": "a", "opened": "then", "spent": events, "n_releases": 2, "at": "then"},
+        {"record": "open", "job": "b", "plan": events, "at": "then"},
+    ]  # fmt: skip
+    for record in old:
+        journal.append(record)
+    ledger = Ledger.open(folder, IDENTITY, BUDGET)
+    assert ledger.spent().pure_epsilon == 0.5 and (folder / "heads" / "credit.head").exists()
+    with pytest.raises(PrivacyRefusal, match="closed"):
+        ledger.open_job("a", EVENT)
+    ledger.close_job("b")
+    kinds = [json.loads(line)["record"] for line in path.read_text().splitlines()]
+    assert kinds == ["ledger", "budget", "head", "history"]
+    again = Ledger.open(folder, IDENTITY, BUDGET)
+    assert again.job_spent("a").pure_epsilon == 0.5 and again.job_spent("b").pure_epsilon == 0
+    assert "closed" in again.describe()
+    for job in ("a", "b"):
+        with pytest.raises(PrivacyRefusal, match="closed"):
+            again.open_job(job, EVENT)
+
+
+def test_a_cut_ledger_is_refused_and_the_loss_is_charged_once_accepted(ledger: Ledger, folder: Path) -> None:
+    path = ledger_files(folder)[0]
+    ledger.open_job("a", RepeatedEvent(EVENT, 2))
+    whole = path.read_bytes()
+    ledger.release("a", "tree 0", make())
+    path.write_bytes(whole)
+    for opened in (ledger, Ledger(path, folder / "heads")):
+        with pytest.raises(LedgerDamaged, match="its end is missing.*--accept-cut"):
+            opened.release("a", "tree 0", never)
+    accepting = Ledger(path, folder / "heads")
+    assert accepting.accept_cut().pure_epsilon == 0.25
+    assert ledger.spent().pure_epsilon == 0.25
+    ledger.release("a", "tree 0", make())
+    assert Ledger.open(folder, IDENTITY, BUDGET).spent().pure_epsilon == 0.5
+    with pytest.raises(PrivacyRefusal, match="lacks nothing"):
+        accepting.accept_cut()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"[]", b'{"position": [0, "x"], "following": null, "spent": []}'])
+def test_a_lost_or_damaged_head_is_refused_and_then_costs_the_whole_budget(
+    ledger: Ledger, folder: Path, content: bytes | None
+) -> None:
+    head, path = folder / "heads" / "credit.head", ledger_files(folder)[0]
+    head.unlink() if content is None else head.write_bytes(content)
+    with pytest.raises(LedgerDamaged, match="credit.head.*--accept-cut"):
+        Ledger.open(folder, IDENTITY, BUDGET)
+    Ledger(path, folder / "heads").accept_cut()
+    again = Ledger.open(folder, IDENTITY, BUDGET)
+    assert again.spent().pure_epsilon == 1.0 and not again.quote(EVENT).fits
+
+
+def test_a_ledger_opened_without_its_head_can_be_read_but_not_written(ledger: Ledger, folder: Path) -> None:
+    ledger.open_job("a", EVENT)
+    reader = Ledger(ledger_files(folder)[0])
+    assert reader.spent().pure_epsilon == 0
+    with pytest.raises(ValueError, match="head is kept elsewhere"):
+        reader.close_job("a")
+    ledger.close_job("a")
+
+
+def test_a_charge_whose_head_cannot_be_written_is_handed_out_only_once_it_can(
+    ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.open_job("a", EVENT)
+    head = folder / "heads" / "credit.head"
+    before = head.read_bytes()
+    monkeypatch.setattr(Head, "write", lambda *arguments: (_ for _ in ()).throw(OSError("no space")))
+    for _ in range(2):
+        with pytest.raises(OSError, match="no space"):
+            ledger.release("a", "tree 0", make())
+    monkeypatch.undo()
+    assert head.read_bytes() == before
+    np.testing.assert_array_equal(ledger.release("a", "tree 0", never), [7, -7])
+    assert head.read_bytes() != before
+
+
+def test_opening_costs_next_to_nothing_for_jobs_that_have_ended(folder: Path) -> None:
+    """10,000 of them once took a third of a second; they are one record, and equal spendings are priced once."""
+    ledger = Ledger.open(folder, IDENTITY, BUDGET)
+    state = ledger._state
+    number = state.closed.spending(count_events(LaplaceEvent(1e-5, ROW)))
+    for i in range(10_000):
+        state.closed.add(f"job-{i}", ClosedJob("then", "then", 1, number))
+    with ledger._locked():
+        position = ledger._journal.position
+        records = summarise_closed(ledger._journal.read_all(), state)
+        ledger._journal.rewrite(records, lambda after: ledger._write_head(position, after))
+    started = time.process_time()
+    again = Ledger.open(folder, IDENTITY, BUDGET)
+    seconds = time.process_time() - started
+    assert again.spent().pure_epsilon == pytest.approx(0.1) and len(again._state.closed.jobs) == 10_000
+    assert len(ledger_files(folder)[0].read_bytes().splitlines()) == 4
+    assert seconds < 0.3  # of the processor; some 0.03 where nothing else runs
 
 
 def test_a_ledger_removed_while_open_is_noticed(ledger: Ledger, folder: Path) -> None:

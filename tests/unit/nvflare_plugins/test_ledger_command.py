@@ -25,9 +25,10 @@ def workspace(tmp_path: Path) -> Path:
 
 
 def begin(workspace: Path, data_set: str) -> Ledger:
-    folder = ledger_folder(SitePolicy.load(workspace, "site-1"))
-    event = LaplaceEvent(0.1, ROW)
-    ledger = Ledger.open(folder, LedgerIdentity("site-1", data_set, ROW), Budget(1.0, 1e-6, pure_epsilon=0.5))
+    policy = SitePolicy.load(workspace, "site-1")
+    event, budget = LaplaceEvent(0.1, ROW), Budget(1.0, 1e-6, pure_epsilon=0.5)
+    identity = LedgerIdentity("site-1", data_set, ROW)
+    ledger = Ledger.open(ledger_folder(policy), identity, budget, policy.ledger_heads)
     ledger.open_job("job-17", RepeatedEvent(event, 5))
     ledger.release("job-17", "tree 0", lambda: Release(np.array([1]), event))
     return ledger
@@ -63,6 +64,30 @@ def test_it_closes_a_job_that_will_not_go_on(workspace: Path, capsys: pytest.Cap
     assert main(["ledger", str(workspace), "--site", "site-1", "--close", "job-17"]) == 0
     assert "closed" in capsys.readouterr().out
     assert ledger.quote(LaplaceEvent(0.4, ROW)).fits
+
+
+def test_a_ledger_that_lacks_its_end_is_refused_until_the_loss_is_charged(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A journal cut at the end of a line was once taken as it was: what had been spent was free again."""
+    begin(workspace, "credit")
+    [path] = (workspace / "veilboost_ledgers").rglob("credit.ledger")
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
+    arguments = ["ledger", str(workspace), "--site", "site-1"]
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert "its end is missing" in error and "--accept-cut" in error
+    assert main([*arguments, "--data-set", "credit", "--accept-cut"]) == 0
+    assert "epsilon 0.1," in capsys.readouterr().out
+    assert main([*arguments, "--data-set", "credit", "--accept-cut"]) == 1
+    assert "lacks nothing" in capsys.readouterr().err
+    assert main(arguments) == 0
+    assert "(records that are missing)" in capsys.readouterr().out
+    [head] = (workspace / "veilboost_registry").rglob("credit.head")
+    head.unlink()
+    assert main(arguments) == 1
+    assert main([*arguments, "--data-set", "credit", "--accept-cut"]) == 0
+    assert "epsilon 0.5 of 0.5" in capsys.readouterr().out
 
 
 def test_mistakes_are_named(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:

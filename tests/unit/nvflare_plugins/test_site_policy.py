@@ -25,7 +25,9 @@ def test_the_template_is_the_default_policy(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "veilboost.json").write_text(template({"credit": "data/{site}.csv"}))
     loaded = SitePolicy.load(tmp_path, "site-1")
-    assert loaded == policy(tmp_path)
+    elsewhere = tmp_path / "veilboost_registry" / "site-1" / "ledger_heads"
+    assert loaded == replace(policy(tmp_path), ledger_heads=elsewhere)
+    assert policy(tmp_path).ledger_heads == tmp_path / "veilboost_ledgers" / "site-1" / "heads"
     assert loaded.check_job(JOB, SITES).path == tmp_path / "data" / "site-1.csv"
     assert loaded.registry == tmp_path / "veilboost_registry" / "site-1"
     assert not any(getattr(loaded.consents, name) for name in loaded.consents.__dataclass_fields__)
