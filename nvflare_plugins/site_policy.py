@@ -315,7 +315,7 @@ class SitePolicy:
         Raises:
             PolicyRefusal: The policy forbids what the job asks for; the message names the key and the remedy.
         """
-        self._check_protection(job)
+        self._check_protection(job, "paillier")
         if self.site not in sites or len(set(sites)) != len(sites) or len(sites) < 2:
             raise ConfigurationError(f"a vertical job needs {self.site} and at least one other party, each once.")
         return self.data_set(job.data_set)
@@ -332,13 +332,15 @@ class SitePolicy:
         if not getattr(self.consents, name):
             raise self._refusal(f"consents.{name}", what, remedy)
 
-    def _check_protection(self, job: JobTerms) -> None:
+    def _check_protection(self, job: JobTerms, protected: str = "masks") -> None:
+        """Check the profile and what it asks for. Args: protected: a profile to use in place of plain."""
         if job.profile not in self.allowed_profiles:
             allowed = ", ".join(self.allowed_profiles) or "none"
             what = f"does not allow profile {job.profile!r} (allowed: {allowed})"
             raise self._refusal("allowed_profiles", what, "choose another profile")
         if job.profile == "plain" and not self.consents.plain_profile:
-            raise self._refusal("consents.plain_profile", "does not let private messages leave in clear", "use masks")
+            what = "does not let private messages leave in clear"
+            raise self._refusal("consents.plain_profile", what, f"use {protected}")
         if job.key_bits is not None and job.key_bits < self.min_key_bits:
             raise self._refusal(
                 "min_key_bits", f"asks for keys of at least {self.min_key_bits} bits", "ask for longer keys"

@@ -26,6 +26,7 @@ from nvflare_plugins.vertical.model import structures
 from nvflare_plugins.vertical.model_files import ActivePart, PartyColumns
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 from nvflare_plugins.vertical.party_link import ConversationLink
+from nvflare_plugins.vertical.sampling import with_own_seed
 from nvflare_plugins.vertical.stages import TimedOwner
 from nvflare_plugins.vertical.training import (
     LabelledSet, VerticalResult, VerticalRound, VerticalSettings, train_vertical,
@@ -83,7 +84,7 @@ class ActiveSite:
 
     def _introduce(self, setup: TrainingSetup) -> tuple[Party, ...]:
         """Announce the scheme; get every passive party's schema."""
-        start, notes = self._start, self._start.notes()
+        start, notes = self._start, self._start.notes
         ranks = [rank for rank in range(start.attempt.channel.world) if rank != start.active_rank]
         names = [start.attempt.channel.sites[rank] for rank in ranks]
         links = [
@@ -117,7 +118,7 @@ class ActiveSite:
     def _checked_parameters(self, parties: tuple[Party, ...]) -> TrainingParameters:
         """Check the parameters with all parties' columns, and that the model to continue is one of this job."""
         start, names = self._start, self._names(parties)
-        params = check_vertical_parameters(start.job.params, names)
+        params = with_own_seed(check_vertical_parameters(start.job.params, names))
         if start.initial is not None:
             part = start.initial.part
             if [(p.site, p.aliases) for p in part.parties] != [(p.name, p.schema.aliases) for p in parties]:

@@ -12,6 +12,7 @@ from nvflare_plugins.run_record import ReportSection, RoundRow
 from nvflare_plugins.site_attempt import SiteAttempt
 from nvflare_plugins.vertical.checkpoints import Checkpoint
 from nvflare_plugins.vertical.conversation import Pace
+from nvflare_plugins.vertical.guards import Guard
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.message_sizes import MessageSizes
 from nvflare_plugins.vertical.model_files import Part, StoredPart
@@ -37,6 +38,7 @@ class Start:
         n_done: rounds of the job that a checkpoint holds already; 0 for a fresh start.
         checkpoint: this party's part after those rounds.
         initial: this party's part of a model to continue.
+        guard: of a passive party, opened before any party went on.
     """
 
     job: VerticalJob
@@ -48,9 +50,11 @@ class Start:
     parameters: TrainingParameters
     registry: Registry
     reservations: tuple[Reservation, ...]
+    notes: Notes
     n_done: int = 0
     checkpoint: Checkpoint | None = None
     initial: StoredPart | None = None
+    guard: Guard | None = None
     stages: Stages = field(default_factory=Stages)
 
     @property
@@ -79,16 +83,13 @@ class Start:
         """Return how long the active party waits for one answer."""
         return self.job.deadline_s or ANSWER_S
 
-    def notes(self) -> Notes:
-        """Return what notes messages in the evidence."""
-        return Notes(self.attempt.evidence, self.job.profile)
-
     def enter_round(self, number: int) -> None:
         """Let the next exchanges belong to a round of the job; all parties do it at the same step."""
         self.attempt.channel.moment = Moment(Phase.UPDATE, number)
 
     def round_done(self, row: RoundRow) -> None:
         """Note a finished round at the step at which all parties do."""
+        self.notes.has_told = True  # its metrics
         self.attempt.round_done(row.round, row)
         self.enter_round(row.round + 1)
 
@@ -99,6 +100,7 @@ class Start:
 
     def keep(self, n_rounds: int, content: str) -> None:
         """Write a checkpoint; the registry first: it lets a lost job resume from no later round than it knows of."""
+        self.notes.has_told = True
         for reservation in self.reservations:
             self.registry.trees_complete(reservation, n_rounds)
         tag = self.attempt.session.hmac(f"checkpoint after {n_rounds} rounds", b"").hex()

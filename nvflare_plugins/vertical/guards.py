@@ -228,7 +228,8 @@ class Guard:
             if self._enforce and most > self._rules.max_split_bits_per_row:
                 raise PolicyRefusal(
                     "this site has shown on which side of splits rows lie as often as it does. Policy key: "
-                    "vertical.max_split_bits_per_row. Remedy: run one job at a time, or train fewer or shallower trees."
+                    "vertical.max_split_bits_per_row. Remedy: run one job at a time, with fewer or "
+                    "shallower trees (num_rounds, max_depth)."
                 )
             self._ledger.write(released)
 

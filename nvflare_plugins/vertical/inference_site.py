@@ -60,8 +60,12 @@ _PROTECTION = {
     Action.MERGE: "the active party learns the passive parties' thresholds; the owners have consented",
 }
 _CONSENTS = {
-    Action.EXPLAIN: ("explain", "does not tell where its rows lie among its thresholds", "predict without explaining"),
-    Action.MERGE: ("merge_model", "does not hand out its thresholds", "predict together with the other parties"),
+    Action.EXPLAIN: (
+        "explain", "does not tell where its rows lie among its thresholds", "predict alone (action='predict')",
+    ),
+    Action.MERGE: (
+        "merge_model", "does not hand out its thresholds", "predict with the other parties (action='predict')",
+    ),
 }
 
 Write = Callable[[Path], Path]
@@ -272,12 +276,14 @@ def _table(data: bytes, aliases: tuple[str, ...]) -> PrivateTable:
 
 
 def _answer(run: _Run, part: PassivePart, rows: Rows) -> None:
-    _budget(run).charge(rows.names())
     owner = PathOwner(part, rows.features, run.job.batch_rows)
     notes, active = _Notes(run.attempt), run.identity.active
+    budget = [_budget(run)]  # until it is charged
 
     def answer(question: bytes) -> bytes:
         notes.note("received", active, Content.DECISION_REQUEST, len(question))
+        while budget:
+            budget.pop().charge(rows.names())
         reply = owner.answer_bytes(question)
         notes.note("sent", active, Content.DECISIONS, len(reply))
         return reply
@@ -289,10 +295,10 @@ def _answer(run: _Run, part: PassivePart, rows: Rows) -> None:
 
 
 def _tell_positions(run: _Run, part: PassivePart, rows: Rows) -> None:
-    _budget(run).charge(rows.names())
     told = RowPositions.of(part, rows.features).to_bytes()
     if len(told) > _MAX_PART_BYTES:
-        raise ConfigurationError("the job explains too many rows at once: name a range of rows")
+        raise ConfigurationError("the job explains too many rows at once: name fewer (rows)")
+    _budget(run).charge(rows.names())
     run.give_active(told, Content.POSITIONS)
 
 

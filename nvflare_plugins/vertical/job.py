@@ -49,7 +49,8 @@ class VerticalJob:
         data_set: name of the training set in every site's policy.
         label: label column at the active party.
         params: XGBoost parameters (README lists the supported ones). Columns of passive parties have the names
-            ``<site>.<alias>`` in constraints.
+            ``<site>.<alias>`` in constraints. With ``subsample`` below 1 the active party replaces ``seed`` by a secret
+            one, which its ``run.json`` names: a public seed would tell which rows a tree sampled.
         num_rounds: boosting rounds.
         profile: ``paillier``, ``okamoto_uchiyama`` or ``plain``.
         key_bits: length of the key that the active party generates for this job alone.

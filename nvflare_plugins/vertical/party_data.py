@@ -120,5 +120,7 @@ def aliases_of(chosen: Mapping[str, str], columns: tuple[str, ...]) -> tuple[str
     """
     aliases = tuple(chosen.get(column, f"f{position}") for position, column in enumerate(columns))
     if len(set(aliases)) != len(aliases):
-        raise ConfigurationError("two columns have the same alias; give both one of their own. Policy key: aliases.")
+        raise ConfigurationError(
+            "two columns have the same alias: give both one of their own. Policy key: data_sets.<name>.aliases."
+        )
     return aliases

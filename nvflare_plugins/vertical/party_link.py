@@ -35,14 +35,19 @@ class ContentLog(Protocol):
 
 
 class Notes:
-    """Notes in the evidence what passes between this site and the others."""
+    """Notes in the evidence what passes between this site and the others.
+
+    Attributes: has_told: whether this site has told more than its public key.
+    """
 
     def __init__(self, evidence: ContentLog, profile: str):
         self._evidence = evidence
         self._ciphertexts = _CIPHERTEXTS[profile]
+        self.has_told = False
 
     def sent(self, peer: str, message: Message, size: int) -> None:
         """Note a message that is about to leave. Raises: ProtocolError, if its content must not."""
+        self.has_told = self.has_told or not isinstance(message, TrainingSetup)
         self._note("sent", peer, message, size)
 
     def received(self, peer: str, message: Message, size: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from he_processors.additive.scheme import Scheme
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.bucket_ldp.sent_rows import SentRows
+from nvflare_plugins.horizontal.parameters import TrainingParameters
 from nvflare_plugins.run_record import ReportSection, RoundRow
 from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.vertical.attempt_parts import PURPOSE, Finish, Start
@@ -14,8 +15,8 @@ from nvflare_plugins.vertical.bin_report import bins_section
 from nvflare_plugins.vertical.conversation import Answering
 from nvflare_plugins.vertical.encrypted_scheme import CLEAR_CODE, histogram_maker, unpack_public_key
 from nvflare_plugins.vertical.guards import Guard
-from nvflare_plugins.vertical.job import Preset, VerticalProfile
-from nvflare_plugins.vertical.messages import Answer, Request, TrainingSetup
+from nvflare_plugins.vertical.job import Preset, VerticalJob, VerticalProfile
+from nvflare_plugins.vertical.messages import Answer, DecisionRequest, Request, TrainingSetup
 from nvflare_plugins.vertical.model_files import PassivePart
 from nvflare_plugins.vertical.party_data import PartyData, PartySet
 from nvflare_plugins.vertical.party_link import answer_bytes
@@ -40,16 +41,26 @@ class _Round:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def check_rows(policy: SitePolicy, data: PartyData) -> None:
-    """Check whether this party would answer for its rows; nothing is charged yet.
+def open_guard(job: VerticalJob, policy: SitePolicy, data: PartyData, parameters: TrainingParameters) -> Guard:
+    """Check whether this party would answer for its rows, and return their guard; nothing is charged yet.
 
-    Raises: PolicyRefusal: randomised buckets of rows were sent, whose exact bits must stay; or this site has answered
-        for rows of the evaluation set as often as it does.
+    Raises:
+        PolicyRefusal: randomised buckets of rows were sent, whose exact bits must stay; or this site has answered for
+            rows of the evaluation set as often as it does.
+        ConfigurationError: what this site remembers is damaged.
     """
     for one in data.sets:
         SentRows(policy).refuse(None if one.ids is None else one.row_ids())
     for one in predicted_sets(data):
-        PredictionBudget(policy, one.data_set.name).check(one.row_ids())
+        _budget(policy, one).check(one.row_ids())
+    return Guard.open(
+        policy.vertical, policy.registry, data.train.data_set.name, data.train.row_ids(),
+        row_fraction=float(parameters.effective["subsample"]), enforce=job.preset == Preset.GUARDED.value,
+    )  # fmt: skip
+
+
+def _budget(policy: SitePolicy, one: PartySet) -> PredictionBudget:
+    return PredictionBudget(policy, one.data_set.name, in_training=True)
 
 
 def predicted_sets(data: PartyData) -> list[PartySet]:
@@ -68,30 +79,24 @@ class PassiveSite:
     """
 
     def __init__(self, start: Start):
-        """Args: start: after all sites have allowed the rows (``check_rows``). Raises: PolicyRefusal."""
+        """Args: start: after all sites have allowed the rows, with this one's guard (``open_guard``)."""
+        if start.guard is None:
+            raise ValueError("a passive party needs its guard")
         self._start = start
         self._party: PassiveParty | None = None
-        rows = start.data.train.row_ids()
-        # Found before anything is sent: a policy that allows fewer bins refuses the job here.
-        self._guard = Guard.open(
-            start.place.policy.vertical, start.place.policy.registry, start.data.train.data_set.name, rows,
-            row_fraction=float(start.parameters.effective["subsample"]),
-            enforce=start.job.preset == Preset.GUARDED.value,
-        )  # fmt: skip
+        self._guard = start.guard
         self._n_rounds = start.n_done
         self._table = self._first_table()
-        for one in predicted_sets(start.data):
-            PredictionBudget(start.place.policy, one.data_set.name).charge(one.row_ids())
+        self._uncharged = predicted_sets(start.data)
 
     def run(self) -> Finish:
         """Take part; return this party's part."""
         start = self._start
-        notes = start.notes()
         start.enter_round(start.n_done)
         longest = start.sizes.longest_question(len(start.data.columns), len(self._table))
         Answering(
             start.attempt.channel, start.attempt.session, PURPOSE, start.pace(longest), start.transport.abort,
-            start.active_rank, lambda data: answer_bytes(data, start.job.active, self._answer, notes),
+            start.active_rank, lambda data: answer_bytes(data, start.job.active, self._answer, start.notes),
             self._turned, start.n_done,
         ).run()  # fmt: skip
         if self._party is None:
@@ -113,7 +118,15 @@ class PassiveSite:
             return self._begin(request)
         if self._party is None:
             raise ProtocolError("the active party asks before it has announced its key")
+        if isinstance(request, DecisionRequest) and request.data_set > 0:
+            self._charge_predictions()
         return self._party.answer(request)
+
+    def _charge_predictions(self) -> None:
+        """Charge the rows of the evaluation set, durably, before the first answer about them. Raises: PolicyRefusal."""
+        for one in self._uncharged:
+            _budget(self._start.place.policy, one).charge(one.row_ids())
+        self._uncharged = []
 
     def _begin(self, setup: TrainingSetup) -> Answer:
         start, job = self._start, self._start.job

@@ -33,9 +33,16 @@ _KEY_BYTES = 32
 class PredictionBudget:
     """The budget of one data set at one site. Processes wait for each other."""
 
-    def __init__(self, policy: SitePolicy, data_set: str, randomness: RandomSource = OS_RANDOMNESS):
-        """Args: data_set: the name in the site's policy: counts stay when the file behind it changes."""
-        self._site, self._rules = policy.site, policy.vertical
+    def __init__(
+        self, policy: SitePolicy, data_set: str, randomness: RandomSource = OS_RANDOMNESS, in_training: bool = False
+    ):
+        """Open the budget.
+
+        Args:
+            data_set: the name in the site's policy: counts stay when the file behind it changes.
+            in_training: the rows are those of a training's evaluation set, for which a job has other remedies.
+        """
+        self._site, self._rules, self._in_training = policy.site, policy.vertical, in_training
         self._folder = policy.registry / FOLDER
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = self._folder / f"{hashlib.sha256(data_set.encode()).hexdigest()[:32]}.npz"
@@ -64,7 +71,7 @@ class PredictionBudget:
     def _charged(self, row_ids: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Return the counts with those of a job. Shapes: uint64[n], int64[n]. Raises: as ``charge``."""
         if len(row_ids) > self._rules.predictions_per_job:
-            raise self._refusal("predictions_per_job", "answers for fewer rows in one job", "ask for fewer rows")
+            raise self._refusal("predictions_per_job", "answers for fewer rows in one job", "name fewer rows (rows)")
         asked, times = np.unique(self._hashes(row_ids), return_counts=True)
         keys, counts = self._read()
         everyone = np.union1d(keys, asked)
@@ -73,8 +80,9 @@ class PredictionBudget:
         total[np.searchsorted(everyone, asked)] += times
         if (total[np.searchsorted(everyone, asked)] > self._rules.predictions_per_row).any():
             raise self._refusal(
-                "predictions_per_row", "has answered for rows of this job as often as it does", "ask for other rows"
-            )
+                "predictions_per_row", "has answered for rows of this job as often as it does",
+                "name other rows (rows, data_set)",
+            )  # fmt: skip
         return everyone, total
 
     def _hashes(self, row_ids: Sequence[str]) -> NDArray[np.uint64]:
@@ -114,6 +122,8 @@ class PredictionBudget:
             os.close(descriptor)
 
     def _refusal(self, key: str, what: str, remedy: str) -> PolicyRefusal:
+        if self._in_training:
+            remedy = "another eval_data_set, or none"
         return PolicyRefusal(f"{self._site} {what}. Policy key: vertical.{key}. Remedy: {remedy}, or ask {self._site}.")
 
     def _damaged(self, what: str) -> ConfigurationError:

@@ -4,20 +4,38 @@ XGBoost draws them from its own generators, so the engine draws the same ones: a
 for each training, another one for columns, and a linear congruential sequence for the rows of a tree. The shuffle is
 that of the standard library that the wheel is built with (libstdc++ of GCC 10).
 
-Security: reproducible by design, and public: nothing secret may be drawn here.
+Security: reproducible by design: who knows the seed knows which rows each tree sampled, and a tree of few rows tells a
+    party that sees how nodes divide which of those rows have equal labels. The seed in the job is known to all, so rows
+    are drawn from one that the active party makes (``with_own_seed``). XGBoost's generator takes 32 bits of it: a party
+    that searches them all may find it, from the columns drawn or from nodes of few rows.
 Reference: XGBoost 3.2, src/common/random.h, src/tree/hist/sampler.cc.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_below
+from nvflare_plugins.horizontal.parameters import TrainingParameters
 from nvflare_plugins.vertical.tree_parameters import TreeParameters
 
+_SEEDS = 2**32  # all that the generator tells apart
 _TWISTER_RANGE = 2**32 - 1  # largest output minus smallest
 _ROW_FACTOR = np.uint64(16807)
 _ROW_MASK = np.uint64(2**63 - 1)
+
+
+def with_own_seed(params: TrainingParameters, randomness: RandomSource = OS_RANDOMNESS) -> TrainingParameters:
+    """Return the parameters with a fresh secret seed if rows are sampled; the job's seed is known to all parties.
+
+    The model then equals the centralized one that is trained with this seed.
+    """
+    if float(params.effective["subsample"]) >= 1:
+        return params
+    return dataclasses.replace(params, agreed={**params.agreed, "seed": random_below(_SEEDS, randomness)})
 
 
 class Twister:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from he_processors.additive.scheme import security_bits
@@ -34,7 +35,8 @@ from nvflare_plugins.vertical.model_files import (
 )  # fmt: skip
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 from nvflare_plugins.vertical.party_data import PartyData, load_party
-from nvflare_plugins.vertical.passive_site import PassiveSite, check_rows
+from nvflare_plugins.vertical.party_link import Notes
+from nvflare_plugins.vertical.passive_site import PassiveSite, open_guard
 from nvflare_plugins.vertical.terms import RowsProof, VerticalTerms, agree, rows_content
 from nvflare_plugins.wire.channel import Transport
 
@@ -93,13 +95,14 @@ class _Run:
         """Align, agree, train, commit to the parts, write."""
         data = self._aligned()
         n_done = self._agree(data)
-        reservations = self._reserve_together(data, n_done)
-        start = Start(
-            self._job, self._place, self._attempt, self._transport, self._progress, data, self._prepared.parameters,
-            self._registry, reservations, n_done, self._prepared.checkpoints.get(n_done), self._prepared.initial,
-        )  # fmt: skip
-        side = ActiveSite(start) if self._is_active else PassiveSite(start)
-        return self._finish(side.run(), start)
+        start = self._reserve_together(data, n_done)
+        try:
+            finish = (ActiveSite(start) if self._is_active else PassiveSite(start)).run()
+        except (VeilBoostError, OSError):
+            if not start.notes.has_told:
+                self._cancel(start.reservations)
+            raise
+        return self._finish(finish, start)
 
     # -- before training ----------------------------------------------------------------------------------------------
 
@@ -151,9 +154,9 @@ class _Run:
             self._progress.say(f"resuming {self._job.resume_from} after {n_done} rounds")
         return n_done
 
-    def _reserve_together(self, data: PartyData, n_done: int) -> tuple[Reservation, ...]:
+    def _reserve_together(self, data: PartyData, n_done: int) -> Start:
         """Go on once every site's registry and budgets allow the run; else nothing is released, charged, remembered."""
-        job, reservations = self._job, []
+        job, prepared, reservations, guard = self._job, self._prepared, [], None
         resume = None if job.resume_from is None else ResumePoint(job.resume_from, n_done)
         fields = {name: value for name, value in job.to_dict().items() if name not in _NOT_RELEASED}
         release = {"job": fields, "parameters": self._prepared.parameters.document()}
@@ -161,7 +164,7 @@ class _Run:
         sets = {one.data_set.name: one for one in reversed(data.sets)}  # a set in both places counts once
         try:
             if not self._is_active:
-                check_rows(self._place.policy, data)
+                guard = open_guard(job, self._place.policy, data, prepared.parameters)
             for one in reversed(sets.values()):
                 reservation = self._registry.reserve(
                     one.table, one.data_set, job_id=self._place.job_id, sites=self._place.sites,
@@ -170,11 +173,19 @@ class _Run:
                 reservations.append(reservation)
                 _log.info("registry, %s: %s", one.data_set.name, reservation.message)
             self._attempt.gather_sealed("registry", b"")
-        except VeilBoostError:
-            for reservation in reservations:
-                self._registry.cancel(reservation)
+        except (VeilBoostError, OSError):
+            self._cancel(reservations)
             raise
-        return tuple(reservations)
+        return Start(
+            job, self._place, self._attempt, self._transport, self._progress, data, prepared.parameters,
+            self._registry, tuple(reservations), Notes(self._attempt.evidence, job.profile), n_done,
+            prepared.checkpoints.get(n_done), prepared.initial, guard,
+        )  # fmt: skip
+
+    def _cancel(self, reservations: Sequence[Reservation]) -> None:
+        """Forget a run that ended before anything about rows had left this site."""
+        for reservation in reservations:
+            self._registry.cancel(reservation)
 
     # -- after training -----------------------------------------------------------------------------------------------
 

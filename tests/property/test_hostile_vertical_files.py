@@ -1,4 +1,4 @@
-"""Damaged, foreign and hostile files and messages of vertical jobs: a value, or a refusal in words; never a traceback."""
+"""Damaged, foreign and hostile files and messages of vertical jobs: a value or a refusal in words, no traceback."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from nvflare_plugins.vertical.private_table import PrivateSplit, table_to_json
 from tests.support.vertical_federation import Joined, federate
 
 ODD = [
-    None, True, 0, -1, 1.5, 1e308, 1e999, float("nan"), 10**30, -(2**63), "", "a", "1", "1e9", "1e999", "nan", "9" * 5000,
-    "\ud800", "\0", [], [1], [1, 2], [[]], {}, {"a": 1}, [None], "x" * 300,
+    None, True, 0, -1, 1.5, 1e308, 1e999, float("nan"), 10**30, -(2**63), "", "a", "1", "1e9", "1e999", "nan",
+    "9" * 5000, "\ud800", "\0", [], [1], [1, 2], [[]], {}, {"a": 1}, [None], "x" * 300,
 ]  # fmt: skip
 IDS = [f"row {number}" for number in range(40)]
 
@@ -155,7 +155,7 @@ def test_damaged_files_are_read_or_refused(tmp_path, ledger):
         ledger._path: lambda: use(ledger),
         budget._path: lambda: PredictionBudget(policy_in(tmp_path), "data").check(IDS),
         tmp_path / "alignment.npz": lambda: _read(tmp_path / "alignment.npz", here, "job"),
-        tmp_path / "registry" / "alignments" / "alignments.json": lambda: registry.reserve({"e": [b"c"]}, "k", here.sites),
+        tmp_path / "registry" / "alignments" / "alignments.json": lambda: registry.reserve({"e": [b"c"]}, "k", ("a",)),
     }
     draw = random.Random(1)
     for path, read in uses.items():
@@ -236,9 +236,9 @@ def test_positions_whose_splits_name_a_feature_while_none_is_listed_are_refused(
 
 JOBS = {
     VerticalJob: {
-        "active": "a", "data_set": "d", "label": "y", "params": {"max_depth": 3}, "num_rounds": 3, "profile": "paillier",
-        "key_bits": 3072, "preset": "exact", "features": {"a": ["x"]}, "label_classes": ["a", "b"], "alignment": "first",
-        "early_stopping_rounds": None, "resume_from": "j", "deadline_s": 0.0,
+        "active": "a", "data_set": "d", "label": "y", "params": {"max_depth": 3}, "num_rounds": 3,
+        "profile": "paillier", "key_bits": 3072, "preset": "exact", "features": {"a": ["x"]},
+        "label_classes": ["a", "b"], "alignment": "first", "early_stopping_rounds": None, "resume_from": "j", "deadline_s": 0.0,
     },
     InferenceJob: {
         "model": "m", "action": "predict", "data_set": "d", "rows": [0, 5], "rounds": [0, 2], "alignment": "first",

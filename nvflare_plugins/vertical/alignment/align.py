@@ -159,7 +159,7 @@ def _reserve_together(
     try:
         runs = registry.reserve(ids, channel.job_id, channel.sites)
         _gather(channel, session, b"", "alignment reserved")
-    except VeilBoostError:
+    except (VeilBoostError, OSError):
         registry.cancel(runs)
         raise
 
@@ -217,12 +217,12 @@ def _check_sizes(name: str, sizes: Sequence[int], least: int, offers: Sequence[_
     if min(sizes) < least:
         raise PolicyRefusal(
             f"a party's set {name!r} has fewer rows than the parties' policies want in common. Policy key: "
-            "vertical.min_intersection."
+            "vertical.min_intersection. Remedy: bring more rows, or ask all parties to lower it."
         )
     if max(sizes) > min(offer.max_size_ratio for offer in offers) * min(sizes):
         raise PolicyRefusal(
             f"the parties' sets {name!r} differ too much in size: a large set can search a small one for its rows. "
-            "Policy key: vertical.max_size_ratio."
+            "Policy key: vertical.max_size_ratio. Remedy: bring sets of like sizes, or ask all parties to raise it."
         )
 
 
