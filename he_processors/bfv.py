@@ -26,7 +26,7 @@ import tenseal.sealapi as seal
 from numpy.typing import NDArray
 
 from he_processors.errors import CapacityExceeded
-from he_processors.ring_ciphertexts import RingScheme, add_messages
+from he_processors.ring_ciphertexts import MessageSum, RingScheme, add_messages
 from he_processors.ring_keys import RingKey, generate_secret, split_secret
 from he_processors.seal_access import make_context
 
@@ -144,6 +144,11 @@ def add_ciphertexts(public_parameters: bytes, payloads: Sequence[bytes]) -> byte
     Raises: ProtocolError.
     """
     return add_messages(public_parameters, payloads, _SCHEME)
+
+
+def open_sum(public_parameters: bytes) -> MessageSum:
+    """Return an empty sum, to which messages are added as they come. Raises: ProtocolError."""
+    return MessageSum(public_parameters, _SCHEME)
 
 
 def choose_plain_modulus(n_summands: int) -> int:

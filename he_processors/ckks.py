@@ -49,7 +49,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import CapacityExceeded, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_uint64
-from he_processors.ring_ciphertexts import RingScheme, add_messages
+from he_processors.ring_ciphertexts import MessageSum, RingScheme, add_messages
 from he_processors.ring_keys import RingKey, generate_secret
 from he_processors.seal_access import make_context
 
@@ -168,6 +168,11 @@ def add_ciphertexts(public_parameters: bytes, payloads: Sequence[bytes]) -> byte
     Raises: ProtocolError.
     """
     return add_messages(public_parameters, payloads, _SCHEME)
+
+
+def open_sum(public_parameters: bytes) -> MessageSum:
+    """Return an empty sum, to which messages are added as they come. Raises: ProtocolError."""
+    return MessageSum(public_parameters, _SCHEME)
 
 
 def _context() -> seal.SEALContext:

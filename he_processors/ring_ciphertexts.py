@@ -146,26 +146,54 @@ class RingMessage:
         return cls(n_values, n_summands, _unpack_body(memoryview(data)[_HEADER.size :], scheme, n_values))
 
 
-def add_messages(public_parameters: bytes, payloads: Sequence[bytes], scheme: RingScheme) -> bytes:
-    """Add the fresh messages of several sites.
+class MessageSum:
+    """The sum of fresh messages of several sites, added as they come; the order does not matter.
 
-    Security: needs no key and learns nothing but sizes. Every byte is checked before it is used.
+    Security: needs no key and learns nothing but sizes. Every byte is checked before it is used: a message that is refused
+        has not been added.
     Capacity: at most the number of summands in the public parameters.
+    """
+
+    def __init__(self, public_parameters: bytes, scheme: RingScheme) -> None:
+        """Raises: ProtocolError, for malformed parameters."""
+        self._scheme, self._facts = scheme, KeyFacts.unpack(public_parameters, scheme)
+        self._total: RingMessage | None = None
+        self._n_added = 0
+
+    def add(self, payload: bytes) -> None:
+        """Add a message. Raises: ProtocolError if it is malformed, of another length, or one too many."""
+        scheme, total = self._scheme, self._total
+        if self._n_added == self._facts.n_summands:
+            n_due = self._facts.n_summands
+            raise ProtocolError(f"{self._n_added + 1} {scheme.name} messages to add, between 1 and {n_due} are due")
+        message = _unpack_fresh(payload, scheme, self._facts)
+        if total is None:
+            self._total = message
+        elif message.n_values != total.n_values:
+            raise ProtocolError(f"{scheme.name} messages of {message.n_values} and {total.n_values} values")
+        else:
+            for prime, sums, values in zip(scheme.primes, total.residues, message.residues, strict=True):
+                _add_modulo(sums, values, np.uint64(prime))
+        self._n_added += 1
+
+    def pack(self) -> bytes:
+        """Return the sum as it travels. Raises: ProtocolError if nothing was added."""
+        if self._total is None:
+            raise ProtocolError(f"no {self._scheme.name} message to add, at least one is due")
+        total = RingMessage(self._total.n_values, self._n_added, self._total.residues)
+        return total.pack(self._scheme, self._facts.key_id)
+
+
+def add_messages(public_parameters: bytes, payloads: Sequence[bytes], scheme: RingScheme) -> bytes:
+    """Add the fresh messages of several sites (see ``MessageSum``).
 
     Raises:
         ProtocolError: malformed parameters or messages, messages of different lengths, too many of them.
     """
-    facts = KeyFacts.unpack(public_parameters, scheme)
-    if not 1 <= len(payloads) <= facts.n_summands:
-        raise ProtocolError(f"{len(payloads)} {scheme.name} messages to add, between 1 and {facts.n_summands} are due")
-    total = _unpack_fresh(payloads[0], scheme, facts)
-    for payload in payloads[1:]:
-        message = _unpack_fresh(payload, scheme, facts)
-        if message.n_values != total.n_values:
-            raise ProtocolError(f"{scheme.name} messages of {message.n_values} and {total.n_values} values")
-        for prime, sums, values in zip(scheme.primes, total.residues, message.residues, strict=True):
-            _add_modulo(sums, values, np.uint64(prime))
-    return RingMessage(total.n_values, len(payloads), total.residues).pack(scheme, facts.key_id)
+    total = MessageSum(public_parameters, scheme)
+    for payload in payloads:
+        total.add(payload)
+    return total.pack()
 
 
 def _unpack_fresh(payload: bytes, scheme: RingScheme, facts: KeyFacts) -> RingMessage:

@@ -121,6 +121,7 @@ class ServerAttempt:
         self._lock = threading.Lock()
         self._reason: str | None = None
         self._reports: dict[str, SiteReport] = {}
+        self._gone: frozenset[str] = frozenset()
         path = folder / EVIDENCE_FOLDER / export_name(SERVER)
         self._evidence = EvidenceLog(path, SERVER, job_id, self.attempt, profile, role="server")
         self._aggregator = Aggregator(
@@ -142,23 +143,29 @@ class ServerAttempt:
         with self._lock:
             return [site for site in self.sites if site not in self._reports]
 
+    @property
+    def awaited(self) -> list[str]:
+        """The sites whose report may still come: those that have not reported and are not known to be gone."""
+        return [site for site in self.missing if site not in self._gone]
+
     def poll(self) -> None:
         """Look after deadlines and signs of life; call about once a second."""
         self._aggregator.expire()
-        missing = self.missing
-        begun = [site for site in self._silent(missing, SILENCE_LIMIT_S) if self._frames.life_signs.has_begun(site)]
+        silent = [site for site in self.missing if self._is_silent(site)]
+        self._gone = frozenset(silent)
+        begun = [site for site in silent if self._frames.life_signs.has_begun(site)]
         if begun:
             all_of_them = " (all sites at once: look at this server's own connection first)" if begun == self.sites else ""
             self.fail(
                 f"no sign of life from {', '.join(begun)} for {SILENCE_LIMIT_S:.0f} s: the machine, its FLARE process or "
                 f"its connection is gone{all_of_them}"
             )
-        late = [site for site in self._silent(missing, START_SILENCE_S) if site not in begun]
-        if late:
-            self.fail(f"{', '.join(late)} did not begin within {START_SILENCE_S:.0f} s; see the log of FLARE there")
+        elif silent:
+            self.fail(f"{', '.join(silent)} did not begin within {START_SILENCE_S:.0f} s; see the log of FLARE there")
 
-    def _silent(self, sites: list[str], seconds: float) -> list[str]:
-        return [site for site in sites if self._frames.life_signs.silent_s(site) > seconds]
+    def _is_silent(self, site: str) -> bool:
+        signs = self._frames.life_signs
+        return signs.silent_s(site) > (SILENCE_LIMIT_S if signs.has_begun(site) else START_SILENCE_S)
 
     def fail(self, reason: str) -> None:
         """End the attempt: every site gets the reason, wherever it is. The first reason stays."""
@@ -240,8 +247,7 @@ class ServerAttempt:
         frame = transfer.frame
         self._evidence.record(
             transfer.direction, frame.counter, frame.kind.name, str(frame.moment), frame.codec.name, frame.n_values,
-            frame.payload, frame.kind.private, peers=transfer.sites,
-            salt=frame.salt,
+            transfer.commitment, frame.kind.private, peers=transfer.sites, salt=frame.salt,
         )  # fmt: skip
 
     def _on_violation(self, site: str, text: str) -> None:

@@ -149,9 +149,9 @@ class JobController(Controller):
         return Task(name=TRAIN_TASK, data=data, result_received_cb=on_result)
 
     def _supervise(self, attempt: ServerAttempt, task: Task, abort_signal: Signal) -> None:
-        """Return when every site has reported, or some time after a failure at the latest."""
+        """Return when every site that is not gone has reported, or some time after a failure at the latest."""
         give_up_at: float | None = None
-        while attempt.missing:
+        while attempt.awaited:
             attempt.poll()
             if abort_signal.triggered:
                 attempt.stop()

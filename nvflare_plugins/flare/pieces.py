@@ -53,13 +53,17 @@ def pieces(attempt: str, number: int, frame: bytes) -> Iterator[Message]:
 
 
 class Assembly:
-    """Puts the pieces of one frame together, in any order, each any number of times."""
+    """Puts the pieces of one frame together, which may come in any order, each any number of times.
+
+    Ask either for the whole frame (``add``), or for the pieces in their order as they come (``take`` and ``ready``).
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.progress_at = time.monotonic()
         self._pieces: dict[int, bytes] = {}
-        self._received = 0
+        self._received = self._n_pieces = 0
+        self._handed_out = 0
 
     def add(self, label: Label, payload: object) -> bytes | None:
         """Take one piece.
@@ -67,16 +71,32 @@ class Assembly:
         Returns: the whole frame once it is complete, else None.
         Raises:  ProtocolError if the piece does not fit the frame.
         """
+        self.take(label, payload)
+        return b"".join(self.ready()) if self.is_complete else None
+
+    def take(self, label: Label, payload: object) -> None:
+        """Take one piece. Raises: ProtocolError if it does not fit the frame."""
         piece = bytes(payload) if isinstance(payload, (bytes, bytearray, memoryview)) else b""
         expected = min(CHUNK_BYTES, label.size - label.offset)
         if label.size != self.size or label.offset % CHUNK_BYTES or len(piece) != expected:
             raise ProtocolError(f"a piece of {len(piece)} bytes at {label.offset} in a frame of {self.size} bytes")
         self.progress_at = time.monotonic()
-        if label.offset not in self._pieces:
+        if label.offset >= self._handed_out and label.offset not in self._pieces:
             self._pieces[label.offset] = piece
             self._received += len(piece)
-        if self._received < self.size:
-            return None
-        if len(self._pieces) == 1:
-            return piece
-        return b"".join(self._pieces[offset] for offset in sorted(self._pieces))
+            self._n_pieces += 1
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every piece has come."""
+        return self._n_pieces > 0 and self._received == self.size  # an empty frame has a piece too
+
+    def ready(self) -> list[bytes]:
+        """Return the pieces that follow on what was returned before, without a gap; they are not kept."""
+        pieces = []
+        while (piece := self._pieces.pop(self._handed_out, None)) is not None:
+            pieces.append(piece)
+            self._handed_out += len(piece)
+            if not piece:
+                break
+        return pieces

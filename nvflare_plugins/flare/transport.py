@@ -79,6 +79,16 @@ class FrameSink(Protocol):
 
     def submit(self, site: str, frame: bytes, reply: Callable[[bytes], None]) -> None: ...
 
+    def begin(self, site: str, first: bytes, size: int) -> ArrivingFrame | None: ...
+
+
+class ArrivingFrame(Protocol):
+    """A frame that the sink takes piece by piece."""
+
+    def feed(self, piece: bytes) -> None: ...
+
+    def finish(self, reply: Callable[[bytes], None]) -> None: ...
+
 
 class SiteTransport:
     """A site's end: sends one frame at a time and waits for the reply.
@@ -251,12 +261,14 @@ class _SiteState:
     lock: threading.Lock = field(default_factory=threading.Lock)
     number: int = 0
     incoming: Assembly | None = None
+    arriving: ArrivingFrame | None = None  # takes the pieces as they come
+    pieces: list[bytes] = field(default_factory=list)  # or they are kept
     reply: bytes | None = None
     reply_sent_at: float = 0.0
 
 
 class FrameServer:
-    """The server's end: hands each complete frame to the aggregator once, and sends the replies.
+    """The server's end: hands each frame to the aggregator once, whole or piece by piece, and sends the replies.
 
     Nothing here blocks a thread of the cell's pool: a waiting site costs memory only.
 
@@ -361,11 +373,28 @@ class FrameServer:
                 return  # a late copy of a piece of a frame that is already complete
             if label.number > state.number:
                 self._start_frame(state, label)
-            frame = state.incoming.add(label, payload) if state.incoming else None
-            if frame is None:
+            self._take_piece(site, state, label, payload)
+            if not state.incoming.is_complete:
                 return
             state.incoming = None
-        self._work(site, self._sink.submit, site, frame, self._replier(site, label.number))
+            arriving, state.arriving = state.arriving, None
+            pieces, state.pieces = state.pieces, []
+        reply = self._replier(site, label.number)
+        if arriving is not None:
+            self._work(site, arriving.finish, reply)
+        else:
+            self._work(site, self._sink.submit, site, b"".join(pieces), reply)
+
+    def _take_piece(self, site: str, state: _SiteState, label: Label, payload: object) -> None:
+        """Hand a piece on, if those before it have come; this is short work for a thread of the cell's pool."""
+        state.incoming.take(label, payload)
+        for piece in state.incoming.ready():
+            if not state.pieces and state.arriving is None and len(piece) < label.size:
+                state.arriving = self._sink.begin(site, piece, label.size)
+            if state.arriving is not None:
+                state.arriving.feed(piece)
+            else:
+                state.pieces.append(piece)
 
     def _replier(self, site: str, number: int) -> Callable[[bytes], None]:
         """Return what sends the reply to one frame: apart for each site, so that none waits for another's line."""
@@ -384,7 +413,7 @@ class FrameServer:
         if label.number != state.number + 1 or not is_answered:
             raise ProtocolError(f"frame {label.number} while frame {state.number} is not answered")
         state.number = label.number
-        state.incoming = Assembly(label.size)
+        state.incoming, state.arriving, state.pieces = Assembly(label.size), None, []
         state.reply = None
 
     def _answer_query(self, site: str, label: Label, payload: object) -> None:

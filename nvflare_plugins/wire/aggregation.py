@@ -1,4 +1,9 @@
-"""The server's side: sites meet, their contributions are added or passed on, and no key is needed for it."""
+"""The server's side: sites meet, their contributions are added or passed on, and no key is needed for it.
+
+Sums are added as contributions arrive and hold one message in all, however many sites there are; long frames of words are
+added piece by piece (``begin``). A sum is answered only when every site's whole frame is in it: anything else ends the
+attempt. What sites give to each other is kept until the last of them is there.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,9 @@ import importlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
+from typing import Protocol
 
 import numpy as np
 
@@ -15,31 +21,112 @@ from he_processors.errors import ProtocolError, VeilBoostError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
 from nvflare_plugins.wire.envelope import (
-    ATTEMPT_BYTES, MAX_ATTACHMENT, Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_list,
+    ATTEMPT_BYTES, MAX_ATTACHMENT, Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_head, unpack_list,
 )  # fmt: skip
-from nvflare_plugins.wire.evidence_format import SALT_BYTES
+from nvflare_plugins.wire.evidence_format import SALT_BYTES, Commitment
 
 Reply = Callable[[bytes], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One frame that passed the server, as its evidence log wants it."""
+    """One frame that passed the server, as its evidence log wants it.
 
-    sites: tuple[str, ...]  # the sender of a received frame, all receivers of a sent one
-    direction: str  # "received" or "sent", seen from the server
+    Attributes:
+        sites: the sender of a received frame, all receivers of a sent one.
+        direction: "received" or "sent", seen from the server.
+        frame: without payload if it was added piece by piece.
+        commitment: to the payload, under the frame's salt.
+    """
+
+    sites: tuple[str, ...]
+    direction: str
     frame: Frame
+    commitment: Commitment
+
+
+class Summing(Protocol):
+    """A sum to which whole contributions are added, one after the other."""
+
+    def add(self, payload: bytes) -> None:
+        """Add one. Raises: ProtocolError; it has not been added then."""
+
+    def pack(self) -> bytes | memoryview:
+        """Return the sum as it travels."""
+
+
+class WordSum:
+    """A sum of vectors of 64-bit words, modulo 2^64."""
+
+    def __init__(self, n_values: int) -> None:
+        self._n_values = n_values
+        self._total = np.zeros(n_values, dtype="<u8")  # takes memory where something is added, not before
+
+    def add(self, payload: bytes) -> None:
+        """Add a whole vector. Raises: ProtocolError if it has another length."""
+        if len(payload) != 8 * self._n_values:
+            raise ProtocolError(f"sent {len(payload)} bytes for {self._n_values} values of 8 bytes")
+        self._total += np.frombuffer(payload, dtype="<u8")
+
+    def add_at(self, start: int, words: bytes) -> None:
+        """Add some whole words of a vector, from the word number ``start`` on."""
+        values = np.frombuffer(words, dtype="<u8")
+        self._total[start : start + values.size] += values
+
+    def pack(self) -> memoryview:
+        """Return the sum, without a copy."""
+        return memoryview(self._total).cast("B")
 
 
 @dataclass(slots=True)
 class _Exchange:
-    """One counter at which all sites meet."""
+    """One counter at which all sites meet. By rank: heads are frames without payload."""
 
     opened: float
-    frames: dict[int, Frame] = field(default_factory=dict)
+    arriving: dict[int, Frame] = field(default_factory=dict)  # heads of frames that are added piece by piece
+    heads: dict[int, Frame] = field(default_factory=dict)  # of frames that are there as a whole
+    digests: dict[int, str] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+    payloads: dict[int, bytes] = field(default_factory=dict)  # of everything but sums
+    total: Summing | None = None
+    adding: threading.Lock = field(default_factory=threading.Lock)
     waiting: dict[int, Reply] = field(default_factory=dict)
     n_recorded: int = 0
     answers: list[bytes] | None = None  # by rank; the same bytes for all but in routed exchanges
+
+
+class Arriving:
+    """A long frame of words that is added while it comes; made by ``Aggregator.begin``.
+
+    Not safe for concurrent use: the pieces of a frame come one after the other, in order.
+    """
+
+    def __init__(self, owner: Aggregator, site: str, head: Frame, payload: slice, exchange: _Exchange) -> None:
+        self._owner, self._site, self._head, self._exchange = owner, site, head, exchange
+        self._skip, self._left = payload.start, payload.stop - payload.start
+        self._commitment = Commitment(head.salt)
+        self._n_words = 0
+        self._rest = b""  # of a word that a piece cut in two
+        self._attachment = b""
+
+    def feed(self, piece: bytes) -> None:
+        """Add the next piece of the frame."""
+        skipped = min(self._skip, len(piece))
+        self._skip -= skipped
+        words = memoryview(piece)[skipped : skipped + self._left]
+        self._left -= len(words)
+        self._attachment += bytes(memoryview(piece)[skipped + len(words) :])
+        self._commitment.update(words)
+        data = self._rest + words
+        whole = len(data) - len(data) % 8
+        self._rest = data[whole:]
+        with self._exchange.adding:
+            self._exchange.total.add_at(self._n_words, memoryview(data)[:whole])
+        self._n_words += whole // 8
+
+    def finish(self, reply: Reply) -> None:
+        """The frame is complete: as ``Aggregator.submit`` from here on."""
+        self._owner.arrived(self._site, replace(self._head, attachment=self._attachment), self._commitment, reply)
 
 
 class Aggregator:
@@ -98,17 +185,65 @@ class Aggregator:
         A frame that does not belong here aborts the attempt for every site.
         """
         try:
-            frame = self._check(site, data)
-            exchange = self._join(frame, reply)
-            if exchange is None:
-                return
+            frame = unpack(data)
+            self._check(site, frame)
             # Hashing for the evidence takes longer than adding: do it while the slower sites are on their way.
-            self._record((site,), "received", frame)
-            if self._is_complete(exchange):
-                self._complete(frame, exchange)
+            committed = Commitment(frame.salt, frame.payload)
+            exchange = self._join(frame, committed, reply)
+            if exchange is not None:
+                self._take(exchange, frame)
+                self._recorded(site, exchange, frame, committed)
+        except VeilBoostError as error:
+            self._refuse(site, error, reply)
+
+    def begin(self, site: str, first: bytes, size: int) -> Arriving | None:
+        """Take the beginning of a long frame, to add the frame while it comes.
+
+        Args:
+            first: the first bytes, at least the header.
+            size: of the whole frame.
+
+        Returns:
+            None if the frame must be taken as a whole, by ``submit``: it holds no words to add, or the attempt is over.
+        """
+        try:
+            head, payload = unpack_head(first, size)
+            self._check(site, head)
+            if not _adds_words(head):
+                return None
+            if payload.stop - payload.start != 8 * head.n_values:
+                n_bytes = payload.stop - payload.start
+                raise ProtocolError(f"sent {n_bytes} bytes for {head.n_values} values of 8 bytes")
+            with self._lock:
+                if self._reason is not None:
+                    return None
+                exchange = self._enter(head, size)
+                exchange.arriving[head.rank] = head
+            with exchange.adding:
+                exchange.total = exchange.total or WordSum(head.n_values)
         except VeilBoostError as error:
             self.abort(f"{site}: {error}")
+            return None
+        return Arriving(self, site, head, payload, exchange)
+
+    def arrived(self, site: str, head: Frame, committed: Commitment, reply: Reply) -> None:
+        """Take note that a frame that was added piece by piece is complete."""
+        with self._lock:
+            exchange = self._exchanges.get(head.counter) if self._reason is None else None
+            if exchange is not None:
+                del exchange.arriving[head.rank]
+                self._settle(exchange, head, committed, reply)
+        if exchange is None:
             reply(self._abort_frame())
+            return
+        try:
+            self._recorded(site, exchange, head, committed)
+        except VeilBoostError as error:
+            self._refuse(site, error, reply)
+
+    def _refuse(self, site: str, error: VeilBoostError, reply: Reply) -> None:
+        self.abort(f"{site}: {error}")
+        reply(self._abort_frame())
 
     def abort(self, reason: str) -> None:
         """End the attempt: every waiting and every later frame is answered with this reason."""
@@ -118,10 +253,10 @@ class Aggregator:
             waiting = [r for e in self._exchanges.values() for r in e.waiting.values()]
             for exchange in self._exchanges.values():
                 exchange.waiting = {}
+        if first and self._on_abort is not None:  # before a site could act upon it
+            self._on_abort(self._reason)
         for reply in waiting:
             reply(self._abort_frame())
-        if first and self._on_abort is not None:
-            self._on_abort(self._reason)
 
     def expire(self) -> None:
         """Abort if an exchange has waited longer than the deadline; call about once a second."""
@@ -143,29 +278,27 @@ class Aggregator:
             if exchange.answers is not None:
                 n_answered = max(map(len, exchange.answers))
                 continue
-            if len(exchange.frames) == len(self._sites):
+            if len(exchange.heads) == len(self._sites):
                 continue
-            longest = max((len(frame.payload) for frame in exchange.frames.values()), default=0)
+            longest = max(exchange.sizes.values(), default=0)
             deadline_s = self._deadline_s + self._transfer_s(n_answered + longest)
             if now - exchange.opened > deadline_s:
-                return [site for rank, site in enumerate(self._sites) if rank not in exchange.frames], deadline_s
+                return [site for rank, site in enumerate(self._sites) if rank not in exchange.heads], deadline_s
         return None
 
     # -- one exchange -------------------------------------------------------------------------------------------------
 
-    def _check(self, site: str, data: bytes) -> Frame:
+    def _check(self, site: str, frame: Frame) -> None:
         if site not in self._sites:
             raise ProtocolError("is not a site of this job")
-        frame = unpack(data)
         if frame.attempt != self._attempt:
             raise ProtocolError("sent a frame of another job attempt")
         if frame.rank != self._sites.index(site):
             raise ProtocolError(f"claims rank {frame.rank}, which belongs to another site")
         if frame.type not in (FrameType.CONTRIBUTION, FrameType.RESCALE):
             raise ProtocolError("sent a frame that only the server may send")
-        return frame
 
-    def _join(self, frame: Frame, reply: Reply) -> _Exchange | None:
+    def _join(self, frame: Frame, committed: Commitment, reply: Reply) -> _Exchange | None:
         """Enter the frame; return its exchange unless it is answered already or was here before."""
         answer = None
         with self._lock:
@@ -173,59 +306,92 @@ class Aggregator:
                 answer = self._abort_frame()
             else:
                 known = self._exchanges.get(frame.counter)
-                if known is not None and frame.rank in known.frames:
+                if known is not None and frame.rank in known.heads:
                     # A retry after a lost reply: the same bytes get the same answer.
-                    if known.frames[frame.rank] != frame:
+                    same_head = known.heads[frame.rank] == replace(frame, payload=b"")
+                    if not same_head or known.digests[frame.rank] != committed.hexdigest():
                         raise ProtocolError(f"sent two different frames under counter {frame.counter}")
                     if known.answers is None:
                         known.waiting[frame.rank] = reply
                         return None
                     answer = known.answers[frame.rank]
                 else:
-                    return self._enter(frame, reply)
+                    exchange = self._enter(frame, len(frame.payload))
+                    if frame.operation is Operation.ROUTE:
+                        if unpack_list(frame.payload, len(self._sites))[frame.rank]:
+                            raise ProtocolError("sent a routed message to itself")
+                    self._settle(exchange, replace(frame, payload=b""), committed, reply)
+                    return exchange
         reply(answer)
         return None
 
-    def _enter(self, frame: Frame, reply: Reply) -> _Exchange:
+    def _enter(self, frame: Frame, size: int) -> _Exchange:
+        """Let a site take the next step, if the frame belongs there."""
         if frame.counter != self._next[frame.rank]:
             raise ProtocolError(f"sent counter {frame.counter} where {self._next[frame.rank]} is due")
         exchange = self._exchanges.setdefault(frame.counter, _Exchange(time.monotonic()))
-        first = next(iter(exchange.frames.values()), frame)
+        first = next(iter((exchange.heads or exchange.arriving).values()), frame)
         if frame.place() != first.place():
             raise ProtocolError(
                 f"sent {_describe(frame)} where {self._sites[first.rank]} sent {_describe(first)}: the sites are no "
                 "longer in step"
             )
-        words = frame.operation is Operation.SUM and frame.codec in (Codec.PLAIN, Codec.MASKED)
-        if words and frame.type is FrameType.CONTRIBUTION and len(frame.payload) != 8 * frame.n_values:
-            raise ProtocolError(f"sent {len(frame.payload)} bytes for {frame.n_values} values of 8 bytes")
-        if frame.operation is Operation.ROUTE and unpack_list(frame.payload, len(self._sites))[frame.rank]:
-            raise ProtocolError("sent a routed message to itself")
-        exchange.frames[frame.rank] = frame
-        exchange.waiting[frame.rank] = reply
+        exchange.sizes[frame.rank] = size
         self._next[frame.rank] += 1
         self._exchanges.pop(frame.counter - 2, None)  # every site has its answer to that one
         return exchange
 
-    def _is_complete(self, exchange: _Exchange) -> bool:
-        """Count a recorded frame; true for exactly one caller, the one that recorded the last."""
+    @staticmethod
+    def _settle(exchange: _Exchange, head: Frame, committed: Commitment, reply: Reply) -> None:
+        """Take note of a frame that is there as a whole."""
+        exchange.heads[head.rank] = head
+        exchange.digests[head.rank] = committed.hexdigest()
+        exchange.waiting[head.rank] = reply
+
+    def _take(self, exchange: _Exchange, frame: Frame) -> None:
+        """Add a contribution to the exchange's sum, or keep it for the others."""
+        if frame.type is FrameType.RESCALE:
+            return
+        if frame.operation is not Operation.SUM:
+            exchange.payloads[frame.rank] = frame.payload
+            return
+        with exchange.adding:
+            exchange.total = exchange.total or self._open_sum(frame)
+            exchange.total.add(frame.payload)
+
+    def _open_sum(self, frame: Frame) -> Summing:
+        if _adds_words(frame):
+            if len(frame.payload) != 8 * frame.n_values:  # before memory is taken for what a header only claims
+                raise ProtocolError(f"sent {len(frame.payload)} bytes for {frame.n_values} values of 8 bytes")
+            return WordSum(frame.n_values)
+        if frame.codec in (Codec.BFV, Codec.CKKS):
+            parameters = self._public_parameters.get(frame.codec)
+            if parameters is None:
+                raise ProtocolError(f"{frame.codec.name} contribution before its public parameters")
+            return _lattice(frame.codec).open_sum(parameters)
+        raise ProtocolError(f"{frame.kind.name}: codec {frame.codec.name} cannot be summed")
+
+    def _recorded(self, site: str, exchange: _Exchange, frame: Frame, committed: Commitment) -> None:
+        """Record a frame that is taken; whoever records the last one answers all sites."""
+        self._record((site,), "received", frame, committed)
         with self._lock:
             exchange.n_recorded += 1
-            return exchange.n_recorded == len(self._sites)
+            is_last = exchange.n_recorded == len(self._sites)
+        if is_last:
+            self._complete(frame, exchange)
 
     def _complete(self, frame: Frame, exchange: _Exchange) -> None:
-        frames = [exchange.frames[rank] for rank in range(len(self._sites))]
+        heads = [exchange.heads[rank] for rank in range(len(self._sites))]
         type_, payloads = FrameType.RESULT, [b""]
-        if any(f.type is FrameType.RESCALE for f in frames):
+        if any(head.type is FrameType.RESCALE for head in heads):
             type_ = FrameType.RESCALE
-        elif frame.operation is Operation.ROUTE:
-            payloads = route([f.payload for f in frames])
         else:
-            payloads = [self._combine(frames)]
+            payloads = self._results(heads[0], exchange)
+        exchange.total, exchange.payloads = None, {}
         attachments = b""
-        if any(f.attachment for f in frames):
+        if any(head.attachment for head in heads):
             own = self._attachment() if self._attachment is not None else b""
-            attachments = pack_list([*(f.attachment for f in frames), own])
+            attachments = pack_list([*(head.attachment for head in heads), own])
             if len(attachments) > MAX_ATTACHMENT:
                 raise ProtocolError("attachments of all sites are longer than a frame may carry")
         receivers = [self._sites] if len(payloads) == 1 else [(site,) for site in self._sites]
@@ -235,7 +401,7 @@ class Aggregator:
                 type_, frame.operation, frame.kind, frame.moment, frame.codec, len(self._sites), frame.counter,
                 self._attempt, frame.n_values, payload, attachments, salt,
             )  # fmt: skip
-            self._record(sites, "sent", answer)
+            self._record(sites, "sent", answer, Commitment(salt, payload))
             packed.append(answer.pack())
         answers = packed if len(packed) == len(self._sites) else packed * len(self._sites)
         with self._lock:
@@ -244,30 +410,26 @@ class Aggregator:
         for rank, reply in waiting.items():
             reply(answers[rank])
 
-    def _record(self, sites: tuple[str, ...], direction: str, frame: Frame) -> None:
+    def _record(self, sites: tuple[str, ...], direction: str, frame: Frame, committed: Commitment) -> None:
         if self._on_transfer is not None:
-            self._on_transfer(Transfer(sites, direction, frame))
+            self._on_transfer(Transfer(sites, direction, frame, committed))
 
-    def _combine(self, frames: list[Frame]) -> bytes:
-        first = frames[0]
-        payloads = [f.payload for f in frames]
+    def _results(self, first: Frame, exchange: _Exchange) -> list[bytes | memoryview]:
+        """Return what the sites get: one payload for all, or one for each."""
+        if first.operation is Operation.SUM:
+            total = exchange.total.pack()
+            is_noised = self._on_sum is not None and _adds_words(first)
+            return [self._on_sum(first, bytes(total)) if is_noised else total]
+        payloads = [exchange.payloads[rank] for rank in range(len(self._sites))]
+        if first.operation is Operation.ROUTE:
+            return route(payloads)
         if first.operation is Operation.GATHER:
             if first.kind is Kind.HE_PUBLIC:
                 self._public_parameters[first.codec] = payloads[0]
-            return pack_list(payloads)
-        if first.operation is Operation.BROADCAST:
-            if any(payloads[1:]):
-                raise ProtocolError(f"{first.kind.name}: only rank 0 may send content in a broadcast")
-            return payloads[0]
-        if first.codec in (Codec.PLAIN, Codec.MASKED):
-            total = add_words(payloads, first.n_values)
-            return total if self._on_sum is None else self._on_sum(first, total)
-        if first.codec in (Codec.BFV, Codec.CKKS):
-            parameters = self._public_parameters.get(first.codec)
-            if parameters is None:
-                raise ProtocolError(f"{first.codec.name} contribution before its public parameters")
-            return _lattice(first.codec).add_ciphertexts(parameters, payloads)
-        raise ProtocolError(f"{first.kind.name}: codec {first.codec.name} cannot be summed")
+            return [pack_list(payloads)]
+        if any(payloads[1:]):
+            raise ProtocolError(f"{first.kind.name}: only rank 0 may send content in a broadcast")
+        return [payloads[0]]
 
     def _abort_frame(self) -> bytes:
         text = (self._reason or "aborted").encode()
@@ -289,13 +451,15 @@ def add_words(payloads: Sequence[bytes], n_values: int) -> bytes:
     Raises:
         ProtocolError: a payload does not hold exactly ``n_values`` words.
     """
-    for rank, payload in enumerate(payloads):  # before memory is taken for what a header only claims
-        if len(payload) != 8 * n_values:
-            raise ProtocolError(f"rank {rank} sent {len(payload)} bytes for {n_values} values of 8 bytes")
-    total = np.zeros(n_values, dtype="<u8")
+    total = WordSum(n_values)
     for payload in payloads:
-        total += np.frombuffer(payload, dtype="<u8")
-    return total.tobytes()
+        total.add(payload)
+    return bytes(total.pack())
+
+
+def _adds_words(frame: Frame) -> bool:
+    is_contribution = frame.operation is Operation.SUM and frame.type is FrameType.CONTRIBUTION
+    return is_contribution and frame.codec in (Codec.PLAIN, Codec.MASKED)
 
 
 def _lattice(codec: Codec) -> ModuleType:

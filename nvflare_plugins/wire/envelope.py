@@ -8,7 +8,7 @@ salt with which both ends commit to the payload in their evidence.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from he_processors.errors import ProtocolError
@@ -75,7 +75,7 @@ class Frame:
     counter: int
     attempt: bytes
     n_values: int
-    payload: bytes
+    payload: bytes | memoryview
     attachment: bytes = b""
     salt: bytes = b""
 
@@ -99,6 +99,17 @@ def unpack(data: bytes) -> Frame:
     Raises:
         ProtocolError: wrong magic, version, code, length, or trailing bytes.
     """
+    head, payload = unpack_head(data, len(data))
+    view = memoryview(data)
+    return replace(head, payload=bytes(view[payload]), attachment=bytes(view[payload.stop :]))
+
+
+def unpack_head(data: bytes, size: int) -> tuple[Frame, slice]:
+    """Parse the beginning of a frame of ``size`` bytes strictly.
+
+    Returns: the frame without payload and attachment, and where the payload lies in the whole.
+    Raises: ProtocolError, as ``unpack``.
+    """
     if len(data) < _HEADER.size:
         raise ProtocolError(f"frame of {len(data)} bytes is shorter than its header")
     (magic, version, type_, operation, codec, kind, phase, round_, counter, attempt, rank, n_values, n_payload,
@@ -107,19 +118,19 @@ def unpack(data: bytes) -> Frame:
         raise ProtocolError("not a frame of this version of VeilBoost: all sites and the server must run the same one")
     if n_attachment > MAX_ATTACHMENT or n_values > MAX_VALUES:
         raise ProtocolError("frame announces more values or a longer attachment than any message has")
-    if len(data) != _HEADER.size + n_payload + n_attachment:
-        raise ProtocolError(f"frame of {len(data)} bytes announces {_HEADER.size + n_payload + n_attachment}")
+    if size != _HEADER.size + n_payload + n_attachment:
+        raise ProtocolError(f"frame of {size} bytes announces {_HEADER.size + n_payload + n_attachment}")
     try:
         codes = FrameType(type_), Operation(operation), KIND_BY_CODE[kind], PHASE_BY_CODE[phase], Codec(codec)
     except (ValueError, KeyError):
         raise ProtocolError("frame holds an unknown type, operation, kind, phase or codec") from None
     if codes[4].is_salted != (salt != _NO_SALT):
         raise ProtocolError("frame lacks the salt that its codec needs, or has one that it does not")
-    end = _HEADER.size + n_payload
-    return Frame(
-        codes[0], codes[1], codes[2], Moment(codes[3], round_), codes[4], rank, counter, attempt, n_values,
-        bytes(memoryview(data)[_HEADER.size : end]), bytes(memoryview(data)[end:]), salt if any(salt) else b"",
+    head = Frame(
+        codes[0], codes[1], codes[2], Moment(codes[3], round_), codes[4], rank, counter, attempt, n_values, b"", b"",
+        salt if any(salt) else b"",
     )  # fmt: skip
+    return head, slice(_HEADER.size, _HEADER.size + n_payload)
 
 
 def pack_list(parts: list[bytes]) -> bytes:

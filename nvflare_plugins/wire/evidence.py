@@ -54,6 +54,7 @@ from nvflare_plugins.wire.evidence_format import (
     SALT_BYTES,
     SALTS_SUFFIX,
     SERVER,
+    Commitment,
     UNSALTED_CODECS,
     Record,
     SignedHead,
@@ -209,7 +210,7 @@ class EvidenceLog:
         phase: str,
         codec: str,
         n_values: int,
-        payload: bytes,
+        payload: bytes | Commitment,
         private: bool,
         *,
         peers: Sequence[str] = (SERVER,),
@@ -220,7 +221,8 @@ class EvidenceLog:
         Args:
             direction: "sent" or "received".
             counter: the channel's number of this exchange.
-            payload: the payload as it stands in the frame (sealed, masked, encrypted or clear).
+            payload: the payload as it stands in the frame (sealed, masked, encrypted or clear), or its commitment
+                under the frame's salt.
             private: whether the catalogue calls this kind private.
             peers: with whom; the server names one site per message received, and all receivers of an equal reply.
             salt: the salt that travelled in the frame, where the codec has one. Without it the log draws a salt of its
@@ -443,7 +445,11 @@ class EvidenceLog:
             raise ValueError(f"a salt has {SALT_BYTES} bytes")
         return salt, "frame"
 
-    def _commit(self, payload: bytes, salt: bytes) -> str:
+    def _commit(self, payload: bytes | Commitment, salt: bytes) -> str:
+        if isinstance(payload, Commitment):
+            if payload.salt != salt:
+                raise ValueError("the commitment is under another salt")
+            return payload.hexdigest()
         # The server records one and the same reply once per site: hash it once.
         last_payload, last_salt, digest = self._last_commitment
         if payload is last_payload and salt == last_salt:

@@ -81,16 +81,36 @@ def chain_hash(previous: bytes, body: Mapping[str, Any]) -> bytes:
     return hashlib.sha256(_RECORD_DOMAIN + previous + canonical(body)).digest()
 
 
-def commitment(payload: bytes, salt: bytes = b"") -> str:
-    """Return the hex SHA-256 that stands for wire bytes in a log.
+class Commitment:
+    """The SHA-256 that stands for wire bytes in a log, of bytes that may come in pieces. Its length is theirs.
 
     Privacy: with 16 random bytes that only the payload's sender and its receivers know, the result tells nobody else
         anything, whatever he guesses (SHA-256 taken for a random function): each of 2^128 salts makes every payload as
         likely as any other. Salts travel in the frame and never in evidence.
     """
-    digest = hashlib.sha256(_PAYLOAD_DOMAIN + bytes([len(salt)]) + salt)
-    digest.update(payload)
-    return digest.hexdigest()
+
+    def __init__(self, salt: bytes = b"", payload: bytes = b"") -> None:
+        self.salt = salt
+        self._digest = hashlib.sha256(_PAYLOAD_DOMAIN + bytes([len(salt)]) + salt)
+        self._size = 0
+        self.update(payload)
+
+    def update(self, piece: bytes | memoryview) -> None:
+        """Take the next bytes."""
+        self._digest.update(piece)
+        self._size += len(piece)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def hexdigest(self) -> str:
+        """Return the hash of the bytes so far."""
+        return self._digest.hexdigest()
+
+
+def commitment(payload: bytes, salt: bytes = b"") -> str:
+    """Return the hex SHA-256 that stands for wire bytes in a log (see ``Commitment``)."""
+    return Commitment(salt, payload).hexdigest()
 
 
 def is_name(text: object) -> bool:

@@ -92,8 +92,7 @@ class LoopbackServer:
         frame = transfer.frame
         self._evidence.record(
             transfer.direction, frame.counter, frame.kind.name, str(frame.moment), frame.codec.name, frame.n_values,
-            frame.payload, frame.kind.private, peers=transfer.sites,
-            salt=frame.salt,
+            transfer.commitment, frame.kind.private, peers=transfer.sites, salt=frame.salt,
         )  # fmt: skip
 
 

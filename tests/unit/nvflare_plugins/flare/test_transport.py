@@ -41,6 +41,9 @@ class Joiner:
         self.waiting: list[tuple[str, bytes, Callable[[bytes], None]]] = []
         self.submissions: list[tuple[str, bytes]] = []
 
+    def begin(self, site: str, first: bytes, size: int) -> None:
+        return None
+
     def submit(self, site: str, frame: bytes, reply: Callable[[bytes], None]) -> None:
         with self.lock:
             self.submissions.append((site, frame))
