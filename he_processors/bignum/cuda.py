@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.bignum.cuda_checks import first_disagreement, random_modulus
 from he_processors.bignum.cuda_fixed_base import CudaFixedBase
 from he_processors.bignum.reference import (
     check_horner,
@@ -29,7 +30,7 @@ from he_processors.bignum.rows import byte_width, rows_from_ints
 from he_processors.cuda.arithmetic import DeviceArithmetic
 from he_processors.cuda.device import Array, Device, guarded, open_devices
 from he_processors.cuda.plan import power_program, segment_slabs
-from he_processors.cuda.source import shapes_for
+from he_processors.cuda.source import ShapePair, shapes_for
 from he_processors.errors import BackendUnavailable, ProtocolError
 
 _MIN_ROWS_TO_SPREAD = 1 << 14  # fewer rows than this stay on one device
@@ -40,9 +41,33 @@ _MAX_POSITIONS = 1 << 28  # of a row order in device memory at a time
 def load() -> Callable[[int], CudaBatch]:
     """Return the factory ``CudaBatch(modulus)`` over every GPU of this machine.
 
+    The factory raises BackendUnavailable if a device does not compute numbers of that length as the CPU does.
+
     Raises: BackendUnavailable if CuPy, a driver, a device or the run-time compiler is missing or fails.
     """
-    return partial(CudaBatch, devices=_checked_devices())
+    devices = _checked_devices()
+
+    def open_batch(modulus: int) -> CudaBatch:
+        batch = CudaBatch(modulus, devices=devices)
+        _check_length(devices, modulus.bit_length())
+        return batch
+
+    return open_batch
+
+
+@cache
+def _check_length(devices: tuple[Device, ...], bits: int) -> None:
+    """Compare every kernel, in both shapes, with the CPU on each device, for a modulus of this length.
+
+    Raises: BackendUnavailable, naming the operation that differs.
+    """
+    pair = shapes_for(bits)
+    for number, device in enumerate(devices):
+        for shape in {pair.narrow, pair.wide}:
+            batch = CudaBatch(random_modulus(bits), devices=(device,), shapes=ShapePair(shape, shape))
+            wrong = first_disagreement(batch)
+            if wrong is not None:
+                raise BackendUnavailable(f"CUDA device {number} computes wrong {wrong} of {bits} bits")
 
 
 @cache
@@ -96,15 +121,16 @@ class CudaBatch:
     Args:
         modulus: the modulus; it is padded up to the next size that the kernels know.
         devices: the devices to use.
+        shapes: how the kernels spread numbers, if not as suits the modulus.
 
     Raises: ValueError if the modulus is even or too small; BackendUnavailable if it is too long or a device fails.
     """
 
     name = "cuda"
 
-    def __init__(self, modulus: int, *, devices: tuple[Device, ...]) -> None:
+    def __init__(self, modulus: int, *, devices: tuple[Device, ...], shapes: ShapePair | None = None) -> None:
         check_modulus(modulus)
-        shapes = shapes_for(modulus.bit_length())
+        shapes = shapes or shapes_for(modulus.bit_length())
         if shapes is None:
             raise BackendUnavailable(f"CUDA kernels do not take a modulus of {modulus.bit_length()} bits")
         self.modulus = modulus

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import builtins
+import logging
 import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from he_processors.bignum import cuda
+from he_processors.bignum import cuda, registry
 from he_processors.bignum.cuda import CudaBatch
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.cuda import device as device_module
 from he_processors.cuda.plan import chunk_rows, plan_chunks, power_program, segment_slabs, table_segments, table_window
+from he_processors.cuda.source import Shape
 from he_processors.errors import BackendUnavailable
 from tests.shim.shim_device import ShimDevice, has_compiler
 
@@ -145,6 +148,66 @@ def test_a_device_that_computes_wrong_products_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr(cuda, "open_devices", lambda: (ShimDevice(),))
     assert cuda.load()(MODULUS).name == "cuda"
     cuda._checked_devices.cache_clear()
+
+
+class KernelFault(ShimDevice):
+    """A device of which one kernel, in one shape, gives a wrong last word where numbers are long."""
+
+    def __init__(self, kernel: str, lanes: int) -> None:
+        super().__init__()
+        self._fault = kernel, lanes
+
+    def launch(self, shape: Shape, kernel: str, groups: int, arguments: tuple[Any, ...]) -> None:
+        super().launch(shape, kernel, groups, arguments)
+        if (kernel, shape.lanes) == self._fault and arguments[0][:, -1].any():
+            arguments[0][:, -1] ^= 1
+
+
+@pytest.fixture
+def fresh_devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Put these devices into the machine."""
+    caches = (cuda._checked_devices, cuda._check_length, registry._why_unavailable, registry._log_once)
+    monkeypatch.delenv(registry.ENVIRONMENT_VARIABLE, raising=False)
+
+    def insert(*devices: ShimDevice) -> None:
+        for cached in caches:
+            cached.cache_clear()
+        monkeypatch.setattr(cuda, "open_devices", lambda: devices)
+
+    yield insert
+    for cached in caches:
+        cached.cache_clear()
+
+
+LONG = (1 << 2047) + 9
+
+
+@pytest.mark.parametrize(("kernel", "lanes", "operation"), [
+    ("k_mul", 4, "products"), ("k_mul", 16, "products"), ("k_segprod", 4, "segprod"), ("k_power", 16, "powers"),
+    ("k_fixedbase", 16, "powers of one base"), ("k_horner", 4, "horner"), ("k_leave", 4, "entering"),
+])  # fmt: skip
+def test_a_device_whose_long_numbers_are_wrong_is_left_for_the_cpu(
+    fresh_devices: Callable[..., None], caplog: pytest.LogCaptureFixture, kernel: str, lanes: int, operation: str
+) -> None:
+    """Its small numbers are right: the check of one small product lets it pass."""
+    fresh_devices(KernelFault(kernel, lanes))
+    with caplog.at_level(logging.INFO, logger=registry.__name__):
+        batch = registry.open_backend("auto", LONG)
+    assert batch.name != "cuda"
+    assert f"cuda passed over: CUDA device 0 computes wrong {operation}" in caplog.text
+    with pytest.raises(BackendUnavailable, match=operation):
+        registry.open_backend("cuda", LONG)
+
+
+def test_a_device_that_agrees_is_opened_and_checked_once_per_length(fresh_devices: Callable[..., None]) -> None:
+    device = ShimDevice()
+    fresh_devices(device)
+    assert registry.open_backend("auto", LONG).name == "cuda"
+    n_launched = len(device.launched)
+    assert registry.open_backend("cuda", LONG + 2).name == "cuda"
+    assert len(device.launched) == n_launched, "another modulus of the same length needs no second check"
+    registry.open_backend("cuda", LONG >> 64 | 1)
+    assert len(device.launched) > n_launched
 
 
 def test_exponents_are_erased_from_device_memory() -> None:
