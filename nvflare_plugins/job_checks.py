@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from he_processors.errors import ConfigurationError
@@ -41,6 +41,17 @@ def job_id_or_none(name: str, value: object, keyword: str | None = None) -> None
     if keyword is not None and _WORD.fullmatch(str(value)):
         is_near = difflib.SequenceMatcher(None, str(value).lower(), keyword).ratio() > 0.7
         expect(f"{name}={value!r} is unknown; did you mean {keyword!r}?", not is_near)
+
+
+def checked_sites(sites: Sequence[str] | None) -> list[str] | None:
+    """Return the sites of a job by name; None means all that are there. Raises: ConfigurationError."""
+    if sites is None:
+        return None
+    if isinstance(sites, str):  # its letters would be taken for the names of sites
+        raise ConfigurationError(f"sites must be a list of names, not a text: write sites=[{sites[:_SHOWN]!r}]")
+    if not is_list(sites, is_text) or len(set(sites)) != len(sites):
+        raise ConfigurationError("sites must be a list of different names, at least one")
+    return sorted(sites)
 
 
 def expect(complaint: str, holds: bool) -> None:

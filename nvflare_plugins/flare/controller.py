@@ -26,6 +26,7 @@ from nvflare_plugins.flare.timeouts import (
     transfer_s,
 )
 from nvflare_plugins.flare_boundary import check_set_up
+from nvflare_plugins.job_checks import checked_sites
 from nvflare_plugins.place import Job
 
 TRAIN_TASK = "veilboost_train"
@@ -99,12 +100,13 @@ class JobController(Controller):
     def _wait_for_sites(self, abort_signal: Signal) -> list[Client]:
         """Return the clients that take part, by name; none if the job was aborted meanwhile.
 
-        Raises: ConfigurationError if they are not there in time.
+        Raises: ConfigurationError if they are not there in time, or are not named as a list.
         """
+        named = checked_sites(self.sites)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not abort_signal.triggered:
             clients = {client.name: client for client in self._engine.get_clients()}
-            wanted = sorted(self.sites if self.sites is not None else clients)
+            wanted = named or sorted(clients)
             missing = [name for name in wanted if name not in clients]
             if not missing and len(wanted) >= self.min_clients:
                 return [clients[name] for name in wanted]

@@ -93,6 +93,7 @@ class HorizontalJob:
             if self.eval_data_set is None:
                 raise ConfigurationError("early_stopping_rounds needs an eval_data_set to watch")
         self._check_columns()
+        self._check_params()
 
     def _check_texts(self) -> None:
         for name in ("data_set", "label"):
@@ -115,6 +116,16 @@ class HorizontalJob:
         )
         if self.cuts in (CutMode.UNIFORM.value, CutMode.LOGARITHMIC.value) and not self.cut_bounds:
             raise ConfigurationError(f"cuts={self.cuts} needs cut_bounds, the public bounds of every feature")
+
+    def _check_params(self) -> None:
+        """Refuse what XGBoost would refuse in the middle of the job; the rest is checked with the columns at hand."""
+        if self.params.get("max_bin") == 2:
+            raise ConfigurationError("max_bin=2 leaves no cut point inside the outermost two; give max_bin 3 or more")
+        if self.params.get("multi_strategy") == "multi_output_tree" and self.categories:
+            raise ConfigurationError(
+                "multi_strategy=multi_output_tree takes no categories in XGBoost 3.2; leave multi_strategy out, or give "
+                "the categorical columns as numbers"
+            )
 
     @property
     def largest_message_bytes(self) -> int:

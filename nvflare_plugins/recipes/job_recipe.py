@@ -15,6 +15,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.flare.controller import TRAIN_TASK, JobController
 from nvflare_plugins.flare.executor import JobExecutor
 from nvflare_plugins.flare_boundary import check_set_up
+from nvflare_plugins.job_checks import checked_sites
 from nvflare_plugins.place import Job
 from nvflare_plugins.site_policy import POLICY_FILE
 
@@ -81,13 +82,3 @@ def changed_fields(job: Job, defaults: Job, kept: Sequence[str]) -> dict[str, An
     """Return the job without the fields at their defaults, so that a person can read the job folder."""
     unset = defaults.to_dict()
     return {name: value for name, value in job.to_dict().items() if name in kept or value != unset[name]}
-
-
-def checked_sites(sites: Sequence[str] | None) -> list[str] | None:
-    """Return the sites by name. Raises: ConfigurationError."""
-    if sites is None:
-        return None
-    names = sorted(sites)
-    if not names or len(set(names)) != len(names) or not all(isinstance(name, str) and name for name in names):
-        raise ConfigurationError("sites must be different names, at least one")
-    return names

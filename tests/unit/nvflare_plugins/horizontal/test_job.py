@@ -45,6 +45,8 @@ def test_a_job_survives_json():
         ({"tracking": "no"}, "tracking must be"),
         ({"finest_exponent": 1.5}, "finest_exponent must be"),
         ({"deadline_s": -1}, "deadline_s must be"),
+        ({"params": {"max_bin": 2}}, "max_bin=2 leaves no cut point"),
+        ({"params": {"multi_strategy": "multi_output_tree"}, "categories": {"a": ["b"]}}, "takes no categories"),
     ],
 )
 def test_what_a_job_may_not_say(changes, words):

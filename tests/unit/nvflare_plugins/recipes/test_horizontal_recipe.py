@@ -14,6 +14,9 @@ from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
 from nvflare_plugins.site_setup import set_up
 
 
+MULTI_OUTPUT = {"objective": "multi:softprob", "num_class": 3, "multi_strategy": "multi_output_tree"}
+
+
 def export(folder: Path, **settings: object) -> tuple[dict, dict, dict]:
     HorizontalXGBRecipe("test_job", **{"data_set": "d", "label": "y", **settings}).export(str(folder))
     job = folder / "test_job"
@@ -56,6 +59,9 @@ def test_named_sites(tmp_path: Path) -> None:
         ({"early_stopping_rounds": 3}, "eval_data_set"),
         ({"sites": []}, "sites"),
         ({"sites": ["a", "a"]}, "sites"),
+        ({"sites": "bank"}, r"sites=\['bank'\]"),
+        ({"params": {"max_bin": 2}}, "max_bin 3 or more"),
+        ({"params": MULTI_OUTPUT, "categories": {"c": ["x", "y"]}}, "leave multi_strategy out"),
         ({"sites": ["a", "b"], "min_clients": 3}, "min_clients"),
         ({"label": ""}, "label"),
     ],
@@ -63,6 +69,10 @@ def test_named_sites(tmp_path: Path) -> None:
 def test_wrong_settings_are_refused_at_once(settings: dict, word: str) -> None:
     with pytest.raises(ConfigurationError, match=word):
         HorizontalXGBRecipe("test_job", **{"data_set": "d", "label": "y", **settings})
+
+
+def test_vector_leaves_without_categories_and_three_bins_are_fine() -> None:
+    HorizontalXGBRecipe("test_job", data_set="d", label="y", params={**MULTI_OUTPUT, "max_bin": 3}, sites=("b", "a"))
 
 
 def test_constraints_on_columns_wait_for_the_columns() -> None:
