@@ -4,7 +4,7 @@ A job is opened with its whole plan, which is refused if it would overdraw the b
 and all that other open jobs may still spend. Each release is written durably, charge and reply in one record, before it
 is handed out. So after a crash either nothing had left, or the reply is there and the same query gets it again, at no
 charge; a question is never answered twice with different noise but as a second, charged release. Closing a job frees
-what it did not use.
+what it did not use; a job that cannot be resumed is closed as soon as another one is opened and its process is gone.
 
 Files, mode 0600 in folders of mode 0700: ``<data set>.ledger`` (ledger_journal.py) and its lock; and elsewhere
 ``<data set>.head``, which says how far the ledger was written and what was spent, so that a ledger that lacks its last
@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +31,7 @@ from dp_components.accounting.composition import PrivacyCost, compose, count_eve
 from dp_components.accounting.second_opinion import check_second_opinion
 from dp_components.errors import LedgerDamaged, PrivacyRefusal
 from dp_components.events import Event, PricedEvent, Release
-from dp_components.ledger_journal import Head, HeadState, Journal, Position, Record
+from dp_components.ledger_journal import Alive, Head, HeadState, Journal, Position, Record
 from dp_components.ledger_records import (
     Budget,
     Job,
@@ -88,6 +88,7 @@ class Ledger:
         self._journal = Journal(path)
         self._head = None if heads is None else Head(heads / (path.name.removesuffix(_SUFFIX) + _HEAD_SUFFIX))
         self._head_at: Position | None = None
+        self._alive = Alive(path)
         self._state = LedgerState()
         self._thread_lock = RLock()
 
@@ -141,10 +142,15 @@ class Ledger:
         with self._locked() as state:
             return self._quote(state, count_events(plan), job_id or "the job", job_id)
 
-    def open_job(self, job_id: str, plan: Event | Iterable[Event]) -> Quote:
+    def open_job(self, job_id: str, plan: Event | Iterable[Event], *, ends_with_process: bool = False) -> Quote:
         """Reserve the cost of a whole job, durably, if a second accountant agrees on it.
 
         The same job with the same plan again changes nothing.
+
+        Args:
+            ends_with_process: the job cannot be resumed, say because its noise was drawn elsewhere. If this process
+                ends without closing it, the next job that is opened closes it first: what it has spent stays spent,
+                what it had reserved is free again.
 
         Raises:
             SecondOpinionDiffers: See accounting/second_opinion.py.
@@ -154,12 +160,22 @@ class Ledger:
         counts = count_events(plan)
         _require_text("job id", job_id)
         with self._locked() as state:
+            state = self._close_abandoned(state)
             job = state.jobs.get(job_id)
             if job_id in state.closed.jobs or (job is not None and job.plan != counts):
                 raise PrivacyRefusal(f"Job {job_id} was opened before, with another plan, or is closed.")
             quote = self._quote(state, counts, f"Job {job_id}", job_id)
             if job is None:
-                self._write_if_sound(state, quote, counts, plan_record("open", job_id, counts))
+                record = plan_record("open", job_id, counts)
+                if ends_with_process:
+                    self._alive.hold(job_id)
+                    record["ends_with_process"] = True
+                try:
+                    self._write_if_sound(state, quote, counts, record)
+                except BaseException:
+                    if job_id not in state.jobs:
+                        self._alive.release(job_id)
+                    raise
             return quote
 
     def extend_job(self, job_id: str, plan: Event | Iterable[Event]) -> Quote:
@@ -225,9 +241,24 @@ class Ledger:
         """
         with self._locked() as state:
             _open_job(state, job_id)
+            self._close(state, [job_id])
+
+    def _close_abandoned(self, state: LedgerState) -> LedgerState:
+        """Close the jobs that ended with their process and did not say so; return the state after it."""
+        abandoned = [
+            name for name, job in state.jobs.items() if job.ends_with_process and not self._alive.is_held(name)
+        ]
+        if abandoned:
+            self._close(state, abandoned)
+        return self._state
+
+    def _close(self, state: LedgerState, job_ids: Sequence[str]) -> None:
+        for job_id in job_ids:
             self._append(close_record(job_id))
-            records, before = summarise_closed(self._journal.read_all(), state), self._journal.position
-            self._journal.rewrite(records, lambda after: self._write_head(before, after))
+            self._alive.release(job_id)
+        records, before = summarise_closed(self._journal.read_all(), state), self._journal.position
+        self._journal.rewrite(records, lambda after: self._write_head(before, after))
+        self._read()  # what follows is appended to the new file
 
     def spent(self) -> PrivacyCost:
         """Return what was released so far, priced for one person."""

@@ -215,6 +215,53 @@ class Head:
         _sync_folder(self.path.parent)
 
 
+class Alive:
+    """A mark that a job goes on, held by the process that runs it: the system lets go of it whenever that ends.
+
+    A lock on an empty file beside the journal. All of it is called under the journal's own lock.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
+        self._held: dict[str, int] = {}
+
+    def hold(self, job_id: str) -> None:
+        """Mark a job as going on in this process."""
+        if job_id not in self._held:
+            descriptor = os.open(self._path(job_id), os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # it goes on elsewhere too, which keeps the mark up just as well
+                os.close(descriptor)
+            else:
+                self._held[job_id] = descriptor
+
+    def is_held(self, job_id: str) -> bool:
+        """Say whether any process runs the job."""
+        if job_id in self._held:
+            return True
+        try:
+            descriptor = os.open(self._path(job_id), os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def release(self, job_id: str) -> None:
+        """Take the mark away."""
+        self._path(job_id).unlink(missing_ok=True)
+        if job_id in self._held:
+            os.close(self._held.pop(job_id))
+
+    def _path(self, job_id: str) -> Path:
+        return self._journal.with_name(f"{self._journal.name}.{hashlib.sha256(job_id.encode()).hexdigest()[:32]}.alive")
+
+
 def _position(value: list[object]) -> Position:
     n_bytes, check = value
     if type(n_bytes) is not int or n_bytes < 1 or not isinstance(check, str) or len(check) != _CHECK_DIGITS:

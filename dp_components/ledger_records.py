@@ -81,13 +81,18 @@ def _limit(budget: Budget) -> PrivacyCost:
 
 @dataclass(slots=True)
 class Job:
-    """One open job: what it may spend, what it has spent, and the replies that a retry gets again."""
+    """One open job: what it may spend, what it has spent, and the replies that a retry gets again.
+
+    Attributes:
+        ends_with_process: nothing goes on with it once the process that opened it has ended.
+    """
 
     opened: str
     plan: Counter[PricedEvent]
     spent: Counter[PricedEvent] = field(default_factory=Counter)
     replies: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     n_releases: int = 0
+    ends_with_process: bool = False
 
     def held(self) -> PrivacyCost:
         """What must be kept for it: its whole plan, or what it has spent where that is more."""
@@ -216,9 +221,11 @@ class LedgerState:
     def _lost(self, at: str, spent: list[float]) -> None:
         self.lost = self.lost + PrivacyCost(*spent)
 
-    def _open(self, at: str, job: str, plan: list[object]) -> None:
+    def _open(self, at: str, job: str, plan: list[object], ends_with_process: bool = False) -> None:
         self._require_new(job)
-        self.jobs[job] = Job(at, _counter(plan))
+        if not isinstance(ends_with_process, bool):
+            raise TypeError("ends_with_process is true or false")
+        self.jobs[job] = Job(at, _counter(plan), ends_with_process=ends_with_process)
 
     def _extend(self, at: str, job: str, plan: list[object]) -> None:
         self._running(job).plan.update(_counter(plan))

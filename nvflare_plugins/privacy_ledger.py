@@ -60,7 +60,10 @@ def log_unclosed(job_id: str, error: OSError) -> None:
 
 
 class JobLedger:
-    """What one job pays at one site. Opening it reserves the whole plan; every release is charged before it leaves."""
+    """What one job pays at one site. Opening it reserves the whole plan; every release is charged before it leaves.
+
+    For jobs that end with their attempt: if the process dies, the next private job on the data set closes this one.
+    """
 
     def __init__(
         self, policy: SitePolicy, data_set: str, job_id: str, plan: Event, relation: NeighbouringRelation,
@@ -74,7 +77,7 @@ class JobLedger:
         self._ledger, self._delta = open_ledger(policy, data_set, relation)
         self._job_id, self._evidence = job_id, evidence
         try:
-            self.quote = self._ledger.open_job(job_id, plan)
+            self.quote = self._ledger.open_job(job_id, plan, ends_with_process=True)
         except PrivacyError as error:
             raise PolicyRefusal(str(error)) from None
 

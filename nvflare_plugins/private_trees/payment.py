@@ -32,7 +32,8 @@ class Payment:
     What an interrupted job has released stays in the ledger while the job is open there. Under distributed noise the
     same queries get the same replies again, noise included, at no charge, in a new attempt or in a job that resumes
     it. Under a trusted aggregator they must not: the noise was the server's and is gone, and fresh noise on the same
-    sums is a further release. There the job ends with its attempt.
+    sums is a further release. There the job ends with its attempt, also if the process dies: the next private job on the
+    data set then closes it.
 
     A replay is free only while all sites replay: a site that draws its share afresh, because its ledger was put back to
     an earlier state, say, makes two sums of which the others have paid for one. So the sites compare what they would
@@ -71,7 +72,7 @@ class Payment:
                 "anew"
             )
         try:
-            self.quote = self._ledger.open_job(self._job_id, plan.events())
+            self.quote = self._ledger.open_job(self._job_id, plan.events(), ends_with_process=not self._may_resume)
             self._replays = self._ledger.answered(self._job_id)
         except PrivacyError as error:
             raise PolicyRefusal(str(error)) from None

@@ -19,7 +19,7 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
+from he_processors.errors import ConfigurationError, PolicyRefusal
 from he_processors.masks import PairwiseMasks
 from nvflare_plugins.data import Table, load_table
 from nvflare_plugins.horizontal.agreement import Terms, agree, check_xgboost, versions
@@ -192,7 +192,8 @@ class _Training:
     def _paying(self) -> Iterator[Payment]:
         """Reserve the plan, wait until every site has reserved its own, and settle what is left after a failure.
 
-        A process that dies settles nothing: what it has charged stays charged, what it has reserved stays reserved.
+        A process that dies settles nothing: what it has charged stays charged, what it has reserved stays reserved for
+        a job that resumes it, or until the next private job where it cannot be resumed.
         """
         place = self._attempt.place
         payment = Payment(self._job, place, self._plan, self._prepared.row_hash(), self._attempt.evidence)
@@ -202,7 +203,7 @@ class _Training:
             for line in lines(summarise(self._plan)):
                 self._progress.say(line)
             yield payment
-        except VeilBoostError:
+        except BaseException:  # whatever ended the attempt, memory that ran out or XGBoost's own errors included
             payment.abandon()
             raise
 

@@ -221,6 +221,30 @@ def test_processes_together_spend_no_more_than_the_budget(tmp_path: Path) -> Non
     assert ledger.spent().pure_epsilon == ledger_workers.BUDGET.pure_epsilon
 
 
+def test_what_cannot_be_resumed_is_free_again_once_its_process_is_gone(tmp_path: Path) -> None:
+    """A killed job that nobody can resume once held its reservation for ever."""
+    ledger = Ledger.open(tmp_path, ledger_workers.IDENTITY, ledger_workers.BUDGET)
+    context = multiprocessing.get_context("spawn")
+    for ends_with_process in (True, False):
+        receiver, sender = context.Pipe()
+        process = context.Process(target=ledger_workers.run_until_killed, args=(tmp_path, ends_with_process, sender))
+        process.start()
+        assert receiver.poll(120)
+        ledger.open_job(f"beside {ends_with_process}", ledger_workers.EVENT)
+        n_free = ledger_workers.N_AFFORDABLE // 2 - 2 - (not ends_with_process)
+        assert ledger.quote(RepeatedEvent(ledger_workers.EVENT, n_free)).fits
+        assert not ledger.quote(RepeatedEvent(ledger_workers.EVENT, n_free + 2)).fits, "a job that goes on was closed"
+        process.kill()
+        process.join()
+        ledger.open_job(f"after {ends_with_process}", [])
+    for name, n_kept in (("once True", 1), ("once False", 1)):
+        assert ledger.job_spent(name).pure_epsilon == n_kept * ledger_workers.EVENT.epsilon
+    with pytest.raises(PrivacyRefusal, match="closed"):
+        ledger.open_job("once True", [], ends_with_process=True)
+    assert ledger.answered("once False") == ("question",)
+    assert not list(tmp_path.glob("*.alive"))
+
+
 def test_a_killed_process_leaves_a_ledger_that_knows_all_that_left_it(tmp_path: Path) -> None:
     ledger = Ledger.open(tmp_path, ledger_workers.IDENTITY, ledger_workers.BUDGET)
     ledger.open_job("long", RepeatedEvent(ledger_workers.EVENT, ledger_workers.N_AFFORDABLE))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 
 from dp_components.errors import PrivacyRefusal
-from dp_components.events import LaplaceEvent, Release
+from dp_components.events import LaplaceEvent, Release, RepeatedEvent
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from dp_components.neighbouring import NeighbouringRelation
 
@@ -39,6 +40,16 @@ def spend_all(folder: Path, name: str, results: Connection) -> None:
             if i % 3 == 0:
                 ledger.close_job(f"{name}-{i}")
     results.send((n_paid, shared))
+
+
+def run_until_killed(folder: Path, ends_with_process: bool, started: Connection) -> None:
+    """Reserve half of the budget, release once, and wait to be killed."""
+    ledger = Ledger.open(folder, IDENTITY, BUDGET)
+    plan = RepeatedEvent(EVENT, N_AFFORDABLE // 2)
+    ledger.open_job(f"once {ends_with_process}", plan, ends_with_process=ends_with_process)
+    ledger.release(f"once {ends_with_process}", "question", draw)
+    started.send(None)
+    time.sleep(600)
 
 
 def release_until_killed(folder: Path, results: Connection) -> None:
