@@ -82,6 +82,7 @@ class Registry:
         self, root: Path, site: str, consents: Consents, randomness: RandomSource = OS_RANDOMNESS
     ) -> None:
         self._root, self._site, self._consents = root, site, consents
+        self._last: tuple[tuple[int, ...], Ledger] = ((), Ledger())
         for folder in (root, root / "rows", root / "cuts"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
@@ -252,9 +253,13 @@ class Registry:
         self, ledger: Ledger, fresh: Run, record: DataRecord, rows: NDArray[np.uint64]
     ) -> tuple[Verdict, str]:
         verdict, message = Verdict.NEW, "no earlier run of this site concerns these rows."
+        relations = {
+            fingerprint: record.relation(earlier, self._overlap(record, rows, earlier))
+            for fingerprint in {run.fingerprint: None for run in ledger.runs}
+            for earlier in (ledger.data[fingerprint],)
+        }
         for run in ledger.runs:
-            earlier = ledger.data[run.fingerprint]
-            relation = record.relation(earlier, self._overlap(record, rows, earlier))
+            relation = relations[run.fingerprint]
             if relation is Relation.UNRELATED:
                 continue
             if relation is Relation.SAME and run.sites == fresh.sites:
@@ -344,7 +349,7 @@ class Registry:
             ledger = self._read()
             this = _find_run(ledger, run.run_id)
             changed = replace(this, **changes)  # type: ignore[arg-type]
-            self._write(replace(ledger, runs=tuple(changed if other == this else other for other in ledger.runs)))
+            self._write(replace(ledger, runs=tuple(changed if other is this else other for other in ledger.runs)))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -367,13 +372,25 @@ class Registry:
         return key
 
     def _read(self) -> Ledger:
-        try:
-            return read_ledger(self._root / "registry.json")
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise self._damaged("registry.json cannot be read") from None
+        """Return the content; parsed anew where the file is another than at the last time, for it is always replaced."""
+        identity = self._identity()
+        if not identity or identity != self._last[0]:
+            try:
+                self._last = (identity, read_ledger(self._root / "registry.json"))
+            except (LookupError, TypeError, ValueError, AttributeError):
+                raise self._damaged("registry.json cannot be read") from None
+        return self._last[1]
 
     def _write(self, ledger: Ledger) -> None:
         write_ledger(self._root / "registry.json", ledger)
+        self._last = (self._identity(), ledger)
+
+    def _identity(self) -> tuple[int, ...]:
+        try:
+            facts = (self._root / "registry.json").stat()
+        except FileNotFoundError:
+            return ()
+        return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
     def _damaged(self, what: str) -> ConfigurationError:
         return ConfigurationError(
@@ -388,7 +405,7 @@ class Registry:
 
 
 def _find_run(ledger: Ledger, run_id: str) -> Run:
-    for run in ledger.runs:
+    for run in reversed(ledger.runs):
         if run.run_id == run_id:
             return run
     raise ValueError("the run is not in the registry (was it cancelled?)")

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import stat
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ import pytest
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins import data_identity
+from nvflare_plugins import registry as registry_module
 from nvflare_plugins.cli import main
 from nvflare_plugins.data import Table
 from nvflare_plugins.registry import Registry, Reservation, ResumePoint, Verdict
+from nvflare_plugins.registry_store import read_ledger, write_ledger
 from nvflare_plugins.site_policy import Consents, DataSet, SitePolicy, template
 
 SITES = ("site-1", "site-2", "site-3")
@@ -217,7 +220,7 @@ def test_the_command_finds_a_simulated_site(tmp_path: Path, capsys: pytest.Captu
         assert "job-1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("damage", ["text", "key lost", "version", "state", "rows lost"])
+@pytest.mark.parametrize("damage", ["text", "key lost", "version", "state", "terms", "fields", "rows lost"])
 def test_damage_is_refused_not_forgotten(tmp_path: Path, damage: str) -> None:
     reserve(Registry(tmp_path, "site-1", Consents()), table())
     file = tmp_path / "registry.json"
@@ -230,11 +233,60 @@ def test_damage_is_refused_not_forgotten(tmp_path: Path, damage: str) -> None:
         for path in (tmp_path / "rows").iterdir():
             path.unlink()
     else:
-        document["version"] = 2 if damage == "version" else 1
-        document["runs"][0]["state"] = "reserved" if damage == "version" else "cancelled"
+        if damage == "version":
+            document["version"] = 3
+        elif damage == "state":
+            document["runs"][0][4] = "cancelled"
+        elif damage == "terms":
+            document["runs"][0][2] = 1
+        else:
+            document["runs"][0] = document["runs"][0][:5]
         file.write_text(json.dumps(document))
     with pytest.raises(ConfigurationError, match="Restore"):
         reserve(Registry(tmp_path, "site-1", Consents()), table(rows=slice(1, None)), spec("x", "x.csv"))
+
+
+def test_a_registry_of_the_first_format_is_read_and_written_anew(tmp_path: Path) -> None:
+    reserve(Registry(tmp_path, "site-1", Consents()), table())
+    file = tmp_path / "registry.json"
+    ledger = read_ledger(file)
+    old = {
+        "version": 1, "data": {name: asdict(record) for name, record in ledger.data.items()},
+        "runs": [asdict(run) for run in ledger.runs], "searches": [],
+    }  # fmt: skip
+    file.write_text(json.dumps(old, indent=1))
+    assert read_ledger(file) == ledger
+    registry = Registry(tmp_path, "site-1", Consents())
+    with pytest.raises(PolicyRefusal, match="job-1"):
+        reserve(registry, table(), job_id="job-2", sites=SITES[:2])
+    assert reserve(registry, table(), job_id="job-2").verdict is Verdict.IDENTICAL
+    assert json.loads(file.read_text())["version"] == 2 and read_ledger(file).runs[0] == ledger.runs[0]
+
+
+def test_one_run_more_costs_little_among_ten_thousand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each checkpoint once took half a second there: 4 MB were parsed, and written by the encoder that is in Python."""
+    registry = Registry(tmp_path, "site-1", Consents())
+    reserve(registry, table())
+    ledger = read_ledger(tmp_path / "registry.json")
+    runs = [replace(ledger.runs[0], run_id=f"run-{i}", job_id=f"job-{i}", state="complete") for i in range(10_000)]
+    write_ledger(tmp_path / "registry.json", replace(ledger, runs=tuple(runs)))
+    n_read = []
+    monkeypatch.setattr(registry_module, "read_ledger", lambda path: n_read.append(path) or read_ledger(path))
+    run = reserve(registry, table(), job_id="new")
+    for n_trees in range(1, 4):
+        registry.trees_complete(run, n_trees)
+    assert len(n_read) == 1, "the file is parsed once, not for every checkpoint"
+    assert read_ledger(tmp_path / "registry.json").runs[-1].trees == 3
+    assert len((tmp_path / "registry.json").read_bytes()) < 1_500_000
+
+
+def test_a_registry_changed_by_another_process_is_read_again(tmp_path: Path) -> None:
+    one, two = (Registry(tmp_path, "site-1", Consents()) for _ in range(2))
+    run = reserve(one, table())
+    two.trees_complete(run, 5)
+    one.complete(run, 7)
+    assert [(r.state, r.trees) for r in read_ledger(tmp_path / "registry.json").runs] == [("complete", 7)]
+    assert reserve(two, table(), job_id="job-2").verdict is Verdict.IDENTICAL
 
 
 def test_concurrent_reservations_do_not_overwrite_each_other(tmp_path: Path) -> None:
@@ -246,8 +298,8 @@ def test_concurrent_reservations_do_not_overwrite_each_other(tmp_path: Path) -> 
     for process in processes:
         process.join(60)
         assert process.exitcode == 0
-    runs = json.loads((tmp_path / "registry.json").read_text())["runs"]
-    assert len(runs) == 8 and len({run["run_id"] for run in runs}) == 8
+    runs = read_ledger(tmp_path / "registry.json").runs
+    assert len(runs) == 8 and len({run.run_id for run in runs}) == 8
 
 
 def _reserve_some(root: str, worker: int) -> None:
