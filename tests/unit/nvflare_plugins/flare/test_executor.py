@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
 
 from he_processors.errors import (
     ConfigurationError,
@@ -14,15 +17,21 @@ from he_processors.errors import (
     ProtocolError,
 )
 from nvflare_plugins.flare import executor, timeouts
+from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.executor import (
-    ProgressLog,
+    JobExecutor,
     JobTask,
+    ProgressLog,
     error_text,
     load_identity,
 )
 from nvflare_plugins.flare.pieces import MAX_FRAME_BYTES
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.training import RoundRecord
+from nvflare_plugins.place import Outcome
+from nvflare_plugins.site_setup import Wishes, set_up
+from tests.unit.nvflare_plugins.flare.test_work import flare_context
+from tests.unit.nvflare_plugins.flare.test_work import task as work_task
 
 JOB = HorizontalJob("train", "y")
 
@@ -105,3 +114,58 @@ def test_graces_fit_into_each_other() -> None:
     assert timeouts.STOP_GRACE_S < timeouts.ABORT_GRACE_S and timeouts.STOP_ANSWER_S < timeouts.STOP_REASON_S
     assert timeouts.STOP_REASON_S + timeouts.FLARE_STOP_GRACE_S < 9.0
     assert 60.0 + 2 * timeouts.BEAT_INTERVAL_S < timeouts.SILENCE_LIMIT_S <= 90.0
+
+
+class Idle(JobExecutor):
+    """A kind of job that does nothing."""
+
+    job_type = HorizontalJob
+
+    def take_part(self, job, place, transport, timeout_s, progress) -> Outcome:
+        return Outcome("00", f"kept in {place.runs}")
+
+
+def run_idle(context: FLContext) -> Shareable:
+    return Idle().execute(TRAIN_TASK, work_task(), context, Signal())
+
+
+def test_a_site_whose_set_up_is_incomplete_takes_no_part(tmp_path: Path) -> None:
+    context = flare_context(tmp_path)
+    assert run_idle(context)["status"] == "completed"
+    resources = tmp_path / "local" / "resources.json"
+    document = json.loads(resources.read_text())
+    for change, what in (({"class_allow_list": ["nvflare_plugins.flare."]}, "nvflare_plugins.flare."),
+                         ({"allow_log_streaming": True}, "stream")):  # fmt: skip
+        resources.write_text(json.dumps({**document, **change}))
+        reply = run_idle(context)
+        assert reply["status"] == "failed" and what in reply["error"] and "veilboost site-setup" in reply["error"]
+    resources.unlink()
+    assert "resources.json is missing" in run_idle(context)["error"]
+
+
+def test_a_missing_policy_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    context = flare_context(tmp_path)
+    (tmp_path / "local" / "veilboost.json").unlink()
+    reply = run_idle(context)
+    assert reply["status"] == "failed" and "has no site policy" in reply["error"] and "\n" not in reply["error"]
+    assert not [record for record in caplog.records if record.exc_info or "Traceback" in record.getMessage()]
+
+
+def test_results_go_where_the_policy_says_and_its_changes_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = flare_context(tmp_path / "workspace")
+    run_idle(context)
+    assert "policy has changed" not in caplog.text
+    set_up(tmp_path / "workspace", Wishes(keep_in=str(tmp_path / "kept"), min_sites=2))
+    with caplog.at_level("INFO"):
+        assert run_idle(context)["status"] == "completed"
+    assert f"kept in {tmp_path}/kept/site-1/veilboost_runs" in caplog.text
+    run_idle(context)
+    changes = [r.getMessage() for r in caplog.records if "policy has changed" in r.getMessage()]
+    # The registry has moved, and with it what the site remembers: it begins anew there.
+    assert not changes and (tmp_path / "kept" / "site-1" / "veilboost_registry.policy").is_file()
+    set_up(tmp_path / "workspace", Wishes(min_sites=3, consents=("exact_cuts",)))
+    run_idle(context)
+    (text,) = [r.getMessage() for r in caplog.records if "policy has changed" in r.getMessage()]
+    assert text.endswith("since the last job here: consents.exact_cuts, min_sites")
