@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+from nvflare.tool.deploy.deploy_common import _patch_resources
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.flare_boundary import (
@@ -84,12 +86,19 @@ def test_lost_or_spoilt_files_are_found(tmp_path: Path, content: str | None) -> 
 
 
 def test_what_deploy_prepare_leaves_is_found(tmp_path: Path) -> None:
-    """It writes resources.json.default anew, with FLARE's list and streaming, and removes resources.json."""
+    """FLARE's own step: it writes resources.json.default anew, with its list and streaming, and removes resources.json."""
     folder = ready(kit(tmp_path / "x"))
-    (folder / RESOURCES).unlink()
-    default = {"class_allow_list": ["nvflare.a.B"], "class_list_enforcement_mode": "enforce", "allow_log_streaming": True}
+    default = {
+        "class_allow_list": list(DEFAULT_CLASS_ALLOW_LIST), "class_list_enforcement_mode": "enforce",
+        "allow_log_streaming": True, "components": [],
+    }  # fmt: skip
     (folder / f"{RESOURCES}.default").write_text(json.dumps(default))
+    assert not list(gaps(folder))
+    _patch_resources(folder, "docker_launcher", "nvflare.app_opt.job_launcher.docker_launcher.ClientDockerJobLauncher", {})
+    assert [gap for gap in gaps(folder) if "lacks" in gap or "stream" in gap] == list(gaps(folder))
     assert len(list(gaps(folder))) == 2
+    ready(folder)
+    assert not list(gaps(folder)) and len(json.loads((folder / RESOURCES).read_text())["components"]) == 2
 
 
 def test_a_site_that_was_not_restarted_is_found(tmp_path: Path) -> None:
