@@ -48,7 +48,8 @@ PROJECT = "veilboost_poc"
 ADMIN = "admin@consortium.org"
 SITES = ("site-1", "site-2", "site-3")
 DEFAULT_PORT = 8002
-START_TIMEOUT_S = 90
+START_TIMEOUT_S = 180
+_REGISTERED = "Successfully registered client"  # what FLARE logs at a site
 STOP_TIMEOUT_S = 30
 COMMAND_TIMEOUT_S = 180
 JOB_TIMEOUT_S = 600
@@ -90,7 +91,9 @@ class Poc:
     def __enter__(self) -> Poc:
         try:
             self._prepare()
-            self._nvflare("poc", "start", "--timeout", str(START_TIMEOUT_S))
+            # FLARE's own wait logs in at once, and hangs if the server is only just coming up.
+            self._nvflare("poc", "start", "--no-wait")
+            self._wait_for_sites()
         except BaseException:
             self.stop()
             raise
@@ -110,6 +113,14 @@ class Poc:
             shutil.copy(policy, self.kits / site / "local" / "veilboost.json")
         for change in set_up(self.folder / "poc"):
             say(f"site-setup: {change}")
+
+    def _wait_for_sites(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        logs = [self.kits / site / "log.txt" for site in SITES]
+        while not all(log.is_file() and _REGISTERED in log.read_text() for log in logs):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the sites were not up within {START_TIMEOUT_S} s; see {self.kits}/*/log.txt")
+            time.sleep(0.5)
 
     @contextlib.contextmanager
     def session(self) -> Iterator[Session]:
