@@ -31,13 +31,13 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
+from nvflare_plugins.failures import machine_failure, reason_of
 from nvflare_plugins.vertical.steps import Flag, Inbox, Outbox, Step
 from nvflare_plugins.wire.catalogue import Kind
 
 _log = logging.getLogger(__name__)
 MIB = 1 << 20
 LEFT = "the conversation has ended"
-_INTERNAL = "internal error in the conversation; the site's log has the trace"
 _OVERHEAD_BYTES = 2 * MIB  # of a part: its header, and those of as many fragments as a step may have
 
 
@@ -87,6 +87,18 @@ class Pace:
         return max(self.frame_bytes // max(world - 1, 1), MIB)
 
 
+def _ended_by(error: Exception) -> JobAborted:
+    """Return what ends the job after an error that is none of ours; a defect goes into this site's own log."""
+    if machine_failure(error) is None:
+        _log.error("the conversation failed", exc_info=error)
+    return _aborted_by(error)
+
+
+def _aborted_by(error: Exception) -> JobAborted:
+    """Return an error that may be told to other parties."""
+    return JobAborted(machine_failure(error) or f"{reason_of(error)}; see the log of that site")
+
+
 class _Line:
     """One site's end of the sealed line to one other site."""
 
@@ -130,8 +142,8 @@ class Asked(Future):
             self.set_result(self._read(answer))
         except VeilBoostError as error:
             self.set_exception(error)
-        except Exception:  # ends the conversation's thread, which says so; whoever waits for this answer must hear too
-            self.set_exception(JobAborted(_INTERNAL))
+        except Exception as error:  # ends the conversation's thread; whoever waits for this answer must hear too
+            self.set_exception(_aborted_by(error))
             raise
 
 
@@ -237,9 +249,8 @@ class Asking:
                 pass
         except VeilBoostError as error:
             self._fail(error)
-        except Exception:  # the edge of a thread: whoever waits must hear of it
-            _log.exception("the conversation failed")
-            self._fail(JobAborted(_INTERNAL))
+        except Exception as error:  # the edge of a thread: whoever waits must hear of it
+            self._fail(_ended_by(error))
 
     def _step(self) -> Flag:
         with self._changed:
@@ -393,10 +404,7 @@ class Answering:
             except VeilBoostError as error:
                 return self._fail(error)
             except Exception as error:  # the edge of a thread: what went wrong could quote data
-                if self._over:
-                    return None
-                _log.exception("answering failed")
-                return self._fail(JobAborted(f"unexpected {type(error).__name__}; see the log of that site"))
+                return None if self._over else self._fail(_ended_by(error))
             with self._changed:
                 self._line.outbox.put(answer)
                 self._n_open -= 1

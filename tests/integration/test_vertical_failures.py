@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import numpy as np
@@ -9,7 +10,9 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError, VeilBoostError
-from nvflare_plugins.vertical import active_site, inference_site, passive
+from nvflare_plugins.flare.executor import error_text
+from nvflare_plugins.registry import Registry
+from nvflare_plugins.vertical import active_site, checkpoints, inference_site, passive, site
 from nvflare_plugins.vertical.alignment.job import AlignmentJob
 from nvflare_plugins.vertical.alignment.site import align_site
 from nvflare_plugins.vertical.bin_ledger import BinLedger
@@ -17,6 +20,7 @@ from nvflare_plugins.vertical.gradient_scheme import ClearHistogramMaker
 from nvflare_plugins.vertical.guards import FOLDER
 from nvflare_plugins.vertical.messages import DecisionRequest
 from nvflare_plugins.vertical.prediction_budget import FOLDER as PREDICTIONS
+from nvflare_plugins.vertical.prediction_budget import PredictionBudget
 from nvflare_plugins.vertical.sampling import Twister, sampled_rows
 from nvflare_plugins.wire.catalogue import Kind
 from tests.integration.test_vertical_inference import Case, make_case
@@ -82,8 +86,6 @@ def test_what_was_told_stays_remembered(parties, monkeypatch):
 
 
 def test_a_disk_without_room_for_the_reservation_cancels_those_of_the_other_data_sets(parties, monkeypatch):
-    from nvflare_plugins.registry import Registry
-
     honest = Registry.reserve
 
     def full(self, table, spec, **more):
@@ -198,3 +200,46 @@ def test_a_failed_alignment_is_remembered_where_ids_left_blinded_or_not(tmp_path
     assert all(isinstance(outcome, Exception) for outcome in outcomes.values())
     found = alignments(parties)
     assert (found["site-1"], found["site-2"]) == ((1, 1) if kept else (0, 0))
+
+
+# -- disks ------------------------------------------------------------------------------------------------------------
+
+WRITERS = {  # what is written, by whom, the write that fails, and what of the call names the site
+    "checkpoint": (checkpoints.Checkpoint, "write", 3, lambda self, folder: folder.path),
+    "registry": (Registry, "trees_complete", 3, lambda self, *of: self._root),
+    "ledger_of_sums": (BinLedger, "write", 4, lambda self, *of: self._path),
+    "predictions": (PredictionBudget, "charge", 1, lambda self, *of: self._path),
+    "part": (site, "write_part", 1, lambda folder, *of: folder),
+}
+
+
+@pytest.mark.parametrize(("writer", "victim"), [
+    ("checkpoint", "site-1"), ("checkpoint", "site-3"), ("registry", "site-1"), ("registry", "site-2"),
+    ("ledger_of_sums", "site-2"), ("predictions", "site-2"), ("part", "site-1"), ("part", "site-3"),
+])  # fmt: skip
+def test_a_full_disk_is_named_at_once_and_the_job_resumes_when_there_is_room(tmp_path, monkeypatch, writer, victim):
+    parties = federation(tmp_path, n_rows=150)
+    target, name, nth, place = WRITERS[writer]
+    honest, calls = getattr(target, name), []
+
+    def full(*of, **more):
+        if victim in place(*of).parts:
+            calls.append(1)
+            if len(calls) >= nth:
+                raise OSError(errno.ENOSPC, "No space left on device", "/secret/path")
+        return honest(*of, **more)
+
+    monkeypatch.setattr(target, name, full)
+    training = {"num_rounds": 4, "eval_data_set": "held"}
+    outcomes = run(parties, job(**training), "lost")
+    assert calls and "the disk is full" in error_text(outcomes[victim]), outcomes
+    assert all("secret" not in error_text(outcome) for outcome in outcomes.values())
+    assert all(isinstance(outcome, Exception) for outcome in outcomes.values())
+    logs = [(parties.run_folder(site, "lost") / "evidence" / f"{site}.evidence.jsonl") for site in parties.sites]
+    assert all('"aborted"' in log.read_text().splitlines()[-2] for log in logs)
+    monkeypatch.setattr(target, name, honest)
+    if all(list(parties.run_folder(site, "lost").glob("checkpoint-*")) for site in parties.sites):
+        succeed(run(parties, job(**training, resume_from="lost"), "resumed"))
+    else:
+        assert writer in ("ledger_of_sums", "predictions")
+        succeed(run(parties, job(**training), "again"))

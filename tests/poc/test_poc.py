@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,6 +60,42 @@ def test_private_round_trip_pays_from_every_sites_ledger(tmp_path: Path) -> None
     assert "FINISHED:COMPLETED" in done.stdout and "\nVERIFIED\n" in done.stdout
     assert done.stdout.count("privacy spent at site-") == 3
     assert len({path.read_bytes() for path in Poc.kits_of(folder).glob("site-*/veilboost_runs/*/model.json")}) == 1
+
+
+def test_a_vertical_job_whose_party_is_killed_in_round_6_of_8_is_resumed(tmp_path: Path) -> None:
+    """Real processes, real keys: nothing that was done is done again, and the model is the same to the byte."""
+    job, folder = JOBS / "vertical_paillier", tmp_path / "poc"
+    with Poc(folder, scenario="vertical") as poc:
+        rounds = {"num_rounds": 8, "alignment": "first"}
+        whole, status, _ = poc.run_job(job, changes=rounds)
+        assert status == "FINISHED:COMPLETED"
+        killer = threading.Thread(target=kill_after, args=(poc, "site-2", 5, whole), daemon=True)
+        killer.start()
+        lost, status, _ = poc.run_job(job, changes={**rounds, "alignment": whole})
+        killer.join(10)
+        assert not killer.is_alive() and status != "FINISHED:COMPLETED"
+        kept = [{int(path.stem.split("-")[1]) for path in poc.kits.glob(f"{site}/veilboost_runs/{lost}/checkpoint-*")}
+                for site in SITES]  # fmt: skip
+        done = max(set.intersection(*kept))
+        assert 5 <= done <= 8, kept
+        resumed, status, _ = poc.run_job(job, changes={**rounds, "alignment": whole, "resume_from": lost})
+        assert status == "FINISHED:COMPLETED" and f"after {done} rounds" in site_log(poc, "site-3", resumed)
+    models = [(poc.kits / "site-1" / "veilboost_runs" / name / "masked_model.json").read_bytes()
+              for name in (whole, resumed)]  # fmt: skip
+    assert models[0] == models[1]
+    for site in SITES:
+        assert not list(poc.kits.glob(f"{site}/veilboost_runs/{resumed}/checkpoint-*"))
+
+
+def kill_after(poc: Poc, site: str, n_rounds: int, other_than: str) -> None:
+    """Kill a site's job process as soon as it has kept so many rounds of a new job."""
+    def kept() -> list[Path]:
+        found = poc.kits.glob(f"{site}/veilboost_runs/*/checkpoint-{n_rounds}.json")
+        return [path for path in found if path.parent.name != other_than]
+
+    wait_until(lambda: bool(kept()), 300)
+    (pid,) = job_processes(poc, kept()[0].parent.name, site)
+    os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")

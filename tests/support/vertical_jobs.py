@@ -12,6 +12,7 @@ import pandas as pd
 import xgboost as xgb
 
 from nvflare_plugins.certificates import Identity
+from nvflare_plugins.flare.executor import error_text
 from nvflare_plugins.place import Outcome, Place, RoundFacts, Silent
 from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.vertical.job import VerticalJob
@@ -94,7 +95,7 @@ def run(
         except Exception as error:  # the test decides what it expected
             outcomes[site] = SiteDied() if transport.died else error
             if notices_death or not transport.died:
-                aggregator.abort(f"{site}: {error}")
+                aggregator.abort(f"{site}: {error_text(error)}")
 
     def watch() -> None:
         while not done.wait(0.1):
