@@ -26,10 +26,6 @@ class Job(Protocol):
     def deadline_s(self) -> float:
         """Return the longest time that an exchange may wait for the slowest site; 0 derives it from the job's size."""
 
-    @property
-    def largest_message_bytes(self) -> int:
-        """Return the size of the largest message that a table of usual width leads to."""
-
     def to_dict(self) -> dict[str, Any]:
         """Return the job as JSON values."""
 

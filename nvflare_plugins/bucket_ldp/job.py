@@ -14,7 +14,6 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.job_checks import expect, is_list, is_number, is_text, is_whole
 
 PROFILE = "dp_local"
-_LARGEST_BLOCK = 64 << 20
 
 
 class Unit(Enum):
@@ -90,11 +89,6 @@ class BucketJob:
             is_number(self.edges_epsilon) and 0 <= self.edges_epsilon < self.epsilon,
         )
         expect("deadline_s must be a number of seconds", is_number(self.deadline_s) and self.deadline_s >= 0)
-
-    @property
-    def largest_message_bytes(self) -> int:
-        """Return the size of the largest block of buckets."""
-        return _LARGEST_BLOCK
 
     @property
     def protected(self) -> Unit:

@@ -22,7 +22,6 @@ from nvflare_plugins.job_checks import (
 PROFILE = "dp_trusted"
 VARIANTS = ("dpboost", "para", "seq")
 _BELOW = 1 - 1e-9  # so that a budget equal to the job's promise is enough for it, whatever the last digits do
-_BYTES_PER_PAIR = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +150,6 @@ class DpBoostJob:
         if name in self.categories:
             return np.arange(len(self.categories[name]) - 1, dtype=np.float32)
         return as_candidates(uniform_candidates(FeatureBounds(*self.feature_bounds[name]), self.n_candidates))
-
-    @property
-    def largest_message_bytes(self) -> int:
-        """Return the size of the sums of a tree's last level."""
-        return _BYTES_PER_PAIR * sum(n + 1 for n in self.candidates().counts) << (self.depth - 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the job as JSON values."""

@@ -15,9 +15,6 @@ from nvflare_plugins.job_checks import (
 from nvflare_plugins.wire.profiles import Profile
 
 _LARGEST_EXPONENT = 192  # as the scales of sums
-_ASSUMED_FEATURES = 1000  # whoever sizes messages from the job alone does not see the table
-_BYTES_PER_VALUE = {"plain": 8, "masks": 8, "bfv": 64, "ckks": 64}  # lattice: wide pairs
-_MAX_NODES_PER_MESSAGE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +123,6 @@ class HorizontalJob:
                 "multi_strategy=multi_output_tree takes no categories in XGBoost 3.2; leave multi_strategy out, or give "
                 "the categorical columns as numbers"
             )
-
-    @property
-    def largest_message_bytes(self) -> int:
-        """Return the size of a histogram message of the deepest level, for 1,000 features."""
-        depth = self._whole(6, "max_depth")
-        bins = self._whole(256, "max_bin", "max_bins")
-        nodes = min(2 ** max(depth - 1, 0), _MAX_NODES_PER_MESSAGE) if depth else _MAX_NODES_PER_MESSAGE
-        return nodes * _ASSUMED_FEATURES * bins * 2 * _BYTES_PER_VALUE[self.profile]
-
-    def _whole(self, default: int, *names: str) -> int:
-        """Return a parameter that the sites check; here a wrong one only means the default."""
-        given = [self.params[name] for name in names if name in self.params]
-        return given[0] if given and type(given[0]) is int and 0 <= given[0] <= 1 << 16 else default
 
     def to_dict(self) -> dict[str, Any]:
         """Return the job as JSON values."""

@@ -11,7 +11,7 @@ from dp_components.split_candidates.candidates import FeatureBounds
 from dp_components.trust import TrustModel
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.job_checks import are_bounds, expect, is_entry, is_list, is_mapping, is_number, is_text, is_whole
-from nvflare_plugins.private_trees.methods import Method, SplitMethod
+from nvflare_plugins.private_trees.methods import Method
 from nvflare_plugins.private_trees.presets import resolve_method
 from nvflare_plugins.site_policy import MOST_DELTA, MOST_EPSILON
 
@@ -20,7 +20,6 @@ PROFILES = {
     TrustModel.LOCAL: "dp_local",
 }  # fmt: skip
 _ASSUMED_FEATURES = 1000  # where the job does not name them
-_CELLS_PER_FEATURE = 385
 
 _NOT_PAID_FOR = "nothing pays for it: score the finished model on data of your own"
 _REFUSED = {
@@ -210,17 +209,6 @@ class PrivateTreesJob:
     def resolve(self, n_features: int) -> Method:
         """Return the method for so many features. Raises: ConfigurationError."""
         return resolve_method(self.method, self.components, n_features)
-
-    @property
-    def largest_message_bytes(self) -> int:
-        """Return the size of the largest message of sums."""
-        n = self.n_features or _ASSUMED_FEATURES
-        method = self.resolve(n)
-        leaves = 16 * method.batch_size << method.depth
-        histograms = 0
-        if method.split_method is not SplitMethod.TOTALLY_RANDOM:
-            histograms = 16 * n * (2 * method.n_candidates + 2) << (method.depth - 1)
-        return max(leaves, histograms, 8 * n * _CELLS_PER_FEATURE)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the job as JSON values."""

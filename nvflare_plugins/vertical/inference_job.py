@@ -14,7 +14,6 @@ from nvflare_plugins.vertical.inference import BATCH_ROWS
 from nvflare_plugins.vertical.job import ALIGN_FIRST
 
 PROFILE = "vertical_model"  # the one way in which such a job protects its messages; the evidence names it
-_FRAME_BYTES = 64 << 20  # conversations cut longer messages
 _MAX_BATCH_ROWS = 1 << 20
 
 
@@ -86,11 +85,6 @@ class InferenceJob:
         expect(f"batch_rows must be a whole number from 1 to {_MAX_BATCH_ROWS}", is_size)
         is_time = isinstance(self.deadline_s, (int, float)) and not isinstance(self.deadline_s, bool)
         expect("deadline_s must be a number of seconds", is_time and 0 <= self.deadline_s < math.inf)
-
-    @property
-    def largest_message_bytes(self) -> int:
-        """Return the size of the largest frame."""
-        return _FRAME_BYTES
 
     def to_dict(self) -> dict[str, Any]:
         """Return the job as JSON values."""

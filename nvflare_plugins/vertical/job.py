@@ -13,7 +13,6 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.job_checks import at_least, check_fields, expect, is_text, job_id_or_none, one_of
 
 ALIGN_FIRST = "first"
-_FRAME_BYTES = 64 << 20  # conversations cut longer messages
 _REFUSED = {
     "categories": "categorical columns are not supported by XGBoost's column split: encode them as numbers",
     "cuts": "each party finds its own cut points, as centralized training does",
@@ -136,11 +135,6 @@ class VerticalJob:
             "label_classes must be a list of texts or whole numbers",
             classes is None or (is_list and all(type(entry) in (str, int) for entry in classes)),
         )
-
-    @property
-    def largest_message_bytes(self) -> int:
-        """Return the size of the largest frame."""
-        return _FRAME_BYTES
 
     @property
     def is_encrypted(self) -> bool:

@@ -10,11 +10,8 @@ from typing import Any, ClassVar
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.job_checks import check_fields
-from nvflare_plugins.vertical.alignment.blinding import POINT_BYTES
-from nvflare_plugins.vertical.alignment.lists import BLOCK
 
 PROFILE = "psi"  # the one way in which this job protects ids; the evidence names it
-_ASSUMED_PARTIES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +40,6 @@ class AlignmentJob:
         seconds = self.deadline_s
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
             raise ConfigurationError("deadline_s must be a number of seconds")
-
-    @property
-    def largest_message_bytes(self) -> int:
-        """Return the size of a block for every other party."""
-        return BLOCK * POINT_BYTES * (_ASSUMED_PARTIES - 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the job as JSON values."""
