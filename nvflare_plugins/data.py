@@ -251,15 +251,16 @@ class _ColumnLoader:
         return values
 
     def weight(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float32]:
-        """Shapes: result: float32[n_rows], >= 0, not all zero."""
+        """Return the weights; whether all are zero is for the job to judge, over all sites.
+
+        Shapes: result: float32[n_rows], >= 0.
+        """
         values = self.floats(name, column)
         self._refuse_missing("weight", name, values)
         n_negative = int(np.count_nonzero(values < 0))
         if n_negative:
             log_count(f"negative weights in column {name!r}", n_negative, values.size)
             raise ConfigurationError(f"weight column {name!r} holds negative values.")
-        if not values.any():
-            raise ConfigurationError(f"weight column {name!r} holds zeros only.")
         return values
 
     def _refuse_missing(self, role: str, name: str, values: NDArray[np.float32]) -> None:

@@ -89,7 +89,7 @@ def identify(
     Security: the key stays at the site; so do the hashes.
     """
     names, matrix = _canonical_matrix(table)
-    rows = _row_hashes(matrix, key, ids)
+    rows = np.sort(_row_hashes(matrix, key, ids))
     columns: dict[str, str] = {}
     identifying = []
     for position, name in enumerate(names):
@@ -101,6 +101,11 @@ def identify(
     fingerprint = _hash(key, b"table", repr(names).encode(), rows.tobytes())
     source = _hash(key, b"path", str(spec.path.resolve()).encode())
     return DataRecord(fingerprint, spec.name, source, table.n_rows, columns, tuple(identifying)), rows
+
+
+def row_tags(table: Table, key: bytes) -> NDArray[np.uint64]:
+    """Return a keyed hash of every row, in the rows' order. Shapes: result: uint64[n_rows]."""
+    return _row_hashes(_canonical_matrix(table)[1], key, None)
 
 
 def overlap_of(mine: NDArray[np.uint64], theirs: NDArray[np.uint64]) -> int:
@@ -136,7 +141,7 @@ def _row_hashes(matrix: NDArray[np.uint32], key: bytes, ids: Sequence[bytes] | N
         ).digest()
         for row in range(matrix.shape[0])
     )
-    return np.sort(np.frombuffer(digests, dtype="<u8"))
+    return np.frombuffer(digests, dtype="<u8")
 
 
 def _hash(key: bytes, purpose: bytes, *parts: bytes) -> str:

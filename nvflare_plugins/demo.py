@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError, JobAborted
 from nvflare_plugins.files import write_atomically, write_private_table
 from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.site_policy import MIN_EFFECTIVE_ROWS
 
 JOB_NAME, DATA_SET, EVAL_SET = "demo", "training", "evaluation"
 N_SITES = 3
@@ -238,6 +239,11 @@ def _run(options: argparse.Namespace) -> int:
     from nvflare_plugins.demo_summary import summarise
 
     data = split(*load(options.data, options.label))
+    if len(data.train) < MIN_EFFECTIVE_ROWS:
+        raise ConfigurationError(
+            f"{len(data.train)} training rows are too few: sites ask for {MIN_EFFECTIVE_ROWS} unless told otherwise. "
+            "Policy key: min_effective_rows."
+        )
     folder = (options.runs / f"demo-{datetime.now():%Y%m%d-%H%M%S}").resolve()
     write_sites(data, folder / "data")
     job = make_job(data, options.profile, options.rounds)

@@ -34,11 +34,14 @@ def summarise(data: Split, job: HorizontalJob, folder: Path) -> None:
     booster = xgb.Booster(model_file=str(run_folder / record.model))
     test = xgb.DMatrix(columns(data.test, data), label=labels(data.test, data), **layout(data))
     ours = score(booster, test, data.task)
+    job = dataclasses.replace(job, params={**job.params, **_raised(record)})
     same_cuts = train_centrally(data, job, Cuts.from_lists(json.loads((run_folder / "cuts.json").read_text())))
     own_cuts = train_centrally(data, job, None)
     central, stock = (score(model, test, data.task) for model in (same_cuts, own_cuts))
     _print_scores(data.task.metric, record, ours, central, stock)
     _print_difference(booster, same_cuts, test)
+    for note in record.notes:
+        print(note)
     _print_traffic(record)
     _print_protection(record)
     curve = Curve("centralized XGBoost, same cuts (pooled test set)", data.task.federated_metric, tuple(central))
@@ -55,6 +58,11 @@ def summarise(data: Split, job: HorizontalJob, folder: Path) -> None:
                        ("log", folder / "simulator.log")):  # fmt: skip
         print(f"  {what:<9} {path}")
     print(f"\nCheck the evidence yourself: veilboost verify {evidence}")
+
+
+def _raised(record: RunRecord) -> dict[str, object]:
+    """Return the parameter that the sites' policies have raised, with which centralized training is compared."""
+    return {name: value for name, value in record.params.items() if name == "min_child_weight"}
 
 
 def train_centrally(data: Split, job: HorizontalJob, cuts: Cuts | None) -> xgb.Booster:

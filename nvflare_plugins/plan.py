@@ -20,6 +20,7 @@ from he_processors.errors import BackendUnavailable, ConfigurationError
 from nvflare_plugins.horizontal.cuts import CutMode
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.parameters import ALIASES, check_parameters
+from nvflare_plugins.horizontal.row_floors import counts_leaves
 from nvflare_plugins.horizontal.value_bounds import coarsest_pairs
 from nvflare_plugins.place import Job
 from nvflare_plugins.plan_messages import (
@@ -216,8 +217,9 @@ def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, mi
         missing=missing,
         cuts=job.cuts,
         eval_sets=max(n_sets, 1),
-        weighted=job.weight is not None,
+        weighted_sets=0 if job.weight is None else 1 + (job.eval_data_set is not None),
         wide_pairs=coarsest_pairs(checked, job.weight is not None) == 0.0,
+        counts_leaves=counts_leaves(checked, rows_per_node=1),  # some floor, as site policies have by default
     )
 
 

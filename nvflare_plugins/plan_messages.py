@@ -18,6 +18,7 @@ from nvflare_plugins.wire.sums import HIGHEST_EXPONENT, LOWEST_EXPONENT, METRIC_
 BYTES_PER_WORD = 8
 SESSION_EXCHANGES = 8  # handshake, key confirmation, agreement, closing: a few kilobytes, but each one a rendezvous
 _SCALES = 4  # gradients, hessians, weights, labels; and one for each metric
+_LARGEST_DEPTH = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,12 @@ class Workload:
         max_leaves: leaves per tree when trees grow best-first (lossguide); 0 for level by level.
         metrics: evaluation metrics times evaluation sets, each round.
         eval_sets: evaluation sets.
-        weighted: whether rows have weights.
+        weighted_sets: data sets with a column of weights, the training set first; 0 without weights.
         wide_pairs: whether histograms take twice the room under `bfv` and `ckks` whatever the number of rows
             (horizontal/value_bounds.py).
         missing: whether every feature has missing values somewhere, which makes the root sum a message of its own.
         cuts: how cut points are agreed.
+        counts_leaves: whether the rows of each leaf are counted, as for objectives without a bound on hessians.
     """
 
     rows: int
@@ -53,8 +55,9 @@ class Workload:
     missing: bool = False
     cuts: str = CutMode.QUANTILE.value
     eval_sets: int = 1
-    weighted: bool = False
+    weighted_sets: int = 0
     wide_pairs: bool = False
+    counts_leaves: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rows", "features", "sites", "rounds", "outputs", "parallel_trees", "eval_sets"):
@@ -107,6 +110,9 @@ def round_messages(workload: Workload) -> Iterator[Planned]:
         yield Planned(Kind.HISTOGRAM, n_messages, n_nodes * values_per_node, workload.wide_pairs)
     if workload.missing:
         yield Planned(Kind.ROOT_SUM, workload.trees_per_round, 2, workload.wide_pairs)
+    if workload.counts_leaves:
+        n_leaves = workload.max_leaves or 1 << min(workload.depth, _LARGEST_DEPTH)
+        yield Planned(Kind.LEAF_ROWS, 1, workload.trees_per_round * max(min(n_leaves, workload.rows), 1), False)
     if workload.metrics:
         n_parts = 2 if workload.outputs == 1 else 3 * workload.outputs
         yield Planned(Kind.METRIC, workload.metrics, n_parts + METRIC_FLAGS)
@@ -114,13 +120,17 @@ def round_messages(workload: Workload) -> Iterator[Planned]:
 
 def setup_messages(workload: Workload) -> Iterator[Planned]:
     """Yield the sums that precede the first tree."""
+    n_thresholds = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
+    if workload.weighted_sets:
+        yield Planned(Kind.SCALE, 1, workload.weighted_sets * n_thresholds, False)
+    yield Planned(Kind.EFFECTIVE_ROWS, 1, 2 * max(workload.weighted_sets, 1), False)
     yield Planned(Kind.CUT_COUNTS, 1, workload.features + 1, False)
     if workload.cuts in (CutMode.QUANTILE.value, CutMode.EXACT.value):
         yield Planned(Kind.CUT_COUNTS, 1, workload.features, False)
         yield Planned(Kind.CUT_COUNTS, KEY_BITS, workload.features * max(workload.bins - 2, 1), False)
-    n_scales = _SCALES + workload.metrics // workload.eval_sets + workload.weighted
-    yield Planned(Kind.SCALE, 1, n_scales * (HIGHEST_EXPONENT - LOWEST_EXPONENT + 1), False)
-    yield Planned(Kind.ROW_COUNT, 1, 1, False)
+    n_scales = _SCALES + workload.metrics // workload.eval_sets + (workload.weighted_sets > 0)
+    yield Planned(Kind.SCALE, 1, n_scales * n_thresholds, False)
+    yield Planned(Kind.WEIGHT_TOTAL, 1, 1) if workload.weighted_sets else Planned(Kind.ROW_COUNT, 1, 1, False)
     yield Planned(Kind.LABEL_MEAN, 1, workload.outputs)
 
 

@@ -29,12 +29,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.key_agreement import derive_key
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.data import Table
 from nvflare_plugins.data_identity import DataRecord, Relation, identify, overlap_of
 from nvflare_plugins.registry_store import Ledger, Run, Search, read_ledger, write_ledger, write_private
 from nvflare_plugins.site_policy import Consents, DataSet, SitePolicy
 from nvflare_plugins.stored_arrays import read_arrays
+
+
+def describe_draw(fraction: float = 1.0, weight: str | None = None) -> str:
+    """Return which of the rows a run trains on and how much each counts, for ``Registry.reserve``.
+
+    Args:
+        fraction: of the rows that each round draws.
+        weight: column of weights.
+    """
+    return ", ".join([f"subsample {fraction!r}"] * (fraction < 1) + [f"weight {weight!r}"] * (weight is not None))
 
 
 class Verdict(Enum):
@@ -104,6 +115,7 @@ class Registry:
         resume: ResumePoint | None = None,
         beside: Sequence[Reservation] = (),
         ids: Sequence[bytes] | None = None,
+        draw: str = "",
     ) -> Reservation:
         """Decide whether a run may take place and, if so, record it durably.
 
@@ -116,6 +128,7 @@ class Registry:
             resume: The interrupted job to continue; None for a fresh start.
             beside: Reservations of the same job for its other data sets, with which it is not compared.
             ids: What names the rows, where something does: rows of few columns are alike by chance.
+            draw: See ``describe_draw``. Another one is a change of the rows.
 
         Raises:
             PolicyRefusal: The run would recompute a released quantity with another site set or changed rows.
@@ -131,6 +144,7 @@ class Registry:
                 sites=tuple(sorted(sites)),
                 parameters=_digest(parameters),
                 started=_now(),
+                draw=draw,
             )
             if resume is None:
                 own = {reservation.run_id for reservation in beside}
@@ -143,6 +157,13 @@ class Registry:
             data = {**ledger.data, record.fingerprint: record}
             self._write(replace(ledger, data=data, runs=(*ledger.runs, fresh)))
         return Reservation(fresh.run_id, verdict, message)
+
+    def secret(self, purpose: str, *facts: str) -> bytes:
+        """Return 32 secret bytes of this site, the same in every job that names the same facts.
+
+        Security: derived from this registry's key, which comes from the operating system and never leaves the site.
+        """
+        return derive_key(self._key, b"", f"registry: {purpose}", *facts)
 
     def plan_cuts(self, run: Reservation, features: Sequence[str], settings: bytes) -> CutPlan:
         """Return the cuts to reuse and the features to search, and record the search before it starts.
@@ -262,7 +283,7 @@ class Registry:
             relation = relations[run.fingerprint]
             if relation is Relation.UNRELATED:
                 continue
-            if relation is Relation.SAME and run.sites == fresh.sites:
+            if relation is Relation.SAME and run.sites == fresh.sites and not _is_redrawn(run, fresh):
                 if verdict is Verdict.CONSENTED:
                     continue
                 if run.parameters == fresh.parameters and run.fingerprint == fresh.fingerprint:
@@ -284,6 +305,9 @@ class Registry:
             changed = sorted(set(run.sites) ^ set(fresh.sites))
             what = f"trained on these rows in job {run.job_id} with another site set (difference: {', '.join(changed)})"
             remedy = "train with the same sites"
+            if not changed:
+                what = f"trained on these rows in job {run.job_id} with other weights or another sample of the rows"
+                remedy = f"train with the same weight and subsample ({run.draw or 'neither'})"
         else:
             what = f"trained on an earlier version of these rows in job {run.job_id}"
             remedy = "train on the unchanged rows; other people's rows need a data set name and a file of their own"
@@ -402,6 +426,15 @@ class Registry:
         return PolicyRefusal(
             f"{self._site} {what}. Policy key: {key}. Remedy: {remedy}, or ask {self._site} to consent."
         )
+
+
+def _is_redrawn(run: Run, fresh: Run) -> bool:
+    """Tell whether a run takes other rows, or weighs them otherwise, than an earlier one over the same rows."""
+    if run.fingerprint == fresh.fingerprint:
+        # The same parameters are the same draw, also where the earlier record knows none.
+        return run.draw != fresh.draw and run.parameters != fresh.parameters
+    # Rows are drawn by what they hold in the job's columns: other columns draw other rows.
+    return run.draw != fresh.draw or fresh.draw.startswith("subsample ")
 
 
 def _find_run(ledger: Ledger, run_id: str) -> Run:

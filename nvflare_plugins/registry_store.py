@@ -17,7 +17,10 @@ _STATES = ("reserved", "complete")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One job of this site: ``state`` is "reserved" from the reservation on, and "complete" at the end."""
+    """One job of this site: ``state`` is "reserved" from the reservation on, and "complete" at the end.
+
+    ``draw`` says which of the rows took part and how much, see ``registry.describe_draw``.
+    """
 
     run_id: str
     job_id: str
@@ -27,6 +30,7 @@ class Run:
     started: str
     state: str = "reserved"
     trees: int = 0
+    draw: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +87,9 @@ def write_ledger(path: Path, ledger: Ledger) -> None:
 
     A site that trains every day for years has thousands of runs, and the file is written after every checkpoint.
     """
-    terms: dict[tuple[str, tuple[str, ...], str], int] = {}
+    terms: dict[tuple[str, tuple[str, ...], str, str], int] = {}
     runs = [
-        (run.run_id, run.job_id, terms.setdefault((run.fingerprint, run.sites, run.parameters), len(terms)),
+        (run.run_id, run.job_id, terms.setdefault((run.fingerprint, run.sites, run.parameters, run.draw), len(terms)),
          run.started, run.state, run.trees)
         for run in ledger.runs
     ]  # fmt: skip
@@ -106,12 +110,18 @@ def _lines(entries: Sequence[object]) -> str:
 
 
 def _runs_of(terms: list[list], rows: list[list]) -> tuple[Run, ...]:
-    known = [(fingerprint, tuple(sites), parameters) for fingerprint, sites, parameters in terms]
+    known = [
+        (fingerprint, tuple(sites), parameters, *draw)  # files of before know no draws
+        for fingerprint, sites, parameters, *draw in terms
+    ]
+    if any(len(facts) > 4 for facts in known):
+        raise ValueError("terms with unknown facts")
     runs = []
     for run_id, job_id, number, started, state, trees in rows:
         if type(number) is not int or type(trees) is not int or number < 0 or trees < 0:
             raise TypeError("a run's terms and trees are whole numbers")
-        runs.append(Run(run_id, job_id, *known[number], started, state, trees))
+        fingerprint, sites, parameters, *draw = known[number]
+        runs.append(Run(run_id, job_id, fingerprint, sites, parameters, started, state, trees, *draw))
     return tuple(runs)
 
 

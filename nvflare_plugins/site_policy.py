@@ -26,6 +26,7 @@ DEFAULT_PROFILES = ("masks", "bfv", "paillier", "dp_distributed")
 ARITHMETIC = ("auto", "cuda", "ifma", "avx2", "portable", "gmpy2")
 KEY_BITS_FLOOR = 2048
 MOST_EPSILON, MOST_DELTA = 64.0, 1e-2
+MIN_EFFECTIVE_ROWS = 100
 _SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
 
 
@@ -155,6 +156,25 @@ class JobTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class Floors:
+    """The least that the sites of a horizontal job ask for; all sites take the largest of all.
+
+    Attributes:
+        effective_rows: Pooled effective rows of a job, see ``SitePolicy.min_effective_rows``.
+        rows_per_node: Pooled rows of a node, see ``SitePolicy.min_rows_per_node``.
+        sites: Sites that hold rows of positive weight.
+    """
+
+    effective_rows: int
+    rows_per_node: int
+    sites: int
+
+    def largest(self, other: Floors) -> Floors:
+        """Return what satisfies both."""
+        return Floors(*(max(getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
 class SitePolicy:
     """The policy of one site. In ``veilboost.json`` every key may be left out; the default is the safe choice.
 
@@ -174,6 +194,27 @@ class SitePolicy:
             than that, so that the sum still mixes this site with an honest one. Default 1.
         min_key_bits: Shortest Paillier key. Default 3072 (128-bit security); 2048 is the least (112-bit).
         min_rows_per_cut: Fewest pooled rows that a cut may single out (k). Default 10.
+        min_effective_rows: Fewest pooled effective rows that train a tree of a horizontal job. Default 100. A row counts
+            as its weight's share of the largest weight, rounded up to a power of two, and as ``subsample``: a weight
+            column of two ones, or of two large and many tiny weights, is two rows, and a sample of a hundredth of
+            1,000 rows is ten. This is never more than Kish's effective sample size (sum w)^2 / (sum w^2), and unlike it
+            can be added over sites in counts that are capped at what is needed, so that the sum says little more than
+            the decision. Where the job has weights, its evaluation set must have as many: each metric is a sum over it.
+            Without weights an evaluation set is what the site itself put there, of any size. With sampling the rows
+            really drawn vary around that number.
+        min_rows_per_node: Fewest pooled rows in a node of a horizontal job's trees. Default 4; 0 for no floor. It is
+            enforced beforehand: min_child_weight is at least this number times the largest hessian that a row can
+            have, which is the objective's bound times the largest weight (rounded up to a power of two). A job that
+            leaves min_child_weight out gets the larger of XGBoost's 1 and that number, the same at all sites, and the
+            run's record says so; a job that gives a smaller one is refused with the number. For binary:logistic 4 rows
+            are XGBoost's default already. Where hessians have no bound (count:poisson, reg:gamma, reg:tweedie,
+            reg:squaredlogerror) or XGBoost does not keep to min_child_weight (multi_output_tree), the sites add up
+            the rows of each leaf after every tree, and the job ends at the first leaf with fewer: that tree's sums
+            have been seen by then. It bounds nodes, not the bins of a node, which may hold a single row.
+        max_bins: Most bins of a feature in a horizontal job (max_bin). Default 1024.
+        max_depth: Most levels of a tree in a horizontal job; trees without such a limit may have 2^max_depth leaves.
+            Default 16.
+        max_rounds: Most rounds of a horizontal job, times num_parallel_tree. Default 5000.
         unsigned_sessions: Accept peers without certificates (the simulator has none). Default false.
         pinned_fingerprints: Site name -> SHA-256 fingerprint (hex) of its certificate; other certificates of that
             site are refused.
@@ -202,6 +243,11 @@ class SitePolicy:
     max_colluders: int = 1
     min_key_bits: int = 3072
     min_rows_per_cut: int = 10
+    min_effective_rows: int = MIN_EFFECTIVE_ROWS
+    min_rows_per_node: int = 4
+    max_bins: int = 1024
+    max_depth: int = 16
+    max_rounds: int = 5000
     unsigned_sessions: bool = False
     pinned_fingerprints: Mapping[str, str] = field(default_factory=dict)
     consents: Consents = Consents()
@@ -374,6 +420,34 @@ class SitePolicy:
                 "add sites",
             )
 
+    def floors(self, n_sites: int) -> Floors:
+        """Return what this site asks of a horizontal job of so many sites, for the agreement with the others."""
+        least = max(self.min_sites, 1 if self.consents.fewer_than_three_sites else 3)
+        # A single site has nobody to mix with, see ``check_sites``.
+        sites = max(least, self.max_colluders + 2) if n_sites > 1 else least
+        return Floors(self.min_effective_rows, self.min_rows_per_node, sites)
+
+    def check_size(self, bins: int, depth: int, leaves: int, rounds: int) -> None:
+        """Check how much a horizontal job asks for.
+
+        Args:
+            bins: Most bins of a feature.
+            depth: Most levels of a tree; 0 for no limit.
+            leaves: Most leaves of a tree, where its depth has no limit.
+            rounds: Boosting rounds, times the parallel trees of each.
+
+        Raises:
+            PolicyRefusal: It is more than this site allows.
+        """
+        too_deep = depth > self.max_depth or (depth == 0 and leaves > 2**self.max_depth)
+        for key, is_over, what, name in (
+            ("max_bins", bins > self.max_bins, f"{self.max_bins} bins of a feature", "max_bin"),
+            ("max_depth", too_deep, f"{self.max_depth} levels of a tree", "max_depth, or max_leaves"),
+            ("max_rounds", rounds > self.max_rounds, f"{self.max_rounds} rounds times parallel trees", "num_rounds"),
+        ):
+            if is_over:
+                raise self._refusal(key, f"allows at most {what}", f"lower {name} of the job")
+
     def _refusal(self, key: str, what: str, remedy: str) -> PolicyRefusal:
         return PolicyRefusal(
             f"the policy of {self.site} {what}. Policy key: {key}. Remedy: {remedy}, or ask {self.site} to change it."
@@ -393,6 +467,11 @@ def template(data_sets: Mapping[str, str] | None = None) -> str:
         "max_colluders": 1,
         "min_key_bits": 3072,
         "min_rows_per_cut": 10,
+        "min_effective_rows": MIN_EFFECTIVE_ROWS,
+        "min_rows_per_node": 4,
+        "max_bins": 1024,
+        "max_depth": 16,
+        "max_rounds": 5000,
         "unsigned_sessions": False,
         "pinned_fingerprints": {},
         "consents": {name: False for name in Consents.__dataclass_fields__},
@@ -557,6 +636,11 @@ _READERS: dict[str, Callable[[_Reader, str, object], object]] = {
     "max_colluders": lambda reader, key, value: reader.integer(key, value, 0),
     "min_key_bits": lambda reader, key, value: reader.integer(key, value, reader.key_bits_floor),
     "min_rows_per_cut": lambda reader, key, value: reader.integer(key, value, 1),
+    "min_effective_rows": lambda reader, key, value: reader.integer(key, value, 1),
+    "min_rows_per_node": lambda reader, key, value: reader.integer(key, value, 0),
+    "max_bins": lambda reader, key, value: reader.integer(key, value, 2),
+    "max_depth": lambda reader, key, value: reader.integer(key, value, 1),
+    "max_rounds": lambda reader, key, value: reader.integer(key, value, 1),
     "unsigned_sessions": _Reader.flag,
     "pinned_fingerprints": _Reader.fingerprints,
     "consents": _Reader.consents,

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from typing import Any, Protocol
 
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.job_checks import is_whole
 from nvflare_plugins.schema import Schema, compare
+from nvflare_plugins.site_policy import Floors
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, pack_list, unpack_list
@@ -68,6 +70,7 @@ class Terms:
         schema: columns, types, categories, label.
         start: what training starts from: keyed hash of an initial model and of the agreed cuts, where they exist.
         checkpoints: keyed hash of each checkpoint of the job to resume, by number of finished rounds.
+        floors: the least that the site's policy asks for.
     """
 
     versions: Mapping[str, str]
@@ -76,10 +79,11 @@ class Terms:
     schema: Schema
     start: Mapping[str, str]
     checkpoints: Mapping[str, str]
+    floors: Floors = Floors(0, 0, 0)
 
     def to_bytes(self) -> bytes:
         """Return a canonical encoding."""
-        parts = (self.versions, self.job, self.parameters, self.start, self.checkpoints)
+        parts = (self.versions, self.job, self.parameters, self.start, self.checkpoints, asdict(self.floors))
         return pack_list([*(json.dumps(part, sort_keys=True).encode() for part in parts), self.schema.to_bytes()])
 
     @classmethod
@@ -87,29 +91,33 @@ class Terms:
         """Parse a peer's terms. Raises: ProtocolError."""
         if len(data) > _MAX_DOCUMENT:
             raise ProtocolError("a peer's terms are too long")
-        *documents, schema = unpack_list(data, 6)
+        *documents, schema = unpack_list(data, 7)
         try:
             parsed = [json.loads(document) for document in documents]
         except (ValueError, RecursionError):
             raise ProtocolError("a peer's terms are not valid JSON") from None
         if not all(isinstance(part, dict) for part in parsed):
             raise ProtocolError("a peer's terms are not of the expected form")
-        found_versions, job, parameters, start, checkpoints = parsed
-        return cls(found_versions, job, parameters, Schema.from_bytes(schema), start, checkpoints)
+        found_versions, job, parameters, start, checkpoints, floors = parsed
+        known = {f.name for f in fields(Floors)}
+        if set(floors) != known or not all(is_whole(value, 0) for value in floors.values()):
+            raise ProtocolError("a peer's terms are not of the expected form")
+        return cls(found_versions, job, parameters, Schema.from_bytes(schema), start, checkpoints, Floors(**floors))
 
 
-def agree(channel: Channel, session: GroupSeal, mine: Terms) -> int:
+def agree(channel: Channel, session: GroupSeal, mine: Terms) -> tuple[int, Floors]:
     """Compare the terms of all sites.
 
     Returns:
-        The number of finished rounds of the latest checkpoint that all sites hold alike; 0 if there is none.
+        The number of finished rounds of the latest checkpoint that all sites hold alike, 0 if there is none; and the
+        least that any site's policy asks for, which is the largest of all.
 
     Raises:
         ConfigurationError: a difference, named.
     """
     sealed = channel.gather(Kind.AGREEMENT, session.seal_to_all(mine.to_bytes(), _PURPOSE), Codec.SEALED)
     mine = Terms.from_bytes(mine.to_bytes())  # as the peers see it: JSON knows no tuples
-    common = dict(mine.checkpoints)
+    common, floors = dict(mine.checkpoints), mine.floors
     for rank, site in enumerate(channel.sites):
         if rank == channel.rank:
             continue
@@ -119,8 +127,9 @@ def agree(channel: Channel, session: GroupSeal, mine: Terms) -> int:
         compare_documents("the parameters", mine.parameters, theirs.parameters, site)
         compare(mine.schema, theirs.schema, site)
         compare_documents("the starting point", mine.start, theirs.start, site)
+        floors = floors.largest(theirs.floors)
         common = {n: h for n, h in common.items() if theirs.checkpoints.get(n) == h}
-    return max((int(n) for n in common if n.isdigit()), default=0)
+    return max((int(n) for n in common if n.isdigit()), default=0), floors
 
 
 def compare_versions(mine: Mapping[str, str], theirs: Mapping[str, Any], site: str) -> None:

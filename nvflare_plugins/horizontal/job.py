@@ -29,7 +29,7 @@ class HorizontalJob:
         profile: `masks`, `bfv`, `ckks` or `plain`.
         eval_data_set: name of an evaluation set in every site's policy; evaluated after each round.
         evaluate_training: evaluate the training set too, which costs one exchange per metric and round.
-        weight: column of sample weights.
+        weight: column of sample weights. Another one over the same rows counts as changed rows at the sites' registries.
         features: columns to train on, in this order; None means all columns of the file but label and weight.
         categories: public category list of each categorical column.
         unknown_category_is_missing: treat other categories as missing instead of refusing the data.
@@ -41,8 +41,8 @@ class HorizontalJob:
         checkpoint_every: rounds between checkpoints at the site; 0 keeps none.
         initial_model: name of a model file in every site's input folder that training continues by num_rounds.
         resume_from: id of an interrupted job; its last common checkpoint is continued up to num_rounds in total. All
-            other fields stay as they were in that job, initial_model included. Without sampling of rows, columns or
-            dropped trees the model is that of an uninterrupted job; random draws are not those it would have made.
+            other fields stay as they were in that job, initial_model included. Without sampling of columns or dropped
+            trees the model is that of an uninterrupted job; random draws of these are not those it would have made.
         tracking: stream the pooled metrics of each round to the server.
         finest_exponent: no grid of sums is finer than 2^finest_exponent; set it to compare profiles bit for bit.
         deadline_s: longest time that an exchange may wait for the slowest site; 0 derives it from the data's size.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +17,12 @@ from nvflare_plugins.horizontal.continuation import check_initial_model
 from nvflare_plugins.horizontal.cuts import LARGEST_VALUE, CutMode, spaced_cuts
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.parameters import TrainingParameters, check_parameters
+from nvflare_plugins.horizontal.row_floors import with_floor
+from nvflare_plugins.horizontal.row_sampling import check_sampling
 from nvflare_plugins.horizontal.run_folder import RunFolder
 from nvflare_plugins.model_json import check_lists, without_lists
 from nvflare_plugins.place import Place
-from nvflare_plugins.site_policy import DataSet, JobTerms
+from nvflare_plugins.site_policy import DataSet, JobTerms, SitePolicy
 
 _log = logging.getLogger(__name__)
 # Fields of a job that do not change what a run releases about the rows, or only how much of it.
@@ -53,10 +56,14 @@ class Prepared:
         document = {"job": job.to_dict(), "sites": place.sites}
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
 
-    def release(self, job: HorizontalJob) -> bytes:
-        """Return what decides what the run releases about the rows, for the registry."""
+    def release(self, job: HorizontalJob, rows_per_node: int) -> bytes:
+        """Return what decides what the run releases about the rows, for the registry.
+
+        Args: rows_per_node: the floor that the sites have agreed on, which decides min_child_weight.
+        """
         fields = {name: value for name, value in job.to_dict().items() if name not in _NOT_RELEASED}
-        return json.dumps({"job": fields, "parameters": self.parameters.document()}, sort_keys=True).encode()
+        document = {"job": fields, "parameters": self.parameters.document(), "rows_per_node": rows_per_node}
+        return json.dumps(document, sort_keys=True).encode()
 
 
 def prepare(job: HorizontalJob, place: Place) -> Prepared:
@@ -78,7 +85,7 @@ def prepare(job: HorizontalJob, place: Place) -> Prepared:
     table = load_table(data_set, **columns)
     eval_set = policy.data_set(job.eval_data_set) if job.eval_data_set is not None else None
     eval_table = None if eval_set is None else load_table(eval_set, **{**columns, "features": table.feature_names})
-    parameters = check_parameters(job.params, table.feature_names)
+    parameters = _check_public(job, policy, table.feature_names)
     _check_magnitudes(table)
     if CutMode(job.cuts) in (CutMode.UNIFORM, CutMode.LOGARITHMIC):
         numeric = [name for name in table.feature_names if name not in table.categories]
@@ -97,6 +104,20 @@ def prepare(job: HorizontalJob, place: Place) -> Prepared:
         initial = without_lists(initial)
     resumed = RunFolder(place.runs, job.resume_from) if job.resume_from is not None else None
     return Prepared(data_set, table, eval_set, eval_table, parameters, initial, resumed)
+
+
+def _check_public(job: HorizontalJob, policy: SitePolicy, features: Sequence[str]) -> TrainingParameters:
+    """Check the parameters, and what the policy says about them. Raises: PolicyRefusal, ConfigurationError."""
+    parameters = check_parameters(job.params, features)
+    check_sampling(parameters)
+    depth, leaves, parallel = (
+        int(parameters.effective.get(name, default))
+        for name, default in (("max_depth", 6), ("max_leaves", 0), ("num_parallel_tree", 1))
+    )
+    policy.check_size(parameters.max_bin, depth, leaves, job.num_rounds * parallel)
+    if job.weight is None:
+        with_floor(parameters, policy.min_rows_per_node)
+    return parameters
 
 
 def _check_magnitudes(table: Table) -> None:

@@ -6,6 +6,7 @@ their terms are equal.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import xgboost as xgb
 
-from he_processors.errors import ConfigurationError, ProtocolError
+from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.horizontal.agreement import Terms, agree, versions
 from nvflare_plugins.horizontal.continuation import keep_thresholds
@@ -24,6 +25,10 @@ from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.matrices import bin_starts, evaluation_matrix, training_matrix
 from nvflare_plugins.horizontal.preparation import Prepared, prepare
 from nvflare_plugins.horizontal.processors import open_sums
+from nvflare_plugins.horizontal.row_floors import (
+    check_effective_rows, check_leaves, counts_leaves, largest_weight, with_floor,
+)  # fmt: skip
+from nvflare_plugins.horizontal.row_sampling import RowDraws, SampledWeights, row_fraction
 from nvflare_plugins.horizontal.run_folder import RunFolder
 from nvflare_plugins.horizontal.training import (
     LoopSettings, RoundRecord, TrainingHandler, TrainingResult, train, training_shape,
@@ -31,7 +36,7 @@ from nvflare_plugins.horizontal.training import (
 from nvflare_plugins.horizontal.value_bounds import check_weights, coarsest_pairs, value_bounds
 from nvflare_plugins.model_json import with_lists
 from nvflare_plugins.place import Place
-from nvflare_plugins.registry import Registry, Reservation, ResumePoint
+from nvflare_plugins.registry import Registry, Reservation, ResumePoint, describe_draw
 from nvflare_plugins.report import keep_report
 from nvflare_plugins.run_record import RoundRow, RunRecord, TrafficRow
 from nvflare_plugins.schema import Schema
@@ -119,6 +124,8 @@ class _Attempt:
         self._evidence = evidence
         self._session = session
         self._on_progress = on_progress
+        self._parameters = prepared.parameters
+        self._floors = place.policy.floors(len(place.sites))  # of all sites, once these have agreed
         self._registry = Registry.open(place.policy)
         self._reservations: list[Reservation] = []  # the training set's first
         self._rows: list[RoundRow] = []
@@ -126,9 +133,12 @@ class _Attempt:
     def run(self) -> SiteResult:
         """Agree, train, compare models, write results."""
         self._open_evidence()
-        n_done = agree(self._channel, self._session, self._terms())
+        n_done, self._floors = agree(self._channel, self._session, self._terms())
+        if self._job.weight is None:  # with weights it takes a private message to know
+            self._parameters = with_floor(self._parameters, self._floors.rows_per_node)
         self._reserve_together(n_done)
         sums = open_sums(Profile(self._job.profile), self._channel, self._session, self._job.finest_exponent)
+        self._check_floors(sums)
         agreement = CutAgreement(
             self._job, self._prepared, self._channel, self._registry, self._reservations[0], self._proof
         )
@@ -169,7 +179,9 @@ class _Attempt:
                 checkpoints[str(number)] = self._session.hmac("checkpoint", path.read_bytes()).hex()
         job = self._job.to_dict()
         schema = Schema.of(prepared.table)
-        return Terms(versions(), job, prepared.parameters.document(), schema, start, checkpoints)
+        return Terms(
+            versions(), job, prepared.parameters.document(), schema, start, checkpoints, self._floors
+        )  # fmt: skip
 
     def _reserve(self, n_done: int) -> None:
         """Have the registry allow this run and remember it, before the first private byte."""
@@ -179,9 +191,12 @@ class _Attempt:
         resume = ResumePoint(job.resume_from, n_done) if job.resume_from is not None else None
         # Metrics of the evaluation set are sums over its rows, and can be subtracted like any other.
         for table, data_set in prepared.tables():
+            # Rounds draw from the training rows alone.
+            fraction = row_fraction(self._parameters) if table is prepared.table else 1.0
             reservation = self._registry.reserve(
                 table, data_set, job_id=self._place.job_id, sites=self._place.sites,
-                parameters=prepared.release(job), resume=resume, beside=self._reservations,
+                parameters=prepared.release(job, self._floors.rows_per_node), resume=resume, beside=self._reservations,
+                draw=describe_draw(fraction, job.weight),
             )  # fmt: skip
             self._reservations.append(reservation)
             _log.info("registry, %s: %s", data_set.name, reservation.message)
@@ -200,11 +215,33 @@ class _Attempt:
                 self._registry.cancel(reservation)
             raise
 
+    def _check_floors(self, sums: ProtectedSums) -> None:
+        """Go on if enough rows and sites carry weight; every site decides alike, and a refused run is not remembered.
+
+        Privacy: a refusal releases counts that are capped at what was needed, and powers of two above the weights.
+        """
+        prepared, floors = self._prepared, self._floors
+        if self._parameters.objective.adaptive_leaf:  # see ``RowDraws``: every site must have rows
+            floors = dataclasses.replace(floors, sites=self._channel.world)
+        weights = [prepared.table.weight]
+        if prepared.eval_table is not None and self._job.weight is not None:
+            weights.append(prepared.eval_table.weight)
+        try:
+            largest = largest_weight(sums, weights)
+            if self._job.weight is not None:
+                self._parameters = with_floor(self._parameters, floors.rows_per_node, largest[0])
+            fraction, n_rows = row_fraction(self._parameters), prepared.table.n_rows
+            check_effective_rows(sums, floors, fraction, n_rows, weights, largest)
+        except PolicyRefusal:
+            for reservation in self._reservations:
+                self._registry.cancel(reservation)
+            raise
+
     # -- training -----------------------------------------------------------------------------------------------------
 
     def _train(self, sums: ProtectedSums, cuts: Cuts, root_feature: int | None, n_done: int) -> TrainingResult:
         job, prepared = self._job, self._prepared
-        table, parameters = prepared.table, prepared.parameters
+        table, parameters = prepared.table, self._parameters
         matrix = training_matrix(table, cuts, parameters.max_bin)
         eval_sets = [(matrix, "train")] if job.evaluate_training else []
         if prepared.eval_table is not None:
@@ -227,12 +264,27 @@ class _Attempt:
             root_bins = slice(int(starts[root_feature]), int(starts[root_feature + 1]))
         # Of the objectives that start from the mean, the logistic ones alone have bounded gradients.
         is_logistic = parameters.objective.gradient_bound is not None and shape.base_score is BaseScoreSource.MEAN
-        handler = TrainingHandler(sums, shape, root_bins, self._evidence, is_logistic)
+        estimates = shape.base_score not in (BaseScoreSource.GIVEN, BaseScoreSource.CONTINUED)
+        rows = SampledWeights(matrix, table.weight, self._draws(), estimates)
+        handler = TrainingHandler(sums, shape, root_bins, self._evidence, is_logistic, rows.base_score_known)
         settings = LoopSettings(job.num_rounds - n_done, job.early_stopping_rounds, n_done)
+
+        def count_leaves(booster: xgb.Booster, number: int) -> None:
+            check_leaves(sums, booster, matrix, rows.taking_part(number), self._floors.rows_per_node)
+
+        is_counted = counts_leaves(parameters, self._floors.rows_per_node)
         return train(
-            parameters.for_booster(), shape, self._channel, handler, matrix, eval_sets, settings, initial,
-            self._after_round,
+            {**parameters.for_booster(), "subsample": 1.0}, shape, self._channel, handler, matrix, eval_sets, settings,
+            initial, self._after_round, rows, count_leaves if is_counted else None,
         )  # fmt: skip
+
+    def _draws(self) -> RowDraws | None:
+        """Return how this site draws the rows of each round; None if it takes them all."""
+        fraction = row_fraction(self._parameters)
+        if fraction == 1:
+            return None
+        secret = self._registry.secret("row sampling", repr(fraction), *sorted(self._place.sites))
+        return RowDraws(secret, self._prepared.table, fraction, self._parameters.objective.adaptive_leaf)
 
     def _after_round(self, record: RoundRecord, booster: xgb.Booster) -> None:
         job = self._job
@@ -300,7 +352,7 @@ class _Attempt:
             sites=channel.sites,
             profile=job.profile,
             signed=self._session.signed,
-            params=dict(self._prepared.parameters.agreed),
+            params=dict(self._parameters.agreed),
             settings=settings,
             rounds=tuple(self._rows),
             traffic=traffic,
@@ -310,5 +362,18 @@ class _Attempt:
             model=str(model_path.relative_to(self._folder.path)),
             evidence=str(evidence_path.relative_to(self._folder.path)),
             best_round=result.best_round,
+            notes=self._notes(),
         )
         keep_report(record, self._folder.path)
+
+    def _notes(self) -> tuple[str, ...]:
+        """Return what the sites' policies and their sampling have made of the job, for the report."""
+        notes, k = [], self._floors.rows_per_node
+        if self._parameters is not self._prepared.parameters:
+            weight = self._parameters.agreed["min_child_weight"]
+            notes.append(f"min_child_weight is {weight:g}: the sites' policies ask for at least {k} rows in every node.")
+        if counts_leaves(self._parameters, k):
+            notes.append(f"The rows of every leaf were counted over all sites after each tree: none has fewer than {k}.")
+        if row_fraction(self._parameters) < 1:
+            notes.append("Each site drew the rows of each round from a secret of its own, not from the job's seed.")
+        return tuple(notes)

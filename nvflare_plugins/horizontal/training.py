@@ -87,12 +87,14 @@ class TrainingHandler:
 
     def __init__(
         self, sums: ProtectedSums, shape: TrainingShape, root_bins: slice | None, log: LocalLog | None = None,
-        starts_at_rate: bool = False,
+        starts_at_rate: bool = False, on_base_score: Callable[[], None] | None = None,
     ):  # fmt: skip
         """Args:
         root_bins: bins of a feature that no site lacks values in; its bins add up to the root sum.
         starts_at_rate: the objective is logistic and its first prediction is the pooled label mean.
+        on_base_score: called while XGBoost waits, between its estimate of the base score and its first gradients.
         """
+        self._on_base_score = on_base_score
         self._starts_at_rate = starts_at_rate
         self._total_weight: float | None = None
         self._sums = sums
@@ -163,6 +165,8 @@ class TrainingHandler:
         if message.kind is Kind.LEAF_COUNT:
             self._note(message, "the tree is the same at every site")
             return buffer
+        if message.kind is Kind.MODEL_PARAMETERS and self._on_base_score is not None:
+            self._on_base_score()
         self._note(message, "follows from what all sites agreed on")
         return b""
 
@@ -181,6 +185,13 @@ def without_empty_curves(parts: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     by_class = parts.reshape(-1, 2 if parts.size == 2 else 3)
     return np.where(np.isnan(by_class).any(axis=1, keepdims=True), 0.0, by_class).reshape(-1)
+
+
+class RowWeights(Protocol):
+    """Which rows count in a round (row_sampling.py)."""
+
+    def begin_update(self, number: int) -> None: ...
+    def end_update(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +213,8 @@ def train(
     settings: LoopSettings,
     initial_model: bytes | None = None,
     on_round: Callable[[RoundRecord, xgb.Booster], None] | None = None,
+    row_weights: RowWeights | None = None,
+    on_tree: Callable[[xgb.Booster, int], None] | None = None,
 ) -> TrainingResult:
     """Train with the other sites.
 
@@ -211,6 +224,8 @@ def train(
         params: parameters for the Booster at this site.
         initial_model: raw model to continue from.
         on_round: called after every round with the record and the model so far.
+        row_weights: sets the weights of the training matrix for a round and puts them back.
+        on_tree: called after every round before anything is evaluated, with the model so far and the round.
 
     Raises:
         VeilBoostError: what ended the training, in place of XGBoost's own error when the mediator knows better.
@@ -219,7 +234,7 @@ def train(
     with mediator:
         try:
             with Federated(mediator, channel.world, channel.rank):
-                loop = _Loop(mediator, channel, handler, shape, settings, on_round)
+                loop = _Loop(mediator, channel, handler, shape, settings, on_round, row_weights, on_tree)
                 return loop.run(params, train_matrix, eval_sets, initial_model)
         except xgb.core.XGBoostError as error:
             raise mediator.reason(error) from None
@@ -232,6 +247,7 @@ class _Loop:
     def __init__(
         self, mediator: Mediator, channel: Channel, handler: TrainingHandler, shape: TrainingShape,
         settings: LoopSettings, on_round: Callable[[RoundRecord, xgb.Booster], None] | None,
+        row_weights: RowWeights | None, on_tree: Callable[[xgb.Booster, int], None] | None,
     ):  # fmt: skip
         self._mediator = mediator
         self._channel = channel
@@ -239,6 +255,8 @@ class _Loop:
         self._evaluates = bool(shape.eval_metrics and shape.n_eval_sets)
         self._settings = settings
         self._on_round = on_round
+        self._row_weights = row_weights
+        self._on_tree = on_tree
         self._rounds_before = 0
 
     def run(
@@ -276,7 +294,13 @@ class _Loop:
     ) -> RoundRecord:
         started, handled, waited = time.perf_counter(), self._handler.seconds, self._network_seconds()
         self._enter(Phase.UPDATE, number)
+        if self._row_weights is not None:
+            self._row_weights.begin_update(number)
         booster.update(matrix, number)
+        if self._row_weights is not None:
+            self._row_weights.end_update()
+        if self._on_tree is not None:
+            self._on_tree(booster, number)
         metrics = {}
         if self._evaluates:
             self._enter(Phase.EVALUATE, number)

@@ -104,6 +104,8 @@ def load_party(job: VerticalJob, place: Place) -> PartyData:
             data_set, label=job.label if is_active else None, weight=job.weight if is_active else None,
             features=features, label_classes=job.label_classes, may_lack_features=is_active, with_ids=True,
         )  # fmt: skip
+        if table.weight is not None and not table.weight.any():
+            raise ConfigurationError(f"weight column {job.weight!r} holds zeros only.")
         if not is_active and job.label in table.feature_names:
             raise ConfigurationError(f"{place.site} has a column of the label's name, {job.label!r}: leave it out")
         features = table.feature_names  # the evaluation set has the training set's columns

@@ -98,6 +98,8 @@ class Kind(Enum):
     CELL_COUNTS = _KindFacts(42, True, "rows per cell of a public grid, for private quantiles")
     LEFT_SUMS = _KindFacts(44, True, "gradient sums to the left of drawn candidates of private trees")
     HESSIANS = _KindFacts(45, True, "Hessian sums between candidates, to refine these")
+    EFFECTIVE_ROWS = _KindFacts(46, True, "rows and sites that carry weight, counted up to what is needed")
+    LEAF_ROWS = _KindFacts(47, True, "number of training rows in each leaf")
     CONVERSATION = _KindFacts(43, True, "sealed requests and answers between single parties")
 
     @property

@@ -15,7 +15,7 @@ is enough: where the objective bounds a row's gradient, no weights are in use, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -204,6 +204,13 @@ class ProtectedSums:
             raise ProtocolError(f"a new scale for {', '.join(quantities)} was asked for, but no site needs one")
         for quantity, new in zip(quantities, agreed, strict=True):
             self._grids[quantity] = self._grid(quantity, new)
+
+    def largest_exponents(self, bounds: Sequence[float]) -> list[int]:
+        """Return the smallest e with 2^e at least the largest of all sites' bounds, for each position.
+
+        Privacy: as a scale's, see above.
+        """
+        return self._secure_maximum([exponent_of(bound) for bound in bounds])
 
     def _secure_maximum(self, exponents: list[int]) -> list[int]:
         """Return the largest exponent over all sites, for each position.

@@ -37,6 +37,7 @@ def federate(folder, frame, training: HorizontalJob, held_out: pd.DataFrame | No
     parts = options.pop("parts", None)
     federation = Federation(folder, **options)
     federation.give_data("train", frame, parts)
+    federation.set_registry_keys()
     if held_out is not None:
         federation.give_data("held_out", held_out)
     succeed(federation.run(training))

@@ -90,8 +90,9 @@ EQUAL_TO_CENTRAL = {
     "softprob": ({"objective": "multi:softprob", "num_class": 3}, classes),
     "softmax": ({"objective": "multi:softmax", "num_class": 3}, classes),
 }  # fmt: skip
-# Sampling draws other rows at each site; adaptive leaves average the sites' medians; vector leaves are compared with
-# plain because XGBoost cannot list their trees. These are equal to `plain`, not to centralized training.
+# Adaptive leaves average the sites' medians; vector leaves are compared with plain because XGBoost cannot list their
+# trees. These are equal to `plain`, not to centralized training. Sampled rows are compared with centralized training in
+# tests/integration/test_row_sampling.py.
 EQUAL_TO_PLAIN = {
     "subsample": ({**LOGISTIC, "subsample": 0.5, "seed": 3}, as_is),
     "absolute_error": ({"objective": "reg:absoluteerror"}, regression),
@@ -113,6 +114,7 @@ def prepared(params: dict, frame: pd.DataFrame) -> dict:
 def federate(folder: Path, frame: pd.DataFrame, params: dict, profile: str, **fields) -> Federation:
     federation = Federation(folder)
     federation.give_data("train", frame)
+    federation.set_registry_keys()
     job = HorizontalJob("train", "label", params, fields.pop("num_rounds", ROUNDS), profile, cuts="exact", **fields)
     succeed(federation.run(job))
     return federation

@@ -111,7 +111,7 @@ def test_estimate_of_known_numbers():
     assert result.protect_s == pytest.approx(36 * (0.01 + 3 * 0.001))
     # The server's link carries all three sites' bytes, each way.
     assert result.network_s == pytest.approx(2 * 0.5 + 2 * 3 * (256 + 32) / 1e3)
-    setup_values = 2 + 5 * 385 + 1 + 1
+    setup_values = 2 + 2 + 5 * 385 + 1 + 1
     assert result.total_bytes == 10 * 288 + 8 * setup_values and result.server_bytes == 6 * result.total_bytes
     assert result.total_s == pytest.approx(result.setup_s + 10 * result.round_s)
     assert result.site_memory > 1000 and result.server_memory > 1000

@@ -17,7 +17,7 @@ from nvflare_plugins import data_identity
 from nvflare_plugins import registry as registry_module
 from nvflare_plugins.cli import main
 from nvflare_plugins.data import Table
-from nvflare_plugins.registry import Registry, Reservation, ResumePoint, Verdict
+from nvflare_plugins.registry import Registry, Reservation, ResumePoint, Verdict, describe_draw
 from nvflare_plugins.registry_store import read_ledger, write_ledger
 from nvflare_plugins.site_policy import Consents, DataSet, SitePolicy, template
 
@@ -53,6 +53,49 @@ def test_the_same_run_again_is_the_same_release(registry: Registry) -> None:
     assert reserve(registry, shuffled, job_id="job-3").verdict is Verdict.IDENTICAL
     assert reserve(registry, table(), job_id="job-4", parameters=b"q").verdict is Verdict.OTHER_PARAMETERS
     assert reserve(registry, table(names=("b", "c")), job_id="job-5").verdict is Verdict.OTHER_PARAMETERS
+
+
+DRAWS = [describe_draw(), describe_draw(0.98), describe_draw(0.5), describe_draw(1.0, "w"), describe_draw(0.98, "w"),
+         describe_draw(1.0, "subsample 0.98")]  # fmt: skip
+
+
+@pytest.mark.parametrize("second", DRAWS)
+@pytest.mark.parametrize("first", DRAWS)
+def test_another_sample_or_other_weights_are_changed_rows(tmp_path: Path, first: str, second: str) -> None:
+    registry = Registry(tmp_path / "r", "site-1", Consents())
+    reserve(registry, table(), draw=first)
+    if first == second:
+        assert reserve(registry, table(), draw=second, parameters=b"q").verdict is Verdict.OTHER_PARAMETERS
+        return
+    with pytest.raises(PolicyRefusal, match="recompute_with_changes") as caught:
+        reserve(registry, table(), draw=second, parameters=b"q")
+    assert "other weights or another sample" in str(caught.value)
+    consenting = Registry(tmp_path / "r", "site-1", Consents(recompute_with_changes=True))
+    assert reserve(consenting, table(), draw=second, parameters=b"q").verdict is Verdict.CONSENTED
+
+
+def test_other_columns_draw_other_rows(registry: Registry) -> None:
+    draw = describe_draw(0.5)
+    reserve(registry, table(), draw=draw)
+    with pytest.raises(PolicyRefusal, match="recompute_with_changes"):
+        reserve(registry, table(names=("b", "c")), draw=draw, parameters=b"q")
+
+
+def test_registries_of_before_know_no_draws_and_stay_valid(registry: Registry, tmp_path: Path) -> None:
+    reserve(registry, table(), draw=describe_draw(0.5))
+    path = tmp_path / "r" / "registry.json"
+    document = json.loads(path.read_text())
+    document["terms"] = [terms[:3] for terms in document["terms"]]
+    path.write_text(json.dumps(document))
+    assert reserve(registry, table(), draw=describe_draw(0.5)).verdict is Verdict.IDENTICAL
+
+
+def test_a_secret_is_the_sites_own_and_the_same_for_the_same_facts(tmp_path: Path) -> None:
+    registries = [Registry(tmp_path / name, "site-1", Consents()) for name in ("a", "b")]
+    again = Registry(tmp_path / "a", "site-1", Consents())
+    assert registries[0].secret("rows", "0.5") == again.secret("rows", "0.5")
+    others = [registries[1].secret("rows", "0.5"), again.secret("rows", "0.6"), again.secret("other", "0.5")]
+    assert len({again.secret("rows", "0.5"), *others}) == 4
 
 
 def one_value_changed() -> Table:

@@ -10,7 +10,7 @@ import pytest
 
 from he_processors.bignum.registry import AUTO, BACKEND_NAMES
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.site_policy import ARITHMETIC, JobTerms, SitePolicy, template
+from nvflare_plugins.site_policy import ARITHMETIC, Floors, JobTerms, SitePolicy, template
 
 SITES = ("site-1", "site-2", "site-3")
 JOB = JobTerms(profile="masks", data_set="credit")
@@ -89,6 +89,11 @@ def test_a_site_list_without_this_site_or_with_a_repeat_is_refused(tmp_path: Pat
         ({"unsigned_sessions": "yes"}, "unsigned_sessions"),
         ({"pinned_fingerprints": {"site-2": "abc"}}, "pinned_fingerprints"),
         ({"registry": ""}, "registry"),
+        ({"min_effective_rows": 0}, "min_effective_rows"),
+        ({"min_rows_per_node": -1}, "min_rows_per_node"),
+        ({"max_bins": 1}, "max_bins"),
+        ({"max_depth": 0}, "max_depth"),
+        ({"max_rounds": "9"}, "max_rounds"),
     ],
 )
 def test_a_wrong_file_is_refused_by_key(tmp_path: Path, document: dict, said: str) -> None:
@@ -194,3 +199,34 @@ def test_vertical_jobs_need_two_parties_and_the_policys_protection():
 
 def test_every_backend_that_a_policy_can_name_is_one():
     assert set(ARITHMETIC) <= {AUTO, *BACKEND_NAMES}
+
+
+def test_floors_of_several_sites_are_the_largest_of_each(tmp_path: Path) -> None:
+    one = policy(tmp_path, min_effective_rows=50, min_rows_per_node=9).floors(3)
+    other = policy(tmp_path, min_sites=4).floors(3)
+    assert one.largest(other) == other.largest(one) == Floors(100, 9, 4)
+
+
+@pytest.mark.parametrize(
+    ("document", "n_sites", "expected"),
+    [
+        ({}, 5, 3), ({"max_colluders": 3}, 5, 5), ({"min_sites": 1}, 5, 3),
+        ({"min_sites": 1, "consents": {"fewer_than_three_sites": True}}, 5, 3),
+        ({"min_sites": 1, "max_colluders": 0, "consents": {"fewer_than_three_sites": True}}, 5, 2),
+        ({"min_sites": 1, "consents": {"fewer_than_three_sites": True}}, 1, 1),
+    ],
+)
+def test_as_many_sites_must_carry_weight_as_must_take_part(
+    tmp_path: Path, document: dict, n_sites: int, expected: int
+) -> None:
+    assert policy(tmp_path, **document).floors(n_sites).sites == expected
+
+
+def test_the_size_of_a_job_is_limited_by_key(tmp_path: Path) -> None:
+    limited = policy(tmp_path, max_bins=64, max_depth=5, max_rounds=10)
+    limited.check_size(64, 5, 0, 10)
+    limited.check_size(64, 0, 32, 10)
+    for size, key in (((65, 5, 0, 10), "max_bins"), ((64, 6, 0, 10), "max_depth"), ((64, 0, 33, 10), "max_depth"),
+                      ((64, 5, 0, 11), "max_rounds")):  # fmt: skip
+        with pytest.raises(PolicyRefusal, match=f"Policy key: {key}."):
+            limited.check_size(*size)

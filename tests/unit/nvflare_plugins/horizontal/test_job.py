@@ -12,6 +12,7 @@ from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.run_folder import RunFolder
 from nvflare_plugins.horizontal.training import parse_metrics
 from nvflare_plugins.schema import Column, Schema
+from nvflare_plugins.site_policy import Floors
 
 JOB = HorizontalJob("train", "label", {"objective": "binary:logistic"})
 
@@ -61,13 +62,16 @@ def test_a_job_needs_data_and_label():
 
 def terms() -> Terms:
     schema = Schema((Column("age", "float"),), "label")
-    return Terms({"xgboost": "3.2.0"}, JOB.to_dict(), {"agreed": {"eta": 0.3}}, schema, {}, {"10": "ab"})
+    floors = Floors(effective_rows=100, rows_per_node=4, sites=3)
+    return Terms({"xgboost": "3.2.0"}, JOB.to_dict(), {"agreed": {"eta": 0.3}}, schema, {}, {"10": "ab"}, floors)
 
 
 def test_terms_survive_the_wire_and_hostile_bytes_do_not():
     data = terms().to_bytes()
     assert Terms.from_bytes(data) == terms()
-    for broken in (b"", data[:-1], data + b"x", data.replace(b'{"10"', b'["10"')):
+    nodes, other = b'"rows_per_node": 4', [b'"rows_per_node":-4', b'"rows_per_node":""', b'"rows_per_tree": 4']
+    hostile_floors = [data.replace(nodes, changed) for changed in other]
+    for broken in (b"", data[:-1], data + b"x", data.replace(b'{"10"', b'["10"'), *hostile_floors):
         with pytest.raises(ProtocolError):
             Terms.from_bytes(broken)
 

@@ -1,0 +1,162 @@
+"""The least number of rows behind what a horizontal job releases, as the sites' policies ask for it.
+
+``SitePolicy.min_effective_rows`` and ``min_rows_per_node`` say what is promised, and what is not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+
+import numpy as np
+import xgboost as xgb
+from numpy.typing import NDArray
+
+from he_processors.errors import PolicyRefusal
+from nvflare_plugins.horizontal.objectives import ObjectiveFacts
+from nvflare_plugins.horizontal.parameters import TrainingParameters
+from nvflare_plugins.site_policy import Floors
+from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.sums import ProtectedSums
+
+TOO_FEW = (
+    "too few rows or sites carry weight. Policy keys: min_effective_rows, min_sites, max_colluders, "
+    "consents.fewer_than_three_sites. Remedy: train on more rows or at more sites, raise subsample, choose weights that "
+    "differ less, or ask the sites to lower the keys."
+)
+"""The same text at all sites, whatever was too few: it says neither where nor by how much."""
+_DEFAULT_CHILD_WEIGHT = 1.0  # XGBoost's
+_ENOUGH_ROWS = 2.0**62  # nobody has so many
+
+_log = logging.getLogger(__name__)
+
+
+class TooFewRows(PolicyRefusal):
+    """All sites find this alike, before any tree."""
+
+
+def largest_weight(sums: ProtectedSums, weights: list[NDArray[np.float32] | None]) -> list[float]:
+    """Return a power of two that no weight exceeds at any site, for each set of rows; 1 without weights.
+
+    Privacy: a secure maximum of exponents; each site learns the largest among the others.
+    """
+    if all(weight is None for weight in weights):
+        return [1.0] * len(weights)
+    exponents = sums.largest_exponents([1.0 if w is None else float(w.max(initial=0.0)) for w in weights])
+    return [math.ldexp(1.0, exponent) for exponent in exponents]
+
+
+def check_effective_rows(
+    sums: ProtectedSums, floors: Floors, fraction: float, rows: int,
+    weights: list[NDArray[np.float32] | None], largest: list[float],
+) -> None:  # fmt: skip
+    """Have all sites together decide whether enough rows and sites carry weight.
+
+    Args:
+        fraction: of the training rows that each round draws.
+        rows: number of training rows here.
+        weights: of the training set and of an evaluation set whose weights the job chooses.
+        largest: see ``largest_weight``.
+
+    Privacy: two counts for each set: sites with positive weight, and effective rows, which no site counts beyond what
+        is needed.
+
+    Raises:
+        TooFewRows: at all sites alike, with one text.
+    """
+    in_training = math.ceil(min(floors.effective_rows / fraction, _ENOUGH_ROWS))
+    needed = [in_training, *(floors.effective_rows for _ in weights[1:])]
+    counts = []
+    for weight, top, enough in zip(weights, largest, needed, strict=True):
+        total = float(rows) if weight is None else float(np.sum(weight, dtype=np.float64)) / top
+        counts += [int(total > 0), min(math.floor(total), enough)]
+    pooled = sums.sum_counts(Kind.EFFECTIVE_ROWS, np.array(counts, dtype=np.int64))
+    found = pooled.reshape(-1, 2)
+    if (found[:, 0] < floors.sites).any() or (found[:, 1] < needed).any():
+        raise TooFewRows(TOO_FEW)
+
+
+def counts_leaves(parameters: TrainingParameters, rows_per_node: int) -> bool:
+    """Tell whether leaves are counted after each tree, because min_child_weight cannot keep them large enough."""
+    return rows_per_node > 0 and not _obeys_child_weight(parameters)
+
+
+def _obeys_child_weight(parameters: TrainingParameters) -> bool:
+    is_vector = parameters.agreed.get("multi_strategy") == "multi_output_tree"
+    return parameters.objective.hessian_bound is not None and not is_vector
+
+
+def with_floor(parameters: TrainingParameters, rows_per_node: int, largest: float = 1.0) -> TrainingParameters:
+    """Return the parameters with a min_child_weight under which no node holds fewer rows.
+
+    A row's hessian is at most the objective's bound times its weight, so a node whose hessians add up to k times the
+    largest such product holds at least k rows.
+
+    Args:
+        rows_per_node: k; 0 for no floor.
+        largest: no weight exceeds it.
+
+    Raises:
+        PolicyRefusal: the job gives a smaller number itself.
+    """
+    if rows_per_node == 0 or not _obeys_child_weight(parameters):
+        return parameters
+    needed = rows_per_node * _hessian_bound(parameters.objective) * largest
+    given = parameters.agreed.get("min_child_weight")
+    if given is not None and given < needed:  # type: ignore[operator]
+        raise PolicyRefusal(
+            f"min_child_weight={given:g} does not keep nodes from holding fewer than {rows_per_node} rows. Policy key: "
+            f"min_rows_per_node. Remedy: give at least {needed:.9g}, leave it out, or ask the sites to lower the key."
+        )
+    if given is not None or needed <= _DEFAULT_CHILD_WEIGHT:
+        return parameters
+    _log.info("min_child_weight is %g, so that every node holds at least %d rows", needed, rows_per_node)
+    return dataclasses.replace(
+        parameters, agreed={**parameters.agreed, "min_child_weight": needed},
+        effective={**parameters.effective, "min_child_weight": f"{needed:.9g}"},
+    )  # fmt: skip
+
+
+def _hessian_bound(facts: ObjectiveFacts) -> float:
+    return float(facts.hessian_bound)  # type: ignore[arg-type]
+
+
+def check_leaves(sums: ProtectedSums, booster: xgb.Booster, matrix: xgb.DMatrix, takes_part: NDArray[np.bool_],
+                 rows_per_node: int) -> None:  # fmt: skip
+    """Count the rows in each leaf of the last round over all sites.
+
+    Privacy: every site learns the pooled counts.
+
+    Raises:
+        PolicyRefusal: at all sites alike, if some leaf holds fewer.
+    """
+    last = booster.num_boosted_rounds() - 1
+    one_round = booster[last : last + 1]
+    leaf_of = one_round.predict(matrix, pred_leaf=True).reshape(takes_part.size, -1)[takes_part].astype(np.int64)
+    counts = []
+    for column, leaves in zip(leaf_of.T, _leaves(one_round), strict=True):
+        counts.append(np.bincount(column, minlength=leaves.max() + 1)[leaves])
+    pooled = sums.sum_counts(Kind.LEAF_ROWS, np.concatenate(counts).astype(np.int64))
+    if pooled.min() < rows_per_node:
+        raise PolicyRefusal(
+            f"a leaf holds fewer than {rows_per_node} rows. Policy key: min_rows_per_node. Remedy: raise "
+            "min_child_weight (not for multi_output_tree) or lower max_depth, or ask the sites to lower the key."
+        )
+
+
+def _leaves(one_round: xgb.Booster) -> list[NDArray[np.int64]]:
+    """Return the numbers of each tree's leaves. Shapes: int64[n_leaves] each."""
+    document = json.loads(one_round.save_raw("json"))["learner"]["gradient_booster"]
+    found = []
+    for tree in document.get("gbtree", document)["model"]["trees"]:
+        left, right, leaves, to_do = tree["left_children"], tree["right_children"], [], [0]
+        while to_do:
+            node = to_do.pop()
+            if left[node] == -1:
+                leaves.append(node)
+            else:
+                to_do += [left[node], right[node]]
+        found.append(np.array(sorted(leaves), dtype=np.int64))
+    return found
