@@ -179,8 +179,8 @@ class _Eavesdropper:
         self.roots: list[np.ndarray] = []
         honest = ProtectedSums.sum
 
-        def heard(sums, kind, values):
-            total = honest(sums, kind, values)
+        def heard(sums, kind, values, *more):
+            total = honest(sums, kind, values, *more)
             if kind is Kind.HISTOGRAM and sums._channel.site == "site-1":
                 if not self.roots or sums._channel.moment.round >= len(self.roots):
                     self.roots.append((total - values).reshape(-1, 2))  # without its own part
