@@ -519,5 +519,6 @@ def _describe(state: LedgerState, identity: LedgerIdentity, budget: Budget) -> s
         spent_text, plan_text = (_text(priced(events), budget) for events in (job.spent, job.plan))
         lines.append(f"  {job_id:<40} {'open':<7} {job.n_releases:>8} {spent_text:>16} {plan_text:>16}")
     if any(state.lost.parts()):
-        lines.append(f"  {'(records that are missing)':<57} {_text(state.lost.for_person(identity.rows_per_person), budget):>16}")
+        lost = _text(state.lost.for_person(identity.rows_per_person), budget)
+        lines.append(f"  {'(records that are missing)':<57} {lost:>16}")
     return "\n".join(lines)

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from dp_components.errors import LedgerDamaged
 Record = dict[str, object]
 _CHECK = "check"
 _CHECK_DIGITS = 32
-_LARGEST_HEAD = 4096
+_LARGEST_HEAD, _N_PARTS = 4096, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +193,12 @@ class Head:
         try:
             with self.path.open("rb") as file:
                 document = json.loads(file.read(_LARGEST_HEAD))
-            following = document["following"]
+            following, spent = document["following"], tuple(map(float, document["spent"]))
+            if len(spent) != _N_PARTS or not all(0 <= part < math.inf for part in spent):
+                raise ValueError("not a cost")
             return HeadState(
-                _position(document["position"]), None if following is None else _position(following),
-                tuple(map(float, document["spent"])),
-            )  # fmt: skip
+                _position(document["position"]), None if following is None else _position(following), spent
+            )
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

@@ -44,7 +44,8 @@ def _run(options: argparse.Namespace) -> int:
         raise ConfigurationError("name the data set whose ledger is meant, with --data-set.")
     if options.accept_cut:
         charged = Ledger(files[0], heads).accept_cut()
-        print(f"Charged for what is missing: {' '.join(f'{part:.6g}' for part in charged.parts())} (mu^2, epsilon, rho, slack).")
+        parts = zip(("mu^2", "pure epsilon", "rho", "slack"), charged.parts(), strict=True)
+        print(f"Charged for what may be missing: {', '.join(f'{name} {part:.6g}' for name, part in parts)}.")
     if options.close is not None:
         Ledger(files[0], heads).close_job(options.close)
     if not files:

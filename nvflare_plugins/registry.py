@@ -396,7 +396,7 @@ class Registry:
         return key
 
     def _read(self) -> Ledger:
-        """Return the content; parsed anew where the file is another than at the last time, for it is always replaced."""
+        """Return the content, parsed anew only if the file is another than at the last time: it is always replaced."""
         identity = self._identity()
         if not identity or identity != self._last[0]:
             try:

@@ -327,7 +327,8 @@ def shape_of(view: View) -> list[tuple]:
     for data in view.frames:
         frame = unpack(data)
         heads = unpack_list(frame.attachment, len(SITES) + 1) if frame.attachment else []
-        listed = [(len(head), SignedHead.from_bytes(head).site, SignedHead.from_bytes(head).n_records) for head in heads]
+        read = map(SignedHead.from_bytes, heads)
+        listed = [(len(data), head.site, head.n_records) for data, head in zip(heads, read, strict=True)]
         shape.append((len(data), frame.type, frame.place(), len(frame.payload), listed))
     return shape
 

@@ -431,7 +431,10 @@ def test_a_cut_ledger_is_refused_and_the_loss_is_charged_once_accepted(ledger: L
         accepting.accept_cut()
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{}", b"[]", b'{"position": [0, "x"], "following": null, "spent": []}'])
+@pytest.mark.parametrize("content", [
+    None, b"", b"{}", b"[]", b'{"position": [0, "x"], "following": null, "spent": []}',
+    b'{"position": [9, "0123456789abcdef0123456789abcdef"], "following": null, "spent": [0, 0, -1, 0]}',
+])  # fmt: skip
 def test_a_lost_or_damaged_head_is_refused_and_then_costs_the_whole_budget(
     ledger: Ledger, folder: Path, content: bytes | None
 ) -> None:

@@ -78,7 +78,7 @@ def test_a_ledger_that_lacks_its_end_is_refused_until_the_loss_is_charged(
     error = capsys.readouterr().err
     assert "its end is missing" in error and "--accept-cut" in error
     assert main([*arguments, "--data-set", "credit", "--accept-cut"]) == 0
-    assert "epsilon 0.1," in capsys.readouterr().out
+    assert "pure epsilon 0.1," in capsys.readouterr().out
     assert main([*arguments, "--data-set", "credit", "--accept-cut"]) == 1
     assert "lacks nothing" in capsys.readouterr().err
     assert main(arguments) == 0
