@@ -141,12 +141,12 @@ class _WatchedMasks(MaskedSums):
         super().__init__(masks)
         self._view, self._payloads = view, payloads
 
-    def protect(self, integers: Integers, label: object) -> bytes:
+    def protect(self, integers: Integers, label: object, wide: bool = False) -> bytes:
         self._view.own.append(integers.copy())
-        return super().protect(integers, label)
+        return super().protect(integers, label, wide)
 
-    def reveal(self, payload: bytes, label: object) -> Integers:
-        total = super().reveal(payload, label)
+    def reveal(self, payload: bytes, label: object, wide: bool = False) -> Integers:
+        total = super().reveal(payload, label, wide)
         of_query = self._payloads[len(self._view.replies)]
         words = [np.frombuffer(p, dtype="<i8") for p in of_query]
         # The blinding of a query is the same in all answers to it, so it drops out of their differences.
@@ -220,7 +220,7 @@ def _server_evidence(folder: Path, attempt: bytes) -> dict[str, Callable]:
         frame = transfer.frame
         log.record(
             transfer.direction, frame.counter, frame.kind.name, str(frame.moment), frame.codec.name, frame.n_values,
-            frame.payload, frame.kind.private, peers=transfer.sites, salt=frame.salt,
+            transfer.commitment, frame.kind.private, peers=transfer.sites, salt=frame.salt,
         )  # fmt: skip
 
     return {"on_transfer": note, "attachment": log.signed_head}
