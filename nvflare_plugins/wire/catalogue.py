@@ -94,7 +94,7 @@ class Kind(Enum):
     CUT_COUNTS = _KindFacts(38, True, "counts below candidate cut points")
     CUT_PLAN = _KindFacts(39, False, "keyed hash of cut points known from an earlier job")
     MODEL_CHECK = _KindFacts(40, False, "keyed hash of the final model")
-    CLOSING = _KindFacts(41, False, "signed heads of the evidence chains")
+    CLOSING = _KindFacts(41, False, "signed heads of the evidence chains; then that every site has its result")
     CELL_COUNTS = _KindFacts(42, True, "rows per cell of a public grid, for private quantiles")
     LEFT_SUMS = _KindFacts(44, True, "gradient sums to the left of drawn candidates of private trees")
     HESSIANS = _KindFacts(45, True, "Hessian sums between candidates, to refine these")
