@@ -30,7 +30,7 @@ from dp_components.distributed_noise import NoiseShares
 from nvflare_plugins.private_trees.default_2026_11 import DEFAULT, FEW_ROUNDS
 from nvflare_plugins.private_trees.methods import Method
 from nvflare_plugins.private_trees.noise_plan import Trust
-from tests.bench.dp_data import SEEDS, load, set_name
+from tests.bench.dp_data import SEEDS, load, preparation, set_name
 from tests.bench.dp_published import authors_best, published_methods
 from tests.bench.dp_runs import N_SITES, Draws, Lane, Runner
 from tests.bench.dp_speed import speed
@@ -172,6 +172,8 @@ def main(arguments: list[str] | None = None) -> None:
     except ValueError as error:
         sys.exit(f"bench-dp: {error}")
     report, started = Report(), time.time()
+    prepared = [preparation(source, options.label) for source in options.sets]
+    print(*prepared, sep="\n")
     print(f"{PUBLIC}. Adding or removing one row. {lane.value}.", flush=True)
     with Runner(options.jobs) as runner:
         for source in options.sets:
@@ -180,7 +182,7 @@ def main(arguments: list[str] | None = None) -> None:
                 print(f"{time.time() - started:6.0f} s  {line}", flush=True)
     print(report.as_json(
         speed=speed(), path=lane.value, splits=options.splits, repeats=options.repeats, public=PUBLIC,
-        neighbouring="one row added or removed", few_rounds_preset=FEW_ROUNDS.name, default=DEFAULT.name,
+        prepared=prepared, neighbouring="one row added or removed", few_rounds_preset=FEW_ROUNDS.name, default=DEFAULT.name,
     ))  # fmt: skip
 
 

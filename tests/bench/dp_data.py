@@ -56,14 +56,53 @@ def is_development_set(name_or_path: str) -> bool:
 def load(name_or_path: str, label: str = "label") -> Arrays:
     """Read a development set by its name, or a parquet or CSV file, for binary classification.
 
-    Rows with nulls are dropped, of a development set with a ``split`` column the train part is used, and where any
-    column is not of numbers every column is replaced by the rank of its value: all as in the paper. The larger of the
-    label's two values is the positive class.
+    Rows with nulls are dropped (``preparation`` says how many), and a column that is not of numbers is replaced by the
+    ranks of its values. Of a development set with a ``split`` column the train part is used, and where any of its
+    columns is not of numbers every column is replaced by ranks: as in the paper. The larger of the label's two values
+    is the positive class.
 
     Shapes: features: float32[n_rows, n_features]; label: float32[n_rows] of 0 and 1.
     Raises: ValueError, with what to change, if the file cannot be used.
     """
+    frame = _usable(name_or_path, label)
+    complete = frame.dropna()
+    if complete.empty and len(frame):
+        gaps = frame.isna().sum().nlargest(_MAX_DISTINCT_SHOWN)
+        shown = ", ".join(f"{name}: {count}" for name, count in gaps.items() if count)
+        raise ValueError(f"every row of {name_or_path} has a gap; leave out the columns with the most ({shown})")
+    features = complete.drop(columns=label)
+    if features.shape[1] == 0:
+        raise ValueError(f"{name_or_path} has no column beside the label")
+    texts = _texts(features)
+    for column in features.columns if texts and is_development_set(name_or_path) else texts:
+        features[column] = pd.Categorical(features[column]).codes
+    values = features.to_numpy(np.float32)
+    if not np.isfinite(values).all():
+        raise ValueError(f"{name_or_path} has values that are not finite in float32: bounds could not be declared")
+    return values, _binary(complete[label], name_or_path, label)
+
+
+def preparation(name_or_path: str, label: str = "label") -> str:
+    """Say what ``load`` does to a file before it is used."""
+    frame = _usable(name_or_path, label)
+    n_dropped = len(frame) - len(frame.dropna())
+    texts = _texts(frame.drop(columns=label))
+    ranked = "every column is" if texts and is_development_set(name_or_path) else f"columns {', '.join(texts)} are"
+    return (
+        f"{set_name(name_or_path)}: {n_dropped} of {len(frame)} rows have gaps and are dropped"
+        + (f" ({100 * n_dropped / len(frame):.1f} %)" if n_dropped else "")
+        + (f"; {ranked} replaced by ranks of values" if texts else "")
+    )
+
+
+def _texts(features: pd.DataFrame) -> list[str]:
+    return [str(name) for name, kind in features.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]
+
+
+def _usable(name_or_path: str, label: str) -> pd.DataFrame:
+    """Read the rows and columns that count. Raises: ValueError."""
     frame = _read(name_or_path)
+    frame.columns = [str(name) for name in frame.columns]
     if label not in frame:
         shown = ", ".join(map(str, frame.columns[:20])) + (", ..." if frame.shape[1] > 20 else "")
         raise ValueError(f"{name_or_path} has no column {label!r}; name the label's column with --label (has: {shown})")
@@ -71,16 +110,7 @@ def load(name_or_path: str, label: str = "label") -> Arrays:
         if "split" in frame:
             frame = frame[frame.split == "train"]
         frame = frame.drop(columns=[c for c in _NO_FEATURES_OF_OURS if c in frame])
-    frame = frame.dropna()
-    features = frame.drop(columns=label)
-    if features.shape[1] == 0:
-        raise ValueError(f"{name_or_path} has no column beside the label")
-    if any(not pd.api.types.is_numeric_dtype(t) for t in features.dtypes):
-        features = features.apply(lambda column: pd.Categorical(column).codes)
-    values = features.to_numpy(np.float32)
-    if not np.isfinite(values).all():
-        raise ValueError(f"{name_or_path} has values that are not finite in float32: bounds could not be declared")
-    return values, _binary(frame[label], name_or_path, label)
+    return frame
 
 
 def _read(name_or_path: str) -> pd.DataFrame:

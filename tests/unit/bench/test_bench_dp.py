@@ -38,12 +38,18 @@ def test_the_last_line_holds_what_was_asked_for(small: None, tmp_path: Path, cap
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.normal(size=(400, 3)), columns=["a", "b", "c"])
     table["bought"] = np.where(table.a + rng.normal(size=400) > 0, "yes", "no")
+    table["town"] = np.where(table.b > 0, "Köln", "Bonn")
+    table.loc[:19, "c"] = np.nan
     table.to_csv(tmp_path / "shop.csv", index=False)
     arguments = f"--sets {tmp_path / 'shop.csv'} --label bought --splits 2 --repeats 1 --jobs 1".split()
     bench_dp.main(arguments)
     lines = capsys.readouterr().out.splitlines()
-    assert "delta = 1/n" in lines[0] and "bounds are taken from the training rows" in lines[0]
+    assert lines[0] == (
+        "shop: 20 of 400 rows have gaps and are dropped (5.0 %); columns town are replaced by ranks of values"
+    )
+    assert "delta = 1/n" in lines[1] and "bounds are taken from the training rows" in lines[1]
     result = json.loads(lines[-1])
+    assert result["prepared"] == lines[:1]
     assert ASKED_FOR <= result.keys()
     assert result["auc"]["distributed"]["shop 1"].keys() == {"mean", "sd"}
     assert result["rounds"] == {"trusted": 11, "distributed": 11, "few_rounds": 3}

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.bench.dp_data import SEEDS, load, set_name, split
+from tests.bench.dp_data import SEEDS, load, preparation, set_name, split
 
 
 def frame(n_rows: int = 60) -> pd.DataFrame:
@@ -32,12 +32,30 @@ def test_a_file_of_any_name_and_label_is_read(tmp_path: Path, suffix: str) -> No
     assert set_name(str(path)) == "mine"
 
 
-def test_where_one_column_is_text_every_column_is_ranked(tmp_path: Path) -> None:
+def test_a_column_of_text_is_ranked_and_the_others_keep_their_values(tmp_path: Path) -> None:
     path, data = tmp_path / "mine.csv", frame()
+    data["town"] = np.where(data.age > 50, "b", "a")
+    data.to_csv(path, index=False)
+    features, _ = load(str(path), "outcome")
+    assert np.array_equal(features[:, 0], data.age.to_numpy(np.float32))
+    assert np.array_equal(features[:, 2], (data.age > 50).to_numpy(np.float32))
+
+
+def test_a_development_set_with_text_is_ranked_whole_as_in_the_paper(tmp_path: Path) -> None:
+    path, data = tmp_path / "adult.csv", frame().drop(columns="split")
     data["town"] = np.where(data.age > 50, "a", "b")
     data.to_csv(path, index=False)
     features, _ = load(str(path), "outcome")
     assert sorted(set(features[:, 0])) == list(range(data.age.nunique()))
+    assert preparation(str(path), "outcome").endswith("every column is replaced by ranks of values")
+
+
+def test_dropped_rows_are_counted(tmp_path: Path) -> None:
+    path, data = tmp_path / "mine.csv", frame()
+    data.loc[:2, "age"], data.loc[2:5, "split"] = np.nan, np.nan
+    data.to_csv(path, index=False)
+    assert load(str(path), "outcome")[0].shape == (54, 2)
+    assert preparation(str(path), "outcome") == "mine: 6 of 60 rows have gaps and are dropped (10.0 %)"
 
 
 @pytest.mark.parametrize("change, message", [
@@ -47,7 +65,7 @@ def test_where_one_column_is_text_every_column_is_ranked(tmp_path: Path) -> None
     (lambda d: d[["outcome"]], "no column beside the label"),
     (lambda d: d.assign(age=np.inf), "not finite"),
     (lambda d: d.assign(outcome=np.arange(len(d)) < 3), "at least 10 rows of each class"),
-    (lambda d: d.assign(age=np.nan), "0 distinct values"),
+    (lambda d: d.assign(age=np.nan), "every row of .* has a gap.*age: 60"),
 ])  # fmt: skip
 def test_what_cannot_be_used_is_refused_with_the_reason(tmp_path: Path, change, message: str) -> None:
     path = tmp_path / "mine.parquet"
