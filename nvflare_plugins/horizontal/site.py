@@ -33,7 +33,7 @@ from nvflare_plugins.horizontal.run_folder import RunFolder
 from nvflare_plugins.horizontal.training import (
     LoopSettings, RoundRecord, TrainingHandler, TrainingResult, train, training_shape,
 )  # fmt: skip
-from nvflare_plugins.horizontal.value_bounds import check_weights, coarsest_pairs, value_bounds
+from nvflare_plugins.horizontal.value_bounds import check_weights, coarsest_pairs, label_sum, value_bounds
 from nvflare_plugins.model_json import with_lists
 from nvflare_plugins.place import Place
 from nvflare_plugins.registry import Registry, Reservation, ResumePoint, describe_draw
@@ -263,10 +263,14 @@ class _Attempt:
         if root_feature is not None:
             root_bins = slice(int(starts[root_feature]), int(starts[root_feature + 1]))
         # Of the objectives that start from the mean, the logistic ones alone have bounded gradients.
-        is_logistic = parameters.objective.gradient_bound is not None and shape.base_score is BaseScoreSource.MEAN
+        is_mean = shape.base_score is BaseScoreSource.MEAN
+        is_logistic = parameters.objective.gradient_bound is not None and is_mean
         estimates = shape.base_score not in (BaseScoreSource.GIVEN, BaseScoreSource.CONTINUED)
         rows = SampledWeights(matrix, table.weight, self._draws(), estimates)
-        handler = TrainingHandler(sums, shape, root_bins, self._evidence, is_logistic, rows.base_score_known)
+        handler = TrainingHandler(
+            sums, shape, root_bins, self._evidence, is_logistic, rows.base_score_known,
+            label_sum(table) if is_mean else None,
+        )  # fmt: skip
         settings = LoopSettings(job.num_rounds - n_done, job.early_stopping_rounds, n_done)
 
         def count_leaves(booster: xgb.Booster, number: int) -> None:

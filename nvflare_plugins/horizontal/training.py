@@ -87,13 +87,15 @@ class TrainingHandler:
 
     def __init__(
         self, sums: ProtectedSums, shape: TrainingShape, root_bins: slice | None, log: LocalLog | None = None,
-        starts_at_rate: bool = False, on_base_score: Callable[[], None] | None = None,
+        starts_at_rate: bool = False, on_base_score: Callable[[], None] | None = None, label_sum: float | None = None,
     ):  # fmt: skip
         """Args:
         root_bins: bins of a feature that no site lacks values in; its bins add up to the root sum.
         starts_at_rate: the objective is logistic and its first prediction is the pooled label mean.
         on_base_score: called while XGBoost waits, between its estimate of the base score and its first gradients.
+        label_sum: weighted sum of this site's labels, where the first prediction is their pooled mean.
         """
+        self._label_sum = label_sum
         self._on_base_score = on_base_score
         self._starts_at_rate = starts_at_rate
         self._total_weight: float | None = None
@@ -126,6 +128,10 @@ class TrainingHandler:
         values = values.astype(np.float64, copy=False)
         if message.metric == "aucpr":
             values = without_empty_curves(values)
+        elif message.kind is Kind.LABEL_MEAN and self._label_sum is not None and self._total_weight:
+            # XGBoost rounds its part of the mean to float32, and the parts' sum may miss the pooled mean by a unit of
+            # the last place, and with it every leaf. The same number in float64 does not.
+            values = np.array([self._label_sum / self._total_weight])
         total = self._sums.sum(message.kind, values, message.metric).astype(message.dtype.numpy)
         if message.kind is Kind.WEIGHT_TOTAL:
             self._total_weight = float(total[0])

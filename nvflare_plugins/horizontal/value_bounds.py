@@ -52,6 +52,12 @@ def value_bounds(parameters: TrainingParameters, tables: Sequence[Table]) -> dic
     return bounds
 
 
+def label_sum(table: Table) -> float:
+    """Return the sum of this site's labels, times their weights."""
+    weight = 1.0 if table.weight is None else table.weight.astype(np.float64)
+    return float(np.sum(weight * table.label.astype(np.float64)))
+
+
 def coarsest_pairs(parameters: TrainingParameters, weighted: bool) -> float:
     """Return the largest step of gradient sums with which leaves still are what the README says; 0 for the finest.
 

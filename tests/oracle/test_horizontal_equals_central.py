@@ -1,8 +1,8 @@
 """Federated training against centralized XGBoost on the pooled rows with the same cuts, and profiles against plain.
 
-Tolerances: structure, features, thresholds and default directions must be equal. Leaves differ by float32 rounding of
-the label mean (2e-7 of max(1, |leaf|)), and not at all where base_score is given: sums are exact to about 2^-40, far
-below what float32 leaves resolve.
+Tolerances: structure, features, thresholds and default directions must be equal. Leaves differ at most by a unit or two
+of float32's last place (2e-7 of max(1, |leaf|)): sums are off by far less, but may lie where float32 rounds the other
+way; and not at all where base_score is given.
 """
 
 from __future__ import annotations

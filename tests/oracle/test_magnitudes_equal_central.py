@@ -79,6 +79,19 @@ def test_labels_of_extreme_size(tmp_path, scale):
     check(tmp_path, skewed(features(600), scale), {"objective": "reg:squarederror", "eval_metric": "rmse"}, "masks")
 
 
+@pytest.mark.parametrize("offset", [4_321.0, 87_654.3])
+def test_labels_far_from_zero(tmp_path, offset):
+    """Where the pooled mean is off by a unit of float32's last place, every leaf is: by 5e-4 at an offset of 4,321."""
+    frame = skewed(features(542), 1.0)  # a table for which XGBoost's own parts miss the mean
+    frame["label"] += np.float32(offset)
+    params = {**TREE, "objective": "reg:squarederror", "eta": 1.0}
+    federation = Federation(tmp_path)
+    federation.give_data("train", frame)
+    succeed(federation.run(HorizontalJob("train", "label", params, 2, "masks", cuts="uniform", cut_bounds=BOUNDS)))
+    central = central_model(frame, "label", params, federation.cuts(), 2)
+    assert leaf_difference(federation.model(), central) <= 2e-7
+
+
 def weights_over(low: float, high: float, n_rows: int) -> np.ndarray:
     exponents = np.random.default_rng(4).uniform(np.log10(low), np.log10(high), n_rows)
     return (10.0**exponents).astype(np.float32)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+import xgboost as xgb
 
 from nvflare_plugins.data import Table
 from nvflare_plugins.horizontal.parameters import check_parameters
-from nvflare_plugins.horizontal.value_bounds import coarsest_pairs, value_bounds
+from nvflare_plugins.horizontal.value_bounds import coarsest_pairs, label_sum, value_bounds
 from nvflare_plugins.wire.sums import Family, metric_quantity
 
 ROWS = 400
@@ -48,6 +51,24 @@ def first_pairs(objective: str, label: np.ndarray) -> tuple[np.ndarray, np.ndarr
                         label * (power - 1) * mean ** (1 - power) + (2 - power) * mean ** (2 - power)),
         "reg:pseudohubererror": (label / np.sqrt(1 + np.square(label)), ones),
     }[objective]  # fmt: skip
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_pooled_mean_is_xgboosts_to_the_last_bit(weighted):
+    """Parts in float64 add up to it; XGBoost's own parts, in float32, do in two runs of three."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        label = (rng.normal(size=ROWS) + 10.0 ** rng.uniform(-2, 5)).astype(np.float32)
+        weight = (3 * rng.random(ROWS)).astype(np.float32) if weighted else None
+        matrix = xgb.DMatrix(np.zeros((ROWS, 1), np.float32), label=label, weight=weight)
+        booster = xgb.train({"objective": "reg:squarederror", "max_depth": 1, "nthread": 1}, matrix, 1)
+        model = json.loads(booster.save_config())["learner"]["learner_model_param"]
+        total = float(ROWS if weight is None else weight.sum(dtype=np.float64))
+        parts = [
+            label_sum(table(label[rows], None if weight is None else weight[rows])) / total
+            for rows in np.array_split(np.arange(ROWS), 3)
+        ]
+        assert np.float32(sum(parts)) == np.float32(model["base_score"].strip("[]"))
 
 
 @pytest.mark.parametrize("scale", SCALES)
