@@ -217,10 +217,10 @@ def _server_evidence(folder: Path, attempt: bytes) -> dict[str, Callable]:
     log = _log(folder, SERVER, attempt, "server")
 
     def note(transfer: Transfer) -> None:
-        frame = transfer.frame
+        frame = transfer.frame  # whole, as every short one is: its payload is committed to by the log's own rule
         log.record(
             transfer.direction, frame.counter, frame.kind.name, str(frame.moment), frame.codec.name, frame.n_values,
-            transfer.commitment, frame.kind.private, peers=transfer.sites, salt=frame.salt,
+            frame.payload, frame.kind.private, peers=transfer.sites, salt=frame.salt,
         )  # fmt: skip
 
     return {"on_transfer": note, "attachment": log.signed_head}
