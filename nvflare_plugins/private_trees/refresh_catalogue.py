@@ -29,6 +29,11 @@ class RefreshGrammar:
         self._moment = Moment(Phase.SETUP)
         self._due = False
 
+    @property
+    def largest_message_bytes(self) -> int:
+        """No message is longer than the statistics of all trees."""
+        return _BYTES_PER_NODE * sum(tree.feature.size for tree in self._forest.trees)
+
     def enter(self, moment: Moment) -> None:
         """Announce the next phase. Raises: ProtocolError, if the last round's message has not come."""
         if self._due:

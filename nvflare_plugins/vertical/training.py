@@ -21,6 +21,8 @@ from nvflare_plugins.vertical.gradient_scheme import GradientOwner, Timer, untim
 from nvflare_plugins.vertical.leaf_purity import leaf_purity
 from nvflare_plugins.vertical.links import Party
 from nvflare_plugins.vertical.model import mask_columns, structures
+from nvflare_plugins.vertical.paths import TreeStructure
+from nvflare_plugins.vertical.tree_limits import TreeLimits
 from nvflare_plugins.vertical.tree_parameters import TreeParameters
 from nvflare_plugins.wire.catalogue import Moment, Phase
 from nvflare_plugins.wire.communicator import Federated
@@ -127,7 +129,8 @@ def train_vertical(
 
     own_sets = [s.features for s in sets]
     engine = ActiveEngine(engine_settings, parties, own_sets, owner, scale, continued, note_purity, timer)
-    mediator = Mediator(VerticalGrammar(_shape(params, sets, engine, initial_model is not None)), 0, engine)
+    earlier = continued if initial_model is not None else None
+    mediator = Mediator(VerticalGrammar(_shape(params, sets, engine, earlier)), 0, engine)
     with mediator:
         if on_start is not None:
             on_start(mediator)
@@ -179,8 +182,12 @@ def _engine_settings(
 
 
 def _shape(
-    params: TrainingParameters, sets: Sequence[LabelledSet], engine: ActiveEngine, continued: bool
-) -> VerticalShape:
+    params: TrainingParameters, sets: Sequence[LabelledSet], engine: ActiveEngine,
+    earlier: Sequence[TreeStructure] | None,
+) -> VerticalShape:  # fmt: skip
+    continued, limits = earlier is not None, TreeLimits.from_effective(params.effective)
+    # A set is predicted every round; pruned nodes keep their places.
+    new_nodes = engine.trees_per_round * (2 * limits.most_splits(sets[0].features.shape[0]) + 1)
     return VerticalShape(
         world=WORLD,
         matrix_rows=tuple(s.features.shape[0] for s in sets),
@@ -192,6 +199,7 @@ def _shape(
         predicts_training=int(params.effective.get("num_parallel_tree", 1)) > 1,
         eval_sets=engine.eval_sets,
         n_metrics=len(params.metrics),
+        most_nodes=sum(tree.n_nodes for tree in earlier or ()) + new_nodes,
     )
 
 

@@ -248,6 +248,14 @@ class HorizontalGrammar:
         """The announced phase and round."""
         return self._moment
 
+    @property
+    def largest_message_bytes(self) -> int:
+        """The longest buffer of any message."""
+        shape = self._shape
+        histograms = 16 * shape.n_bins * max(shape.max_built_nodes, 1)
+        leaves = 4 * MAX_LEAVES if shape.adaptive_leaf else 0
+        return max(histograms, 24 * shape.n_outputs, leaves, MAX_MODEL_PARAMETERS)
+
     def enter(self, moment: Moment) -> None:
         """Announce the next phase.
 

@@ -4,14 +4,19 @@ XGBoost trusts its tracker: it checks no reply's length (a long one overruns its
 models differ), waits without a deadline and ignores signals while it waits. The mediator therefore checks every
 length, owns the deadline through its handler, and ends a held call with an error that surfaces in Python as one
 ``XGBoostError``.
+
+Any user of the machine can reach a loopback port. A call is therefore served only if the other end of its connection is
+a socket that this process holds open at that moment, which no other process can imitate. Others are turned away before
+their message is read, and the job goes on.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from types import TracebackType
 from enum import Enum
@@ -19,13 +24,16 @@ from typing import Any, Protocol
 
 import grpc
 import psutil
+from google.protobuf.message import DecodeError
 
 from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
 from nvflare_plugins.failures import machine_failure
 from nvflare_plugins.wire.catalogue import Moment
 from nvflare_plugins.wire.federated_proto import CALLS, SERVICE, reply_class, request_class
 
-_UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+MAX_MESSAGE_BYTES = (1 << 31) - 1  # of protobuf
+_FRAME_BYTES = 1 << 10  # the fields of a call beside its buffer
+_WORKERS = 4  # XGBoost has one call under way at a time; the others turn strangers away, and serve an abort's retry
 _LOOPBACK = "127.0.0.1"
 _log = logging.getLogger(__name__)
 
@@ -42,6 +50,10 @@ class Classified(Protocol):
 class Grammar(Protocol):
     """Names the messages of one training, in order; refuses every other (catalogue.py, vertical_catalogue.py)."""
 
+    @property
+    def largest_message_bytes(self) -> int:
+        """The longest buffer that any message of this training can have."""
+
     def enter(self, moment: Moment) -> None: ...
     def classify(self, call: str, dtype: int, op: int, size: int) -> Classified: ...
 
@@ -51,6 +63,10 @@ class Handler(Protocol):
 
     def answer(self, message: Any, buffer: bytes) -> bytes:
         """Return the reply to one message of this site's XGBoost."""
+
+
+class _Stranger(Exception):
+    """A call that this process's XGBoost did not make."""
 
 
 class Mediator:
@@ -66,19 +82,20 @@ class Mediator:
         self._handler = handler
         self._lock = threading.Lock()
         self._sequence = 0
-        self._trusted_peers: set[str] = set()
+        self._own_end: tuple[str, int] | None = None  # peer's address, and our descriptor of its socket
+        self._has_warned = False
         self._server: grpc.Server | None = None
         self.address = ""
         self.error: VeilBoostError | None = None
 
     def __enter__(self) -> Mediator:
-        # XGBoost has one call under way at a time; the second worker serves an abort's retry.
-        self._server = grpc.server(futures.ThreadPoolExecutor(2, "mediator"), options=_UNLIMITED)
+        largest = min(self._grammar.largest_message_bytes + _FRAME_BYTES, MAX_MESSAGE_BYTES)
+        options = [("grpc.max_receive_message_length", largest), ("grpc.max_send_message_length", -1)]
+        self._server = grpc.server(futures.ThreadPoolExecutor(_WORKERS, "mediator"), options=options)
+        # As a stream of one message, so that the caller is known before its message is taken. The wire is the same.
         handlers = {
-            call: grpc.unary_unary_rpc_method_handler(
-                self._servicer(call),
-                request_deserializer=request_class(call).FromString,
-                response_serializer=reply_class(call).SerializeToString,
+            call: grpc.stream_unary_rpc_method_handler(
+                self._servicer(call), response_serializer=reply_class(call).SerializeToString
             )
             for call in CALLS
         }
@@ -118,13 +135,15 @@ class Mediator:
     def _servicer(self, call: str) -> Callable:
         make_reply = reply_class(call)
 
-        def serve(request, context: grpc.ServicerContext):
+        def serve(requests: Iterator[bytes], context: grpc.ServicerContext):
             try:
+                self._check_peer(context)
                 if self.error is not None:
                     raise self.error
-                self._check_peer(context.peer())
                 with self._lock:
-                    return make_reply(receive_buffer=self._serve(call, request))
+                    return make_reply(receive_buffer=self._serve(call, _only(call, requests)))
+            except _Stranger:
+                context.abort(grpc.StatusCode.PERMISSION_DENIED, "VeilBoost: another process is not served here")
             except VeilBoostError as error:
                 self.abort(error)
             except Exception as error:  # the edge of the process: XGBoost must not be left waiting
@@ -153,23 +172,44 @@ class Mediator:
             )
         return reply
 
-    def _check_peer(self, peer: str) -> None:
-        """Serve only connections of this very process: any local user can reach a loopback port.
+    def _check_peer(self, context: grpc.ServicerContext) -> None:
+        """Serve only connections of this very process. Raises: _Stranger.
 
-        Both ends must be those of a connection that this process opened. A port alone would not do: another user may
-        come from the same port of another loopback address.
+        Both ends must be those of a socket that this process holds open now. A port alone would not do: another user may
+        come from the same port of another loopback address, or from the same port once XGBoost's connection has gone.
         """
-        if peer in self._trusted_peers:
-            return
-        connections = [c for c in psutil.Process().net_connections(kind="tcp") if c.raddr]
-        ends = {(f"ipv4:{_address(c.laddr)}", _address(c.raddr)) for c in connections}
-        if (peer, self.address) not in ends:
-            raise ProtocolError("another process connected to the mediator")
-        self._trusted_peers.add(peer)
+        peer = context.peer()
+        if self._own_end is None or self._own_end[0] != peer or not self._is_own_end(*self._own_end):
+            ends = ((peer, c.fd) for c in psutil.Process().net_connections(kind="tcp") if c.raddr)
+            self._own_end = next((end for end in ends if self._is_own_end(*end)), None)
+        # A connection that has gone since leaves its calls behind, and its port to others.
+        if self._own_end is None or not context.is_active():
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("another process tried to reach the mediator of XGBoost and was turned away")
+            raise _Stranger
+
+    def _is_own_end(self, peer: str, descriptor: int) -> bool:
+        """Tell whether a descriptor of this process is the socket at the other end of a connection."""
+        try:
+            with socket.socket(fileno=os.dup(descriptor)) as own:
+                return (f"ipv4:{_address(own.getsockname())}", _address(own.getpeername())) == (peer, self.address)
+        except OSError:  # closed, or no socket, or not connected
+            return False
 
 
-def _address(end: Any) -> str:
-    return f"{end.ip.removeprefix('::ffff:')}:{end.port}"  # gRPC opens IPv6 sockets for IPv4 addresses too
+def _only(call: str, requests: Iterator[bytes]) -> Any:
+    """Return the one message of a call. Raises: ProtocolError."""
+    try:
+        return request_class(call).FromString(next(requests, b""))
+    except grpc.RpcError:
+        raise ProtocolError("XGBoost gave a call up, or sent more bytes than any message of this training has") from None
+    except DecodeError:
+        raise ProtocolError("XGBoost sent a message that is none of its protocol") from None
+
+
+def _address(end: tuple[Any, ...]) -> str:
+    return f"{end[0].removeprefix('::ffff:')}:{end[1]}"  # gRPC opens IPv6 sockets for IPv4 addresses too
 
 
 def _keep_loopback_from_proxies() -> None:

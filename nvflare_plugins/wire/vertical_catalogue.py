@@ -76,6 +76,7 @@ class VerticalShape:
         estimates_base_score: neither base_score nor a model to continue from is given.
         predicts_training: XGBoost's prediction cache does not hold the training rows, as with several trees at once.
         eval_sets: positions in ``matrix_rows`` of the sets to evaluate, in order.
+        most_nodes: most nodes of all trees that one prediction walks through.
     """
 
     world: int
@@ -88,6 +89,7 @@ class VerticalShape:
     predicts_training: bool
     eval_sets: tuple[int, ...]
     n_metrics: int
+    most_nodes: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,15 @@ class VerticalGrammar:
     def moment(self) -> Moment:
         """The announced phase and round."""
         return self._moment
+
+    @property
+    def largest_message_bytes(self) -> int:
+        """The longest buffer of any message."""
+        shape = self._shape
+        gradients = 8 * shape.matrix_rows[0] * shape.n_outputs
+        leaves = 4 * MAX_LEAVES if shape.adaptive_leaf else 0
+        tree_bits = -(-max(shape.matrix_rows) * shape.most_nodes // 8) + 8
+        return max(gradients, leaves, tree_bits, 4 * shape.world, LONGEST_ENTRY * MAX_NODES, MAX_MODEL_PARAMETERS)
 
     def enter(self, moment: Moment) -> None:
         """Announce the next phase.

@@ -41,6 +41,12 @@ def test_every_recorded_message_is_known(name):
     assert kinds.count(Kind.ROOT_SUM) == trees
 
 
+@pytest.mark.parametrize("name", TRACES)
+def test_no_recorded_message_is_longer_than_the_shape_says(name):
+    largest = HorizontalGrammar(shape_of(TRACES[name])).largest_message_bytes
+    assert max(call[3] for _, _, calls in TRACES[name]["phases"] for call in calls) <= largest <= 4 << 20
+
+
 def test_kinds_of_a_logistic_round_in_order():
     kinds = replay(HorizontalGrammar(shape_of(TRACES["logistic"])), TRACES["logistic"])
     assert kinds[:10] == [

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import re
 import socket
 import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -191,4 +194,119 @@ def test_another_process_is_not_served():
         command = [sys.executable, "-c", script, mediator.address, f"/{SERVICE}/Allreduce"]
         printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert "another process" in printed
-    assert mediator.error is not None
+    assert mediator.error is None
+
+
+def stranger(address: str, script: str, **more) -> str:
+    """Run a client in another process, with the mediator's address and a method's name as arguments."""
+    command = [sys.executable, "-c", textwrap.dedent(script), address, f"/{SERVICE}/Allreduce"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, **more).stdout
+
+
+def test_a_stranger_does_not_end_the_job():
+    """One connection of any local user once did. It neither ends the job nor learns of its errors nor holds it up."""
+    answers = []
+
+    def interfere(mediator: Mediator) -> None:
+        script = """
+            import os, sys, time, grpc
+            channels = [grpc.insecure_channel(sys.argv[1]) for _ in range(8)]
+            # Calls that never send their message, which would occupy whoever waits for it.
+            hanging = [channel.stream_unary(sys.argv[2]).future(iter(lambda: time.sleep(60), 0)) for channel in channels]
+            codes = [call.code().name for call in hanging]
+            try:
+                channels[0].unary_unary(sys.argv[2])(b"nonsense" * 100, timeout=20)
+            except grpc.RpcError as error:
+                codes.append(error.code().name)
+            print(" ".join(codes), flush=True)
+            os._exit(0)
+        """
+        answers.append(stranger(mediator.address, script).split())
+
+    handler = Echo()
+    mediator = train_one_round(handler, interfere)
+    assert answers == [["PERMISSION_DENIED"] * 9]
+    assert mediator.error is None and Kind.HISTOGRAM in handler.kinds
+
+
+def peak_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
+
+
+def test_long_messages_are_refused_before_they_take_memory():
+    """Three calls of 500 MB once took 1.6 GiB. Strangers' are not read at all, those of this process to the catalogue."""
+    data = matrix()
+    with Mediator(HorizontalGrammar(shape(data)), 0, Echo()) as mediator:
+        Path("/proc/self/clear_refs").write_text("5")  # start the peak anew
+        before = peak_bytes()
+        script = """
+            import sys, grpc
+            options = [("grpc.max_send_message_length", -1)]
+            calls = [grpc.insecure_channel(sys.argv[1], options).unary_unary(sys.argv[2]).future(bytes(size))
+                     for size in (60_000_000, 60_000_000, 60_000)]
+            print(*(call.code().name for call in calls))
+        """
+        codes = stranger(mediator.address, script).split()
+        assert set(codes) <= {"PERMISSION_DENIED", "RESOURCE_EXHAUSTED"}
+        assert peak_bytes() - before < 30_000_000 and mediator.error is None
+        options = [("grpc.max_send_message_length", -1)]
+        with grpc.insecure_channel(mediator.address, options) as channel, pytest.raises(grpc.RpcError) as raised:
+            channel.unary_unary(f"/{SERVICE}/Allreduce")(bytes(HorizontalGrammar(shape(data)).largest_message_bytes + 5000))
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "more bytes than any message" in str(mediator.error)
+
+
+def test_bytes_that_are_no_message_are_refused_in_words():
+    with Mediator(HorizontalGrammar(shape(matrix())), 0, Echo()) as mediator:
+        with grpc.insecure_channel(mediator.address) as channel, pytest.raises(grpc.RpcError, match="none of its protocol"):
+            channel.unary_unary(f"/{SERVICE}/Allreduce")(b"\xff" * 50)
+        assert isinstance(mediator.error, ProtocolError)
+
+
+def client_on(address: str, port: int) -> str:
+    """Return what the mediator answers to a connection of another process from one port."""
+    script = """
+        import socket, sys, time
+        host, port = sys.argv[1].split(":")
+        own = socket.socket()
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        own.bind(("127.0.0.1", PORT))
+        own.connect((host, int(port)))
+        import threading
+        entrance = socket.create_server(("127.0.0.1", 0))
+        def pump(a, b):
+            while data := a.recv(65536):
+                b.sendall(data)
+        def serve():
+            outer, _ = entrance.accept()
+            threading.Thread(target=pump, args=(own, outer), daemon=True).start()
+            pump(outer, own)
+        threading.Thread(target=serve, daemon=True).start()
+        import grpc
+        with grpc.insecure_channel("127.0.0.1:%d" % entrance.getsockname()[1]) as channel:
+            try:
+                channel.unary_unary(sys.argv[2])(b"", timeout=10)
+                print("SERVED")
+            except grpc.RpcError as error:
+                print(error.code().name)
+    """
+    return stranger(address, script.replace("PORT", str(port))).strip()
+
+
+def test_trust_ends_with_the_connection():
+    """A port that was XGBoost's is another's once XGBoost's connection has gone; trust in it once outlived that."""
+    with Mediator(HorizontalGrammar(shape(matrix())), 0, Echo()) as mediator:
+        with grpc.insecure_channel(mediator.address) as channel, pytest.raises(grpc.RpcError, match="claims rank 7"):
+            channel.unary_unary(f"/{SERVICE}/Allreduce")(request_class("Allreduce")(rank=7).SerializeToString())
+        peer, _ = mediator._own_end
+        mediator.error = None  # what the next caller would be told
+        assert client_on(mediator.address, int(peer.rsplit(":", 1)[1])) == "PERMISSION_DENIED"
+
+
+def test_the_longest_message_follows_from_the_shape():
+    small = shape(matrix())
+    assert HorizontalGrammar(small).largest_message_bytes == 1 << 16  # the model's parameters
+    wide = dataclasses.replace(small, n_bins=100_000, max_built_nodes=8)
+    assert HorizontalGrammar(wide).largest_message_bytes == 16 * 100_000 * 8
+    assert HorizontalGrammar(dataclasses.replace(small, adaptive_leaf=True)).largest_message_bytes == 4 << 20

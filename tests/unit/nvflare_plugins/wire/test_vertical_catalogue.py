@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -48,6 +49,14 @@ def test_every_recorded_message_is_known(name):
     assert kinds.count(VerticalKind.ROW_DECISIONS) == kinds.count(VerticalKind.ROW_MISSING)
     # XGBoost's first estimate for this objective leaves nothing to split on these labels.
     assert (VerticalKind.ROW_DECISIONS in kinds) == (name != "pseudo_huber")
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_no_recorded_message_is_longer_than_the_shape_says(name):
+    shape = shape_of(TRACES[name])
+    nodes = 15 * shape.trees_per_round * (vertical_recorder.ROUNDS + 1)
+    largest = VerticalGrammar(dataclasses.replace(shape, most_nodes=nodes)).largest_message_bytes
+    assert max(call[3] for _, _, calls in TRACES[name]["phases"] for call in calls) <= largest <= 4 << 20
 
 
 def test_kinds_and_reply_sizes_of_a_first_round():
