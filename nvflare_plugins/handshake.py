@@ -21,6 +21,7 @@ from he_processors.key_agreement import DOMAIN, KEY_SIZE_BYTES, NONCE_SIZE_BYTES
 from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.certificates import Identity, check_site_chain, fingerprint, public_key_bytes, verify_signature
 from nvflare_plugins.wire.envelope import pack_list, unpack_list
+from nvflare_plugins.wording import printable
 
 _FORMAT = b"veilboost-hello-1"
 _MAX_HELLO = 1 << 17
@@ -134,7 +135,7 @@ def check_hellos(
             raise ProtocolError(f"a hello of another site stands in the place of {site}")
         if hello.release != mine.release:
             raise ConfigurationError(
-                f"{site} runs VeilBoost {hello.release[:40]} where this site runs {mine.release}: install the same "
+                f"{site} runs VeilBoost {printable(hello.release, 40)} where this site runs {mine.release}: install the same "
                 "version at every site"
             )
         if hello.binding != mine.binding:

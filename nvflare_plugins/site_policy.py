@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
+from nvflare_plugins.job_checks import check_plain
 
 POLICY_FILE = Path("local") / "veilboost.json"
 PROFILES = (
@@ -275,7 +276,7 @@ class SitePolicy:
                 f"{site} has no site policy ({POLICY_FILE} in its workspace): run `veilboost site-setup` on the "
                 "workspace and fill it in."
             ) from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # also numbers of too many digits
             problem = type(error).__name__
             raise ConfigurationError(f"{site}: {POLICY_FILE} cannot be read as JSON ({problem}).") from None
         return cls.from_dict(document, workspace=workspace, site=site)
@@ -297,6 +298,7 @@ class SitePolicy:
         """
         if not _SITE_NAME.fullmatch(site):
             raise ConfigurationError("a site name has letters, digits and _ . @ - only.")
+        check_plain("the policy", document)
         given = _object(document, "the policy", tuple(_READERS))
         reader = _Reader(site, Path(workspace).absolute(), key_bits_floor)
         values = {key: _READERS[key](reader, key, value) for key, value in given.items()}

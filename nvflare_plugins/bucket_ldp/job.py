@@ -11,7 +11,7 @@ from typing import Any
 from dp_components.bucket_ldp.edges import MAX_BUCKETS
 from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.job_checks import expect, is_list, is_number, is_text, is_whole
+from nvflare_plugins.job_checks import check_fields, expect, is_list, is_number, is_text, is_whole, seconds
 
 PROFILE = "dp_local"
 
@@ -88,7 +88,7 @@ class BucketJob:
             "edges_epsilon must be a number from 0 to less than epsilon",
             is_number(self.edges_epsilon) and 0 <= self.edges_epsilon < self.epsilon,
         )
-        expect("deadline_s must be a number of seconds", is_number(self.deadline_s) and self.deadline_s >= 0)
+        seconds("deadline_s", self.deadline_s)
 
     @property
     def protected(self) -> Unit:
@@ -106,10 +106,5 @@ class BucketJob:
         Raises:
             ConfigurationError: unknown or missing fields, or a value that is not allowed.
         """
-        unknown = sorted(set(document) - {f.name for f in dataclasses.fields(cls)})
-        if unknown:
-            raise ConfigurationError(f"the job has unknown fields: {', '.join(unknown)}")
-        missing = [name for name in ("data_set", "active", "label") if name not in document]
-        if missing:
-            raise ConfigurationError(f"the job lacks {', '.join(missing)}")
-        return cls(**document)
+        known = {f.name for f in dataclasses.fields(cls)}
+        return cls(**check_fields(document, known, ("data_set", "active", "label")))

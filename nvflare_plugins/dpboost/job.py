@@ -16,7 +16,7 @@ from dp_components.split_candidates.candidates import MAX_CANDIDATES, Candidates
 from dp_components.split_candidates.uniform import uniform_candidates
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.job_checks import (
-    are_bounds, expect, is_entry, is_list, is_mapping, is_number, is_text, is_whole,
+    are_bounds, check_fields, expect, is_entry, is_list, is_mapping, is_number, is_text, is_whole, seconds,
 )  # fmt: skip
 
 PROFILE = "dp_trusted"
@@ -83,7 +83,7 @@ class DpBoostJob:
         expect(f"variant must be one of {', '.join(VARIANTS)}", self.variant in VARIANTS)
         expect("rows_per_person must be a whole number of at least 1", is_whole(self.rows_per_person, 1))
         expect(f"n_candidates must be 1 to {MAX_CANDIDATES}", is_whole(self.n_candidates, 1, MAX_CANDIDATES))
-        expect("deadline_s must be a number of seconds", is_number(self.deadline_s) and self.deadline_s >= 0)
+        seconds("deadline_s", self.deadline_s)
         bounds, classes = self.label_bounds, self.label_classes
         expect("label_bounds must be two numbers, the lower one first", bounds is None or are_bounds(bounds))
         is_pair = classes is None or (is_list(classes, is_entry) and len(classes) == 2)
@@ -98,6 +98,8 @@ class DpBoostJob:
             self.plan()
         except (ValueError, TypeError) as error:
             raise ConfigurationError(str(error)) from None
+        except OverflowError:
+            raise ConfigurationError("n_trees, depth, learning_rate or ridge is larger than any model needs") from None
 
     def _check_features(self) -> None:
         features = self.features
@@ -162,10 +164,5 @@ class DpBoostJob:
         Raises:
             ConfigurationError: unknown or missing fields, or a value that is not allowed.
         """
-        unknown = sorted(set(document) - {f.name for f in dataclasses.fields(cls)})
-        if unknown:
-            raise ConfigurationError(f"the job has unknown fields: {', '.join(unknown)}")
-        missing = [name for name in ("data_set", "label", "epsilon") if name not in document]
-        if missing:
-            raise ConfigurationError(f"the job lacks {', '.join(missing)}")
-        return cls(**document)
+        known = {f.name for f in dataclasses.fields(cls)}
+        return cls(**check_fields(document, known, ("data_set", "label", "epsilon")))

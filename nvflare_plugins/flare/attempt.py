@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from he_processors.errors import ProtocolError
+from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.files import write_atomically
+from nvflare_plugins.job_checks import check_plain
 from nvflare_plugins.flare.timeouts import SILENCE_LIMIT_S, START_SILENCE_S, STOP_ANSWER_S
 from nvflare_plugins.flare.transport import Cell, FrameServer
 from nvflare_plugins.flare.work import Beats
@@ -33,6 +34,8 @@ EVIDENCE_FOLDER = "evidence"
 SUMMARY_FILE = "summary.json"
 MAX_ERROR_CHARS = 2000
 MAX_EVIDENCE_BYTES = 1 << 30
+MAX_SUMMARY_CHARS = 1 << 20
+_HMAC = re.compile(r"[0-9a-f]{64}")
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]+")
 
 Spend = Callable[[str, str, float, float], None]
@@ -76,12 +79,15 @@ class SiteReport:
         texts = [document.get(name, "") for name in ("error", "model_hmac", "summary")]
         if status not in (COMPLETED, FAILED) or not all(isinstance(text, str) for text in texts):
             raise ProtocolError("a result that is not one")
+        if texts[1] and not _HMAC.fullmatch(texts[1]):
+            raise ProtocolError("a result with an unusable hash of the model")
         if not isinstance(evidence, (bytes, bytearray)) or len(evidence) > MAX_EVIDENCE_BYTES:
             raise ProtocolError("a result with unusable evidence")
         try:
-            summary = json.loads(texts[2] or "{}")
-        except ValueError:
-            raise ProtocolError("a result whose summary is not JSON") from None
+            summary = json.loads(texts[2][:MAX_SUMMARY_CHARS] or "{}")
+            check_plain("the summary", summary)
+        except (ValueError, RecursionError, ConfigurationError):
+            raise ProtocolError("a result whose summary is not JSON, or too large") from None
         if not isinstance(summary, dict):
             raise ProtocolError("a result whose summary is not an object")
         return cls(status, printable(texts[0]), texts[1], summary, bytes(evidence))

@@ -26,8 +26,9 @@ from nvflare_plugins.flare.timeouts import (
     transfer_s,
 )
 from nvflare_plugins.flare_boundary import check_set_up
-from nvflare_plugins.job_checks import checked_sites
+from nvflare_plugins.job_checks import checked_sites, shown
 from nvflare_plugins.place import Job
+from nvflare_plugins.wire.evidence_format import is_name
 
 TRAIN_TASK = "veilboost_train"
 
@@ -119,6 +120,12 @@ class JobController(Controller):
 
     def _run(self, job: Job, clients: list[Client], abort_signal: Signal, fl_ctx: FLContext) -> str | None:
         job_id = fl_ctx.get_job_id()
+        unusable = [client.name for client in clients if not is_name(client.name)]
+        if unusable:
+            raise ConfigurationError(
+                f"a site is called {shown(unusable[0])}: a name has up to 128 letters, digits and _ . @ - or blanks. "
+                "Provision it under another name"
+            )
         core_cell = self._engine.get_cell().core_cell
         attempt = ServerAttempt(
             cell=core_cell,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,10 +42,11 @@ from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES
 from nvflare_plugins.wire.evidence import end_abandoned
-from nvflare_plugins.wire.evidence_format import export_name
+from nvflare_plugins.wire.evidence_format import export_name, is_name
 
 METRICS_EVENT = "fed.analytix_log_stats"  # what FLARE's tracking receivers on the server listen to
 MAX_SITES = 1000
+_ATTEMPT = re.compile(f"[0-9a-f]{{{2 * ATTEMPT_BYTES}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +67,14 @@ class JobTask:
         job, sites, attempt, server = (data.get(name) for name in ("job", "sites", "attempt", "server"))
         if not isinstance(job, dict) or not isinstance(attempt, str) or not isinstance(server, str):
             raise ProtocolError("the server sent a task that is not a VeilBoost task")
-        if not isinstance(sites, list) or len(sites) > MAX_SITES or not all(isinstance(name, str) for name in sites):
-            raise ProtocolError("the server sent a task with an unusable list of sites")
+        if not isinstance(sites, list) or len(sites) > MAX_SITES or not all(map(is_name, sites)):
+            raise ProtocolError(
+                "the server sent a task with an unusable list of sites: a name has up to 128 letters, digits and _ . @ - "
+                "or blanks"
+            )
         if sites != sorted(set(sites)) or site not in sites:
             raise ProtocolError(f"the server's list of sites is not sorted, or lacks {site}")
-        if len(attempt) != 2 * ATTEMPT_BYTES or server.split(".")[0] != "server":
+        if not _ATTEMPT.fullmatch(attempt) or not is_name(server) or server.split(".")[0] != "server":
             raise ProtocolError("the server sent a task with an unusable attempt or address")
         return cls(job_type.from_dict(job), tuple(sites), attempt, server)
 

@@ -45,6 +45,7 @@ from nvflare_plugins.flare.pieces import (
     pieces,
 )
 from nvflare_plugins.flare.timeouts import QUERY_INTERVAL_S, resend_pause_s
+from nvflare_plugins.wording import printable
 
 CHANNEL = "veilboost"
 TOPIC_FRAME = "frame"  # site to server: a piece of a frame
@@ -212,7 +213,7 @@ class SiteTransport:
         """Return whether a message is the server's, whatever it says; if so, it is a sign of life."""
         origin = message.get_header(MessageHeaderKey.ORIGIN)
         if origin != self._server:
-            logger.warning("ignored a message from %s, which is not this job's server", origin)
+            logger.warning("ignored a message from %s, which is not this job's server", printable(str(origin)))
             return False
         self._life_signs.heard(self._server)
         return True
@@ -250,7 +251,7 @@ class SiteTransport:
             return
         attempt, _, reason = bytes(message.payload[:MAX_REASON_BYTES]).decode("utf-8", "replace").partition("\n")
         if attempt == self._attempt:
-            self.abort(reason)
+            self.abort(printable(reason, MAX_REASON_BYTES))
 
 
 @dataclass(slots=True)
@@ -325,7 +326,7 @@ class FrameServer:
         name = message.get_header(CellMessageAuthHeaderKey.CLIENT_NAME)
         site = self._site_of_cell.get(origin)
         if site is None or name != site:
-            logger.warning("ignored a message of client %s from cell %s: not a site of this job", name, origin)
+            logger.warning("ignored a message of client %s from cell %s: not a site of this job", printable(str(name)), printable(str(origin)))
             return None
         self.life_signs.heard(site)
         return site

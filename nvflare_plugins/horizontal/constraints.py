@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.job_checks import check_plain, shown
 
 
 def check_monotone_constraints(given: object, feature_names: Sequence[str]) -> str:
@@ -61,8 +62,10 @@ def check_interaction_constraints(given: object, feature_names: Sequence[str]) -
 
 def _parse(name: str, text: str) -> object:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        value = json.loads(text)
+        check_plain(name, value)
+        return value
+    except (ValueError, RecursionError):
         raise ConfigurationError(f"{name}: the text is not a list of numbers or names.") from None
 
 
@@ -71,4 +74,4 @@ def _position(name: str, column: object, feature_names: Sequence[str]) -> int:
         return feature_names.index(column)
     if isinstance(column, int) and not isinstance(column, bool) and 0 <= column < len(feature_names):
         return column
-    raise ConfigurationError(f"{name}: there is no column {column!r} among the {len(feature_names)} agreed columns.")
+    raise ConfigurationError(f"{name}: there is no column {shown(column)} among the {len(feature_names)} agreed columns.")

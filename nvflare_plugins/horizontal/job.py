@@ -10,7 +10,7 @@ from typing import Any
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.horizontal.cuts import CutMode
 from nvflare_plugins.job_checks import (
-    are_bounds, at_least, expect, is_entry, is_list, is_mapping, is_number, is_text, one_of,
+    are_bounds, at_least, check_fields, expect, is_entry, is_list, is_mapping, is_text, one_of, seconds,
 )  # fmt: skip
 from nvflare_plugins.wire.profiles import Profile
 
@@ -84,7 +84,7 @@ class HorizontalJob:
         finest = self.finest_exponent
         in_range = finest is None or (type(finest) is int and abs(finest) <= _LARGEST_EXPONENT)
         expect(f"finest_exponent must be a whole number of at most {_LARGEST_EXPONENT} in magnitude", in_range)
-        expect("deadline_s must be a number of seconds", is_number(self.deadline_s) and self.deadline_s >= 0)
+        seconds("deadline_s", self.deadline_s)
         if self.early_stopping_rounds is not None:
             at_least("early_stopping_rounds", self.early_stopping_rounds, 1)
             if self.eval_data_set is None:
@@ -136,10 +136,4 @@ class HorizontalJob:
             ConfigurationError: unknown or missing fields, or a value that is not allowed.
         """
         known = {f.name for f in dataclasses.fields(cls)}
-        unknown = sorted(set(document) - known)
-        if unknown:
-            raise ConfigurationError(f"the job has unknown fields: {', '.join(unknown)}")
-        missing = [name for name in ("data_set", "label") if name not in document]
-        if missing:
-            raise ConfigurationError(f"the job lacks {', '.join(missing)}")
-        return cls(**document)
+        return cls(**check_fields(document, known, ("data_set", "label")))

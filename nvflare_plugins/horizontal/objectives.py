@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.job_checks import shown
 from nvflare_plugins.data import log_count
 from nvflare_plugins.wire.catalogue import BaseScoreSource
 
@@ -204,9 +205,9 @@ def objective_facts(params: dict[str, object]) -> ObjectiveFacts:
     name = str(params["objective"])
     for prefix, reason in _REFUSED_OBJECTIVES.items():
         if name.startswith(prefix):
-            raise ConfigurationError(f"objective {name!r} is refused: {reason}.")
+            raise ConfigurationError(f"objective {shown(name)} is refused: {reason}.")
     if name not in _OBJECTIVES:
-        raise ConfigurationError(f"objective {name!r} is not supported; supported are: {', '.join(OBJECTIVES)}.")
+        raise ConfigurationError(f"objective {shown(name)} is not supported; supported are: {', '.join(OBJECTIVES)}.")
     known = _OBJECTIVES[name]
     _check_base_score(name, known, params)
     gradient_factor, hessian_factor = _bound_factors(name, params)
@@ -285,13 +286,13 @@ def check_metric(metric: object, facts: ObjectiveFacts) -> str:
     fitting = _METRICS[facts.task]
     if name not in fitting:
         raise ConfigurationError(
-            f"eval_metric {metric!r} is not supported with {facts.name}; supported are: {', '.join(fitting)}."
+            f"eval_metric {shown(metric)} is not supported with {facts.name}; supported are: {', '.join(fitting)}."
         )
     needed = _OBJECTIVE_OF_METRIC.get(name)
     if needed is not None and facts.name != needed:
-        raise ConfigurationError(f"eval_metric {name!r} reads a parameter of {needed} and is allowed only with it.")
+        raise ConfigurationError(f"eval_metric {shown(name)} reads a parameter of {needed} and is allowed only with it.")
     if at and name not in _METRIC_ARGUMENTS:
-        raise ConfigurationError(f"eval_metric {metric!r}: {name} takes no argument after '@'.")
+        raise ConfigurationError(f"eval_metric {shown(metric)}: {name} takes no argument after '@'.")
     if name in _METRIC_ARGUMENTS:
         _check_metric_argument(metric, name, at, argument)
     return metric
@@ -301,11 +302,11 @@ def _check_metric_argument(metric: str, name: str, at: str, argument: str) -> No
     low, high, required = _METRIC_ARGUMENTS[name]
     if not at:
         if required:
-            raise ConfigurationError(f"eval_metric {name!r} needs its argument: write {name}@1.5, for example.")
+            raise ConfigurationError(f"eval_metric {shown(name)} needs its argument: write {name}@1.5, for example.")
         return
     try:
         value = float(argument)
     except ValueError:
         value = np.nan
     if not (low <= value < high):
-        raise ConfigurationError(f"eval_metric {metric!r}: the number after '@' must be in [{low:g}, {high:g}).")
+        raise ConfigurationError(f"eval_metric {shown(metric)}: the number after '@' must be in [{low:g}, {high:g}).")

@@ -28,6 +28,7 @@ from nvflare_plugins.horizontal.objectives import (
     check_metric,
     objective_facts,
 )
+from nvflare_plugins.job_checks import check_plain, expect, shown
 
 _Check = Callable[[str, object], object]
 
@@ -77,7 +78,7 @@ def _choice(*allowed: str, remedy: str = "") -> _Check:
     def check(name: str, value: object) -> str:
         if not isinstance(value, str) or value not in allowed:
             hint = f" ({remedy})" if remedy else ""
-            raise ConfigurationError(f"{name} must be {' or '.join(allowed)}{hint}; got {value!r}.")
+            raise ConfigurationError(f"{name} must be {' or '.join(allowed)}{hint}; got {shown(value)}.")
         return value
 
     return check
@@ -254,6 +255,8 @@ def check_parameters(
         ConfigurationError: A parameter is unknown, refused, out of range, or does not fit the objective; the
             message names it and the remedy.
     """
+    expect("params must be a dictionary of XGBoost parameters", isinstance(params, Mapping))
+    check_plain("params", dict(params))
     given = _canonical_names(params)
     requested_metrics = _requested_metrics(given.pop("eval_metric", None), metrics)
     constraints = {
@@ -289,7 +292,7 @@ def _canonical_names(params: Mapping[str, object]) -> dict[str, object]:
             continue
         target = ALIASES.get(name, name)
         if target in canonical:
-            raise ConfigurationError(f"parameter {target!r} is given twice (under two names); give it once.")
+            raise ConfigurationError(f"parameter {shown(target)} is given twice (under two names); give it once.")
         canonical[target] = value
     return canonical
 
@@ -302,7 +305,7 @@ def _check_one(name: str, value: object) -> object:
     known = [*_ALLOWED, *ALIASES, "monotone_constraints", "interaction_constraints", "eval_metric"]
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ConfigurationError(f"parameter {name!r} is not supported.{hint}")
+    raise ConfigurationError(f"parameter {shown(name)} is not supported.{hint}")
 
 
 def _check_combinations(params: dict[str, object], constraints: Mapping[str, object]) -> None:
@@ -383,7 +386,7 @@ def effective_parameters(params: Mapping[str, object], n_features: int) -> dict[
     effective = _leaves(config)
     for name, value in params.items():
         if name in effective and not _same_value(value, effective[name]):
-            raise ConfigurationError(f"XGBoost changes {name}={value!r} to {effective[name]!r}; give that value.")
+            raise ConfigurationError(f"XGBoost changes {name}={shown(value)} to {effective[name]!r}; give that value.")
     return effective
 
 

@@ -10,7 +10,9 @@ from typing import Any
 from dp_components.split_candidates.candidates import FeatureBounds
 from dp_components.trust import TrustModel
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.job_checks import are_bounds, expect, is_entry, is_list, is_mapping, is_number, is_text, is_whole
+from nvflare_plugins.job_checks import (
+    are_bounds, check_fields, expect, is_entry, is_list, is_mapping, is_number, is_text, is_whole, one_of, seconds,
+)  # fmt: skip
 from nvflare_plugins.private_trees.methods import Method
 from nvflare_plugins.private_trees.presets import resolve_method
 from nvflare_plugins.site_policy import MOST_DELTA, MOST_EPSILON
@@ -111,18 +113,19 @@ class PrivateTreesJob:
             f"delta must be a number above 0, at most {MOST_DELTA:g} and far below one over the number of rows",
             is_number(self.delta) and 0 < self.delta <= MOST_DELTA,
         )
-        expect("deadline_s must be a number of seconds", is_number(self.deadline_s) and self.deadline_s >= 0)
+        seconds("deadline_s", self.deadline_s)
         expect("metrics are not paid for: tracking must be off", self.tracking is False)
         expect("structure_seed must be a whole number from 0 to 2^63", is_whole(self.structure_seed, 0, 1 << 63))
         expect("rows_per_person must be a whole number of at least 1", is_whole(self.rows_per_person, 1))
         self._check_trust()
         self._check_columns()
-        expect("components must be a dictionary", isinstance(self.components, dict))
+        expect("method must be a text", is_text(self.method))
+        expect("components must be a dictionary with names for keys", is_mapping(self.components))
         self.resolve(self.n_features or _ASSUMED_FEATURES)
 
     def _check_trust(self) -> None:
         names = [trust.value for trust in TrustModel]
-        expect(f"trust={self.trust!r} is unknown; choose one of {', '.join(names)}", self.trust in names)
+        one_of("trust", self.trust, names)
         expect("n_sites must be a whole number of at least 1", self.n_sites is None or is_whole(self.n_sites, 1))
         expect(
             "colluders must be at least 1: every site sees the model and knows its own share of the noise",
@@ -223,12 +226,7 @@ class PrivateTreesJob:
                 and privacy forbids is refused by its name.
         """
         for name, why in _REFUSED.items():
-            if name in document:
+            if isinstance(document, dict) and name in document:
                 raise ConfigurationError(f"{name} is refused in private training: {why}")
-        unknown = sorted(set(document) - {f.name for f in dataclasses.fields(cls)})
-        if unknown:
-            raise ConfigurationError(f"the job has unknown fields: {', '.join(unknown)}")
-        missing = [name for name in ("data_set", "label", "epsilon", "delta") if name not in document]
-        if missing:
-            raise ConfigurationError(f"the job lacks {', '.join(missing)}")
-        return cls(**document)
+        known = {f.name for f in dataclasses.fields(cls)}
+        return cls(**check_fields(document, known, ("data_set", "label", "epsilon", "delta")))

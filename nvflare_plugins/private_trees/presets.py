@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from enum import Enum
@@ -10,6 +9,7 @@ from typing import Any
 
 from dp_components.leaf_weights.query import LeafQuery
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.job_checks import is_number, is_whole, one_of
 from nvflare_plugins.private_trees import default_2026_11, methods
 from nvflare_plugins.private_trees.methods import (
     CandidateSource, Grower, Interactions, Method, SplitMethod, WeightUpdate,
@@ -64,8 +64,7 @@ def resolve_method(preset: str, components: Mapping[str, Any], n_features: int) 
     Raises:
         ConfigurationError: an unknown preset, component or choice, or a combination that makes no sense.
     """
-    if preset not in PRESETS:
-        raise ConfigurationError(f"method={preset!r} is unknown; choose one of {', '.join(PRESETS)}")
+    one_of("method", preset, list(PRESETS))
     method = PRESETS[preset](n_features)
     known = [f.name for f in fields(Method) if f.name not in _NOT_CHOSEN]
     unknown = sorted(set(components) - set(known))
@@ -84,19 +83,17 @@ def resolve_method(preset: str, components: Mapping[str, Any], n_features: int) 
 def _value(name: str, value: Any) -> Any:
     if name in _CHOICES:
         names = {choice.name.lower(): choice for choice in _CHOICES[name]}
-        if value not in names:
-            raise ConfigurationError(f"{name}={value!r} is unknown; choose one of {', '.join(names)}")
+        one_of(name, value, list(names))
         return names[value]
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if name in _WHOLE:
         low, high = _WHOLE[name]
         if name == "n_features_per_tree" and value is None:
             return None
-        if not is_number or not isinstance(value, int) or not low <= value <= high:
+        if not is_whole(value, low, high):
             raise ConfigurationError(f"{name} must be a whole number from {low} to {high}")
         return value
     low_real, high_real = _REAL[name]
-    if not is_number or not low_real <= value <= high_real:
+    if not is_number(value) or not low_real <= value <= high_real:
         raise ConfigurationError(f"{name} must be a number from {low_real:g} to {high_real:g}")
     return float(value)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvflare_plugins.flare.alignment import AlignmentController, AlignmentExecutor
+from nvflare_plugins.job_checks import checked_sites, plain
 from nvflare_plugins.recipes.job_recipe import JobRecipe
 from nvflare_plugins.vertical.alignment.job import AlignmentJob
 
@@ -39,7 +40,7 @@ class AlignmentRecipe(JobRecipe):
         min_clients: int | None = None,
         deadline_s: float = 0.0,
     ) -> None:
-        job = AlignmentJob(list(data_sets), deadline_s)
+        job = AlignmentJob.from_dict({"data_sets": plain(data_sets), "deadline_s": deadline_s})
         fields = job.to_dict() if deadline_s else {"data_sets": job.data_sets}
-        fewest = min_clients if min_clients is not None else len(sites or ()) or 2
+        fewest = min_clients if min_clients is not None else len(checked_sites(sites) or ()) or 2
         super().__init__(name, job, AlignmentController, AlignmentExecutor, fields, sites, fewest)

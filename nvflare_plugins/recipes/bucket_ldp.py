@@ -9,6 +9,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.bucket_ldp.job import BucketJob
 from nvflare_plugins.bucket_ldp.training import check_bucket_parameters
 from nvflare_plugins.flare.bucket_ldp import BucketController, BucketExecutor
+from nvflare_plugins.job_checks import checked_sites, plain
 from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
 
 _SHOWN = ("data_set", "active", "label", "epsilon", "unit", "edges_epsilon", "n_buckets", "num_rounds", "profile")
@@ -63,12 +64,12 @@ class FederBoostVerticalRecipe(JobRecipe):
     ) -> None:
         document = {
             "data_set": data_set, "active": active, "label": label, "epsilon": epsilon, "unit": unit,
-            "edges_epsilon": edges_epsilon, "n_buckets": n_buckets, "params": dict(params or {}),
+            "edges_epsilon": edges_epsilon, "n_buckets": n_buckets, "params": plain(params or {}),
             "num_rounds": num_rounds, **settings,
         }  # fmt: skip
         job = BucketJob.from_dict(document)
         check_bucket_parameters(job.params, job.n_buckets)
-        if sites is not None and active not in sites:
+        if sites is not None and active not in (checked_sites(sites) or ()):
             raise ConfigurationError(f"the active party {active} is not among the sites")
         fields = changed_fields(job, BucketJob(job.data_set, job.active, job.label), _SHOWN)
         super().__init__(name, job, BucketController, BucketExecutor, fields, sites, min_clients)

@@ -7,6 +7,7 @@ from typing import Any
 
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.flare.dpboost import DpBoostController, DpBoostExecutor
+from nvflare_plugins.job_checks import plain
 from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
 
 _SHOWN = ("data_set", "label", "epsilon", "feature_bounds", "variant", "n_trees", "depth", "profile")
@@ -58,9 +59,9 @@ class DpBoostRecipe(JobRecipe):
     ) -> None:
         document = {
             "data_set": data_set, "label": label, "epsilon": epsilon, "variant": variant,
-            "feature_bounds": {column: list(bounds) for column, bounds in (feature_bounds or {}).items()},
-            "categories": {column: list(values) for column, values in (categories or {}).items()},
-            "label_bounds": None if label_bounds is None else list(label_bounds), **settings,
+            "feature_bounds": plain(feature_bounds or {}),
+            "categories": plain(categories or {}),
+            "label_bounds": plain(label_bounds), **settings,
         }  # fmt: skip
         job = DpBoostJob.from_dict(document)
         least = DpBoostJob(job.data_set, job.label, job.epsilon, job.feature_bounds, job.categories)

@@ -8,6 +8,7 @@ from typing import Any
 from nvflare_plugins.flare.horizontal import HorizontalController, HorizontalExecutor
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.parameters import check_parameters
+from nvflare_plugins.job_checks import plain
 from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
 
 _NEEDS_COLUMNS = ("monotone_constraints", "interaction_constraints")
@@ -58,7 +59,7 @@ class HorizontalXGBRecipe(JobRecipe):
         **settings: Any,
     ) -> None:
         document = {
-            "data_set": data_set, "label": label, "params": dict(params or {}), "num_rounds": num_rounds,
+            "data_set": data_set, "label": label, "params": plain(params or {}), "num_rounds": num_rounds,
             "profile": profile, "cuts": cuts, **settings,
         }  # fmt: skip
         job = HorizontalJob.from_dict(document)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nvflare_plugins.flare.inference import InferenceController, InferenceExecutor
+from nvflare_plugins.job_checks import checked_sites
 from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
 from nvflare_plugins.vertical.inference_job import InferenceJob
 
@@ -53,5 +54,5 @@ class VerticalInferenceRecipe(JobRecipe):
         document = {"model": model, "action": action, "data_set": data_set, "alignment": alignment, **settings}
         job = InferenceJob.from_dict(document)
         fields = changed_fields(job, InferenceJob(model, action="merge"), kept=("model", "action"))
-        fewest = min_clients if min_clients is not None else len(sites or ()) or 2
+        fewest = min_clients if min_clients is not None else len(checked_sites(sites) or ()) or 2
         super().__init__(name, job, InferenceController, InferenceExecutor, fields, sites, fewest)

@@ -8,6 +8,7 @@ from typing import Any
 from nvflare_plugins.flare.private_trees import PrivateTreesController, PrivateTreesExecutor
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
+from nvflare_plugins.job_checks import plain
 from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
 
 _KEPT = ("data_set", "label", "epsilon", "delta", "method", "trust")
@@ -66,9 +67,9 @@ class PrivateTreesRecipe(JobRecipe):
     ) -> None:
         document = {
             "data_set": data_set, "label": label, "epsilon": epsilon, "delta": delta,
-            "feature_bounds": {column: list(bounds) for column, bounds in (feature_bounds or {}).items()},
-            "categories": {column: list(entries) for column, entries in (categories or {}).items()},
-            "method": method, "components": dict(components or {}), "trust": trust, **settings,
+            "feature_bounds": plain(feature_bounds or {}),
+            "categories": plain(categories or {}),
+            "method": method, "components": plain(components or {}), "trust": trust, **settings,
         }  # fmt: skip
         job = PrivateTreesJob.from_dict(document)
         fields = changed_fields(job, PrivateTreesJob(data_set, label, epsilon, delta), _KEPT)

@@ -8,6 +8,7 @@ from typing import Any
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.flare.vertical import VerticalController, VerticalExecutor
 from nvflare_plugins.horizontal.parameters import ALIASES
+from nvflare_plugins.job_checks import checked_sites, plain
 from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
 from nvflare_plugins.site_policy import VerticalRules
 from nvflare_plugins.vertical.job import VerticalJob
@@ -65,8 +66,8 @@ class VerticalXGBRecipe(JobRecipe):
         min_clients: int | None = None,
         **settings: Any,
     ) -> None:
-        given = dict(params or {})
-        if preset == "guarded" and not {"max_bin", "max_bins"} & set(given):
+        given = plain(params or {})
+        if preset == "guarded" and isinstance(given, dict) and not {"max_bin", "max_bins"} & set(given):
             given["max_bin"] = VerticalRules().max_bins
         document = {
             "active": active, "data_set": data_set, "label": label, "params": given,
@@ -76,8 +77,8 @@ class VerticalXGBRecipe(JobRecipe):
         # Constraints name columns of all parties, which are known only when these meet.
         free = {key: value for key, value in job.params.items() if ALIASES.get(key, key) not in _NEEDS_COLUMNS}
         check_vertical_parameters(free, ["any"])
-        if sites is not None and active not in sites:
+        if sites is not None and active not in (checked_sites(sites) or ()):
             raise ConfigurationError(f"the active party {active!r} is not among the sites")
         fields = changed_fields(job, VerticalJob(active, data_set, label), _KEPT)
-        fewest = min_clients if min_clients is not None else len(sites or ()) or 2
+        fewest = min_clients if min_clients is not None else len(checked_sites(sites) or ()) or 2
         super().__init__(name, job, VerticalController, VerticalExecutor, fields, sites, fewest)

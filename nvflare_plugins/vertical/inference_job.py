@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
-from nvflare_plugins.job_checks import check_fields, expect, is_text, job_id_or_none, one_of
+from nvflare_plugins.job_checks import check_fields, expect, is_text, job_id_or_none, one_of, seconds
 from nvflare_plugins.vertical.inference import BATCH_ROWS
 from nvflare_plugins.vertical.job import ALIGN_FIRST
 
@@ -83,8 +82,7 @@ class InferenceJob:
         expect("rounds must be all, best, or two numbers, [first, end)", is_rounds)
         is_size = type(self.batch_rows) is int and 1 <= self.batch_rows <= _MAX_BATCH_ROWS
         expect(f"batch_rows must be a whole number from 1 to {_MAX_BATCH_ROWS}", is_size)
-        is_time = isinstance(self.deadline_s, (int, float)) and not isinstance(self.deadline_s, bool)
-        expect("deadline_s must be a number of seconds", is_time and 0 <= self.deadline_s < math.inf)
+        seconds("deadline_s", self.deadline_s)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the job as JSON values."""

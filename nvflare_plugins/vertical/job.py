@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.job_checks import at_least, check_fields, expect, is_text, job_id_or_none, one_of
+from nvflare_plugins.job_checks import at_least, check_fields, expect, is_text, job_id_or_none, one_of, seconds
 
 ALIGN_FIRST = "first"
 _REFUSED = {
@@ -116,8 +115,7 @@ class VerticalJob:
             at_least(name, getattr(self, name), least)
         for name in ("evaluate_training", "tracking"):
             expect(f"{name} must be true or false", isinstance(getattr(self, name), bool))
-        is_time = isinstance(self.deadline_s, (int, float)) and not isinstance(self.deadline_s, bool)
-        expect("deadline_s must be a number of seconds", is_time and 0 <= self.deadline_s < math.inf)
+        seconds("deadline_s", self.deadline_s)
         if self.early_stopping_rounds is not None:
             at_least("early_stopping_rounds", self.early_stopping_rounds, 1)
             expect("early_stopping_rounds needs an eval_data_set to watch", self.eval_data_set is not None)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.job_checks import check_fields
+from nvflare_plugins.job_checks import check_fields, seconds
 
 PROFILE = "psi"  # the one way in which this job protects ids; the evidence names it
 
@@ -37,9 +36,7 @@ class AlignmentJob:
             raise ConfigurationError("data_sets must be a list of names of data sets, at least one")
         if len(set(names)) != len(names):
             raise ConfigurationError("data_sets names a data set twice")
-        seconds = self.deadline_s
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
-            raise ConfigurationError("deadline_s must be a number of seconds")
+        seconds("deadline_s", self.deadline_s)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the job as JSON values."""

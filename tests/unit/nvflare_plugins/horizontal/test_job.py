@@ -42,7 +42,7 @@ def test_a_job_survives_json():
         ({"categories": {"a": "bc"}}, "categories must"),
         ({"categories": ["a"]}, "categories must"),
         ({"cut_bounds": {"a": [1, 0]}}, "cut_bounds must"),
-        ({"cut_bounds": {"a": [0, float("inf")]}}, "cut_bounds must"),
+        ({"cut_bounds": {"a": [0, float("inf")]}}, "cut_bounds.a must"),
         ({"tracking": "no"}, "tracking must be"),
         ({"finest_exponent": 1.5}, "finest_exponent must be"),
         ({"deadline_s": -1}, "deadline_s must be"),
