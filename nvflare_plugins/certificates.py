@@ -39,6 +39,12 @@ _MAX_CHAIN = 4
 _MAX_CERTIFICATE_BYTES = 1 << 14
 _PSS = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
 
+UNREADABLE = (
+    ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType, x509.AttributeNotFound,
+)  # fmt: skip
+"""What the cryptography library raises for certificates that it cannot make sense of."""
+
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 _Extension = TypeVar("_Extension", bound=x509.ExtensionType)
 
@@ -76,7 +82,7 @@ class Identity:
             servers = json.loads((startup / "fed_client.json").read_text())["servers"]
             server_names = frozenset(str(server.get("identity") or server["name"]) for server in servers)
             site = _common_name(chain[0])
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, KeyError, AttributeError, IndexError, RecursionError, *UNREADABLE) as error:
             raise ConfigurationError(f"the startup kit in {startup} cannot be read: {type(error).__name__}") from None
         if not isinstance(key, PrivateKey):
             raise ConfigurationError(f"the key of the startup kit in {startup} is of an unsupported type")
@@ -132,7 +138,7 @@ def verify_signature(certificate: x509.Certificate, statement: bytes, signature:
             raise AuthenticationError("the certificate's key is of an unsupported type")
     except InvalidSignature:
         raise AuthenticationError("a signature does not verify with the certificate it came with") from None
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+    except UNREADABLE:
         raise AuthenticationError("the certificate's key cannot be read") from None
 
 
@@ -164,7 +170,7 @@ def check_site_chain(
         raise AuthenticationError(
             f"the certificate of {site} does not lead to this project's root or is not valid on {now:%Y-%m-%d}"
         ) from None
-    except (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
+    except UNREADABLE:
         raise AuthenticationError(f"the certificate of {site} is malformed") from None
     return leaf
 
@@ -184,7 +190,7 @@ def check_role(leaf: x509.Certificate, site: str, server_names: Collection[str])
 
     Raises:
         AuthenticationError: it belongs to another party, a server, an administrator or an authority.
-        ValueError, TypeError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType: it is malformed.
+        UNREADABLE: it is malformed.
     """
     name = _common_name(leaf)
     if name != site:

@@ -7,14 +7,13 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from he_processors.errors import AuthenticationError
-from nvflare_plugins.certificates import check_role, check_site_chain, fingerprint, public_key_bytes, verify_signature
+from nvflare_plugins.certificates import (
+    UNREADABLE, check_role, check_site_chain, fingerprint, public_key_bytes, verify_signature,
+)  # fmt: skip
 from nvflare_plugins.evidence_audit import Certified
-
-_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
 
 
 class FlareAuthority:
@@ -45,7 +44,7 @@ class FlareAuthority:
         try:
             self._check(leaf, others, site, moments)
             return Certified(fingerprint(leaf).hex(), hashlib.sha256(public_key_bytes(leaf)).hexdigest())
-        except _UNREADABLE:
+        except UNREADABLE:
             raise AuthenticationError("it is malformed") from None
 
     def check(self, certificate: str, statement: bytes, signature: bytes) -> None:
@@ -77,5 +76,5 @@ def _not_valid(moment: datetime, told: bool) -> str:
 def _load(certificate: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(certificate.encode())
-    except _UNREADABLE:
+    except UNREADABLE:
         raise AuthenticationError("it is no certificate in PEM form") from None

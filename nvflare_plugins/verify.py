@@ -24,6 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
 from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.certificates import UNREADABLE
 from nvflare_plugins.evidence_audit import MAX_CLOCK_ERROR, Audit, CertificateAuthority, audit
 from nvflare_plugins.evidence_certificates import FlareAuthority
 from nvflare_plugins.threat_model import CODEC_PROTECTION, THREAT_MODELS
@@ -477,7 +478,7 @@ def _trusted(given: Path | None, paths: Sequence[Path]) -> tuple[x509.Certificat
         )
     try:
         root = x509.load_pem_x509_certificate(given.read_bytes())
-    except ValueError:
+    except UNREADABLE:
         raise ConfigurationError(f"{given} is no certificate in PEM form") from None
     return root, frozenset().union(*(_server_names(place.parent / name) for name in _KIT_FILES))
 

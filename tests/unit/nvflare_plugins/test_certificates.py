@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 from datetime import UTC, datetime, timedelta
 
@@ -16,6 +18,7 @@ from nvflare.lighter.utils import generate_cert
 
 from he_processors.errors import AuthenticationError, ConfigurationError
 from nvflare_plugins.certificates import Identity, check_site_chain, fingerprint, verify_signature
+from nvflare_plugins.evidence_certificates import FlareAuthority
 from tests.support.sessions import Authority, key_number
 
 NOW = datetime.now(UTC)
@@ -191,3 +194,27 @@ def test_identities_do_not_show_their_key(tmp_path):
     assert "PrivateKey" not in repr(identity)
     with pytest.raises(ValueError, match="without certificate"):
         Identity.unsigned("site-1").sign(b"x")
+
+
+def test_a_certificate_of_an_unknown_version_is_refused():
+    """The library's InvalidVersion is no ValueError: a peer's hello once ended in a traceback."""
+    data = AUTHORITY.issue("site-1", 1).public_bytes(Encoding.DER)
+    hostile = data.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x07", 1)
+    assert hostile != data
+    with pytest.raises(AuthenticationError, match="malformed"):
+        check_site_chain([hostile], "site-1", AUTHORITY.root, SERVERS, NOW)
+
+
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
+@pytest.mark.parametrize("flip", [0x01, 0x80])
+def test_any_changed_byte_of_a_certificate_ends_in_words(flip):
+    data = AUTHORITY.issue("site-1", 1).public_bytes(Encoding.DER)
+    without_root = FlareAuthority(None)
+    for at in range(len(data)):
+        changed = data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :]
+        text = f"-----BEGIN CERTIFICATE-----\n{base64.encodebytes(changed).decode()}-----END CERTIFICATE-----\n"
+        for ask in (
+            lambda: check_site_chain([changed], "site-1", AUTHORITY.root, SERVERS, NOW), lambda: without_root.certified("site-1", text, ()), lambda: without_root.check(text, b"a", b"b"),
+        ):  # fmt: skip
+            with contextlib.suppress(AuthenticationError):
+                ask()
