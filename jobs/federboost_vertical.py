@@ -79,6 +79,8 @@ def policy(folder: Path) -> dict[str, Any]:
             TEST_SET: {"path": str(folder / "{site}" / f"{TEST_SET}.csv"), "id": "patient"},
         },
         "allowed_profiles": ["dp_local"],
+        # For the active party alone, which simulated sites share their policy with: nothing protects its labels.
+        "consents": {"exact_use_of_budgeted_data": True},
         "inputs": str(folder / "{site}"),
     }
 

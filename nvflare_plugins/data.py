@@ -1,9 +1,12 @@
 """From a site's data set to the table that XGBoost trains on.
 
 What is refused here would otherwise stop XGBoost at one site in the middle of the job, or train on something else
-than the user believes. Errors reach the server and the other sites: they name columns, but hold no value, row or count,
-because a job that asks for the wrong labels or categories on purpose would otherwise count rows of one site. Counts go
-into this site's own log.
+than the user believes. What rows decide is a ``DataRefusal``: others read a fixed text, because a job that asks for the
+wrong labels or categories on purpose would otherwise question rows of one site. Counts go into this site's own log.
+
+Differentially private jobs load with ``repair``: where one row would decide that the job ends, that row is repaired, or
+left out, by itself (``Table.kept``). No row changes what happens to another one, so that sensitivities stay what they
+are.
 """
 
 from __future__ import annotations
@@ -12,18 +15,20 @@ import difflib
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.site_policy import DataSet
 from nvflare_plugins.tabular_files import TabularFile
 
 _log = logging.getLogger(__name__)
 _EXACT_INTEGERS = 2**24
+_LARGEST = float(np.finfo(np.float32).max)
 MAX_NAME = 256
 
 
@@ -62,6 +67,24 @@ class Table:
     def n_rows(self) -> int:
         return self.features.shape[0]
 
+    def kept(self, is_usable: NDArray[np.bool_], why: str) -> Table:
+        """Return the rows that a job can use; how many are left out stands in this site's own log.
+
+        Shapes:  is_usable: bool[n_rows]; each row's must depend on that row alone.
+        Args:    why: completes "rows left out, ...".
+        """
+        n_left_out = self.n_rows - int(np.count_nonzero(is_usable))
+        if n_left_out == 0:
+            return self
+        _log.warning("rows left out, %s: %d of %d", why, n_left_out, self.n_rows)
+        features = self.features[is_usable]
+        return replace(
+            self, features=features, label=self.label[is_usable] if self.label_name else self.label,
+            weight=None if self.weight is None else self.weight[is_usable],
+            n_missing=tuple(int(count) for count in np.isnan(features).sum(axis=0)),
+            ids=None if self.ids is None else self.ids.filter(pa.array(is_usable)),
+        )  # fmt: skip
+
 
 def load_table(
     spec: DataSet,
@@ -74,6 +97,7 @@ def load_table(
     unknown_is_missing: bool = False,
     may_lack_features: bool = False,
     with_ids: bool = False,
+    repair: bool = False,
 ) -> Table:
     """Load a site's data set.
 
@@ -89,15 +113,19 @@ def load_table(
         may_lack_features: A table with nothing but the label will do (the party with the label of a vertical job).
         with_ids: Read the policy's column of ids too, at once with the others: a file replaced between two readings
             would give rows the ids of others.
+        repair: Refuse nothing because of a row: values beyond float32 become its largest number, text where a number
+            should be and categories outside the list are missing, and so are labels and weights that cannot be read, or
+            are negative. The caller leaves such rows out (``Table.kept``). There may be no rows at all.
 
     Privacy: everything stays at the site.
 
     Raises:
-        ConfigurationError: The data set cannot be read, lacks a column, or holds what cannot be trained on.
+        ConfigurationError: The data set lacks a column; a ``DataRefusal``: it cannot be read, or holds what cannot be
+            trained on.
     """
     lists = {name: _public_list(name, values) for name, values in (categories or {}).items()}
     classes = None if label_classes is None or label is None else _public_list(label, label_classes)
-    file = TabularFile(spec)
+    file = TabularFile(spec, repair)
     special = [name for name in (label, weight) if name is not None]
     names = _feature_names(file.column_names, special, features, spec)
     if not names and not may_lack_features:
@@ -109,7 +137,7 @@ def load_table(
     numeric = [name for name in (*names, *special) if name not in text]
     ids = _id_column(file, spec, special) if with_ids else []
     columns = file.read(numeric, [*text, *ids])
-    loader = _ColumnLoader(file, spec, unknown_is_missing, [])
+    loader = _ColumnLoader(file, spec, unknown_is_missing or repair, repair, [])
     n_rows = len(next(iter(columns.values())))
     matrix = np.empty((n_rows, len(names)), dtype=np.float32)
     for position, name in enumerate(names):
@@ -131,6 +159,18 @@ def load_table(
         notes=tuple(loader.notes),
         ids=columns[ids[0]] if ids else None,
     )
+
+
+def column_names(
+    spec: DataSet, label: str | None, weight: str | None = None, features: Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """Return the features that ``load_table`` would load; reads the header alone, so that a job can be checked first.
+
+    Raises:
+        ConfigurationError: As ``load_table``, for columns that the data set lacks.
+    """
+    special = [name for name in (label, weight) if name is not None]
+    return tuple(_feature_names(TabularFile(spec).column_names, special, features, spec))
 
 
 def _id_column(file: TabularFile, spec: DataSet, special: Sequence[str]) -> list[str]:
@@ -192,17 +232,20 @@ class _ColumnLoader:
     file: TabularFile
     spec: DataSet
     unknown_is_missing: bool
+    repair: bool
     notes: list[str]
 
     def floats(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float32]:
         """Shapes: result: float32[n_rows]; NaN is missing."""
         values = self.file.numbers(name, column)
+        if self.repair:
+            values = np.clip(values, -_LARGEST, _LARGEST)
         with np.errstate(over="ignore"):
             narrow = values.astype(np.float32)
         n_infinite = int(np.count_nonzero(np.isinf(narrow)))
         if n_infinite:
             log_count(f"infinite values in column {name!r}", n_infinite, values.size)
-            raise ConfigurationError(
+            raise DataRefusal(
                 f"column {name!r} holds values that are infinite or beyond float32: mark them as missing or scale the "
                 "column."
             )
@@ -233,7 +276,7 @@ class _ColumnLoader:
         n_unknown = int(np.count_nonzero(codes == -2))
         if n_unknown and not unknown_is_missing:
             log_count(f"values of column {name!r} outside the public list", n_unknown, codes.size)
-            raise ConfigurationError(
+            raise DataRefusal(
                 f"column {name!r} holds values that are not in the job's public list of {len(public)}: complete the "
                 "list, or let the job count unknown categories as missing."
             )
@@ -242,32 +285,34 @@ class _ColumnLoader:
         return np.where(codes < 0, np.nan, codes).astype(np.float32)
 
     def label(self, name: str, column: pa.ChunkedArray, classes: tuple[str, ...] | None) -> NDArray[np.float32]:
-        """Shapes: result: float32[n_rows], without missing values."""
+        """Shapes: result: float32[n_rows], without missing values unless repairing."""
         if classes is None:
             values = self.floats(name, column)
         else:
-            values = self.codes(name, column, classes, unknown_is_missing=False)
+            values = self.codes(name, column, classes, unknown_is_missing=self.repair)
         self._refuse_missing("label", name, values)
         return values
 
     def weight(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float32]:
         """Return the weights; whether all are zero is for the job to judge, over all sites.
 
-        Shapes: result: float32[n_rows], >= 0.
+        Shapes: result: float32[n_rows], >= 0; if repairing, missing where it cannot be used.
         """
         values = self.floats(name, column)
+        if self.repair:
+            return np.where(values < 0, np.float32(np.nan), values)
         self._refuse_missing("weight", name, values)
         n_negative = int(np.count_nonzero(values < 0))
         if n_negative:
             log_count(f"negative weights in column {name!r}", n_negative, values.size)
-            raise ConfigurationError(f"weight column {name!r} holds negative values.")
+            raise DataRefusal(f"weight column {name!r} holds negative values.")
         return values
 
     def _refuse_missing(self, role: str, name: str, values: NDArray[np.float32]) -> None:
         n_missing = int(np.count_nonzero(np.isnan(values)))
-        if n_missing:
+        if n_missing and not self.repair:
             log_count(f"missing values in {role} column {name!r}", n_missing, values.size)
-            raise ConfigurationError(f"{role} column {name!r} lacks values: remove those rows from the file.")
+            raise DataRefusal(f"{role} column {name!r} lacks values: remove those rows from the file.")
 
 
 def log_count(what: str, count: int, of: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from he_processors.errors import VeilBoostError
+from he_processors.errors import CapacityExceeded, ConfigurationError, VeilBoostError
 
 _FULL = "the disk is full, or the quota of it used up: make room there"
 _DENIED = "a file or folder may not be used: let the user that runs FLARE own the workspace and read the data"
@@ -30,7 +30,31 @@ _REASONS = {
     errno.EIO: _DEVICE,
     errno.ESTALE: "a network file system lost a file: mount it again",
 }
+ROWS_TEXT = (
+    "a row-dependent check failed at this site; the reason is in that site's own log and goes nowhere else. Remedy: "
+    "correct its data, or the job's lists, objective or columns. Policy key: share_data_errors (shares such reasons, "
+    "but never those of differentially private jobs)."
+)
+REGISTRY_TEXT = (
+    "the site's registry of earlier runs does not allow this one over its rows; which run it clashes with is in that "
+    "site's own log. Policy keys: consents.recompute_with_changes, consents.second_quantile_search, share_data_errors. "
+    "Remedy: use the same sites, rows, lists, parameters and bins as before, or ask the site to consent."
+)
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DataRefusal(ConfigurationError):
+    """Rows of this site decided that the job ends.
+
+    Attributes:
+        reason: for this site's own log; it names columns, but holds no value.
+
+    Privacy: the text of the error is the same for all reasons (``public``), so that handing it on tells nothing more.
+    """
+
+    def __init__(self, reason: str, public: str = ROWS_TEXT) -> None:
+        super().__init__(public)
+        self.reason = reason
 
 
 def machine_failure(error: BaseException) -> str | None:
@@ -47,6 +71,8 @@ def machine_failure(error: BaseException) -> str | None:
 
 def reason_of(error: BaseException) -> str:
     """Return why something ended. Our own messages hold no data; those of others might, and are not quoted."""
+    if isinstance(error, CapacityExceeded):  # the value is one of this site's rows, or made of them
+        return ROWS_TEXT
     if isinstance(error, VeilBoostError):
         return str(error)
     known = machine_failure(error)

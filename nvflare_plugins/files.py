@@ -38,6 +38,11 @@ def write_durably(path: Path, content: bytes, mode: int = 0o644) -> Path:
     return path
 
 
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file of mode 0600, durably: it must not be forgotten if the machine stops right after."""
+    write_durably(path, content, mode=0o600)
+
+
 def write_private_table(path: Path, table: pd.DataFrame) -> Path:
     """Write rows as CSV or Parquet, by the name's suffix, for their owner alone. Returns the path."""
     if path.suffix == ".csv":

@@ -32,10 +32,14 @@ from he_processors.errors import ConfigurationError, PolicyRefusal
 from he_processors.key_agreement import derive_key
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.data import Table
+from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
 from nvflare_plugins.data_identity import DataRecord, Relation, identify, overlap_of
-from nvflare_plugins.registry_store import Ledger, Run, Search, read_ledger, write_ledger, write_private
+from nvflare_plugins.files import write_private
+from nvflare_plugins.registry_store import Ledger, Run, Search, read_ledger, write_ledger
 from nvflare_plugins.site_policy import Consents, DataSet, SitePolicy
 from nvflare_plugins.stored_arrays import read_arrays
+
+_ROWS = "rows or columns"
 
 
 def describe_draw(fraction: float = 1.0, weight: str | None = None) -> str:
@@ -131,7 +135,7 @@ class Registry:
             draw: See ``describe_draw``. Another one is a change of the rows.
 
         Raises:
-            PolicyRefusal: The run would recompute a released quantity with another site set or changed rows.
+            DataRefusal: The run would recompute a released quantity with another site set or changed rows.
             ConfigurationError: There is no such interrupted job or checkpoint, or the registry is damaged.
         """
         record, rows = identify(table, spec, self._key, ids)
@@ -178,7 +182,7 @@ class Registry:
             settings: What fixes the search (bins, least rows per cut, method), canonical.
 
         Raises:
-            PolicyRefusal: A column was searched before with other settings, and the policy has no consent.
+            DataRefusal: A column was searched before with other settings, and the policy has no consent.
         """
         with self._locked():
             ledger = self._read()
@@ -337,13 +341,12 @@ class Registry:
             raise ConfigurationError(f"job {resume.job_id} is complete: continue from its model instead.")
         for what, mine, theirs in (
             ("site set", fresh.sites, last.sites),
-            ("rows or columns", fresh.fingerprint, last.fingerprint),
+            (_ROWS, fresh.fingerprint, last.fingerprint),
             ("parameters", fresh.parameters, last.parameters),
         ):
             if mine != theirs:
-                raise PolicyRefusal(
-                    f"{self._site}: job {resume.job_id} cannot be resumed with another {what}; start a new job."
-                )
+                text = f"{self._site}: job {resume.job_id} cannot be resumed with another {what}; start a new job."
+                raise DataRefusal(text, REGISTRY_TEXT) if what == _ROWS else PolicyRefusal(text)
         if not 0 <= resume.trees <= last.trees:
             raise ConfigurationError(
                 f"{self._site}: job {resume.job_id} left {last.trees} complete trees here, so it cannot be resumed "
@@ -422,9 +425,10 @@ class Registry:
             "empty one forgets what was released."
         )
 
-    def _refusal(self, key: str, what: str, remedy: str) -> PolicyRefusal:
-        return PolicyRefusal(
-            f"{self._site} {what}. Policy key: {key}. Remedy: {remedy}, or ask {self._site} to consent."
+    def _refusal(self, key: str, what: str, remedy: str) -> DataRefusal:
+        # Whether data count as changed depends on every row, as a job reads it.
+        return DataRefusal(
+            f"{self._site} {what}. Policy key: {key}. Remedy: {remedy}, or let this site consent.", REGISTRY_TEXT
         )
 
 

@@ -1,10 +1,11 @@
-"""``veilboost registry``: what a site remembers of earlier releases."""
+"""``veilboost registry``: what a site remembers of earlier releases, and of refusals because of its rows."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+from nvflare_plugins.data_refusals import RefusalCount
 from nvflare_plugins.registry import Registry
 from nvflare_plugins.site_policy import SitePolicy, own_workspace
 
@@ -16,10 +17,23 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "workspace", type=Path, help="the site's workspace, or the folder in which it lies under the site's name"
     )
     parser.add_argument("--site", required=True, help="the site's name")
+    parser.add_argument(
+        "--reset-refusals", metavar="DATA_SET",
+        help="let jobs look at the rows of a data set again, after too many were refused because of them",
+    )  # fmt: skip
     parser.set_defaults(func=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
     workspace = own_workspace(options.workspace, options.site)
-    print(Registry.open(SitePolicy.load(workspace, options.site)).describe())
+    policy = SitePolicy.load(workspace, options.site)
+    refusals = RefusalCount(policy)
+    if options.reset_refusals is not None:
+        refusals.reset(policy.data_set(options.reset_refusals).name)
+        print(f"the refusals of data set {options.reset_refusals!r} are counted from now on")
+        return 0
+    print(Registry.open(policy).describe())
+    for name, count in refusals.counts().items():
+        limit = policy.data_refusals_per_month
+        print(f"data set {name!r}: {count} of {limit} jobs that its rows may refuse within a month")
     return 0

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from nvflare_plugins.data_identity import DataRecord
-from nvflare_plugins.files import write_durably
+from nvflare_plugins.files import write_private
 
 _VERSION, _VERSION_OF_WHOLE_RUNS = 2, 1
 _ENCODER = json.JSONEncoder()
@@ -123,8 +123,3 @@ def _runs_of(terms: list[list], rows: list[list]) -> tuple[Run, ...]:
         fingerprint, sites, parameters, *draw = known[number]
         runs.append(Run(run_id, job_id, fingerprint, sites, parameters, started, state, trees, *draw))
     return tuple(runs)
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file of mode 0600, durably: it must not be forgotten if the machine stops right after."""
-    write_durably(path, content, mode=0o600)

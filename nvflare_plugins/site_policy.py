@@ -6,13 +6,15 @@ administrator knows what to change, and the remedy on the job's side.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import hashlib
 import json
 import math
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,11 +26,17 @@ PROFILES = (
     "plain", "masks", "bfv", "ckks", "paillier", "okamoto_uchiyama", "dp_distributed", "dp_trusted", "dp_local",
 )  # fmt: skip
 DEFAULT_PROFILES = ("masks", "bfv", "paillier", "dp_distributed")
+_PRIVATE = "dp_"
 ARITHMETIC = ("auto", "cuda", "ifma", "avx2", "portable", "gmpy2")
 KEY_BITS_FLOOR = 2048
 MOST_EPSILON, MOST_DELTA = 64.0, 1e-2
 MIN_EFFECTIVE_ROWS = 100
 _SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
+
+
+def is_private(profile: str) -> bool:
+    """Return whether a profile is one of differential privacy."""
+    return profile.startswith(_PRIVATE)
 
 
 def own_workspace(folder: Path, site: str) -> Path:
@@ -97,10 +105,12 @@ class DataSet:
             DataFrame; the file format is then the function's own matter.
         separator: Between the columns of a CSV file.
         missing: Texts that mean "missing" in a CSV file, besides an empty field.
-        max_rows: Larger data sets are refused; 0 means no limit.
+        max_rows: Larger data sets are refused; 0 means no limit. Differentially private jobs do not look at it: their
+            refusal would tell the number of rows.
         id: Column that names the rows, for alignment. It is never a feature.
         aliases: Column -> what other parties call it in vertical jobs; columns without one are f0, f1, ...
-        privacy: Budget for differentially private jobs; without one they are all refused.
+        privacy: Budget for differentially private jobs; without one they are all refused. With one, all other jobs
+            are: they would show exactly what the budget bounds (see ``Consents.exact_use_of_budgeted_data``).
     """
 
     name: str
@@ -132,6 +142,10 @@ class Consents:
         merge_model: This site's thresholds may be written into an ordinary model.
         explain: Explanations of predictions: the party with the label learns where its rows lie among this site's
             thresholds.
+        exact_use_of_budgeted_data: Jobs without differential privacy on a data set that has a privacy budget, in any
+            role, and jobs on rows whose randomised buckets were sent. They are entered into no ledger: the budget then
+            no longer bounds what others learn of the rows. (Alignment reads ids alone and needs no such consent; it
+            tells which ids a set has, also one with a budget.)
     """
 
     plain_profile: bool = False
@@ -142,6 +156,7 @@ class Consents:
     exact_bins: bool = False
     merge_model: bool = False
     explain: bool = False
+    exact_use_of_budgeted_data: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +249,13 @@ class SitePolicy:
             records is refused; may contain ``{site}``. Default "heads" in ``ledgers``; a new policy says
             "veilboost_registry/{site}/ledger_heads". Best a folder that no backup restores together with ``ledgers``.
         vertical: See ``VerticalRules``.
+        share_data_errors: Tell the server and the other sites why a check of this site's rows failed (which column,
+            which kind of value; no value, count or row). Default false: then they read one text that is the same for
+            all reasons, because a job that asks for the wrong thing on purpose would learn whether some row is there.
+            Reasons of differentially private jobs are never shared.
+        data_refusals_per_month: Jobs that may fail because of the rows of a data set within 31 days; each tells one
+            bit. Then jobs on it are refused before its rows are looked at, until time has passed or `veilboost
+            registry DIR --site NAME --reset-refusals DATA_SET` starts the count anew. Default 20.
     """
 
     site: str
@@ -260,6 +282,8 @@ class SitePolicy:
     runs: Path = Path("veilboost_runs")
     ledger_heads: Path = Path("veilboost_ledgers/heads")
     vertical: VerticalRules = VerticalRules()
+    share_data_errors: bool = False
+    data_refusals_per_month: int = 20
 
     @classmethod
     def load(cls, workspace: Path, site: str) -> SitePolicy:
@@ -329,6 +353,33 @@ class SitePolicy:
             raise self._refusal("data_sets", f"has no data set named {name!r}", "ask the site to add it")
         return self.data_sets[name]
 
+    def data_set_for(self, name: str, profile: str) -> DataSet:
+        """Return a data set for a job that uses its values, in whatever role. Call it before anything is loaded.
+
+        Raises:
+            PolicyRefusal: This site has no data set of that name, or it has a privacy budget, which a job under that
+                profile would not keep.
+        """
+        data_set = self.data_set(name)
+        if data_set.privacy is not None and not is_private(profile):
+            self.check_exact_use(name, f"profile {profile!r} has none")
+        return data_set
+
+    def check_exact_use(self, name: str, why: str) -> None:
+        """Check the consent to use a data set with a privacy budget without differential privacy.
+
+        Args:
+            why: Why this use is such a one, for the refusal.
+
+        Raises:
+            PolicyRefusal: It is not given.
+        """
+        self.check_consent(
+            "exact_use_of_budgeted_data",
+            f"gives data set {name!r} a privacy budget, so that it takes differentially private jobs only, and {why}",
+            "choose a profile dp_..., or a data set of other rows without a budget",
+        )
+
     def input_file(self, name: str) -> Path:
         """Return the path of an input (a model to continue from) that a job names.
 
@@ -355,7 +406,7 @@ class SitePolicy:
                 "min_rows_per_cut", f"asks for at least {self.min_rows_per_cut} rows per cut", "raise the job's number"
             )
         self.check_sites(sites)
-        return self.data_set(job.data_set)
+        return self.data_set_for(job.data_set, job.profile)
 
     def check_vertical(self, job: JobTerms, sites: Sequence[str]) -> DataSet:
         """Check a vertical job, whose parties hold other columns of the same rows: nothing is summed over sites.
@@ -366,7 +417,7 @@ class SitePolicy:
         self._check_protection(job, "paillier")
         if self.site not in sites or len(set(sites)) != len(sites) or len(sites) < 2:
             raise ConfigurationError(f"a vertical job needs {self.site} and at least one other party, each once.")
-        return self.data_set(job.data_set)
+        return self.data_set_for(job.data_set, job.profile)
 
     def check_consent(self, name: str, what: str, remedy: str) -> None:
         """Check a consent by its name.
@@ -485,6 +536,8 @@ def template(data_sets: Mapping[str, str] | None = None) -> str:
         "runs": "veilboost_runs",
         "ledger_heads": "veilboost_registry/{site}/ledger_heads",
         "vertical": dataclasses.asdict(VerticalRules()),
+        "share_data_errors": False,
+        "data_refusals_per_month": 20,
     }
     return json.dumps(document, indent=2) + "\n"
 
@@ -597,7 +650,9 @@ class _Reader:
     def data_sets(self, key: str, value: object) -> dict[str, DataSet]:
         if not isinstance(value, dict) or "" in value:
             raise _wrong(key, "an object from name to data set")
-        return {name: self._data_set(f"{key}.{name}", name, item) for name, item in value.items()}
+        data_sets = {name: self._data_set(f"{key}.{name}", name, item) for name, item in value.items()}
+        _refuse_shared_files(key, data_sets.values())
+        return data_sets
 
     def _data_set(self, key: str, name: str, value: object) -> DataSet:
         given = _object(value, key, tuple(name for name in DataSet.__dataclass_fields__ if name != "name"))
@@ -654,4 +709,30 @@ _READERS: dict[str, Callable[[_Reader, str, object], object]] = {
     "runs": _Reader.path,
     "ledger_heads": _Reader.path,
     "vertical": _Reader.vertical,
+    "share_data_errors": _Reader.flag,
+    "data_refusals_per_month": lambda reader, key, value: reader.integer(key, value, 1),
 }
+
+
+def _refuse_shared_files(key: str, data_sets: Iterable[DataSet]) -> None:
+    """Refuse two data sets on one file: each has budgets, caps and counts of its own, and the rows would have both.
+
+    Raises:
+        ConfigurationError: Two paths lead to one file, after ``{site}``, links and ``..`` are resolved; or two names
+            are hard links to one.
+    """
+    owners: dict[object, str] = {}
+    for data_set in data_sets:
+        real = os.path.realpath(data_set.path)
+        marks: list[object] = [real]
+        with contextlib.suppress(OSError):
+            status = os.stat(real)
+            marks.append((status.st_dev, status.st_ino))
+        for mark in marks:
+            other = owners.setdefault(mark, data_set.name)
+            if other != data_set.name:
+                raise ConfigurationError(
+                    f"{POLICY_FILE}: {key}.{other} and {key}.{data_set.name} are one file: its rows would have two "
+                    "budgets and two memories of what was released. Keep one of the names and use it in all jobs; "
+                    "other rows need a file of their own."
+                )

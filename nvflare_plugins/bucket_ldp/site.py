@@ -24,6 +24,7 @@ from nvflare_plugins.bucket_ldp.splits import OwnedSplits, divide_model
 from nvflare_plugins.bucket_ldp.tables import PartyRows, column_names, load_rows
 from nvflare_plugins.bucket_ldp.training import check_bucket_parameters, train_on_buckets
 from nvflare_plugins.data import is_plain_text
+from nvflare_plugins.data_refusals import reading_rows
 from nvflare_plugins.horizontal.agreement import check_xgboost, versions
 from nvflare_plugins.place import Outcome, Place, Progress, Silent
 from nvflare_plugins.run_record import ReportSection, RoundRow
@@ -65,6 +66,13 @@ def run_site(
         VeilBoostError: what ended the attempt at this site.
     """
     check_xgboost()
+    with reading_rows(place.policy, job.profile, (job.data_set,)):
+        return _run_site(job, place, transport, timeout_s, progress)
+
+
+def _run_site(
+    job: BucketJob, place: Place, transport: Transport, timeout_s: float, progress: Progress | None
+) -> Outcome:
     prepared = prepare(job, place)
     document = {"job": job.to_dict(), "sites": place.sites, "veilboost": versions()["veilboost"]}
     binding = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
@@ -87,6 +95,8 @@ def prepare(job: BucketJob, place: Place) -> Prepared:
         raise ConfigurationError(f"the job's active party {job.active} is not among its sites")
     spec = place.policy.check_vertical(JobTerms(job.profile, job.data_set), place.sites)
     if place.site == job.active:
+        if spec.privacy is not None:
+            place.policy.check_exact_use(job.data_set, "nothing protects the active party's labels and columns")
         check_bucket_parameters(dict(job.params), job.n_buckets)
         names = job.features if job.features is not None else column_names(spec, job.label)
         rows = load_rows(spec, names, job.label, place, job.alignment)
@@ -188,10 +198,11 @@ class PassiveParty(_Party):
         """Pay, send, and turn the splits that are this party's into a private table."""
         rows, description = self._rows, self._prepared.description
         self._check_rows()
+        SentRows(self._attempt.place.policy).refuse(rows.ids, self._job.data_set)
         payment = BucketPayment(self._job, self._attempt, description.features, rows.id_bytes())
         try:
             announced = self._go_on()
-            SentRows(self._attempt.place.policy).note(self._channel.job_id, rows.ids)
+            SentRows(self._attempt.place.policy).note(self._channel.job_id, rows.ids, self._job.data_set)
             edges, buckets = payment.release(rows.columns)
         finally:
             payment.close()  # what was not used is free again

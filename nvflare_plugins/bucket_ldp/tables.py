@@ -18,12 +18,15 @@ from nvflare_plugins.tabular_files import TabularFile
 from nvflare_plugins.vertical.alignment.ids import canonical_ids
 from nvflare_plugins.vertical.alignment.result import load_alignment
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PartyRows:
     """Rows in the common order.
 
-    Shapes: columns: float32[n_features, n_rows], NaN is missing; label: float32[n_rows], or None at passive parties.
+    Shapes: columns: float32[n_features, n_rows], NaN is missing; label: float32[n_rows], NaN is missing, or None at
+        passive parties.
     """
 
     ids: tuple[str, ...]
@@ -58,16 +61,18 @@ def load_rows(
         label: the label column, at the active party.
         alignment: id of the job that aligned the data set; None takes all rows, which must be the same everywhere.
 
-    Privacy: everything stays at the site; errors name columns and hold no value.
+    Privacy: everything stays at the site. Values that are no numbers are missing, those beyond float32 become its
+        largest number; which rows there are is known to all parties, and none is left out.
 
     Raises:
-        ConfigurationError: the data cannot be read, lacks a column, or has no usable identifiers or alignment.
+        ConfigurationError: the data set lacks a column, or has no alignment; a ``DataRefusal``: it cannot be read, or
+            some identifier is not usable.
     """
     if spec.id is None:
         raise ConfigurationError(
             f"data set {spec.name!r} has no id column. Policy key: data_sets.{spec.name}.id."
         )
-    file = TabularFile(spec)
+    file = TabularFile(spec, repair=True)
     wanted = [*features, *([label] if label is not None else [])]
     for name in (*wanted, spec.id):
         if name not in file.column_names:
@@ -82,16 +87,10 @@ def load_rows(
         order = np.array(sorted(range(len(ids)), key=ids.__getitem__))
     matrix = np.empty((len(features), order.size), dtype=np.float32)
     for position, name in enumerate(features):
-        matrix[position] = _floats(file.numbers(name, columns[name]), name)[order]
-    labels = None if label is None else _floats(file.numbers(label, columns[label]), label)[order]
-    if labels is not None and np.isnan(labels).any():
-        raise ConfigurationError(f"label column {label!r} lacks values: remove those rows at every party")
+        matrix[position] = _floats(file.numbers(name, columns[name]))[order]
+    labels = None if label is None else _floats(file.numbers(label, columns[label]))[order]
     return PartyRows(tuple(ids[i] for i in order), tuple(features), matrix, labels)
 
 
-def _floats(values: NDArray[np.float64], name: str) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):
-        narrow = values.astype(np.float32)
-    if np.isinf(narrow).any():
-        raise ConfigurationError(f"column {name!r} holds values that are infinite or beyond float32")
-    return narrow
+def _floats(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    return np.clip(values, -_LARGEST, _LARGEST).astype(np.float32)

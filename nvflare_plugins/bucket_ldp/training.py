@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,9 +11,11 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.bucket_ldp.buckets import BucketBlock
+from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.horizontal.parameters import TrainingParameters
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 
+_log = logging.getLogger(__name__)
 _NOT_FOR_BUCKETS = ("monotone_constraints", "interaction_constraints")
 
 
@@ -36,7 +39,7 @@ def train_on_buckets(
     own: NDArray[np.float32], label: NDArray[np.float32], parties: Sequence[BucketBlock],
     parameters: TrainingParameters, num_rounds: int, cores: int | None = None,
 ) -> bytes:  # fmt: skip
-    """Train on own features and buckets.
+    """Train on own features and buckets; rows whose label the objective does not take are left out here alone.
 
     Shapes:  own: float32[n_own, n_rows]; label: float32[n_rows].
     Privacy: post-processing of the released buckets; nothing is sent meanwhile.
@@ -48,6 +51,12 @@ def train_on_buckets(
         The model in XGBoost's JSON form; columns of other parties split at numbers of buckets.
     """
     columns = np.concatenate([own, *(block.ids.astype(np.float32) for block in parties)])
+    is_usable = parameters.objective.accepts(label)
+    if not is_usable.any():
+        raise DataRefusal("no row has a label that the objective takes")
+    if not is_usable.all():
+        _log.warning("rows left out, whose label the objective does not take: %d", int(np.count_nonzero(~is_usable)))
+        columns, label = columns[:, is_usable], label[is_usable]
     settings = parameters.for_booster(cores)
     matrix = xgb.QuantileDMatrix(
         np.ascontiguousarray(columns.T), label=label, max_bin=parameters.max_bin, nthread=settings["nthread"]

@@ -27,7 +27,9 @@ from dp_components.events import Release
 from dp_components.trust import TrustModel
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
 from he_processors.masks import MessageLabel, PairwiseMasks
+from nvflare_plugins.bucket_ldp.sent_rows import SentRows
 from nvflare_plugins.data import load_table
+from nvflare_plugins.data_refusals import reading_rows
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.model import xgboost_model
 from nvflare_plugins.dpboost.server import START, Step, price, steps
@@ -38,7 +40,7 @@ from nvflare_plugins.privacy_ledger import JobLedger
 from nvflare_plugins.run_record import PointCurve, ReportSection, RoundRow
 from nvflare_plugins.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.site_policy import JobTerms
-from nvflare_plugins.vertical.alignment.ids import canonical_ids
+from nvflare_plugins.vertical.alignment.ids import usable_ids
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.profiles import MaskedSums
@@ -57,6 +59,13 @@ def run_dpboost_site(
         VeilBoostError: what ended the attempt at this site. A refusal comes before anything is released.
     """
     check_xgboost()
+    with reading_rows(place.policy, job.profile, (job.data_set,)):
+        return _run_dpboost_site(job, place, transport, timeout_s, progress)
+
+
+def _run_dpboost_site(
+    job: DpBoostJob, place: Place, transport: Transport, timeout_s: float, progress: Progress | None
+) -> Outcome:
     data = prepare(job, place)
     document = {"job": job.to_dict(), "sites": place.sites, "veilboost": versions()["veilboost"]}
     binding = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
@@ -69,11 +78,16 @@ def run_dpboost_site(
 
 
 def prepare(job: DpBoostJob, place: Place) -> SiteData:
-    """Check the job against the policy and the data, at this site alone.
+    """Check the job against the policy, and load the rows that it can use, at this site alone.
+
+    Privacy: a row without a usable label or id, or whose randomised buckets were sent, is left out, whatever the other
+        rows are; values are clipped, or missing. An id may stand there twice: a row's tree follows from its own id, and
+        ``rows_per_person`` counts rows. So one row changes neither what happens to the others nor whether the job goes
+        on, and a site may have no row at all.
 
     Raises:
         PolicyRefusal: the site's policy forbids the job.
-        ConfigurationError: the data are not usable; the message says which, and holds no value.
+        ConfigurationError: the job does not fit the columns; a ``DataRefusal``: the file cannot be read.
     """
     spec = place.policy.check_job(JobTerms(job.profile, job.data_set), place.sites)
     if spec.privacy is not None and spec.privacy.rows_per_person > job.rows_per_person:
@@ -89,20 +103,24 @@ def prepare(job: DpBoostJob, place: Place) -> SiteData:
         )
     if spec.id in (*job.names, job.label):
         raise ConfigurationError(f"the id column of data set {spec.name!r} can be neither feature nor label")
+    check_names_survive(job.names, job.categories)
+    sent = SentRows(place.policy)
+    asks = sent.asks_for_ids(spec)
     table = load_table(
         spec, label=job.label, features=job.names, categories=job.categories, label_classes=job.label_classes,
-        unknown_is_missing=True, with_ids=True,
+        with_ids=True, repair=True,
     )  # fmt: skip
-    check_names_survive(job.names, job.categories)
-    ids = [name.decode() for name in canonical_ids(table.ids, job.data_set, spec.missing)]
     for note in table.notes:
         _log.info("%s", note)
-    label = table.label.astype(np.float64)
-    try:
-        job.loss().target(label)
-    except ValueError as error:
-        raise ConfigurationError(f"label {job.label!r}: {error}") from None
-    return SiteData(place.site, np.ascontiguousarray(table.features.T), label, ids)
+    is_usable = np.isfinite(table.label) if job.label_bounds is not None else np.isin(table.label, (0.0, 1.0))
+    table = table.kept(is_usable, f"whose label {job.label!r} the job cannot use")
+    ids = usable_ids(table.ids, spec)
+    table = table.kept(np.array([name is not None for name in ids], dtype=np.bool_), "without a usable id")
+    if asks:
+        is_free = ~sent.sent(usable_ids(table.ids, spec))
+        table = table.kept(is_free, "whose randomised buckets were sent")
+    names = [str(name) for name in usable_ids(table.ids, spec)]
+    return SiteData(place.site, np.ascontiguousarray(table.features.T), table.label.astype(np.float64), names)
 
 
 class _Training:

@@ -236,8 +236,9 @@ def error_text(error: Exception) -> str:
     if isinstance(error, JobAborted):
         return str(error)
     if isinstance(error, VeilBoostError):
-        kind = "" if isinstance(error, (ConfigurationError, PolicyRefusal)) else f"{type(error).__name__}: "
-        return f"{kind}{error}"
+        text = reason_of(error)
+        is_plain = isinstance(error, (ConfigurationError, PolicyRefusal)) or text != str(error)
+        return text if is_plain else f"{type(error).__name__}: {text}"
     return machine_failure(error) or f"{reason_of(error)}; see the log of that site"
 
 

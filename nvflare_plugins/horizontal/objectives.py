@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.job_checks import shown
 from nvflare_plugins.data import log_count
+from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.wire.catalogue import BaseScoreSource
 
 
@@ -79,19 +80,22 @@ class ObjectiveFacts:
         """Refuse labels that XGBoost would refuse at this site only, in the middle of the job.
 
         Shapes:  label: float32[n_rows].
-        Privacy: the message holds neither values nor counts: any column can be a job's label, and a count would answer
-            a query on this site's rows alone.
+        Privacy: any column can be a job's label, so that others read a fixed text.
 
         Raises:
-            ConfigurationError: Some labels break the objective's rule.
+            DataRefusal: Some labels break the objective's rule.
         """
-        n_bad = int(np.count_nonzero(~_fits(self.label_rule, label, self.n_outputs)))
+        n_bad = int(np.count_nonzero(~self.accepts(label)))
         if n_bad:
             log_count("labels that the objective does not take", n_bad, label.size)
-            raise ConfigurationError(
+            raise DataRefusal(
                 f"{self.name}: labels must be {self.label_rule.value}; some are not. "
                 "Correct the label column, give label_classes, or choose another objective."
             )
+
+    def accepts(self, label: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Return which labels the objective takes. Shapes: label: float32[n_rows]; result: bool[n_rows]."""
+        return _fits(self.label_rule, label, self.n_outputs)
 
 
 def _fits(rule: LabelRule, label: NDArray[np.float32], n_classes: int) -> NDArray[np.bool_]:

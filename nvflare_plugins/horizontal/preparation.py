@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.data import Table, load_table
+from nvflare_plugins.bucket_ldp.sent_rows import SentRows
+from nvflare_plugins.data import Table, column_names, load_table
+from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.horizontal.agreement import check_xgboost
 from nvflare_plugins.horizontal.continuation import check_initial_model
 from nvflare_plugins.horizontal.cuts import LARGEST_VALUE, CutMode, spaced_cuts
@@ -23,6 +26,7 @@ from nvflare_plugins.horizontal.run_folder import RunFolder
 from nvflare_plugins.model_json import check_lists, without_lists
 from nvflare_plugins.place import Place
 from nvflare_plugins.site_policy import DataSet, JobTerms, SitePolicy
+from nvflare_plugins.vertical.alignment.ids import usable_ids
 
 _log = logging.getLogger(__name__)
 # Fields of a job that do not change what a run releases about the rows, or only how much of it.
@@ -78,31 +82,34 @@ def prepare(job: HorizontalJob, place: Place) -> Prepared:
     exact = job.cuts == CutMode.EXACT.value
     terms = JobTerms(job.profile, job.data_set, exact, job.min_rows_per_cut, tracking=job.tracking)
     data_set = policy.check_job(terms, place.sites)
+    eval_set = policy.data_set_for(job.eval_data_set, job.profile) if job.eval_data_set is not None else None
     columns = {
         "label": job.label, "weight": job.weight, "features": job.features, "categories": job.categories,
         "label_classes": job.label_classes, "unknown_is_missing": job.unknown_category_is_missing,
     }  # fmt: skip
-    table = load_table(data_set, **columns)
-    eval_set = policy.data_set(job.eval_data_set) if job.eval_data_set is not None else None
-    eval_table = None if eval_set is None else load_table(eval_set, **{**columns, "features": table.feature_names})
-    parameters = _check_public(job, policy, table.feature_names)
-    _check_magnitudes(table)
+    # Everything public first: what comes after the rows were looked at tells of them.
+    names = column_names(data_set, job.label, job.weight, job.features)
+    parameters = _check_public(job, policy, names)
     if CutMode(job.cuts) in (CutMode.UNIFORM, CutMode.LOGARITHMIC):
-        numeric = [name for name in table.feature_names if name not in table.categories]
+        numeric = [name for name in names if name not in (job.categories or {})]
         spaced_cuts(numeric, job.cut_bounds, parameters.max_bin, CutMode(job.cuts))  # complains of missing bounds
-    for checked in filter(None, (table, eval_table)):
-        parameters.objective.check_labels(checked.label)
-        for note in checked.notes:
-            _log.info("%s", note)
     if job.early_stopping_rounds is not None and not parameters.metrics:
         raise ConfigurationError("early_stopping_rounds needs an eval_metric to watch")
     initial = None
     if job.initial_model is not None:
         initial = policy.input_file(job.initial_model).read_bytes()
-        check_initial_model(initial, job.initial_model, parameters, table.feature_names)
+        check_initial_model(initial, job.initial_model, parameters, names)
         check_lists(initial, job.initial_model, job.categories, job.label_classes)
         initial = without_lists(initial)
     resumed = RunFolder(place.runs, job.resume_from) if job.resume_from is not None else None
+    columns["features"] = names
+    table = _load(data_set, policy, columns)
+    eval_table = None if eval_set is None else _load(eval_set, policy, columns)
+    _check_magnitudes(table)
+    for checked in filter(None, (table, eval_table)):
+        parameters.objective.check_labels(checked.label)
+        for note in checked.notes:
+            _log.info("%s", note)
     return Prepared(data_set, table, eval_set, eval_table, parameters, initial, resumed)
 
 
@@ -120,8 +127,19 @@ def _check_public(job: HorizontalJob, policy: SitePolicy, features: Sequence[str
     return parameters
 
 
+def _load(spec: DataSet, policy: SitePolicy, columns: Mapping[str, Any]) -> Table:
+    """Load a table, if no randomised buckets of its rows were sent."""
+    sent = SentRows(policy)
+    if not sent.asks_for_ids(spec):
+        return load_table(spec, **columns)
+    table = load_table(spec, **columns, with_ids=True)
+    if sent.sent(usable_ids(table.ids, spec)).any():
+        raise DataRefusal(f"randomised buckets of rows of data set {spec.name!r}, or of rows without an id, were sent")
+    return table
+
+
 def _check_magnitudes(table: Table) -> None:
     """Refuse values beyond the outermost cut points, which all sites take from this program and not from data."""
     for position, name in enumerate(table.feature_names):
         if np.nanmax(np.abs(table.features[:, position]), initial=0.0) >= LARGEST_VALUE:
-            raise ConfigurationError(f"column {name!r} holds values of 1e38 or more: scale it, or mark them as missing")
+            raise DataRefusal(f"column {name!r} holds values of 1e38 or more: scale it, or mark them as missing")

@@ -16,6 +16,7 @@ from pathlib import Path
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
+from nvflare_plugins.data_refusals import reading_rows
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.horizontal.agreement import Terms, agree, versions
 from nvflare_plugins.horizontal.continuation import keep_thresholds
@@ -85,6 +86,13 @@ def run_site(
             step failed, when all sites had agreed on it. The evidence says that it was aborted and why.
         OSError, MemoryError: the machine lacks something; as above.
     """
+    with reading_rows(place.policy, job.profile, (job.data_set, job.eval_data_set)):
+        return _run_site(job, place, transport, timeout_s, on_progress)
+
+
+def _run_site(
+    job: HorizontalJob, place: Place, transport: Transport, timeout_s: float, on_progress: Progress | None
+) -> SiteResult:
     prepared = prepare(job, place)
     folder = RunFolder(place.runs, place.job_id).create()
     channel = Channel(place.site, place.sites, place.job_id, place.attempt, transport, timeout_s)

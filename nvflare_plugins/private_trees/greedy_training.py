@@ -91,21 +91,28 @@ def train_greedy_trees(
     plan: PrivateTreesPlan, channel: Channel, sums: ProtectedSums, columns: NDArray[np.float32],
     label: NDArray[np.float32], pay: Pay = without_ledger, n_threads: int = 1,
     row_weights: NDArray[np.float32] | None = None, after_round: AfterRound = ignore_round,
+    n_reports: int | None = None,
 ) -> xgb.Booster:  # fmt: skip
     """Train histogram trees (FEVERLESS, DP-GBM) with the other sites.
 
     Shapes: columns: float32[n_features, n_rows]; label: float32[n_rows] of 0 and 1; row_weights: float32[n_rows] in
         [0, 1], in units of the public largest weight.
+    Args: n_reports: rows that report under local noise, if some were left out.
     Privacy: every bin of every histogram is noised, empty ones too; ``plan.noise`` pays for depth x features queries
         per tree.
     Raises: VeilBoostError, what ended the training. ConfigurationError, for what XGBoost's grower cannot do.
     """
     _check(plan, columns)
     plan.trust.check_sites(channel.world)
+    n_reports = label.size if n_reports is None else n_reports
+    if label.size == 0:  # XGBoost grows another tree where it has no row: one that weighs nothing stands in
+        low = np.array([[bounds.low] for bounds in plan.bounds], dtype=np.float32)
+        columns, label, row_weights = low, np.zeros(1, dtype=np.float32), np.zeros(1, dtype=np.float32)
     candidates = public_candidates(plan.method, plan.bounds)
     matrix = greedy_matrix(candidates, columns, label, n_threads, plan.feature_names)
     bins = np.diff(matrix.get_quantile_cut()[0].astype(np.int64)) - 1  # one bound more than bins is listed
-    handler = NoisyHistogramHandler(NoisySums(sums, plan, pay, n_rows=label.size), bins, plan.method)
+    noisy_sums = NoisySums(sums, plan, pay, n_rows=n_reports)
+    handler = NoisyHistogramHandler(noisy_sums, bins, plan.method)
     mediator = Mediator(HorizontalGrammar(_shape(plan, channel.world, bins)), channel.rank, handler)
     with mediator:
         try:

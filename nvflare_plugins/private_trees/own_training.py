@@ -29,17 +29,20 @@ from nvflare_plugins.wire.sums import ProtectedSums
 def train_own_trees(
     plan: JobPlan, channel: Channel, sums: ProtectedSums, columns: NDArray[np.float32], label: NDArray[np.float32],
     pay: Pay = without_ledger, row_weights: NDArray[np.float32] | None = None, after_round: AfterRound = ignore_round,
+    n_reports: int | None = None,
 ) -> xgb.Booster:  # fmt: skip
     """Train with the other sites.
 
     Shapes: columns: float32[n_features, n_rows], NaN is missing and goes right; label: float32[n_rows] of 0 and 1;
         row_weights: float32[n_rows] in [0, 1].
+    Args: n_reports: rows that report under local noise, if some were left out.
     Privacy: what leaves the site is one message per level, noised and paid for; sites see the noisy sums.
     Raises: VeilBoostError, what ended the training.
     """
     training = plan.training
     training.trust.check_sites(channel.world)
-    noisy, due = NoisySums(sums, training, pay, n_rows=label.size), DueMessages(plan)
+    n_reports = label.size if n_reports is None else n_reports
+    noisy, due = NoisySums(sums, training, pay, n_rows=n_reports), DueMessages(plan)
     trees: list[GrownTree] = []
 
     def release(kind: Kind, exact: NDArray[np.int64], what: str, sizes: Sequence[int]) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ from dp_components.errors import PrivacyError
 from dp_components.events import Event, Release
 from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
+from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.place import Place
 from nvflare_plugins.privacy_ledger import event_text, log_unclosed, open_ledger
 from nvflare_plugins.private_trees.job import PrivateTreesJob
@@ -52,8 +53,8 @@ class Payment:
 
         Raises:
             PolicyRefusal: the data set has no budget or not so much left, a person has more rows at this site than
-                the job protects, or the rows are not those of the job to resume.
-            ConfigurationError: there is no such job to resume.
+                the job protects.
+            ConfigurationError: there is no such job to resume; a ``DataRefusal``: the rows are not those of that job.
         """
         self._ledger, _ = open_ledger(place.policy, job.data_set, NeighbouringRelation.ADD_OR_REMOVE_ROW)
         self._plan, self._evidence = plan, evidence
@@ -77,7 +78,7 @@ class Payment:
         except PrivacyError as error:
             raise PolicyRefusal(str(error)) from None
         if any(query.partition(_ROWS)[2] != self._rows for query in self._replays):
-            raise PolicyRefusal(
+            raise DataRefusal(
                 f"the rows of data set {job.data_set!r} at {place.site} are not those on which job {self._job_id} was "
                 "begun: it cannot be resumed. Submit it anew, to be charged anew"
             )

@@ -19,9 +19,11 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import PolicyRefusal
 from he_processors.masks import PairwiseMasks
-from nvflare_plugins.data import Table, load_table
+from nvflare_plugins.bucket_ldp.sent_rows import SentRows
+from nvflare_plugins.data import Table, column_names, load_table
+from nvflare_plugins.data_refusals import reading_rows
 from nvflare_plugins.horizontal.agreement import Terms, agree, check_xgboost, versions
 from nvflare_plugins.model_json import check_names_survive, with_lists
 from nvflare_plugins.place import Outcome, Place, Progress, Silent
@@ -37,6 +39,7 @@ from nvflare_plugins.schema import Schema
 from nvflare_plugins.session import Session
 from nvflare_plugins.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.site_policy import JobTerms
+from nvflare_plugins.vertical.alignment.ids import usable_ids
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
@@ -51,6 +54,9 @@ class Prepared:
 
     Shapes: columns: float32[n_features, n_rows], clipped to public bounds; label: float32[n_rows] of 0 and 1; weights:
         float32[n_rows] in [0, 1], or None.
+
+    Attributes:
+        n_reports: rows of the file, those left out included: under local noise each of them reports nothing but noise.
     """
 
     plan: JobPlan
@@ -58,6 +64,7 @@ class Prepared:
     columns: NDArray[np.float32]
     label: NDArray[np.float32]
     weights: NDArray[np.float32] | None
+    n_reports: int
 
     def row_hash(self) -> bytes:
         """Return a hash of the rows, for this site's own ledger."""
@@ -77,6 +84,13 @@ def run_private_trees_site(
         VeilBoostError: what ended the attempt at this site. A refusal comes before anything is released.
     """
     check_xgboost()
+    with reading_rows(place.policy, job.profile, (job.data_set,)):
+        return _run_site(job, place, transport, timeout_s, progress)
+
+
+def _run_site(
+    job: PrivateTreesJob, place: Place, transport: Transport, timeout_s: float, progress: Progress | None
+) -> Outcome:
     prepared = prepare(job, place)
     # The interrupted job's id is the one thing in which a resumed job may differ from it: the rest is in the plan.
     document = {"job": job.to_dict(), "sites": place.sites, "veilboost": versions()["veilboost"]}
@@ -86,11 +100,15 @@ def run_private_trees_site(
 
 
 def prepare(job: PrivateTreesJob, place: Place) -> Prepared:
-    """Check the job against the policy and the data, at this site alone.
+    """Check the job against the policy, and load the rows that it can use, at this site alone.
+
+    Privacy: a row that the job cannot use, or whose randomised buckets were sent, is left out, whatever the other rows
+        are; values are clipped to public bounds, or missing. So one row changes neither what happens to the others nor
+        whether the job goes on, and a site may have no row at all.
 
     Raises:
         PolicyRefusal: the site's policy forbids the job.
-        ConfigurationError: job or data are not usable; the message says which, and holds no value.
+        ConfigurationError: the job does not fit the columns; a ``DataRefusal``: the file cannot be read.
     """
     policy = place.policy
     spec = policy.check_job(JobTerms(job.profile, job.data_set, tracking=job.tracking), place.sites)
@@ -100,27 +118,31 @@ def prepare(job: PrivateTreesJob, place: Place) -> Prepared:
             f"holds against {job.colluders}. Policy key: max_colluders. Remedy: raise the job's colluders, or ask "
             f"{policy.site} to change it."
         )
+    sent = SentRows(policy)
+    with_ids = sent.asks_for_ids(spec)
+    names = column_names(spec, job.label, job.weight, job.features)
+    plan = JobPlan.of(job, len(place.sites), names)
+    check_names_survive(names, job.categories)
     table = load_table(
-        spec, label=job.label, weight=job.weight, features=job.features, categories=job.categories,
-        label_classes=job.label_classes, unknown_is_missing=True,
+        spec, label=job.label, weight=job.weight, features=names, categories=job.categories,
+        label_classes=job.label_classes, with_ids=with_ids, repair=True,
     )  # fmt: skip
-    plan = JobPlan.of(job, len(place.sites), table.feature_names)
-    check_names_survive(table.feature_names, job.categories)
+    n_reports = table.n_rows
     for note in table.notes:
         _log.info("%s", note)
-    if job.delta * table.label.size >= 1:
+    if job.delta * n_reports >= 1:
         _log.warning(
             "delta %g of this job is not below one over the rows of data set %r: it would allow to publish a row in "
             "full", job.delta, job.data_set,
         )  # fmt: skip
-    if not np.isin(table.label, (0.0, 1.0)).all():
-        raise ConfigurationError(f"label {job.label!r} must be 0 or 1, or one of two label_classes")
-    if plan.trainer is Trainer.HISTOGRAMS and np.isnan(table.features).any():
-        raise ConfigurationError(
-            "grower=xgboost needs columns without missing values: leave it to the sites, or replace missing values by "
-            "a rule that is public and looks at one row only"
-        )
-    return Prepared(plan, Schema.of(table), _clipped(table, plan), table.label, _weights(table, job))
+    table = table.kept(np.isin(table.label, (0.0, 1.0)), f"whose label {job.label!r} is neither 0 nor 1 nor listed")
+    if table.weight is not None:
+        table = table.kept(~np.isnan(table.weight), f"whose weight {job.weight!r} is missing or negative")
+    if with_ids:
+        table = table.kept(~sent.sent(usable_ids(table.ids, spec)), "whose randomised buckets were sent")
+    if plan.trainer is Trainer.HISTOGRAMS:
+        table = table.kept(~np.isnan(table.features).any(axis=1), "with missing values, which grower=xgboost lacks")
+    return Prepared(plan, Schema.of(table), _clipped(table, plan), table.label, _weights(table, job), n_reports)
 
 
 def _clipped(table: Table, plan: JobPlan) -> NDArray[np.float32]:
@@ -224,7 +246,10 @@ class _Training:
     def _train(self, payment: Payment) -> xgb.Booster:
         prepared, attempt = self._prepared, self._attempt
         common = (attempt.channel, _open_sums(self._plan, attempt), prepared.columns, prepared.label)
-        options = {"pay": payment.pay, "row_weights": prepared.weights, "after_round": self._after_round}
+        options = {
+            "pay": payment.pay, "row_weights": prepared.weights, "after_round": self._after_round,
+            "n_reports": prepared.n_reports,
+        }  # fmt: skip
         match self._plan.trainer:
             case Trainer.REFRESH:
                 return train_private_trees(self._plan.training, *common, **options).booster

@@ -92,7 +92,7 @@ class NoisySums:
         self, sums: ProtectedSums, plan: PrivateTreesPlan, pay: Pay = without_ledger,
         randomness: RandomSource = OS_RANDOMNESS, n_rows: int = 0,
     ):  # fmt: skip
-        """Args: n_rows: this site's, for local noise."""
+        """Args: n_rows: rows of this site that report, for local noise."""
         self._sums, self._plan, self._pay, self._randomness = sums, plan, pay, randomness
         self._n_rows = n_rows
         self._state = hashlib.sha256(repr(plan).encode())
@@ -176,19 +176,20 @@ def train_private_trees(
     plan: PrivateTreesPlan, channel: Channel, sums: ProtectedSums, columns: NDArray[np.float32],
     label: NDArray[np.float32], pay: Pay = without_ledger, n_threads: int = 1,
     randomness: RandomSource = OS_RANDOMNESS, row_weights: NDArray[np.float32] | None = None,
-    after_round: AfterRound = ignore_round,
+    after_round: AfterRound = ignore_round, n_reports: int | None = None,
 ) -> TrainedForest:  # fmt: skip
     """Train with the other sites.
 
     Shapes: columns: float32[n_features, n_rows], NaN is missing; label: float32[n_rows] of 0 and 1; row_weights:
         float32[n_rows] in [0, 1], in units of the public largest weight.
+    Args: n_reports: rows that report under local noise, if some were left out.
     Privacy: the sites and the server see the noisy sums that ``plan.noise`` pays for, and nothing else of the rows.
     Raises: VeilBoostError, what ended the training.
     """
     if plan.method.split_method is not SplitMethod.TOTALLY_RANDOM:
         raise ConfigurationError("this path trains totally random trees")
     plan.trust.check_sites(channel.world)
-    noisy_sums = NoisySums(sums, plan, pay, randomness, label.size)
+    noisy_sums = NoisySums(sums, plan, pay, randomness, label.size if n_reports is None else n_reports)
     forest = draw_forest(plan.method, agree_candidates(plan, columns, noisy_sums), plan.structure_seed)
     weights = plan.method.weight_update.weights()
     # Made outside any communicator, so that XGBoost sends nothing about it.

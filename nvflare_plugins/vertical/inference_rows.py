@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data import load_table
+from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.site_policy import DataSet
 from nvflare_plugins.tabular_files import TabularFile
 from nvflare_plugins.vertical.alignment.ids import canonical_ids, load_ids
@@ -52,7 +53,7 @@ class Rows:
             return self
         first, end = rows
         if end > self.n_rows:
-            raise ConfigurationError("the job asks for rows that the data set does not have")
+            raise DataRefusal("the job asks for rows that the data set does not have")
         return Rows(self.features[first:end], None if self.ids is None else self.ids[first:end], first)
 
     def names(self) -> list[str]:

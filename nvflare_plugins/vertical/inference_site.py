@@ -19,6 +19,7 @@ import numpy as np
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.bucket_ldp.sent_rows import SentRows
+from nvflare_plugins.data_refusals import reading_rows
 from nvflare_plugins.horizontal.agreement import check_xgboost, versions
 from nvflare_plugins.place import Outcome, Place, Progress
 from nvflare_plugins.run_record import ReportSection
@@ -119,6 +120,13 @@ def run_inference(
     Raises:
         VeilBoostError: what ended the attempt; no result was written then.
     """
+    with reading_rows(place.policy, job.profile, (job.data_set,)):
+        return _run_inference(job, place, transport, timeout_s, progress)
+
+
+def _run_inference(
+    job: InferenceJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
+) -> Outcome:
     stored, rows = _prepare(job, place)
     action = Action(job.action)
     protection = {"model": stored.identity.model_id, "reveals": _PROTECTION[action]}
@@ -156,7 +164,7 @@ def _prepare(job: InferenceJob, place: Place) -> tuple[StoredPart[Part], Rows]:
         place.policy.check_consent(*_CONSENTS[action])
     rows = _NO_ROWS
     if job.data_set is not None:
-        rows = load_rows(place.policy.data_set(job.data_set), stored.part.columns)
+        rows = load_rows(place.policy.data_set_for(job.data_set, job.profile), stored.part.columns)
     if job.alignment is not None and rows.ids is None:
         raise ConfigurationError(
             "rows are aligned by ids, and the policy names no id column. Policy key: data_sets.<name>.id."

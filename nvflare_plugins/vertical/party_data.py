@@ -99,7 +99,7 @@ def load_party(job: VerticalJob, place: Place) -> PartyData:
     for name, source in (("train", job.data_set), ("eval", job.eval_data_set)):
         if source is None:
             continue
-        data_set = place.policy.data_set(source)
+        data_set = place.policy.data_set_for(source, job.profile)
         table = load_table(
             data_set, label=job.label if is_active else None, weight=job.weight if is_active else None,
             features=features, label_classes=job.label_classes, may_lack_features=is_active, with_ids=True,

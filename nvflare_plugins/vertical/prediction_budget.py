@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.registry_store import write_private
+from nvflare_plugins.files import write_private
 from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.stored_arrays import read_arrays
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from he_processors.additive.scheme import security_bits
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError, VeilBoostError
+from nvflare_plugins.data_refusals import reading_rows
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.horizontal.agreement import check_xgboost, versions
 from nvflare_plugins.horizontal.parameters import ALIASES, TrainingParameters
@@ -73,9 +74,10 @@ def run_vertical_site(
         VeilBoostError: what ended the attempt at this site. A part of the model is there only if the last step failed,
             when all parties had agreed on theirs; the checkpoints are there in any case.
     """
-    prepared = _prepare(job, place)
-    with open_attempt(job, place, transport, timeout_s, _binding(job, place), _protection(job)) as attempt:
-        return _Run(job, place, transport, progress, prepared, attempt).run()
+    with reading_rows(place.policy, job.profile, (job.data_set, job.eval_data_set)):
+        prepared = _prepare(job, place)
+        with open_attempt(job, place, transport, timeout_s, _binding(job, place), _protection(job)) as attempt:
+            return _Run(job, place, transport, progress, prepared, attempt).run()
 
 
 class _Run:
@@ -234,6 +236,8 @@ def _prepare(job: VerticalJob, place: Place) -> _Prepared:
     policy.check_vertical(
         JobTerms(job.profile, job.data_set, key_bits=key_bits, tracking=job.tracking and is_active), place.sites
     )
+    if job.eval_data_set is not None:
+        policy.data_set_for(job.eval_data_set, job.profile)
     if job.preset == Preset.EXACT.value and not is_active:
         policy.check_consent(
             "exact_bins", "does not hand out all sums per bin, which show in which bin each row lies",

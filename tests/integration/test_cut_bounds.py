@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from he_processors.errors import PolicyRefusal
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.horizontal.job import HorizontalJob
 from tests.oracle.test_horizontal_equals_central import breast
 from tests.support.federation import Federation, succeed
@@ -24,5 +24,5 @@ def test_other_bounds_for_the_same_rows_are_a_second_search(tmp_path):
     succeed(run("first"))
     succeed(run("again"))
     narrowed = run("narrowed", **{"mean radius": [12.0, 12.5]})
-    assert all(isinstance(outcome, PolicyRefusal) for outcome in narrowed.values())
+    assert all(isinstance(outcome, ConfigurationError) for outcome in narrowed.values())
     assert "second_quantile_search" in str(narrowed["site-1"])

@@ -383,7 +383,7 @@ def test_changed_rows_need_consent(tmp_path):
     changed.iloc[0, 0] += 1
     parties.give("site-2", "data", changed)
     outcomes = run(parties, job(), "two")
-    assert isinstance(outcomes["site-2"], PolicyRefusal) and "recompute_with_changes" in str(outcomes["site-2"])
+    assert isinstance(outcomes["site-2"], ConfigurationError) and "recompute_with_changes" in str(outcomes["site-2"])
 
 
 def test_a_guarded_job_trains_and_keeps_sums_back(tmp_path):

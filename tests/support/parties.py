@@ -59,7 +59,7 @@ class Parties:
 
     def policy_of(self, site: str) -> dict[str, Any]:
         path = self.workspace(site) / "local" / "veilboost.json"
-        start = {"unsigned_sessions": True, "data_sets": {}, **self.policy}
+        start = {"unsigned_sessions": True, "share_data_errors": True, "data_sets": {}, **self.policy}
         return json.loads(path.read_text()) if path.exists() else start
 
     def set_policy(self, site: str, **changes: object) -> None:

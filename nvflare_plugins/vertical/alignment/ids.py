@@ -5,8 +5,8 @@
   Unicode does not know, are refused: two parties would wonder for long why nothing matches.
 * White space: none at either end, and one space for any run inside.
 
-Missing ids and ids that stand there twice are refused, at this site alone. Which rows they are goes into this site's
-own log, by row number; the error, which travels, says neither rows nor how many.
+Missing ids and ids that stand there twice are refused, at this site alone. Why, and which rows they are, goes into this
+site's own log, by row number; others read a fixed text (``DataRefusal``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.site_policy import DataSet
 from nvflare_plugins.tabular_files import TabularFile
 
@@ -67,6 +68,20 @@ def canonical_ids(column: pa.ChunkedArray | pa.Array, data_set: str, missing: It
     return encoded
 
 
+def usable_ids(column: pa.ChunkedArray | pa.Array, spec: DataSet) -> list[str | None]:
+    """Return each row's id in canonical form, by itself; None where it has none. Ids may stand there twice.
+
+    Raises:
+        ConfigurationError: the column's declared type is none for ids.
+    """
+    if pa.types.is_floating(column.type):  # whole numbers with gaps, in many tools; the gaps must not change the others
+        texts = [None if v is None or v != v else f"{v:.0f}" if v.is_integer() else repr(v) for v in column.to_pylist()]
+    else:
+        texts = _texts(column, spec.name)
+    ids = [None if text is None else _canonical(text) for text in texts]
+    return [None if one in ("", *spec.missing) else one for one in ids]
+
+
 def _texts(column: pa.ChunkedArray | pa.Array, data_set: str) -> list[str | None]:
     """Return a column of whole numbers or text as text."""
     if pa.types.is_dictionary(column.type):
@@ -112,4 +127,4 @@ def _refuse(rows: Sequence[int], what: str, data_set: str) -> None:
     more = " and others" if len(rows) > _SHOWN_ROWS else ""
     # Not as an error: FLARE sends lines of that level to the server.
     _log.info("data set %r %s: rows %s%s (counted from 1, without a header)", data_set, what, shown, more)
-    raise ConfigurationError(f"data set {data_set!r} {what}; the log of that site says which rows.")
+    raise DataRefusal(f"data set {data_set!r} {what}; the line before says which rows.")

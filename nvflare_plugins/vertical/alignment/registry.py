@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.data_identity import overlap_of
-from nvflare_plugins.registry_store import write_private
+from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
+from nvflare_plugins.files import write_private
 from nvflare_plugins.site_policy import Consents, SitePolicy
 
 FOLDER = "alignments"
@@ -84,7 +85,8 @@ class AlignmentRegistry:
             data: canonical ids by name of the data set.
 
         Raises:
-            PolicyRefusal: ids of one of them were aligned before, and the policy has no consent.
+            PolicyRefusal: a data set of that name was aligned before, and the policy has no consent.
+            DataRefusal: ids of one of them were aligned before under another name.
             ConfigurationError: the registry is damaged.
         """
         with self._locked():
@@ -107,13 +109,15 @@ class AlignmentRegistry:
 
     def _refuse_repetition(self, name: str, hashes: NDArray[np.uint64], earlier: Sequence[AlignmentRun]) -> None:
         for run in earlier:
-            if run.data_set == name or overlap_of(hashes, self._load(run)):
-                raise PolicyRefusal(
+            is_named = run.data_set == name
+            if is_named or overlap_of(hashes, self._load(run)):
+                text = (
                     f"{self._site} aligned rows of data set {name!r} before, in job {run.job_id}: a second alignment "
                     "would answer further questions about which ids it has. Policy key: "
                     "consents.recompute_with_changes. Remedy: use the alignment of that job, or ask "
                     f"{self._site} to consent."
                 )
+                raise PolicyRefusal(text) if is_named else DataRefusal(text, REGISTRY_TEXT)
 
     def _hashes(self, ids: Sequence[bytes]) -> NDArray[np.uint64]:
         """Shapes: result: uint64[n_ids], sorted."""

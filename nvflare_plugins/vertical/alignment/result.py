@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.files import write_durably
 from nvflare_plugins.horizontal.run_folder import RunFolder
 from nvflare_plugins.place import Place
@@ -58,7 +59,7 @@ class Alignment:
             ConfigurationError: it has another number of rows than the table that was aligned.
         """
         if len(values) != self.n_rows:
-            raise ConfigurationError(f"data set {self.data_set!r} has another number of rows than when it was aligned")
+            raise DataRefusal(f"data set {self.data_set!r} has another number of rows than when it was aligned")
         return values[self.positions]
 
 
@@ -94,7 +95,7 @@ def load_alignment(place: Place, job_id: str, data_set: str) -> Alignment:
         raise ConfigurationError(f"job {job_id} did not align a data set {data_set!r}")
     ids = load_ids(place.policy.data_set(data_set))
     if AlignmentRegistry.open(place.policy).fingerprint(ids) != found.fingerprint or len(ids) != found.n_rows:
-        raise ConfigurationError(
+        raise DataRefusal(
             f"the rows of data set {data_set!r} are not those that job {job_id} aligned: restore them, or align anew"
         )
     return found

@@ -6,6 +6,7 @@ import hashlib
 import json
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.data_refusals import reading_rows
 from nvflare_plugins.place import Outcome, Place, Progress
 from nvflare_plugins.run_record import ReportSection
 from nvflare_plugins.site_attempt import open_attempt
@@ -39,6 +40,13 @@ def align_site(job: AlignmentJob, place: Place, transport: Transport, timeout_s:
     psi_library()
     if len(place.sites) < 2:
         raise ConfigurationError("an alignment needs at least two sites")
+    with reading_rows(place.policy, job.profile, job.data_sets):
+        return _align_site(job, place, transport, timeout_s, progress)
+
+
+def _align_site(
+    job: AlignmentJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
+) -> Outcome:
     ids = {name: load_ids(place.policy.data_set(name)) for name in job.data_sets}
     with open_attempt(job, place, transport, timeout_s, _binding(job, place), _PROTECTION) as attempt:
         channel, session = attempt.channel, attempt.session

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
 from nvflare_plugins import data_identity
 from nvflare_plugins import registry as registry_module
 from nvflare_plugins.cli import main
@@ -20,6 +20,7 @@ from nvflare_plugins.data import Table
 from nvflare_plugins.registry import Registry, Reservation, ResumePoint, Verdict, describe_draw
 from nvflare_plugins.registry_store import read_ledger, write_ledger
 from nvflare_plugins.site_policy import Consents, DataSet, SitePolicy, template
+from tests.support.refusals import refused, refused_for
 
 SITES = ("site-1", "site-2", "site-3")
 JOB = {"job_id": "job-1", "sites": SITES, "parameters": b"p"}
@@ -139,7 +140,7 @@ def test_a_difference_is_refused_and_consent_allows_it(tmp_path: Path, case: str
     registry = Registry(tmp_path, "site-1", Consents())
     reserve(registry, table())
     before = (tmp_path / "registry.json").read_bytes()
-    with pytest.raises(PolicyRefusal, match=r"job-1.*consents\.recompute_with_changes"):
+    with refused_for(r"job-1.*consents\.recompute_with_changes"):
         reserve(registry, rows, data, job_id="job-2", **changes)
     assert (tmp_path / "registry.json").read_bytes() == before
     consenting = Registry(tmp_path, "site-1", Consents(recompute_with_changes=True))
@@ -155,7 +156,7 @@ def test_one_common_row_is_found_in_other_data(registry: Registry) -> None:
     reserve(registry, table())
     mixed = table(seed=6)
     mixed.features[0], mixed.label[0] = table().features[11], table().label[11]
-    with pytest.raises(PolicyRefusal, match="earlier version"):
+    with refused_for("earlier version"):
         reserve(registry, mixed, spec("other", "other.csv"))
 
 
@@ -173,7 +174,7 @@ def test_a_reservation_counts_even_if_the_process_dies(tmp_path: Path) -> None:
     process.start()
     process.join(60)
     assert process.exitcode == 9
-    with pytest.raises(PolicyRefusal):
+    with refused_for("Policy key"):
         reserve(Registry(tmp_path, "site-1", Consents()), table(), job_id="job-2", sites=SITES[:2])
 
 
@@ -189,7 +190,7 @@ def test_cancel_only_before_anything_was_released(registry: Registry) -> None:
     registry.plan_cuts(run, ["a"], b"bins=16")
     with pytest.raises(ValueError, match="cannot be cancelled"):
         registry.cancel(run)
-    with pytest.raises(PolicyRefusal):
+    with refused_for("Policy key"):
         reserve(registry, table())
 
 
@@ -201,9 +202,9 @@ def test_resume_only_with_the_same_sites_rows_and_parameters(registry: Registry)
         ({"resume": ResumePoint("job-1", 21)}, "left 20 complete trees"),
         ({"resume": ResumePoint("job-9", 20)}, "no record"),
     ):
-        with pytest.raises((PolicyRefusal, ConfigurationError), match=said):
+        with refused(said):
             reserve(registry, table(), **{"job_id": "job-2", "resume": point, **changes})
-    with pytest.raises(PolicyRefusal, match="rows"):
+    with refused_for("rows"):
         reserve(registry, table(rows=slice(1, None)), job_id="job-2", resume=point)
     resumed = reserve(registry, table(), job_id="job-2", resume=ResumePoint("job-1", 10))
     assert resumed.verdict is Verdict.RESUMED
@@ -224,7 +225,7 @@ def test_one_quantile_search_per_column_and_site_set(tmp_path: Path, registry: R
     plan = registry.plan_cuts(second, ["b", "c"], b"bins=16,k=10")
     assert plan.to_search == ("c",)
     np.testing.assert_array_equal(plan.known["b"], cuts["b"])
-    with pytest.raises(PolicyRefusal, match=r"column 'b'.*consents\.second_quantile_search"):
+    with refused_for(r"column 'b'.*consents\.second_quantile_search"):
         registry.plan_cuts(second, ["b"], b"bins=32,k=10")
     consenting = Registry(tmp_path / "r", "site-1", Consents(second_quantile_search=True))
     assert consenting.plan_cuts(second, ["b"], b"bins=32,k=10").to_search == ("b",)
@@ -300,7 +301,7 @@ def test_a_registry_of_the_first_format_is_read_and_written_anew(tmp_path: Path)
     file.write_text(json.dumps(old, indent=1))
     assert read_ledger(file) == ledger
     registry = Registry(tmp_path, "site-1", Consents())
-    with pytest.raises(PolicyRefusal, match="job-1"):
+    with refused_for("job-1"):
         reserve(registry, table(), job_id="job-2", sites=SITES[:2])
     assert reserve(registry, table(), job_id="job-2").verdict is Verdict.IDENTICAL
     assert json.loads(file.read_text())["version"] == 2 and read_ledger(file).runs[0] == ledger.runs[0]
@@ -357,7 +358,7 @@ def test_data_sets_of_one_job_are_not_compared_with_each_other(registry: Registr
     training = reserve(registry, table())
     held = table(rows=slice(0, 50))
     assert reserve(registry, held, spec("held", "held.csv"), beside=(training,)).verdict is Verdict.NEW
-    with pytest.raises(PolicyRefusal):
+    with refused_for("Policy key"):
         reserve(registry, table(rows=slice(50, 90)), spec("later", "later.csv"), job_id="job-2")
 
 
@@ -367,11 +368,11 @@ def test_rows_with_other_ids_are_other_rows(registry: Registry) -> None:
 
     assert reserve(registry, table(), ids=ids(0)).verdict is Verdict.NEW
     assert reserve(registry, table(), job_id="job-2", ids=ids(0)).verdict is Verdict.IDENTICAL
-    with pytest.raises(PolicyRefusal):
+    with refused_for("Policy key"):
         reserve(registry, table(), job_id="job-3", ids=ids(1))
     few = table(names=("a",))
     few.features[:], few.label[:] = 1, 0
     assert reserve(registry, few, spec("one", "one.csv"), job_id="job-4", ids=ids(0)).verdict is Verdict.NEW
     assert reserve(registry, few, spec("two", "two.csv"), job_id="job-5", ids=ids(1000)).verdict is Verdict.NEW
-    with pytest.raises(PolicyRefusal):
+    with refused_for("Policy key"):
         reserve(registry, few, spec("three", "three.csv"), job_id="job-6", ids=ids(1299))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from he_processors.bignum.registry import AUTO, BACKEND_NAMES
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.site_policy import ARITHMETIC, Floors, JobTerms, SitePolicy, template
+from nvflare_plugins.site_policy import ARITHMETIC, PROFILES, Floors, JobTerms, SitePolicy, template
 
 SITES = ("site-1", "site-2", "site-3")
 JOB = JobTerms(profile="masks", data_set="credit")
@@ -230,3 +231,42 @@ def test_the_size_of_a_job_is_limited_by_key(tmp_path: Path) -> None:
                       ((64, 5, 0, 11), "max_rounds")):  # fmt: skip
         with pytest.raises(PolicyRefusal, match=f"Policy key: {key}."):
             limited.check_size(*size)
+
+
+def test_two_data_sets_on_one_file_are_refused(tmp_path: Path) -> None:
+    """Each would have a budget and a memory of its own for the same rows."""
+    file = tmp_path / "data" / "rows.csv"
+    file.parent.mkdir()
+    file.write_text("a,y\n1,0\n")
+    (tmp_path / "link.csv").symlink_to(file)
+    (tmp_path / "folder").symlink_to(file.parent)
+    os.link(file, tmp_path / "hard.csv")
+    (tmp_path / "site-1.csv").symlink_to(file)
+    by_links = ("link.csv", "folder/rows.csv", "hard.csv", "{site}.csv")
+    for way in ("data/rows.csv", str(file), "data/../data/./rows.csv", *by_links):
+        document = {"data_sets": {"one": {"path": "data/rows.csv"}, "two": {"path": way}}}
+        with pytest.raises(ConfigurationError, match=r"data_sets\.one and data_sets\.two are one file.*Keep one"):
+            SitePolicy.from_dict(document, workspace=tmp_path, site="site-1")
+    # Files that do not exist yet are told apart by their resolved paths.
+    document = {"data_sets": {"one": {"path": "new/{site}.csv"}, "two": {"path": "new/../new/site-1.csv"}}}
+    with pytest.raises(ConfigurationError, match="one file"):
+        SitePolicy.from_dict(document, workspace=tmp_path, site="site-1")
+    copy = tmp_path / "copy.csv"
+    copy.write_bytes(file.read_bytes())
+    document = {"data_sets": {"one": {"path": "data/rows.csv"}, "two": {"path": "copy.csv"}}}
+    assert len(SitePolicy.from_dict(document, workspace=tmp_path, site="site-1").data_sets) == 2
+
+
+def test_a_data_set_with_a_budget_takes_private_profiles_only(tmp_path: Path) -> None:
+    data_sets = {"d": {"path": "d.csv", "privacy": {"epsilon": 1, "delta": 1e-6}}, "free": {"path": "e.csv"}}
+    policy = SitePolicy.from_dict({"data_sets": data_sets}, workspace=tmp_path, site="a")
+    for profile in PROFILES:
+        policy.data_set_for("free", profile)
+        if profile.startswith("dp_"):
+            policy.data_set_for("d", profile)
+            continue
+        with pytest.raises(PolicyRefusal, match=r"privacy budget.*consents\.exact_use_of_budgeted_data.*Remedy"):
+            policy.data_set_for("d", profile)
+    consents = {"exact_use_of_budgeted_data": True}
+    consenting = SitePolicy.from_dict({"data_sets": data_sets, "consents": consents}, workspace=tmp_path, site="a")
+    assert consenting.data_set_for("d", "masks").name == "d"

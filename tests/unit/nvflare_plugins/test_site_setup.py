@@ -220,7 +220,7 @@ def test_data_and_results_in_flares_workspace_are_warned_of(tmp_path: Path) -> N
     text = "\n".join(warnings_of(site))
     assert "'in'" in text and "'linked'" in text and "'out'" not in text and "registry, ledgers, runs lie" in text
     for name in paths:
-        set_up(site, Wishes({name: "/elsewhere/x.csv"}))
+        set_up(site, Wishes({name: f"/elsewhere/{name}.csv"}))
     set_up(site, Wishes(keep_in=str(tmp_path / "kept")))
     assert warnings_of(site) == []
     policy = SitePolicy.load(site, "hospital-a")

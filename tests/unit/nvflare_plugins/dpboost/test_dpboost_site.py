@@ -193,7 +193,6 @@ def test_refusals_before_anything_is_released(sites: Parties) -> None:
         ({}, {"id": "id"}, PolicyRefusal, "data_sets.rows.privacy"),
         ({}, {"id": "id", "privacy": {"epsilon": 9.0, "delta": 1e-6}}, PolicyRefusal, "would overdraw"),
         ({}, {"privacy": BUDGET}, ConfigurationError, "data_sets.rows.id"),
-        ({"label": "length"}, {"id": "id", "privacy": BUDGET}, ConfigurationError, "must be 0 or 1"),
         ({"label": "id"}, {"id": "id", "privacy": BUDGET}, ConfigurationError, "id column"),
     ):
         sites.give("site-1", "rows", part, **facts)

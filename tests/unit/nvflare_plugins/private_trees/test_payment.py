@@ -18,6 +18,7 @@ from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.payment import Payment
 from nvflare_plugins.site_policy import SitePolicy
 from tests.support.private_federation import BUDGET, DATA, job_of
+from tests.support.refusals import refused_for
 
 SITES = ("site-1", "site-2", "site-3")
 QUERY = "leaf sums of round 0; after 1234"
@@ -57,7 +58,7 @@ def test_a_query_is_charged_once_and_answered_alike(tmp_path: Path) -> None:
 def test_a_job_on_other_rows_is_not_resumed(tmp_path: Path) -> None:
     first = payment(tmp_path)
     first.pay(QUERY, maker(first))
-    with pytest.raises(PolicyRefusal, match="are not those on which job job was begun"):
+    with refused_for("are not those on which job job was begun"):
         payment(tmp_path, rows=b"other rows")
 
 

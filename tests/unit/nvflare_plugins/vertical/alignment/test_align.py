@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import JobAborted, PolicyRefusal, ProtocolError
+from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
 from nvflare_plugins.site_policy import VerticalRules
 from nvflare_plugins.vertical.alignment.align import _Offer, align, confirm
 from nvflare_plugins.vertical.alignment.registry import FOLDER
@@ -144,7 +145,7 @@ def test_a_refusal_of_one_registry_is_no_alignment_at_the_others(tmp_path):
     one, other = sets(2)
     run(tmp_path, [{"train": one}, {"train": other}], job_id="first")
     fresh = [f"new{number}" for number in range(9)]
-    refused(run(tmp_path, [{"late": fresh}, {"late": other}], job_id="second"), "in job first")
+    refused(run(tmp_path, [{"late": fresh}, {"late": other}], job_id="second"), REGISTRY_TEXT, DataRefusal)
     runs = (tmp_path / "party-a" / "veilboost_registry" / "party-a" / FOLDER / "alignments.json").read_text()
     assert "first" in runs and "second" not in runs
 

@@ -16,6 +16,7 @@ from nvflare_plugins.vertical.alignment.ids import load_ids
 from nvflare_plugins.vertical.alignment.registry import AlignmentRegistry
 from nvflare_plugins.vertical.alignment.result import FILE, Alignment, load_alignment, save_alignments
 from tests.support.alignment import policy_of
+from tests.support.refusals import refused_for
 
 SITES = ("party-a", "party-b")
 FRAME = pd.DataFrame({"id": ["q", "a", "z", "m"], "x": [0.0, 1.0, 2.0, 3.0]})
@@ -50,7 +51,7 @@ def test_a_saved_alignment_comes_back_and_is_private(place):
 
 def test_tables_of_another_length_are_refused(place):
     save(place)
-    with pytest.raises(ConfigurationError, match="another number of rows"):
+    with refused_for("another number of rows"):
         load_alignment(place, "job", "train").take(np.zeros(5))
 
 
@@ -65,7 +66,7 @@ def test_tables_of_another_length_are_refused(place):
 def test_changed_rows_are_refused(place, change):
     save(place)
     change(FRAME).to_csv(place.policy.data_set("train").path, index=False)
-    with pytest.raises(ConfigurationError, match="not those that job job aligned"):
+    with refused_for("not those that job job aligned"):
         load_alignment(place, "job", "train")
 
 

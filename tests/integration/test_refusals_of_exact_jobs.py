@@ -1,0 +1,320 @@
+"""Jobs without differential privacy: why rows stopped one stays at the site, and so many a month do at most.
+
+A weight column of zeros, a missing label, one outside the list, 1e39, an id that stands there twice: each was a
+question about one row, and the text of the error its answer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from he_processors.errors import CapacityExceeded, ConfigurationError, JobAborted, PolicyRefusal
+from nvflare_plugins import data_refusals
+from nvflare_plugins.bucket_ldp.job import BucketJob
+from nvflare_plugins.bucket_ldp.sent_rows import SentRows
+from nvflare_plugins.bucket_ldp.site import run_site as run_buckets
+from nvflare_plugins.certificates import Identity
+from nvflare_plugins.data_refusals import FILE_NAME, RefusalCount, reading_rows
+from nvflare_plugins.failures import REGISTRY_TEXT, ROWS_TEXT, DataRefusal
+from nvflare_plugins.failures import reason_of
+from nvflare_plugins.flare.executor import error_text
+from nvflare_plugins.horizontal import preparation
+from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.site import run_site
+from nvflare_plugins.place import Place, Silent
+from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.vertical import inference_site
+from nvflare_plugins.vertical.alignment.job import AlignmentJob
+from nvflare_plugins.vertical.alignment.site import align_site
+from nvflare_plugins.vertical.inference_job import InferenceJob
+from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.vertical.model_files import ModelIdentity, PassivePart
+from nvflare_plugins.vertical.site import run_vertical_site
+from tests.support.federation import Federation, succeed
+
+SITES = ("site-1", "site-2", "site-3")
+FEW_ROWS = {"min_effective_rows": 1, "min_rows_per_node": 0}
+BUDGET = {"epsilon": 1.0, "delta": 1e-6, "pure_epsilon": 1.0}
+
+
+def table(n_rows: int = 90) -> pd.DataFrame:
+    rng = np.random.default_rng(7)
+    frame = pd.DataFrame({"a": rng.normal(size=n_rows), "b": rng.normal(size=n_rows), "w": 1.0})
+    frame["c"] = np.array(["x", "y"])[rng.integers(0, 2, n_rows)]
+    return frame.assign(y=(frame.a + frame.b > 0).astype(float), id=[f"p{i}" for i in range(n_rows)])
+
+
+def job(**changes: object) -> HorizontalJob:
+    fields = {
+        "data_set": "train", "label": "y", "params": {"objective": "binary:logistic", "max_depth": 2}, "num_rounds": 1,
+        "profile": "masks", "features": ["a", "b"], **changes,
+    }  # fmt: skip
+    return HorizontalJob.from_dict(fields)
+
+
+def with_value(column: str, value: object) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    return lambda frame: frame.assign(**{column: [*frame[column][:-1], value]})
+
+
+POISSON = {"objective": "count:poisson", "max_depth": 2}
+QUERIES: dict[str, tuple[Callable, dict, str]] = {
+    "a negative weight": (with_value("w", -1.0), {"weight": "w"}, "negative"),
+    "a missing label": (with_value("y", np.nan), {}, "lacks values"),
+    "a label outside the list": (with_value("y", 2.0), {"label_classes": [0, 1]}, "public list of 2"),
+    "a label that does not fit": (with_value("y", 2.0), {}, "between 0 and 1"),
+    "a negative label": (with_value("y", -1.0), {"params": POISSON}, "0 or greater"),
+    "a value beyond float32": (with_value("a", 1e39), {}, "beyond float32"),
+    "a value beyond the cuts": (with_value("a", 1e38), {}, "1e38 or more"),
+    "an unknown category": (
+        with_value("c", "z"), {"features": ["a", "c"], "categories": {"c": ["x", "y"]}}, "list of 2"
+    ),
+    "no rows": (lambda frame: frame.iloc[:0], {}, "has no rows"),
+}  # fmt: skip
+
+
+def federation_of(folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame], **policy: object) -> Federation:
+    folder.mkdir(exist_ok=True)
+    federation = Federation(folder, policy={"share_data_errors": False, "consents": {}, **FEW_ROWS, **policy})
+    federation.give_data("train", table())
+    path = federation.workspace("site-1") / "train.parquet"
+    change(pd.read_parquet(path)).to_parquet(path, index=False)
+    return federation
+
+
+def texts(outcomes: dict) -> dict[str, str]:
+    return {site: str(outcome) for site, outcome in outcomes.items()}
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_others_read_one_text_whatever_a_sites_rows_are(
+    tmp_path: Path, query: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    change, fields, reason = QUERIES[query]
+    federation = federation_of(tmp_path, change)
+    frames: list = []
+    with caplog.at_level(logging.INFO):
+        outcomes = federation.run(job(**fields), frames=frames)
+    assert texts(outcomes)["site-1"] == ROWS_TEXT and type(outcomes["site-1"]) is DataRefusal
+    assert {texts(outcomes)[site] for site in SITES[1:]} == {f"site-1: {ROWS_TEXT}"}
+    assert all(site != "site-1" for site, _ in frames)
+    assert error_text(outcomes["site-1"]) == ROWS_TEXT
+    assert reason in caplog.text and all(record.levelno < logging.ERROR for record in caplog.records)
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and "evidence" in str(path):
+            assert reason not in path.read_text()
+    assert RefusalCount(SitePolicy.load(federation.workspace("site-1"), "site-1")).counts() == {"train": 1}
+    assert not (federation.workspace("site-2") / "veilboost_registry" / "site-2" / FILE_NAME).exists()
+
+
+def test_a_policy_may_share_reasons(tmp_path: Path) -> None:
+    change, fields, reason = QUERIES["a missing label"]
+    outcomes = federation_of(tmp_path, change, share_data_errors=True).run(job(**fields))
+    assert all(reason in str(outcome) for outcome in outcomes.values())
+
+
+def test_after_so_many_refusals_the_rows_are_not_looked_at(tmp_path: Path) -> None:
+    """Then neighbouring data sets answer alike, until somebody at the site starts the count anew."""
+    change, fields, _ = QUERIES["a missing label"]
+    federation = federation_of(tmp_path, change, data_refusals_per_month=2, consents={"recompute_with_changes": True})
+    path, workspace = federation.workspace("site-1") / "train.parquet", federation.workspace("site-1")
+    for number in range(2):
+        assert texts(federation.run(job(**fields), f"job-{number}"))["site-1"] == ROWS_TEXT
+    answers = set()
+    for number, rows in enumerate((None, table(30), table(30).iloc[:29])):
+        path.unlink(missing_ok=True)
+        if rows is not None:
+            rows.to_parquet(path, index=False)
+        outcome = federation.run(job(**fields), f"late-{number}")["site-1"]
+        assert type(outcome) is PolicyRefusal
+        answers.add(str(outcome))
+    (text,) = answers
+    assert "data_refusals_per_month" in text and "--reset-refusals train" in text and ROWS_TEXT not in text
+    # Another data set has a count of its own; evaluation counts for the set that is evaluated, too.
+    RefusalCount(SitePolicy.load(workspace, "site-1")).check(["other"])
+    from nvflare_plugins.cli import main
+
+    assert main(["registry", str(workspace), "--site", "site-1", "--reset-refusals", "train"]) == 0
+    succeed(federation.run(job(**fields), "after"))
+
+
+def test_the_count_forgets_after_a_month_and_survives_crashes(tmp_path: Path) -> None:
+    policy = SitePolicy.from_dict({"data_refusals_per_month": 3}, workspace=tmp_path, site="a")
+    now = [1e9]
+    count = RefusalCount(policy, lambda: now[0])
+    for _ in range(5):
+        count.note(["one", "two"])
+        now[0] += 1
+    count.note(["two"])
+    assert count.counts() == {"one": 3, "two": 3}
+    path = policy.registry / FILE_NAME
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(PolicyRefusal, match="data_refusals_per_month"):
+        RefusalCount(policy, lambda: now[0] - 1e8).check(["one"])  # a clock that went back helps nobody
+    now[0] += data_refusals.MONTH_S - 2
+    assert count.counts() == {"one": 1, "two": 2}
+    count.check(["one", "two"])
+    count.reset("two")
+    assert count.counts() == {"one": 1}
+    path.write_text('{"version": 1, "refusals": ["one"]}')
+    with pytest.raises(ConfigurationError, match="damaged"):
+        count.check(["one"])
+
+
+def test_a_number_that_outgrows_its_format_and_a_defect_are_counted_and_tell_nothing(tmp_path: Path) -> None:
+    policy = SitePolicy.from_dict({"data_sets": {"d": {"path": "d.csv"}}}, workspace=tmp_path, site="a")
+    error = CapacityExceeded("HISTOGRAM: a value is larger than 2^90")
+    with pytest.raises(DataRefusal) as refusal, reading_rows(policy, "masks", ("d", None, "unknown")):
+        raise error
+    assert str(refusal.value) == error_text(error) == reason_of(error) == ROWS_TEXT
+    with pytest.raises(ZeroDivisionError), reading_rows(policy, "masks", ("d",)):
+        raise ZeroDivisionError
+    with pytest.raises(JobAborted), reading_rows(policy, "masks", ("d",)):
+        raise JobAborted("another site failed")
+    assert RefusalCount(policy).counts() == {"d": 2}
+
+
+def test_the_registry_says_no_more_than_that_it_refuses(tmp_path: Path) -> None:
+    """Whether data count as changed depends on every row, as the job reads it: another list of categories asks."""
+    federation = federation_of(tmp_path, with_value("c", "z"))
+    lists = {"features": ["a", "c"], "unknown_category_is_missing": True}
+    succeed(federation.run(job(**lists, categories={"c": ["x", "y"]}), "first"))
+    outcomes = federation.run(job(**lists, categories={"c": ["x", "y", "z"]}), "second")
+    refused = {site: text for site, text in texts(outcomes).items() if isinstance(outcomes[site], DataRefusal)}
+    assert refused["site-1"] == REGISTRY_TEXT
+    log = federation.workspace("site-1") / "runs" / "second" / "evidence"
+    ends = [json.loads(line) for path in log.iterdir() for line in path.read_text().splitlines() if '"end"' in line]
+    assert [end["reason"] for end in ends if end["type"] == "end"] == [REGISTRY_TEXT[: len(ends[0]["reason"])]]
+
+
+# -- data sets with a budget ------------------------------------------------------------------------------------------
+
+
+def place_of(folder: Path, site: str = "site-1", **changes: object) -> Place:
+    document: dict[str, Any] = {
+        "allowed_profiles": ["plain", "masks", "bfv", "ckks", "paillier", "okamoto_uchiyama", "dp_local"],
+        "unsigned_sessions": True, "registry": "registry", "ledgers": "ledgers", **changes,
+    }  # fmt: skip
+    consents = {"plain_profile": True, "exact_bins": True, **document.pop("consents", {})}
+    policy = SitePolicy.from_dict({**document, "consents": consents}, workspace=folder, site=site)
+    return Place(site, SITES, "job", bytes(16), folder / "runs", policy, Identity.unsigned(site))
+
+
+PARAMS = {"objective": "binary:logistic", "max_depth": 2, "max_bin": 32}
+VERTICAL = {"active": "site-1", "label": "y", "params": PARAMS, "num_rounds": 1}
+
+
+def vertical(**changes: object) -> VerticalJob:
+    fields = {"data_set": "d", "profile": "paillier", "preset": "guarded", **VERTICAL, **changes}
+    return VerticalJob.from_dict(fields)
+
+
+def take_part(kind: str, place: Place) -> None:
+    """Run a job of a kind up to its first exchange; data set d is the one in question, e is another one."""
+    match kind:
+        case "horizontal" | "evaluation":
+            sets = {"data_set": "d"} if kind == "horizontal" else {"data_set": "e", "eval_data_set": "d"}
+            run_site(job(**sets), place, None, 1.0)
+        case "vertical" | "vertical evaluation":
+            sets = {"data_set": "d"} if kind == "vertical" else {"data_set": "e", "eval_data_set": "d"}
+            run_vertical_site(vertical(**sets), place, None, 1.0, Silent())
+        case "alignment":
+            align_site(AlignmentJob(["d"]), place, None, 1.0, Silent())
+        case "inference":
+            inference_site.run_inference(InferenceJob(model="m", data_set="d"), place, None, 1.0, Silent())
+        case "buckets":
+            run_buckets(BucketJob("d", "site-1", "y", params=VERTICAL["params"]), place, None, 1.0)
+
+
+@pytest.fixture
+def stored_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = ModelIdentity("m", "site-2", SITES, (bytes(32),) * 3)
+    part = SimpleNamespace(part=PassivePart({}, ("a", "b"), ("f0", "f1")), identity=identity)
+    monkeypatch.setattr(inference_site, "find_part", lambda *_: part)
+
+
+@pytest.mark.parametrize(
+    ("kind", "site"),
+    [("horizontal", "site-1"), ("evaluation", "site-1"), ("vertical", "site-1"), ("vertical", "site-2"),
+     ("vertical evaluation", "site-2"), ("inference", "site-1"), ("buckets", "site-1")],
+)  # fmt: skip
+def test_data_with_a_budget_take_private_jobs_only(tmp_path: Path, kind: str, site: str, stored_part: None) -> None:
+    """Also as an evaluation set, at every party, and before anything is loaded: there is no file at all."""
+    sets = {"d": {"path": "d.csv", "id": "id", "privacy": BUDGET}, "e": {"path": "e.csv", "id": "id"}}
+    with pytest.raises(PolicyRefusal, match=r"'d' a privacy budget.*consents\.exact_use_of_budgeted_data.*Remedy"):
+        take_part(kind, place_of(tmp_path, site, data_sets=sets))
+    with pytest.raises(ConfigurationError, match="no file"):
+        take_part(
+            kind, place_of(tmp_path, site, data_sets=sets, consents={"exact_use_of_budgeted_data": True})
+        )
+
+
+# -- every other kind of job ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["vertical", "alignment", "inference", "buckets"])
+@pytest.mark.parametrize("strange", ["p0", None, "p\u200b1"])
+def test_an_unusable_id_is_not_told(tmp_path: Path, kind: str, strange: str | None, stored_part: None) -> None:
+    frame = table()
+    frame.loc[5, "id"] = strange
+    frame[["a", "b", "y", "id"]].to_parquet(tmp_path / "d.parquet")
+    with pytest.raises(DataRefusal) as refusal:
+        take_part(kind, place_of(tmp_path, data_sets={"d": {"path": "d.parquet", "id": "id"}}))
+    assert str(refusal.value) == ROWS_TEXT and "id" in refusal.value.reason
+    assert json.loads((tmp_path / "registry" / FILE_NAME).read_text())["refusals"].keys() == {"d"}
+
+
+def test_a_label_of_a_vertical_job_is_not_told(tmp_path: Path) -> None:
+    for value in (np.nan, 7.0):
+        with_value("y", value)(table())[["a", "b", "y", "id"]].to_parquet(tmp_path / "d.parquet")
+        with pytest.raises(DataRefusal) as refusal:
+            take_part("vertical", place_of(tmp_path, data_sets={"d": {"path": "d.parquet", "id": "id"}}))
+        assert str(refusal.value) == ROWS_TEXT
+
+
+# -- rows whose buckets were sent -------------------------------------------------------------------------------------
+
+
+def test_rows_whose_buckets_were_sent_are_not_trained_on_or_evaluated_exactly(tmp_path: Path) -> None:
+    for name, first in (("d", 0), ("e", 1000)):
+        table().assign(id=[f"p{first + i}" for i in range(90)]).to_parquet(tmp_path / f"{name}.parquet")
+    sets = {name: {"path": f"{name}.parquet", "id": "id"} for name in "de"}
+    place = place_of(tmp_path, data_sets=sets)
+    assert preparation.prepare(job(data_set="d", eval_data_set="e"), place).eval_table.n_rows == 90
+    SentRows(place.policy).note("earlier", ["p1007"], "another name")
+    assert preparation.prepare(job(data_set="d"), place).table.n_rows == 90
+    for fields in ({"data_set": "e"}, {"data_set": "d", "eval_data_set": "e"}):
+        with pytest.raises(DataRefusal) as refusal:
+            preparation.prepare(job(**fields), place)
+        assert "were sent" in refusal.value.reason and "p1007" not in refusal.value.reason
+        consenting = place_of(tmp_path, data_sets=sets, consents={"exact_use_of_budgeted_data": True})
+        assert preparation.prepare(job(**fields), consenting)
+    nameless = place_of(tmp_path, data_sets={"d": {"path": "d.parquet"}})
+    with pytest.raises(PolicyRefusal, match=r"data_sets\.d\.id"):
+        preparation.prepare(job(data_set="d"), nameless)
+
+
+def test_buckets_are_sent_again_only_on_the_account_of_the_same_data_set(tmp_path: Path) -> None:
+    """Two draws of noise average out: one ledger adds up what that costs, two do not."""
+    sent = SentRows(place_of(tmp_path).policy)
+    sent.note("first", ["p1", "p2"], "d")
+    sent.refuse(["p1", "p3"], "d")
+    sent.refuse(["p3"], "other")
+    with pytest.raises(DataRefusal):
+        sent.refuse(["p1", "p3"], "other")
+    assert sent.sent(["p1", "p3", None]).tolist() == [True, False, True]
+    # A note of an older release names no data set; the site's ledgers know more of it than this file.
+    path = tmp_path / "ledgers" / "rows_of_buckets.jsonl"
+    path.write_text(path.read_text().replace(', "data_set": "d"', "").replace('"data_set": "d", ', ""))
+    assert '"data_set"' not in path.read_text()
+    sent.refuse(["p1"], "other")
+    with pytest.raises(DataRefusal):
+        sent.refuse(["p1"])
