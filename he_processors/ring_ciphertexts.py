@@ -149,8 +149,8 @@ class RingMessage:
 class MessageSum:
     """The sum of fresh messages of several sites, added as they come; the order does not matter.
 
-    Security: needs no key and learns nothing but sizes. Every byte is checked before it is used: a message that is refused
-        has not been added.
+    Security: needs no key and learns nothing but sizes. Every byte is checked before it is used: a message that is
+        refused has not been added.
     Capacity: at most the number of summands in the public parameters.
     """
 

@@ -161,10 +161,10 @@ class ServerAttempt:
         self._gone = frozenset(silent)
         begun = [site for site in silent if self._frames.life_signs.has_begun(site)]
         if begun:
-            all_of_them = " (all sites at once: look at this server's own connection first)" if begun == self.sites else ""
+            hint = " (all sites at once: look at this server's own connection first)" if begun == self.sites else ""
             self.fail(
-                f"no sign of life from {', '.join(begun)} for {SILENCE_LIMIT_S:.0f} s: the machine, its FLARE process or "
-                f"its connection is gone{all_of_them}"
+                f"no sign of life from {', '.join(begun)} for {SILENCE_LIMIT_S:.0f} s: the machine, its FLARE process "
+                f"or its connection is gone{hint}"
             )
         elif silent:
             self.fail(f"{', '.join(silent)} did not begin within {START_SILENCE_S:.0f} s; see the log of FLARE there")
@@ -185,7 +185,7 @@ class ServerAttempt:
     def stop(self) -> None:
         """End the attempt because FLARE says so, which does not say why.
 
-        When an operator aborts a job, all its sites are stopped and say so. A site that does not is gone, and the reason.
+        When an operator aborts a job, all its sites are stopped and say so. A site that does not is gone, and is why.
         """
         if self._reason is not None:
             return

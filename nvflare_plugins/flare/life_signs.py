@@ -12,9 +12,9 @@ LONGEST_STEP_S = 5.0
 class LifeSigns:
     """Counts how long each of the others has been silent.
 
-    Only time in which this process itself was running counts. After a pause (a stopped process, a suspended machine) the
-    others' signs lie unread in this process's own buffers: it must read them before it may take anyone for dead. So of
-    a longer time between two looks only LONGEST_STEP_S counts; look about once a second.
+    Only time in which this process itself was running counts. After a pause (a stopped process, a suspended machine)
+    the others' signs lie unread in this process's own buffers: it must read them before it may take anyone for dead.
+    So of a longer time between two looks only LONGEST_STEP_S counts; look about once a second.
 
     Threads: any thread may call any method.
     """

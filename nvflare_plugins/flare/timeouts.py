@@ -2,9 +2,9 @@
 
 Nothing is ever waited for without end:
 
-* Every site sends a sign of life each BEAT_INTERVAL_S, whatever it works on, and the server answers it. The server ends
-  the job when a site has been silent for SILENCE_LIMIT_S, and names it; a site ends its part when the server has been.
-  Any message counts as a sign of life. Shorter silence (a lost line, a stopped process) is survived.
+* Sites and server send each other a sign of life each BEAT_INTERVAL_S, whatever they work on. The server ends the job
+  when a site has been silent for SILENCE_LIMIT_S, and names it; a site ends its part when the server has been. Any
+  message counts as a sign of life. Shorter silence (a lost line, a stopped process) is survived.
 * A site that hears nothing of its own frame for QUERY_INTERVAL_S asks the server what has become of it (transport.py).
 * A site that lives and sends signs but is missing from an exchange has ``exchange_deadline_s``: the slowest site's local
   work between two exchanges, plus the transfer of the messages that this exchange really has.

@@ -1,8 +1,8 @@
 """The server's side: sites meet, their contributions are added or passed on, and no key is needed for it.
 
-Sums are added as contributions arrive and hold one message in all, however many sites there are; long frames of words are
-added piece by piece (``begin``). A sum is answered only when every site's whole frame is in it: anything else ends the
-attempt. What sites give to each other is kept until the last of them is there.
+Sums are added as contributions arrive and hold one message in all, however many sites there are; long frames of words
+are added piece by piece (``begin``). A sum is answered only when every site's whole frame is in it: anything else ends
+the attempt. What sites give to each other is kept until the last of them is there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """XGBoost's end of the federation, opened and closed so that others can see when it does not return.
 
-Where the system refuses XGBoost a thread, opening or closing waits without end. A communicator belongs to the thread that
-opened it, so nobody else can close it: what watches the thread must know, and go on without it.
+Where the system refuses XGBoost a thread, opening or closing waits without end. A communicator belongs to the thread
+that opened it, so nobody else can close it: what watches the thread must know, and go on without it.
 """
 
 from __future__ import annotations

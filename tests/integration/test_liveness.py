@@ -75,7 +75,8 @@ def test_a_site_that_may_not_make_a_thread_reports_and_leaves_after_an_abort(tmp
     """XGBoost's part hung for ever, also after abort_job, and no evidence was ever finished."""
     started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", STUCK_SITE, str(tmp_path), leaver], timeout=240, check=False, capture_output=True, text=True,
+        [sys.executable, "-c", STUCK_SITE, str(tmp_path), leaver],
+        timeout=240, check=False, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))},
     )  # fmt: skip
     assert "REPORT failed aborted by an operator" in done.stdout, (done.stdout, done.stderr[-3000:])

@@ -185,6 +185,7 @@ def test_a_site_that_is_silent_for_90_seconds_ends_the_job_for_all_and_is_named(
     assert federation.attempt.reason is None
     federation.pass_time(4.0, alive=("site-1", "site-3"))
     assert str(federation.attempt.reason).startswith("no sign of life from site-2 for 90 s")
+    assert federation.attempt.awaited == ["site-1", "site-3"] and federation.attempt.missing == list(SITES)
     results = federation.gather("site-1", "site-3")
     assert all("no sign of life from site-2" in str(error) for error in results.values())
 

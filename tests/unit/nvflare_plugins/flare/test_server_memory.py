@@ -89,7 +89,9 @@ class Server:
             time.sleep(0.005)
 
 
-def words_frame(rank: int, payload: bytes, counter: int = 0, attachment: bytes = b"", codec: Codec = Codec.MASKED) -> bytes:
+def words_frame(
+    rank: int, payload: bytes, counter: int = 0, attachment: bytes = b"", codec: Codec = Codec.MASKED
+) -> bytes:
     return Frame(
         FrameType.CONTRIBUTION, Operation.SUM, Kind.HISTOGRAM, Moment(Phase.UPDATE, 3), codec, rank, counter, ATTEMPT,
         len(payload) // 8, payload, attachment, SALT,
@@ -104,7 +106,7 @@ def added(payloads: Sequence[bytes]) -> bytes:
     return sum(np.frombuffer(payload, "<u8") for payload in payloads).astype("<u8").tobytes()
 
 
-# -- memory -------------------------------------------------------------------------------------------------------------
+# -- memory -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_sites", [4, 20])
@@ -139,8 +141,8 @@ def test_memory_for_encrypted_sums_does_not_grow_with_the_sites() -> None:
     for rank in range(n_sites):
         content = public if rank == 0 else b""
         key = Frame(
-            FrameType.CONTRIBUTION, Operation.GATHER, Kind.HE_PUBLIC, Moment(Phase.SETUP), Codec.BFV, rank, 0, ATTEMPT, 0,
-            content, b"", SALT,
+            FrameType.CONTRIBUTION, Operation.GATHER, Kind.HE_PUBLIC, Moment(Phase.SETUP), Codec.BFV, rank, 0, ATTEMPT,
+            0, content, b"", SALT,
         )  # fmt: skip
         server.aggregator.submit(server.sites[rank], key.pack(), lambda answer: None)
     sums: list[bytes] = []
@@ -148,10 +150,7 @@ def test_memory_for_encrypted_sums_does_not_grow_with_the_sites() -> None:
     try:
         before = tracemalloc.get_traced_memory()[0]
         for rank in range(n_sites):
-            frame = words_frame(rank, payload, 1, codec=Codec.BFV)
-            frame = unpack(frame)
-            server.aggregator.submit(server.sites[rank], frame.pack(), sums.append)
-            del frame
+            server.aggregator.submit(server.sites[rank], words_frame(rank, payload, 1, codec=Codec.BFV), sums.append)
         peak = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
@@ -159,11 +158,13 @@ def test_memory_for_encrypted_sums_does_not_grow_with_the_sites() -> None:
     assert peak < 9 * len(payload), f"{peak / len(payload):.1f} messages"
 
 
-# -- right whatever comes when ---------------------------------------------------------------------------------------------
+# -- right whatever comes when ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_pieces_in_any_order_and_number_give_the_sum_and_the_evidence(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_in_any_order_and_number_give_the_sum_and_the_evidence(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pieces cut words in two, change places within and between sites, and come twice."""
     chunk = [997, 1000, 1024][seed % 3]
     monkeypatch.setattr(pieces_module, "CHUNK_BYTES", chunk)

@@ -1,4 +1,4 @@
-"""Work that never returns: the site reports without it, ends its evidence, and leaves the process where that is safe."""
+"""Work that never returns: the site reports without it, ends its evidence, and leaves a process of its own."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_beats_end_with_the_connection_and_when_told() -> None:
     assert not quiet._thread.is_alive()
 
 
-# -- XGBoost that does not close its communicator -----------------------------------------------------------------------
+# -- XGBoost that does not close its communicator ---------------------------------------------------------------------
 
 
 @pytest.fixture
