@@ -201,8 +201,8 @@ class Witness:
         def keep(*arrays):
             self.numbers.extend(np.array(a) for a in arrays if a is not None)
 
-        def summed(sums, kind, values):
-            total = real_sum(sums, kind, values)
+        def summed(sums, kind, values, *more):
+            total = real_sum(sums, kind, values, *more)
             keep(values, total)
             return total
 
@@ -211,8 +211,8 @@ class Witness:
             keep(counts, total)
             return total
 
-        def integers(sums, kind, values, n_values):
-            total = real_integers(sums, kind, values, n_values)
+        def integers(sums, kind, values, *more):
+            total = real_integers(sums, kind, values, *more)
             keep(values, total)
             return total
 
