@@ -258,7 +258,9 @@ def _check_base_score(name: str, known: _Objective, params: dict[str, object]) -
     if len(scores) not in (1, int(params.get("num_class", 1))):  # type: ignore[call-overload]
         raise ConfigurationError(f"base_score: {name} takes one number, or one per class.")
     # XGBoost holds it as float32: a value that rounds onto a limit would become an infinite margin.
-    if not all(low < np.float32(score) < high for score in scores):
+    with np.errstate(over="ignore"):  # infinite is out of bounds
+        within = all(low < np.float32(score) < high for score in scores)
+    if not within:
         raise ConfigurationError(f"base_score: {name} needs a value above {low:g} and below {high:g}.")
 
 

@@ -412,3 +412,11 @@ def test_signatures_of_the_handshake_are_bound_to_it():
         session.verify(1, session.session_id, signature)
     with pytest.raises(AuthenticationError):
         verify_signature(signed_sites()[1].chain[0], session.session_id, signature)
+
+
+def test_a_peers_release_steers_no_terminal():
+    hostile = "9\x1b[2J\n\u202e" + "x" * 5000
+    outcome = open_all(signed_sites(), tamper=replace_hello(1, {0}, release=hostile))
+    texts = [str(error) for error in outcome.errors]
+    assert any("runs VeilBoost 9?[2J??" in text for text in texts)
+    assert all(text.isprintable() and len(text) < 1000 for text in texts if "runs VeilBoost" in text)

@@ -207,6 +207,18 @@ def test_server_abort_reaches_waiting_and_idle_sites() -> None:
         federation.sites["site-3"].exchange(b"c", 1)
 
 
+def test_what_a_server_says_steers_no_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    federation = Federation(query_interval_s=60)
+    federation.server.abort_sites("\x1b[2J\nERROR forged line\u202e")
+    with pytest.raises(JobAborted) as raised:
+        federation.sites["site-3"].exchange(b"c", 1)
+    assert str(raised.value).isprintable() and "forged line" in str(raised.value)
+    stranger = FakeCell(federation.network, "a\x1b[2J\nb" + "x" * 5000, "site-1")
+    stranger.fire_and_forget(CHANNEL, TOPIC_ABORT, "site-1.job", Message({}, b"text"))
+    assert all(record.getMessage().isprintable() and len(record.getMessage()) < 1000 for record in caplog.records)
+    assert any("ignored a message" in record.getMessage() for record in caplog.records)
+
+
 def test_closed_cell_is_an_abort() -> None:
     federation = Federation()
     federation.cells["site-1"].is_closed = True
