@@ -96,6 +96,8 @@ def test_the_two_last_checkpoints_stay_and_a_finished_run_needs_none(tmp_path):
         folder.write_checkpoint(n_rounds, b"{}")
     assert sorted(folder.checkpoints()) == [20, 30]
     folder.write_model(b"{}")
+    assert sorted(folder.checkpoints()) == [20, 30], "other sites may have no model yet"
+    folder.drop_checkpoints()
     assert folder.checkpoints() == {}
 
 
