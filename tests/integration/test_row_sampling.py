@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from he_processors.errors import PolicyRefusal
+from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.data import load_table
 from nvflare_plugins.horizontal import site as site_module
 from nvflare_plugins.horizontal.cuts import reference_table
@@ -258,7 +258,7 @@ def test_the_same_rows_sampled_otherwise_are_changed_rows(tmp_path):
     changed = {"subsample": 0.98}
     succeed(federation.run(job(num_rounds=1), "all"))
     outcomes = federation.run(job(changed), "some")
-    assert any("recompute_with_changes" in str(e) and isinstance(e, PolicyRefusal) for e in outcomes.values())
+    assert any("recompute_with_changes" in str(e) and isinstance(e, ConfigurationError) for e in outcomes.values())
     for site in federation.sites:
         federation.write_policy(site, consents={"recompute_with_changes": True})
     succeed(federation.run(job(changed, 1), "consented"))

@@ -68,9 +68,9 @@ def test_another_sample_or_other_weights_are_changed_rows(tmp_path: Path, first:
     if first == second:
         assert reserve(registry, table(), draw=second, parameters=b"q").verdict is Verdict.OTHER_PARAMETERS
         return
-    with pytest.raises(PolicyRefusal, match="recompute_with_changes") as caught:
+    with refused_for("recompute_with_changes") as caught:
         reserve(registry, table(), draw=second, parameters=b"q")
-    assert "other weights or another sample" in str(caught.value)
+    assert "other weights or another sample" in caught.value.reason
     consenting = Registry(tmp_path / "r", "site-1", Consents(recompute_with_changes=True))
     assert reserve(consenting, table(), draw=second, parameters=b"q").verdict is Verdict.CONSENTED
 
@@ -78,7 +78,7 @@ def test_another_sample_or_other_weights_are_changed_rows(tmp_path: Path, first:
 def test_other_columns_draw_other_rows(registry: Registry) -> None:
     draw = describe_draw(0.5)
     reserve(registry, table(), draw=draw)
-    with pytest.raises(PolicyRefusal, match="recompute_with_changes"):
+    with refused_for("recompute_with_changes"):
         reserve(registry, table(names=("b", "c")), draw=draw, parameters=b"q")
 
 
