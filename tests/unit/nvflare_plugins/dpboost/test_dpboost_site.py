@@ -279,3 +279,10 @@ def test_impossible_jobs_are_refused(wrong: dict) -> None:
     with pytest.raises(ConfigurationError):
         job(**wrong)
     assert DpBoostJob.from_dict(job().to_dict()) == job()
+
+
+def test_a_site_without_a_usable_row_takes_part(sites: Parties) -> None:
+    """A refusal would tell whether there is one."""
+    for number, part in enumerate((table().iloc[:0], table().iloc[:2].assign(y=7))):
+        sites.give("site-1", "rows", part, id="id", privacy=BUDGET)
+        succeed(run(sites, job(), f"job-{number}"))
