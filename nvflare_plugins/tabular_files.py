@@ -5,15 +5,19 @@ column and how many values, never a value. What the rows decide is a ``DataRefus
 missing file, the header and the declared types of a Parquet file are public.
 
 For differentially private jobs a file is read with ``repair``: what would be refused is repaired row by row, and no row
-changes what another one is read as. A line with another number of fields is skipped, a value that is no number is
+changes what another one is read as. A row of a CSV file is a line then: a quotation mark that is not closed in its line
+would make the lines after it part of one value, so that such a line is skipped (of a value with line breaks each line
+counts by itself). So is a line with another number of fields, or of more than 2^18 bytes. A value that is no number is
 missing, and so is text that is not UTF-8. What remains, such as a damaged Parquet file, is refused.
 """
 
 from __future__ import annotations
 
 import importlib
+import io
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -28,6 +32,7 @@ from nvflare_plugins.site_policy import DataSet
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?inf(?:inity)?|nan"
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+_LONGEST_LINE = 1 << 18  # bytes; a line has to fit into one of Arrow's blocks, which are four times as long
 _READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, ValueError)
 
 
@@ -146,7 +151,9 @@ class TabularFile:
             names = arrow_parquet.read_schema(self._spec.path).names
             return [name for name in names if not _PANDAS_INDEX.fullmatch(name)]  # row numbers are not data
         # What rows follow the header does not matter here: Arrow reads some of them.
-        with arrow_csv.open_csv(self._spec.path, parse_options=self._parse_options(skip_invalid=True)) as reader:
+        header = _first_line(self._spec.path)
+        source = io.BytesIO(header) if self._is_closed(header) else self._spec.path
+        with arrow_csv.open_csv(source, parse_options=self._parse_options(skip_invalid=True)) as reader:
             return list(reader.schema.names)
 
     def _read_table(self, numeric: list[str], text: list[str]) -> pa.Table:
@@ -177,7 +184,25 @@ class TabularFile:
             strings_can_be_null=False,
         )
         parse = self._parse_options(self._repair)
-        return arrow_csv.read_csv(self._spec.path, parse_options=parse, convert_options=convert)
+        source = io.BytesIO(self._lines_by_themselves()) if self._repair else self._spec.path
+        return arrow_csv.read_csv(source, parse_options=parse, convert_options=convert)
+
+    def _lines_by_themselves(self) -> bytes:
+        """Return the file without lines in which Arrow would not find the end of the line.
+
+        Arrow takes a quotation mark for one that opens a value only where a value begins.
+        """
+        with pa.input_stream(str(self._spec.path)) as stream:
+            header, *lines = stream.read().splitlines(keepends=True) or [b""]
+        return b"".join([header, *(line for line in lines if len(line) <= _LONGEST_LINE and self._is_closed(line))])
+
+    def _is_closed(self, line: bytes) -> bool:
+        """Tell whether every value that a quotation mark opens ends in the same line."""
+        if b'"' not in line:
+            return True
+        separator = re.escape(self._spec.separator.encode())
+        value = rb'(?:"(?:[^"\r\n]|"")*"|(?!")[^%b\r\n]*)' % separator
+        return re.fullmatch(rb"%b(?:%b%b)*[\r\n]*" % (value, separator, value), line) is not None
 
     def _read_parquet(self, columns: list[str]) -> pa.Table:
         with arrow_parquet.ParquetFile(self._spec.path) as file:
@@ -203,6 +228,14 @@ class TabularFile:
 
     def _refusal(self, what: str) -> DataRefusal:
         return DataRefusal(f"data set {self._spec.name!r} {what}.")
+
+
+def _first_line(path: Path) -> bytes:
+    with pa.input_stream(str(path)) as stream:
+        head = b""
+        while len(lines := head.splitlines(keepends=True)) < 2 and (more := stream.read(_LONGEST_LINE)):
+            head += more
+    return lines[0] if lines else b""
 
 
 def _is_text(kind: pa.DataType) -> bool:
