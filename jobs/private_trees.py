@@ -91,7 +91,7 @@ def main() -> None:
         is_parquet = args.prepare.suffix == ".parquet"
         prepare(pd.read_parquet(args.prepare) if is_parquet else pd.read_csv(args.prepare), args.workspace)
         print(f"prepared {args.workspace}: rows dealt to {', '.join(SITES)}, each with a budget of "
-              f"epsilon {BUDGET[0]:g} at delta {BUDGET[1]:g}")  # fmt: skip
+              f"epsilon {BUDGET['epsilon']:g} at delta {BUDGET['delta']:g}")  # fmt: skip
     if args.run:
         job = recipe(args.run)
         root = args.workspace.absolute()

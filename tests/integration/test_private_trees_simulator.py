@@ -35,6 +35,15 @@ def test_no_other_folder_is_kept() -> None:
     assert names == {f"private_trees_{name}" for name in private_trees.METHODS}
 
 
+def test_the_script_prepares_a_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    rows().head(90).to_csv(tmp_path / "rows.csv", index=False)
+    workspace = tmp_path / "ws"
+    monkeypatch.setattr("sys.argv", ["x", "--prepare", str(tmp_path / "rows.csv"), "--workspace", str(workspace)])
+    private_trees.main()
+    assert "a budget of epsilon 2 at delta 1e-05" in capsys.readouterr().out
+    assert {path.name for path in (workspace / "local" / "data").iterdir()} == {f"{site}.parquet" for site in SITES}
+
+
 def rows() -> pd.DataFrame:
     """Return credit2 where it is at hand, else rows of the same columns."""
     if CREDIT2.exists():
