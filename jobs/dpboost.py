@@ -1,11 +1,11 @@
 """The DPBoost job: run it in the simulator, or write the job folder anew.
 
-    python jobs/dpboost.py --data DIR                the three sites' files: breast cancer, rows dealt out
-    python jobs/dpboost.py --run --workspace DIR     runs it over three simulated sites
+    python jobs/dpboost.py --run --workspace DIR     makes data for three sites in DIR/data and runs it over them
     python jobs/dpboost.py --write                   writes jobs/dpboost/
+    python jobs/dpboost.py --data DIR                only the sites' files (breast cancer, rows dealt out), and the policy
 
-A site's policy must name the data set ``patients`` with its id column, state a pure privacy budget for it, and allow
-the profile dp_trusted; ``policy`` in this file shows it.
+Elsewhere a site's policy must name the data set ``patients`` with its id column, state a pure privacy budget for it,
+and allow the profile dp_trusted; ``policy`` in this file shows it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import numpy as np
 from nvflare.recipe import SimEnv
 from sklearn.datasets import load_breast_cancer
 
-from nvflare_plugins.files import write_private_table
+from nvflare_plugins.files import write_atomically, write_private_table
+from nvflare_plugins.site_policy import POLICY_FILE
+from nvflare_plugins.site_setup import set_up
 from nvflare_plugins.recipes.dpboost import DpBoostRecipe
 
 FOLDER = Path(__file__).resolve().parent
@@ -60,6 +62,15 @@ def policy(folder: Path) -> dict[str, Any]:
     return {"data_sets": {DATA_SET: data_set}, "allowed_profiles": ["dp_trusted"]}
 
 
+def prepare(root: Path) -> None:
+    """Make data for three simulated sites below a folder, and a workspace whose policy lets them run the job."""
+    write_data(root / "data")
+    set_up(root / NAME)
+    path = root / NAME / POLICY_FILE
+    document = json.loads(path.read_text()) | policy(root.absolute() / "data")
+    write_atomically(path, json.dumps(document, indent=2).encode() + b"\n")
+
+
 def write(folder: Path) -> Path:
     """Write the job folder below a folder, replacing what was there under its name."""
     shutil.rmtree(folder / NAME, ignore_errors=True)
@@ -84,6 +95,7 @@ def main() -> None:
     if args.run:
         if args.workspace is None:
             parser.error("--run needs --workspace")
+        prepare(args.workspace)
         recipe().execute(SimEnv(num_clients=3, workspace_root=str(args.workspace)))
     if args.data is None and not args.write and not args.run:
         parser.error("give --data, --write or --run")

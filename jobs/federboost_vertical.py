@@ -1,11 +1,11 @@
 """FederBoost's vertical job: run it in the simulator, or write the job folder anew.
 
-    python jobs/federboost_vertical.py --data DIR                the three parties' files of breast cancer
-    python jobs/federboost_vertical.py --run --workspace DIR     runs it over three simulated sites
+    python jobs/federboost_vertical.py --run --workspace DIR     makes data for three parties in DIR/data and trains
     python jobs/federboost_vertical.py --write                   writes jobs/federboost_vertical/
+    python jobs/federboost_vertical.py --data DIR                only the parties' files of breast cancer, and the policy
 
-A party's policy must name the data sets ``breast_parts`` and ``breast_parts_test`` with their id column, state a
-privacy budget for the first, and allow the profile dp_local; its input folder holds ``bucket_features.json``.
+Elsewhere a party's policy must name the data sets ``breast_parts`` and ``breast_parts_test`` with their id column,
+state a privacy budget for the first, and allow the profile dp_local; its input folder holds ``bucket_features.json``.
 ``--data`` writes all of it but the policy, which ``policy`` in this file shows. The second set has rows that were not
 trained on, for a job of inference.
 """
@@ -22,7 +22,9 @@ import numpy as np
 from nvflare.recipe import SimEnv
 from sklearn.datasets import load_breast_cancer
 
-from nvflare_plugins.files import write_private_table
+from nvflare_plugins.files import write_atomically, write_private_table
+from nvflare_plugins.site_policy import POLICY_FILE
+from nvflare_plugins.site_setup import set_up
 from nvflare_plugins.recipes.bucket_ldp import FederBoostVerticalRecipe
 
 FOLDER = Path(__file__).resolve().parent
@@ -85,6 +87,15 @@ def policy(folder: Path) -> dict[str, Any]:
     }
 
 
+def prepare(root: Path) -> None:
+    """Make data for three simulated parties below a folder, and a workspace whose policy lets them run the job."""
+    write_data(root / "data")
+    set_up(root / NAME)
+    path = root / NAME / POLICY_FILE
+    document = json.loads(path.read_text()) | policy(root.absolute() / "data")
+    write_atomically(path, json.dumps(document, indent=2).encode() + b"\n")
+
+
 def write(folder: Path) -> Path:
     """Write the job folder below a folder, replacing what was there under its name."""
     shutil.rmtree(folder / NAME, ignore_errors=True)
@@ -109,6 +120,7 @@ def main() -> None:
     if args.run:
         if args.workspace is None:
             parser.error("--run needs --workspace")
+        prepare(args.workspace)
         recipe().execute(SimEnv(num_clients=3, workspace_root=str(args.workspace)))
     if args.data is None and not args.write and not args.run:
         parser.error("give --data, --write or --run")

@@ -11,7 +11,7 @@ import xgboost as xgb
 
 from dp_components.ledger import Ledger
 from jobs import dpboost
-from nvflare_plugins.site_setup import Wishes, set_up
+from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.verify import verify
 from tests.support.simulator import SITES, Run, simulate
 
@@ -26,16 +26,23 @@ def test_kept_folder_is_what_its_recipe_exports(tmp_path: Path) -> None:
     assert exported and contents(dpboost.FOLDER / dpboost.NAME) == exported
 
 
+def test_the_script_prepares_all_that_the_job_needs(tmp_path: Path) -> None:
+    dpboost.prepare(tmp_path)
+    for site in SITES:
+        policy = SitePolicy.load(tmp_path / dpboost.NAME, site)
+        data_set = policy.data_sets[dpboost.DATA_SET]
+        assert data_set.path.is_file() and data_set.privacy is not None and policy.unsigned_sessions
+    assert policy.allowed_profiles == ("dp_trusted",)
+
+
 def run(tmp_path: Path, **changes: object) -> Run:
     """Set a workspace up as the job needs it; once more if the simulator stumbles at its start."""
-    dpboost.write_data(tmp_path / "data")
-    workspace = tmp_path / "ws"
+    workspace = tmp_path / dpboost.NAME
     for _ in range(2):
         shutil.rmtree(workspace, ignore_errors=True)
-        set_up(workspace, Wishes())
+        dpboost.prepare(tmp_path)
         path = workspace / "local" / "veilboost.json"
-        policy = json.loads(path.read_text()) | dpboost.policy(tmp_path / "data") | changes
-        path.write_text(json.dumps(policy))
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
         done = simulate(dpboost.FOLDER / dpboost.NAME, workspace)
         if "Errno 104" not in done.output and "Could not connect" not in done.output:
             break

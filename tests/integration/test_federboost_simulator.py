@@ -10,7 +10,7 @@ import pytest
 
 from dp_components.ledger import Ledger
 from jobs import federboost_vertical
-from nvflare_plugins.site_setup import Wishes, set_up
+from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.verify import verify
 from nvflare_plugins.vertical.model_files import ActivePart, PassivePart, read_part
 from tests.support.simulator import SITES, Run, simulate
@@ -26,16 +26,24 @@ def test_kept_folder_is_what_its_recipe_exports(tmp_path: Path) -> None:
     assert exported and contents(federboost_vertical.FOLDER / federboost_vertical.NAME) == exported
 
 
+def test_the_script_prepares_all_that_the_job_needs(tmp_path: Path) -> None:
+    federboost_vertical.prepare(tmp_path)
+    for site in SITES:
+        policy = SitePolicy.load(tmp_path / federboost_vertical.NAME, site)
+        data_set = policy.data_sets[federboost_vertical.DATA_SET]
+        assert data_set.path.is_file() and data_set.privacy is not None and policy.unsigned_sessions
+        assert (policy.inputs / "bucket_features.json").is_file() == (site != federboost_vertical.ACTIVE)
+    assert policy.allowed_profiles == ("dp_local",)
+
+
 def run(tmp_path: Path, **changes: object) -> Run:
     """Set a workspace up as the job needs it; once more if the simulator stumbles at its start."""
-    federboost_vertical.write_data(tmp_path / "data")
-    workspace = tmp_path / "ws"
+    workspace = tmp_path / federboost_vertical.NAME
     for _ in range(2):
         shutil.rmtree(workspace, ignore_errors=True)
-        set_up(workspace, Wishes())
+        federboost_vertical.prepare(tmp_path)
         path = workspace / "local" / "veilboost.json"
-        policy = json.loads(path.read_text()) | federboost_vertical.policy(tmp_path / "data") | changes
-        path.write_text(json.dumps(policy))
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
         done = simulate(federboost_vertical.FOLDER / federboost_vertical.NAME, workspace)
         if "Errno 104" not in done.output and "Could not connect" not in done.output:
             break
