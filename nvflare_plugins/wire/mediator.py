@@ -192,10 +192,26 @@ class Mediator:
     def _is_own_end(self, peer: str, descriptor: int) -> bool:
         """Tell whether a descriptor of this process is the socket at the other end of a connection."""
         try:
-            with socket.socket(fileno=os.dup(descriptor)) as own:
+            with _copy_of_socket(descriptor) as own:
                 return (f"ipv4:{_address(own.getsockname())}", _address(own.getpeername())) == (peer, self.address)
         except OSError:  # closed, or no socket, or not connected
             return False
+
+
+def _copy_of_socket(descriptor: int) -> socket.socket:
+    """Return a socket of our own on what a descriptor stands for, which may be something else by now.
+
+    A copy of the descriptor of a locked file would keep the lock that its owner believes to have given back, so none may
+    stay behind.
+
+    Raises: OSError.
+    """
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except BaseException:
+        os.close(copy)
+        raise
 
 
 def _only(call: str, requests: Iterator[bytes]) -> Any:

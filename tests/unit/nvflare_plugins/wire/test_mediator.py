@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fcntl
 import re
 import socket
 import subprocess
@@ -302,6 +303,16 @@ def test_trust_ends_with_the_connection():
         peer, _ = mediator._own_end
         mediator.error = None  # what the next caller would be told
         assert client_on(mediator.address, int(peer.rsplit(":", 1)[1])) == "PERMISSION_DENIED"
+
+
+def test_a_descriptor_that_is_a_locked_file_by_now_is_left_alone(tmp_path):
+    """The one that XGBoost's socket had may be a ledger's a moment later: a copy left behind kept its lock for ever."""
+    mediator = Mediator(HorizontalGrammar(shape(matrix())), 0, Echo())
+    with open(tmp_path / "lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert not mediator._is_own_end("ipv4:127.0.0.1:1", held.fileno())
+    with open(tmp_path / "lock") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_the_longest_message_follows_from_the_shape():
