@@ -12,6 +12,9 @@ or "no" whether one row is there. So a check that looked at rows says nothing to
   that run at the same time may exceed that by their number. A local command starts the count anew, so that no submitter
   can lock a site for good.
 
+* What all sites find alike from the sum of their counts (``TooFewRows``) is one bit over the rows of all of them, and is
+  counted at each.
+
 The count is kept in one file of mode 0600 in the registry's folder, by names of data sets: no row, no reason.
 """
 
@@ -26,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from he_processors.errors import CapacityExceeded, ConfigurationError, PolicyRefusal, VeilBoostError
-from nvflare_plugins.failures import DataRefusal, machine_failure
+from nvflare_plugins.failures import DataRefusal, TooFewRows, machine_failure
 from nvflare_plugins.files import write_private
 from nvflare_plugins.site_policy import SitePolicy, is_private
 
@@ -63,6 +66,9 @@ def reading_rows(policy: SitePolicy, profile: str, data_sets: Iterable[str | Non
         if isinstance(error, DataRefusal):
             raise
         raise DataRefusal(reason) from None
+    except TooFewRows:  # any column may be named as the weight, and nothing else remembers such a job
+        count.note(names)
+        raise
     except VeilBoostError:
         raise
     except Exception as error:  # a defect that some rows bring out answers a question as well

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from he_processors.errors import CapacityExceeded, ConfigurationError, VeilBoostError
+from he_processors.errors import CapacityExceeded, ConfigurationError, PolicyRefusal, VeilBoostError
 
 _FULL = "the disk is full, or the quota of it used up: make room there"
 _DENIED = "a file or folder may not be used: let the user that runs FLARE own the workspace and read the data"
@@ -55,6 +55,10 @@ class DataRefusal(ConfigurationError):
     def __init__(self, reason: str, public: str = ROWS_TEXT) -> None:
         super().__init__(public)
         self.reason = reason
+
+
+class TooFewRows(PolicyRefusal):
+    """Too few rows of all sites together carry weight: all sites find this alike, before any tree."""
 
 
 def machine_failure(error: BaseException) -> str | None:

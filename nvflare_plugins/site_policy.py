@@ -213,9 +213,13 @@ class SitePolicy:
         min_effective_rows: Fewest pooled effective rows that train a tree of a horizontal job. Default 100. A row counts
             as its weight's share of the largest weight, rounded up to a power of two, and as ``subsample``: a weight
             column of two ones, or of two large and many tiny weights, is two rows, and a sample of a hundredth of
-            1,000 rows is ten. This is never more than Kish's effective sample size (sum w)^2 / (sum w^2), and unlike it
+            1,000 rows is ten. ``scale_pos_weight`` is a weight of the rows with label 1. As many rows must be left out
+            where rows are drawn: the difference of two rounds that lack few rows shows these few, so that 1,000 rows
+            allow ``subsample`` from 0.1 to 0.9. A site that has less than half a row's weight does not count as one.
+            This is never more than Kish's effective sample size (sum w)^2 / (sum w^2), and unlike it
             can be added over sites in counts that are capped at what is needed, so that the sum says little more than
-            the decision. Where the job has weights, its evaluation set must have as many: each metric is a sum over it.
+            the decision. As a site may claim rows that it does not have, each looks at its own too: its Kish size must
+            be its share of this number, or a quarter of its rows if these are few. Where the job has weights, its evaluation set must have as many: each metric is a sum over it.
             Without weights an evaluation set is what the site itself put there, of any size. With sampling the rows
             really drawn vary around that number.
         min_rows_per_node: Fewest pooled rows in a node of a horizontal job's trees. Default 4; 0 for no floor. It is

@@ -15,26 +15,25 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import PolicyRefusal
+from nvflare_plugins.data import Table
+from nvflare_plugins.failures import DataRefusal, TooFewRows
 from nvflare_plugins.horizontal.objectives import ObjectiveFacts
 from nvflare_plugins.horizontal.parameters import TrainingParameters
+from nvflare_plugins.horizontal.row_sampling import row_fraction
 from nvflare_plugins.site_policy import Floors
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
 
 TOO_FEW = (
     "too few rows or sites carry weight. Policy keys: min_effective_rows, min_sites, max_colluders, "
-    "consents.fewer_than_three_sites. Remedy: train on more rows or at more sites, raise subsample, choose weights that "
-    "differ less, or ask the sites to lower the keys."
+    "consents.fewer_than_three_sites. Remedy: train on more rows or at more sites, bring subsample nearer to one half or "
+    "leave it out, choose weights (scale_pos_weight, too) that differ less, or ask the sites to lower the keys."
 )
 """The same text at all sites, whatever was too few: it says neither where nor by how much."""
 _DEFAULT_CHILD_WEIGHT = 1.0  # XGBoost's
 _ENOUGH_ROWS = 2.0**62  # nobody has so many
 
 _log = logging.getLogger(__name__)
-
-
-class TooFewRows(PolicyRefusal):
-    """All sites find this alike, before any tree."""
 
 
 def largest_weight(sums: ProtectedSums, weights: list[NDArray[np.float32] | None]) -> list[float]:
@@ -49,15 +48,16 @@ def largest_weight(sums: ProtectedSums, weights: list[NDArray[np.float32] | None
 
 
 def check_effective_rows(
-    sums: ProtectedSums, floors: Floors, fraction: float, rows: int,
-    weights: list[NDArray[np.float32] | None], largest: list[float],
+    sums: ProtectedSums, floors: Floors, parameters: TrainingParameters, tables: list[Table], largest: list[float],
+    n_sites: int,
 ) -> None:  # fmt: skip
     """Have all sites together decide whether enough rows and sites carry weight.
 
+    Where rounds draw some of the rows, enough must be left out as well: the difference of two rounds is a sum over the
+    rows that one of them lacks, which two rounds with nearly all rows would show one by one.
+
     Args:
-        fraction: of the training rows that each round draws.
-        rows: number of training rows here.
-        weights: of the training set and of an evaluation set whose weights the job chooses.
+        tables: the training set and an evaluation set whose weights the job chooses.
         largest: see ``largest_weight``.
 
     Privacy: two counts for each set: sites with positive weight, and effective rows, which no site counts beyond what
@@ -65,17 +65,45 @@ def check_effective_rows(
 
     Raises:
         TooFewRows: at all sites alike, with one text.
+        DataRefusal: few of this site's own rows carry its weight. Other sites may lie about theirs.
     """
-    in_training = math.ceil(min(floors.effective_rows / fraction, _ENOUGH_ROWS))
-    needed = [in_training, *(floors.effective_rows for _ in weights[1:])]
-    counts = []
-    for weight, top, enough in zip(weights, largest, needed, strict=True):
-        total = float(rows) if weight is None else float(np.sum(weight, dtype=np.float64)) / top
-        counts += [int(total > 0), min(math.floor(total), enough)]
+    fraction = row_fraction(parameters)
+    share = fraction if fraction == 1 else min(fraction, 1 - fraction)
+    in_training = math.ceil(min(floors.effective_rows / share, _ENOUGH_ROWS))
+    needed = [in_training, *(floors.effective_rows for _ in tables[1:])]
+    positive = [float(parameters.agreed.get("scale_pos_weight", 1.0)), *(1.0 for _ in tables[1:])]  # type: ignore[arg-type]
+    counts, own = [], []
+    for table, top, factor, enough in zip(tables, largest, positive, needed, strict=True):
+        weights = _weights(table, factor)
+        total = float(weights.sum()) / (top * max(1.0, factor))
+        # A row of the largest weight is a site's least part: its exponent rounds it down to one half.
+        counts += [int(total >= 0.5), min(math.floor(total), enough)]
+        own.append(weights)
     pooled = sums.sum_counts(Kind.EFFECTIVE_ROWS, np.array(counts, dtype=np.int64))
     found = pooled.reshape(-1, 2)
     if (found[:, 0] < floors.sites).any() or (found[:, 1] < needed).any():
         raise TooFewRows(TOO_FEW)
+    if not all(_carry_their_weight(weights, floors.effective_rows / n_sites) for weights in own):
+        raise DataRefusal("few of this site's rows would carry nearly all of its weight: choose another weight column")
+
+
+def _weights(table: Table, positive: float) -> NDArray[np.float64]:
+    """Return what each row counts. Shapes: float64[n_rows]. Args: positive: the factor of rows with label 1."""
+    weights = np.ones(table.n_rows) if table.weight is None else table.weight.astype(np.float64)
+    return weights if positive == 1 else np.where(table.label == 1, weights * positive, weights)
+
+
+def _carry_their_weight(weights: NDArray[np.float64], least: float) -> bool:
+    """Tell whether this site's weight lies on so many rows, or on a quarter of its rows where it has few.
+
+    The others' counts do not matter here: a site that claims rows which it does not have would otherwise get the sums
+    over the few rows that a column of zeros and ones picks out. Measured by Kish's effective sample size.
+    """
+    top = float(weights.max(initial=0.0))
+    if top == 0:
+        return True
+    shares = weights / top
+    return float(shares.sum()) ** 2 / float(np.square(shares).sum()) >= min(least, weights.size / 4)
 
 
 def counts_leaves(parameters: TrainingParameters, rows_per_node: int) -> bool:

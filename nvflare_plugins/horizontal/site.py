@@ -17,7 +17,7 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
 from nvflare_plugins.data_refusals import reading_rows
-from nvflare_plugins.failures import reason_of
+from nvflare_plugins.failures import DataRefusal, reason_of
 from nvflare_plugins.horizontal.agreement import Terms, agree, versions
 from nvflare_plugins.horizontal.continuation import keep_thresholds
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
@@ -231,16 +231,15 @@ class _Attempt:
         prepared, floors = self._prepared, self._floors
         if self._parameters.objective.adaptive_leaf:  # see ``RowDraws``: every site must have rows
             floors = dataclasses.replace(floors, sites=self._channel.world)
-        weights = [prepared.table.weight]
+        tables = [prepared.table]
         if prepared.eval_table is not None and self._job.weight is not None:
-            weights.append(prepared.eval_table.weight)
+            tables.append(prepared.eval_table)
         try:
-            largest = largest_weight(sums, weights)
+            largest = largest_weight(sums, [table.weight for table in tables])
             if self._job.weight is not None:
                 self._parameters = with_floor(self._parameters, floors.rows_per_node, largest[0])
-            fraction, n_rows = row_fraction(self._parameters), prepared.table.n_rows
-            check_effective_rows(sums, floors, fraction, n_rows, weights, largest)
-        except PolicyRefusal:
+            check_effective_rows(sums, floors, self._parameters, tables, largest, self._channel.world)
+        except (PolicyRefusal, DataRefusal):
             for reservation in self._reservations:
                 self._registry.cancel(reservation)
             raise

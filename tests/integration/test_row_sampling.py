@@ -16,10 +16,11 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.data import load_table
+from nvflare_plugins.failures import ROWS_TEXT, DataRefusal, TooFewRows
 from nvflare_plugins.horizontal import site as site_module
 from nvflare_plugins.horizontal.cuts import reference_table
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.row_floors import TOO_FEW, TooFewRows
+from nvflare_plugins.horizontal.row_floors import TOO_FEW
 from nvflare_plugins.horizontal.row_sampling import RowDraws
 from nvflare_plugins.registry import Registry
 from nvflare_plugins.site_policy import SitePolicy
@@ -234,6 +235,42 @@ def test_the_attack_works_on_rows_drawn_by_xgboost(tmp_path, monkeypatch):
     assert n_right == n_predicted >= 13
 
 
+def people_read_in_full(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> tuple[int, dict]:
+    """Return how many people's bins of all features, and label, two rounds of one job that differ by one row show."""
+    frame = table(560).dropna().head(450).reset_index(drop=True)
+    federation.give_data("train", frame)
+    ear = _Eavesdropper(monkeypatch)
+    params = {"subsample": 0.996, "eta": 1e-9, "max_depth": 1, "base_score": 0.5}
+    outcomes = federation.run(job(params, 12))
+    if not ear.roots:
+        return 0, outcomes
+    succeed(outcomes)
+    cuts, people = list(federation.cuts().of_feature), set()
+    most = max(ear.roots, key=lambda root: root[:, 1].sum())
+    others = [
+        (rows_as_a_histogram(frame.iloc[[row]].drop(columns="y"), cuts, 0.25), frame.y[row])
+        for row in range(150, 450)
+    ]
+    for root in ear.roots:
+        difference = most - root
+        for person, (bins, label) in enumerate(others):
+            gradients = 2 * bins * (0.5 - label) / 0.5
+            if np.allclose(difference[:, 1], bins, atol=1e-4) and np.allclose(difference[:, 0], gradients, atol=1e-4):
+                people.add(person)
+    return len(people), outcomes
+
+
+def test_rounds_that_lack_few_rows_are_refused(tmp_path, monkeypatch):
+    n_people, outcomes = people_read_in_full(Federation(tmp_path, policy=STRICT), monkeypatch)
+    assert n_people == 0 and refused(outcomes)
+
+
+def test_the_attack_works_where_few_rows_are_left_out(tmp_path, monkeypatch):
+    federation = Federation(tmp_path, policy={**STRICT, "min_effective_rows": 1})
+    federation.set_registry_keys()
+    assert people_read_in_full(federation, monkeypatch)[0] >= 1
+
+
 def refused(outcomes: dict) -> bool:
     return all(isinstance(outcome, TooFewRows) and str(outcome) == TOO_FEW for outcome in outcomes.values())
 
@@ -255,7 +292,7 @@ def test_a_sample_of_few_rows_is_refused_before_a_tree_and_everywhere_alike(tmp_
 def test_the_same_rows_sampled_otherwise_are_changed_rows(tmp_path):
     federation = Federation(tmp_path, policy=STRICT)
     federation.give_data("train", table(400))
-    changed = {"subsample": 0.98}
+    changed = {"subsample": 0.7}
     succeed(federation.run(job(num_rounds=1), "all"))
     outcomes = federation.run(job(changed), "some")
     assert any("recompute_with_changes" in str(e) and isinstance(e, ConfigurationError) for e in outcomes.values())
@@ -265,10 +302,10 @@ def test_the_same_rows_sampled_otherwise_are_changed_rows(tmp_path):
 
 
 def test_a_repeated_job_draws_the_same_rows_and_shows_no_difference(tmp_path, monkeypatch):
-    """Two jobs at .98 with fresh draws differed by a few rows."""
+    """Two jobs with fresh draws differ by what one of them lacks."""
     federation, ear = Federation(tmp_path, policy=STRICT), _Eavesdropper(monkeypatch)
     federation.give_data("train", table(400))
-    params = {"subsample": 0.98, "eta": 1e-9, "base_score": 0.5}
+    params = {"subsample": 0.7, "eta": 1e-9, "base_score": 0.5}
     succeed(federation.run(job(params, 3), "first"))
     first, ear.roots = ear.roots, []
     succeed(federation.run(job({**params, "seed": 4, "reg_lambda": 2.0}, 3), "second"))
@@ -285,16 +322,57 @@ WEIGHTS = {
     "two large ones": lambda n: np.where(np.isin(np.arange(n), [150, 300]), 1.0, 1e-9),
     "one site": lambda n: np.arange(n) < n // 3,
     "two sites": lambda n: np.arange(n) < 2 * n // 3,
+    "crumbs elsewhere": lambda n: np.where(np.arange(n) < n // 3, 1.0, 1e-4),
     "all zero": lambda n: np.zeros(n),
 }
 
 
-@pytest.mark.parametrize("name", names(WEIGHTS, "one site", "all zero"))
+@pytest.mark.parametrize("name", names(WEIGHTS, "one site", "two sites", "all zero"))
 def test_a_weight_column_singles_out_no_rows_and_no_site(tmp_path, name):
     federation, frames = Federation(tmp_path, policy=STRICT), []
     federation.give_data("train", table(600).assign(w=WEIGHTS[name](600).astype(np.float32)))
     assert refused(federation.run(job(weight="w"), frames=frames))
     assert not sent_kinds(frames) & {Kind.HISTOGRAM, Kind.CUT_COUNTS, Kind.WEIGHT_TOTAL}
+
+
+def test_a_factor_for_rare_labels_is_a_weight(tmp_path):
+    """Else a column of few ones, named as the label, picks out these rows."""
+    federation, frames = Federation(tmp_path, policy=STRICT), []
+    rare = np.isin(np.arange(600), range(0, 600, 120)).astype(np.float32)
+    federation.give_data("train", table(600).assign(y=rare))
+    assert refused(federation.run(job({"scale_pos_weight": 1e4}), frames=frames))
+    assert not sent_kinds(frames) & {Kind.HISTOGRAM, Kind.CUT_COUNTS, Kind.WEIGHT_TOTAL}
+    federation.give_data("train", table(600).assign(y=1 - rare))
+    assert refused(federation.run(job({"scale_pos_weight": 1e-4}), "inverse"))
+    succeed(federation.run(job({"scale_pos_weight": 3.0}), "usual"))
+
+
+def test_a_site_that_lies_about_its_rows_gets_no_sums_over_single_ones(tmp_path, monkeypatch):
+    """The sum of the counts does not protect from the one who counts."""
+    honest = ProtectedSums.sum_counts
+
+    def lying(sums, kind, counts):
+        if kind is Kind.EFFECTIVE_ROWS and sums._channel.site == "site-1":
+            counts = np.array([3, 1000], dtype=np.int64)
+        return honest(sums, kind, counts)
+
+    monkeypatch.setattr(ProtectedSums, "sum_counts", lying)
+    federation, frames = Federation(tmp_path, policy={**STRICT, "share_data_errors": False}), []
+    federation.give_data("train", table(600).assign(w=(np.arange(600) == 300).astype(np.float32)))
+    outcomes = federation.run(job(weight="w"), frames=frames)
+    assert isinstance(outcomes["site-2"], DataRefusal) and str(outcomes["site-2"]) == ROWS_TEXT
+    sent = [(site, frame) for site, frame in frames if site == "site-2"]
+    assert not sent_kinds(sent) & {Kind.HISTOGRAM, Kind.CUT_COUNTS, Kind.WEIGHT_TOTAL}
+
+
+def test_questions_about_weights_are_counted(tmp_path):
+    """Every column may be named as the weight, and the registry forgets what it refused."""
+    federation = Federation(tmp_path, policy={**STRICT, "data_refusals_per_month": 2})
+    federation.give_data("train", table(600).assign(w=np.float32(0)))
+    for number in range(2):
+        assert refused(federation.run(job(weight="w"), f"job-{number}"))
+    outcomes = federation.run(job(weight="w"), "late")
+    assert all("data_refusals_per_month" in str(outcome) for outcome in outcomes.values())
 
 
 def test_weights_of_an_evaluation_set_single_out_no_row_either(tmp_path):
