@@ -1,7 +1,7 @@
 """``veilboost demo``: the main job from data to report on one machine, beside centralized XGBoost.
 
 Three sites in FLARE's simulator, each its own process, train under the default profile on scikit-learn's breast cancer
-set or on a file of the user's. A third of the rows is held out and scored after every round.
+set or on a file of the user's. A third of the rows, or 100, is held out and scored after every round.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def split(frame: pd.DataFrame, label: str) -> Split:
             frame = frame.assign(**{name: frame[name].astype("string")})
             categories[name] = values
     shuffled = frame.sample(frac=1, random_state=0).reset_index(drop=True)
-    n_test = len(shuffled) // 3
+    # Sites ask for so many rows to train on, and for as many behind a metric.
+    n_test = max(len(shuffled) // 3, min(MIN_EFFECTIVE_ROWS, len(shuffled) - MIN_EFFECTIVE_ROWS))
     if n_test < N_SITES:
         raise ConfigurationError(f"{len(frame)} rows are too few for {N_SITES} sites and a test set")
     return Split(shuffled.iloc[n_test:], shuffled.iloc[:n_test], label, task, categories)
@@ -239,10 +240,10 @@ def _run(options: argparse.Namespace) -> int:
     from nvflare_plugins.demo_summary import summarise
 
     data = split(*load(options.data, options.label))
-    if len(data.train) < MIN_EFFECTIVE_ROWS:
+    if min(len(data.train), len(data.test)) < MIN_EFFECTIVE_ROWS:
         raise ConfigurationError(
-            f"{len(data.train)} training rows are too few: sites ask for {MIN_EFFECTIVE_ROWS} unless told otherwise. "
-            "Policy key: min_effective_rows."
+            f"{len(data.train) + len(data.test)} rows are too few: sites ask for {MIN_EFFECTIVE_ROWS} to train on and "
+            "as many to test with unless told otherwise. Policy key: min_effective_rows."
         )
     folder = (options.runs / f"demo-{datetime.now():%Y%m%d-%H%M%S}").resolve()
     write_sites(data, folder / "data")

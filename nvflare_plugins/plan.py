@@ -217,6 +217,7 @@ def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, mi
         missing=missing,
         cuts=job.cuts,
         eval_sets=max(n_sets, 1),
+        row_sets=1 + (job.eval_data_set is not None),
         weighted_sets=0 if job.weight is None else 1 + (job.eval_data_set is not None),
         wide_pairs=coarsest_pairs(checked, job.weight is not None) == 0.0,
         counts_leaves=counts_leaves(checked, rows_per_node=1),  # some floor, as site policies have by default

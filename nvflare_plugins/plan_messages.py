@@ -35,6 +35,7 @@ class Workload:
         metrics: evaluation metrics times evaluation sets, each round.
         eval_sets: evaluation sets.
         weighted_sets: data sets with a column of weights, the training set first; 0 without weights.
+        row_sets: data sets whose rows are counted beforehand, the training set first.
         wide_pairs: whether histograms take twice the room under `bfv` and `ckks` whatever the number of rows
             (horizontal/value_bounds.py).
         missing: whether every feature has missing values somewhere, which makes the root sum a message of its own.
@@ -56,6 +57,7 @@ class Workload:
     cuts: str = CutMode.QUANTILE.value
     eval_sets: int = 1
     weighted_sets: int = 0
+    row_sets: int = 1
     wide_pairs: bool = False
     counts_leaves: bool = False
 
@@ -123,7 +125,7 @@ def setup_messages(workload: Workload) -> Iterator[Planned]:
     n_thresholds = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
     if workload.weighted_sets:
         yield Planned(Kind.SCALE, 1, workload.weighted_sets * n_thresholds, False)
-    yield Planned(Kind.EFFECTIVE_ROWS, 1, 2 * max(workload.weighted_sets, 1), False)
+    yield Planned(Kind.EFFECTIVE_ROWS, 1, 2 * workload.row_sets, False)
     yield Planned(Kind.CUT_COUNTS, 1, workload.features + 1, False)
     if workload.cuts in (CutMode.QUANTILE.value, CutMode.EXACT.value):
         yield Planned(Kind.CUT_COUNTS, 1, workload.features, False)

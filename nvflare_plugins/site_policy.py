@@ -219,9 +219,9 @@ class SitePolicy:
             This is never more than Kish's effective sample size (sum w)^2 / (sum w^2), and unlike it
             can be added over sites in counts that are capped at what is needed, so that the sum says little more than
             the decision. As a site may claim rows that it does not have, each looks at its own too: its Kish size must
-            be its share of this number, or a quarter of its rows if these are few. Where the job has weights, its evaluation set must have as many: each metric is a sum over it.
-            Without weights an evaluation set is what the site itself put there, of any size. With sampling the rows
-            really drawn vary around that number.
+            be its share of this number, or a quarter of its rows if these are few. An evaluation set must have as many:
+            each metric is a sum over it, after every round. With sampling the rows really drawn vary around that
+            number.
         min_rows_per_node: Fewest pooled rows in a node of a horizontal job's trees. Default 4; 0 for no floor. It is
             enforced beforehand: min_child_weight is at least this number times the largest hessian that a row can
             have, which is the objective's bound times the largest weight (rounded up to a power of two). A job that

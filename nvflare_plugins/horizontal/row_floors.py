@@ -57,7 +57,7 @@ def check_effective_rows(
     rows that one of them lacks, which two rounds with nearly all rows would show one by one.
 
     Args:
-        tables: the training set and an evaluation set whose weights the job chooses.
+        tables: the training set and the evaluation set, if there is one: its metrics are sums over its rows.
         largest: see ``largest_weight``.
 
     Privacy: two counts for each set: sites with positive weight, and effective rows, which no site counts beyond what

@@ -231,9 +231,7 @@ class _Attempt:
         prepared, floors = self._prepared, self._floors
         if self._parameters.objective.adaptive_leaf:  # see ``RowDraws``: every site must have rows
             floors = dataclasses.replace(floors, sites=self._channel.world)
-        tables = [prepared.table]
-        if prepared.eval_table is not None and self._job.weight is not None:
-            tables.append(prepared.eval_table)
+        tables = list(filter(None, (prepared.table, prepared.eval_table)))
         try:
             largest = largest_weight(sums, [table.weight for table in tables])
             if self._job.weight is not None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data import Table, load_table
+from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.place import Place
 from nvflare_plugins.site_policy import DataSet
 from nvflare_plugins.vertical.alignment.ids import canonical_ids
@@ -105,7 +106,7 @@ def load_party(job: VerticalJob, place: Place) -> PartyData:
             features=features, label_classes=job.label_classes, may_lack_features=is_active, with_ids=True,
         )  # fmt: skip
         if table.weight is not None and not table.weight.any():
-            raise ConfigurationError(f"weight column {job.weight!r} holds zeros only.")
+            raise DataRefusal(f"weight column {job.weight!r} holds zeros only.")
         if not is_active and job.label in table.feature_names:
             raise ConfigurationError(f"{place.site} has a column of the label's name, {job.label!r}: leave it out")
         features = table.feature_names  # the evaluation set has the training set's columns

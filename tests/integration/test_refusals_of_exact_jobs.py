@@ -280,6 +280,15 @@ def test_a_label_of_a_vertical_job_is_not_told(tmp_path: Path) -> None:
         assert str(refusal.value) == ROWS_TEXT
 
 
+def test_weights_of_a_vertical_job_are_not_told(tmp_path: Path) -> None:
+    for value in (-1.0, 0.0):
+        table().assign(w=value)[["a", "b", "w", "y", "id"]].to_parquet(tmp_path / "d.parquet")
+        with pytest.raises(DataRefusal) as refusal:
+            place = place_of(tmp_path, data_sets={"d": {"path": "d.parquet", "id": "id"}})
+            run_vertical_site(vertical(weight="w"), place, None, 1.0, Silent())
+        assert str(refusal.value) == ROWS_TEXT
+
+
 # -- rows whose buckets were sent -------------------------------------------------------------------------------------
 
 

@@ -383,6 +383,15 @@ def test_weights_of_an_evaluation_set_single_out_no_row_either(tmp_path):
     assert refused(federation.run(job(weight="w", eval_data_set="held_out")))
 
 
+def test_metrics_of_a_few_evaluated_rows_are_refused(tmp_path):
+    """Each metric is a sum over the evaluation set, after every round: over three rows it tells their labels."""
+    federation, frames = Federation(tmp_path, policy=STRICT), []
+    federation.give_data("train", table(400))
+    federation.give_data("held_out", table(3, seed=9))
+    assert refused(federation.run(job(eval_data_set="held_out"), frames=frames))
+    assert not sent_kinds(frames) & {Kind.HISTOGRAM, Kind.METRIC}
+
+
 def test_other_weights_are_changed_rows(tmp_path):
     federation = Federation(tmp_path, policy=STRICT)
     federation.give_data("train", weighted().assign(v=np.float32(1)))

@@ -178,7 +178,8 @@ def test_shape_is_taken_from_a_job_folder(tmp_path):
     job = read_job(job_folder(tmp_path, JOB))
     assert job == HorizontalJob.from_dict(JOB)
     assert workload_of_job(job, 1000, 6, 5, False) == Workload(
-        1000, 6, bins=32, depth=3, sites=5, rounds=7, outputs=4, parallel_trees=2, metrics=2, cuts="uniform"
+        1000, 6, bins=32, depth=3, sites=5, rounds=7, outputs=4, parallel_trees=2, metrics=2, cuts="uniform",
+        row_sets=2,
     )
 
 
