@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import re
 import statistics
 import sys
 from collections import defaultdict
@@ -22,7 +23,7 @@ from nvflare_plugins.charts import Bar, Line, horizontal_bars, legend, line_char
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.report_style import STYLE
-from nvflare_plugins.run_record import ReportSection, RunRecord
+from nvflare_plugins.run_record import ReportSection, RoundRow, RunRecord
 from nvflare_plugins.threat_model import CODEC_PROTECTION, HORIZONTAL, THREAT_MODELS, notes_for
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.contents import Content, Protection
@@ -112,7 +113,7 @@ def _header(run: RunRecord, folder: Path) -> str:
         f"<p><span class='chip {level}'>profile {markup(run.profile)}</span>"
         f"<span class='chip {status}'>{markup(run.status)}</span>"
         f"<span class='chip {'good' if run.signed else 'warn'}'>{'signed' if run.signed else 'UNSIGNED'}</span></p>"
-        f"<p class=lead>{markup(summary)}</p><p class=muted>Seen from {markup(run.site)}; sites: "
+        f"<p class=lead>{_prose(summary)}</p><p class=muted>Seen from {markup(run.site)}; sites: "
         f"{markup(', '.join(run.sites))}. Attempt {markup(run.attempt)}.</p><div class=tiles>{tiles}</div></header>"
     )
 
@@ -125,7 +126,7 @@ def _key_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
 
 
 def _round_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
-    yield "rounds", str(len(run.rounds))
+    yield _noun(len(run.rounds), "round"), str(len(run.rounds))
     best = run.rounds[-1]
     if run.best_round is not None:
         best = next((row for row in run.rounds if row.round == run.best_round), best)
@@ -134,8 +135,9 @@ def _round_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
         name, value = metrics[-1]
         which = "best round" if run.best_round is not None else "last round"
         yield f"{name}, {which}", f"{value:.5g}"
-    later = run.rounds[1:] or run.rounds
-    yield "per round, median", f"{statistics.median(row.seconds for row in later):.3g} s"
+    typical = statistics.median(row.seconds for row in run.rounds[1:] or run.rounds)
+    if typical > 0:  # parties that only answered have measured none
+        yield "per round, median", f"{typical:.3g} s"
 
 
 # -- learning and time ------------------------------------------------------------------------------------------------
@@ -146,13 +148,13 @@ def _learning_curves(run: RunRecord) -> Iterator[str]:
     names = list(dict.fromkeys(name for row in run.rounds for name in row.metrics))
     for name in names:
         data_set, _, metric = name.partition("-")
-        points = tuple((row.round, row.metrics[name]) for row in run.rounds if row.metrics.get(name) is not None)
+        points = tuple((_shown(row), row.metrics[name]) for row in run.rounds if row.metrics.get(name) is not None)
         local = run.profile in HORIZONTAL and metric in _LOCAL_MEAN_METRICS
         label = f"{data_set}, mean of the sites' local values" if local else data_set
         if points:
             by_metric[metric].append(Line(label, len(by_metric[metric]) % 6 + 1, points))
     for curve in run.comparison:
-        points = tuple((curve.first_round + i, v) for i, v in enumerate(curve.values) if v is not None)
+        points = tuple((curve.first_round + 1 + i, v) for i, v in enumerate(curve.values) if v is not None)
         lines = by_metric[curve.metric]
         if points:
             lines.append(Line(curve.name, len(lines) % 6 + 1, points, wide="central" in curve.name.lower()))
@@ -180,10 +182,15 @@ def _time(run: RunRecord) -> Iterator[str]:
     if not stacks:
         return
     yield legend([(name, colour) for name, colour, _ in stacks])
-    yield stacked_bars([row.round for row in run.rounds], stacks, "round", "seconds")
-    later = slice(1, None) if len(run.rounds) > 1 else slice(None)
-    medians = [f"{name} {statistics.median(values[later]):.3g} s" for name, _, values in stacks]
-    yield f"<p class=muted>Median of rounds after the first: {markup(', '.join(medians))}.</p>"
+    yield stacked_bars([_shown(row) for row in run.rounds], stacks, "round", "seconds")
+    if len(run.rounds) > 1:
+        medians = [f"{name} {statistics.median(values[1:]):.3g} s" for name, _, values in stacks]
+        yield f"<p class=muted>Median of rounds after the first: {markup(', '.join(medians))}.</p>"
+
+
+def _shown(row: RoundRow) -> int:
+    """Return a round's number as people and the log count: from 1."""
+    return row.round + 1
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
@@ -226,10 +233,10 @@ def _protection(run: RunRecord, folder: Path) -> Iterator[str]:
     if model is not None:
         yield "<h3>Who could learn what about another site's rows, beyond the model</h3>"
         yield "<table class=threat>"
-        yield from (f"<tr><th>{markup(who)}<td>{markup(what)}</tr>" for who, what in model.rows())
+        yield from (f"<tr><th>{markup(who)}<td>{_prose(what)}</tr>" for who, what in model.rows())
         yield "</table>"
         yield "<h3>What remains visible</h3><ul>"
-        yield from (f"<li>{markup(note)}" for note in notes_for(run.profile))
+        yield from (f"<li>{_prose(note)}" for note in notes_for(run.profile))
         yield "</ul>"
 
 
@@ -272,7 +279,7 @@ def _meaning(kind: str) -> str:
 
 def _own_section(section: ReportSection) -> Iterator[str]:
     """What this kind of job adds to the report."""
-    yield from (f"<p>{markup(text)}</p>" for text in section.paragraphs)
+    yield from (f"<p>{_prose(text)}</p>" for text in section.paragraphs)
     if section.curves:
         lines = [Line(c.name, i % 6 + 1, c.points) for i, c in enumerate(section.curves)]
         yield legend([(line.name, line.colour) for line in lines])
@@ -307,9 +314,10 @@ def _importance(run: RunRecord, folder: Path) -> Iterator[str]:
             Bar(
                 name,
                 gain[name] * weight[name] / total if total else 0.0,
-                f"{100 * gain[name] * weight[name] / total if total else 0:.1f} %  ({weight[name]:,.0f} splits)",
+                f"{100 * gain[name] * weight[name] / total if total else 0:.1f} %  "
+                f"({weight[name]:,.0f} {_noun(weight[name], 'split')})",
                 1,
-                f"{name}: mean gain {number(gain[name])} over {weight[name]:,.0f} splits",
+                f"{name}: mean gain {number(gain[name])} over {weight[name]:,.0f} {_noun(weight[name], 'split')}",
             )
             for name in ranked[:MAX_FEATURES]
         ]
@@ -366,7 +374,7 @@ def _evidence_status(run: RunRecord, folder: Path) -> Iterator[str]:
 
 def _settings(run: RunRecord) -> Iterator[str]:
     if run.notes:
-        yield "<ul>" + "".join(f"<li>{markup(note)}" for note in run.notes) + "</ul>"
+        yield "<ul>" + "".join(f"<li>{_prose(note)}" for note in run.notes) + "</ul>"
     yield "<div class=columns>"
     for title, values in (
         ("XGBoost parameters", run.params),
@@ -380,7 +388,16 @@ def _settings(run: RunRecord) -> Iterator[str]:
             yield f"<div><h3>{title}</h3><table class=pairs>{rows}</table></div>"
     yield "</div>"
     if run.registry:
-        yield f"<h3>Registry against differencing</h3><p>{markup(run.registry)}</p>"
+        yield f"<h3>Registry against differencing</h3><p>{_prose(run.registry[0].upper() + run.registry[1:])}</p>"
+
+
+def _prose(text: str) -> str:
+    """Return a text for the page, with what stands between backticks as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", markup(text))
+
+
+def _noun(n: float, one: str) -> str:
+    return one if n == 1 else f"{one}s"
 
 
 def _text(value: Any) -> str:

@@ -43,7 +43,8 @@ svg .hit { fill:transparent; }
 table { border-collapse:collapse; width:100%; font-size:14px; margin-bottom:12px; }
 th, td { text-align:left; vertical-align:top; padding:7px 12px 7px 0; border-bottom:1px solid var(--grid); }
 tr:last-child > * { border-bottom:0; }
-th { font-weight:600; } th.n, td.n { text-align:right; font-variant-numeric:tabular-nums; }
+th { font-weight:600; }
+th.n, td.n { text-align:right; white-space:nowrap; font-variant-numeric:tabular-nums; }
 .threat th { width:190px; } .pairs th { font-weight:400; color:var(--muted); width:48%; overflow-wrap:anywhere; }
 .pairs td { overflow-wrap:anywhere; font-variant-numeric:tabular-nums; } .scroll { overflow-x:auto; }
 .columns { display:grid; grid-template-columns:repeat(auto-fit,minmax(330px,1fr)); gap:0 36px; }

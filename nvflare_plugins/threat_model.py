@@ -89,8 +89,9 @@ _DP_NOTES = (
     "the others: rows_per_person must be the most that one person has at all sites together.",
     "Feature bounds, category lists, the number of rows behind delta and the tree structure's seed are public: whoever "
     "writes the job must not take them from the data.",
-    "A site whose rows do not fit the job (a third class, an infinite value, a missing label) refuses before anything is "
-    "released, without a value or a count; that it refuses is seen, and no epsilon covers it.",
+    "What a job cannot use (a third class, an infinite value, a missing label) is left out or repaired at the site, "
+    "and only its own log says so. A file that cannot be read at all ends the job in one fixed text: that is seen, and no "
+    "epsilon covers it.",
     "The ledger of each site says what was spent over all jobs, and refuses a job that would overdraw it.",
 )
 _LAST_SITE = "Everything the last site sends: pooled sums minus their own contributions."

@@ -159,7 +159,7 @@ def test_key_figures_fit_what_was_run(folder):
 
 def test_missing_metric_values_leave_gaps(folder):
     rounds = (RoundRow(0, 1.0, {"eval-auc": None}), RoundRow(1, 1.0, {"eval-auc": 0.5}))
-    assert "round 1: 0.5" in build_report(run_record(rounds=rounds), folder)
+    assert "round 2: 0.5" in build_report(run_record(rounds=rounds), folder)
 
 
 def test_tampered_evidence_is_called_broken(folder):
@@ -228,3 +228,20 @@ def test_contents_of_sealed_messages_are_listed(tmp_path):
     text = structure(build_report(run_record(profile="paillier", model=None), tmp_path)).text
     assert "gradient pairs of the rows" in text and "300 B" in text and "Paillier ciphertexts" in text
     assert "mean of the sites' local values" not in text  # the active party alone knows the metric
+
+
+def test_rounds_count_from_one_as_in_the_log(folder):
+    html = build_report(run_record(rounds=(RoundRow(0, 1.0, {"eval-auc": 0.5}), RoundRow(1, 1.0, {}))), folder)
+    assert "round 1: 0.5" in html and "round 2: whole round 1 s" in html and "round 0" not in html
+
+
+def test_a_single_round_that_was_not_measured_has_no_seconds(folder):
+    html = build_report(run_record(rounds=(RoundRow(0, 0.0, {}),)), folder)
+    assert "<span>round</span>" in html and "per round, median" not in html and "after the first" not in html
+
+
+def test_code_in_texts_is_shown_as_code_and_nothing_else_becomes_markup(folder):
+    section = ReportSection("Own", ("run `a <b>` here",), (), (), (), (), "round", "epsilon")
+    html = build_report(run_record(profile="paillier", registry="same rows.", sections=(section,)), folder)
+    assert "run <code>a &lt;b&gt;</code> here" in html and "the preset <code>exact</code>" in html
+    assert "`" not in structure(html).text and "<p>Same rows.</p>" in html
