@@ -32,6 +32,9 @@ def _run(options: argparse.Namespace) -> int:
         refusals.reset(policy.data_set(options.reset_refusals).name)
         print(f"the refusals of data set {options.reset_refusals!r} are counted from now on")
         return 0
+    if not policy.registry.is_dir():  # a wrong name too leads to no folder, and must not make one
+        print(f"{options.site} remembers nothing: there is no registry in {policy.registry}.")
+        return 0
     print(Registry.open(policy).describe())
     for name, count in refusals.counts().items():
         limit = policy.data_refusals_per_month

@@ -54,7 +54,9 @@ class TabularFile:
         try:
             self.column_names = self._read_names()
         except FileNotFoundError:
-            raise self._error("has no file at its path") from None
+            raise self._error(
+                f"has no file at its path: mend the path in the policy. Policy key: data_sets.{spec.name}.path"
+            ) from None
         except _READ_ERRORS as error:
             self._refuse_machine(error)
             raise self._refusal(f"cannot be read as {spec.format} ({type(error).__name__})") from None
@@ -137,9 +139,9 @@ class TabularFile:
             return values
         if not shown.str.fullmatch(_NUMBER).all():
             raise self._refusal(
-                f"column {name!r} holds text that is no number: give the job a public category list for it, name its "
-                "missing-value texts in the policy, or leave it out of features. A column that names the rows is the "
-                "data set's id in the policy"
+                f"column {name!r} holds text that is no number: give the job a public category list for it (a label: "
+                "label_classes), name its missing-value texts in the policy, or leave it out of features. A column that "
+                "names the rows is the data set's id in the policy"
             )
         values[present] = shown.astype(np.float64)
         return values

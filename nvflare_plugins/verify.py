@@ -246,7 +246,7 @@ def render(result: Verification) -> str:
         lines.append("")
     lines += _bounded(f"  note: {text}" for text in result.notes)
     lines += _bounded(f"  FAILED: {text}" for text in result.failures)
-    lines += ["", SHOWS, DOES_NOT_SHOW, "", _verdict(result)]
+    lines += ["", *((SHOWS, DOES_NOT_SHOW, "") if result.sound else ()), _verdict(result)]
     # Whatever a log says takes one line and steers nothing.
     tidy = [printable(line, _MAX_LINE) for line in lines]
     return "\n".join(line for line, before in zip(tidy, ["", *tidy], strict=False) if line or before)
@@ -476,6 +476,8 @@ def _trusted(given: Path | None, paths: Sequence[Path]) -> tuple[x509.Certificat
             f"{given} lies in the folder of the evidence, where whoever wrote the evidence could have put it: give "
             f"the {ROOT_CERTIFICATE} of your own startup kit, or the evidence's own folder alone"
         )
+    if not given.is_file():
+        raise ConfigurationError(f"there is no file {given}")
     try:
         root = x509.load_pem_x509_certificate(given.read_bytes())
     except UNREADABLE:

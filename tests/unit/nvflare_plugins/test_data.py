@@ -108,7 +108,7 @@ def test_integers_that_float32_rounds_are_noted(tmp_path: Path) -> None:
 
 
 REFUSED = [
-    ("a,y\n1,0\n{s},x\n", "column 'y' holds text"),
+    ("a,y\n1,0\n{s},x\n", "column 'y' holds text.*a label: label_classes"),
     ("a,y\n{s}x,0\nu,1\n", "column 'a' holds text"),
     ("a,y\n{s},0\n2,\n", "label column 'y' lacks values"),
     ("a,y\ninf,0\n{s},1\n", "column 'a' holds values that are infinite"),
@@ -190,7 +190,7 @@ def test_wrong_requests(tmp_path: Path) -> None:
 
 
 def test_missing_file_row_limit_dates_and_broken_parquet(tmp_path: Path) -> None:
-    with refused("no file") as refusal:
+    with refused("no file at its path.* Policy key: data_sets.a.path") as refusal:
         load_table(DataSet("a", tmp_path / "none.csv", "csv"), label="y")
     assert str(tmp_path) not in str(refusal.value)
     for suffix in ("csv", "parquet"):

@@ -254,6 +254,14 @@ def test_files_are_private_and_hold_no_data(tmp_path: Path) -> None:
     assert "credit" in described and "job-1" in described and "site-1, site-2, site-3" in described
 
 
+def test_the_command_makes_no_registry_for_a_site_that_has_none(tmp_path: Path, capsys) -> None:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "veilboost.json").write_text(template({"credit": "credit.csv"}))
+    assert main(["registry", str(tmp_path), "--site", "site-9"]) == 0
+    assert "site-9 remembers nothing: there is no registry in" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {"local"}
+
+
 def test_the_command_finds_a_simulated_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder in (tmp_path, tmp_path / "site-1"):
         (folder / "local").mkdir(parents=True)

@@ -71,6 +71,14 @@ def test_missing_log(tmp_path, name):
 
 def test_no_evidence_at_all(tmp_path):
     assert "no evidence found" in only_failures(tmp_path)
+    text = render(check(tmp_path))
+    assert "NOT VERIFIED" in text and "the parties' records agree" not in text
+
+
+def test_a_root_that_is_not_there_is_named(tmp_path, capsys):
+    complete_attempt(tmp_path / "evidence")
+    assert cli(tmp_path / "evidence", "--root-ca", tmp_path / "rootCA.pem") == 1
+    assert f"there is no file {tmp_path / 'rootCA.pem'}" in capsys.readouterr().err
 
 
 def test_same_file_twice_counts_once_but_two_different_logs_do_not(tmp_path):
