@@ -31,6 +31,7 @@ ARITHMETIC = ("auto", "cuda", "ifma", "avx2", "portable", "gmpy2")
 KEY_BITS_FLOOR = 2048
 MOST_EPSILON, MOST_DELTA = 64.0, 1e-2
 MIN_EFFECTIVE_ROWS = 100
+MOST_ROWS = 2**53  # of any number in a policy: more would be no number any more for those who divide it
 _SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
 
 
@@ -589,7 +590,7 @@ class _Reader:
         return value
 
     def integer(self, key: str, value: object, low: int) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= MOST_ROWS:
             raise _wrong(key, f"a whole number of at least {low}")
         return value
 

@@ -17,7 +17,7 @@ import xgboost as xgb
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.job_checks import is_whole
 from nvflare_plugins.schema import Schema, compare
-from nvflare_plugins.site_policy import Floors
+from nvflare_plugins.site_policy import MOST_ROWS, Floors
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, pack_list, unpack_list
@@ -100,7 +100,7 @@ class Terms:
             raise ProtocolError("a peer's terms are not of the expected form")
         found_versions, job, parameters, start, checkpoints, floors = parsed
         known = {f.name for f in fields(Floors)}
-        if set(floors) != known or not all(is_whole(value, 0) for value in floors.values()):
+        if set(floors) != known or not all(is_whole(value, 0) and value <= MOST_ROWS for value in floors.values()):
             raise ProtocolError("a peer's terms are not of the expected form")
         return cls(found_versions, job, parameters, Schema.from_bytes(schema), start, checkpoints, Floors(**floors))
 

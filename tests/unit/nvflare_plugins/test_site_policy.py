@@ -90,7 +90,7 @@ def test_a_site_list_without_this_site_or_with_a_repeat_is_refused(tmp_path: Pat
         ({"unsigned_sessions": "yes"}, "unsigned_sessions"),
         ({"pinned_fingerprints": {"site-2": "abc"}}, "pinned_fingerprints"),
         ({"registry": ""}, "registry"),
-        ({"min_effective_rows": 0}, "min_effective_rows"),
+        ({"min_effective_rows": 0}, "min_effective_rows"), ({"min_effective_rows": 10**400}, "min_effective_rows"),
         ({"min_rows_per_node": -1}, "min_rows_per_node"),
         ({"max_bins": 1}, "max_bins"),
         ({"max_depth": 0}, "max_depth"),

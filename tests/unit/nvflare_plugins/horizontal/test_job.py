@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -69,9 +70,10 @@ def terms() -> Terms:
 def test_terms_survive_the_wire_and_hostile_bytes_do_not():
     data = terms().to_bytes()
     assert Terms.from_bytes(data) == terms()
+    endless = dataclasses.replace(terms(), floors=Floors(10**400, 4, 3)).to_bytes()
     nodes, other = b'"rows_per_node": 4', [b'"rows_per_node":-4', b'"rows_per_node":""', b'"rows_per_tree": 4']
     hostile_floors = [data.replace(nodes, changed) for changed in other]
-    for broken in (b"", data[:-1], data + b"x", data.replace(b'{"10"', b'["10"'), *hostile_floors):
+    for broken in (b"", data[:-1], data + b"x", data.replace(b'{"10"', b'["10"'), *hostile_floors, endless):
         with pytest.raises(ProtocolError):
             Terms.from_bytes(broken)
 
