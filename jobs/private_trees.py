@@ -1,11 +1,11 @@
 """The private jobs of this folder: run one in the simulator, or write the job folders anew.
 
-    python jobs/private_trees.py --prepare FILE --workspace DIR     deals credit2's rows out to three sites with budgets
+    python jobs/private_trees.py --prepare --workspace DIR          deals rows out to three sites with budgets
     python jobs/private_trees.py --run default --workspace DIR      runs one over three simulated sites
     python jobs/private_trees.py --write                            writes jobs/private_trees_<name>/
 
-FILE is a Parquet or CSV file of the UCI set "default of credit card clients" with a column ``label``. A prepared DIR is
-what ``nvflare simulator jobs/private_trees_default -w DIR -n 3 -t 3`` takes too.
+The rows are invented within the bounds, or come from ``--prepare FILE``: a Parquet or CSV file of the UCI set "default
+of credit card clients" with the columns named in ``BOUNDS`` and a column ``label`` of 0 and 1. A prepared DIR is what ``nvflare simulator jobs/private_trees_default -w DIR -n 3 -t 3`` takes too.
 
 The bounds below are round numbers after the set's public description and the literature on it, and stand for what a
 site's experts would know without the rows. Values outside are clipped.
@@ -61,6 +61,14 @@ def write(folder: Path) -> list[Path]:
     return paths
 
 
+def invented_rows(n_rows: int = 30_000) -> pd.DataFrame:
+    """Return rows with the set's columns, where no file of it is at hand: uniform, and a label that two of them tell."""
+    random = np.random.default_rng(1)
+    frame = pd.DataFrame({name: random.integers(low, high + 1, n_rows) for name, (low, high) in BOUNDS.items()})
+    risk = frame.PAY_0 - frame.LIMIT_BAL / 250_000 + random.normal(size=n_rows)
+    return frame.assign(label=(risk > 4).astype(int))
+
+
 def prepare(frame: pd.DataFrame, workspace: Path) -> None:
     """Deal rows out to the sites of a simulator workspace, whose policy gets a budget and allows the jobs."""
     data = workspace / "local" / "data"  # FLARE empties the rest of a simulator workspace
@@ -76,31 +84,35 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the job folders anew")
-    parser.add_argument("--prepare", type=Path, metavar="FILE", help="make a simulator workspace from this data")
+    parser.add_argument("--prepare", nargs="?", const="", metavar="FILE", help="make a simulator workspace, of this data if given")
     parser.add_argument("--run", choices=METHODS, help="run this job in the simulator")
     parser.add_argument("--workspace", type=Path, help="the simulator's workspace")
     args = parser.parse_args()
     if args.write:
         for path in write(FOLDER):
             print(f"wrote {path}")
-    if (args.prepare or args.run) and args.workspace is None:
+    if (args.prepare is not None or args.run) and args.workspace is None:
         parser.error("--prepare and --run need --workspace")
-    if args.prepare:
-        if not args.prepare.is_file():
+    if args.prepare is not None:
+        if args.prepare and not Path(args.prepare).is_file():
             parser.error(f"there is no file {args.prepare}")
-        is_parquet = args.prepare.suffix == ".parquet"
-        prepare(pd.read_parquet(args.prepare) if is_parquet else pd.read_csv(args.prepare), args.workspace)
+        read = pd.read_parquet if args.prepare.endswith(".parquet") else pd.read_csv
+        frame = read(args.prepare) if args.prepare else invented_rows()
+        lacking = [name for name in (*BOUNDS, "label") if name not in frame]
+        if lacking:
+            parser.error(f"{args.prepare} lacks the columns {', '.join(lacking)}")
+        prepare(frame, args.workspace)
         print(f"prepared {args.workspace}: rows dealt to {', '.join(SITES)}, each with a budget of "
               f"epsilon {BUDGET['epsilon']:g} at delta {BUDGET['delta']:g}")  # fmt: skip
     if args.run:
         job = recipe(args.run)
         root = args.workspace.absolute()
         if not (root / "local").is_dir():
-            parser.error(f"{root} was not prepared: run --prepare FILE --workspace {root} first")
+            parser.error(f"{root} was not prepared: run --prepare --workspace {root} first")
         if not (root / job.name).exists():  # FLARE takes <root>/<job name> as the workspace
             shutil.copytree(root / "local", root / job.name / "local")
         job.execute(SimEnv(num_clients=len(SITES), workspace_root=str(root)))
-    if not (args.write or args.prepare or args.run):
+    if not (args.write or args.prepare is not None or args.run):
         parser.error("give --write, --prepare or --run")
 
 

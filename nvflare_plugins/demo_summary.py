@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,7 +59,8 @@ def summarise(data: Split, job: HorizontalJob, folder: Path) -> None:
     for what, path in (("model", run_folder / record.model), ("report", report), ("evidence", evidence),
                        ("log", folder / "simulator.log")):  # fmt: skip
         print(f"  {what:<9} {path}")
-    print(f"\nCheck the evidence yourself: veilboost verify {evidence}")
+    command = "veilboost" if shutil.which("veilboost") else sys.argv[0]  # make starts it without its environment
+    print(f"\nCheck the evidence yourself: {command} verify {evidence}")
 
 
 def _raised(record: RunRecord) -> dict[str, object]:

@@ -35,22 +35,32 @@ def test_no_other_folder_is_kept() -> None:
     assert names == {f"private_trees_{name}" for name in private_trees.METHODS}
 
 
-def test_the_script_prepares_a_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    rows().head(90).to_csv(tmp_path / "rows.csv", index=False)
+@pytest.mark.parametrize("file", [[], ["rows.csv"], ["rows.parquet"]], ids=str)
+def test_the_script_prepares_a_workspace(tmp_path: Path, file: list[str], monkeypatch, capsys) -> None:
+    frame = private_trees.invented_rows(90)
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    frame.to_parquet(tmp_path / "rows.parquet")
     workspace = tmp_path / "ws"
-    monkeypatch.setattr("sys.argv", ["x", "--prepare", str(tmp_path / "rows.csv"), "--workspace", str(workspace)])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["x", "--prepare", *file, "--workspace", str(workspace)])
     private_trees.main()
     assert "a budget of epsilon 2 at delta 1e-05" in capsys.readouterr().out
     assert {path.name for path in (workspace / "local" / "data").iterdir()} == {f"{site}.parquet" for site in SITES}
+
+
+def test_the_script_names_columns_that_a_file_lacks(tmp_path: Path, monkeypatch, capsys) -> None:
+    private_trees.invented_rows(90).drop(columns=["AGE", "label"]).to_csv(tmp_path / "rows.csv", index=False)
+    monkeypatch.setattr("sys.argv", ["x", "--prepare", str(tmp_path / "rows.csv"), "--workspace", str(tmp_path / "ws")])
+    with pytest.raises(SystemExit):
+        private_trees.main()
+    assert "lacks the columns AGE, label" in capsys.readouterr().err and not (tmp_path / "ws").exists()
 
 
 def rows() -> pd.DataFrame:
     """Return credit2 where it is at hand, else rows of the same columns."""
     if CREDIT2.exists():
         return pd.read_parquet(CREDIT2)
-    rng = np.random.default_rng(1)
-    frame = pd.DataFrame({name: rng.uniform(low, high, 30_000) for name, (low, high) in private_trees.BOUNDS.items()})
-    return frame.assign(label=(frame.PAY_0 + rng.normal(size=len(frame)) > 5).astype(int))
+    return private_trees.invented_rows()
 
 
 def run(name: str, workspace: Path) -> Run:
