@@ -74,6 +74,10 @@ def reading_rows(policy: SitePolicy, profile: str, data_sets: Iterable[str | Non
     except Exception as error:  # a defect that some rows bring out answers a question as well
         if machine_failure(error) is None:
             count.note(names)
+            if is_private(profile):  # its type would be an answer too
+                reason = f"unexpected {type(error).__name__}: a defect of VeilBoost or of its set-up, please report it"
+                _log.warning("why this site refused, for this site only: %s", reason)
+                raise DataRefusal(reason) from error
         raise
 
 

@@ -177,9 +177,12 @@ def test_a_number_that_outgrows_its_format_and_a_defect_are_counted_and_tell_not
     assert str(refusal.value) == error_text(error) == reason_of(error) == ROWS_TEXT
     with pytest.raises(ZeroDivisionError), reading_rows(policy, "masks", ("d",)):
         raise ZeroDivisionError
+    with pytest.raises(DataRefusal) as refusal, reading_rows(policy, "dp_trusted", ("d",)):
+        raise ZeroDivisionError
+    assert str(refusal.value) == error_text(refusal.value) == ROWS_TEXT
     with pytest.raises(JobAborted), reading_rows(policy, "masks", ("d",)):
         raise JobAborted("another site failed")
-    assert RefusalCount(policy).counts() == {"d": 2}
+    assert RefusalCount(policy).counts() == {"d": 3}
 
 
 def test_the_registry_says_no_more_than_that_it_refuses(tmp_path: Path) -> None:
