@@ -8,6 +8,8 @@ LABEL ?=
 PROFILE ?= masks
 ROUNDS ?= 10
 CASES ?=
+# Files of tests side by side; those of one file share what they set up.
+PARALLEL ?= -n auto --maxprocesses 4 --dist loadfile
 
 .PHONY: demo test test-all bench-horizontal bench-he bench-vertical bench-cuda bench-dp clean
 
@@ -15,7 +17,7 @@ demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)")
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not poc and not gpu" $(CASES)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not poc and not gpu" $(CASES)
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -m "not gpu" $(CASES)
