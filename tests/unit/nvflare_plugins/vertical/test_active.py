@@ -10,6 +10,7 @@ import pytest
 
 from he_processors.errors import CapacityExceeded, ConfigurationError, JobAborted, ProtocolError
 from he_processors.packing import REFUSED
+from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.vertical import active, training
 from nvflare_plugins.vertical.gradient_scale import pair_format
 from nvflare_plugins.vertical.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
@@ -155,8 +156,9 @@ def test_tables_that_are_not_aligned_are_refused():
 def test_labels_are_checked_before_anything_is_sent(monkeypatch):
     monkeypatch.setattr(InProcessLink, "ask", lambda self, request: pytest.fail("something was sent"))
     joined = data()
-    with pytest.raises(ConfigurationError, match="labels must be"):
+    with pytest.raises(DataRefusal) as refused:
         federate(Joined(joined.features, joined.label + 1, joined.widths), PARAMS, 1)
+    assert "labels must be" in refused.value.reason
 
 
 def test_gradients_beyond_their_bounds_are_not_encoded(monkeypatch):

@@ -91,7 +91,8 @@ def test_texts_are_found():
 
 @pytest.mark.parametrize(("place", "text"), [(p, t) for p, t in TEXTS if "Policy key" in t], ids=lambda v: v[:20])
 def test_policy_keys_exist(place, text):
-    found = re.findall(r"Policy key: ((?:\w|\.|<name>|\{\})+)", text)
+    lists = re.findall(r"Policy keys?: ((?:\w|\.|, |<name>|\{\})+)", text)
+    found = [name for names in lists for name in names.split(", ")]
     assert found and all(is_key(name.rstrip(".")) for name in found), (place, text)
 
 
