@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -23,7 +24,6 @@ from enum import Enum
 from typing import Any, Protocol
 
 import grpc
-import psutil
 from google.protobuf.message import DecodeError
 
 from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
@@ -180,8 +180,7 @@ class Mediator:
         """
         peer = context.peer()
         if self._own_end is None or self._own_end[0] != peer or not self._is_own_end(*self._own_end):
-            ends = ((peer, c.fd) for c in psutil.Process().net_connections(kind="tcp") if c.raddr)
-            self._own_end = next((end for end in ends if self._is_own_end(*end)), None)
+            self._own_end = next(((peer, d) for d in _open_sockets() if self._is_own_end(peer, d)), None)
         # A connection that has gone since leaves its calls behind, and its port to others.
         if self._own_end is None or not context.is_active():
             if not self._has_warned:
@@ -193,9 +192,25 @@ class Mediator:
         """Tell whether a descriptor of this process is the socket at the other end of a connection."""
         try:
             with _copy_of_socket(descriptor) as own:
+                if own.family not in (socket.AF_INET, socket.AF_INET6):
+                    return False
                 return (f"ipv4:{_address(own.getsockname())}", _address(own.getpeername())) == (peer, self.address)
         except OSError:  # closed, or no socket, or not connected
             return False
+
+
+def _open_sockets() -> Iterator[int]:
+    """Yield the descriptors of this process that are sockets.
+
+    From its own list of descriptors, in which one that stays open is never missing. The system's table of connections
+    loses entries while others come and go: with ten sites in one process XGBoost was taken for a stranger.
+    """
+    for name in os.listdir("/dev/fd"):
+        try:
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                yield int(name)
+        except OSError:  # closed meanwhile, as the listing's own
+            continue
 
 
 def _copy_of_socket(descriptor: int) -> socket.socket:
@@ -216,10 +231,14 @@ def _copy_of_socket(descriptor: int) -> socket.socket:
 
 def _only(call: str, requests: Iterator[bytes]) -> Any:
     """Return the one message of a call. Raises: ProtocolError."""
+    gave_up = "XGBoost gave a call up, or sent more bytes than any message of this training has"
     try:
-        return request_class(call).FromString(next(requests, b""))
+        content = next(requests, None)  # a call that is refused for its length ends with an error or without a message
+        if content is None:
+            raise ProtocolError(gave_up)
+        return request_class(call).FromString(content)
     except grpc.RpcError:
-        raise ProtocolError("XGBoost gave a call up, or sent more bytes than any message of this training has") from None
+        raise ProtocolError(gave_up) from None
     except DecodeError:
         raise ProtocolError("XGBoost sent a message that is none of its protocol") from None
 

@@ -7,15 +7,16 @@ import errno
 import fcntl
 import re
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 import numpy as np
-import psutil
 import pytest
 import xgboost as xgb
 
@@ -24,6 +25,7 @@ from nvflare_plugins.wire.catalogue import (
     BaseScoreSource, HorizontalGrammar, Kind, Message, Moment, Phase, TrainingShape,
 )  # fmt: skip
 from nvflare_plugins.wire.federated_proto import SERVICE, reply_class, request_class
+from nvflare_plugins.wire import mediator as mediator_module
 from nvflare_plugins.wire.mediator import Mediator
 
 N_FEATURES, MAX_BIN = 3, 8
@@ -168,14 +170,45 @@ def test_a_stranger_on_the_same_port_of_another_loopback_address_is_not_served()
     data = matrix()
     with Mediator(HorizontalGrammar(shape(data)), 0, Echo()) as mediator, pytest.MonkeyPatch.context() as patch:
         address = relay(mediator.address, "127.0.0.2")
-        connections = psutil.Process.net_connections
+        open_sockets = mediator_module._open_sockets
 
-        def without_the_relay(process, kind="inet"):
-            return [c for c in connections(process, kind=kind) if not c.laddr.ip.endswith("127.0.0.2")]
+        def without_the_relay():
+            for descriptor in open_sockets():
+                with mediator_module._copy_of_socket(descriptor) as own:
+                    if not str(own.getsockname()[0]).endswith("127.0.0.2"):
+                        yield descriptor
 
-        patch.setattr(psutil.Process, "net_connections", without_the_relay)
+        patch.setattr(mediator_module, "_open_sockets", without_the_relay)
         with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError, match="another process"):
             channel.unary_unary(f"/{SERVICE}/Allreduce")(b"", timeout=10)
+
+
+def test_its_own_connection_is_found_while_others_come_and_go():
+    """A table of connections read in pieces loses some of them then, and XGBoost was turned away."""
+    stop = threading.Event()
+    listener = socket.create_server(("127.0.0.1", 0), backlog=100)
+
+    def churn():
+        while not stop.is_set():
+            pairs = []
+            for _ in range(20):
+                client = socket.create_connection(listener.getsockname())
+                pairs += [client, listener.accept()[0]]
+            for one in pairs:
+                one.close()
+
+    churning = threading.Thread(target=churn, daemon=True)
+    churning.start()
+    try:
+        for _ in range(20):
+            with Mediator(HorizontalGrammar(shape(matrix())), 0, Echo()) as mediator:
+                with grpc.insecure_channel(mediator.address) as channel, pytest.raises(grpc.RpcError) as refused:
+                    channel.unary_unary(f"/{SERVICE}/Allreduce")(b"", timeout=20)
+                assert "another process" not in refused.value.details()
+    finally:
+        stop.set()
+        churning.join(10)
+        listener.close()
 
 
 def test_another_process_is_not_served():
@@ -295,11 +328,50 @@ def client_on(address: str, port: int) -> str:
     return stranger(address, script.replace("PORT", str(port))).strip()
 
 
+@contextmanager
+def connection_whose_port_is_free_afterwards(address: str):
+    """Pass a connection on from a socket of this process that ends by a reset: its port waits for nothing then."""
+    host, port = address.split(":")
+    entrance, own, done = socket.create_server(("127.0.0.1", 0)), socket.socket(), threading.Event()
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    own.bind(("127.0.0.1", 0))
+    own.connect((host, int(port)))
+
+    def pump(a: socket.socket, b: socket.socket) -> None:
+        while not done.is_set():
+            try:
+                b.sendall(a.recv(1 << 16))
+            except TimeoutError:
+                continue
+
+    def serve() -> None:
+        outer, _ = entrance.accept()
+        for one in (outer, own):
+            one.settimeout(0.05)
+        back = threading.Thread(target=pump, args=(own, outer))
+        back.start()
+        pump(outer, own)
+        back.join()
+        outer.close()
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    try:
+        yield f"127.0.0.1:{entrance.getsockname()[1]}"
+    finally:
+        done.set()
+        serving.join(10)
+        own.close()
+        entrance.close()
+
+
 def test_trust_ends_with_the_connection():
     """A port that was XGBoost's is another's once XGBoost's connection has gone; trust in it once outlived that."""
     with Mediator(HorizontalGrammar(shape(matrix())), 0, Echo()) as mediator:
-        with grpc.insecure_channel(mediator.address) as channel, pytest.raises(grpc.RpcError, match="claims rank 7"):
-            channel.unary_unary(f"/{SERVICE}/Allreduce")(request_class("Allreduce")(rank=7).SerializeToString())
+        with connection_whose_port_is_free_afterwards(mediator.address) as address:
+            with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError, match="claims rank 7"):
+                channel.unary_unary(f"/{SERVICE}/Allreduce")(request_class("Allreduce")(rank=7).SerializeToString())
         peer, _ = mediator._own_end
         mediator.error = None  # what the next caller would be told
         assert client_on(mediator.address, int(peer.rsplit(":", 1)[1])) == "PERMISSION_DENIED"
