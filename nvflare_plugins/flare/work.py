@@ -167,7 +167,6 @@ class Watch:
             return f"{waits.reason}; XGBoost then did not return within {COMMUNICATOR_S:.0f} s"
         return None
 
-
     def _reason_of_flare(self) -> str | None:
         """Return why FLARE stops the site, which only the server may know: give it the time to say so."""
         if os.getppid() != self._parent:
