@@ -133,6 +133,8 @@ class Consents:
     Attributes:
         plain_profile: Private messages may leave in clear (profile plain).
         exact_cuts: Cuts may be exact order statistics: they disclose single real values, also of one row.
+        exact_leaves: Horizontal leaves may be means of the sites' own quantiles of labels (reg:absoluteerror,
+            reg:quantileerror): where one site alone has rows in a leaf, it discloses the label of one of them.
         fewer_than_three_sites: Jobs with one or two data-bearing sites: with two, the sum minus one's own part is
             the other's.
         recompute_with_changes: Training again with another site set or changed rows: the difference of two runs
@@ -151,6 +153,7 @@ class Consents:
 
     plain_profile: bool = False
     exact_cuts: bool = False
+    exact_leaves: bool = False
     fewer_than_three_sites: bool = False
     recompute_with_changes: bool = False
     second_quantile_search: bool = False

@@ -100,6 +100,9 @@ _NOTES_FOR_HORIZONTAL = (
     "The trained model is known to every site. Its thresholds are agreed cut points (with cuts=quantile found without "
     "dividing a bracket of fewer than k rows, with cuts=exact real data values) and its leaves are statistics of rows. Copies that "
     "leave a site carry no sum_hessian, which removes row counts but not what thresholds and leaves tell.",
+    "Under reg:absoluteerror and reg:quantileerror each leaf, and the base score, is a mean of the sites' own quantiles of "
+    "labels: where one site alone has rows in a leaf, it holds the label of one of them. Sites refuse such jobs unless their "
+    "policy consents (exact_leaves). In vertical jobs leaves stay at the party that has the labels.",
     "Every site sees pooled sums of small nodes and bins; one that holds one row shows that row's gradient, not whose "
     "row it is. With cuts=uniform or logarithmic, and with category lists, whoever writes the job chooses the bins.",
     "Number formats are agreed by a secure maximum of powers of two, from which a site learns the largest of the "

@@ -117,6 +117,12 @@ def _check_public(job: HorizontalJob, policy: SitePolicy, features: Sequence[str
     """Check the parameters, and what the policy says about them. Raises: PolicyRefusal, ConfigurationError."""
     parameters = check_parameters(job.params, features)
     check_sampling(parameters)
+    if parameters.objective.adaptive_leaf:
+        policy.check_consent(
+            "exact_leaves",
+            f"does not accept {parameters.objective.name}: where it alone has rows in a leaf, the leaf is the label of one",
+            "use reg:pseudohubererror, or another objective whose leaves are sums",
+        )
     depth, leaves, parallel = (
         int(parameters.effective.get(name, default))
         for name, default in (("max_depth", 6), ("max_leaves", 0), ("num_parallel_tree", 1))

@@ -198,6 +198,60 @@ def test_the_registry_says_no_more_than_that_it_refuses(tmp_path: Path) -> None:
     assert [end["reason"] for end in ends if end["type"] == "end"] == [REGISTRY_TEXT[: len(ends[0]["reason"])]]
 
 
+# -- leaves that are labels -------------------------------------------------------------------------------------------
+
+
+ADAPTIVE = ({"objective": "reg:absoluteerror"}, {"objective": "reg:quantileerror", "quantile_alpha": 0.3})
+
+
+def lone_label() -> pd.DataFrame:
+    """Rows of which one, the last of site-3, stands alone on one side of every cut that matters."""
+    frame = table().assign(y=0.0)[["a", "b", "y"]]
+    frame.loc[len(frame) - 1, ["a", "y"]] = [50.0, 37.25]
+    return frame
+
+
+@pytest.mark.parametrize("objective", ADAPTIVE)
+def test_a_leaf_that_is_one_rows_label_needs_every_sites_consent(tmp_path: Path, objective: dict) -> None:
+    params = {**objective, "max_depth": 1, "eta": 1.0, "base_score": 0.0, "min_child_weight": 0.0, "max_bin": 8}
+    attack = job(params=params, cuts="uniform", cut_bounds={"a": [-4.0, 60.0], "b": [-4.0, 4.0]})
+    consents = {"second_quantile_search": True}
+    open_sites = Federation(tmp_path / "open", policy={**FEW_ROWS, "consents": {**consents, "exact_leaves": True}})
+    open_sites.give_data("train", lone_label())
+    model = json.loads(Path(succeed(open_sites.run(attack))["site-1"].model_path).read_text())
+    (tree,) = model["learner"]["gradient_booster"]["model"]["trees"]
+    assert 37.25 in tree["base_weights"] or 37.25 in tree["split_conditions"], "the attack shows nothing"
+
+    federation = Federation(tmp_path / "default", policy={**FEW_ROWS, "consents": consents})
+    federation.give_data("train", lone_label())
+    federation.write_policy("site-1", consents={**consents, "exact_leaves": True})
+    frames: list = []
+    outcomes = federation.run(attack, frames=frames)
+    for site in SITES[1:]:
+        text = str(outcomes[site])
+        assert isinstance(outcomes[site], (PolicyRefusal, JobAborted))
+        assert "consents.exact_leaves" in text and "Remedy: use reg:pseudohubererror" in text
+    assert not [site for site, _ in frames if site != "site-1"], "a site without the consent sends nothing"
+
+
+@pytest.mark.parametrize("profile", ["plain", "masks", "bfv", "ckks"])
+@pytest.mark.parametrize("objective", ADAPTIVE)
+def test_the_consent_is_asked_before_any_row_is_read(
+    tmp_path: Path, profile: str, objective: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: object) -> None:
+        raise ConfigurationError("rows are read")
+
+    monkeypatch.setattr(preparation, "_load", read)
+    table().to_csv(tmp_path / "d.csv", index=False)
+    sets = {"train": {"path": "d.csv"}}
+    with pytest.raises(PolicyRefusal, match=r"consents\.exact_leaves"):
+        preparation.prepare(job(profile=profile, params=objective), place_of(tmp_path, data_sets=sets))
+    with pytest.raises(ConfigurationError, match="rows are read"):
+        consenting = place_of(tmp_path, data_sets=sets, consents={"exact_leaves": True})
+        preparation.prepare(job(profile=profile, params=objective), consenting)
+
+
 # -- data sets with a budget ------------------------------------------------------------------------------------------
 
 

@@ -31,7 +31,7 @@ from nvflare_plugins.wire.sums import ProtectedSums
 from tests.integration.test_training_features import LOGISTIC, dies_after, federate, job, table
 from tests.support.federation import Federation, SiteDied, central_model, leaf_difference, succeed
 
-STRICT = {"min_effective_rows": 100, "min_rows_per_node": 4, "consents": {}}
+STRICT = {"min_effective_rows": 100, "min_rows_per_node": 4, "consents": {"exact_leaves": True}}
 VARIANTS: dict[str, tuple[dict, dict]] = {
     "logistic": ({"subsample": 0.5}, {}),
     "weighted": ({"subsample": 0.7}, {"weight": "w"}),

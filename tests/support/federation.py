@@ -130,7 +130,7 @@ class Federation:
         document = json.loads(path.read_text()) if path.exists() else {
             "allowed_profiles": ["plain", "masks", "bfv", "ckks"], "unsigned_sessions": True,
             "share_data_errors": True,
-            "consents": {"plain_profile": True, "exact_cuts": True, "recompute_with_changes": True,
+            "consents": {"plain_profile": True, "exact_cuts": True, "exact_leaves": True, "recompute_with_changes": True,
                          "second_quantile_search": True},
             # Tiny tables, and every parameter as XGBoost has it: test_row_floors.py is about the floors.
             "min_effective_rows": 1, "min_rows_per_node": 0, **self.policy,
