@@ -4,7 +4,9 @@ A job is opened with its whole plan, which is refused if it would overdraw the b
 and all that other open jobs may still spend. Each release is written durably, charge and reply in one record, before it
 is handed out. So after a crash either nothing had left, or the reply is there and the same query gets it again, at no
 charge; a question is never answered twice with different noise but as a second, charged release. Closing a job frees
-what it did not use; a job that cannot be resumed is closed as soon as another one is opened and its process is gone.
+what it did not use. A job whose process is gone is settled as soon as another one is opened: one that cannot be
+resumed is closed; one that can is interrupted, which frees what it did not use as well and keeps its replies, so that
+whoever resumes it asks for the rest anew.
 
 Files, mode 0600 in folders of mode 0700: ``<data set>.ledger`` (ledger_journal.py) and its lock; and elsewhere
 ``<data set>.head``, which says how far the ledger was written and what was spent, so that a ledger that lacks its last
@@ -41,11 +43,13 @@ from dp_components.ledger_records import (
     close_record,
     event_list,
     head_record,
+    interrupt_record,
     ledger_record,
     lost_record,
     person_record,
     plan_record,
     release_record,
+    resume_record,
     summarise_closed,
 )
 
@@ -54,6 +58,7 @@ __all__ = ["Budget", "Ledger", "LedgerIdentity", "Quote", "ledger_files"]
 _SUFFIX, _HEAD_SUFFIX = ".ledger", ".head"
 _DATA_SET = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,127}")
 _TEXT = re.compile(r"[ -~]{1,300}")
+_MOST_UNPAID = 8  # interrupted jobs that have released nothing: they hold nothing, and are kept to be resumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +147,20 @@ class Ledger:
         with self._locked() as state:
             return self._quote(state, count_events(plan), job_id or "the job", job_id)
 
-    def open_job(self, job_id: str, plan: Event | Iterable[Event], *, ends_with_process: bool = False) -> Quote:
+    def open_job(
+        self, job_id: str, plan: Event | Iterable[Event], *, ends_with_process: bool = False, can_resume: bool = False
+    ) -> Quote:
         """Reserve the cost of a whole job, durably, if a second accountant agrees on it.
 
-        The same job with the same plan again changes nothing.
+        The same job with the same plan again changes nothing; if it was interrupted, what it has not spent is reserved
+        anew.
 
         Args:
             ends_with_process: the job cannot be resumed, say because its noise was drawn elsewhere. If this process
                 ends without closing it, the next job that is opened closes it first: what it has spent stays spent,
                 what it had reserved is free again.
+            can_resume: another process may go on with the job. If this one ends without closing or interrupting it, the
+                next job that is opened interrupts it first.
 
         Raises:
             SecondOpinionDiffers: See accounting/second_opinion.py.
@@ -159,24 +169,48 @@ class Ledger:
         """
         counts = count_events(plan)
         _require_text("job id", job_id)
+        if ends_with_process and can_resume:
+            raise ValueError("a job that can be resumed does not end with its process")
         with self._locked() as state:
-            state = self._close_abandoned(state)
+            state = self._settle_abandoned(state)
             job = state.jobs.get(job_id)
             if job_id in state.closed.jobs or (job is not None and job.plan != counts):
                 raise PrivacyRefusal(f"Job {job_id} was opened before, with another plan, or is closed.")
             quote = self._quote(state, counts, f"Job {job_id}", job_id)
             if job is None:
                 record = plan_record("open", job_id, counts)
-                if ends_with_process:
+                record |= {"ends_with_process": True} if ends_with_process else {}
+                record |= {"can_resume": True} if can_resume else {}
+            elif job.is_interrupted:
+                record = resume_record(job_id)
+            else:
+                if can_resume:
                     self._alive.hold(job_id)
-                    record["ends_with_process"] = True
-                try:
-                    self._write_if_sound(state, quote, counts, record)
-                except BaseException:
-                    if job_id not in state.jobs:
-                        self._alive.release(job_id)
-                    raise
+                return quote
+            if ends_with_process or can_resume:
+                self._alive.hold(job_id)
+            try:
+                self._write_if_sound(state, quote, counts, record)
+            except BaseException:
+                if not _is_running(self._state, job_id):
+                    self._alive.release(job_id)
+                raise
             return quote
+
+    def interrupt_job(self, job_id: str) -> None:
+        """Give back what a job has not used, and keep its replies for the one that resumes it (``open_job``).
+
+        Nothing changes while another process goes on with the job.
+
+        Raises:
+            PrivacyRefusal: The job is not open, or was interrupted before.
+        """
+        with self._locked() as state:
+            _running_job(state, job_id)
+            if self._alive.is_held_elsewhere(job_id):
+                return
+            self._append(interrupt_record(job_id))
+            self._alive.release(job_id)
 
     def extend_job(self, job_id: str, plan: Event | Iterable[Event]) -> Quote:
         """Reserve more for an open job, say for what must be drawn afresh after a crash: a new charge.
@@ -186,7 +220,7 @@ class Ledger:
         """
         more = count_events(plan)
         with self._locked() as state:
-            job = _open_job(state, job_id)
+            job = _running_job(state, job_id)
             quote = self._quote(state, job.plan + more, f"Job {job_id}, extended,", job_id)
             self._write_if_sound(state, quote, job.plan + more, plan_record("extend", job_id, more))
             return quote
@@ -211,7 +245,7 @@ class Ledger:
         """
         _require_text("query", query)
         with self._locked() as state:
-            job = _open_job(state, job_id)
+            job = _running_job(state, job_id)
             if query in job.replies:
                 return job.replies[query].copy()
             release = make()
@@ -243,13 +277,23 @@ class Ledger:
             _open_job(state, job_id)
             self._close(state, [job_id])
 
-    def _close_abandoned(self, state: LedgerState) -> LedgerState:
-        """Close the jobs that ended with their process and did not say so; return the state after it."""
+    def _settle_abandoned(self, state: LedgerState) -> LedgerState:
+        """Close or interrupt the jobs whose process ended and did not say so; return the state after it.
+
+        Of interrupted jobs that have released nothing the latest few are kept: beginning one costs nobody anything.
+        """
         abandoned = [
-            name for name, job in state.jobs.items() if job.ends_with_process and not self._alive.is_held(name)
-        ]
-        if abandoned:
-            self._close(state, abandoned)
+            name for name, job in state.jobs.items()
+            if (job.ends_with_process or (job.can_resume and not job.is_interrupted)) and not self._alive.is_held(name)
+        ]  # fmt: skip
+        for name in abandoned:
+            if state.jobs[name].can_resume:
+                self._append(interrupt_record(name))
+                self._alive.release(name)
+        unpaid = [name for name, job in state.jobs.items() if job.is_interrupted and not job.n_releases]
+        ended = [name for name in abandoned if state.jobs[name].ends_with_process] + unpaid[:-_MOST_UNPAID]
+        if ended:
+            self._close(state, ended)
         return self._state
 
     def _close(self, state: LedgerState, job_ids: Sequence[str]) -> None:
@@ -465,6 +509,17 @@ def _open_job(state: LedgerState, job_id: str) -> Job:
     return job
 
 
+def _running_job(state: LedgerState, job_id: str) -> Job:
+    job = _open_job(state, job_id)
+    if job.is_interrupted:
+        raise PrivacyRefusal(f"Job {job_id} was interrupted: it must be opened again before it goes on.")
+    return job
+
+
+def _is_running(state: LedgerState, job_id: str) -> bool:
+    return job_id in state.jobs and not state.jobs[job_id].is_interrupted
+
+
 def _require_text(name: str, value: str) -> None:
     if not _TEXT.fullmatch(value):
         raise ValueError(f"a {name} is 1 to 300 printable ASCII characters")
@@ -510,15 +565,16 @@ def _describe(state: LedgerState, identity: LedgerIdentity, budget: Budget) -> s
         f"  Pure part      epsilon {spent.pure_epsilon:.6g} of {budget.limit.pure_epsilon:.6g}",
         f"  Discrete slack {spent.total_variation:.3g} of {budget.limit.total_variation:.3g} in total variation",
         "",
-        f"  {'job':<40} {'state':<7} {'releases':>8} {'spent':>16} {'plan':>16}",
+        f"  {'job':<40} {'state':<11} {'releases':>8} {'spent':>16} {'plan':>16}",
     ]
     spent_texts = [_text(priced(events), budget) for events in state.closed.spendings]
     for job_id, closed in state.closed.jobs.items():
-        lines.append(f"  {job_id:<40} {'closed':<7} {closed.n_releases:>8} {spent_texts[closed.spending]:>16}")
+        lines.append(f"  {job_id:<40} {'closed':<11} {closed.n_releases:>8} {spent_texts[closed.spending]:>16}")
     for job_id, job in state.jobs.items():
         spent_text, plan_text = (_text(priced(events), budget) for events in (job.spent, job.plan))
-        lines.append(f"  {job_id:<40} {'open':<7} {job.n_releases:>8} {spent_text:>16} {plan_text:>16}")
+        job_state = "interrupted" if job.is_interrupted else "open"
+        lines.append(f"  {job_id:<40} {job_state:<11} {job.n_releases:>8} {spent_text:>16} {plan_text:>16}")
     if any(state.lost.parts()):
         lost = _text(state.lost.for_person(identity.rows_per_person), budget)
-        lines.append(f"  {'(records that are missing)':<57} {lost:>16}")
+        lines.append(f"  {'(records that are missing)':<61} {lost:>16}")
     return "\n".join(lines)

@@ -254,6 +254,10 @@ class Alive:
             os.close(descriptor)
         return False
 
+    def is_held_elsewhere(self, job_id: str) -> bool:
+        """Say whether another process, or another user of this one, runs the job."""
+        return job_id not in self._held and self.is_held(job_id)
+
     def release(self, job_id: str) -> None:
         """Take the mark away."""
         self._path(job_id).unlink(missing_ok=True)

@@ -85,6 +85,8 @@ class Job:
 
     Attributes:
         ends_with_process: nothing goes on with it once the process that opened it has ended.
+        can_resume: another process may go on with it.
+        is_interrupted: nobody goes on with it at present; it holds no more than it has spent.
     """
 
     opened: str
@@ -93,9 +95,13 @@ class Job:
     replies: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     n_releases: int = 0
     ends_with_process: bool = False
+    can_resume: bool = False
+    is_interrupted: bool = False
 
     def held(self) -> PrivacyCost:
-        """What must be kept for it: its whole plan, or what it has spent where that is more."""
+        """What must be kept for it: what it has spent; its whole plan where that is more, unless it was interrupted."""
+        if self.is_interrupted:
+            return compose(event_list(self.spent))
         return compose(event_list(self.spent)).at_least(compose(event_list(self.plan)))
 
 
@@ -221,11 +227,21 @@ class LedgerState:
     def _lost(self, at: str, spent: list[float]) -> None:
         self.lost = self.lost + PrivacyCost(*spent)
 
-    def _open(self, at: str, job: str, plan: list[object], ends_with_process: bool = False) -> None:
+    def _open(
+        self, at: str, job: str, plan: list[object], ends_with_process: bool = False, can_resume: bool = False
+    ) -> None:
         self._require_new(job)
-        if not isinstance(ends_with_process, bool):
-            raise TypeError("ends_with_process is true or false")
-        self.jobs[job] = Job(at, _counter(plan), ends_with_process=ends_with_process)
+        if not isinstance(ends_with_process, bool) or not isinstance(can_resume, bool):
+            raise TypeError("ends_with_process and can_resume are true or false")
+        self.jobs[job] = Job(at, _counter(plan), ends_with_process=ends_with_process, can_resume=can_resume)
+
+    def _interrupt(self, at: str, job: str) -> None:
+        self._running(job).is_interrupted = True
+
+    def _resume(self, at: str, job: str) -> None:
+        if not self.jobs[job].is_interrupted:
+            raise ValueError("a job resumed that was not interrupted")
+        self.jobs[job].is_interrupted = False
 
     def _extend(self, at: str, job: str, plan: list[object]) -> None:
         self._running(job).plan.update(_counter(plan))
@@ -240,7 +256,7 @@ class LedgerState:
         running.n_releases += 1
 
     def _close(self, at: str, job: str) -> None:
-        ended = self._running(job)
+        ended = self.jobs[job]
         self.closed.add(job, ClosedJob(ended.opened, at, ended.n_releases, self.closed.spending(ended.spent)))
         del self.jobs[job]
 
@@ -258,6 +274,8 @@ class LedgerState:
             self.closed.add(job, ClosedJob(opened, closed, n_releases, numbers[number]))
 
     def _running(self, job: str) -> Job:
+        if self.jobs[job].is_interrupted:
+            raise ValueError("a record of a job that was interrupted")
         return self.jobs[job]
 
     def _require_new(self, job: str) -> None:
@@ -271,6 +289,8 @@ _READERS: dict[str, Callable[..., None]] = {
     "person": LedgerState._person,
     "open": LedgerState._open,
     "extend": LedgerState._extend,
+    "interrupt": LedgerState._interrupt,
+    "resume": LedgerState._resume,
     "release": LedgerState._release,
     "close": LedgerState._close,
     "closed": LedgerState._closed,
@@ -311,6 +331,16 @@ def release_record(job_id: str, query: str, events: Counter[PricedEvent], value:
         "shape": list(value.shape),
         "value": content,
     }
+
+
+def interrupt_record(job_id: str) -> Record:
+    """Return the record that gives back what a job has not used, until it is resumed."""
+    return {"record": "interrupt", "job": job_id}
+
+
+def resume_record(job_id: str) -> Record:
+    """Return the record that reserves anew what an interrupted job has not used."""
+    return {"record": "resume", "job": job_id}
 
 
 def close_record(job_id: str) -> Record:

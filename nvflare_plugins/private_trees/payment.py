@@ -1,5 +1,5 @@
 """A site's ledger in one job: the whole plan is reserved before anything is released, each release charged before it
-leaves."""
+leaves; what a failed attempt has not used is free again."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ _log = logging.getLogger(__name__)
 class Payment:
     """Pays for the releases of one job at one site.
 
-    What an interrupted job has released stays in the ledger while the job is open there. Under distributed noise the
-    same queries get the same replies again, noise included, at no charge, in a new attempt or in a job that resumes
-    it. Under a trusted aggregator they must not: the noise was the server's and is gone, and fresh noise on the same
-    sums is a further release. There the job ends with its attempt, also if the process dies: the next private job on the
-    data set then closes it.
+    A job holds its plan only while it runs: whoever begins jobs and breaks them off would otherwise take a data set's
+    budget at no cost to himself. What it has released before it was interrupted stays charged, and its replies stay in
+    the ledger. Under distributed noise the same queries get them again, noise included, at no charge, in a new attempt
+    or in a job that resumes it, if the budget then still has room for the rest. Under a trusted aggregator they must
+    not: the noise was the server's and is gone, and fresh noise on the same sums is a further release. There the job
+    ends with its attempt. If the process dies, the next private job on the data set settles what it had reserved.
 
     A replay is free only while all sites replay: a site that draws its share afresh, because its ledger was put back to
     an earlier state, say, makes two sums of which the others have paid for one. So the sites compare what they would
@@ -73,11 +74,14 @@ class Payment:
                 "anew"
             )
         try:
-            self.quote = self._ledger.open_job(self._job_id, plan.events(), ends_with_process=not self._may_resume)
+            self.quote = self._ledger.open_job(
+                self._job_id, plan.events(), ends_with_process=not self._may_resume, can_resume=self._may_resume
+            )
             self._replays = self._ledger.answered(self._job_id)
         except PrivacyError as error:
             raise PolicyRefusal(str(error)) from None
         if any(query.partition(_ROWS)[2] != self._rows for query in self._replays):
+            self.abandon()
             raise DataRefusal(
                 f"the rows of data set {job.data_set!r} at {place.site} are not those on which job {self._job_id} was "
                 "begun: it cannot be resumed. Submit it anew, to be charged anew"
@@ -160,14 +164,21 @@ class Payment:
         self.end()
 
     def abandon(self) -> None:
-        """End an attempt that failed: free what was reserved, unless the job may be resumed."""
-        if self._was_known or (self._has_begun and self._may_resume):
-            _log.warning(
-                "job %s stays open in the ledger: resume it, or free its reservation with `veilboost ledger --close`",
-                self._job_id,
-            )
+        """End an attempt that failed: free what was not released, keep the replies of a job that may be resumed."""
+        if not self._was_known and not (self._has_begun and self._may_resume):
+            self.end()
             return
-        self.end()
+        try:
+            self._ledger.interrupt_job(self._job_id)
+        except PrivacyError:
+            _log.info("job %s does not go on in the ledger already", self._job_id)
+        except OSError as error:
+            log_unclosed(self._job_id, error)
+        else:
+            _log.warning(
+                "job %s was interrupted: what it has released stays charged, the rest of its budget is free again. "
+                "Resume it, or delete its replies with `veilboost ledger --close`", self._job_id,
+            )  # fmt: skip
 
     def end(self) -> None:
         """Close the job in the ledger."""

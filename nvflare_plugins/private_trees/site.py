@@ -214,8 +214,8 @@ class _Training:
     def _paying(self) -> Iterator[Payment]:
         """Reserve the plan, wait until every site has reserved its own, and settle what is left after a failure.
 
-        A process that dies settles nothing: what it has charged stays charged, what it has reserved stays reserved for
-        a job that resumes it, or until the next private job where it cannot be resumed.
+        A process that dies settles nothing: what it has charged stays charged, what it has reserved is free again with
+        the next private job on the data set.
         """
         place = self._attempt.place
         payment = Payment(self._job, place, self._plan, self._prepared.row_hash(), self._attempt.evidence)

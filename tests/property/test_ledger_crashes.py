@@ -39,6 +39,7 @@ STEPS = st.one_of(
     st.tuples(st.just("release"), st.sampled_from(JOBS), st.sampled_from(QUERIES)),
     st.tuples(st.just("extend"), st.sampled_from(JOBS), st.integers(1, 2)),
     st.tuples(st.just("close"), st.sampled_from(JOBS), st.none()),
+    st.tuples(st.just("interrupt"), st.sampled_from(JOBS), st.none()),
     st.tuples(st.just("reopen"), st.none(), st.none()),
 )
 
@@ -76,6 +77,8 @@ class World:
                 case "close":
                     self.closed.add(job)  # also if the power goes while it happens
                     ledger.close_job(job)
+                case "interrupt":
+                    ledger.interrupt_job(job)
                 case "release":
                     self.release(ledger, job, argument)
                 case "reopen":
@@ -96,6 +99,11 @@ class World:
         assert ledger.quote([]).held.fits(BUDGET.limit)
         for (job, query), value in self.handed_out.items():
             if job not in self.closed:
+                with ledger._locked() as state:
+                    is_interrupted = state.jobs[job].is_interrupted
+                    assert state.jobs[job].replies[query][0] == value
+                if is_interrupted:
+                    continue  # it may have no budget left to go on
                 assert ledger.release(job, query, self._must_not_draw)[0] == value
 
     def _must_not_draw(self) -> Release:
@@ -244,6 +252,33 @@ def test_what_cannot_be_resumed_is_free_again_once_its_process_is_gone(tmp_path:
     with pytest.raises(PrivacyRefusal, match="closed"):
         ledger.open_job("once True", [], ends_with_process=True)
     assert ledger.answered("once False") == ("question",)
+    assert not list(tmp_path.glob("*.alive"))
+
+
+def test_what_can_be_resumed_holds_no_more_than_it_spent_once_its_process_is_gone(tmp_path: Path) -> None:
+    """A killed job once held its reservation until somebody at the site gave it back."""
+    ledger = Ledger.open(tmp_path, ledger_workers.IDENTITY, ledger_workers.BUDGET)
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe()
+    process = context.Process(target=ledger_workers.run_until_killed, args=(tmp_path, False, sender, True))
+    process.start()
+    assert receiver.poll(120)
+    with pytest.raises(PrivacyRefusal, match="would overdraw"):
+        ledger.open_job("too much", RepeatedEvent(ledger_workers.EVENT, ledger_workers.N_AFFORDABLE // 2 + 1))
+    process.kill()
+    process.join()
+    rest = RepeatedEvent(ledger_workers.EVENT, ledger_workers.N_AFFORDABLE - 1)
+    ledger.open_job("after", rest)
+    with pytest.raises(PrivacyRefusal, match="was interrupted"):
+        ledger.release("once False", "question", ledger_workers.draw)
+    plan = RepeatedEvent(ledger_workers.EVENT, ledger_workers.N_AFFORDABLE // 2)
+    with pytest.raises(PrivacyRefusal, match="would overdraw"):
+        ledger.open_job("once False", plan, can_resume=True)
+    ledger.close_job("after")
+    ledger.open_job("once False", plan, can_resume=True)
+    assert ledger.answered("once False") == ("question",)
+    ledger.release("once False", "question", lambda: pytest.fail("drawn afresh"))
+    ledger.interrupt_job("once False")
     assert not list(tmp_path.glob("*.alive"))
 
 

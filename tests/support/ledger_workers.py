@@ -42,11 +42,13 @@ def spend_all(folder: Path, name: str, results: Connection) -> None:
     results.send((n_paid, shared))
 
 
-def run_until_killed(folder: Path, ends_with_process: bool, started: Connection) -> None:
+def run_until_killed(
+    folder: Path, ends_with_process: bool, started: Connection, can_resume: bool = False
+) -> None:
     """Reserve half of the budget, release once, and wait to be killed."""
     ledger = Ledger.open(folder, IDENTITY, BUDGET)
     plan = RepeatedEvent(EVENT, N_AFFORDABLE // 2)
-    ledger.open_job(f"once {ends_with_process}", plan, ends_with_process=ends_with_process)
+    ledger.open_job(f"once {ends_with_process}", plan, ends_with_process=ends_with_process, can_resume=can_resume)
     ledger.release(f"once {ends_with_process}", "question", draw)
     started.send(None)
     time.sleep(600)

@@ -167,6 +167,45 @@ def test_jobs_are_opened_once(ledger: Ledger) -> None:
             refused()
 
 
+def test_an_interrupted_job_holds_what_it_spent_and_goes_on_once_it_is_opened_again(
+    ledger: Ledger, folder: Path
+) -> None:
+    plan = RepeatedEvent(EVENT, 4)
+    ledger.open_job("a", plan, can_resume=True)
+    ledger.release("a", "tree 0", make())
+    ledger.interrupt_job("a")
+    again = Ledger.open(folder, IDENTITY, BUDGET)
+    assert again.quote(RepeatedEvent(EVENT, 3)).fits and not again.quote(RepeatedEvent(EVENT, 4)).fits
+    assert "interrupted" in again.describe()
+    for refused in (
+        lambda: again.release("a", "tree 0", never),
+        lambda: again.extend_job("a", EVENT),
+        lambda: again.interrupt_job("a"),
+        lambda: again.open_job("a", EVENT, can_resume=True),
+    ):
+        with pytest.raises(PrivacyRefusal):
+            refused()
+    again.open_job("b", EVENT)
+    with pytest.raises(PrivacyRefusal, match="would overdraw"):
+        again.open_job("a", plan, can_resume=True)
+    again.close_job("b")
+    again.open_job("a", plan, can_resume=True)
+    assert again.release("a", "tree 0", never).tolist() == [7, -7]
+    assert not again.quote(EVENT).fits
+    again.interrupt_job("a")
+    again.close_job("a")
+    assert again.spent().pure_epsilon == 0.25
+
+
+def test_interrupted_jobs_that_released_nothing_do_not_pile_up(ledger: Ledger) -> None:
+    for number in range(20):
+        ledger.open_job(f"job-{number}", RepeatedEvent(EVENT, 4), can_resume=True)
+        ledger.interrupt_job(f"job-{number}")
+    assert ledger.describe().count(" interrupted ") == 9
+    with pytest.raises(ValueError, match="does not end with its process"):
+        ledger.open_job("both", EVENT, can_resume=True, ends_with_process=True)
+
+
 def test_parts_of_the_budget_do_not_pay_for_each_other(folder: Path) -> None:
     ledger = Ledger.open(folder, IDENTITY, Budget(1.0, 1e-6, pure_epsilon=0.3))
     assert ledger.quote(LaplaceEvent(0.3, ROW)).fits and not ledger.quote(LaplaceEvent(0.31, ROW)).fits
@@ -367,6 +406,9 @@ def test_records_that_do_not_follow_are_refused_although_their_checks_are_right(
     for record in (
         {"record": "release", "job": "a", "query": "q", "events": [], "shape": [0], "value": "", "at": "now"},
         {"record": "gift", "at": "now"},
+        {"record": "interrupt", "job": "a", "at": "now"},
+        {"record": "resume", "job": "a", "at": "now"},
+        {"record": "open", "job": "a", "plan": [], "can_resume": 1, "at": "now"},
         {"record": "ledger", "at": "now"},
         {**good, "extra": 1},
         {key: value for key, value in good.items() if key != "delta"},

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dp_components.accounting.composition import compose
 from dp_components.events import Release
 from dp_components.ledger import Ledger
 from dp_components.ledger_journal import Journal
@@ -154,4 +155,75 @@ def test_what_a_failed_attempt_leaves(tmp_path: Path) -> None:
     begun.begin([begun.history()] * 3)
     begun.abandon()
     states = {line.split()[0]: line.split()[1] for line in ledger(tmp_path).describe().splitlines()[-2:]}
-    assert states == {"before": "closed", "begun": "open"}
+    assert states == {"before": "closed", "begun": "interrupted"}
+
+
+def broken_off(folder: Path, job_id: str, n_released: int = 0, **changes: object) -> Payment:
+    """A job that a submitter begins and aborts."""
+    paid = payment(folder, job_of(method="dp_tr_newton", epsilon=2.9, **changes), job_id)
+    paid.begin([paid.history()] * 3)
+    for number in range(n_released):
+        paid.pay(f"leaf sums of round {number}; after {number}", maker(paid))
+    paid.abandon()
+    return paid
+
+
+def test_jobs_that_are_begun_and_broken_off_take_no_budget(tmp_path: Path) -> None:
+    """Each held its whole plan, nearly all that the site's budget has, until somebody at the site gave it back."""
+    for number in range(12):
+        broken_off(tmp_path, f"attack-{number}")
+    assert not any(ledger(tmp_path).spent().parts())
+    assert sum(" interrupted " in line for line in ledger(tmp_path).describe().splitlines()) <= 9
+    honest = payment(tmp_path, job_of(method="dp_tr_newton", epsilon=2.9), "honest")
+    assert honest.pay(QUERY, maker(honest)).tolist() == [7]
+
+
+def test_what_was_released_before_the_end_is_charged_and_nothing_else(tmp_path: Path) -> None:
+    paid = broken_off(tmp_path, "attack", 2)
+    one = paid._plan.events_of(paid._plan.messages[0])
+    held = ledger(tmp_path).quote([]).held
+    assert held == ledger(tmp_path).spent() == ledger(tmp_path).job_spent("attack")
+    assert held.mu_squared == pytest.approx(2 * compose([one]).mu_squared)
+
+
+def test_resuming_asks_for_the_rest_of_the_budget_anew(tmp_path: Path) -> None:
+    broken_off(tmp_path, "first", 1)
+    resumed = payment(tmp_path, job_of(method="dp_tr_newton", epsilon=2.9, resume_from="first"), "second")
+    assert len(resumed._replays) == 1 and ledger(tmp_path).quote([]).held != ledger(tmp_path).spent()
+    resumed.abandon()
+    other = payment(tmp_path, job_of(method="dp_tr_newton", epsilon=2.0), "other")
+    with pytest.raises(PolicyRefusal, match="would overdraw"):
+        payment(tmp_path, job_of(method="dp_tr_newton", epsilon=2.9, resume_from="first"), "third")
+    other.abandon()
+    again = payment(tmp_path, job_of(method="dp_tr_newton", epsilon=2.9, resume_from="first"), "fourth")
+    assert again.pay("leaf sums of round 0; after 0", lambda: pytest.fail("drawn afresh")).tolist() == [7]
+
+
+def test_a_job_that_is_refused_for_its_rows_holds_nothing(tmp_path: Path) -> None:
+    broken_off(tmp_path, "first", 1)
+    for _ in range(2):
+        with refused_for("are not those on which job first was begun"):
+            payment(tmp_path, job_of(method="dp_tr_newton", epsilon=2.9, resume_from="first"), rows=b"other rows")
+        assert ledger(tmp_path).quote([]).held == ledger(tmp_path).spent()
+
+
+def test_a_failed_resumption_does_not_stop_the_job_that_runs(tmp_path: Path) -> None:
+    running = payment(tmp_path, job_id="running")
+    running.begin([running.history()] * 3)
+    beside = payment(tmp_path, job_of(method="dp_tr_newton", resume_from="running"), "beside")
+    beside.abandon()
+    assert running.pay(QUERY, maker(running)).tolist() == [7]
+
+
+def test_a_broken_off_job_that_cannot_be_written_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    paid = payment(tmp_path)
+    paid.begin([paid.history()] * 3)
+
+    def full(self: Journal, record: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Journal, "append", full)
+    paid.abandon()
+    assert "stays open in the ledger, which cannot be written (OSError)" in caplog.text
