@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from enum import Enum
 
 from he_processors.errors import CapacityExceeded, ConfigurationError, PolicyRefusal, VeilBoostError
 
@@ -57,8 +58,28 @@ class DataRefusal(ConfigurationError):
         self.reason = reason
 
 
+class Decider(Enum):
+    """Whose doing it was, as this site sees it, that too few rows of all sites together carry weight.
+
+    OWN_ROWS: this site's own policy wants more, and more rows here would have been enough. DEMAND: another site's policy,
+    or the rows that the job draws, ask for more than this site's policy does. OTHERS: the other sites' rows alone.
+    """
+
+    OWN_ROWS = "own rows"
+    DEMAND = "demand"
+    OTHERS = "others"
+
+
 class TooFewRows(PolicyRefusal):
-    """Too few rows of all sites together carry weight: all sites find this alike, before any tree."""
+    """Too few rows of all sites together carry weight: all sites find this alike, before any tree.
+
+    Attributes:
+        decided_by: for this site's own count of refusals; the text is the same whoever it was.
+    """
+
+    def __init__(self, text: str, decided_by: Decider) -> None:
+        super().__init__(text)
+        self.decided_by = decided_by
 
 
 def machine_failure(error: BaseException) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from nvflare_plugins.data_refusals import RefusalCount
+from nvflare_plugins.data_refusals import Question, RefusalCount
 from nvflare_plugins.registry import Registry
 from nvflare_plugins.site_policy import SitePolicy, own_workspace
 
@@ -36,7 +36,9 @@ def _run(options: argparse.Namespace) -> int:
         print(f"{options.site} remembers nothing: there is no registry in {policy.registry}.")
         return 0
     print(Registry.open(policy).describe())
+    limit = policy.data_refusals_per_month
     for name, count in refusals.counts().items():
-        limit = policy.data_refusals_per_month
         print(f"data set {name!r}: {count} of {limit} jobs that its rows may refuse within a month")
+    for name, count in refusals.counts(Question.DEMAND).items():
+        print(f"data set {name!r}: {count} of {limit} jobs that asked for more rows than this site's policy does")
     return 0

@@ -263,7 +263,9 @@ class SitePolicy:
             Reasons of differentially private jobs are never shared.
         data_refusals_per_month: Jobs that may fail because of the rows of a data set within 31 days; each tells one
             bit. Then jobs on it are refused before its rows are looked at, until time has passed or `veilboost
-            registry DIR --site NAME --reset-refusals DATA_SET` starts the count anew. Default 20.
+            registry DIR --site NAME --reset-refusals DATA_SET` starts the count anew. Jobs that fail because another site,
+            or the job's ``subsample``, asks for more pooled rows than ``min_effective_rows`` are counted apart, and a full
+            count stops such jobs alone. Default 20.
     """
 
     site: str

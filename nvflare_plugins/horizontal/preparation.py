@@ -120,7 +120,7 @@ def _check_public(job: HorizontalJob, policy: SitePolicy, features: Sequence[str
     if parameters.objective.adaptive_leaf:
         policy.check_consent(
             "exact_leaves",
-            f"does not accept {parameters.objective.name}: where it alone has rows in a leaf, the leaf is the label of one",
+            f"does not accept {parameters.objective.name}: a leaf where it alone has rows is the label of one of them",
             "use reg:pseudohubererror, or another objective whose leaves are sums",
         )
     depth, leaves, parallel = (

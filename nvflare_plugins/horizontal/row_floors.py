@@ -14,9 +14,9 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from he_processors.errors import PolicyRefusal
+from he_processors.errors import PolicyRefusal, ProtocolError
 from nvflare_plugins.data import Table
-from nvflare_plugins.failures import DataRefusal, TooFewRows
+from nvflare_plugins.failures import DataRefusal, Decider, TooFewRows
 from nvflare_plugins.horizontal.objectives import ObjectiveFacts
 from nvflare_plugins.horizontal.parameters import TrainingParameters
 from nvflare_plugins.horizontal.row_sampling import row_fraction
@@ -47,9 +47,17 @@ def largest_weight(sums: ProtectedSums, weights: list[NDArray[np.float32] | None
     return [math.ldexp(1.0, exponent) for exponent in exponents]
 
 
+def rows_needed(floors: Floors, parameters: TrainingParameters, n_sets: int) -> list[int]:
+    """Return how many pooled rows must carry weight in each set of rows, the training set's first: public numbers."""
+    fraction = row_fraction(parameters)
+    share = fraction if fraction == 1 else min(fraction, 1 - fraction)
+    in_training = math.ceil(min(floors.effective_rows / share, _ENOUGH_ROWS))
+    return [in_training, *(floors.effective_rows for _ in range(n_sets - 1))]
+
+
 def check_effective_rows(
-    sums: ProtectedSums, floors: Floors, parameters: TrainingParameters, tables: list[Table], largest: list[float],
-    n_sites: int,
+    sums: ProtectedSums, floors: Floors, own: Floors, parameters: TrainingParameters, tables: list[Table],
+    largest: list[float], n_sites: int,
 ) -> None:  # fmt: skip
     """Have all sites together decide whether enough rows and sites carry weight.
 
@@ -57,6 +65,8 @@ def check_effective_rows(
     rows that one of them lacks, which two rounds with nearly all rows would show one by one.
 
     Args:
+        floors: of all sites.
+        own: of this site alone.
         tables: the training set and the evaluation set, if there is one: its metrics are sums over its rows.
         largest: see ``largest_weight``.
 
@@ -66,25 +76,33 @@ def check_effective_rows(
     Raises:
         TooFewRows: at all sites alike, with one text.
         DataRefusal: few of this site's own rows carry its weight. Other sites may lie about theirs.
+        ProtocolError: the sums are none of counts.
     """
-    fraction = row_fraction(parameters)
-    share = fraction if fraction == 1 else min(fraction, 1 - fraction)
-    in_training = math.ceil(min(floors.effective_rows / share, _ENOUGH_ROWS))
-    needed = [in_training, *(floors.effective_rows for _ in tables[1:])]
+    needed = rows_needed(floors, parameters, len(tables))
     positive = [float(parameters.agreed.get("scale_pos_weight", 1.0)), *(1.0 for _ in tables[1:])]  # type: ignore[arg-type]
-    counts, own = [], []
+    counts, of_rows = [], []
     for table, top, factor, enough in zip(tables, largest, positive, needed, strict=True):
         weights = _weights(table, factor)
         total = float(weights.sum()) / (top * max(1.0, factor))
         # A row of the largest weight is a site's least part: its exponent rounds it down to one half.
         counts += [int(total >= 0.5), min(math.floor(total), enough)]
-        own.append(weights)
+        of_rows.append(weights)
     pooled = sums.sum_counts(Kind.EFFECTIVE_ROWS, np.array(counts, dtype=np.int64))
-    found = pooled.reshape(-1, 2)
+    found, here = pooled.reshape(-1, 2), np.array(counts, dtype=np.int64).reshape(-1, 2)
+    if (found < here).any() or (found[:, 0] > n_sites).any():
+        raise ProtocolError("the pooled counts of rows are none: a site or the server misbehaved")
     if (found[:, 0] < floors.sites).any() or (found[:, 1] < needed).any():
-        raise TooFewRows(TOO_FEW)
-    if not all(_carry_their_weight(weights, floors.effective_rows / n_sites) for weights in own):
+        raise TooFewRows(TOO_FEW, _decider(found, here, own.effective_rows, max(needed)))
+    # This site's own floor: what others ask for beyond it is not a question to this site's rows.
+    if not all(_carry_their_weight(weights, own.effective_rows / n_sites) for weights in of_rows):
         raise DataRefusal("few of this site's rows would carry nearly all of its weight: choose another weight column")
+
+
+def _decider(found: NDArray[np.int64], here: NDArray[np.int64], own_floor: int, needed: int) -> Decider:
+    """Say whose doing a refusal was. Shapes: found, here: int64[n_sets, 2], sites and rows, of all and of this site."""
+    if ((found[:, 1] < own_floor) | (here[:, 0] == 0)).any():
+        return Decider.OWN_ROWS
+    return Decider.DEMAND if needed > own_floor else Decider.OTHERS
 
 
 def _weights(table: Table, positive: float) -> NDArray[np.float64]:

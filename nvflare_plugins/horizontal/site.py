@@ -16,7 +16,7 @@ from pathlib import Path
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
-from nvflare_plugins.data_refusals import reading_rows
+from nvflare_plugins.data_refusals import Question, RefusalCount, reading_rows
 from nvflare_plugins.failures import DataRefusal, reason_of
 from nvflare_plugins.horizontal.agreement import Terms, agree, versions
 from nvflare_plugins.horizontal.continuation import keep_thresholds
@@ -27,7 +27,7 @@ from nvflare_plugins.horizontal.matrices import bin_starts, evaluation_matrix, t
 from nvflare_plugins.horizontal.preparation import Prepared, prepare
 from nvflare_plugins.horizontal.processors import open_sums
 from nvflare_plugins.horizontal.row_floors import (
-    check_effective_rows, check_leaves, counts_leaves, largest_weight, with_floor,
+    TOO_FEW, check_effective_rows, check_leaves, counts_leaves, largest_weight, rows_needed, with_floor,
 )  # fmt: skip
 from nvflare_plugins.horizontal.row_sampling import RowDraws, SampledWeights, row_fraction
 from nvflare_plugins.horizontal.run_folder import RunFolder
@@ -228,15 +228,20 @@ class _Attempt:
 
         Privacy: a refusal releases counts that are capped at what was needed, and powers of two above the weights.
         """
-        prepared, floors = self._prepared, self._floors
+        prepared, floors, policy = self._prepared, self._floors, self._place.policy
+        own = policy.floors(self._channel.world)
         if self._parameters.objective.adaptive_leaf:  # see ``RowDraws``: every site must have rows
             floors = dataclasses.replace(floors, sites=self._channel.world)
         tables = list(filter(None, (prepared.table, prepared.eval_table)))
         try:
+            if floors.sites > self._channel.world:  # no row can change that
+                raise PolicyRefusal(TOO_FEW)
+            if max(rows_needed(floors, self._parameters, len(tables))) > own.effective_rows:
+                RefusalCount(policy).check({data_set.name for _, data_set in prepared.tables()}, Question.DEMAND)
             largest = largest_weight(sums, [table.weight for table in tables])
             if self._job.weight is not None:
                 self._parameters = with_floor(self._parameters, floors.rows_per_node, largest[0])
-            check_effective_rows(sums, floors, self._parameters, tables, largest, self._channel.world)
+            check_effective_rows(sums, floors, own, self._parameters, tables, largest, self._channel.world)
         except (PolicyRefusal, DataRefusal):
             for reservation in self._reservations:
                 self._registry.cancel(reservation)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,18 +18,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from he_processors.errors import CapacityExceeded, ConfigurationError, JobAborted, PolicyRefusal
+from he_processors.errors import CapacityExceeded, ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
 from nvflare_plugins import data_refusals
 from nvflare_plugins.bucket_ldp.job import BucketJob
 from nvflare_plugins.bucket_ldp.sent_rows import SentRows
 from nvflare_plugins.bucket_ldp.site import run_site as run_buckets
 from nvflare_plugins.certificates import Identity
-from nvflare_plugins.data_refusals import FILE_NAME, RefusalCount, reading_rows
-from nvflare_plugins.failures import REGISTRY_TEXT, ROWS_TEXT, DataRefusal
+from nvflare_plugins.data_refusals import FILE_NAME, Question, RefusalCount, reading_rows
+from nvflare_plugins.failures import REGISTRY_TEXT, ROWS_TEXT, DataRefusal, Decider, TooFewRows
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.flare.executor import error_text
 from nvflare_plugins.horizontal import preparation
 from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.row_floors import TOO_FEW
 from nvflare_plugins.horizontal.site import run_site
 from nvflare_plugins.place import Place, Silent
 from nvflare_plugins.site_policy import SitePolicy
@@ -39,6 +41,9 @@ from nvflare_plugins.vertical.inference_job import InferenceJob
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.model_files import ModelIdentity, PassivePart
 from nvflare_plugins.vertical.site import run_vertical_site
+from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.envelope import unpack
+from nvflare_plugins.wire.sums import ProtectedSums
 from tests.support.federation import Federation, succeed
 
 SITES = ("site-1", "site-2", "site-3")
@@ -196,6 +201,118 @@ def test_the_registry_says_no_more_than_that_it_refuses(tmp_path: Path) -> None:
     log = federation.workspace("site-1") / "runs" / "second" / "evidence"
     ends = [json.loads(line) for path in log.iterdir() for line in path.read_text().splitlines() if '"end"' in line]
     assert [end["reason"] for end in ends if end["type"] == "end"] == [REGISTRY_TEXT[: len(ends[0]["reason"])]]
+
+
+# -- floors that others ask for ------------------------------------------------------------------------------------------
+
+
+def counts_at(federation: Federation, site: str, question: Question = Question.ROWS) -> dict[str, int]:
+    return RefusalCount(SitePolicy.load(federation.workspace(site), site)).counts(question)
+
+
+def floored(folder: Path, **policy: object) -> Federation:
+    consents = {"recompute_with_changes": True}
+    policy = {"min_effective_rows": 10, "min_rows_per_node": 0, "data_refusals_per_month": 2, "consents": consents, **policy}
+    federation = Federation(folder, policy=policy)
+    federation.give_data("train", table())
+    return federation
+
+
+def kinds_of(frames: list, site: str) -> set[str]:
+    return {unpack(data).kind.name for sender, data in frames if sender == site}
+
+
+@pytest.mark.parametrize("peers_floor", [91, 10**6, 2**53])
+def test_a_peers_floor_does_not_use_up_a_sites_refusals(tmp_path: Path, peers_floor: int) -> None:
+    """Site-3 asks for more rows than there are, until no job of anybody could look at the rows of site-1."""
+    federation = floored(tmp_path)
+    federation.write_policy("site-3", min_effective_rows=peers_floor, data_refusals_per_month=1000)
+    for number in range(2):
+        outcomes = federation.run(job(), f"attack-{number}")
+        assert all(type(outcome) is TooFewRows and str(outcome) == TOO_FEW for outcome in outcomes.values())
+    assert counts_at(federation, "site-1") == {} and counts_at(federation, "site-1", Question.DEMAND) == {"train": 2}
+    assert counts_at(federation, "site-3") == {"train": 2}, "there it is the site's own policy"
+    frames: list = []
+    outcomes = federation.run(job(), "one-too-many", frames=frames)
+    assert type(outcomes["site-1"]) in (PolicyRefusal, JobAborted) and "than its own policy does" in str(outcomes["site-1"])
+    assert "EFFECTIVE_ROWS" not in kinds_of(frames, "site-1"), "no further count may leave the site"
+    federation.write_policy("site-3", min_effective_rows=10)
+    succeed(federation.run(job(), "honest"))
+
+
+def test_a_jobs_sample_does_not_use_up_a_sites_refusals(tmp_path: Path) -> None:
+    federation = floored(tmp_path)
+    for number in range(2):
+        params = {"objective": "binary:logistic", "max_depth": 2, "subsample": 10.0 ** -(3 + number)}
+        assert isinstance(federation.run(job(params=params), f"attack-{number}")["site-1"], TooFewRows)
+    assert counts_at(federation, "site-1") == {} and counts_at(federation, "site-1", Question.DEMAND) == {"train": 2}
+    outcome = federation.run(job(params=params), "one-too-many")["site-1"]
+    assert type(outcome) in (PolicyRefusal, JobAborted) and "bring subsample nearer" in str(outcome)
+    succeed(federation.run(job(), "honest"))
+    RefusalCount(SitePolicy.load(federation.workspace("site-1"), "site-1")).reset("train")
+    assert counts_at(federation, "site-1", Question.DEMAND) == {}
+
+
+def test_what_a_sites_own_rows_decide_is_counted_as_before(tmp_path: Path) -> None:
+    """A weight column of few ones, under this site's own floor; and one of zeros at the other sites, which says nothing."""
+    federation = floored(tmp_path)
+    few = table().assign(w=0.0)
+    few.loc[::30, "w"] = 1.0
+    federation.give_data("train", few)
+    outcomes = federation.run(job(weight="w"), "few")
+    assert {outcome.decided_by for outcome in outcomes.values()} == {Decider.OWN_ROWS}
+    assert all(counts_at(federation, site) == {"train": 1} for site in SITES)
+    elsewhere = table().assign(w=0.0)
+    elsewhere.loc[:29, "w"] = 1.0
+    federation.give_data("train", elsewhere)
+    outcomes = federation.run(job(weight="w"), "elsewhere")
+    deciders = {site: outcome.decided_by for site, outcome in outcomes.items()}
+    assert deciders == {"site-1": Decider.OTHERS, "site-2": Decider.OWN_ROWS, "site-3": Decider.OWN_ROWS}
+    assert counts_at(federation, "site-1") == {"train": 1} and counts_at(federation, "site-2") == {"train": 2}
+
+
+def test_more_sites_than_there_are_cannot_be_asked_for_at_the_cost_of_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Site-3 lies in its terms: its own policy would refuse the job."""
+    federation, real = floored(tmp_path), SitePolicy.floors
+    lie = lambda policy, n: replace(real(policy, n), sites=9 if policy.site == "site-3" else 3)  # noqa: E731
+    monkeypatch.setattr(SitePolicy, "floors", lie)
+    frames: list = []
+    outcomes = federation.run(job(), frames=frames)
+    assert type(outcomes["site-1"]) in (PolicyRefusal, JobAborted) and TOO_FEW in str(outcomes["site-1"])
+    assert "EFFECTIVE_ROWS" not in kinds_of(frames, "site-1")
+    assert counts_at(federation, "site-1") == counts_at(federation, "site-1", Question.DEMAND) == {}
+
+
+def test_counts_that_are_none_are_a_peers_doing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A negative count of a peer made the others' rows look like too few."""
+    real = ProtectedSums.sum_counts
+
+    def lying(sums: ProtectedSums, kind: Kind, counts: np.ndarray) -> np.ndarray:
+        if kind is Kind.EFFECTIVE_ROWS and sums._channel.site == "site-3":
+            counts = np.array([1, -(10**6)])
+        return real(sums, kind, counts)
+
+    monkeypatch.setattr(ProtectedSums, "sum_counts", lying)
+    federation = floored(tmp_path)
+    outcomes = federation.run(job())
+    assert isinstance(outcomes["site-1"], ProtocolError) and counts_at(federation, "site-1") == {}
+
+
+def test_counts_of_an_older_version_are_read(tmp_path: Path) -> None:
+    policy = SitePolicy.from_dict({"data_refusals_per_month": 1}, workspace=tmp_path, site="a")
+    count = RefusalCount(policy)
+    count.note(["one"])
+    path = policy.registry / FILE_NAME
+    document = json.loads(path.read_text())
+    del document["demands"]
+    path.write_text(json.dumps(document))
+    count.check(["one"], Question.DEMAND)
+    with pytest.raises(PolicyRefusal):
+        count.check(["one"])
+    count.note(["one"], Question.DEMAND)
+    assert count.counts() == count.counts(Question.DEMAND) == {"one": 1}
 
 
 # -- leaves that are labels -------------------------------------------------------------------------------------------
