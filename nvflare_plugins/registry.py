@@ -40,6 +40,7 @@ from nvflare_plugins.site_policy import Consents, DataSet, SitePolicy
 from nvflare_plugins.stored_arrays import read_arrays
 
 _ROWS = "rows or columns"
+_HASH_BYTES = 8
 
 
 def describe_draw(fraction: float = 1.0, weight: str | None = None) -> str:
@@ -359,9 +360,12 @@ class Registry:
             return 0
         path = self._root / "rows" / f"{earlier.fingerprint}.u64"
         try:
-            return overlap_of(rows, np.fromfile(path, dtype="<u8"))
+            content = path.read_bytes()
         except OSError:
             raise self._damaged(f"rows/{path.name} is missing") from None
+        if len(content) != _HASH_BYTES * earlier.n_rows:  # a row that it lacks would be unknown, without a word
+            raise self._damaged(f"rows/{path.name} is damaged: it holds more or fewer rows than were released")
+        return overlap_of(rows, np.frombuffer(content, dtype="<u8"))
 
     def _load_cuts(self, search: Search, feature: str) -> NDArray[np.float32]:
         try:

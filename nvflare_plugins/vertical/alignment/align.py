@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from he_processors.errors import PolicyRefusal, ProtocolError, VeilBoostError
+from he_processors.errors import PolicyRefusal, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.site_policy import SitePolicy, VerticalRules
 from nvflare_plugins.vertical.alignment.blinding import psi_library
@@ -159,7 +159,8 @@ def _reserve_together(
     try:
         runs = registry.reserve(ids, channel.job_id, channel.sites)
         _gather(channel, session, b"", "alignment reserved")
-    except (VeilBoostError, OSError):
+        registry.mark_sent(runs)
+    except BaseException:  # whatever ends it, nothing has left
         registry.cancel(runs)
         raise
 

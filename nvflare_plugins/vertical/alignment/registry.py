@@ -5,11 +5,12 @@ sets of his own can ask for one id after another; and two alignments that differ
 difference. So the ids of a data set take part in one alignment, whose result later jobs reuse; a further one needs this
 site's consent.
 
-``reserve`` comes before the first blinded id leaves; it is durable, and from then on the alignment counts, also if the
-process dies. ``cancel`` is for an alignment that ended before anything left.
+``reserve`` comes first and is durable; ``mark_sent`` comes right before the first blinded id leaves, and from then on the
+alignment counts whatever happens. ``cancel`` is for one that ended before; if the process dies before, the next
+``reserve`` takes its reservation back.
 
 Files, all of mode 0600 in a folder of mode 0700: ``alignments.json`` (readable by a person), ``ids/`` (sorted 8-byte
-keyed hashes), ``key`` and ``lock``. Without the key the hashes tell nothing; with it a guessed id can be tested, which
+keyed hashes), ``key``, ``lock``, and a mark for each job that has reserved and sent nothing yet. Without the key the hashes tell nothing; with it a guessed id can be tested, which
 is why both stay at the site.
 """
 
@@ -21,7 +22,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dp_components.ledger_journal import Alive
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.data_identity import overlap_of
@@ -40,11 +42,17 @@ FOLDER = "alignments"
 _FILE = "alignments.json"
 _VERSION = 1
 _KEY_BYTES = 32
+_HASH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class AlignmentRun:
-    """One alignment of one data set. ``ids`` names the file with the hashes of its ids."""
+    """One alignment of one data set.
+
+    Attributes:
+        ids: names the file with the hashes of its ids.
+        sent: whether a blinded id may have left. Entries of older versions do not say; they count.
+    """
 
     job_id: str
     data_set: str
@@ -52,6 +60,7 @@ class AlignmentRun:
     n_ids: int
     ids: str
     started: str
+    sent: bool = True
 
 
 class AlignmentRegistry:
@@ -59,6 +68,7 @@ class AlignmentRegistry:
 
     def __init__(self, root: Path, site: str, consents: Consents, randomness: RandomSource = OS_RANDOMNESS) -> None:
         self._root, self._site, self._consents = root, site, consents
+        self._alive = Alive(root / _FILE)
         for folder in (root, root / "ids"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
@@ -90,7 +100,7 @@ class AlignmentRegistry:
             ConfigurationError: the registry is damaged.
         """
         with self._locked():
-            earlier = self._read()
+            earlier = self._without_dead()
             fresh = []
             for name, ids in data.items():
                 hashes = self._hashes(ids)
@@ -98,14 +108,33 @@ class AlignmentRegistry:
                     self._refuse_repetition(name, hashes, earlier)
                 file = f"{hashlib.sha256(hashes.tobytes()).hexdigest()[:32]}.u64"
                 write_private(self._root / "ids" / file, hashes.tobytes())
-                fresh.append(AlignmentRun(job_id, name, tuple(sites), len(ids), file, _now()))
+                fresh.append(AlignmentRun(job_id, name, tuple(sites), len(ids), file, _now(), sent=False))
+            self._alive.hold(job_id)
             self._write([*earlier, *fresh])
         return tuple(fresh)
+
+    def mark_sent(self, runs: Sequence[AlignmentRun]) -> None:
+        """Note durably that blinded ids leave now: the alignment counts from here on."""
+        with self._locked():
+            self._write([replace(run, sent=True) if run in runs else run for run in self._read()])
+            self._forget_marks(runs)
 
     def cancel(self, runs: Sequence[AlignmentRun]) -> None:
         """Take reservations back; only if no blinded id has left."""
         with self._locked():
-            self._write([run for run in self._read() if run not in runs])
+            self._write([run for run in self._read() if replace(run, sent=False) not in runs])
+            self._forget_marks(runs)
+
+    def _without_dead(self) -> list[AlignmentRun]:
+        """Return the alignments that count: not those whose process ended before it sent anything."""
+        runs = self._read()
+        dead = [run for run in runs if run.sent is False and not self._alive.is_held(run.job_id)]
+        self._forget_marks(dead)
+        return [run for run in runs if run not in dead]
+
+    def _forget_marks(self, runs: Sequence[AlignmentRun]) -> None:
+        for job_id in {run.job_id for run in runs}:
+            self._alive.release(job_id)
 
     def _refuse_repetition(self, name: str, hashes: NDArray[np.uint64], earlier: Sequence[AlignmentRun]) -> None:
         for run in earlier:
@@ -126,12 +155,12 @@ class AlignmentRegistry:
 
     def _load(self, run: AlignmentRun) -> NDArray[np.uint64]:
         try:
-            hashes = np.fromfile(self._root / "ids" / run.ids, dtype="<u8")
+            content = (self._root / "ids" / run.ids).read_bytes()
         except OSError:
             raise self._damaged(f"ids/{run.ids} is missing") from None
-        if hashes.size != run.n_ids:
+        if len(content) != _HASH_BYTES * run.n_ids:
             raise self._damaged(f"ids/{run.ids} is damaged")
-        return hashes
+        return np.frombuffer(content, dtype="<u8")
 
     def _read(self) -> list[AlignmentRun]:
         path = self._root / _FILE
@@ -142,7 +171,7 @@ class AlignmentRegistry:
             if document["version"] != _VERSION:
                 raise ValueError("unknown version")
             return [AlignmentRun(**{**run, "sites": tuple(run["sites"])}) for run in document["runs"]]
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, AttributeError):
             raise self._damaged(f"{_FILE} cannot be read") from None
 
     def _write(self, runs: Sequence[AlignmentRun]) -> None:

@@ -272,7 +272,7 @@ def test_the_command_finds_a_simulated_site(tmp_path: Path, capsys: pytest.Captu
         assert "job-1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("damage", ["text", "key lost", "version", "state", "terms", "fields", "rows lost"])
+@pytest.mark.parametrize("damage", ["text", "key lost", "version", "state", "terms", "fields", "rows lost", "rows cut", "rows torn", "rows added"])
 def test_damage_is_refused_not_forgotten(tmp_path: Path, damage: str) -> None:
     reserve(Registry(tmp_path, "site-1", Consents()), table())
     file = tmp_path / "registry.json"
@@ -284,6 +284,10 @@ def test_damage_is_refused_not_forgotten(tmp_path: Path, damage: str) -> None:
     elif damage == "rows lost":
         for path in (tmp_path / "rows").iterdir():
             path.unlink()
+    elif damage.startswith("rows "):
+        (path,) = (tmp_path / "rows").iterdir()
+        content = path.read_bytes()
+        path.write_bytes({"cut": content[:-8], "torn": content[:-3], "added": content + content[:8]}[damage[5:]])
     else:
         if damage == "version":
             document["version"] = 3

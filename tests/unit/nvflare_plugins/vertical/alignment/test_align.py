@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import logging
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +17,11 @@ from hypothesis import strategies as st
 
 from he_processors.errors import JobAborted, PolicyRefusal, ProtocolError
 from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
-from nvflare_plugins.site_policy import VerticalRules
-from nvflare_plugins.vertical.alignment.align import _Offer, align, confirm
-from nvflare_plugins.vertical.alignment.registry import FOLDER
+from nvflare_plugins.site_policy import Consents, VerticalRules
+from nvflare_plugins.vertical.alignment.align import _Offer, _reserve_together, align, confirm
+from nvflare_plugins.vertical.alignment.registry import FOLDER, AlignmentRegistry
 from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.contents import Content, Protection
 from nvflare_plugins.wire.envelope import unpack
 from tests.support.alignment import encode, needs_psi, party_names, run_parties
@@ -148,6 +151,39 @@ def test_a_refusal_of_one_registry_is_no_alignment_at_the_others(tmp_path):
     refused(run(tmp_path, [{"late": fresh}, {"late": other}], job_id="second"), REGISTRY_TEXT, DataRefusal)
     runs = (tmp_path / "party-a" / "veilboost_registry" / "party-a" / FOLDER / "alignments.json").read_text()
     assert "first" in runs and "second" not in runs
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, SystemExit])
+def test_whatever_ends_an_alignment_before_ids_leave_it_is_not_remembered(tmp_path, monkeypatch, error):
+    """One that ran out of memory, or was stopped, between reservation and first id stayed reserved for ever."""
+    seen = []
+
+    def stops(registry: AlignmentRegistry, runs: Any) -> None:
+        seen.append(json.loads((registry._root / "alignments.json").read_text())["runs"])
+        raise error
+
+    monkeypatch.setattr(AlignmentRegistry, "mark_sent", stops)
+    registry = AlignmentRegistry(tmp_path, "party-a", Consents())
+    channel = SimpleNamespace(job_id="job", sites=("party-a",), world=1, rank=0, gather=lambda *_: [b""])
+    session = SimpleNamespace(seal_to_all=lambda *_: b"")
+    with pytest.raises(error):
+        _reserve_together(channel, session, registry, {"train": [b"Zebra"]})
+    assert [run["sent"] for run in seen[0]] == [False], "reserved, and durably so, before anything can leave"
+    assert json.loads((tmp_path / "alignments.json").read_text())["runs"] == []
+
+
+def test_an_alignment_counts_before_its_first_id_leaves(tmp_path, monkeypatch):
+    told = []
+
+    def listen(channel: Any, *more: Any) -> Any:
+        path = tmp_path / channel.site / "veilboost_registry" / channel.site / FOLDER / "alignments.json"
+        told.append([run["sent"] for run in json.loads(path.read_text())["runs"]])
+        return real(channel, *more)
+
+    real = Channel.route
+    monkeypatch.setattr(Channel, "route", listen)
+    run(tmp_path, [{"train": one} for one in sets(2)])
+    assert told and all(sent == [True] for sent in told)
 
 
 def test_ids_that_are_not_different_are_a_callers_mistake(tmp_path):

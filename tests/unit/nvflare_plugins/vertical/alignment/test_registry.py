@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -66,8 +69,68 @@ def test_what_was_cancelled_does_not_count_and_what_was_refused_is_not_remembere
     one.reserve({"new": [b"new"], "people": IDS}, "job-4", SITES)
 
 
-def test_files_are_private_and_hold_no_id(tmp_path):
+def reserve_until_killed(folder: Path, sends: bool, started: Connection) -> None:
+    one = registry(folder)
+    runs = one.reserve({"people": IDS}, "killed", SITES)
+    if sends:
+        one.mark_sent(runs)
+    started.send(None)
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_what_a_killed_process_leaves_counts_only_if_something_may_have_left(tmp_path, sends):
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe()
+    process = context.Process(target=reserve_until_killed, args=(tmp_path, sends, sender))
+    process.start()
+    assert receiver.poll(120)
+    with pytest.raises(PolicyRefusal, match="in job killed"):  # while it runs, sent or not
+        registry(tmp_path).reserve({"people": IDS}, "beside", SITES)
+    process.kill()
+    process.join()
+    if sends:
+        with pytest.raises(PolicyRefusal, match="in job killed"):
+            registry(tmp_path).reserve({"people": IDS}, "after", SITES)
+        return
+    after = registry(tmp_path)
+    after.mark_sent(after.reserve({"people": IDS}, "after", SITES))
+    document = json.loads((tmp_path / "alignments" / "alignments.json").read_text())
+    assert [(run["job_id"], run["sent"]) for run in document["runs"]] == [("after", True)]
+    assert not list(tmp_path.rglob("*.alive"))
+
+
+@pytest.mark.parametrize("said", [None, 0, "", "no", True])
+def test_only_what_says_that_it_sent_nothing_is_taken_back(tmp_path, said):
+    """Entries of older versions say nothing; a damaged one must not be forgotten."""
     registry(tmp_path).reserve({"people": IDS}, "job-1", SITES)
+    path = tmp_path / "alignments" / "alignments.json"
+    document = json.loads(path.read_text())
+    document["runs"][0]["sent"] = said
+    if said is None:
+        del document["runs"][0]["sent"]
+    path.write_text(json.dumps(document))
+    for mark in tmp_path.rglob("*.alive"):
+        mark.unlink()
+    with pytest.raises(PolicyRefusal, match="in job job-1"):
+        registry(tmp_path).reserve({"people": IDS}, "job-2", SITES)
+
+
+@pytest.mark.parametrize("change", [lambda b: b[:-8], lambda b: b[:-3], lambda b: b + b"\0", lambda b: b + b[:8]])
+def test_hashes_of_another_length_are_damage(tmp_path, change):
+    registry(tmp_path).reserve({"people": IDS}, "job-1", SITES)
+    (file,) = (tmp_path / "alignments" / "ids").iterdir()
+    file.write_bytes(change(file.read_bytes()))
+    with pytest.raises(ConfigurationError, match="is damaged"):
+        registry(tmp_path).reserve({"others": [b"x"]}, "job-2", SITES)
+
+
+def test_files_are_private_and_hold_no_id(tmp_path):
+    one = registry(tmp_path)
+    runs = one.reserve({"people": IDS}, "job-1", SITES)
+    (mark,) = tmp_path.rglob("*.alive")
+    assert mark.stat().st_mode & 0o777 == 0o600 and not mark.read_bytes()
+    one.mark_sent(runs)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) == 4 and all(path.stat().st_mode & 0o777 == 0o600 for path in files)
     assert all(path.stat().st_mode & 0o777 == 0o700 for path in tmp_path.rglob("*") if path.is_dir())
