@@ -14,7 +14,7 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from he_processors.errors import PolicyRefusal, ProtocolError
+from he_processors.errors import PolicyRefusal
 from nvflare_plugins.data import Table
 from nvflare_plugins.failures import DataRefusal, Decider, TooFewRows
 from nvflare_plugins.horizontal.objectives import ObjectiveFacts
@@ -76,7 +76,6 @@ def check_effective_rows(
     Raises:
         TooFewRows: at all sites alike, with one text.
         DataRefusal: few of this site's own rows carry its weight. Other sites may lie about theirs.
-        ProtocolError: the sums are none of counts.
     """
     needed = rows_needed(floors, parameters, len(tables))
     positive = [float(parameters.agreed.get("scale_pos_weight", 1.0)), *(1.0 for _ in tables[1:])]  # type: ignore[arg-type]
@@ -89,8 +88,6 @@ def check_effective_rows(
         of_rows.append(weights)
     pooled = sums.sum_counts(Kind.EFFECTIVE_ROWS, np.array(counts, dtype=np.int64))
     found, here = pooled.reshape(-1, 2), np.array(counts, dtype=np.int64).reshape(-1, 2)
-    if (found < here).any() or (found[:, 0] > n_sites).any():
-        raise ProtocolError("the pooled counts of rows are none: a site or the server misbehaved")
     if (found[:, 0] < floors.sites).any() or (found[:, 1] < needed).any():
         raise TooFewRows(TOO_FEW, _decider(found, here, own.effective_rows, max(needed)))
     # This site's own floor: what others ask for beyond it is not a question to this site's rows.
@@ -99,8 +96,12 @@ def check_effective_rows(
 
 
 def _decider(found: NDArray[np.int64], here: NDArray[np.int64], own_floor: int, needed: int) -> Decider:
-    """Say whose doing a refusal was. Shapes: found, here: int64[n_sets, 2], sites and rows, of all and of this site."""
-    if ((found[:, 1] < own_floor) | (here[:, 0] == 0)).any():
+    """Say whose doing a refusal was. Shapes: found, here: int64[n_sets, 2], sites and rows, of all and of this site.
+
+    A site that counts as many rows as its own policy asks for alone has told no more than that, whatever others count.
+    """
+    too_few = (found[:, 1] < own_floor) & (here[:, 1] < own_floor)
+    if (too_few | (here[:, 0] == 0)).any():
         return Decider.OWN_ROWS
     return Decider.DEMAND if needed > own_floor else Decider.OTHERS
 

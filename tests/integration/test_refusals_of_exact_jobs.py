@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from he_processors.errors import CapacityExceeded, ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
+from he_processors.errors import CapacityExceeded, ConfigurationError, JobAborted, PolicyRefusal
 from nvflare_plugins import data_refusals
 from nvflare_plugins.bucket_ldp.job import BucketJob
 from nvflare_plugins.bucket_ldp.sent_rows import SentRows
@@ -285,8 +285,9 @@ def test_more_sites_than_there_are_cannot_be_asked_for_at_the_cost_of_the_rows(
     assert counts_at(federation, "site-1") == counts_at(federation, "site-1", Question.DEMAND) == {}
 
 
-def test_counts_that_are_none_are_a_peers_doing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A negative count of a peer made the others' rows look like too few."""
+def test_a_false_count_of_a_peer_does_not_use_up_the_refusals_of_a_site_with_rows_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = ProtectedSums.sum_counts
 
     def lying(sums: ProtectedSums, kind: Kind, counts: np.ndarray) -> np.ndarray:
@@ -297,7 +298,8 @@ def test_counts_that_are_none_are_a_peers_doing(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(ProtectedSums, "sum_counts", lying)
     federation = floored(tmp_path)
     outcomes = federation.run(job())
-    assert isinstance(outcomes["site-1"], ProtocolError) and counts_at(federation, "site-1") == {}
+    assert outcomes["site-1"].decided_by is Decider.OTHERS and str(outcomes["site-1"]) == TOO_FEW
+    assert counts_at(federation, "site-1") == counts_at(federation, "site-1", Question.DEMAND) == {}
 
 
 def test_counts_of_an_older_version_are_read(tmp_path: Path) -> None:
