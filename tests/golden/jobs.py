@@ -95,40 +95,58 @@ def bounds_of(frame: pd.DataFrame) -> dict[str, list[float]]:
     return {name: [float(np.floor(column.min())), float(np.ceil(column.max()))] for name, column in features.items()}
 
 
-def rows_over_sites(folder: Path, frame: pd.DataFrame, **facts: Any) -> Parties:
+def rows_over_sites(folder: Path, frame: pd.DataFrame, name: str = "rows", **facts: Any) -> Parties:
     """Deal the rows out to three sites in shares of 1/2, 1/3 and 1/6."""
     parties = Parties(folder, policy={"data_sets": {}, **POLICY})
     number = np.arange(len(frame)) % 6
     for site, mine in zip(parties.sites, (number < 3, (3 <= number) & (number < 5), number == 5), strict=True):
-        parties.give(site, "rows", frame[mine], **facts)
+        parties.give(site, name, frame[mine], **facts)
     return parties
 
 
-def columns_over_sites(folder: Path, frame: pd.DataFrame, name: str = "rows", shuffled: bool = False) -> Parties:
-    """Deal the columns out to three sites; the first has the label. ``shuffled``: other rows and orders at each."""
+def columns_over_sites(
+    folder: Path, frame: pd.DataFrame, name: str = "rows", shuffled: bool = False, person: str = "row"
+) -> Parties:
+    """Deal the columns out to three sites; the first has the label.
+
+    Args: shuffled: other rows and orders at each site; person: what ids begin with.
+    """
     parties = Parties(folder, policy={"data_sets": {}, **POLICY})
     names = [column for column in frame.columns if column != "y"]
-    frame = frame.assign(id=[f"row-{number}" for number in range(len(frame))])
+    frame = frame.assign(id=[f"{person}-{number}" for number in range(len(frame))])
     for number, site in enumerate(parties.sites):
         own = ["id", *names[number::3], *(["y"] if number == 0 else [])]
         rows = frame
         if shuffled:
-            rows = frame.drop(index=range(20 * number, 20 * number + 20)).sample(frac=1, random_state=number)
+            rows = frame.drop(index=frame.index[20 * number : 20 * number + 20]).sample(frac=1, random_state=number)
         parties.give(site, name, rows[own], id="id")
     return parties
+
+
+def describe_buckets(parties: Parties, frame: pd.DataFrame, name: str) -> None:
+    """Give the passive parties what FederBoost asks of them: a budget, and what is public of their features."""
+    bounds = bounds_of(frame)
+    for number, site in enumerate(parties.sites[1:], start=1):
+        policy = parties.policy_of(site)
+        policy["data_sets"][name]["privacy"] = PURE_BUDGET
+        parties.set_policy(site, **policy)
+        own = {column: dict(zip(("low", "high"), bounds[column], strict=True)) for column in list(bounds)[number::3]}
+        parties.give_input(site, "bucket_features.json", own)
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-def run_job(parties: Parties, run_site: Callable[..., Any], job: Any, server: Any = None) -> None:
+def run_job(
+    parties: Parties, run_site: Callable[..., Any], job: Any, server: Any = None, job_id: str = JOB_ID
+) -> None:
     """Run a job at all sites, and the server's answers to sums, with randomness that repeats itself."""
     on_sum = None
     with repeated_randomness():
         if server is not None:
             answer = as_party(SERVER, server(job, len(parties.sites)).answer)
             on_sum = lambda frame, total: answer(frame, total, lambda *spend: None)  # noqa: E731
-        succeed(parties.run(at_site(run_site), job, JOB_ID, on_sum))
+        succeed(parties.run(at_site(run_site), job, job_id, on_sum))
 
 
 def same_model(parties: Parties) -> dict[str, bytes]:
@@ -198,15 +216,8 @@ def dpboost(folder: Path) -> dict[str, bytes]:
 
 def federboost_vertical(folder: Path) -> dict[str, bytes]:
     """FederBoost's vertical job: every party's part."""
-    frame = breast(6)
-    parties = columns_over_sites(folder, frame)
-    bounds = bounds_of(frame)
-    for number, site in enumerate(parties.sites[1:], start=1):
-        policy = parties.policy_of(site)
-        policy["data_sets"]["rows"]["privacy"] = PURE_BUDGET
-        parties.set_policy(site, **policy)
-        features = {name: dict(zip(("low", "high"), bounds[name], strict=True)) for name in list(bounds)[number::3]}
-        parties.give_input(site, "bucket_features.json", features)
+    parties = columns_over_sites(folder, breast(6))
+    describe_buckets(parties, breast(6), "rows")
     params = {"objective": "binary:logistic", "max_depth": 3}
     run_job(parties, run_bucket_site, BucketJob("rows", "site-1", "y", params=params, num_rounds=3, epsilon=6.0))
     return parts(parties)

@@ -1,0 +1,105 @@
+"""Signed evidence of whole jobs, with the server's log beside the sites'."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from nvflare_plugins.certificates import Identity
+from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.site import run_site as run_horizontal_site
+from nvflare_plugins.place import Place, Silent
+from nvflare_plugins.private_trees.job import PrivateTreesJob
+from nvflare_plugins.private_trees.job_plan import JobPlan
+from nvflare_plugins.private_trees.server import TrustedServer
+from nvflare_plugins.private_trees.site import run_private_trees_site
+from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.vertical.site import run_vertical_site
+from nvflare_plugins.wire.aggregation import Aggregator, Transfer
+from nvflare_plugins.wire.evidence import EvidenceLog
+from nvflare_plugins.wire.evidence_format import SERVER, export_name
+from tests.golden.jobs import BUDGET, bounds_of, breast, columns_over_sites, rows_over_sites
+from tests.support.federation import TIMEOUT_S, DirectTransport
+from tests.support.parties import Parties
+from tests.support.sessions import Authority
+
+SERVERS = {"servers": [{"name": "project", "identity": "server1"}]}
+
+
+def write_evidence(folder: Path) -> None:
+    """Write evidence of a horizontal, a vertical and a private job, and the startup kit that it is checked with."""
+    frame = breast()
+    params = {"objective": "binary:logistic", "max_depth": 2, "max_bin": 16, "min_child_weight": 4}
+    shallow = {"objective": "binary:logistic", "max_depth": 2, "max_bin": 16}
+    private = {
+        "data_set": "rows", "label": "y", "epsilon": 4.0, "delta": 1e-5, "feature_bounds": bounds_of(frame),
+        "trust": "trusted_aggregator", "components": {"n_trees": 2},
+    }  # fmt: skip
+    jobs = {
+        "horizontal": (rows_over_sites, {}, run_horizontal_site, HorizontalJob("rows", "y", params, 2)),
+        "vertical": (columns_over_sites, {}, run_vertical_site, VerticalJob(
+            "site-1", "rows", "y", shallow, 1, key_bits=3072
+        )),
+        "private": (rows_over_sites, {"privacy": BUDGET}, run_private_trees_site, PrivateTreesJob.from_dict(private)),
+    }  # fmt: skip
+    for name, (give, facts, run_site, job) in jobs.items():
+        with tempfile.TemporaryDirectory() as sites:
+            parties = give(Path(sites), frame[:300] if name == "vertical" else frame, **facts)
+            run_signed(parties, run_site, job, f"golden-{name}", folder / name)
+    kit = folder / "startup"
+    kit.mkdir()
+    (kit / "rootCA.pem").write_bytes(Authority().root.public_bytes(Encoding.PEM))
+    (kit / "fed_client.json").write_text(json.dumps(SERVERS) + "\n")
+
+
+def run_signed(parties: Parties, run_site: Callable[..., Any], job: Any, job_id: str, exports: Path) -> None:
+    """Run a job of sites with certificates and collect the evidence of all, as a download of the job holds it."""
+    attempt = secrets.token_bytes(16)
+    identities = [Authority().identity(site, number) for number, site in enumerate(parties.sites)]
+    exports.mkdir(parents=True)
+    log = EvidenceLog(exports / export_name(SERVER), SERVER, job_id, attempt.hex(), job.profile, role="server")
+
+    def record(transfer: Transfer) -> None:
+        frame = transfer.frame
+        log.record(
+            transfer.direction, frame.counter, frame.kind.name, str(frame.moment), frame.codec.name, frame.n_values,
+            transfer.commitment, frame.kind.private, peers=transfer.sites, salt=frame.salt,
+        )  # fmt: skip
+
+    on_sum = None
+    if getattr(job, "trust", "") == "trusted_aggregator":
+        server = TrustedServer(JobPlan.of(job, len(parties.sites)))
+        on_sum = lambda frame, total: server.answer(frame, total, log.spend)  # noqa: E731
+    aggregator = Aggregator(parties.sites, attempt, TIMEOUT_S, record, log.signed_head, on_sum=on_sum)
+    errors: list[Exception] = []
+
+    def take_part(site: str, identity: Identity) -> None:
+        try:
+            policy = SitePolicy.load(parties.workspace(site), site)
+            place = Place(site, parties.sites, job_id, attempt, parties.workspace(site) / "runs", policy,
+                          identity)  # fmt: skip
+            run_site(job, place, DirectTransport(aggregator, site), TIMEOUT_S, Silent())
+        except Exception as error:  # raised below, by the thread that waits
+            errors.append(error)
+            aggregator.abort(f"{site}: {error}")
+
+    threads = [threading.Thread(target=take_part, args=one) for one in zip(parties.sites, identities, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.end("completed" if not errors else "aborted")
+    log.close()
+    for error in errors:
+        raise error
+    for site in parties.sites:
+        shutil.copy(parties.run_folder(site, job_id) / "evidence" / export_name(site), exports)

@@ -1,0 +1,54 @@
+"""Evidence that sites and servers hold of earlier jobs still verifies under the root of their project."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from nvflare_plugins import evidence_audit, evidence_certificates
+from nvflare_plugins import verify as verify_module
+
+EVIDENCE = Path(__file__).parent / "evidence_2"
+KINDS = ("horizontal", "vertical", "private")
+
+
+def verify(folder: Path, job: str) -> int:
+    """Call ``veilboost verify`` with the root of the project's startup kit; return its exit code."""
+    parser = argparse.ArgumentParser()
+    verify_module.add_parser(parser.add_subparsers())
+    root = EVIDENCE / "startup" / "rootCA.pem"
+    options = parser.parse_args(["verify", str(folder), "--root-ca", str(root), "--job", job])
+    return options.func(options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_signed_evidence_verifies(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(list((EVIDENCE / kind).glob("*.jsonl"))) == 4
+    assert verify(EVIDENCE / kind, f"golden-{kind}") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"VERIFIED: job golden-{kind}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("log", ["server", "site-2"])
+def test_one_changed_character_fails(kind: str, log: str, tmp_path: Path) -> None:
+    shutil.copytree(EVIDENCE / kind, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / f"{log}.evidence.jsonl"
+    content = path.read_bytes()
+    at = content.index(b'"size":') + len(b'"size":')
+    path.write_bytes(content[:at] + (b"1" if content[at : at + 1] != b"1" else b"2") + content[at + 1 :])
+    assert verify(tmp_path, f"golden-{kind}") == 1
+
+
+def test_it_verifies_after_the_certificates_have_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime(2050, 1, 1, tzinfo=tz or UTC)
+
+    for module in (evidence_audit, evidence_certificates):
+        monkeypatch.setattr(module, "datetime", Later)
+    assert verify(EVIDENCE / "horizontal", "golden-horizontal") == 0

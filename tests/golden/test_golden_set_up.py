@@ -1,0 +1,119 @@
+"""Job folders that lie about, and sites that were set up, before: FLARE still builds the one and the other still runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.workspace import Workspace
+from nvflare.fuel.utils.class_loader import load_class
+from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
+from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
+from nvflare.private.fed.utils.fed_utils import authorize_build_component
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.flare_boundary import check_set_up
+from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.site_setup import set_up
+from tests.golden.write_history import policy_values
+
+HERE = Path(__file__).parent
+SHIPPED = json.loads((HERE / "job_folders.json").read_text())
+KITS = {"client": "hospital-a", "server": "server"}
+
+
+def kit(tmp_path: Path, name: str) -> Path:
+    """Return a copy of a set-up workspace."""
+    return Path(shutil.copytree(HERE / "set_up" / name, tmp_path / name))
+
+
+def build(config: dict, side: str, workspace: Path) -> list:
+    """Build a configuration as FLARE's job process does at a site or server; return its executors or controllers."""
+    path = workspace / f"config_fed_{side}.json"
+    path.write_text(json.dumps(config))
+    args = argparse.Namespace(sp_scheme="tcp", sp_target="x:1", client_name="site-1", job_id="j", workspace=str(workspace))
+    context, folder = FLContext(), Workspace(str(workspace), "site-1" if side == "client" else "server")
+    context.set_prop(FLContextKey.WORKSPACE_OBJECT, folder, private=True)
+    context.set_prop(FLContextKey.CURRENT_JOB_ID, "j", private=False)
+    context.set_prop(FLContextKey.JOB_META, {}, private=True, sticky=False)
+    if side == "client":
+        configurator = ClientJsonConfigurator(folder, str(path), args, str(workspace), [])
+    else:
+        configurator = ServerJsonConfigurator(folder, str(path), args, str(workspace), [])
+    configurator.set_component_build_authorizer(authorize_build_component, fl_ctx=context, event_handlers=[])
+    configurator.configure()
+    if side == "client":
+        return [row.executor for row in configurator.executors]
+    return [workflow.controller for workflow in configurator.workflows]
+
+
+def test_every_class_path_of_shipped_folders_can_be_imported() -> None:
+    assert len(SHIPPED["class_paths"]) == 15
+    for path in SHIPPED["class_paths"]:
+        assert callable(load_class(path)), path
+
+
+@pytest.mark.parametrize("side", KITS)
+@pytest.mark.parametrize("folder", SHIPPED["folders"])
+def test_flare_builds_shipped_folders_under_the_list_of_a_set_up_site(
+    folder: str, side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = kit(tmp_path, KITS[side])
+    monkeypatch.chdir(tmp_path)
+    config = SHIPPED["folders"][folder][side]
+    (built,) = build(config, side, workspace)
+    if side == "server":
+        job = built.job_type.from_dict(built.job)
+        given = config["workflows"][0]["args"]["job"]
+        assert given and {name: job.to_dict()[name] for name in given} == given
+
+
+def test_the_list_is_what_lets_them_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = kit(tmp_path, KITS["client"])
+    monkeypatch.chdir(tmp_path)
+    path = workspace / "local" / "resources.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "class_allow_list": []}))
+    with pytest.raises(Exception, match="not in allow_list"):
+        build(SHIPPED["folders"]["horizontal_masks"]["client"], "client", workspace)
+
+
+@pytest.mark.parametrize("name", KITS.values())
+def test_a_set_up_workspace_is_complete_or_told_the_command_that_completes_it(name: str, tmp_path: Path) -> None:
+    workspace = kit(tmp_path, name)
+    before = json.loads((workspace / "local" / "resources.json").read_text())["class_allow_list"]
+    try:
+        check_set_up(workspace, name)
+    except ConfigurationError as error:
+        assert "veilboost site-setup" in str(error)
+        set_up(workspace)
+        shutil.copy(HERE / "set_up" / name / "local" / "veilboost_guard_started.json", workspace / "local")
+        check_set_up(workspace, name)
+    after = json.loads((workspace / "local" / "resources.json").read_text())["class_allow_list"]
+    assert set(before) <= set(after)
+
+
+@pytest.mark.parametrize(("name", "site"), [("hospital-a", "hospital-a"), ("every-key", "site-1")])
+def test_a_stored_policy_says_what_it_said(name: str, site: str, tmp_path: Path) -> None:
+    workspace = kit(tmp_path, name)
+    golden = json.loads((workspace / "policy_read_as.json").read_text())
+    now = policy_values(SitePolicy.load(workspace, site))
+    assert _known(now, golden) == golden
+
+
+def test_setting_up_again_leaves_the_policy_as_it_was(tmp_path: Path) -> None:
+    workspace = kit(tmp_path, "hospital-a")
+    set_up(workspace)
+    golden = json.loads((workspace / "policy_read_as.json").read_text())
+    assert _known(policy_values(SitePolicy.load(workspace, "hospital-a")), golden) == golden
+
+
+def _known(now: object, golden: object) -> object:
+    """Return of what a policy says now only the keys that it had then: later versions may have more."""
+    if isinstance(now, dict) and isinstance(golden, dict):
+        return {key: _known(value, golden[key]) for key, value in now.items() if key in golden}
+    return now
