@@ -30,10 +30,11 @@ pytestmark = pytest.mark.slow
 
 def longest_gap_s(work: Callable[[], object]) -> tuple[float, float]:
     """Return how long the work took, and the longest time for which a thread beside it could not run."""
-    done, gaps = threading.Event(), [0.0]
+    begun, done, gaps = threading.Event(), threading.Event(), [0.0]
 
     def tick() -> None:
         last = time.monotonic()
+        begun.set()
         while not done.is_set():
             time.sleep(0.01)
             now = time.monotonic()
@@ -42,6 +43,7 @@ def longest_gap_s(work: Callable[[], object]) -> tuple[float, float]:
 
     thread = threading.Thread(target=tick)
     thread.start()
+    begun.wait()
     started = time.monotonic()
     try:
         work()

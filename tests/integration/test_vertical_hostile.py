@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.vertical import (
     active_site, encrypted_scheme, gradient_scheme, key_owner, party_link, passive, passive_site,
 )  # fmt: skip
+from nvflare_plugins.vertical.conversation import Pace
 from nvflare_plugins.vertical.messages import HistogramAnswer, HistogramRequest, SplitAnswer, from_bytes
 from nvflare_plugins.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.wire.catalogue import Kind
@@ -131,7 +134,7 @@ def test_wrong_answers_are_refused(parties, monkeypatch, answer):
 
 @pytest.mark.parametrize("victim", ["site-1", "site-3"])
 def test_a_party_that_dies_in_a_tree_is_named_and_nothing_is_written(parties, victim):
-    outcomes = run(parties, job(checkpoint_every=0), tamper={victim: dies_at(Kind.CONVERSATION, 10)}, deadline_s=6.0)
+    outcomes = run(parties, job(checkpoint_every=0), tamper={victim: dies_at(Kind.CONVERSATION, 10)})
     assert isinstance(outcomes[victim], SiteDied)
     del outcomes[victim]
     all_end_clearly(parties, outcomes, f"no message from {victim} within")
@@ -145,20 +148,34 @@ def test_a_slow_party_ends_the_job_when_the_job_says_so(parties, monkeypatch):
         return honest(self, request)
 
     monkeypatch.setattr(passive.PassiveParty, "_splits", slow)
-    outcomes = run(parties, job(deadline_s=1.0), deadline_s=10.0)
+    outcomes = run(parties, job(deadline_s=1.0))
     all_end_clearly(parties, outcomes, "did not answer within 1 s")
 
 
 def test_a_slow_party_is_waited_for_within_the_deadline_of_an_answer(parties, monkeypatch):
     """The deadline of an exchange does not bound how long a party computes: it gives signs of life."""
-    honest = passive.PassiveParty._splits
+    honest, frames, enough = passive.PassiveParty._splits, Counter(), threading.Event()
+    monkeypatch.setattr(Pace, "within", lambda deadline_s: Pace(patience_s=0.05))
 
     def slow(self, request):
-        time.sleep(6 if request.tree == 0 and request.splits[0].node == 0 else 0)
+        if request.tree == 0 and request.splits[0].node == 0:
+            frames.clear()
+            assert enough.wait(60), "no signs of life"
         return honest(self, request)
 
+    def counted(site):
+        def tamper(frame: bytes) -> bytes:
+            frames[site] += 1
+            if len(frames) == 3 and min(frames.values()) > 5:
+                enough.set()
+            return frame
+
+        return tamper
+
     monkeypatch.setattr(passive.PassiveParty, "_splits", slow)
-    succeed(run(parties, job(deadline_s=12.0, num_rounds=2), deadline_s=4.0))
+    tamper = {site: counted(site) for site in parties.sites}
+    succeed(run(parties, job(num_rounds=2), tamper=tamper))
+    assert enough.is_set()
 
 
 def test_an_operators_abort_ends_all(parties):

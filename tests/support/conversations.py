@@ -11,10 +11,10 @@ from nvflare_plugins.certificates import Identity
 from nvflare_plugins.session import Session, open_session
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
-from tests.support.federation import DirectTransport, Tamper
+from tests.support.federation import DirectTransport, Tamper, expire_for_the_dead
 from tests.support.sessions import BINDING, Policy
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Site:
 
 def converse(
     tasks: list[Callable[[Site], object]], tamper: Mapping[str, Tamper] | None = None,
-    tamper_reply: Mapping[str, Tamper] | None = None, deadline_s: float = 20.0, seen: list | None = None,
+    tamper_reply: Mapping[str, Tamper] | None = None, seen: list | None = None,
 ) -> list[object]:  # fmt: skip
     """Run one task per site, each in a thread with an open session; return results or errors, by rank.
 
@@ -34,15 +34,16 @@ def converse(
     """
     sites = [f"site-{i + 1}" for i in range(len(tasks))]
     attempt = os.urandom(16)
-    aggregator = Aggregator(sites, attempt, deadline_s)
+    aggregator = Aggregator(sites, attempt, 0.0)
     results: list[object] = [None] * len(tasks)
-    done = threading.Event()
+    done, transports = threading.Event(), {}
 
     def run(rank: int) -> None:
         site = sites[rank]
         transport = DirectTransport(
             aggregator, site, (tamper or {}).get(site), (tamper_reply or {}).get(site), frames=seen
         )
+        transports[site] = transport
         try:
             channel = Channel(site, sites, "job", attempt, transport, TIMEOUT_S)
             session = open_session(channel, Identity.unsigned(site), Policy(unsigned_sessions=True), BINDING)
@@ -51,12 +52,11 @@ def converse(
             results[rank] = error
             if not transport.died:
                 aggregator.abort(f"{site}: {error}")
+        finally:
+            transport.ended = True
 
-    def watch() -> None:
-        while not done.wait(0.1):
-            aggregator.expire()
-
-    threading.Thread(target=watch, daemon=True).start()
+    watch = [aggregator, transports, len(sites), done]
+    threading.Thread(target=expire_for_the_dead, args=watch, daemon=True).start()
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(len(tasks))]
     for thread in threads:
         thread.start()

@@ -21,6 +21,7 @@ class Network:
         self.rule: Callable[[str, str, Message], int] = lambda origin, topic, message: 1  # how many copies arrive
         self.log: list[tuple[str, str]] = []
         self.lock = threading.Lock()
+        self._under_way: list[threading.Timer] = []
 
     def deliver(self, origin: str, target: str, topic: str, message: Message) -> None:
         with self.lock:
@@ -30,7 +31,20 @@ class Network:
         for _ in range(copies):
             copy = Message(dict(message.headers), payload)
             callback = self.cells[target].callbacks[CHANNEL, topic]
-            threading.Timer(random.uniform(0, 0.003), callback, [copy]).start()
+            delivery = threading.Timer(random.uniform(0, 0.003), callback, [copy])
+            with self.lock:
+                self._under_way.append(delivery)
+            delivery.start()
+
+    def settle(self) -> None:
+        """Wait until every message sent so far has been delivered, and those that deliveries sent."""
+        while True:
+            with self.lock:
+                started, self._under_way = [one for one in self._under_way if one.ident is not None], []
+            if not started:
+                return
+            for delivery in started:
+                delivery.join()
 
     def count(self, origin: str, topic: str) -> int:
         with self.lock:

@@ -93,7 +93,7 @@ class Relay:
             if len(slots) == self._world:
                 self.seen.append([slots[r] for r in range(self._world)])
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: len(slots) == self._world or self._stopped, timeout=20):
+            if not self._changed.wait_for(lambda: len(slots) == self._world or self._stopped, timeout=60):
                 raise JobAborted("a site did not come")
             if len(slots) < self._world:
                 raise JobAborted("another site gave up")
@@ -165,7 +165,7 @@ def run_at_all(relay: Relay, tasks: Sequence[Callable[[], object]]) -> list:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(100)
     return results
 
 

@@ -20,10 +20,11 @@ from nvflare_plugins.vertical.model import merge
 from nvflare_plugins.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.vertical.site import run_vertical_site
 from nvflare_plugins.wire.aggregation import Aggregator
-from tests.support.federation import DirectTransport, SiteDied, Tamper
+from tests.support.federation import DirectTransport, SiteDied, Tamper, expire_for_the_dead
 from tests.support.parties import Parties
 
 TIMEOUT_S = 120.0
+EXCHANGE_S = 60.0
 PARAMS = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 16, "eval_metric": ["logloss", "auc"]}
 POLICY = {
     "allowed_profiles": ["plain", "paillier"],
@@ -72,36 +73,36 @@ def job(**changes: object) -> VerticalJob:
 
 def run(
     parties: Parties, of: VerticalJob, job_id: str = "job", *, tamper: Mapping[str, Tamper] | None = None,
-    tamper_reply: Mapping[str, Tamper] | None = None, deadline_s: float = 30.0, notices_death: bool = False,
+    tamper_reply: Mapping[str, Tamper] | None = None, deadline_s: float = 0.0, notices_death: bool = False,
 ) -> dict[str, Outcome | Exception]:  # fmt: skip
     """Run the job at all sites; a site that failed has its error in place of an outcome.
 
-    A hook that raises ``SiteDied`` is a process that is gone and tells nobody: the server's deadline notices it, or
-    FLARE at once (``notices_death``).
+    A hook that raises ``SiteDied`` is a process that is gone and tells nobody: the server's deadline notices it, once
+    nobody alive goes on by itself, or FLARE at once (``notices_death``).
     """
     attempt = os.urandom(16)
     aggregator = Aggregator(parties.sites, attempt, deadline_s, parties.transfers.append)
     outcomes: dict[str, Outcome | Exception] = {}
-    done = threading.Event()
+    done, transports = threading.Event(), {}
 
     def take_part(site: str) -> None:
         transport = DirectTransport(aggregator, site, (tamper or {}).get(site), (tamper_reply or {}).get(site))
+        transports[site] = transport
         try:
             policy = SitePolicy.load(parties.workspace(site), site)
             place = Place(site, parties.sites, job_id, attempt, parties.workspace(site) / "runs", policy,
                           Identity.unsigned(site))  # fmt: skip
             listener = Listener(parties.said.setdefault(site, []))
-            outcomes[site] = run_vertical_site(of, place, transport, deadline_s + 30, listener)
+            outcomes[site] = run_vertical_site(of, place, transport, EXCHANGE_S, listener)
         except Exception as error:  # the test decides what it expected
             outcomes[site] = SiteDied() if transport.died else error
             if notices_death or not transport.died:
                 aggregator.abort(f"{site}: {error_text(error)}")
+        finally:
+            transport.ended = True
 
-    def watch() -> None:
-        while not done.wait(0.1):
-            aggregator.expire()
-
-    threading.Thread(target=watch, daemon=True).start()
+    watch = [aggregator, transports, len(parties.sites), done]
+    threading.Thread(target=expire_for_the_dead, args=watch, daemon=True).start()
     threads = [threading.Thread(target=take_part, args=(site,), daemon=True) for site in parties.sites]
     for thread in threads:
         thread.start()

@@ -393,7 +393,7 @@ def test_a_child_forked_while_a_table_is_made_makes_its_own(monkeypatch: pytest.
         monkeypatch.setattr(NativeBatch, "power_table", make_table)
         children.append(os.fork())
         if children[-1] == 0:
-            signal.alarm(20)  # a lock held by the parent's thread would keep the child for ever
+            signal.alarm(100)  # a lock held by the parent's thread would keep the child for ever
             os._exit(0 if ints(arithmetic, table.pow(exponents)) == [3**5, pow(3, 1000, arithmetic.modulus)] else 1)
         return make_table(*arguments)
 

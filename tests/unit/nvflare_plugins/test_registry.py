@@ -172,7 +172,7 @@ def test_negative_zero_and_nan_payloads_do_not_make_another_row() -> None:
 def test_a_reservation_counts_even_if_the_process_dies(tmp_path: Path) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_reserve_and_die, args=(str(tmp_path),))
     process.start()
-    process.join(60)
+    process.join(300)
     assert process.exitcode == 9
     with refused_for("Policy key"):
         reserve(Registry(tmp_path, "site-1", Consents()), table(), job_id="job-2", sites=SITES[:2])
@@ -352,7 +352,7 @@ def test_concurrent_reservations_do_not_overwrite_each_other(tmp_path: Path) -> 
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(300)
         assert process.exitcode == 0
     runs = read_ledger(tmp_path / "registry.json").runs
     assert len(runs) == 8 and len({run.run_id for run in runs}) == 8

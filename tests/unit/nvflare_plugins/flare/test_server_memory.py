@@ -231,6 +231,7 @@ def test_a_half_added_sum_is_never_answered(end: str, monkeypatch: pytest.Monkey
     for message in half[:4]:
         server.deliver(2, message)
     if end == "deadline":
+        server.wait_for(lambda: [len(e.heads) for e in server.aggregator._exchanges.values()] == [2])
         time.sleep(0.1)
         server.aggregator.expire()
         assert server.aggregator.reason == "no message from site-002 within 0 s"

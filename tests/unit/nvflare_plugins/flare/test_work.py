@@ -106,7 +106,7 @@ def test_a_site_that_flare_stops_says_so_and_waits_for_the_servers_reason(site: 
     site.signal.trigger(True)
     site.look_for(STOP_REASON_S - 1)
     assert site.transport.abort_reason is None
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while STOPPING not in site.heard and time.monotonic() < deadline:
         time.sleep(0.005)
     assert STOPPING in site.heard
@@ -158,11 +158,11 @@ def test_beats_end_with_the_connection_and_when_told() -> None:
             raise JobAborted("closed")
 
     beats = Beats(send, 0.001)
-    beats._thread.join(10)
+    beats._thread.join(60)
     assert len(sent) == 3 and not beats._thread.is_alive()
     quiet = Beats(lambda: None, 60.0)
     quiet.stop()
-    quiet._thread.join(10)
+    quiet._thread.join(60)
     assert not quiet._thread.is_alive()
 
 
@@ -233,14 +233,14 @@ def test_a_finalize_that_hangs_costs_neither_report_nor_evidence(
     before = set(threading.enumerate())
     started = time.monotonic()
     reply = HangingExecutor().execute(TRAIN_TASK, task(), context, Signal())
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 50
     assert reply["status"] == "failed" and "the label has one class only" in reply["error"]
     log = read_log(tmp_path / "veilboost_runs" / "job" / "evidence" / export_name("site-1"))
     assert not log.completed and reply["evidence"]
     left = [thread for thread in set(threading.enumerate()) - before if thread.name == "veilboost_job"]
     assert left and not left[0].daemon, "FLARE must see it, to leave the process without waiting for it"
     hanging_finalize.set()
-    left[0].join(10)
+    left[0].join(60)
     assert not left[0].is_alive() and blocked(left[0]) is None
 
 
@@ -248,7 +248,7 @@ def test_processes_that_may_serve_several_sites_are_never_left(tmp_path: Path) -
     left = []
     guard = Guard(tmp_path, 0.0, lambda folder, code: left.append(code))
     guard.arm(101)
-    guard._thread.join(10)
+    guard._thread.join(60)
     assert not serves_one_site() and not left
 
 
@@ -262,7 +262,7 @@ def test_a_process_of_one_site_is_left(tmp_path: Path, monkeypatch: pytest.Monke
         if arm:
             guard.arm(9)
         guard.dismiss()
-        guard._thread.join(10)
+        guard._thread.join(60)
     assert left == [(tmp_path, 9)]
 
 

@@ -30,9 +30,9 @@ def pool(features: np.ndarray, n_sites: int = 3):
         def site(rank: int) -> None:
             def sum_counts(counts: np.ndarray) -> np.ndarray:
                 slots[rank] = counts
-                barrier.wait(20)
+                barrier.wait(100)
                 total = np.sum(slots, axis=0)
-                barrier.wait(20)
+                barrier.wait(100)
                 if rank == 0:
                     asked.append(counts.size)
                 return total

@@ -55,10 +55,10 @@ def test_each_tree_but_the_last_is_prepared(monkeypatch):
 def test_opening_sums_comes_first_and_leaving_ends_the_making(monkeypatch):
     monkeypatch.setattr(key_owner, "_FILL_STEP", 1)
     recorder = Recorder(10)
-    with StockedOwner(recorder, 1000, 2) as owner:
-        encrypt(owner, 1000)
+    with StockedOwner(recorder, 100_000, 2) as owner:  # half an hour of making
+        encrypt(owner, 100_000)
         owner.open_sums(b"", None, [])
         assert len(recorder.during) <= 1
     n_calls = len(recorder.calls)
     time.sleep(0.1)
-    assert n_calls < 100 and len(recorder.calls) == n_calls
+    assert n_calls < 50_000 and len(recorder.calls) == n_calls

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import fcntl
+import os
 import re
 import socket
 import struct
@@ -180,7 +181,7 @@ def test_a_stranger_on_the_same_port_of_another_loopback_address_is_not_served()
 
         patch.setattr(mediator_module, "_open_sockets", without_the_relay)
         with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError, match="another process"):
-            channel.unary_unary(f"/{SERVICE}/Allreduce")(b"", timeout=10)
+            channel.unary_unary(f"/{SERVICE}/Allreduce")(b"", timeout=100)
 
 
 def test_its_own_connection_is_found_while_others_come_and_go():
@@ -203,7 +204,7 @@ def test_its_own_connection_is_found_while_others_come_and_go():
         for _ in range(20):
             with Mediator(HorizontalGrammar(shape(matrix())), 0, Echo()) as mediator:
                 with grpc.insecure_channel(mediator.address) as channel, pytest.raises(grpc.RpcError) as refused:
-                    channel.unary_unary(f"/{SERVICE}/Allreduce")(b"", timeout=20)
+                    channel.unary_unary(f"/{SERVICE}/Allreduce")(b"", timeout=100)
                 assert "another process" not in refused.value.details()
     finally:
         stop.set()
@@ -218,7 +219,7 @@ def test_another_process_is_not_served():
         import sys, grpc
         with grpc.insecure_channel(sys.argv[1]) as channel:
             try:
-                channel.unary_unary(sys.argv[2])(b"", timeout=10)
+                channel.unary_unary(sys.argv[2])(b"", timeout=100)
             except grpc.RpcError as error:
                 print(error.details())
         """
@@ -226,7 +227,7 @@ def test_another_process_is_not_served():
     data = matrix()
     with Mediator(HorizontalGrammar(shape(data)), 0, Echo()) as mediator:
         command = [sys.executable, "-c", script, mediator.address, f"/{SERVICE}/Allreduce"]
-        printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        printed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
     assert "another process" in printed
     assert mediator.error is None
 
@@ -234,7 +235,7 @@ def test_another_process_is_not_served():
 def stranger(address: str, script: str, **more) -> str:
     """Run a client in another process, with the mediator's address and a method's name as arguments."""
     command = [sys.executable, "-c", textwrap.dedent(script), address, f"/{SERVICE}/Allreduce"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, **more).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, **more).stdout
 
 
 def test_a_stranger_does_not_end_the_job():
@@ -246,10 +247,10 @@ def test_a_stranger_does_not_end_the_job():
             import os, sys, time, grpc
             channels = [grpc.insecure_channel(sys.argv[1]) for _ in range(8)]
             # Calls that never send their message, which would occupy whoever waits for it.
-            hanging = [channel.stream_unary(sys.argv[2]).future(iter(lambda: time.sleep(60), 0)) for channel in channels]
+            hanging = [channel.stream_unary(sys.argv[2]).future(iter(lambda: time.sleep(600), 0)) for channel in channels]
             codes = [call.code().name for call in hanging]
             try:
-                channels[0].unary_unary(sys.argv[2])(b"nonsense" * 100, timeout=20)
+                channels[0].unary_unary(sys.argv[2])(b"nonsense" * 100, timeout=100)
             except grpc.RpcError as error:
                 codes.append(error.code().name)
             print(" ".join(codes), flush=True)
@@ -320,12 +321,23 @@ def client_on(address: str, port: int) -> str:
         import grpc
         with grpc.insecure_channel("127.0.0.1:%d" % entrance.getsockname()[1]) as channel:
             try:
-                channel.unary_unary(sys.argv[2])(b"", timeout=10)
+                channel.unary_unary(sys.argv[2])(b"", timeout=100)
                 print("SERVED")
             except grpc.RpcError as error:
                 print(error.code().name)
     """
     return stranger(address, script.replace("PORT", str(port))).strip()
+
+
+def bind_where_no_one_else_does(own: socket.socket) -> None:
+    """Bind to a port that the system gives to no connection of its own accord: it is free again afterwards."""
+    lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for number in range(1000):
+        try:
+            return own.bind(("127.0.0.1", 1024 + (os.getpid() * 37 + number) % (lowest_given - 1024)))
+        except OSError:
+            continue
+    raise AssertionError("no port is free")
 
 
 @contextmanager
@@ -335,7 +347,7 @@ def connection_whose_port_is_free_afterwards(address: str):
     entrance, own, done = socket.create_server(("127.0.0.1", 0)), socket.socket(), threading.Event()
     own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    own.bind(("127.0.0.1", 0))
+    bind_where_no_one_else_does(own)
     own.connect((host, int(port)))
 
     def pump(a: socket.socket, b: socket.socket) -> None:
