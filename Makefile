@@ -20,7 +20,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not poc and not gpu" $(CASES)
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -m "not gpu" $(CASES)
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "not gpu" $(CASES)
 
 bench-horizontal: $(STAMP)
 	$(BIN)/python -m tests.bench.bench_horizontal

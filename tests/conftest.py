@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+
+# One thread a process, before anything loads OpenMP: the files of tests that run side by side are the parallelism, and
+# threads that wait for a core spin on it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Files in memory where there is room: the tests write thousands durably, and a disk takes milliseconds for each.
+_IN_MEMORY = "/dev/shm"
+if "TMPDIR" not in os.environ and os.access(_IN_MEMORY, os.W_OK) and shutil.disk_usage(_IN_MEMORY).free > 4 << 30:
+    os.environ["TMPDIR"] = tempfile.tempdir = _IN_MEMORY
 
 from hypothesis import HealthCheck, settings
 
@@ -10,5 +22,6 @@ from hypothesis import HealthCheck, settings
 # here, and the examples are the same in every run. HYPOTHESIS_PROFILE=explore draws others each time.
 _SLOW_MACHINES = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("repeatable", derandomize=True, **_SLOW_MACHINES)
+settings.register_profile("thorough", derandomize=True, **_SLOW_MACHINES)  # and as many as tests.support.examples says
 settings.register_profile("explore", **_SLOW_MACHINES)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))

@@ -13,11 +13,12 @@ from he_processors.errors import ProtocolError
 from nvflare_plugins.verify import find_evidence, render, to_json, verify_files
 from nvflare_plugins.wire.evidence_format import SignedHead, export_name, parse_line
 from nvflare_plugins.wire.evidence_reader import read_log
+from tests.support.examples import examples
 from tests.support.evidence_attempts import SITES, ToyAuthority, complete_attempt, rewrite
 
 PARTIES = (*SITES, "server")
 relaxed = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 

@@ -33,6 +33,7 @@ from nvflare_plugins.site_policy import SitePolicy
 from nvflare_plugins.vertical.alignment.job import AlignmentJob
 from nvflare_plugins.vertical.inference_job import InferenceJob
 from nvflare_plugins.vertical.job import VerticalJob
+from tests.support.examples import examples
 
 REFUSALS = (ConfigurationError, ProtocolError)
 BASES: dict[type, dict[str, Any]] = {
@@ -80,7 +81,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8) | st.sampled_from(["max_depth", "a"]), inner, max_size=3),
     max_leaves=6,
 )  # fmt: skip
-relaxed = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+relaxed = settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def refused_in_words(function, *arguments, **named) -> bool:

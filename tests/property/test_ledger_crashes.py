@@ -26,6 +26,7 @@ from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from dp_components.neighbouring import NeighbouringRelation
 from tests.support import ledger_workers
 from tests.support.crashing_disk import CrashingDisk, PowerLoss
+from tests.support.examples import examples
 
 ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW
 EVENT = LaplaceEvent(0.25, ROW)
@@ -110,7 +111,7 @@ class World:
         raise AssertionError("an answer that had left was forgotten")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(STEPS, min_size=3, max_size=14), st.integers(1, 120), st.tuples(st.floats(0, 1), st.floats(0, 1)),
     st.booleans(), st.integers(1, 24),

@@ -13,6 +13,7 @@ from nvflare_plugins.vertical.split_evaluation import (
     Candidate, GradientUnit, NodeToSplit, PartyEvaluator, SplitFormula, WeightBounds,
 )  # fmt: skip
 from nvflare_plugins.vertical.tree_parameters import TreeParameters
+from tests.support.examples import examples
 
 F = np.float32
 UNIT = GradientUnit(-12, -11)
@@ -140,7 +141,7 @@ def histograms(draw):
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(histograms(), st.booleans())
 def test_equal_to_the_twin(name, histogram, is_bounded):
     params = PARAMETERS[name]
