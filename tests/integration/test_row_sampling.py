@@ -139,7 +139,7 @@ def test_a_resumed_job_draws_the_same_rows(tmp_path):
     federation = Federation(tmp_path / "lost")
     federation.give_data("train", frame)
     federation.set_registry_keys()
-    outcomes = federation.run(training, "lost", on_progress=dies_after("site-2", 5), deadline_s=0.5)
+    outcomes = federation.run(training, "lost", on_progress=dies_after("site-2", 5))
     assert isinstance(outcomes["site-2"], SiteDied)
     # A file written anew in another order holds the same rows.
     path = federation.workspace("site-3") / "train.parquet"
@@ -450,7 +450,7 @@ FLOORED = {
 }
 
 
-@pytest.mark.parametrize("name", names(FLOORED, "hinge", "absolute_error", "scale_pos_weight", "sampled"))
+@pytest.mark.parametrize("name", names(FLOORED, "lossguide", "hinge", "absolute_error", "scale_pos_weight", "sampled"))
 def test_no_node_holds_fewer_rows_than_the_sites_ask_for(tmp_path, name):
     params, raised = FLOORED[name]
     params, frame = {"max_depth": 8, "reg_lambda": 0.0, **params}, table(400)

@@ -144,7 +144,7 @@ def test_a_site_of_one_row(tmp_path, params):
     assert masked.model() == plain.model()
 
 
-@pytest.mark.parametrize("profile", ["masks", "bfv", "ckks"])
+@pytest.mark.parametrize("profile", ["masks", "bfv", pytest.param("ckks", marks=pytest.mark.slow)])
 def test_ten_sites(tmp_path, profile):
     frame = table(600)
     federation = federate(tmp_path, frame, job(num_rounds=2, profile=profile), n_sites=10)
@@ -241,8 +241,10 @@ class Replay(xgb.callback.TrainingCallback):
         return False
 
 
-@pytest.mark.parametrize("metric", ["logloss", "auc", "error"])
-@pytest.mark.parametrize("patience", [1, 3])
+@pytest.mark.parametrize(("metric", "patience"), [
+    ("logloss", 3), ("auc", 3), ("error", 1),
+    *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("logloss", 1), ("auc", 1), ("error", 3))),
+])  # fmt: skip
 def test_early_stopping_decides_as_xgboost_does(tmp_path, metric, patience):
     frame, held_out = table(200, seed=3), table(150, seed=4)
     params = {"eval_metric": metric, "learning_rate": 0.8, "base_score": 0.5}
@@ -289,7 +291,12 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+def named(cases: dict, *fast: str) -> list:
+    """Return the cases' names; only the fast ones run outside the slow tests."""
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in cases]
+
+
+@pytest.mark.parametrize("name", named(VARIANTS, "logistic", "forest", "dart"))
 def test_continuation_equals_central_continuation(tmp_path, name):
     frame, params = table(300), {"base_score": 0.5, **VARIANTS[name]}
     federation = federate(tmp_path, frame, job(params, 3))
@@ -408,14 +415,14 @@ RESUMED = {
 }
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("name", named(RESUMED, "logistic", "dart", "absolute_error", "vector_leaf"))
 def test_a_resumed_model_equals_the_uninterrupted_one(tmp_path, name):
     frame, params = table(300), RESUMED[name]
     training = job(params, 7, checkpoint_every=2)
     whole = federate(tmp_path / "whole", frame, training)
     federation = Federation(tmp_path / "lost")
     federation.give_data("train", frame)
-    outcomes = federation.run(training, "lost", on_progress=dies_after("site-2", 5), deadline_s=0.5)
+    outcomes = federation.run(training, "lost", on_progress=dies_after("site-2", 5))
     assert isinstance(outcomes["site-2"], SiteDied)
     assert all("no message from site-2" in str(outcomes[site]) for site in ("site-1", "site-3"))
     assert not any((federation.workspace(s) / "runs" / "lost" / "model.json").exists() for s in federation.sites)
@@ -436,7 +443,7 @@ def test_early_stopping_goes_on_where_a_lost_job_stood(tmp_path):
         federation = Federation(tmp_path / str(lost_after))
         federation.give_data("train", frame)
         federation.give_data("held_out", held_out)
-        federation.run(training, "lost", on_progress=dies_after("site-1", lost_after), deadline_s=0.5)
+        federation.run(training, "lost", on_progress=dies_after("site-1", lost_after))
         succeed(federation.run(HorizontalJob.from_dict({**training.to_dict(), "resume_from": "lost"})))
         assert federation.model() == whole.model()
 
@@ -447,7 +454,7 @@ def test_a_continued_job_resumes_too(tmp_path):
     give_model(federation, federation.model())
     training = job(num_rounds=4, initial_model="start.json", checkpoint_every=1)
     succeed(federation.run(training, "whole"))
-    federation.run(training, "lost", on_progress=dies_after("site-3", 3), deadline_s=0.5)
+    federation.run(training, "lost", on_progress=dies_after("site-3", 3))
     succeed(federation.run(HorizontalJob.from_dict({**training.to_dict(), "resume_from": "lost"}), "resumed"))
     assert federation.model("resumed") == federation.model("whole")
 
@@ -458,7 +465,7 @@ def lost(tmp_path) -> tuple[Federation, HorizontalJob]:
     federation = Federation(tmp_path, n_sites=4)
     federation.give_data("train", table(200))
     training = job(num_rounds=5, checkpoint_every=1)
-    federation.run(training, "lost", on_progress=dies_after("site-4", 3), deadline_s=0.5)
+    federation.run(training, "lost", on_progress=dies_after("site-4", 3))
     return federation, HorizontalJob.from_dict({**training.to_dict(), "resume_from": "lost"})
 
 

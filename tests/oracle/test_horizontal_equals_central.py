@@ -101,6 +101,22 @@ EQUAL_TO_PLAIN = {
 }
 
 
+TABLES = {"breast": breast, "missing": lambda: synthetic(6_000)}
+# Parameters of the tree meet missing values, objectives meet real data; the other pairs run with the slow tests.
+TREE_PARAMETERS = {
+    "plain_logistic", "lambda_0", "alpha", "gamma", "child_weight_0", "child_weight_20", "delta_step", "lossguide",
+    "max_leaves", "depth_1", "depth_10", "parallel_trees", "column_sampling", "monotone", "interaction", "dart",
+}  # fmt: skip
+OBJECTIVES = {"plain_logistic", "base_score"} | (set(EQUAL_TO_CENTRAL) - TREE_PARAMETERS)
+FAST = {("missing", name) for name in TREE_PARAMETERS} | {("breast", name) for name in OBJECTIVES}
+
+
+def pairs(names, fast) -> list:
+    """Return every table with every name; those that are not fast run with the slow tests only."""
+    return [pytest.param(TABLES[table], name, marks=[] if (table, name) in fast else [pytest.mark.slow],
+                         id=f"{table}-{name}") for table in TABLES for name in names]  # fmt: skip
+
+
 def prepared(params: dict, frame: pd.DataFrame) -> dict:
     names = [c for c in frame.columns if c != "label"]
     params = {"max_depth": 4, "max_bin": MAX_BIN, **params}
@@ -120,8 +136,7 @@ def federate(folder: Path, frame: pd.DataFrame, params: dict, profile: str, **fi
     return federation
 
 
-@pytest.mark.parametrize("name", EQUAL_TO_CENTRAL)
-@pytest.mark.parametrize("make", [breast, lambda: synthetic(6_000)], ids=["breast", "missing"])
+@pytest.mark.parametrize(("make", "name"), pairs(EQUAL_TO_CENTRAL, FAST))
 def test_masks_equal_central(tmp_path, make, name):
     params, change = EQUAL_TO_CENTRAL[name]
     frame = change(make())
@@ -132,8 +147,7 @@ def test_masks_equal_central(tmp_path, make, name):
     assert difference <= (0.0 if "base_score" in params else LABEL_MEAN_TOLERANCE)
 
 
-@pytest.mark.parametrize("name", EQUAL_TO_PLAIN)
-@pytest.mark.parametrize("make", [breast, lambda: synthetic(6_000)], ids=["breast", "missing"])
+@pytest.mark.parametrize(("make", "name"), pairs(EQUAL_TO_PLAIN, {("breast", name) for name in EQUAL_TO_PLAIN}))
 def test_masks_equal_plain(tmp_path, make, name):
     params, change = EQUAL_TO_PLAIN[name]
     frame = change(make())
@@ -143,7 +157,7 @@ def test_masks_equal_plain(tmp_path, make, name):
 
 
 @pytest.mark.parametrize("profile", ["masks", "bfv", "ckks"])
-@pytest.mark.parametrize("objective", ["logistic", "squared"])
+@pytest.mark.parametrize("objective", ["logistic", pytest.param("squared", marks=pytest.mark.slow)])
 def test_profiles_equal_plain_on_one_grid(tmp_path, profile, objective):
     frame = breast() if objective == "logistic" else regression(breast())
     params = prepared(LOGISTIC if objective == "logistic" else {"objective": "reg:squarederror"}, frame)
@@ -154,7 +168,7 @@ def test_profiles_equal_plain_on_one_grid(tmp_path, profile, objective):
 
 
 @pytest.mark.parametrize(("profile", "tolerance"), [("bfv", LABEL_MEAN_TOLERANCE), ("ckks", 1e-6)])
-@pytest.mark.parametrize("make", [breast, lambda: synthetic(6_000)], ids=["breast", "missing"])
+@pytest.mark.parametrize("make", [pytest.param(TABLES["breast"], marks=pytest.mark.slow), TABLES["missing"]], ids=TABLES)
 def test_lattice_profiles_equal_central(tmp_path, make, profile, tolerance):
     frame = make()
     params = prepared(LOGISTIC, frame)
@@ -176,7 +190,7 @@ def test_lattice_profiles_equal_central_over_all_parameters(tmp_path, make, name
     assert leaf_difference(federation.model(), central) <= tolerance
 
 
-@pytest.mark.parametrize("profile", ["masks", "bfv", "ckks"])
+@pytest.mark.parametrize("profile", ["masks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bfv", "ckks"))])
 def test_early_stopping_on_auc_equals_plain(tmp_path, profile):
     frame, models = breast(), []
     for name in ("plain", profile):
@@ -192,7 +206,7 @@ def test_early_stopping_on_auc_equals_plain(tmp_path, profile):
     assert models[0] == models[1]
 
 
-@pytest.mark.parametrize("make", [breast, lambda: synthetic(6_000)], ids=["breast", "missing"])
+@pytest.mark.parametrize("make", [TABLES["breast"], pytest.param(TABLES["missing"], marks=pytest.mark.slow)], ids=TABLES)
 def test_bfv_equals_central_exactly_when_the_base_score_is_given(tmp_path, make):
     frame = make()
     params = prepared({**LOGISTIC, "base_score": 0.5}, frame)

@@ -133,7 +133,8 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants(name):
     params, kind = VARIANTS[name]
-    compare(joined(kind), {"max_depth": 5, **params})
+    params = {"max_depth": 5, **params}
+    compare(joined(kind), params, 1 if params["max_depth"] > 5 else 3)
 
 
 def with_columns(**columns) -> Joined:
@@ -170,10 +171,21 @@ EDGES = {
 }  # fmt: skip
 
 
+TINY_NODES = {"min_child_weight": 0, "lambda": 0.1}
+# Where few rows share a node; the others meet tiny nodes with the slow tests.
+MEET_TINY_NODES = {"identical_columns", "mostly_missing", "three_rows", "huge_values"}
+
+
 @pytest.mark.parametrize("name", EDGES)
-@pytest.mark.parametrize("growth", [{}, {"min_child_weight": 0, "lambda": 0.1}], ids=["default", "tiny_nodes"])
-def test_edge_cases(name, growth):
-    compare(EDGES[name](), {**LOGISTIC, "max_depth": 4, **growth})
+def test_edge_cases(name):
+    compare(EDGES[name](), {**LOGISTIC, "max_depth": 4})
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in MEET_TINY_NODES else [pytest.mark.slow]) for name in EDGES]
+)
+def test_edge_cases_of_tiny_nodes(name):
+    compare(EDGES[name](), {**LOGISTIC, "max_depth": 4, **TINY_NODES})
 
 
 def test_sampling_without_own_columns():
@@ -289,6 +301,13 @@ def test_small_keys(make_key):
     compare(breast(16), {**LOGISTIC, "max_depth": 3, "max_bin": 16}, 2, scheme=encrypted(make_key()))
 
 
+def test_paillier_2048_on_few_rows():
+    data = Joined(breast(16).features[:100], breast(16).label[:100], breast(16).widths)
+    scheme = encrypted(generate_paillier_key(2048), allow_toy_keys=False)
+    compare(data, {**LOGISTIC, "max_depth": 2, "max_bin": 8}, 1, scheme=scheme)
+
+
+@pytest.mark.slow
 def test_paillier_2048_on_breast():
     key = generate_paillier_key(2048)
     compare(breast(), {**LOGISTIC, "max_depth": 5}, 3, scheme=encrypted(key, allow_toy_keys=False))
@@ -308,6 +327,7 @@ def large(name: str) -> Joined:
     return Joined(np.ascontiguousarray(frame.to_numpy()), label, (11, 12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["credit2", "missing"])
 def test_large_sets(name):
     compare(large(name), {**LOGISTIC, "max_depth": 5}, 10)

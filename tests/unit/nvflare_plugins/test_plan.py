@@ -15,6 +15,7 @@ from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.plan import Network, estimate, read_job, render, to_json, workload_of_job
 from nvflare_plugins.plan_messages import Workload, built_nodes, payload_bytes, round_messages, setup_messages
 from nvflare_plugins.plan_rates import ProtectionRate, TreeRate, measure_protection, measure_trees
+from nvflare_plugins.plan_vertical import CipherRates
 from nvflare_plugins.threat_model import HORIZONTAL, leakage_class
 from nvflare_plugins.wire.catalogue import Kind
 
@@ -222,6 +223,9 @@ def test_text_and_json_say_the_same():
 
 
 REPOSITORY = Path(__file__).parents[3]
+RATES = CipherRates(
+    encrypt_s=1e-3, receive_s=1e-6, add_s=1e-4, pack_s=1e-2, open_s=1e-1, pairs_per_ciphertext=10, ciphertext_bytes=512
+)
 
 
 def test_private_jobs_are_priced_without_data(capsys):
@@ -239,7 +243,8 @@ def test_private_jobs_over_too_few_sites_are_refused(capsys):
     assert "veilboost plan:" in capsys.readouterr().err
 
 
-def test_vertical_jobs_need_the_columns_of_the_other_parties(capsys):
+def test_vertical_jobs_need_the_columns_of_the_other_parties(capsys, monkeypatch):
+    monkeypatch.setattr(plan_module, "measure_ciphers", lambda workload: RATES)  # test_plan_vertical.py measures them
     folder = REPOSITORY / "jobs" / "vertical_paillier"
     assert cli(folder, "--rows", 100, "--features", 3) == 1
     assert "--foreign-features" in capsys.readouterr().err
