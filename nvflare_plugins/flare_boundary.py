@@ -9,8 +9,9 @@ hold FLARE's own rules against it.
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from nvflare.fuel.sec.authz import FalseEvaluator, TrueEvaluator, parse_policy_c
 from nvflare.security.security import COMMAND_CATEGORIES, CommandCategory
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.job_checks import shown
 
 _KINDS = {
     "alignment": "Alignment", "bucket_ldp": "Bucket", "dpboost": "DpBoost", "horizontal": "Horizontal",
@@ -45,6 +47,7 @@ BYOC, SHELL_COMMANDS = "byoc", CommandCategory.SHELL_COMMANDS
 SHELL_RIGHTS = tuple(name for name, category in COMMAND_CATEGORIES.items() if category == SHELL_COMMANDS)
 DENIED_RIGHTS = frozenset({BYOC, SHELL_COMMANDS, *SHELL_RIGHTS})
 _NEVER = "none"
+_FOLDER = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _ROLES = ("project_admin", "org_admin", "lead", "member")
 
 
@@ -200,6 +203,23 @@ def check_set_up(workspace: Path, name: str) -> None:
             f"{name} is not completely set up for VeilBoost jobs: {'; '.join(found)}. Remedy: run `veilboost site-setup "
             "DIR` on its workspace, and restart it if it is no simulator."
         )
+
+
+def check_tracking(components: Iterable[object]) -> None:
+    """Refuse a tracking receiver that a job has write its files elsewhere than in the job's own folder at the server.
+
+    FLARE's receiver writes nothing there by itself, but only its log says so, and the job would go on without.
+
+    Raises:
+        ConfigurationError: Its ``tb_folder`` is absolute, leads upwards or is no name of folders.
+    """
+    for component in components:
+        folder = getattr(component, "tb_folder", "tb_events")
+        if not isinstance(folder, str) or not _FOLDER.fullmatch(folder) or ".." in folder.split("/"):
+            raise ConfigurationError(
+                f"the job's tracking receiver writes to {shown(folder)}, and may only write below the job's own folder. "
+                "Remedy: leave tb_folder out, or give a relative path of letters, digits and _ . - without '..'."
+            )
 
 
 def gaps(workspace: Path) -> Iterator[str]:

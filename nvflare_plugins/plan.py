@@ -98,7 +98,7 @@ def estimate(
     workload: Workload, profile: str, network: Network, trees: TreeRate, rate: ProtectionRate, process_bytes: int
 ) -> Estimate:
     """Combine sizes, rates and network. Pure: same arguments, same result."""
-    per_round, setup = list(round_messages(workload)), list(setup_messages(workload))
+    per_round, setup = list(round_messages(workload, profile)), list(setup_messages(workload))
     round_bytes, setup_bytes = _total(per_round, profile), _total(setup, profile)
     total_bytes = setup_bytes + workload.rounds * round_bytes
     site, server = _memory(workload, profile, [*per_round, *setup])
@@ -220,6 +220,7 @@ def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, mi
         row_sets=1 + (job.eval_data_set is not None),
         weighted_sets=0 if job.weight is None else 1 + (job.eval_data_set is not None),
         wide_pairs=coarsest_pairs(checked, job.weight is not None) == 0.0,
+        pair_bound=max(checked.objective.gradient_bound or 1.0, checked.objective.hessian_bound or 1.0),
         counts_leaves=counts_leaves(checked, rows_per_node=1),  # some floor, as site policies have by default
     )
 

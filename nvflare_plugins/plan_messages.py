@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from he_processors.errors import ConfigurationError
+from he_processors.fixed_point import Grid, exponent_of
 from nvflare_plugins.horizontal.cuts import KEY_BITS, CutMode
 from nvflare_plugins.horizontal.training import MAX_LEVEL_BATCH
+from nvflare_plugins.horizontal.value_bounds import COARSEST
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.sums import HIGHEST_EXPONENT, LOWEST_EXPONENT, METRIC_FLAGS
 
@@ -38,6 +40,8 @@ class Workload:
         row_sets: data sets whose rows are counted beforehand, the training set first.
         wide_pairs: whether histograms take twice the room under `bfv` and `ckks` whatever the number of rows
             (horizontal/value_bounds.py).
+        pair_bound: largest magnitude of a row's gradient or hessian, where these have a bound: with many rows the sums
+            outgrow what those schemes carry in one piece (``pairs_are_wide``).
         missing: whether every feature has missing values somewhere, which makes the root sum a message of its own.
         cuts: how cut points are agreed.
         counts_leaves: whether the rows of each leaf are counted, as for objectives without a bound on hessians.
@@ -59,6 +63,7 @@ class Workload:
     weighted_sets: int = 0
     row_sets: int = 1
     wide_pairs: bool = False
+    pair_bound: float = 1.0
     counts_leaves: bool = False
 
     def __post_init__(self) -> None:
@@ -103,15 +108,38 @@ def built_nodes(workload: Workload) -> list[int]:
     return batches
 
 
-def round_messages(workload: Workload) -> Iterator[Planned]:
+def pairs_are_wide(workload: Workload, profile: str) -> bool:
+    """Return whether histograms take twice the room, as ``ProtectedSums.agree_scales`` decides it in the job.
+
+    Under `ckks` and three sites that is so from 262,145 rows a site on, where a row's gradient is at most 1.
+    """
+    if workload.wide_pairs or profile in ("plain", "masks"):
+        return workload.wide_pairs
+    bound = exponent_of(workload.rows_per_site * workload.pair_bound)
+    return 2.0 ** Grid.for_sum(bound, workload.sites, _capacity_bits(profile, workload.sites)).exponent > COARSEST
+
+
+def _capacity_bits(profile: str, n_sites: int) -> int:
+    """Return ``SumProcessor.capacity_bits`` without a key. Imported here as in ``payload_bytes``."""
+    if profile == "bfv":
+        from he_processors.bfv import choose_plain_modulus
+
+        return choose_plain_modulus(n_sites).bit_length() - 2
+    from he_processors.ckks import CkksProcessor
+
+    return CkksProcessor.capacity.bit_length() - 1
+
+
+def round_messages(workload: Workload, profile: str = "masks") -> Iterator[Planned]:
     """Yield the messages of one boosting round."""
     values_per_node = 2 * workload.bins * workload.features
+    wide_pairs = pairs_are_wide(workload, profile)
     batches = built_nodes(workload)
     for n_nodes in sorted(set(batches)):
         n_messages = batches.count(n_nodes) * workload.trees_per_round
-        yield Planned(Kind.HISTOGRAM, n_messages, n_nodes * values_per_node, workload.wide_pairs)
+        yield Planned(Kind.HISTOGRAM, n_messages, n_nodes * values_per_node, wide_pairs)
     if workload.missing:
-        yield Planned(Kind.ROOT_SUM, workload.trees_per_round, 2, workload.wide_pairs)
+        yield Planned(Kind.ROOT_SUM, workload.trees_per_round, 2, wide_pairs)
     if workload.counts_leaves:
         n_leaves = workload.max_leaves or 1 << min(workload.depth, _LARGEST_DEPTH)
         yield Planned(Kind.LEAF_ROWS, 1, workload.trees_per_round * max(min(n_leaves, workload.rows), 1), False)

@@ -232,6 +232,12 @@ def traffic(logs: Iterable[Log]) -> list[Traffic]:
     return [Traffic(*key, *values) for key, values in totals.items()]
 
 
+def policies(logs: Iterable[Log]) -> dict[str, str]:
+    """Return the SHA-256 of what each site's policy allowed at the time, as the site recorded it."""
+    sessions = {log.site: log.session for log in logs if log.role == "site"}
+    return {site: session["policy_hash"] for site, session in sorted(sessions.items()) if session is not None}
+
+
 # -- for people -------------------------------------------------------------------------------------------------------
 
 
@@ -271,6 +277,8 @@ def _heading(attempt: Audit) -> Iterator[str]:
     if attempt.times is not None:
         first, last = (f"{moment:%Y-%m-%d %H:%M:%S}" for moment in attempt.times)
         yield f"  time      {first} to {last} UTC by the sites' own clocks, which is what those who signed it say"
+    for site, policy_hash in policies(attempt.logs).items():
+        yield f"  policy    {site}: {policy_hash}"
     if attempt.profile == "plain":
         yield "  PROFILE PLAIN: private messages travelled IN CLEAR, as this profile says. Nothing was protected."
 
@@ -391,6 +399,7 @@ def to_json(result: Verification) -> dict[str, Any]:
                 "completed": a.completed,
                 "signed": a.signed,
                 "times": None if a.times is None else [time_text(moment) for moment in a.times],
+                "policies": policies(a.logs),
                 "failures": list(a.failures),
                 "notes": list(a.notes),
                 "messages": [

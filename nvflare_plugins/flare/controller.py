@@ -25,7 +25,7 @@ from nvflare_plugins.flare.timeouts import (
     exchange_deadline_s,
     transfer_s,
 )
-from nvflare_plugins.flare_boundary import check_set_up
+from nvflare_plugins.flare_boundary import check_set_up, check_tracking
 from nvflare_plugins.job_checks import checked_sites, shown
 from nvflare_plugins.place import Job
 from nvflare_plugins.wire.evidence_format import is_name
@@ -84,6 +84,7 @@ class JobController(Controller):
         """Run the attempt; a failure ends the FLARE job with one clear reason."""
         try:
             check_set_up(Path(self._engine.get_workspace().get_root_dir()), "the server")
+            check_tracking(self._engine.run_manager.components.values())
             job = self.job_type.from_dict(self.job)
             clients = self._wait_for_sites(abort_signal)
             reason = self._run(job, clients, abort_signal, fl_ctx) if clients else "aborted before it began"

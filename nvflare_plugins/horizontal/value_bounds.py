@@ -21,7 +21,7 @@ from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity
 _HEADROOM = 8.0  # predictions overshoot labels, and another site's mean may be larger than this site's labels
 _LARGEST_LOG_LOSS = 64.0  # XGBoost clips probabilities at 1e-16
 _FINEST = 2.0**-20
-_COARSEST = 2.0**-24
+COARSEST = 2.0**-24
 _MODERATE_WEIGHT = 16.0
 _LINEAR = ("reg:squarederror", "count:poisson")  # gradients are differences of predictions and labels
 
@@ -69,7 +69,7 @@ def coarsest_pairs(parameters: TrainingParameters, weighted: bool) -> float:
     factor = float(parameters.agreed.get("scale_pos_weight", 1.0))
     sloped = facts.name == "reg:pseudohubererror"  # bounded by a slope that may be far above all residuals
     is_plain = not (unbounded or weighted or sloped) and 1 / _MODERATE_WEIGHT <= factor <= _MODERATE_WEIGHT
-    return _COARSEST if is_plain else 0.0
+    return COARSEST if is_plain else 0.0
 
 
 def check_weights(sums: ProtectedSums, parameters: TrainingParameters, weighted: bool) -> None:

@@ -88,7 +88,7 @@ def test_a_real_run_verifies_and_sends_what_was_planned(tmp_path, monkeypatch, j
 
     workload = workload_of_job(job, 600, FEATURES, 3, missing=False)
     planned: Counter = Counter()
-    for repeats, messages in ((1, setup_messages(workload)), (job.num_rounds, round_messages(workload))):
+    for repeats, messages in ((1, setup_messages(workload)), (job.num_rounds, round_messages(workload, profile))):
         for m in messages:
             codec = "masks" if m.kind is Kind.SCALE else profile
             planned[m.kind.name] += repeats * m.messages * payload_bytes(codec, m.n_values, m.wide)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
+from nvflare.apis.event_type import EventType
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 from nvflare.tool.deploy.deploy_common import _patch_resources
 
 from he_processors.errors import ConfigurationError
@@ -18,6 +21,7 @@ from nvflare_plugins.flare_boundary import (
     RESOURCES,
     SHELL_RIGHTS,
     check_set_up,
+    check_tracking,
     gaps,
     granted,
     without_denied,
@@ -133,3 +137,28 @@ def test_a_right_in_any_form_is_found_and_taken(who: object, right: str) -> None
                                       {"format_version": "1.0", "permissions": {"a": 7}}])  # fmt: skip
 def test_rights_that_flare_cannot_read_count_as_granted(document: object) -> None:
     assert granted(document)
+
+
+@pytest.mark.parametrize("folder", ["/tmp/elsewhere", "../elsewhere", "a/../../b", "..", "a\\..\\b", "C:\\x", "", 5, None, "a\n"])
+def test_a_job_cannot_have_metrics_written_elsewhere(folder):
+    with pytest.raises(ConfigurationError, match="tracking receiver writes to .*Remedy: leave tb_folder out"):
+        check_tracking([object(), TBAnalyticsReceiver(tb_folder=folder)])
+
+
+def test_tracking_receivers_of_our_jobs_pass():
+    check_tracking([object(), TBAnalyticsReceiver(), TBAnalyticsReceiver(tb_folder="metrics/tb_1.x")])
+
+
+@pytest.mark.parametrize("folder", ["{outside}", "../outside"])
+def test_flares_receiver_itself_writes_only_below_the_jobs_folder(tmp_path, folder):
+    """It starts before the controller can refuse the job: should FLARE drop this check, this test says so."""
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    run.mkdir()
+    receiver, context = TBAnalyticsReceiver(tb_folder=folder.format(outside=outside)), MagicMock()
+    context.get_prop.return_value = context.get_peer_context.return_value = None
+    context.get_engine().get_workspace().get_run_dir.return_value = str(run)
+    receiver.handle_event(EventType.START_RUN, context)
+    assert not receiver._initialized and not outside.exists()
+    receiver = TBAnalyticsReceiver()
+    receiver.handle_event(EventType.START_RUN, context)
+    assert receiver._initialized and (run / "tb_events").is_dir(), "the test shows nothing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,12 +13,17 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins import plan as plan_module
 from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.parameters import check_parameters
+from nvflare_plugins.horizontal.value_bounds import coarsest_pairs
 from nvflare_plugins.plan import Network, estimate, read_job, render, to_json, workload_of_job
-from nvflare_plugins.plan_messages import Workload, built_nodes, payload_bytes, round_messages, setup_messages
+from nvflare_plugins.plan_messages import (
+    Workload, built_nodes, pairs_are_wide, payload_bytes, round_messages, setup_messages,
+)  # fmt: skip
 from nvflare_plugins.plan_rates import ProtectionRate, TreeRate, measure_protection, measure_trees
 from nvflare_plugins.plan_vertical import CipherRates
 from nvflare_plugins.threat_model import HORIZONTAL, leakage_class
 from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.sums import Family, ProtectedSums
 
 TRACES = json.loads((Path(__file__).parents[2] / "golden" / "horizontal_traces.json").read_text())
 FLOAT64, SUM = 2, 2
@@ -100,6 +106,40 @@ def test_payload_sizes_are_those_of_the_processors(n_values):
         assert payload_bytes(profile, n_values) == len(key.encrypt(values))
     with pytest.raises(ConfigurationError):
         payload_bytes("magic", n_values)
+
+
+@pytest.mark.parametrize(("profile", "widest_narrow"), [("ckks", 1 << 18), ("bfv", 1 << 24)])
+def test_histograms_are_wide_from_as_many_rows_as_in_a_job(profile, widest_narrow):
+    """The plan once said half the bytes that ckks sends above 262,144 rows a site."""
+    from he_processors.bfv import BfvProcessor
+    from he_processors.ckks import CkksProcessor
+    from nvflare_plugins.wire.profiles import BfvSums, CkksSums
+
+    processor = {"bfv": BfvProcessor, "ckks": CkksProcessor}[profile]
+    sums_of = {"bfv": BfvSums, "ckks": CkksSums}[profile]
+    scheme = sums_of(processor.from_secret(processor.generate(3)), None)
+    for rows_per_site, is_wide in ((widest_narrow, False), (widest_narrow + 1, True)):
+        sums = ProtectedSums(SimpleNamespace(world=3), scheme, None)
+        sums._secure_maximum = lambda exponents: exponents
+        bounds = {Family.GRADIENTS: float(rows_per_site), Family.HESSIANS: rows_per_site / 4}
+        sums.agree_scales(bounds, coarsest_pairs(check_parameters({"objective": "binary:logistic"}, ["a"]), False))
+        assert sums._is_wide((Family.GRADIENTS,)) == is_wide, "the job itself does otherwise"
+        workload = Workload(3 * rows_per_site, 1, bins=16, depth=1)
+        assert pairs_are_wide(workload, profile) == is_wide and not pairs_are_wide(workload, "masks")
+        found = {m.kind: m.wide for m in round_messages(workload, profile)}
+        assert found[Kind.HISTOGRAM] == is_wide
+    narrow, wide = (
+        estimate(Workload(3 * rows, 28), profile, Network(), TreeRate(1.0, 0.0), ProtectionRate(1e-8, 1e-9), 0)
+        for rows in (widest_narrow, widest_narrow + 1)
+    )
+    assert wide.round_bytes > 1.9 * narrow.round_bytes and wide.protect_s > 1.9 * narrow.protect_s
+
+
+def test_a_larger_gradient_makes_histograms_wide_earlier():
+    job = HorizontalJob.from_dict({**JOB, "params": {"objective": "binary:logistic", "scale_pos_weight": 8.0}})
+    workload = workload_of_job(job, 3 * 40_000, 6, 3, False)
+    assert workload.pair_bound == 8.0 and pairs_are_wide(workload, "ckks")
+    assert not pairs_are_wide(workload_of_job(job, 3 * 32_000, 6, 3, False), "ckks")
 
 
 def test_estimate_of_known_numbers():

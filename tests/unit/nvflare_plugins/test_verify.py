@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import shutil
@@ -47,6 +48,16 @@ def test_good_evidence_is_verified(tmp_path, profile, signed):
     assert ("UNSIGNED" in text) == (not signed)
     assert ("IN CLEAR" in text) == (profile == "plain")
     assert "does not show" in text and "gradient histograms" in text
+
+
+def test_the_hash_of_every_sites_policy_is_shown(tmp_path, capsys):
+    complete_attempt(tmp_path)
+    hashes = {site: hashlib.sha256(site.encode()).hexdigest() for site in SITES}
+    cli(tmp_path)
+    text = capsys.readouterr().out
+    assert all(f"policy    {site}: {policy_hash}" in text for site, policy_hash in hashes.items())
+    cli(tmp_path, "--json")
+    assert json.loads(capsys.readouterr().out)["attempts"][0]["policies"] == hashes
 
 
 def test_two_sites_and_no_rounds(tmp_path):

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -295,6 +296,23 @@ def test_a_controller_that_cannot_go_on_ends_the_attempt_and_says_why(
     assert said == [f"VeilBoost job failed: {federation.attempt.reason}"]
     assert "the server could not go on: the file system is read-only" in said[0] and "secret" not in said[0]
     assert read_log(federation.folder / "evidence" / export_name("server")).end["status"] == "aborted"
+
+
+def test_a_job_whose_metrics_would_be_written_elsewhere_is_refused_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Controller(JobController):
+        job_type = HorizontalJob
+
+    controller, said, waited = Controller({"data_set": "train", "label": "y"}), [], []
+    engine = MagicMock()
+    engine.run_manager.components = {"tb": SimpleNamespace(tb_folder="/srv/elsewhere")}
+    monkeypatch.setattr(controller_module, "check_set_up", lambda *_: None)
+    monkeypatch.setattr(controller, "_engine", engine, raising=False)
+    monkeypatch.setattr(controller, "_wait_for_sites", lambda *_: waited.append(1))
+    monkeypatch.setattr(controller, "system_panic", lambda reason, context: said.append(reason))
+    controller.control_flow(None, None)
+    assert "may only write below the job's own folder" in said[0] and not waited
 
 
 def test_report_survives_the_way() -> None:
