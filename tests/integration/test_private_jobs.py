@@ -319,6 +319,18 @@ def test_a_crash_between_charge_and_send_costs_nothing_more_when_resumed(tmp_pat
     assert isinstance(closed.error("site-1"), (PolicyRefusal, JobAborted)) and not closed.kinds & RELEASED
 
 
+def test_jobs_that_are_broken_off_leave_the_budget_to_others(tmp_path: Path) -> None:
+    """Each once held its whole plan at every site: two of them, and no job on the data set fitted any more."""
+    federation = PrivateFederation(tmp_path)
+    for number in range(3):
+        run = federation.run_private(job_of(epsilon=1.9), f"attack-{number}", tamper={"site-2": dies_at("CELL_COUNTS", 0)})
+        assert isinstance(run.error("site-2"), SiteDied)
+    for site in federation.sites:
+        ledger = federation.ledger(site)
+        assert ledger.quote([]).held == ledger.spent()
+    federation.run_private(job_of(epsilon=1.9), "honest").succeed()
+
+
 def test_a_job_is_not_resumed_on_other_rows(tmp_path: Path) -> None:
     federation = PrivateFederation(tmp_path)
     federation.run_private(job_of(), "first", tamper={"site-2": dies_at("NODE_STATS", 6)})
