@@ -91,7 +91,9 @@ def reused(payloads: list[np.ndarray]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in ("lossguide", "parallel_trees") else []) for name in JOBS]
+)
 def test_no_keystream_is_used_twice(federation, name):
     """Over all trees, over retries of every single message, and over a restart of the whole job."""
     frames = record(federation, job(JOBS[name]), "first", sends_twice=True)

@@ -31,6 +31,8 @@ CASES = {
     "continued": (LOGISTIC, "binary"),
 }
 ROUNDS = 4
+# The quick cases hold each kind of label, tree and table once.
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name in ("softmax", "regression", "poisson") else []) for name in CASES]
 
 
 def data(name: str) -> Joined:
@@ -68,7 +70,7 @@ def predicted(joined: Joined, outcome: Outcome, table: np.ndarray, **options) ->
         return predict(active, links, joined.part(0, table), **{"batch_rows": 1_000, **options})
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_margins_values_and_classes(name):
     joined, outcome, reference = trained(name)
     for table in joined.tables:
@@ -84,7 +86,7 @@ def test_margins_values_and_classes(name):
         np.testing.assert_array_equal(ours.classes, np.round(reference.predict(matrix)))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_owners_remember_which_of_their_splits_lie_below_which(name):
     """Compare with the trees themselves; a wrong memory would also refuse honest questions."""
     _, outcome, reference = trained(name)
@@ -137,7 +139,7 @@ def test_the_best_rounds_of_early_stopping():
     np.testing.assert_array_equal(ours.value, reference.predict(xgb.DMatrix(joined.valid[0]), iteration_range=kept))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_importance(name):
     _, outcome, reference = trained(name)
     active, _ = parts_of(outcome)
@@ -169,7 +171,7 @@ def explainer(joined: Joined, outcome: Outcome, table: np.ndarray, rounds="all")
     return Explainer(active, joined.part(0, table), positions, rounds)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_contributions_interactions_and_leaves(name):
     joined, outcome, reference = trained(name)
     for table in joined.tables:
