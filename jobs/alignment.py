@@ -15,9 +15,9 @@ from pathlib import Path
 
 from nvflare.recipe import SimEnv
 
-from nvflare_plugins.site_setup import Wishes, set_up
+from nvflare_plugins.alignment.demo_data import ID, LABEL, breast_cancer, deal_columns
 from nvflare_plugins.recipes.alignment import AlignmentRecipe
-from nvflare_plugins.vertical.alignment.demo_data import ID, LABEL, breast_cancer, deal_columns
+from nvflare_plugins.site.setup import Wishes, set_up
 
 FOLDER = Path(__file__).resolve().parent
 SITES = ("site-1", "site-2", "site-3")

@@ -23,9 +23,9 @@ from nvflare.recipe import SimEnv
 from sklearn.datasets import load_breast_cancer
 
 from nvflare_plugins.files import write_atomically, write_private_table
-from nvflare_plugins.site_policy import POLICY_FILE
-from nvflare_plugins.site_setup import set_up
-from nvflare_plugins.recipes.bucket_ldp import FederBoostVerticalRecipe
+from nvflare_plugins.recipes.federboost_vertical import FederBoostVerticalRecipe
+from nvflare_plugins.site.policy.policy import POLICY_FILE
+from nvflare_plugins.site.setup import set_up
 
 FOLDER = Path(__file__).resolve().parent
 NAME = "federboost_vertical"

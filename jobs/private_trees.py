@@ -22,8 +22,8 @@ import pandas as pd
 from nvflare.recipe import SimEnv
 
 from nvflare_plugins.files import write_private_table
-from nvflare_plugins.site_setup import Wishes, set_up
 from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
+from nvflare_plugins.site.setup import Wishes, set_up
 
 FOLDER = Path(__file__).resolve().parent
 DATA_SET, SITES = "credit2", ("site-1", "site-2", "site-3")

@@ -23,9 +23,9 @@ from pathlib import Path
 import pandas as pd
 from nvflare.recipe import SimEnv
 
-from nvflare_plugins.site_setup import Wishes, set_up
+from nvflare_plugins.alignment.demo_data import ID, LABEL, breast_cancer, deal_columns
 from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
-from nvflare_plugins.vertical.alignment.demo_data import ID, LABEL, breast_cancer, deal_columns
+from nvflare_plugins.site.setup import Wishes, set_up
 
 FOLDER = Path(__file__).resolve().parent
 VARIANTS = {"paillier": ("paillier", "exact"), "guarded": ("paillier", "guarded"), "plain": ("plain", "exact")}

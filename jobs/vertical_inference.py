@@ -17,10 +17,10 @@ from pathlib import Path
 
 from nvflare.recipe import SimEnv
 
-from nvflare_plugins.site_setup import Wishes, set_up
+from nvflare_plugins.alignment.demo_data import ID
 from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
-from nvflare_plugins.vertical.alignment.demo_data import ID
-from nvflare_plugins.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE
+from nvflare_plugins.site.setup import Wishes, set_up
+from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE
 
 FOLDER = Path(__file__).resolve().parent
 ACTIONS = ("predict", "explain", "merge")

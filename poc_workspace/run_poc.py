@@ -37,9 +37,9 @@ from nvflare.fuel.flare_api.flare_api import (
 )
 from sklearn.datasets import load_breast_cancer
 
+from nvflare_plugins.alignment.demo_data import LABEL, breast_cancer, deal_columns
 from nvflare_plugins.files import write_private_table
-from nvflare_plugins.site_setup import set_up
-from nvflare_plugins.vertical.alignment.demo_data import LABEL, breast_cancer, deal_columns
+from nvflare_plugins.site.setup import set_up
 
 HERE = Path(__file__).resolve().parent
 JOBS = HERE.parent / "jobs"
@@ -257,7 +257,7 @@ SCENARIOS = {
 def verify(result: Path, root_certificate: Path) -> int:
     """Check the evidence in a downloaded result; return veilboost verify's exit code."""
     evidence = next(result.rglob("veilboost/evidence"))
-    command = [sys.executable, "-m", "nvflare_plugins.cli", "verify", str(evidence), "--root-ca", str(root_certificate)]
+    command = [sys.executable, "-m", "nvflare_plugins.cli.main", "verify", str(evidence), "--root-ca", str(root_certificate)]
     return subprocess.run(command, check=False).returncode
 
 
@@ -290,7 +290,7 @@ def show_ledgers(poc: Poc) -> None:
     """Print what each site has spent, if it keeps ledgers."""
     for site in SITES:
         if list((poc.kits / site).glob("veilboost_ledgers/*/*.ledger")):
-            command = [sys.executable, "-m", "nvflare_plugins.cli", "ledger", str(poc.kits / site), "--site", site]
+            command = [sys.executable, "-m", "nvflare_plugins.cli.main", "ledger", str(poc.kits / site), "--site", site]
             subprocess.run(command, check=False)
 
 

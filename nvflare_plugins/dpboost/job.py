@@ -15,9 +15,18 @@ from dp_components.dpboost.plan import DpBoostPlan, RowSharing
 from dp_components.split_candidates.candidates import MAX_CANDIDATES, Candidates, FeatureBounds, as_candidates
 from dp_components.split_candidates.uniform import uniform_candidates
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.job_checks import (
-    are_bounds, check_fields, expect, is_entry, is_list, is_mapping, is_number, is_text, is_whole, seconds,
-)  # fmt: skip
+from nvflare_plugins.checks import (
+    are_bounds,
+    check_fields,
+    expect,
+    is_entry,
+    is_list,
+    is_mapping,
+    is_number,
+    is_text,
+    is_whole,
+    seconds,
+)
 
 PROFILE = "dp_trusted"
 VARIANTS = ("dpboost", "para", "seq")

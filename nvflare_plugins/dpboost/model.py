@@ -13,9 +13,9 @@ from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS
 from dp_components.dpboost.losses import SquaredLoss
 from dp_components.dpboost.split_selection import SplitTable
 from dp_components.split_methods.tree import LEAF, Tree
-from nvflare_plugins.model_json import model_bytes
 from nvflare_plugins.private_trees.forest import Forest, initial_model
 from nvflare_plugins.private_trees.methods import Method, SplitMethod, WeightUpdate
+from nvflare_plugins.xgb.model_json import model_bytes
 
 _STRUCTURE = Method("dpboost", SplitMethod.HISTOGRAM, WeightUpdate.NEWTON)  # names the objective, nothing else
 

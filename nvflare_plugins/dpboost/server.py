@@ -22,8 +22,8 @@ from dp_components.events import ComposedEvent, Event, Release
 from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.sensitivity import GRID_BITS
 from he_processors.errors import ProtocolError
+from nvflare_plugins.attempt.payment import event_text
 from nvflare_plugins.dpboost.job import DpBoostJob
-from nvflare_plugins.privacy_ledger import event_text
 from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
 from nvflare_plugins.wire.envelope import Codec, Frame
 

@@ -27,23 +27,23 @@ from dp_components.events import Release
 from dp_components.trust import TrustModel
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
 from he_processors.masks import MessageLabel, PairwiseMasks
-from nvflare_plugins.bucket_ldp.sent_rows import SentRows
-from nvflare_plugins.data import load_table
-from nvflare_plugins.data_refusals import reading_rows
+from nvflare_plugins.attempt.agreement import check_xgboost, versions
+from nvflare_plugins.attempt.job_context import Outcome, Place, Progress, Silent
+from nvflare_plugins.attempt.payment import JobLedger
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
+from nvflare_plugins.data_sets.row_ids import usable_ids
+from nvflare_plugins.data_sets.table import load_table
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.model import xgboost_model
 from nvflare_plugins.dpboost.server import START, Step, price, steps
-from nvflare_plugins.horizontal.agreement import check_xgboost, versions
-from nvflare_plugins.model_json import check_names_survive, with_lists
-from nvflare_plugins.place import Outcome, Place, Progress, Silent
-from nvflare_plugins.privacy_ledger import JobLedger
-from nvflare_plugins.run_record import PointCurve, ReportSection, RoundRow
-from nvflare_plugins.site_attempt import SiteAttempt, open_attempt
-from nvflare_plugins.site_policy import JobTerms
-from nvflare_plugins.vertical.alignment.ids import usable_ids
+from nvflare_plugins.report.run_record import PointCurve, ReportSection, RoundRow
+from nvflare_plugins.site.data_refusals import reading_rows
+from nvflare_plugins.site.memory.sent_rows import SentRows
+from nvflare_plugins.site.policy.values import JobTerms
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.profiles import MaskedSums
+from nvflare_plugins.xgb.model_json import check_names_survive, with_lists
 
 TITLE = "DPBoost"
 _PAID = np.zeros(1, dtype=np.int64)  # the noise is the server's: a site's ledger is charged and keeps no reply

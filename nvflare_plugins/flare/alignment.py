@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from nvflare_plugins.alignment.job import AlignmentJob
+from nvflare_plugins.alignment.site import align_site
+from nvflare_plugins.attempt.job_context import Outcome, Place, Progress
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.executor import JobExecutor
-from nvflare_plugins.place import Outcome, Place, Progress
-from nvflare_plugins.vertical.alignment.job import AlignmentJob
-from nvflare_plugins.vertical.alignment.site import align_site
 from nvflare_plugins.wire.channel import Transport
 
 

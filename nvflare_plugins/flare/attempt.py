@@ -17,15 +17,15 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from nvflare_plugins.checks import check_plain
+from nvflare_plugins.evidence.format import SERVER, export_name
+from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.files import write_atomically
-from nvflare_plugins.job_checks import check_plain
 from nvflare_plugins.flare.timeouts import SILENCE_LIMIT_S, START_SILENCE_S, STOP_ANSWER_S
 from nvflare_plugins.flare.transport import Cell, FrameServer
 from nvflare_plugins.flare.work import Beats
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES, Frame
-from nvflare_plugins.wire.evidence import EvidenceLog
-from nvflare_plugins.wire.evidence_format import SERVER, export_name
 
 COMPLETED = "completed"
 FAILED = "failed"

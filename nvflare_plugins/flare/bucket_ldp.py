@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from nvflare_plugins.bucket_ldp.job import BucketJob
-from nvflare_plugins.bucket_ldp.site import run_site
+from nvflare_plugins.attempt.job_context import Outcome, Place, Progress
+from nvflare_plugins.federboost_vertical.job import BucketJob
+from nvflare_plugins.federboost_vertical.site import run_site
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.executor import JobExecutor
-from nvflare_plugins.place import Outcome, Place, Progress
 from nvflare_plugins.wire.channel import Transport
 
 

@@ -16,6 +16,9 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from he_processors.errors import ConfigurationError, VeilBoostError
+from nvflare_plugins.attempt.job_context import Job
+from nvflare_plugins.checks import checked_sites, shown
+from nvflare_plugins.evidence.format import is_name
 from nvflare_plugins.failures import machine_failure, reason_of
 from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServerAttempt, ServerSum
 from nvflare_plugins.flare.timeouts import (
@@ -25,10 +28,7 @@ from nvflare_plugins.flare.timeouts import (
     exchange_deadline_s,
     transfer_s,
 )
-from nvflare_plugins.flare_boundary import check_set_up, check_tracking
-from nvflare_plugins.job_checks import checked_sites, shown
-from nvflare_plugins.place import Job
-from nvflare_plugins.wire.evidence_format import is_name
+from nvflare_plugins.site.flare_boundary import check_set_up, check_tracking
 
 TRAIN_TASK = "veilboost_train"
 

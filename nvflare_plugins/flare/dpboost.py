@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from nvflare_plugins.attempt.job_context import Outcome, Place, Progress
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.server import DpBoostServer
 from nvflare_plugins.dpboost.site import run_dpboost_site
 from nvflare_plugins.flare.attempt import ServerSum
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.executor import JobExecutor
-from nvflare_plugins.place import Outcome, Place, Progress
 from nvflare_plugins.wire.channel import Transport
 
 

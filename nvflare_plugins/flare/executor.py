@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nvflare.apis.analytix import AnalyticsDataType
 from nvflare.apis.event_type import EventType
@@ -27,22 +26,22 @@ from he_processors.errors import (
     ProtocolError,
     VeilBoostError,
 )
-from nvflare_plugins.certificates import Identity
+from nvflare_plugins.attempt.job_context import Job, Outcome, Place, Progress, RoundFacts
+from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.evidence.format import export_name, is_name
+from nvflare_plugins.evidence.log import end_abandoned
 from nvflare_plugins.failures import machine_failure, reason_of
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED, SiteReport
 from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.timeouts import HEARTBEAT_S, site_timeout_s
 from nvflare_plugins.flare.transport import SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work
-from nvflare_plugins.flare_boundary import check_set_up
-from nvflare_plugins.horizontal.run_folder import RunFolder
-from nvflare_plugins.place import Job, Outcome, Place, Progress, RoundFacts
-from nvflare_plugins.policy_memory import policy_changes
-from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.site.certificates import Identity
+from nvflare_plugins.site.flare_boundary import check_set_up
+from nvflare_plugins.site.memory.policy_memory import policy_changes
+from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES
-from nvflare_plugins.wire.evidence import end_abandoned
-from nvflare_plugins.wire.evidence_format import export_name, is_name
 
 METRICS_EVENT = "fed.analytix_log_stats"  # what FLARE's tracking receivers on the server listen to
 MAX_SITES = 1000

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from nvflare_plugins.attempt.job_context import Outcome, Place, Progress
 from nvflare_plugins.flare.attempt import ServerSum
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.executor import JobExecutor
-from nvflare_plugins.place import Outcome, Place, Progress
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.server import TrustedServer

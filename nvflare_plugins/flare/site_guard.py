@@ -24,7 +24,7 @@ from nvflare.fuel.sec.authz import AuthorizationService, Authorizer, AuthzContex
 from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 
 from nvflare_plugins.files import write_atomically
-from nvflare_plugins.flare_boundary import DENIED_RIGHTS, GUARD_STARTED
+from nvflare_plugins.site.flare_boundary import DENIED_RIGHTS, GUARD_STARTED
 
 _JOB_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # FLARE's server draws UUIDs
 

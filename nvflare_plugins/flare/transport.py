@@ -45,7 +45,7 @@ from nvflare_plugins.flare.pieces import (
     pieces,
 )
 from nvflare_plugins.flare.timeouts import QUERY_INTERVAL_S, resend_pause_s
-from nvflare_plugins.wording import printable
+from nvflare_plugins.formatting import printable
 
 CHANNEL = "veilboost"
 TOPIC_FRAME = "frame"  # site to server: a piece of a frame

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from nvflare_plugins.attempt.job_context import Outcome, Place, Progress
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.executor import JobExecutor
-from nvflare_plugins.place import Outcome, Place, Progress
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.site import run_vertical_site
 from nvflare_plugins.wire.channel import Transport

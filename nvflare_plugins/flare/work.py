@@ -21,13 +21,19 @@ from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.apis.signal import Signal
 
 from he_processors.errors import JobAborted
+from nvflare_plugins.attempt.job_context import Outcome
 from nvflare_plugins.flare.timeouts import (
-    ABORT_POLL_S, BEAT_INTERVAL_S, COMMUNICATOR_S, FLARE_STOP_GRACE_S, LEAVE_S, SILENCE_LIMIT_S, STOP_GRACE_S,
+    ABORT_POLL_S,
+    BEAT_INTERVAL_S,
+    COMMUNICATOR_S,
+    FLARE_STOP_GRACE_S,
+    LEAVE_S,
+    SILENCE_LIMIT_S,
+    STOP_GRACE_S,
     STOP_REASON_S,
 )  # fmt: skip
 from nvflare_plugins.flare.transport import SiteTransport
-from nvflare_plugins.place import Outcome
-from nvflare_plugins.wire.communicator import blocked
+from nvflare_plugins.xgb.communicator import blocked
 
 # Each serves one site and nothing else. A process of any other kind is never left: it may serve several sites.
 _PROCESSES_OF_ONE_SITE = (

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nvflare_plugins.horizontal.cuts import CutMode, Cuts, search_quantiles, spaced_cuts
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.preparation import Prepared
-from nvflare_plugins.registry import Registry, Reservation
+from nvflare_plugins.site.memory.registry import Registry, Reservation
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import pack_list
 from nvflare_plugins.wire.sums import ProtectedSums
+from nvflare_plugins.xgb.cuts import CutMode, Cuts, search_quantiles, spaced_cuts
 
 _log = logging.getLogger(__name__)
 

@@ -8,11 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.horizontal.cuts import CutMode
-from nvflare_plugins.job_checks import (
-    are_bounds, at_least, check_fields, expect, is_entry, is_list, is_mapping, is_text, one_of, seconds,
-)  # fmt: skip
+from nvflare_plugins.checks import (
+    are_bounds,
+    at_least,
+    check_fields,
+    expect,
+    is_entry,
+    is_list,
+    is_mapping,
+    is_text,
+    one_of,
+    seconds,
+)
 from nvflare_plugins.wire.profiles import Profile
+from nvflare_plugins.xgb.cuts import CutMode
 
 _LARGEST_EXPONENT = 192  # as the scales of sums
 

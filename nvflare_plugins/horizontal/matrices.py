@@ -7,8 +7,8 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.data import Table
-from nvflare_plugins.horizontal.cuts import Cuts, reference_table
+from nvflare_plugins.data_sets.table import Table
+from nvflare_plugins.xgb.cuts import Cuts, reference_table
 
 
 def training_matrix(table: Table, cuts: Cuts, max_bin: int) -> xgb.QuantileDMatrix:

@@ -12,21 +12,23 @@ from typing import Any
 import numpy as np
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.bucket_ldp.sent_rows import SentRows
-from nvflare_plugins.data import Table, column_names, load_table
+from nvflare_plugins.attempt.agreement import check_xgboost
+from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.row_ids import usable_ids
+from nvflare_plugins.data_sets.table import Table, column_names, load_table
 from nvflare_plugins.failures import DataRefusal
-from nvflare_plugins.horizontal.agreement import check_xgboost
-from nvflare_plugins.horizontal.continuation import check_initial_model
-from nvflare_plugins.horizontal.cuts import LARGEST_VALUE, CutMode, spaced_cuts
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.parameters import TrainingParameters, check_parameters
 from nvflare_plugins.horizontal.row_floors import with_floor
 from nvflare_plugins.horizontal.row_sampling import check_sampling
-from nvflare_plugins.horizontal.run_folder import RunFolder
-from nvflare_plugins.model_json import check_lists, without_lists
-from nvflare_plugins.place import Place
-from nvflare_plugins.site_policy import DataSet, JobTerms, SitePolicy
-from nvflare_plugins.vertical.alignment.ids import usable_ids
+from nvflare_plugins.site.memory.sent_rows import SentRows
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy.values import JobTerms
+from nvflare_plugins.xgb.continuation import check_initial_model
+from nvflare_plugins.xgb.cuts import LARGEST_VALUE, CutMode, spaced_cuts
+from nvflare_plugins.xgb.model_json import check_lists, without_lists
+from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters
 
 _log = logging.getLogger(__name__)
 # Fields of a job that do not change what a run releases about the rows, or only how much of it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.session import Session
+from nvflare_plugins.attempt.session import Session
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec

@@ -15,14 +15,14 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import PolicyRefusal
-from nvflare_plugins.data import Table
+from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.failures import DataRefusal, Decider, TooFewRows
-from nvflare_plugins.horizontal.objectives import ObjectiveFacts
-from nvflare_plugins.horizontal.parameters import TrainingParameters
 from nvflare_plugins.horizontal.row_sampling import row_fraction
-from nvflare_plugins.site_policy import Floors
+from nvflare_plugins.site.policy.values import Floors
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
+from nvflare_plugins.xgb.objectives import ObjectiveFacts
+from nvflare_plugins.xgb.parameters import TrainingParameters
 
 TOO_FEW = (
     "too few rows or sites carry weight. Policy keys: min_effective_rows, min_sites, max_colluders, "

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from he_processors.key_agreement import derive_key
-from nvflare_plugins.data import Table
-from nvflare_plugins.data_identity import row_tags
-from nvflare_plugins.horizontal.parameters import TrainingParameters
+from nvflare_plugins.data_sets.identity import row_tags
+from nvflare_plugins.data_sets.table import Table
+from nvflare_plugins.xgb.parameters import TrainingParameters
 
 _PURPOSE = "row sampling"
 

@@ -16,39 +16,44 @@ from pathlib import Path
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
-from nvflare_plugins.data_refusals import Question, RefusalCount, reading_rows
+from nvflare_plugins.attempt.agreement import Terms, agree, versions
+from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.attempt.session import Session, open_session
+from nvflare_plugins.data_sets.schema import Schema
+from nvflare_plugins.evidence.format import SERVER, export_name
+from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.failures import DataRefusal, reason_of
-from nvflare_plugins.horizontal.agreement import Terms, agree, versions
-from nvflare_plugins.horizontal.continuation import keep_thresholds
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
-from nvflare_plugins.horizontal.cuts import Cuts
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.matrices import bin_starts, evaluation_matrix, training_matrix
 from nvflare_plugins.horizontal.preparation import Prepared, prepare
 from nvflare_plugins.horizontal.processors import open_sums
 from nvflare_plugins.horizontal.row_floors import (
-    TOO_FEW, check_effective_rows, check_leaves, counts_leaves, largest_weight, rows_needed, with_floor,
+    TOO_FEW,
+    check_effective_rows,
+    check_leaves,
+    counts_leaves,
+    largest_weight,
+    rows_needed,
+    with_floor,
 )  # fmt: skip
 from nvflare_plugins.horizontal.row_sampling import RowDraws, SampledWeights, row_fraction
-from nvflare_plugins.horizontal.run_folder import RunFolder
-from nvflare_plugins.horizontal.training import (
-    LoopSettings, RoundRecord, TrainingHandler, TrainingResult, train, training_shape,
-)  # fmt: skip
+from nvflare_plugins.horizontal.training import LoopSettings, TrainingHandler, TrainingResult, train, training_shape
 from nvflare_plugins.horizontal.value_bounds import check_weights, coarsest_pairs, label_sum, value_bounds
-from nvflare_plugins.model_json import with_lists
-from nvflare_plugins.place import Place
-from nvflare_plugins.registry import Registry, Reservation, ResumePoint, describe_draw
-from nvflare_plugins.report import keep_report
-from nvflare_plugins.run_record import RoundRow, RunRecord, TrafficRow
-from nvflare_plugins.schema import Schema
-from nvflare_plugins.session import Session, open_session
+from nvflare_plugins.report.report import keep_report
+from nvflare_plugins.report.run_record import RoundRow, RunRecord, TrafficRow
+from nvflare_plugins.site.data_refusals import Question, RefusalCount, reading_rows
+from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint, describe_draw
 from nvflare_plugins.wire.catalogue import BaseScoreSource, Kind, Moment, Phase
 from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
 from nvflare_plugins.wire.envelope import Codec
-from nvflare_plugins.wire.evidence import EvidenceLog
-from nvflare_plugins.wire.evidence_format import SERVER, export_name
 from nvflare_plugins.wire.profiles import Profile
 from nvflare_plugins.wire.sums import ProtectedSums
+from nvflare_plugins.xgb.continuation import keep_thresholds
+from nvflare_plugins.xgb.cuts import Cuts
+from nvflare_plugins.xgb.model_json import with_lists
+from nvflare_plugins.xgb.rounds import RoundRecord
 
 _log = logging.getLogger(__name__)
 

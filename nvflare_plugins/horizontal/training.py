@@ -12,16 +12,24 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError, VeilBoostError
-from nvflare_plugins.horizontal.parameters import TrainingParameters
 from nvflare_plugins.wire.catalogue import (
-    CURVE_METRICS, Answer, BaseScoreSource, Dtype, HorizontalGrammar, Kind, Message, Moment, Phase, TrainingShape,
+    CURVE_METRICS,
+    Answer,
+    BaseScoreSource,
+    Dtype,
+    HorizontalGrammar,
+    Kind,
+    Message,
+    Moment,
+    Phase,
+    TrainingShape,
 )  # fmt: skip
 from nvflare_plugins.wire.channel import Channel
-from nvflare_plugins.wire.communicator import Federated
 from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.sums import Family, ProtectedSums
-
-MAX_LEVEL_BATCH = 256  # XGBoost handles at most so many nodes of a level at once
+from nvflare_plugins.xgb.communicator import Federated
+from nvflare_plugins.xgb.parameters import TrainingParameters
+from nvflare_plugins.xgb.rounds import MAX_LEVEL_BATCH, RoundRecord, parse_metrics
 
 
 class LocalLog(Protocol):
@@ -30,16 +38,6 @@ class LocalLog(Protocol):
     def local(self, kind: str, phase: str, how: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class RoundRecord:
-    """What happened in one boosting round. Units: seconds; metrics by "set-metric"."""
-
-    round: int
-    metrics: dict[str, float]
-    seconds: float
-    xgboost_s: float
-    protect_s: float
-    network_s: float
 
 
 @dataclass(slots=True)
@@ -342,10 +340,3 @@ class _Loop:
         return patience is not None and result.best_round is not None and last_round - result.best_round >= patience
 
 
-def parse_metrics(text: str) -> dict[str, float]:
-    """Read XGBoost's evaluation line ``[0]\\ttrain-auc:0.9\\t...`` into {"train-auc": 0.9}."""
-    metrics = {}
-    for part in text.split("\t")[1:]:
-        name, _, value = part.rpartition(":")
-        metrics[name] = float(value)
-    return metrics

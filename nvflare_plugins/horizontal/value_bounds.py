@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.data import Table
-from nvflare_plugins.horizontal.parameters import TrainingParameters
+from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.wire.catalogue import CURVE_METRICS, BaseScoreSource
 from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity
+from nvflare_plugins.xgb.parameters import TrainingParameters
 
 _HEADROOM = 8.0  # predictions overshoot labels, and another site's mean may be larger than this site's labels
 _LARGEST_LOG_LOSS = 64.0  # XGBoost clips probabilities at 1e-16

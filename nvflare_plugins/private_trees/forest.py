@@ -16,10 +16,10 @@ from dp_components.split_candidates.candidates import Candidates
 from dp_components.split_methods.totally_random import grow_totally_random
 from dp_components.split_methods.tree import LEAF, Tree
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.model_json import model_bytes
 from nvflare_plugins.private_trees.features import tree_features
-from nvflare_plugins.private_trees.grown_forest import GrownTree
+from nvflare_plugins.private_trees.forest_trainer import GrownTree
 from nvflare_plugins.private_trees.methods import Method, WeightUpdate
+from nvflare_plugins.xgb.model_json import model_bytes
 
 _NO_PARENT = 2**31 - 1
 _XGBOOST_VERSION = [3, 2, 0]

@@ -19,19 +19,34 @@ from dp_components.leaf_weights.query import UNIT
 from dp_components.sensitivity import grid_integers
 from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
-from nvflare_plugins.horizontal.cuts import Cuts, reference_table
 from nvflare_plugins.private_trees.candidates import public_candidates
 from nvflare_plugins.private_trees.methods import CandidateSource, Method, SplitMethod, WeightUpdate
 from nvflare_plugins.private_trees.training import (
-    AfterRound, NoisySums, Objective, Pay, PrivateTreesPlan, bounded_objective, enter, ignore_round, without_ledger,
+    AfterRound,
+    NoisySums,
+    Objective,
+    Pay,
+    PrivateTreesPlan,
+    bounded_objective,
+    enter,
+    ignore_round,
+    without_ledger,
 )  # fmt: skip
 from nvflare_plugins.wire.catalogue import (
-    Answer, BaseScoreSource, HorizontalGrammar, Kind, Message, Moment, Phase, TrainingShape,
+    Answer,
+    BaseScoreSource,
+    HorizontalGrammar,
+    Kind,
+    Message,
+    Moment,
+    Phase,
+    TrainingShape,
 )  # fmt: skip
 from nvflare_plugins.wire.channel import Channel
-from nvflare_plugins.wire.communicator import Federated
 from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.sums import ProtectedSums
+from nvflare_plugins.xgb.communicator import Federated
+from nvflare_plugins.xgb.cuts import Cuts, reference_table
 
 
 class NoisyHistogramHandler:

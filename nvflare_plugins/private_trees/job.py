@@ -10,12 +10,22 @@ from typing import Any
 from dp_components.split_candidates.candidates import FeatureBounds
 from dp_components.trust import TrustModel
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.job_checks import (
-    are_bounds, check_fields, expect, is_entry, is_list, is_mapping, is_number, is_text, is_whole, one_of, seconds,
-)  # fmt: skip
+from nvflare_plugins.checks import (
+    are_bounds,
+    check_fields,
+    expect,
+    is_entry,
+    is_list,
+    is_mapping,
+    is_number,
+    is_text,
+    is_whole,
+    one_of,
+    seconds,
+)
+from nvflare_plugins.data_sets.declaration import MOST_DELTA, MOST_EPSILON
 from nvflare_plugins.private_trees.methods import Method
 from nvflare_plugins.private_trees.presets import resolve_method
-from nvflare_plugins.site_policy import MOST_DELTA, MOST_EPSILON
 
 PROFILES = {
     TrustModel.DISTRIBUTED: "dp_distributed", TrustModel.TRUSTED_AGGREGATOR: "dp_trusted",

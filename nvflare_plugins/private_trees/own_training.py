@@ -18,7 +18,7 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from nvflare_plugins.private_trees.forest import finished_model
-from nvflare_plugins.private_trees.grown_forest import ForestGrower, GrownTree, OwnRows
+from nvflare_plugins.private_trees.forest_trainer import ForestGrower, GrownTree, OwnRows
 from nvflare_plugins.private_trees.job_plan import DueMessages, JobPlan
 from nvflare_plugins.private_trees.training import AfterRound, NoisySums, Pay, ignore_round, without_ledger
 from nvflare_plugins.wire.catalogue import Kind, Moment, Phase

@@ -14,13 +14,13 @@ from dp_components.errors import PrivacyError
 from dp_components.events import Event, Release
 from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
+from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.attempt.payment import event_text, log_unclosed, open_ledger
+from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.failures import DataRefusal
-from nvflare_plugins.place import Place
-from nvflare_plugins.privacy_ledger import event_text, log_unclosed, open_ledger
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.training import STATE
-from nvflare_plugins.wire.evidence import EvidenceLog
 
 _ROWS = "; rows "
 _HISTORY_BYTES = 8 + 32 + 32

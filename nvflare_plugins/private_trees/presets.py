@@ -9,10 +9,15 @@ from typing import Any
 
 from dp_components.leaf_weights.query import LeafQuery
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.job_checks import is_number, is_whole, one_of
+from nvflare_plugins.checks import is_number, is_whole, one_of
 from nvflare_plugins.private_trees import default_2026_11, methods
 from nvflare_plugins.private_trees.methods import (
-    CandidateSource, Grower, Interactions, Method, SplitMethod, WeightUpdate,
+    CandidateSource,
+    Grower,
+    Interactions,
+    Method,
+    SplitMethod,
+    WeightUpdate,
 )  # fmt: skip
 
 MAX_DEPTH = 7  # a row's leaf is numbered in one byte

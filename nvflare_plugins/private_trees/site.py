@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 
 from he_processors.errors import PolicyRefusal
 from he_processors.masks import PairwiseMasks
-from nvflare_plugins.bucket_ldp.sent_rows import SentRows
-from nvflare_plugins.data import Table, column_names, load_table
-from nvflare_plugins.data_refusals import reading_rows
-from nvflare_plugins.horizontal.agreement import Terms, agree, check_xgboost, versions
-from nvflare_plugins.model_json import check_names_survive, with_lists
-from nvflare_plugins.place import Outcome, Place, Progress, Silent
+from nvflare_plugins.attempt.agreement import Terms, agree, check_xgboost, versions
+from nvflare_plugins.attempt.job_context import Outcome, Place, Progress, Silent
+from nvflare_plugins.attempt.session import Session
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
+from nvflare_plugins.data_sets.row_ids import usable_ids
+from nvflare_plugins.data_sets.schema import Schema
+from nvflare_plugins.data_sets.table import Table, column_names, load_table
 from nvflare_plugins.private_trees.greedy_training import train_greedy_trees
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan, Trainer
@@ -34,15 +35,14 @@ from nvflare_plugins.private_trees.own_training import train_own_trees
 from nvflare_plugins.private_trees.payment import Payment
 from nvflare_plugins.private_trees.summary import lines, report_sections, summarise
 from nvflare_plugins.private_trees.training import train_private_trees
-from nvflare_plugins.run_record import RoundRow
-from nvflare_plugins.schema import Schema
-from nvflare_plugins.session import Session
-from nvflare_plugins.site_attempt import SiteAttempt, open_attempt
-from nvflare_plugins.site_policy import JobTerms
-from nvflare_plugins.vertical.alignment.ids import usable_ids
+from nvflare_plugins.report.run_record import RoundRow
+from nvflare_plugins.site.data_refusals import reading_rows
+from nvflare_plugins.site.memory.sent_rows import SentRows
+from nvflare_plugins.site.policy.values import JobTerms
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
+from nvflare_plugins.xgb.model_json import check_names_survive, with_lists
 
 TITLE = "Differentially private federated trees"
 _log = logging.getLogger(__name__)

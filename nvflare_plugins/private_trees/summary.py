@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nvflare_plugins.formatting import human_bytes
 from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.run_record import PointCurve, ReportSection
-from nvflare_plugins.wording import human_bytes
+from nvflare_plugins.report.run_record import PointCurve, ReportSection
 
 
 @dataclass(frozen=True, slots=True)

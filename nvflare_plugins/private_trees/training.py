@@ -28,9 +28,9 @@ from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust
 from nvflare_plugins.private_trees.refresh_catalogue import RefreshGrammar, leaf_integers, node_statistics
 from nvflare_plugins.wire.catalogue import Kind, Message, Moment, Phase
 from nvflare_plugins.wire.channel import Channel
-from nvflare_plugins.wire.communicator import Federated
 from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.sums import ProtectedSums
+from nvflare_plugins.xgb.communicator import Federated
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nvflare_plugins.alignment.job import AlignmentJob
+from nvflare_plugins.checks import checked_sites, plain
 from nvflare_plugins.flare.alignment import AlignmentController, AlignmentExecutor
-from nvflare_plugins.job_checks import checked_sites, plain
 from nvflare_plugins.recipes.job_recipe import JobRecipe
-from nvflare_plugins.vertical.alignment.job import AlignmentJob
 
 
 class AlignmentRecipe(JobRecipe):

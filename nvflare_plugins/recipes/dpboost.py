@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nvflare_plugins.checks import plain
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.flare.dpboost import DpBoostController, DpBoostExecutor
-from nvflare_plugins.job_checks import plain
 from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
 
 _SHOWN = ("data_set", "label", "epsilon", "feature_bounds", "variant", "n_trees", "depth", "profile")

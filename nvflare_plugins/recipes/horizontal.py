@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from nvflare_plugins.checks import plain
 from nvflare_plugins.flare.horizontal import HorizontalController, HorizontalExecutor
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.parameters import check_parameters
-from nvflare_plugins.job_checks import plain
 from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
+from nvflare_plugins.xgb.parameters import check_parameters
 
 _NEEDS_COLUMNS = ("monotone_constraints", "interaction_constraints")
 _KEPT = ("data_set", "label", "profile", "num_rounds")

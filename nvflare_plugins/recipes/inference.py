@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from nvflare_plugins.checks import checked_sites
 from nvflare_plugins.flare.inference import InferenceController, InferenceExecutor
-from nvflare_plugins.job_checks import checked_sites
 from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
-from nvflare_plugins.vertical.inference_job import InferenceJob
+from nvflare_plugins.vertical_inference.job import InferenceJob
 
 
 class VerticalInferenceRecipe(JobRecipe):

@@ -12,12 +12,12 @@ from nvflare.recipe import Run, SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.attempt.job_context import Job
+from nvflare_plugins.checks import checked_sites
 from nvflare_plugins.flare.controller import TRAIN_TASK, JobController
 from nvflare_plugins.flare.executor import JobExecutor
-from nvflare_plugins.flare_boundary import check_set_up
-from nvflare_plugins.job_checks import checked_sites
-from nvflare_plugins.place import Job
-from nvflare_plugins.site_policy import POLICY_FILE
+from nvflare_plugins.site.flare_boundary import check_set_up
+from nvflare_plugins.site.policy.policy import POLICY_FILE
 
 OUR_PACKAGES = ["nvflare_plugins", "he_processors", "dp_components"]
 

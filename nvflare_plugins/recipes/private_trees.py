@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nvflare_plugins.checks import plain
 from nvflare_plugins.flare.private_trees import PrivateTreesController, PrivateTreesExecutor
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.job_checks import plain
 from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
 
 _KEPT = ("data_set", "label", "epsilon", "delta", "method", "trust")

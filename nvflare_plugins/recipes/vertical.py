@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.checks import checked_sites, plain
+from nvflare_plugins.data_sets.declaration import VerticalRules
 from nvflare_plugins.flare.vertical import VerticalController, VerticalExecutor
-from nvflare_plugins.horizontal.parameters import ALIASES
-from nvflare_plugins.job_checks import checked_sites, plain
 from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
-from nvflare_plugins.site_policy import VerticalRules
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
+from nvflare_plugins.xgb.parameters import ALIASES
 
 _NEEDS_COLUMNS = ("monotone_constraints", "interaction_constraints")
 _KEPT = ("active", "data_set", "label", "profile", "preset", "num_rounds")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.horizontal.run_folder import RunFolder
+from nvflare_plugins.attempt.run_folder import RunFolder
 
 _FORMAT = "veilboost-vertical-checkpoint-1"
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.job_checks import at_least, check_fields, expect, is_text, job_id_or_none, one_of, seconds
+from nvflare_plugins.checks import at_least, check_fields, expect, is_text, job_id_or_none, one_of, seconds
 
 ALIGN_FIRST = "first"
 _REFUSED = {

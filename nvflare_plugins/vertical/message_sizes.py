@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from he_processors.packing import PackingLayout
-from nvflare_plugins.vertical.gradient_scale import pair_format
-from nvflare_plugins.vertical.gradient_scheme import GRADIENT_BLOCK_ROWS
+from nvflare_plugins.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.vertical.active.tree_driver import MAX_BATCH
+from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
 from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
-from nvflare_plugins.vertical.tree_driver import MAX_BATCH
-from nvflare_plugins.vertical.tree_limits import TreeLimits
+from nvflare_plugins.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS
 
 INTRODUCTION_BYTES = 1 << 26
 """Of a party's schema, before it is known how many features it has: some 60,000 with the longest names."""

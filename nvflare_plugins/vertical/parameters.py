@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.horizontal.parameters import ALIASES, TrainingParameters, check_parameters
+from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters, check_parameters
 
 _REFUSED_VALUES: dict[str, tuple[tuple[object, ...], str]] = {
     "booster": (("dart", "gblinear"), "dart predicts tree by tree, which XGBoost's column split cannot; use gbtree"),
@@ -39,7 +39,7 @@ def check_vertical_parameters(
 
     Raises:
         ConfigurationError: a parameter that vertical training does not support, named with the reason; or one that
-            no job supports (horizontal/parameters.py).
+            no job supports (xgb/parameters.py).
     """
     for name, value in params.items():
         canonical = ALIASES.get(name, name)

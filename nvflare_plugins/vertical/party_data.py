@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.data import Table, load_table
+from nvflare_plugins.alignment.result import Alignment
+from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.row_ids import canonical_ids
+from nvflare_plugins.data_sets.table import Table, load_table
 from nvflare_plugins.failures import DataRefusal
-from nvflare_plugins.place import Place
-from nvflare_plugins.site_policy import DataSet
-from nvflare_plugins.vertical.alignment.ids import canonical_ids
-from nvflare_plugins.vertical.alignment.result import Alignment
 from nvflare_plugins.vertical.job import VerticalJob
 
 

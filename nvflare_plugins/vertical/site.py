@@ -14,32 +14,39 @@ from dataclasses import dataclass
 
 from he_processors.additive.scheme import security_bits
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError, VeilBoostError
-from nvflare_plugins.data_refusals import reading_rows
+from nvflare_plugins.alignment.align import align, confirm
+from nvflare_plugins.alignment.blinding import psi_library
+from nvflare_plugins.alignment.result import load_alignment, save_alignments
+from nvflare_plugins.attempt.agreement import check_xgboost, versions
+from nvflare_plugins.attempt.job_context import Outcome, Place, Progress
+from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.files import write_atomically
-from nvflare_plugins.horizontal.agreement import check_xgboost, versions
-from nvflare_plugins.horizontal.parameters import ALIASES, TrainingParameters
-from nvflare_plugins.horizontal.run_folder import RunFolder
-from nvflare_plugins.place import Outcome, Place, Progress
-from nvflare_plugins.registry import Registry, Reservation, ResumePoint
-from nvflare_plugins.site_attempt import SiteAttempt, open_attempt
-from nvflare_plugins.site_policy import JobTerms
-from nvflare_plugins.vertical.active_site import ActiveSite
-from nvflare_plugins.vertical.alignment.align import align, confirm
-from nvflare_plugins.vertical.alignment.blinding import psi_library
-from nvflare_plugins.vertical.alignment.result import load_alignment, save_alignments
-from nvflare_plugins.vertical.attempt_parts import Finish, Start
+from nvflare_plugins.site.data_refusals import reading_rows
+from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint
+from nvflare_plugins.site.policy.values import JobTerms
+from nvflare_plugins.vertical.active.site import ActiveSite
 from nvflare_plugins.vertical.checkpoints import Checkpoint, read_checkpoints
-from nvflare_plugins.vertical.importance import feature_importance, write_importance
 from nvflare_plugins.vertical.job import ALIGN_FIRST, Preset, VerticalJob
-from nvflare_plugins.vertical.model_files import (
-    COMMITMENT_BYTES, ActivePart, ModelIdentity, PassivePart, StoredPart, commit, find_part, write_part,
-)  # fmt: skip
+from nvflare_plugins.vertical.model.importance import feature_importance, write_importance
+from nvflare_plugins.vertical.model.model_files import (
+    COMMITMENT_BYTES,
+    ActivePart,
+    ModelIdentity,
+    PassivePart,
+    StoredPart,
+    commit,
+    find_part,
+    write_part,
+)
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 from nvflare_plugins.vertical.party_data import PartyData, load_party
-from nvflare_plugins.vertical.party_link import Notes
-from nvflare_plugins.vertical.passive_site import PassiveSite, open_guard
-from nvflare_plugins.vertical.terms import RowsProof, VerticalTerms, agree, rows_content
+from nvflare_plugins.vertical.passive.site import PassiveSite, open_guard
+from nvflare_plugins.vertical.protocol.party_client import Notes
+from nvflare_plugins.vertical.protocol.terms import RowsProof, VerticalTerms, agree, rows_content
+from nvflare_plugins.vertical.vertical_context import Finish, Start
 from nvflare_plugins.wire.channel import Transport
+from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters
 
 MASKED_MODEL = "masked_model.json"
 

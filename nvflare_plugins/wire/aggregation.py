@@ -20,10 +20,19 @@ import numpy as np
 from he_processors.errors import ProtocolError, VeilBoostError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.commitments import SALT_BYTES, Commitment
 from nvflare_plugins.wire.envelope import (
-    ATTEMPT_BYTES, MAX_ATTACHMENT, Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_head, unpack_list,
+    ATTEMPT_BYTES,
+    MAX_ATTACHMENT,
+    Codec,
+    Frame,
+    FrameType,
+    Operation,
+    pack_list,
+    unpack,
+    unpack_head,
+    unpack_list,
 )  # fmt: skip
-from nvflare_plugins.wire.evidence_format import SALT_BYTES, Commitment
 
 Reply = Callable[[bytes], None]
 

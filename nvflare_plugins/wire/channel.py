@@ -11,9 +11,8 @@ from typing import Protocol
 from he_processors.errors import JobAborted, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.commitments import SALT_BYTES
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_list
-from nvflare_plugins.wire.evidence_format import SALT_BYTES
-
 
 _MAX_REASON_BYTES = 4000
 

@@ -13,7 +13,7 @@ from enum import IntEnum
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.wire.catalogue import KIND_BY_CODE, PHASE_BY_CODE, Kind, Moment
-from nvflare_plugins.wire.evidence_format import SALT_BYTES, UNSALTED_CODECS
+from nvflare_plugins.wire.commitments import SALT_BYTES, UNSALTED_CODECS
 
 _HEADER = struct.Struct("<4sBBBBHBIQ16sHQQI16s")
 _MAGIC = b"VLBF"

@@ -19,8 +19,8 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from types import TracebackType
 from enum import Enum
+from types import TracebackType
 from typing import Any, Protocol
 
 import grpc

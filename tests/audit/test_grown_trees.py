@@ -16,8 +16,8 @@ from dp_components.leaf_weights.query import LeafQuery
 from dp_components.mechanisms.gaussian import add_gaussian_noise, share_scales
 from dp_components.split_candidates.candidates import FeatureBounds
 from dp_components.split_methods.histogram import HistogramQuery
-from nvflare_plugins.private_trees import grown_forest
-from nvflare_plugins.private_trees.grown_forest import ForestGrower, OwnRows, ReleaseSums
+from nvflare_plugins.private_trees import forest_trainer as grown_forest
+from nvflare_plugins.private_trees.forest_trainer import ForestGrower, OwnRows, ReleaseSums
 from nvflare_plugins.private_trees.methods import Method, SplitMethod, feverless
 from nvflare_plugins.private_trees.noise_plan import NoisePlan
 from nvflare_plugins.wire.catalogue import Kind

@@ -27,19 +27,27 @@ from dp_components.mechanisms.gaussian import add_gaussian_noise
 from dp_components.neighbouring import NeighbouringRelation
 from dp_components.sensitivity import Sensitivity, grid_integers
 from dp_components.split_candidates.candidates import FeatureBounds
+from nvflare_plugins.evidence import log as evidence
 from nvflare_plugins.private_trees import training
 from nvflare_plugins.private_trees.default_2026_11 import DEFAULT
 from nvflare_plugins.private_trees.forest import draw_forest
 from nvflare_plugins.private_trees.methods import Method, dp_tr_newton
 from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust, planned_events
 from nvflare_plugins.private_trees.training import PrivateTreesPlan, RefreshHandler, train_private_trees
-from nvflare_plugins.wire import evidence
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.catalogue import Kind, Message
 from nvflare_plugins.wire.envelope import Frame, FrameType, unpack
 from tests.support.audit import Errors, gaussian_power, noise_p_value
 from tests.support.audit_trees import (
-    CANARY_SITE, Setting, SiteRandomness, Verdict, audit, heads_confirm, judge, run_attempt, shape_of,
+    CANARY_SITE,
+    Setting,
+    SiteRandomness,
+    Verdict,
+    audit,
+    heads_confirm,
+    judge,
+    run_attempt,
+    shape_of,
 )  # fmt: skip
 from tests.support.federation import SiteDied
 from tests.support.private_federation import PrivateFederation, job_of

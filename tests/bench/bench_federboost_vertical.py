@@ -36,15 +36,20 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from dp_components.bucket_ldp.edges import (
-    Feature, PublicValues, equal_count_ends, paid_edges, public_edges, release_cell_counts,
+    Feature,
+    PublicValues,
+    equal_count_ends,
+    paid_edges,
+    public_edges,
+    release_cell_counts,
 )  # fmt: skip
 from dp_components.bucket_ldp.randomised_buckets import release_buckets
 from dp_components.split_candidates.candidates import Candidates, FeatureBounds
-from nvflare_plugins.bucket_ldp.buckets import BucketBlock
-from nvflare_plugins.bucket_ldp.job import BucketJob
-from nvflare_plugins.bucket_ldp.site import run_site
-from nvflare_plugins.bucket_ldp.training import check_bucket_parameters, train_on_buckets
-from nvflare_plugins.run_record import RunRecord
+from nvflare_plugins.federboost_vertical.buckets import BucketBlock
+from nvflare_plugins.federboost_vertical.job import BucketJob
+from nvflare_plugins.federboost_vertical.site import run_site
+from nvflare_plugins.federboost_vertical.training import check_bucket_parameters, train_on_buckets
+from nvflare_plugins.report.run_record import RunRecord
 from tests.support.parties import Parties, succeed
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "credit2.parquet"

@@ -18,8 +18,8 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from nvflare_plugins.vertical.bin_attack import Recovery, attack
-from nvflare_plugins.vertical.guards import SUMS_PER_SET
+from nvflare_plugins.vertical.guards.guards import SUMS_PER_SET
+from tests.support.bin_attack import Recovery, attack
 from tests.support.bin_trials import PRESETS, Trial, breast, credit2, try_preset
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 
 from dp_components.split_candidates.candidates import FeatureBounds
-from nvflare_plugins.private_trees.simulation import Table
+from tests.support.private_simulation import Table
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 DEVELOPMENT_SETS = ("credit2", "adult", "bank", "nomao", "higgs_20k")

@@ -19,11 +19,19 @@ from dp_components.leaf_weights.query import LeafQuery
 from dp_components.neighbouring import NeighbouringRelation
 from dp_components.sensitivity import Sensitivity
 from nvflare_plugins.private_trees.methods import (
-    CandidateSource, Method, batch_iterative_hessian_ebm, dp_ebm, dp_ebm_newton, dp_gbm, dp_rf, dp_tr_newton, feverless,
+    CandidateSource,
+    Method,
+    batch_iterative_hessian_ebm,
+    dp_ebm,
+    dp_ebm_newton,
+    dp_gbm,
+    dp_rf,
+    dp_tr_newton,
+    feverless,
 )  # fmt: skip
 from nvflare_plugins.private_trees.noise_plan import Mechanism, NoisePlan
-from nvflare_plugins.private_trees.simulation import Simulation
 from tests.bench.dp_data import Split
+from tests.support.private_simulation import Simulation
 
 _ORDERS = np.array([1.25, 1.5, 1.75, 2, 2.25, 2.5, 3, 3.5, 4, 4.5, *range(5, 64), 128, 256, 512])
 _EVENT = GaussianEvent(1.0, NeighbouringRelation.ADD_OR_REMOVE_ROW)

@@ -21,11 +21,11 @@ from dp_components.accounting.composition import compose
 from dp_components.split_candidates.dp_quantiles import public_grid
 from nvflare_plugins.private_trees.methods import Method
 from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust, planned_events
-from nvflare_plugins.private_trees.simulation import Simulation
 from nvflare_plugins.private_trees.training import PrivateTreesPlan
 from tests.bench.dp_data import Split, load, split
 from tests.bench.dp_published import float_gaussian, run_published
 from tests.bench.dp_statistics import Scored, Series
+from tests.support.private_simulation import Simulation
 from tests.support.private_trees import split_rows, train_in_process
 
 N_SITES = 3

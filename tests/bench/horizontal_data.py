@@ -12,8 +12,8 @@ import pandas as pd
 from cryptography.hazmat.primitives import serialization
 from numpy.typing import NDArray
 
-from nvflare_plugins.horizontal.cuts import Cuts, search_quantiles
-from nvflare_plugins.site_policy import POLICY_FILE
+from nvflare_plugins.site.policy.policy import POLICY_FILE
+from nvflare_plugins.xgb.cuts import Cuts, search_quantiles
 from tests.support.sessions import Authority, key_number
 
 LABEL, TRAINING, EVALUATION = "label", "training", "evaluation"

@@ -177,8 +177,8 @@ def _simulate(simulation: Simulation) -> None:
 
 
 def _our_recipe(simulation: Simulation, workspaces: Path):
-    from nvflare_plugins.site_setup import Wishes, set_up
     from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
+    from nvflare_plugins.site.setup import Wishes, set_up
 
     sets = {name: f"{simulation.data}/{{site}}-{name}.parquet" for name in (TRAINING, EVALUATION)}
     set_up(workspaces / "ours", Wishes(data_sets=sets, profiles=("masks",)))

@@ -20,12 +20,12 @@ import numpy as np
 import pandas as pd
 import xgboost as xgb
 
-from nvflare_plugins.certificates import Identity
-from nvflare_plugins.horizontal.cuts import Cuts, reference_table
+from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.run_folder import RunFolder
 from nvflare_plugins.horizontal.site import Place, run_site
-from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.site.certificates import Identity
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.xgb.cuts import Cuts, reference_table
 from tests.bench.horizontal_data import LABEL, TRAINING, arrays
 from tests.bench.loopback import (
     DEADLINE_S,

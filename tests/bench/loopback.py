@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from he_processors.errors import JobAborted
+from nvflare_plugins.evidence.format import SERVER, export_name
+from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES
-from nvflare_plugins.wire.evidence import EvidenceLog
-from nvflare_plugins.wire.evidence_format import SERVER, export_name
 
 _LENGTH = struct.Struct("<Q")
 _BUFFER_BYTES = 4 << 20  # a whole frame fits as a rule: the sender need not wait for the reader

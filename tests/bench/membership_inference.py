@@ -41,8 +41,8 @@ from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates.candidates import FeatureBounds
 from nvflare_plugins.private_trees.default_2026_11 import DEFAULT
 from nvflare_plugins.private_trees.noise_plan import Mechanism, NoisePlan
-from nvflare_plugins.private_trees.simulation import Simulation, Table
 from tests.bench.dp_data import load
+from tests.support.private_simulation import Simulation, Table
 
 DELTA, STRUCTURE_SEED = 1e-6, 1
 EPSILONS = (1.0, 0.5)

@@ -41,9 +41,9 @@ from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates.candidates import FeatureBounds
 from nvflare_plugins.private_trees.default_2026_11 import DEFAULT
 from nvflare_plugins.private_trees.noise_plan import Mechanism, NoisePlan
-from nvflare_plugins.private_trees.simulation import Simulation, Table
 from tests.bench.dp_data import load
 from tests.bench.membership_inference import no_noise
+from tests.support.private_simulation import Simulation, Table
 
 DELTA, WITHIN = 1e-6, 0.05
 MAX_TREES, MAX_WAYS = 12, 200_000

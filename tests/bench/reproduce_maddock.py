@@ -19,7 +19,12 @@ import numpy as np
 
 from dp_components.leaf_weights.query import LeafQuery
 from nvflare_plugins.private_trees.methods import (
-    CandidateSource, Method, SplitMethod, WeightUpdate, dp_rf, dp_tr_newton,
+    CandidateSource,
+    Method,
+    SplitMethod,
+    WeightUpdate,
+    dp_rf,
+    dp_tr_newton,
 )  # fmt: skip
 from tests.bench.dp_data import PAPER_SEEDS
 from tests.bench.dp_runs import Draws, Lane, Runner

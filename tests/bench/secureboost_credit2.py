@@ -32,9 +32,9 @@ import pandas as pd
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 from sklearn.model_selection import train_test_split
 
-from nvflare_plugins.site_policy import VerticalRules
-from nvflare_plugins.vertical.guards import Guard
-from nvflare_plugins.vertical.leaf_purity import purity_report
+from nvflare_plugins.data_sets.declaration import VerticalRules
+from nvflare_plugins.vertical.active.leaf_purity import purity_report
+from nvflare_plugins.vertical.guards.guards import Guard
 from tests.support.vertical_federation import Joined, central, federate, first_difference
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "credit2.parquet"

@@ -12,7 +12,7 @@ from statistics import median
 
 import pandas as pd
 
-from nvflare_plugins.run_record import RunRecord
+from nvflare_plugins.report.run_record import RunRecord
 from tests.bench.vertical_parties import Workload
 
 LABEL, DATA_SET, NAME = "label", "table", "vertical_bench"
@@ -55,8 +55,8 @@ def _write(workload: Workload, folder: Path) -> None:
 def _simulate(folder: Path) -> None:
     from nvflare.recipe import SimEnv
 
-    from nvflare_plugins.site_setup import Wishes, set_up
     from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
+    from nvflare_plugins.site.setup import Wishes, set_up
 
     job = json.loads((folder / "job.json").read_text())
     path = str(folder / "data" / "{site}" / f"{DATA_SET}.parquet")

@@ -23,17 +23,17 @@ from numpy.typing import NDArray
 from he_processors.errors import JobAborted
 from he_processors.okamoto_uchiyama.keys import generate_okamoto_uchiyama_key
 from he_processors.paillier.keys import generate_paillier_key
-from nvflare_plugins.vertical import encrypted_scheme
-from nvflare_plugins.vertical.encrypted_scheme import gradient_owner, histogram_maker
-from nvflare_plugins.vertical.gradient_scale import pair_format
-from nvflare_plugins.vertical.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
-from nvflare_plugins.vertical.links import place_parties
-from nvflare_plugins.vertical.messages import from_bytes, to_bytes
-from nvflare_plugins.vertical.model import merge
+from nvflare_plugins.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.vertical.active.training import LabelledSet, VerticalSettings, train_vertical
+from nvflare_plugins.vertical.model.model import merge
+from nvflare_plugins.vertical.model.private_table import table_from_json, table_to_json
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
-from nvflare_plugins.vertical.passive import PassiveParty
-from nvflare_plugins.vertical.private_table import table_from_json, table_to_json
-from nvflare_plugins.vertical.training import LabelledSet, VerticalSettings, train_vertical
+from nvflare_plugins.vertical.passive.party import PassiveParty
+from nvflare_plugins.vertical.protocol import encrypted_scheme
+from nvflare_plugins.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
+from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
+from nvflare_plugins.vertical.protocol.links import place_parties
+from nvflare_plugins.vertical.protocol.messages import from_bytes, to_bytes
 
 _SPAWN = multiprocessing.get_context("spawn")
 _DEADLINE_S = 3600.0

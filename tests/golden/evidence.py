@@ -13,20 +13,20 @@ from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from nvflare_plugins.certificates import Identity
+from nvflare_plugins.attempt.job_context import Place, Silent
+from nvflare_plugins.evidence.format import SERVER, export_name
+from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.site import run_site as run_horizontal_site
-from nvflare_plugins.place import Place, Silent
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.server import TrustedServer
 from nvflare_plugins.private_trees.site import run_private_trees_site
-from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.site.certificates import Identity
+from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.site import run_vertical_site
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
-from nvflare_plugins.wire.evidence import EvidenceLog
-from nvflare_plugins.wire.evidence_format import SERVER, export_name
 from tests.golden.jobs import BUDGET, bounds_of, breast, columns_over_sites, rows_over_sites
 from tests.support.federation import TIMEOUT_S, DirectTransport
 from tests.support.parties import Parties

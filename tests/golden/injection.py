@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 import dp_components.randomness
 import he_processors.randomness
-from nvflare_plugins.session import Session
+from nvflare_plugins.attempt.session import Session
 
 SERVER = "server"
 RENAMED: dict[str, str] = {}

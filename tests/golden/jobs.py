@@ -12,24 +12,24 @@ import numpy as np
 import pandas as pd
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 
-from nvflare_plugins.bucket_ldp.job import BucketJob
-from nvflare_plugins.bucket_ldp.site import run_site as run_bucket_site
+from nvflare_plugins.alignment.job import AlignmentJob
+from nvflare_plugins.alignment.site import align_site
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.server import DpBoostServer
 from nvflare_plugins.dpboost.site import run_dpboost_site
+from nvflare_plugins.federboost_vertical.job import BucketJob
+from nvflare_plugins.federboost_vertical.site import run_site as run_bucket_site
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.site import run_site as run_horizontal_site
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.server import TrustedServer
 from nvflare_plugins.private_trees.site import run_private_trees_site
-from nvflare_plugins.stored_arrays import read_arrays
-from nvflare_plugins.vertical.alignment.job import AlignmentJob
-from nvflare_plugins.vertical.alignment.site import align_site
-from nvflare_plugins.vertical.inference_job import InferenceJob
-from nvflare_plugins.vertical.inference_site import run_inference
+from nvflare_plugins.site.memory.stored_arrays import read_arrays
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.site import run_vertical_site
+from nvflare_plugins.vertical_inference.job import InferenceJob
+from nvflare_plugins.vertical_inference.site import run_inference
 from tests.golden.injection import SERVER, as_party, at_site, repeated_randomness
 from tests.support.parties import Parties, succeed
 

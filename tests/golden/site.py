@@ -7,23 +7,30 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from nvflare_plugins.bucket_ldp.job import BucketJob
-from nvflare_plugins.bucket_ldp.site import run_site as run_bucket_site
-from nvflare_plugins.data_refusals import RefusalCount
+from nvflare_plugins.alignment.job import AlignmentJob
+from nvflare_plugins.alignment.site import align_site
+from nvflare_plugins.federboost_vertical.job import BucketJob
+from nvflare_plugins.federboost_vertical.site import run_site as run_bucket_site
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.site import run_site as run_horizontal_site
-from nvflare_plugins.policy_memory import policy_changes
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.site import run_private_trees_site
-from nvflare_plugins.site_policy import SitePolicy
-from nvflare_plugins.vertical.alignment.job import AlignmentJob
-from nvflare_plugins.vertical.alignment.site import align_site
-from nvflare_plugins.vertical.inference_job import InferenceJob
-from nvflare_plugins.vertical.inference_site import run_inference
+from nvflare_plugins.site.data_refusals import RefusalCount
+from nvflare_plugins.site.memory.policy_memory import policy_changes
+from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.site import run_vertical_site
+from nvflare_plugins.vertical_inference.job import InferenceJob
+from nvflare_plugins.vertical_inference.site import run_inference
 from tests.golden.jobs import (
-    BUDGET, CONSENTS, bounds_of, breast, columns_over_sites, describe_buckets, rows_over_sites, run_job,
+    BUDGET,
+    CONSENTS,
+    bounds_of,
+    breast,
+    columns_over_sites,
+    describe_buckets,
+    rows_over_sites,
+    run_job,
 )  # fmt: skip
 from tests.support.parties import Parties
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_plugins import evidence_audit, evidence_certificates
-from nvflare_plugins import verify as verify_module
+from nvflare_plugins.cli import verify as verify_module
+from nvflare_plugins.evidence import audit as evidence_audit
+from nvflare_plugins.evidence import authority as evidence_certificates
 
 EVIDENCE = Path(__file__).parent / "evidence_2"
 KINDS = ("horizontal", "vertical", "private")

@@ -17,9 +17,9 @@ from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.flare_boundary import check_set_up
-from nvflare_plugins.site_policy import SitePolicy
-from nvflare_plugins.site_setup import set_up
+from nvflare_plugins.site.flare_boundary import check_set_up
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.setup import set_up
 from tests.golden.write_history import policy_values
 
 HERE = Path(__file__).parent

@@ -13,23 +13,23 @@ import pandas as pd
 import pytest
 
 from dp_components.ledger import Ledger
-from nvflare_plugins.certificates import Identity
-from nvflare_plugins.cli import main
-from nvflare_plugins.data_refusals import RefusalCount
+from nvflare_plugins.alignment.result import load_alignment
+from nvflare_plugins.alignment.site import align_site
+from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.cli.main import main
 from nvflare_plugins.horizontal.site import run_site as run_horizontal_site
-from nvflare_plugins.place import Place
-from nvflare_plugins.policy_memory import memory_file, policy_changes
 from nvflare_plugins.private_trees.site import run_private_trees_site
-from nvflare_plugins.registry import Registry
-from nvflare_plugins.run_record import RunRecord
-from nvflare_plugins.site_policy import SitePolicy
-from nvflare_plugins.vertical.alignment.result import load_alignment
-from nvflare_plugins.vertical.alignment.site import align_site
-from nvflare_plugins.vertical.bin_ledger import BinLedger
-from nvflare_plugins.vertical.guards import FOLDER as BINS
-from nvflare_plugins.vertical.inference_site import run_inference
-from nvflare_plugins.vertical.model_files import PassivePart, find_part
+from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.site.certificates import Identity
+from nvflare_plugins.site.data_refusals import RefusalCount
+from nvflare_plugins.site.memory.policy_memory import memory_file, policy_changes
+from nvflare_plugins.site.memory.registry import Registry
+from nvflare_plugins.site.memory.released_sums import BinLedger
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.vertical.guards.guards import FOLDER as BINS
+from nvflare_plugins.vertical.model.model_files import PassivePart, find_part
 from nvflare_plugins.vertical.site import run_vertical_site
+from nvflare_plugins.vertical_inference.site import run_inference
 from tests.golden import site
 from tests.golden.jobs import run_job
 from tests.golden.site import SITE

@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 
 from jobs import alignment
-from nvflare_plugins.certificates import Identity
-from nvflare_plugins.site_setup import set_up
-from nvflare_plugins.place import Place
-from nvflare_plugins.site_policy import SitePolicy
-from nvflare_plugins.verify import verify
-from nvflare_plugins.vertical.alignment.result import FILE, load_alignment
+from nvflare_plugins.alignment.result import FILE, load_alignment
+from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.site.certificates import Identity
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.setup import set_up
 from tests.support.alignment import needs_psi
 from tests.support.simulator import SITES, Run, run_simulator
 

@@ -10,15 +10,15 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.cli import main
+from nvflare_plugins.cli.main import main
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.server import DpBoostServer
 from nvflare_plugins.dpboost.site import run_dpboost_site
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.model_json import CATEGORIES_ATTRIBUTE, CLASSES_ATTRIBUTE
 from nvflare_plugins.private_trees.job import PrivateTreesJob
-from nvflare_plugins.vertical.inference_job import InferenceJob
-from nvflare_plugins.vertical.inference_site import run_inference
+from nvflare_plugins.vertical_inference.job import InferenceJob
+from nvflare_plugins.vertical_inference.site import run_inference
+from nvflare_plugins.xgb.model_json import CATEGORIES_ATTRIBUTE, CLASSES_ATTRIBUTE
 from tests.support.federation import Federation, succeed
 from tests.support.parties import Parties
 from tests.support.parties import succeed as all_succeed

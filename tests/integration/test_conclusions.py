@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, PassivePart, read_part
+from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE, PassivePart, read_part
 from nvflare_plugins.vertical.site import MASKED_MODEL
 from nvflare_plugins.wire.catalogue import Kind
 from tests.integration.test_training_features import table as rows

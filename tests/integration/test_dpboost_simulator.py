@@ -11,8 +11,8 @@ import xgboost as xgb
 
 from dp_components.ledger import Ledger
 from jobs import dpboost
-from nvflare_plugins.site_policy import SitePolicy
-from nvflare_plugins.verify import verify
+from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.site.policy.policy import SitePolicy
 from tests.support.simulator import SITES, Run, simulate
 
 

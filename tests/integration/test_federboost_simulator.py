@@ -10,9 +10,9 @@ import pytest
 
 from dp_components.ledger import Ledger
 from jobs import federboost_vertical
-from nvflare_plugins.site_policy import SitePolicy
-from nvflare_plugins.verify import verify
-from nvflare_plugins.vertical.model_files import ActivePart, PassivePart, read_part
+from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.vertical.model.model_files import ActivePart, PassivePart, read_part
 from tests.support.simulator import SITES, Run, simulate
 
 

@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError, JobAborted, ProtocolError, VeilBoostError
-from nvflare_plugins.horizontal import agreement
+from nvflare_plugins.attempt import agreement
 from nvflare_plugins.horizontal import site as site_module
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.registry_store import read_ledger
+from nvflare_plugins.site.memory.registry_store import read_ledger
 from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_list
 from tests.support import federation as support

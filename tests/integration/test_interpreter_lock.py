@@ -114,7 +114,7 @@ def long_messages() -> Callable[[], object]:
 
 def blinding() -> Callable[[], object]:
     pytest.importorskip("private_set_intersection.python")
-    from nvflare_plugins.vertical.alignment.blinding import BlindingKey
+    from nvflare_plugins.alignment.blinding import BlindingKey
 
     items = [f"{number:032x}" for number in range(20_000)]
     return lambda: BlindingKey().blind_items(items)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from nvflare.apis.fl_constant import FLMetaKey
 
-from nvflare_plugins.wire.evidence_format import export_name
-from nvflare_plugins.wire.evidence_reader import read_log
+from nvflare_plugins.evidence.format import export_name
+from nvflare_plugins.evidence.reader import read_log
 
 pytestmark = pytest.mark.slow
 
@@ -26,10 +26,10 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.mpm import MainProcessMonitor
 from nvflare_plugins.flare import work
 from nvflare_plugins.flare.executor import TRAIN_TASK
-from nvflare_plugins.horizontal.run_folder import RunFolder
-from nvflare_plugins.wire.communicator import Federated
-from nvflare_plugins.wire.evidence import EvidenceLog
-from nvflare_plugins.wire.evidence_format import export_name
+from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.xgb.communicator import Federated
+from nvflare_plugins.evidence.log import EvidenceLog
+from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.wire.mediator import Mediator
 from tests.unit.nvflare_plugins.flare.test_work import HangingExecutor, flare_context, task
 

@@ -12,15 +12,15 @@ import xgboost as xgb
 from dp_components.events import GaussianEvent, Release
 from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
+from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.failures import ROWS_TEXT
 from nvflare_plugins.private_trees import training
-from nvflare_plugins.private_trees.forest import draw_forest, initial_model
 from nvflare_plugins.private_trees.candidates import public_candidates
+from nvflare_plugins.private_trees.forest import draw_forest, initial_model
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.server import TrustedServer
 from nvflare_plugins.private_trees.training import bounded_objective, refresh_parameters
-from nvflare_plugins.run_record import RunRecord
-from nvflare_plugins.verify import verify
+from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.wire.envelope import unpack
 from tests.support.federation import SiteDied
 from tests.support.private_federation import BUDGET, PrivateFederation, Run, frame_of, job_of

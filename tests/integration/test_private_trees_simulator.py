@@ -14,7 +14,7 @@ import xgboost as xgb
 from sklearn.metrics import roc_auc_score
 
 from jobs import private_trees
-from nvflare_plugins.verify import verify
+from nvflare_plugins.cli.verify import verify
 from tests.integration.test_job_folders import contents
 from tests.support.simulator import SITES, Run, simulate
 
@@ -96,7 +96,7 @@ def test_distributed_noise(tmp_path: Path) -> None:
     done = run("default", tmp_path / "ws")
     check(done)
     workspace = str(done.workspace / "site-1")
-    command = [sys.executable, "-m", "nvflare_plugins.cli", "ledger", workspace, "--site", "site-1"]
+    command = [sys.executable, "-m", "nvflare_plugins.cli.main", "ledger", workspace, "--site", "site-1"]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "closed" in shown.stdout, shown.stdout + shown.stderr
 

@@ -19,28 +19,27 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import CapacityExceeded, ConfigurationError, JobAborted, PolicyRefusal
-from nvflare_plugins import data_refusals
-from nvflare_plugins.bucket_ldp.job import BucketJob
-from nvflare_plugins.bucket_ldp.sent_rows import SentRows
-from nvflare_plugins.bucket_ldp.site import run_site as run_buckets
-from nvflare_plugins.certificates import Identity
-from nvflare_plugins.data_refusals import FILE_NAME, Question, RefusalCount, reading_rows
-from nvflare_plugins.failures import REGISTRY_TEXT, ROWS_TEXT, DataRefusal, Decider, TooFewRows
-from nvflare_plugins.failures import reason_of
+from nvflare_plugins.alignment.job import AlignmentJob
+from nvflare_plugins.alignment.site import align_site
+from nvflare_plugins.attempt.job_context import Place, Silent
+from nvflare_plugins.failures import REGISTRY_TEXT, ROWS_TEXT, DataRefusal, Decider, TooFewRows, reason_of
+from nvflare_plugins.federboost_vertical.job import BucketJob
+from nvflare_plugins.federboost_vertical.site import run_site as run_buckets
 from nvflare_plugins.flare.executor import error_text
 from nvflare_plugins.horizontal import preparation
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.row_floors import TOO_FEW
 from nvflare_plugins.horizontal.site import run_site
-from nvflare_plugins.place import Place, Silent
-from nvflare_plugins.site_policy import SitePolicy
-from nvflare_plugins.vertical import inference_site
-from nvflare_plugins.vertical.alignment.job import AlignmentJob
-from nvflare_plugins.vertical.alignment.site import align_site
-from nvflare_plugins.vertical.inference_job import InferenceJob
+from nvflare_plugins.site import data_refusals
+from nvflare_plugins.site.certificates import Identity
+from nvflare_plugins.site.data_refusals import FILE_NAME, Question, RefusalCount, reading_rows
+from nvflare_plugins.site.memory.sent_rows import SentRows
+from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.vertical.job import VerticalJob
-from nvflare_plugins.vertical.model_files import ModelIdentity, PassivePart
+from nvflare_plugins.vertical.model.model_files import ModelIdentity, PassivePart
 from nvflare_plugins.vertical.site import run_vertical_site
+from nvflare_plugins.vertical_inference import site as inference_site
+from nvflare_plugins.vertical_inference.job import InferenceJob
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
 from nvflare_plugins.wire.sums import ProtectedSums
@@ -145,7 +144,7 @@ def test_after_so_many_refusals_the_rows_are_not_looked_at(tmp_path: Path) -> No
     assert "data_refusals_per_month" in text and "--reset-refusals train" in text and ROWS_TEXT not in text
     # Another data set has a count of its own; evaluation counts for the set that is evaluated, too.
     RefusalCount(SitePolicy.load(workspace, "site-1")).check(["other"])
-    from nvflare_plugins.cli import main
+    from nvflare_plugins.cli.main import main
 
     assert main(["registry", str(workspace), "--site", "site-1", "--reset-refusals", "train"]) == 0
     succeed(federation.run(job(**fields), "after"))

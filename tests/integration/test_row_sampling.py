@@ -15,19 +15,19 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.data import load_table
+from nvflare_plugins.data_sets.table import load_table
 from nvflare_plugins.failures import ROWS_TEXT, DataRefusal, TooFewRows
 from nvflare_plugins.horizontal import site as site_module
-from nvflare_plugins.horizontal.cuts import reference_table
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.row_floors import TOO_FEW
 from nvflare_plugins.horizontal.row_sampling import RowDraws
-from nvflare_plugins.registry import Registry
-from nvflare_plugins.site_policy import SitePolicy
-from nvflare_plugins.vertical.sampling import Twister, sampled_rows
+from nvflare_plugins.site.memory.registry import Registry
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.vertical.active.xgboost_random import Twister, sampled_rows
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
 from nvflare_plugins.wire.sums import ProtectedSums
+from nvflare_plugins.xgb.cuts import reference_table
 from tests.integration.test_training_features import LOGISTIC, dies_after, federate, job, table
 from tests.support.federation import Federation, SiteDied, central_model, leaf_difference, succeed
 

@@ -10,8 +10,8 @@ import xgboost as xgb
 from nvflare.recipe import SimEnv
 
 from jobs import horizontal
-from nvflare_plugins.site_setup import Wishes, set_up
-from nvflare_plugins.verify import verify
+from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.site.setup import Wishes, set_up
 from poc_workspace.run_poc import write_breast_cancer
 from tests.support.simulator import SITES, run_simulator, simulate
 

@@ -11,8 +11,8 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
-from nvflare_plugins.horizontal.cuts import reference_table
 from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.xgb.cuts import reference_table
 from tests.support.federation import Federation, SiteDied, central_model, leaf_difference, succeed
 
 LABEL_MEAN_TOLERANCE = 2e-7

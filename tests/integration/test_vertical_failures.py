@@ -10,18 +10,21 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError, VeilBoostError
+from nvflare_plugins.alignment.job import AlignmentJob
+from nvflare_plugins.alignment.site import align_site
 from nvflare_plugins.flare.executor import error_text
-from nvflare_plugins.registry import Registry
-from nvflare_plugins.vertical import active_site, checkpoints, inference_site, passive, site
-from nvflare_plugins.vertical.alignment.job import AlignmentJob
-from nvflare_plugins.vertical.alignment.site import align_site
-from nvflare_plugins.vertical.bin_ledger import BinLedger
-from nvflare_plugins.vertical.gradient_scheme import ClearHistogramMaker
-from nvflare_plugins.vertical.guards import FOLDER
-from nvflare_plugins.vertical.messages import DecisionRequest
-from nvflare_plugins.vertical.prediction_budget import FOLDER as PREDICTIONS
-from nvflare_plugins.vertical.prediction_budget import PredictionBudget
-from nvflare_plugins.vertical.sampling import Twister, sampled_rows
+from nvflare_plugins.site.memory.prediction_budget import FOLDER as PREDICTIONS
+from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
+from nvflare_plugins.site.memory.registry import Registry
+from nvflare_plugins.site.memory.released_sums import BinLedger
+from nvflare_plugins.vertical import checkpoints, site
+from nvflare_plugins.vertical.active import site as active_site
+from nvflare_plugins.vertical.active.xgboost_random import Twister, sampled_rows
+from nvflare_plugins.vertical.guards.guards import FOLDER
+from nvflare_plugins.vertical.passive import party as passive
+from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker
+from nvflare_plugins.vertical.protocol.messages import DecisionRequest
+from nvflare_plugins.vertical_inference import site as inference_site
 from nvflare_plugins.wire.catalogue import Kind
 from tests.integration.test_vertical_inference import Case, make_case
 from tests.support.federation import dies_at

@@ -14,14 +14,17 @@ import pytest
 from he_processors.additive.public_key_bytes import public_key_to_bytes
 from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
 from he_processors.packing import REFUSED
-from nvflare_plugins.bucket_ldp.sent_rows import SentRows
-from nvflare_plugins.site_policy import SitePolicy
-from nvflare_plugins.vertical import (
-    active_site, encrypted_scheme, gradient_scheme, key_owner, party_link, passive, passive_site,
-)  # fmt: skip
-from nvflare_plugins.vertical.conversation import Pace
-from nvflare_plugins.vertical.messages import HistogramAnswer, HistogramRequest, SplitAnswer, from_bytes
-from nvflare_plugins.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
+from nvflare_plugins.site.memory.sent_rows import SentRows
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.vertical.active import key_owner
+from nvflare_plugins.vertical.active import site as active_site
+from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
+from nvflare_plugins.vertical.passive import party as passive
+from nvflare_plugins.vertical.passive import site as passive_site
+from nvflare_plugins.vertical.protocol import encrypted_scheme, gradient_scheme
+from nvflare_plugins.vertical.protocol import party_client as party_link
+from nvflare_plugins.vertical.protocol.conversation import Pace
+from nvflare_plugins.vertical.protocol.messages import HistogramAnswer, HistogramRequest, SplitAnswer, from_bytes
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
 from tests.integration.test_vertical_jobs import nothing_written

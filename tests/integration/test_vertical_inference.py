@@ -14,14 +14,14 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
-from nvflare_plugins.vertical import inference_site
-from nvflare_plugins.vertical.inference import REFUSED
-from nvflare_plugins.vertical.inference_job import InferenceJob
-from nvflare_plugins.vertical.inference_site import run_inference
-from nvflare_plugins.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE
-from nvflare_plugins.bucket_ldp.sent_rows import SentRows
-from nvflare_plugins.site_policy import SitePolicy
-from nvflare_plugins.verify import verify
+from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.site.memory.sent_rows import SentRows
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE
+from nvflare_plugins.vertical_inference import site as inference_site
+from nvflare_plugins.vertical_inference.inference import REFUSED
+from nvflare_plugins.vertical_inference.job import InferenceJob
+from nvflare_plugins.vertical_inference.site import run_inference
 from tests.support.parties import Parties, succeed
 from tests.support.searching import found_every_time
 from tests.support.vertical_federation import Joined, central, federate

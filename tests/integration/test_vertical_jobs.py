@@ -12,10 +12,10 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
-from nvflare_plugins.vertical import passive_site
-from nvflare_plugins.vertical.bin_ledger import BinLedger
-from nvflare_plugins.vertical.guards import FOLDER
-from nvflare_plugins.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
+from nvflare_plugins.site.memory.released_sums import BinLedger
+from nvflare_plugins.vertical.guards.guards import FOLDER
+from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
+from nvflare_plugins.vertical.passive import site as passive_site
 from nvflare_plugins.vertical.site import MASKED_MODEL
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack

@@ -8,8 +8,8 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import AuthenticationError, JobAborted
-from nvflare_plugins.vertical.inference_job import InferenceJob
-from nvflare_plugins.vertical.inference_site import run_inference
+from nvflare_plugins.vertical_inference.job import InferenceJob
+from nvflare_plugins.vertical_inference.site import run_inference
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
 from tests.support.parties import Parties, succeed

@@ -11,12 +11,12 @@ import pytest
 import xgboost as xgb
 
 from jobs import vertical
-from nvflare_plugins.site_setup import Wishes, set_up
+from nvflare_plugins.alignment.demo_data import breast_cancer
+from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
-from nvflare_plugins.verify import verify
-from nvflare_plugins.vertical.alignment.demo_data import breast_cancer
-from nvflare_plugins.vertical.model import merge
-from nvflare_plugins.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
+from nvflare_plugins.site.setup import Wishes, set_up
+from nvflare_plugins.vertical.model.model import merge
+from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from tests.integration.test_vertical_hostile import number_forms
 from tests.support.simulator import SITES, Run, run_simulator, simulate
 from tests.support.vertical_federation import first_difference, trees

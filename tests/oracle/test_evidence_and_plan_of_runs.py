@@ -11,17 +11,17 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ProtocolError, VeilBoostError
+from nvflare_plugins.cli.plan.command import workload_of_job
+from nvflare_plugins.cli.plan.messages import payload_bytes, round_messages, setup_messages
+from nvflare_plugins.cli.verify import Verification, verify
+from nvflare_plugins.evidence.format import SERVER, export_name
+from nvflare_plugins.evidence.log import EvidenceLog
+from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.plan import workload_of_job
-from nvflare_plugins.plan_messages import payload_bytes, round_messages, setup_messages
-from nvflare_plugins.report import write_report
-from nvflare_plugins.run_record import RunRecord
-from nvflare_plugins.verify import Verification, verify
+from nvflare_plugins.report.report import write_report
+from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import Codec
-from nvflare_plugins.wire.evidence import EvidenceLog
-from nvflare_plugins.wire.evidence_format import SERVER, export_name
-from nvflare_plugins.wire.evidence_reader import read_log
 from nvflare_plugins.wire.profiles import MaskedSums
 from tests.support import federation
 from tests.support.federation import Federation, succeed

@@ -13,15 +13,22 @@ from dp_components.leaf_weights.query import LeafQuery
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan, Trainer, planned_messages
 from nvflare_plugins.private_trees.methods import (
-    CandidateSource, Interactions, Method, SplitMethod, batch_iterative_hessian_ebm, dp_gbm, dp_tr_newton, feverless,
+    CandidateSource,
+    Interactions,
+    Method,
+    SplitMethod,
+    batch_iterative_hessian_ebm,
+    dp_gbm,
+    dp_tr_newton,
+    feverless,
 )  # fmt: skip
 from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust
 from nvflare_plugins.private_trees.own_training import train_own_trees
 from nvflare_plugins.private_trees.presets import resolve_method
-from nvflare_plugins.private_trees.simulation import Simulation
 from nvflare_plugins.private_trees.training import PrivateTreesPlan
 from nvflare_plugins.wire.catalogue import Kind
 from tests.oracle.test_private_trees import SEED, bounds, drawn, no_noise, table
+from tests.support.private_simulation import Simulation
 from tests.support.private_trees import split_rows, train_in_process
 
 JOB = PrivateTreesJob("data", "label", 1.0, 1e-5, {"x": [0, 1]})

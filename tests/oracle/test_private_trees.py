@@ -22,11 +22,18 @@ from dp_components.split_candidates.candidates import FeatureBounds
 from nvflare_plugins.private_trees.candidates import public_candidates
 from nvflare_plugins.private_trees.forest import draw_forest, initial_model
 from nvflare_plugins.private_trees.methods import (
-    CandidateSource, Interactions, Method, SplitMethod, WeightUpdate, dp_ebm_newton, dp_rf, dp_tr_newton,
+    CandidateSource,
+    Interactions,
+    Method,
+    SplitMethod,
+    WeightUpdate,
+    dp_ebm_newton,
+    dp_rf,
+    dp_tr_newton,
 )  # fmt: skip
 from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust
-from nvflare_plugins.private_trees.simulation import Simulation, Table
 from nvflare_plugins.private_trees.training import PrivateTreesPlan, refresh_parameters
+from tests.support.private_simulation import Simulation, Table
 from tests.support.private_trees import split_rows, train_in_process
 
 N_TREES, SEED = 12, 11

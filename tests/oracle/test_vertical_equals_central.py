@@ -16,10 +16,10 @@ import xgboost as xgb
 from sklearn.datasets import load_breast_cancer
 
 from he_processors.paillier.keys import generate_paillier_key
-from nvflare_plugins.horizontal.training import parse_metrics
-from nvflare_plugins.vertical.encrypted_scheme import gradient_owner, histogram_maker
-from nvflare_plugins.vertical.gradient_scale import pair_format
-from nvflare_plugins.vertical.messages import from_bytes, to_bytes
+from nvflare_plugins.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
+from nvflare_plugins.vertical.protocol.messages import from_bytes, to_bytes
+from nvflare_plugins.xgb.rounds import parse_metrics
 from tests.support.he_toys import toy_okamoto_uchiyama, toy_paillier
 from tests.support.vertical_federation import Joined, Outcome, central, federate, first_difference
 

@@ -14,7 +14,7 @@ import pytest
 from nvflare.fuel.flare_api.flare_api import Session
 
 from jobs import horizontal
-from nvflare_plugins.flare_boundary import AUTHORIZATION, GUARD_FILE
+from nvflare_plugins.site.flare_boundary import AUTHORIZATION, GUARD_FILE
 from poc_workspace.run_poc import SITES, Poc
 from tests.soundness.test_what_jobs_can_start import rewriting
 
@@ -59,7 +59,7 @@ def log_of(poc: Poc, site: str, job_id: str) -> str:
     return "".join(path.read_text() for path in (poc.kits / site).rglob("*log.txt") if job_id in str(path))
 
 
-@pytest.mark.parametrize("module", ["nvflare_plugins.site_setup", "nvflare_plugins.flare.site_setup"])
+@pytest.mark.parametrize("module", ["nvflare_plugins.site.setup", "nvflare_plugins.flare.site_setup"])
 def test_a_job_cannot_rewrite_the_policies(poc: Poc, policies: None, tmp_path: Path, module: str) -> None:
     job = attack(tmp_path)
     path = job / "app" / "config" / "config_fed_client.json"

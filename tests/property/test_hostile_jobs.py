@@ -14,25 +14,25 @@ from nvflare.apis.shareable import Shareable
 
 from dp_components.errors import PrivacyError
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.bucket_ldp.job import BucketJob
+from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.dpboost.job import DpBoostJob
+from nvflare_plugins.federboost_vertical.job import BucketJob
 from nvflare_plugins.flare.attempt import SiteReport
 from nvflare_plugins.flare.executor import JobTask
 from nvflare_plugins.flare.timeouts import exchange_deadline_s, site_timeout_s
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.parameters import check_parameters
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.recipes.alignment import AlignmentRecipe
-from nvflare_plugins.recipes.bucket_ldp import FederBoostVerticalRecipe
 from nvflare_plugins.recipes.dpboost import DpBoostRecipe
+from nvflare_plugins.recipes.federboost_vertical import FederBoostVerticalRecipe
 from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
 from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
 from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
 from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
-from nvflare_plugins.site_policy import SitePolicy
-from nvflare_plugins.vertical.alignment.job import AlignmentJob
-from nvflare_plugins.vertical.inference_job import InferenceJob
+from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.vertical_inference.job import InferenceJob
+from nvflare_plugins.xgb.parameters import check_parameters
 from tests.support.examples import examples
 
 REFUSALS = (ConfigurationError, ProtocolError)

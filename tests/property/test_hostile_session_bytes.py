@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from he_processors.errors import AuthenticationError, ProtocolError
 from he_processors.sealing import SealedBox
-from nvflare_plugins.handshake import Hello, Proof
+from nvflare_plugins.attempt.handshake import Hello, Proof
 from tests.support.sessions import Policy, signed_sites
 
 HELLO = Hello.new(signed_sites(1)[0], b"k" * 32, Policy(), b"b" * 32)

@@ -14,21 +14,22 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
-from nvflare_plugins.site_policy import SitePolicy, VerticalRules
-from nvflare_plugins.stored_arrays import read_arrays
-from nvflare_plugins.vertical.alignment.job import AlignmentJob
-from nvflare_plugins.vertical.alignment.registry import AlignmentRegistry
-from nvflare_plugins.vertical.alignment.result import Alignment, _read, save_alignments
-from nvflare_plugins.vertical.bin_ledger import BinLedger, Released
-from nvflare_plugins.vertical.explanations import Explainer, RowPositions
-from nvflare_plugins.vertical.guards import Guard
-from nvflare_plugins.vertical.inference_job import InferenceJob
-from nvflare_plugins.vertical.inference_site import _table
+from nvflare_plugins.alignment.job import AlignmentJob
+from nvflare_plugins.alignment.result import Alignment, _read, save_alignments
+from nvflare_plugins.data_sets.declaration import VerticalRules
+from nvflare_plugins.site.memory.alignments import AlignmentRegistry
+from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
+from nvflare_plugins.site.memory.released_sums import BinLedger, Released
+from nvflare_plugins.site.memory.stored_arrays import read_arrays
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.vertical.guards.guards import Guard
 from nvflare_plugins.vertical.job import VerticalJob
-from nvflare_plugins.vertical.model import merge
-from nvflare_plugins.vertical.model_files import ActivePart, PartyColumns, PassivePart
-from nvflare_plugins.vertical.prediction_budget import PredictionBudget
-from nvflare_plugins.vertical.private_table import PrivateSplit, table_to_json
+from nvflare_plugins.vertical.model.model import merge
+from nvflare_plugins.vertical.model.model_files import ActivePart, PartyColumns, PassivePart
+from nvflare_plugins.vertical.model.private_table import PrivateSplit, table_to_json
+from nvflare_plugins.vertical_inference.explanations import Explainer, RowPositions
+from nvflare_plugins.vertical_inference.job import InferenceJob
+from nvflare_plugins.vertical_inference.site import _table
 from tests.support.vertical_federation import Joined, federate
 
 ODD = [

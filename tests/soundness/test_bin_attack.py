@@ -14,7 +14,7 @@ import pytest
 import threadpoolctl
 
 from he_processors.histogram.bins import BinLayout
-from nvflare_plugins.vertical.bin_attack import KnownSplit, TreeSums, attack
+from tests.support.bin_attack import KnownSplit, TreeSums, attack
 from tests.support.bin_trials import breast, credit2, try_preset
 from tests.support.vertical_federation import Joined
 

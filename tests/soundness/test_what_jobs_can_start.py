@@ -26,7 +26,8 @@ from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
 
 from jobs import horizontal
-from nvflare_plugins.flare_boundary import (
+from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.site.flare_boundary import (
     CONTROLLERS,
     EXECUTORS,
     OUR_PACKAGES,
@@ -34,8 +35,7 @@ from nvflare_plugins.flare_boundary import (
     Role,
     own_components,
 )
-from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.site_setup import set_up
+from nvflare_plugins.site.setup import set_up
 
 JOBS = Path(horizontal.__file__).parent
 ROLES = {"fed_client.json": Role.SITE, "fed_server.json": Role.SERVER, None: Role.SIMULATOR}
@@ -197,7 +197,7 @@ def test_a_job_cannot_rewrite_a_sites_policy(workspace: Path) -> None:
     policy = workspace / "local" / "veilboost.json"
     before = policy.read_bytes()
     build(HONEST, workspace)
-    for module in ("nvflare_plugins.site_setup", "nvflare_plugins.flare.site_setup", f"{EXECUTORS[3]}.execute"):
+    for module in ("nvflare_plugins.site.setup", "nvflare_plugins.flare.site_setup", f"{EXECUTORS[3]}.execute"):
         for config in nested(rewriting(module)):
             # An attribute of a listed class passes FLARE's rule, but it is in no module that could be loaded.
             with pytest.raises(Exception, match="Can't load class" if "Executor" in module else "not in allow_list"):
@@ -209,9 +209,9 @@ def test_the_attack_is_one(workspace: Path) -> None:
     """With an entry that covers the function, the same configuration rewrites the policy: the list is what stops it."""
     resources = workspace / "local" / "resources.json"
     document = json.loads(resources.read_text())
-    document["class_allow_list"].append("nvflare_plugins.site_setup.")
+    document["class_allow_list"].append("nvflare_plugins.site.setup.")
     resources.write_text(json.dumps(document))
-    call = rewriting("nvflare_plugins.site_setup")
+    call = rewriting("nvflare_plugins.site.setup")
     try:
         build({**HONEST, "components": [{"id": "x", **call}]}, workspace)
     except Exception:  # what it builds is no component, but it has been built

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nvflare_plugins.data import Table
+from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.horizontal.row_sampling import RowDraws
 
 N_ROWS, N_ROUNDS = 2_000, 200

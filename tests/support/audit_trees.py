@@ -28,6 +28,8 @@ from dp_components.leaf_weights.query import UNIT
 from dp_components.mechanisms.gaussian import add_gaussian_noise, share_scales
 from dp_components.split_candidates.candidates import Candidates
 from he_processors.masks import MessageLabel, PairwiseMasks
+from nvflare_plugins.evidence.format import GENESIS, SERVER, SignedHead, chain_hash, export_name, parse_line
+from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.private_trees import training
 from nvflare_plugins.private_trees.forest import Forest, draw_forest
 from nvflare_plugins.private_trees.noise_plan import ServerNoise
@@ -36,11 +38,8 @@ from nvflare_plugins.private_trees.training import NoisySums, Pay, PrivateTreesP
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
 from nvflare_plugins.wire.catalogue import Dtype, Kind, Moment, Op, Phase
 from nvflare_plugins.wire.channel import Channel, HeadExchange
+from nvflare_plugins.wire.commitments import commitment
 from nvflare_plugins.wire.envelope import unpack, unpack_list
-from nvflare_plugins.wire.evidence import EvidenceLog
-from nvflare_plugins.wire.evidence_format import (
-    GENESIS, SERVER, SignedHead, chain_hash, commitment, export_name, parse_line,
-)  # fmt: skip
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
 from tests.support.federation import TIMEOUT_S, DirectTransport

@@ -9,13 +9,17 @@ from numpy.typing import NDArray
 
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal
-from nvflare_plugins.vertical.bin_attack import KnownSplit, TreeSums
-from nvflare_plugins.vertical.gradient_scheme import ClearGradientOwner
-from nvflare_plugins.vertical.links import InProcessLink
-from nvflare_plugins.vertical.messages import (
-    HistogramAnswer, HistogramRequest, SplitAnswer, SplitRequest, from_bytes,
-)  # fmt: skip
-from nvflare_plugins.vertical.party_sums import ROOT
+from nvflare_plugins.vertical.active.party_sums import ROOT
+from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner
+from nvflare_plugins.vertical.protocol.links import InProcessLink
+from nvflare_plugins.vertical.protocol.messages import (
+    HistogramAnswer,
+    HistogramRequest,
+    SplitAnswer,
+    SplitRequest,
+    from_bytes,
+)
+from tests.support.bin_attack import KnownSplit, TreeSums
 
 
 class Tap(ClearGradientOwner):

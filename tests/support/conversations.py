@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from nvflare_plugins.certificates import Identity
-from nvflare_plugins.session import Session, open_session
+from nvflare_plugins.attempt.session import Session, open_session
+from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
 from tests.support.federation import DirectTransport, Tamper, expire_for_the_dead

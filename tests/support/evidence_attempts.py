@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 
 from he_processors.errors import AuthenticationError
-from nvflare_plugins.evidence_audit import Certified
-from nvflare_plugins.wire.evidence import EvidenceLog, utc_now
-from nvflare_plugins.wire.evidence_format import SERVER, canonical, chain_hash, export_name, parse_line
+from nvflare_plugins.evidence.audit import Certified
+from nvflare_plugins.evidence.format import SERVER, canonical, chain_hash, export_name, parse_line
+from nvflare_plugins.evidence.log import EvidenceLog, utc_now
 
 SITES = ("site-1", "site-2", "site-3")
 CODEC = {"masks": "MASKED", "plain": "PLAIN", "bfv": "BFV", "ckks": "CKKS"}

@@ -15,15 +15,15 @@ import pandas as pd
 import xgboost as xgb
 
 from he_processors.errors import JobAborted
-from nvflare_plugins.certificates import Identity
-from nvflare_plugins.horizontal.cuts import Cuts, reference_table
+from nvflare_plugins.attempt.job_context import Place
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.place import Place
 from nvflare_plugins.horizontal.site import SiteResult, run_site
-from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.site.certificates import Identity
+from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
+from nvflare_plugins.xgb.cuts import Cuts, reference_table
 
 TIMEOUT_S = 60.0
 

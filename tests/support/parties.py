@@ -12,9 +12,9 @@ from typing import Any
 
 import pandas as pd
 
-from nvflare_plugins.certificates import Identity
-from nvflare_plugins.place import Job, Outcome, Place, Silent
-from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.attempt.job_context import Job, Outcome, Place, Silent
+from nvflare_plugins.site.certificates import Identity
+from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
 from nvflare_plugins.wire.envelope import Frame
 from tests.support.federation import TIMEOUT_S, DirectTransport, Tamper

@@ -13,14 +13,14 @@ import pandas as pd
 
 from dp_components.ledger import Ledger
 from dp_components.mechanisms.gaussian import add_gaussian_noise
-from nvflare_plugins.certificates import Identity
-from nvflare_plugins.place import Outcome, Place
+from nvflare_plugins.attempt.job_context import Outcome, Place
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.noise_plan import Mechanism
 from nvflare_plugins.private_trees.server import TrustedServer
 from nvflare_plugins.private_trees.site import run_private_trees_site
-from nvflare_plugins.site_policy import SitePolicy
+from nvflare_plugins.site.certificates import Identity
+from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.envelope import unpack
 from tests.support.federation import TIMEOUT_S, DirectTransport, Federation, SiteDied, Tamper

@@ -15,8 +15,8 @@ from nvflare.lighter.utils import Identity as Subject
 from nvflare.lighter.utils import generate_cert
 
 from he_processors.errors import JobAborted, VeilBoostError
-from nvflare_plugins.certificates import Identity
-from nvflare_plugins.session import Session, open_session
+from nvflare_plugins.attempt.session import Session, open_session
+from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import Codec
 

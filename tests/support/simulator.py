@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvflare_plugins.site_setup import Wishes, set_up
+from nvflare_plugins.site.setup import Wishes, set_up
 
 TIMEOUT_S = 240
 SITES = ("site-1", "site-2", "site-3")

@@ -10,17 +10,17 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from nvflare_plugins.vertical.gradient_scale import pair_format
-from nvflare_plugins.vertical.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
-from nvflare_plugins.vertical.guards import Guard
-from nvflare_plugins.vertical.inference import PathOwner
-from nvflare_plugins.vertical.links import InProcessLink, Party, place_parties
-from nvflare_plugins.vertical.model import FederatedModel, merge
-from nvflare_plugins.vertical.model_files import PassivePart
+from nvflare_plugins.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.vertical.active.training import LabelledSet, VerticalResult, VerticalSettings, train_vertical
+from nvflare_plugins.vertical.guards.guards import Guard
+from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
+from nvflare_plugins.vertical.model.model import FederatedModel, merge
+from nvflare_plugins.vertical.model.model_files import PassivePart
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
-from nvflare_plugins.vertical.passive import PassiveParty
-from nvflare_plugins.vertical.training import LabelledSet, VerticalResult, VerticalSettings, train_vertical
-from nvflare_plugins.vertical.tree_limits import TreeLimits
+from nvflare_plugins.vertical.passive.party import PassiveParty
+from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
+from nvflare_plugins.vertical.protocol.links import InProcessLink, Party, place_parties
+from nvflare_plugins.vertical_inference.inference import PathOwner
 
 
 @dataclass

@@ -8,11 +8,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nvflare_plugins.vertical.inference import PathOwner
-from nvflare_plugins.vertical.links import InProcessLink
-from nvflare_plugins.vertical.model_files import (
-    ActivePart, ModelIdentity, Part, PartyColumns, PassivePart, commit, write_part,
-)  # fmt: skip
+from nvflare_plugins.vertical.model.model_files import (
+    ActivePart,
+    ModelIdentity,
+    Part,
+    PartyColumns,
+    PassivePart,
+    commit,
+    write_part,
+)
+from nvflare_plugins.vertical.protocol.links import InProcessLink
+from nvflare_plugins.vertical_inference.inference import PathOwner
 from tests.support.vertical_federation import Joined, Outcome
 
 

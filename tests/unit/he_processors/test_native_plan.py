@@ -14,7 +14,6 @@ from he_processors.bignum.native_plan import best_window, cut_segments, sliding_
 from he_processors.errors import ConfigurationError
 
 
-
 @given(st.integers(0, 1 << 300))
 def test_a_sliding_window_plan_is_the_exponent(exponent: int) -> None:
     steps, n_odd = sliding_window(exponent)

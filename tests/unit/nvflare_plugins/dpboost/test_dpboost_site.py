@@ -17,13 +17,13 @@ from dp_components.events import Release
 from dp_components.ledger import Ledger
 from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
-from nvflare_plugins import site_policy
+from nvflare_plugins.attempt.job_context import Outcome
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.model import xgboost_model
 from nvflare_plugins.dpboost.server import DpBoostServer, steps
 from nvflare_plugins.dpboost.site import run_dpboost_site
-from nvflare_plugins.place import Outcome
-from nvflare_plugins.run_record import RunRecord
+from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.site.policy import policy as site_policy
 from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation
 from tests.support.parties import Parties, succeed

@@ -15,7 +15,10 @@ import pytest
 from nvflare.fuel.f3.message import Message
 
 from he_processors.errors import JobAborted, ProtocolError
+from nvflare_plugins.evidence.format import export_name
+from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.flare import attempt as attempt_module
+from nvflare_plugins.flare import controller as controller_module
 from nvflare_plugins.flare.attempt import (
     COMPLETED,
     FAILED,
@@ -23,15 +26,12 @@ from nvflare_plugins.flare.attempt import (
     SiteReport,
     printable,
 )
-from nvflare_plugins.flare import controller as controller_module
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.timeouts import START_SILENCE_S
 from nvflare_plugins.flare.transport import CHANNEL, STOPPING, TOPIC_BEAT, SiteTransport
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
-from nvflare_plugins.wire.evidence_format import export_name
-from nvflare_plugins.wire.evidence_reader import read_log
 from tests.support.flare_network import FakeCell, Network
 
 SITES = ("site-1", "site-2", "site-3")

@@ -16,6 +16,7 @@ from he_processors.errors import (
     PolicyRefusal,
     ProtocolError,
 )
+from nvflare_plugins.attempt.job_context import Outcome
 from nvflare_plugins.flare import executor, timeouts
 from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.executor import (
@@ -27,9 +28,8 @@ from nvflare_plugins.flare.executor import (
 )
 from nvflare_plugins.flare.pieces import MAX_FRAME_BYTES
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.training import RoundRecord
-from nvflare_plugins.place import Outcome
-from nvflare_plugins.site_setup import Wishes, set_up
+from nvflare_plugins.site.setup import Wishes, set_up
+from nvflare_plugins.xgb.rounds import RoundRecord
 from tests.unit.nvflare_plugins.flare.test_work import flare_context
 from tests.unit.nvflare_plugins.flare.test_work import task as work_task
 

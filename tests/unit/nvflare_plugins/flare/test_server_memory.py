@@ -20,8 +20,8 @@ from nvflare_plugins.flare.pieces import CHUNK_BYTES, Assembly, Label, pieces
 from nvflare_plugins.flare.transport import CHANNEL, TOPIC_ABORT, TOPIC_REPLY, FrameServer
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
 from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.commitments import commitment
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, unpack
-from nvflare_plugins.wire.evidence_format import commitment
 
 ATTEMPT = bytes(range(16))
 SALT = bytes(range(1, 17))

@@ -33,7 +33,7 @@ from nvflare.private.privacy_manager import PrivacyManager, PrivacyService
 from nvflare.security.security import FLAuthorizer
 
 from nvflare_plugins.flare.site_guard import ClosedAuthorizer, SiteGuard
-from nvflare_plugins.flare_boundary import GUARD_STARTED, without_denied
+from nvflare_plugins.site.flare_boundary import GUARD_STARTED, without_denied
 
 RIGHTS = {"format_version": "1.0", "permissions": {"project_admin": "any", "member": {"view": "any"}}}
 JOB_ID = "0d1b2c3d-0000-4000-8000-000000000001"

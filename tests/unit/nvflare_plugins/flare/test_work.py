@@ -18,19 +18,19 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from he_processors.errors import ConfigurationError, JobAborted
+from nvflare_plugins.attempt.job_context import Outcome
+from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.evidence.format import export_name
+from nvflare_plugins.evidence.log import EvidenceLog
+from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.flare import work as work_module
 from nvflare_plugins.flare.executor import TRAIN_TASK, JobExecutor
 from nvflare_plugins.flare.timeouts import FLARE_STOP_GRACE_S, SILENCE_LIMIT_S, STOP_GRACE_S, STOP_REASON_S
 from nvflare_plugins.flare.transport import CHANNEL, STOPPING, TOPIC_BEAT, SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work, leave_process, serves_one_site
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.run_folder import RunFolder
-from nvflare_plugins.place import Outcome
-from nvflare_plugins.wire.communicator import Federated, blocked
-from nvflare_plugins.site_setup import set_up
-from nvflare_plugins.wire.evidence import EvidenceLog
-from nvflare_plugins.wire.evidence_format import export_name
-from nvflare_plugins.wire.evidence_reader import read_log
+from nvflare_plugins.site.setup import set_up
+from nvflare_plugins.xgb.communicator import Federated, blocked
 from tests.support.flare_network import FakeCell, Network
 
 SERVER, ATTEMPT = "server.job", "00" * 16

@@ -8,12 +8,12 @@ import json
 import pytest
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.horizontal.agreement import Terms, compare_documents, compare_versions
+from nvflare_plugins.attempt.agreement import Terms, compare_documents, compare_versions
+from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.data_sets.schema import Column, Schema
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.run_folder import RunFolder
-from nvflare_plugins.horizontal.training import parse_metrics
-from nvflare_plugins.schema import Column, Schema
-from nvflare_plugins.site_policy import Floors
+from nvflare_plugins.site.policy.values import Floors
+from nvflare_plugins.xgb.rounds import parse_metrics
 
 JOB = HorizontalJob("train", "label", {"objective": "binary:logistic"})
 

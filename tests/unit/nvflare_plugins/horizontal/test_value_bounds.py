@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.data import Table
-from nvflare_plugins.horizontal.parameters import check_parameters
+from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.horizontal.value_bounds import coarsest_pairs, label_sum, value_bounds
 from nvflare_plugins.wire.sums import Family, metric_quantity
+from nvflare_plugins.xgb.parameters import check_parameters
 
 ROWS = 400
 SCALES = (1e-6, 1e-3, 1.0, 1e3, 1e6, 1e9)

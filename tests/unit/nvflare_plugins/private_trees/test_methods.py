@@ -9,7 +9,14 @@ import pytest
 from dp_components.leaf_weights.query import LeafQuery
 from nvflare_plugins.private_trees.default_2026_11 import DEFAULT, FEW_ROUNDS
 from nvflare_plugins.private_trees.methods import (
-    CandidateSource, SplitMethod, batch_iterative_hessian_ebm, dp_ebm, dp_ebm_newton, dp_gbm, dp_rf, dp_tr_newton,
+    CandidateSource,
+    SplitMethod,
+    batch_iterative_hessian_ebm,
+    dp_ebm,
+    dp_ebm_newton,
+    dp_gbm,
+    dp_rf,
+    dp_tr_newton,
     feverless,
 )  # fmt: skip
 

@@ -11,14 +11,20 @@ import pytest
 from he_processors.errors import CapacityExceeded, ConfigurationError, JobAborted, ProtocolError
 from he_processors.packing import REFUSED
 from nvflare_plugins.failures import DataRefusal
-from nvflare_plugins.vertical import active, training
-from nvflare_plugins.vertical.gradient_scale import pair_format
-from nvflare_plugins.vertical.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
-from nvflare_plugins.vertical.links import InProcessLink
-from nvflare_plugins.vertical.messages import (
-    Bits, DecisionAnswer, HistogramAnswer, HistogramRequest, SplitAnswer, SplitRequest,
-)  # fmt: skip
-from nvflare_plugins.vertical.passive import PassiveParty
+from nvflare_plugins.vertical.active import engine as active
+from nvflare_plugins.vertical.active import training
+from nvflare_plugins.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.vertical.passive.party import PassiveParty
+from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
+from nvflare_plugins.vertical.protocol.links import InProcessLink
+from nvflare_plugins.vertical.protocol.messages import (
+    Bits,
+    DecisionAnswer,
+    HistogramAnswer,
+    HistogramRequest,
+    SplitAnswer,
+    SplitRequest,
+)
 from tests.support.vertical_federation import Joined, federate
 
 PARAMS = {"objective": "binary:logistic", "max_depth": 3}

@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.horizontal.run_folder import RunFolder
+from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.vertical.checkpoints import Checkpoint, read_checkpoints
 
 

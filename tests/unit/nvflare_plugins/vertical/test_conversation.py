@@ -9,8 +9,8 @@ import time
 import pytest
 
 from he_processors.errors import AuthenticationError, JobAborted, ProtocolError, VeilBoostError
-from nvflare_plugins.vertical.conversation import Answering, Asking, Pace
-from nvflare_plugins.vertical.steps import Flag, Fragment, Step
+from nvflare_plugins.vertical.protocol.conversation import Answering, Asking, Pace
+from nvflare_plugins.vertical.protocol.fragmentation import Flag, Fragment, Step
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import pack_list, unpack, unpack_list
 from tests.support.conversations import Site, converse

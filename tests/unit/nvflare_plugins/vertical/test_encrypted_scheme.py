@@ -9,7 +9,7 @@ from he_processors.additive.scheme import Scheme
 from he_processors.errors import ProtocolError
 from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPublicKey
 from he_processors.paillier.keys import PaillierPublicKey
-from nvflare_plugins.vertical.encrypted_scheme import unpack_public_key
+from nvflare_plugins.vertical.protocol.encrypted_scheme import unpack_public_key
 from tests.support.he_toys import toy_okamoto_uchiyama, toy_paillier
 
 N = toy_paillier().public_key.n

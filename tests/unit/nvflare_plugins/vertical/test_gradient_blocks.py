@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.vertical import active, gradient_scheme
-from nvflare_plugins.vertical.encrypted_scheme import gradient_owner, histogram_maker
-from nvflare_plugins.vertical.gradient_scale import pair_format
-from nvflare_plugins.vertical.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
+from nvflare_plugins.vertical.active import engine as active
+from nvflare_plugins.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.vertical.protocol import gradient_scheme
+from nvflare_plugins.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
+from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, central, federate, first_difference, make_clear
 

@@ -9,17 +9,23 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import PolicyRefusal, ProtocolError
-from nvflare_plugins.site_policy import VerticalRules
-from nvflare_plugins.vertical.bin_ledger import BinLedger
-from nvflare_plugins.vertical.encrypted_scheme import gradient_owner, histogram_maker
-from nvflare_plugins.vertical.gradient_scale import pair_format
-from nvflare_plugins.vertical.gradient_scheme import ClearHistogramMaker
-from nvflare_plugins.vertical.guards import Guard
-from nvflare_plugins.vertical.links import InProcessLink
-from nvflare_plugins.vertical.messages import (
-    Bits, HistogramAnswer, HistogramRequest, NodePartition, OwnedSplit, SplitRequest, TreeGradients,
-)  # fmt: skip
-from nvflare_plugins.vertical.passive import PassiveParty
+from nvflare_plugins.data_sets.declaration import VerticalRules
+from nvflare_plugins.site.memory.released_sums import BinLedger
+from nvflare_plugins.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.vertical.guards.guards import Guard
+from nvflare_plugins.vertical.passive.party import PassiveParty
+from nvflare_plugins.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
+from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker
+from nvflare_plugins.vertical.protocol.links import InProcessLink
+from nvflare_plugins.vertical.protocol.messages import (
+    Bits,
+    HistogramAnswer,
+    HistogramRequest,
+    NodePartition,
+    OwnedSplit,
+    SplitRequest,
+    TreeGradients,
+)
 from tests.support.bin_tap import Tap
 from tests.support.he_toys import toy_paillier
 from tests.support.seeded_randomness import SeededRandomness

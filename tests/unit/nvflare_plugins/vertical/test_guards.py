@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.site_policy import VerticalRules
-from nvflare_plugins.vertical.bin_ledger import BinLedger, differences, fingerprint_of
-from nvflare_plugins.vertical.cut_points import find_cut_points
-from nvflare_plugins.vertical.guards import FOLDER, Guard, merge_rare_bins
+from nvflare_plugins.data_sets.declaration import VerticalRules
+from nvflare_plugins.site.memory.released_sums import BinLedger, differences, fingerprint_of
+from nvflare_plugins.vertical.guards.guards import FOLDER, Guard, merge_rare_bins
+from nvflare_plugins.vertical.passive.cut_points import find_cut_points
 
 FLOOR = 20
 N_ROWS = 2000

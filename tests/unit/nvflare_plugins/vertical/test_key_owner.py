@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 
-from nvflare_plugins.vertical import key_owner
-from nvflare_plugins.vertical.gradient_scale import pair_format
-from nvflare_plugins.vertical.key_owner import StockedOwner
+from nvflare_plugins.vertical.active import key_owner
+from nvflare_plugins.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.vertical.active.key_owner import StockedOwner
 
 
 class Recorder:

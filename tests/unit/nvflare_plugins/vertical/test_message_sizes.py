@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from nvflare_plugins.vertical import message_sizes
+from nvflare_plugins.vertical.active.tree_driver import MAX_BATCH
+from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.message_sizes import MessageSizes
-from nvflare_plugins.vertical.messages import PartySchema, to_bytes
-from nvflare_plugins.vertical.passive import PassiveParty
-from nvflare_plugins.vertical.tree_driver import MAX_BATCH
-from nvflare_plugins.vertical.tree_limits import TreeLimits
+from nvflare_plugins.vertical.passive.party import PassiveParty
+from nvflare_plugins.vertical.protocol.messages import PartySchema, to_bytes
 from tests.support.vertical_federation import Joined, federate
 
 DEEP = TreeLimits(12, 0)

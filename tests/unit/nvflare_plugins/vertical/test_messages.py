@@ -8,10 +8,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.vertical.messages import (
-    Bits, DecisionAnswer, DecisionRequest, HistogramAnswer, HistogramRequest, MoreGradients, NodePartition, OwnedSplit,
-    PartySchema, PathQuery, SplitAnswer, SplitRequest, TrainingSetup, TreeGradients, from_bytes, to_bytes,
-)  # fmt: skip
+from nvflare_plugins.vertical.protocol.messages import (
+    Bits,
+    DecisionAnswer,
+    DecisionRequest,
+    HistogramAnswer,
+    HistogramRequest,
+    MoreGradients,
+    NodePartition,
+    OwnedSplit,
+    PartySchema,
+    PathQuery,
+    SplitAnswer,
+    SplitRequest,
+    TrainingSetup,
+    TreeGradients,
+    from_bytes,
+    to_bytes,
+)
 
 NODES = st.integers(0, 1 << 24)
 BITS = st.lists(st.booleans(), max_size=40).map(lambda values: Bits.of(np.array(values, dtype=bool)))

@@ -9,12 +9,21 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.model_json import model_bytes
-from nvflare_plugins.vertical.model_files import (
-    ACTIVE_FILE, PASSIVE_FILE, ActivePart, ModelIdentity, Part, PartyColumns, PassivePart, commit, find_part, read_part,
+from nvflare_plugins.vertical.model.model_files import (
+    ACTIVE_FILE,
+    PASSIVE_FILE,
+    ActivePart,
+    ModelIdentity,
+    Part,
+    PartyColumns,
+    PassivePart,
+    commit,
+    find_part,
+    read_part,
     write_part,
-)  # fmt: skip
-from nvflare_plugins.vertical.private_table import PrivateSplit
+)
+from nvflare_plugins.vertical.model.private_table import PrivateSplit
+from nvflare_plugins.xgb.model_json import model_bytes
 
 SITES = ("site-1", "site-2", "site-3")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
-from nvflare_plugins.vertical.tree_parameters import TreeParameters
 
 NAMES = ["a", "b", "c"]
 REFUSED = {

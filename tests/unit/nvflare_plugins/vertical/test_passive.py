@@ -6,13 +6,20 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.vertical.gradient_scheme import ClearHistogramMaker
-from nvflare_plugins.vertical.messages import (
-    Bits, DecisionRequest, HistogramRequest, NodePartition, OwnedSplit, PathQuery, SplitRequest, TrainingSetup,
+from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
+from nvflare_plugins.vertical.passive.party import PassiveParty
+from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker
+from nvflare_plugins.vertical.protocol.messages import (
+    Bits,
+    DecisionRequest,
+    HistogramRequest,
+    NodePartition,
+    OwnedSplit,
+    PathQuery,
+    SplitRequest,
+    TrainingSetup,
     TreeGradients,
-)  # fmt: skip
-from nvflare_plugins.vertical.passive import PassiveParty
-from nvflare_plugins.vertical.tree_limits import TreeLimits
+)
 
 N_ROWS = 40
 ALL = Bits.of(np.ones(3, dtype=bool))

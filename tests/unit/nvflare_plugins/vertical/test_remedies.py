@@ -14,18 +14,20 @@ import pytest
 
 import nvflare_plugins
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.bucket_ldp.job import BucketJob
-from nvflare_plugins import cli
-from nvflare_plugins.horizontal.parameters import ALIASES, check_parameters
-from nvflare_plugins.site_policy import Consents, DataSet, JobTerms, PrivacyBudget, SitePolicy, VerticalRules
-from nvflare_plugins.vertical import inference_site
-from nvflare_plugins.vertical.alignment.job import AlignmentJob
-from nvflare_plugins.vertical.inference_job import Action, InferenceJob
+from nvflare_plugins.alignment.job import AlignmentJob
+from nvflare_plugins.cli import main as cli
+from nvflare_plugins.data_sets.declaration import DataSet, PrivacyBudget, VerticalRules
+from nvflare_plugins.federboost_vertical.job import BucketJob
+from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy.values import Consents, JobTerms
 from nvflare_plugins.vertical.job import Preset, VerticalJob, VerticalProfile
-from nvflare_plugins.vertical.prediction_budget import PredictionBudget
+from nvflare_plugins.vertical_inference import site as inference_site
+from nvflare_plugins.vertical_inference.job import Action, InferenceJob
+from nvflare_plugins.xgb.parameters import ALIASES, check_parameters
 
 ROOT = Path(nvflare_plugins.__file__).parent
-SOURCES = sorted([*ROOT.glob("vertical/**/*.py"), *ROOT.glob("bucket_ldp/*.py"), *ROOT.glob("recipes/*.py")])
+SOURCES = sorted([*ROOT.glob("vertical/**/*.py"), *ROOT.glob("federboost_vertical/*.py"), *ROOT.glob("recipes/*.py")])
 JOBS = (VerticalJob, InferenceJob, AlignmentJob, BucketJob)
 
 

@@ -9,10 +9,15 @@ from hypothesis import strategies as st
 
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal
-from nvflare_plugins.vertical.split_evaluation import (
-    Candidate, GradientUnit, NodeToSplit, PartyEvaluator, SplitFormula, WeightBounds,
-)  # fmt: skip
-from nvflare_plugins.vertical.tree_parameters import TreeParameters
+from nvflare_plugins.vertical.active.split_evaluation import (
+    Candidate,
+    GradientUnit,
+    NodeToSplit,
+    PartyEvaluator,
+    SplitFormula,
+    WeightBounds,
+)
+from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
 from tests.support.examples import examples
 
 F = np.float32

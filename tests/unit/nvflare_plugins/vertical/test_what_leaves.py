@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nvflare_plugins.vertical import active, gradient_scheme, links
-from nvflare_plugins.vertical.encrypted_scheme import EncryptedGradientOwner, gradient_owner, histogram_maker
-from nvflare_plugins.vertical.gradient_scale import pair_format
-from nvflare_plugins.vertical.messages import Message, to_bytes
+from nvflare_plugins.vertical.active import engine as active
+from nvflare_plugins.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.vertical.protocol import gradient_scheme, links
+from nvflare_plugins.vertical.protocol.encrypted_scheme import EncryptedGradientOwner, gradient_owner, histogram_maker
+from nvflare_plugins.vertical.protocol.messages import Message, to_bytes
 from tests.support.he_toys import toy_paillier
 from tests.support.searching import found_every_time
 from tests.support.vertical_federation import Joined, federate, make_clear, trees

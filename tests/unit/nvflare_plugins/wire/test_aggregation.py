@@ -16,7 +16,13 @@ from nvflare_plugins.wire.aggregation import Aggregator, Transfer, add_words
 from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
 from nvflare_plugins.wire.channel import Channel, HeadExchange, RescaleRequested
 from nvflare_plugins.wire.envelope import (
-    Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_list,
+    Codec,
+    Frame,
+    FrameType,
+    Operation,
+    pack_list,
+    unpack,
+    unpack_list,
 )  # fmt: skip
 
 SITES = ("a", "b", "c")

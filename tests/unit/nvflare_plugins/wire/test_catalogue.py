@@ -8,9 +8,9 @@ import json
 import pytest
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.horizontal.parameters import check_parameters
 from nvflare_plugins.horizontal.training import training_shape
 from nvflare_plugins.wire.catalogue import HorizontalGrammar, Kind, Moment, Phase, TrainingShape
+from nvflare_plugins.xgb.parameters import check_parameters
 from tests.support import recorder
 
 TRACES = json.loads(recorder.GOLDEN.read_text())

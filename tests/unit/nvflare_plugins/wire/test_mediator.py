@@ -22,11 +22,17 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import JobAborted, ProtocolError
+from nvflare_plugins.wire import mediator as mediator_module
 from nvflare_plugins.wire.catalogue import (
-    BaseScoreSource, HorizontalGrammar, Kind, Message, Moment, Phase, TrainingShape,
+    BaseScoreSource,
+    HorizontalGrammar,
+    Kind,
+    Message,
+    Moment,
+    Phase,
+    TrainingShape,
 )  # fmt: skip
 from nvflare_plugins.wire.federated_proto import SERVICE, reply_class, request_class
-from nvflare_plugins.wire import mediator as mediator_module
 from nvflare_plugins.wire.mediator import Mediator
 
 N_FEATURES, MAX_BIN = 3, 8

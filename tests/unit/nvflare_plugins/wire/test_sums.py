@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from he_processors.errors import CapacityExceeded, JobAborted, ProtocolError, VeilBoostError
 from he_processors.fixed_point import Grid, Grids, exponent_of
 from he_processors.masks import PairwiseMasks
+from nvflare_plugins.wire import profiles
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, FrameType, unpack
-from nvflare_plugins.wire import profiles
 from nvflare_plugins.wire.profiles import BfvSums, CkksSums, MaskedSums, PlainSums
 from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity
 

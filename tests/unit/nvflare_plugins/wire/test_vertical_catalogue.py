@@ -8,9 +8,9 @@ import json
 import pytest
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.horizontal.parameters import check_parameters
 from nvflare_plugins.wire.catalogue import Moment, Phase
 from nvflare_plugins.wire.vertical_catalogue import VerticalGrammar, VerticalKind, VerticalShape
+from nvflare_plugins.xgb.parameters import check_parameters
 from tests.support import recorder, vertical_recorder
 
 TRACES = json.loads(vertical_recorder.GOLDEN.read_text())

@@ -1,0 +1,243 @@
+"""Alignment of named data sets between all parties of a session: guards, intersection, order, proof.
+
+    ids = {name: load_ids(policy.data_set(name)) for name in ("train", "test")}   # local, before anything is sent
+    found = align(channel, session, ids, policy, progress.say)                    # the same call at every party
+    features = found["train"].take(features)                                      # rows now match at all parties
+
+Nothing derived from an id leaves the site before every party's policy and registry have allowed it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from he_processors.errors import PolicyRefusal, ProtocolError
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from nvflare_plugins.alignment.blinding import psi_library
+from nvflare_plugins.alignment.intersection import intersect
+from nvflare_plugins.alignment.lists import Lists, PairSeal, RoutingChannel
+from nvflare_plugins.alignment.result import Alignment
+from nvflare_plugins.data_sets.declaration import VerticalRules
+from nvflare_plugins.evidence.contents import Content, Protection
+from nvflare_plugins.site.memory.alignments import AlignmentRegistry, AlignmentRun
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.envelope import Codec
+
+MAX_IDS = 100_000_000
+_MAX_OFFER_BYTES = 1 << 20
+_PROGRESS_EVERY_S = 5.0
+
+Say = Callable[[str], None]
+
+
+class AligningChannel(RoutingChannel, Protocol):
+    """What an alignment needs of ``nvflare_plugins.wire.channel.Channel``."""
+
+    job_id: str
+
+    def gather(self, kind: Kind, payload: bytes, codec: Codec = ...) -> list[bytes]: ...
+
+
+class AligningSession(PairSeal, Protocol):
+    """What an alignment needs of a session."""
+
+    def seal_to_all(self, plaintext: bytes, purpose: str) -> bytes: ...
+
+    def open_from(self, rank: int, sealed: bytes, purpose: str) -> bytes: ...
+
+    def hmac(self, purpose: str, data: bytes) -> bytes: ...
+
+
+class ContentLog(Protocol):
+    """What an alignment needs of an evidence log."""
+
+    def content(self, direction: str, peer: str, what: Content, protection: Protection, size_bytes: int) -> None: ...
+
+
+def align(
+    channel: AligningChannel,
+    session: AligningSession,
+    ids: Mapping[str, Sequence[bytes]],
+    policy: SitePolicy,
+    say: Say = lambda text: None,
+    evidence: ContentLog | None = None,
+    randomness: RandomSource = OS_RANDOMNESS,
+) -> dict[str, Alignment]:
+    """Find the rows that all parties of the session have, data set by data set.
+
+    Privacy: who learns what is said in ``intersection.py``. This site's registry remembers the ids as aligned from the
+        moment at which all parties have agreed.
+
+    Args:
+        ids: canonical ids (``ids.load_ids``) by the name of the data set; the same names at all parties.
+        policy: this site's; its ``vertical`` rules guard the alignment, and every other party's guard it too.
+        say: writes a line for a person; nothing that is said holds an id or a number of rows.
+        evidence: takes note of what was sent to whom; sizes in it are those of padded blocks.
+
+    Raises:
+        PolicyRefusal: the sets are too unequal, the intersection is too small, or ids were aligned before.
+        ProtocolError, AuthenticationError: another party, or the server, did not keep to the protocol.
+        BackendUnavailable: openmined-psi is not installed.
+    """
+    psi_library()
+    if any(len(set(of_set)) != len(of_set) for of_set in ids.values()):
+        raise ValueError("ids must be different: take them from load_ids")
+    offer = _Offer.of(ids, policy.vertical)
+    offers = [_Offer.from_bytes(data) for data in _gather(channel, session, offer.to_bytes(), "alignment offer")]
+    least = max(other.min_intersection for other in offers)
+    for name in sorted(ids):
+        _check_sizes(name, [other.size_of(name, offer) for other in offers], least, offers)
+    registry = AlignmentRegistry.open(policy)
+    _reserve_together(channel, session, registry, ids)
+    aligner = _Aligner(channel, session, registry, least, say, evidence, randomness)
+    return {name: aligner.run(name, ids[name], [other.sizes[name] for other in offers]) for name in sorted(ids)}
+
+
+def confirm(channel: AligningChannel, session: AligningSession, alignments: Sequence[Alignment]) -> None:
+    """Check that all parties hold results of the same alignments, such as ``load_alignment`` returns.
+
+    Raises:
+        ProtocolError: they do not.
+    """
+    content = json.dumps([(a.data_set, a.n_common, a.proof.hex()) for a in alignments]).encode()
+    _compare_keyed(channel, session, "alignments held", content)
+
+
+@dataclass(frozen=True, slots=True)
+class _Aligner:
+    """What the alignments of one job share."""
+
+    channel: AligningChannel
+    session: AligningSession
+    registry: AlignmentRegistry
+    least: int
+    say: Say
+    evidence: ContentLog | None
+    randomness: RandomSource
+
+    def run(self, name: str, ids: Sequence[bytes], sizes: Sequence[int]) -> Alignment:
+        """Align one data set. ``sizes`` by rank."""
+        channel, session = self.channel, self.session
+        self.say(f"aligning {name} between {', '.join(channel.sites)}")
+        key = session.hmac("alignment items", name.encode())
+        items = [hmac.digest(key, one, "sha256").hex() for one in ids]
+        ticker = _Ticker(self.say, name, 3 * (channel.world - 1) + 1)
+        lists = Lists(channel, session, f"alignment of {name}", max(sizes), ticker.block_done, self._record)
+        found = intersect(lists, items, sizes, self.least, self.randomness)
+        found.sort(key=lambda place: ids[place])
+        ordered = b"".join(len(ids[place]).to_bytes(4, "little") + ids[place] for place in found)
+        _compare_keyed(channel, session, f"aligned rows of {name}", ordered)
+        self.say(f"{name} is aligned: all parties hold the same rows in the same order")
+        proof = session.hmac(f"proof of aligned rows of {name}", ordered)
+        return Alignment(name, np.array(found, dtype=np.int64), len(ids), self.registry.fingerprint(ids), proof)
+
+    def _record(self, direction: str, party: str, size_bytes: int) -> None:
+        if self.evidence is not None:
+            self.evidence.content(direction, party, Content.BLINDED_IDS, Protection.BLINDED, size_bytes)
+
+
+def _compare_keyed(channel: AligningChannel, session: AligningSession, purpose: str, content: bytes) -> None:
+    """Check that all parties hold the same content, by HMACs under the group key that name their sender."""
+    mine = session.hmac(f"{purpose}, {channel.rank}", content)
+    for rank, proof in enumerate(_gather(channel, session, mine, purpose)):
+        if not hmac.compare_digest(proof, session.hmac(f"{purpose}, {rank}", content)):
+            raise ProtocolError(f"{channel.sites[rank]} holds other {purpose} than this site; nothing was written")
+
+
+def _reserve_together(
+    channel: AligningChannel, session: AligningSession, registry: AlignmentRegistry, ids: Mapping[str, Sequence[bytes]]
+) -> None:
+    """Go on once every party's registry has allowed the alignment; else nothing has left and nothing is remembered."""
+    runs: tuple[AlignmentRun, ...] = ()
+    try:
+        runs = registry.reserve(ids, channel.job_id, channel.sites)
+        _gather(channel, session, b"", "alignment reserved")
+        registry.mark_sent(runs)
+    except BaseException:  # whatever ends it, nothing has left
+        registry.cancel(runs)
+        raise
+
+
+def _gather(channel: AligningChannel, session: AligningSession, content: bytes, purpose: str) -> list[bytes]:
+    """Exchange content, sealed for all parties; in rank order, this one's included."""
+    sealed = channel.gather(Kind.AGREEMENT, session.seal_to_all(content, purpose), Codec.SEALED)
+    if len(sealed) != channel.world:
+        raise ProtocolError("the server answered with another number of messages than there are parties")
+    return [
+        content if rank == channel.rank else session.open_from(rank, sealed[rank], purpose)
+        for rank in range(channel.world)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What one party brings: sizes by data set, and its own limits."""
+
+    sizes: Mapping[str, int]
+    min_intersection: int
+    max_size_ratio: int
+
+    @classmethod
+    def of(cls, ids: Mapping[str, Sequence[bytes]], rules: VerticalRules) -> _Offer:
+        sizes = {name: len(of_set) for name, of_set in ids.items()}
+        return cls(sizes, max(rules.min_intersection, 1), max(rules.max_size_ratio, 1))
+
+    def to_bytes(self) -> bytes:
+        return json.dumps([dict(self.sizes), self.min_intersection, self.max_size_ratio], sort_keys=True).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> _Offer:
+        """Parse a peer's offer. Raises: ProtocolError."""
+        try:
+            document: Any = json.loads(data) if len(data) <= _MAX_OFFER_BYTES else None
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, list) or len(document) != 3 or not isinstance(document[0], dict):
+            raise ProtocolError("a party's offer for the alignment is not of the expected form")
+        numbers = [*document[0].values(), *document[1:]]
+        if not all(type(number) is int and 1 <= number <= MAX_IDS for number in numbers):
+            raise ProtocolError("a party's offer for the alignment holds an unusable number")
+        return cls(*document)
+
+    def size_of(self, name: str, mine: _Offer) -> int:
+        """Return the size of a data set. Raises: ProtocolError, if the parties align other data sets."""
+        if set(self.sizes) != set(mine.sizes):
+            raise ProtocolError("the parties do not align the same data sets")
+        return self.sizes[name]
+
+
+def _check_sizes(name: str, sizes: Sequence[int], least: int, offers: Sequence[_Offer]) -> None:
+    """Refuse what can only fail, or would let a large set ask a small one for each of its rows, before ids leave."""
+    if min(sizes) < least:
+        raise PolicyRefusal(
+            f"a party's set {name!r} has fewer rows than the parties' policies want in common. Policy key: "
+            "vertical.min_intersection. Remedy: bring more rows, or ask all parties to lower it."
+        )
+    if max(sizes) > min(offer.max_size_ratio for offer in offers) * min(sizes):
+        raise PolicyRefusal(
+            f"the parties' sets {name!r} differ too much in size: a large set can search a small one for its rows. "
+            "Policy key: vertical.max_size_ratio. Remedy: bring sets of like sizes, or ask all parties to raise it."
+        )
+
+
+class _Ticker:
+    """Says from time to time how far an alignment is."""
+
+    def __init__(self, say: Say, name: str, n_steps: int) -> None:
+        self._say, self._name, self._n_steps = say, name, n_steps
+        self._step, self._last = 0, time.monotonic()
+
+    def block_done(self, number: int, of: int) -> None:
+        now = time.monotonic()
+        if now - self._last >= _PROGRESS_EVERY_S:
+            self._last = now
+            self._say(f"aligning {self._name}: step {self._step + 1} of {self._n_steps}, block {number} of {of}")
+        self._step += number == of

@@ -1,0 +1,71 @@
+"""One site's part in an alignment job, from its policy to the file with its positions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.alignment.align import align
+from nvflare_plugins.alignment.blinding import psi_library
+from nvflare_plugins.alignment.job import AlignmentJob
+from nvflare_plugins.alignment.result import Alignment, save_alignments
+from nvflare_plugins.attempt.job_context import Outcome, Place, Progress
+from nvflare_plugins.attempt.site_attempt import open_attempt
+from nvflare_plugins.data_sets.row_ids import load_ids
+from nvflare_plugins.report.run_record import ReportSection
+from nvflare_plugins.site.data_refusals import reading_rows
+from nvflare_plugins.wire.channel import Transport
+
+_PROTECTION = {"ids": "ECDH on P-256, commutative blinding", "false_positives": "none but collisions of SHA-256"}
+_TITLE = "Private alignment of rows"
+_NOTE = (
+    "Rows were aligned by private set intersection. All parties know the sizes of all sets and which of their own ids "
+    "are common to all; the file with this site's positions holds no ids."
+)
+
+
+def align_site(job: AlignmentJob, place: Place, transport: Transport, timeout_s: float, progress: Progress) -> Outcome:
+    """Take part in one attempt of an alignment job.
+
+    Privacy: the server learns whether the job succeeded, and see ``intersection.py``; neither sizes nor ids are in what
+        this function returns or says.
+
+    Args:
+        timeout_s: longest wait for one exchange.
+
+    Raises:
+        VeilBoostError: what ended the attempt; no result was written then.
+    """
+    psi_library()
+    if len(place.sites) < 2:
+        raise ConfigurationError("an alignment needs at least two sites")
+    with reading_rows(place.policy, job.profile, job.data_sets):
+        return _align_site(job, place, transport, timeout_s, progress)
+
+
+def _align_site(
+    job: AlignmentJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
+) -> Outcome:
+    ids = {name: load_ids(place.policy.data_set(name)) for name in job.data_sets}
+    with open_attempt(job, place, transport, timeout_s, _binding(job, place), _PROTECTION) as attempt:
+        channel, session = attempt.channel, attempt.session
+        found = align(channel, session, ids, place.policy, progress.say, attempt.evidence)
+        proofs = b"".join(found[name].proof for name in sorted(found))
+        keyed = attempt.conclude(proofs, len(proofs))
+        path = save_alignments(attempt.folder.path, place.job_id, place.site, place.sites, list(found.values()))
+        attempt.all_have_written()
+        attempt.write_record(_TITLE, {}, None, (_section(list(found.values())),))
+    return Outcome(keyed.hex(), f"the positions of the common rows are in {path}", {"data_sets": sorted(found)})
+
+
+def _binding(job: AlignmentJob, place: Place) -> bytes:
+    """Return the hash that the handshake's transcript covers."""
+    document = {"job": job.to_dict(), "sites": place.sites}
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
+
+
+def _section(found: list[Alignment]) -> ReportSection:
+    """Return what the report, which stays at this site, says of the result."""
+    rows = tuple((a.data_set, f"{a.n_rows:,}", f"{a.n_common:,}") for a in found)
+    return ReportSection("Aligned rows", (_NOTE,), ("data set", "rows here", "rows at all parties"), rows)

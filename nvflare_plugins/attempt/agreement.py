@@ -1,0 +1,154 @@
+"""What all sites must have equal before anything private is sent, compared under the group key.
+
+The server relays sealed documents and learns sizes only.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
+from typing import Any, Protocol
+
+import xgboost as xgb
+
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.checks import is_whole
+from nvflare_plugins.data_sets.schema import Schema, compare
+from nvflare_plugins.formatting import printable
+from nvflare_plugins.site.policy.values import MOST_ROWS, Floors
+from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.envelope import Codec, pack_list, unpack_list
+
+SUPPORTED_XGBOOST = "3.2."
+_PURPOSE = "agreement"
+_MAX_DOCUMENT = 1 << 24
+
+
+class GroupSeal(Protocol):
+    """What the agreement needs of a session."""
+
+    def seal_to_all(self, plaintext: bytes, purpose: str) -> bytes: ...
+
+    def open_from(self, rank: int, sealed: bytes, purpose: str) -> bytes: ...
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that every site reports; those of XGBoost and VeilBoost must be equal."""
+    names = ("xgboost", "veilboost", "nvflare", "numpy", "tenseal")
+    return {**{name: version(name) for name in names}, "python": platform.python_version()}
+
+
+def check_xgboost() -> None:
+    """Refuse an XGBoost whose messages the catalogue does not describe.
+
+    Raises:
+        ConfigurationError: another release than 3.2, or a build without federated learning.
+    """
+    if not xgb.__version__.startswith(SUPPORTED_XGBOOST):
+        raise ConfigurationError(
+            f"this site runs xgboost {xgb.__version__}; the catalogue describes {SUPPORTED_XGBOOST}x: "
+            f"pip install 'xgboost=={SUPPORTED_XGBOOST}*'"
+        )
+    if not xgb.build_info().get("USE_FEDERATED"):
+        raise ConfigurationError(
+            "this site's xgboost was built without federated learning (the package xgboost-cpu is): pip install xgboost"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """One site's terms.
+
+    Attributes:
+        versions: see ``versions``.
+        job: the job as JSON values.
+        parameters: checked XGBoost parameters as JSON values.
+        schema: columns, types, categories, label.
+        start: what training starts from: keyed hash of an initial model and of the agreed cuts, where they exist.
+        checkpoints: keyed hash of each checkpoint of the job to resume, by number of finished rounds.
+        floors: the least that the site's policy asks for.
+    """
+
+    versions: Mapping[str, str]
+    job: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    schema: Schema
+    start: Mapping[str, str]
+    checkpoints: Mapping[str, str]
+    floors: Floors = Floors(0, 0, 0)
+
+    def to_bytes(self) -> bytes:
+        """Return a canonical encoding."""
+        parts = (self.versions, self.job, self.parameters, self.start, self.checkpoints, asdict(self.floors))
+        return pack_list([*(json.dumps(part, sort_keys=True).encode() for part in parts), self.schema.to_bytes()])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Terms:
+        """Parse a peer's terms. Raises: ProtocolError."""
+        if len(data) > _MAX_DOCUMENT:
+            raise ProtocolError("a peer's terms are too long")
+        *documents, schema = unpack_list(data, 7)
+        try:
+            parsed = [json.loads(document) for document in documents]
+        except (ValueError, RecursionError):
+            raise ProtocolError("a peer's terms are not valid JSON") from None
+        if not all(isinstance(part, dict) for part in parsed):
+            raise ProtocolError("a peer's terms are not of the expected form")
+        found_versions, job, parameters, start, checkpoints, floors = parsed
+        known = {f.name for f in fields(Floors)}
+        if set(floors) != known or not all(is_whole(value, 0) and value <= MOST_ROWS for value in floors.values()):
+            raise ProtocolError("a peer's terms are not of the expected form")
+        return cls(found_versions, job, parameters, Schema.from_bytes(schema), start, checkpoints, Floors(**floors))
+
+
+def agree(channel: Channel, session: GroupSeal, mine: Terms) -> tuple[int, Floors]:
+    """Compare the terms of all sites.
+
+    Returns:
+        The number of finished rounds of the latest checkpoint that all sites hold alike, 0 if there is none; and the
+        least that any site's policy asks for, which is the largest of all.
+
+    Raises:
+        ConfigurationError: a difference, named.
+    """
+    sealed = channel.gather(Kind.AGREEMENT, session.seal_to_all(mine.to_bytes(), _PURPOSE), Codec.SEALED)
+    mine = Terms.from_bytes(mine.to_bytes())  # as the peers see it: JSON knows no tuples
+    common, floors = dict(mine.checkpoints), mine.floors
+    for rank, site in enumerate(channel.sites):
+        if rank == channel.rank:
+            continue
+        theirs = Terms.from_bytes(session.open_from(rank, sealed[rank], _PURPOSE))
+        compare_versions(mine.versions, theirs.versions, site)
+        compare_documents("the job", mine.job, theirs.job, site)
+        compare_documents("the parameters", mine.parameters, theirs.parameters, site)
+        compare(mine.schema, theirs.schema, site)
+        compare_documents("the starting point", mine.start, theirs.start, site)
+        floors = floors.largest(theirs.floors)
+        common = {n: h for n, h in common.items() if theirs.checkpoints.get(n) == h}
+    return max((int(n) for n in common if n.isdigit()), default=0), floors
+
+
+def compare_versions(mine: Mapping[str, str], theirs: Mapping[str, Any], site: str) -> None:
+    """Refuse a peer that runs another XGBoost or VeilBoost. Raises: ConfigurationError."""
+    for name in ("xgboost", "veilboost"):
+        if theirs.get(name) != mine[name]:
+            raise ConfigurationError(
+                f"{site} runs {name} {_shown(theirs.get(name))} where this site runs {mine[name]}: install the same "
+                "version at every site"
+            )
+
+
+def _shown(version: object) -> str:
+    """Return what a peer calls its version, short and without anything that could steer a terminal or forge a line."""
+    return printable(version[:40]) if isinstance(version, str) else "of no known version"
+
+
+def compare_documents(what: str, mine: Mapping[str, Any], theirs: Mapping[str, Any], site: str) -> None:
+    """Refuse a peer whose document differs; the first difference is named. Raises: ConfigurationError."""
+    for name in sorted(set(mine) | set(theirs)):
+        if mine.get(name) != theirs.get(name):
+            raise ConfigurationError(f"{site} has another value of {str(name)[:80]!r} in {what} than this site")

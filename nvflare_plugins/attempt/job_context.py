@@ -1,0 +1,101 @@
+"""What every kind of job gives a site to work with, and what the site says at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from nvflare_plugins.site.certificates import Identity
+from nvflare_plugins.site.policy.policy import SitePolicy
+
+
+class Job(Protocol):
+    """What the shell around a job knows of it. Each kind of job has a class of its own."""
+
+    @property
+    def profile(self) -> str:
+        """Return the name of the protection that every private message has."""
+
+    @property
+    def tracking(self) -> bool:
+        """Return whether metrics of each round are streamed to the server."""
+
+    @property
+    def deadline_s(self) -> float:
+        """Return the longest time that an exchange may wait for the slowest site; 0 derives it from the job's size."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the job as JSON values."""
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Self:
+        """Read a job strictly. Raises: ConfigurationError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and with whom a site takes part.
+
+    Attributes:
+        runs: folder in which the site keeps its runs.
+        attempt: 16 random bytes that the server drew for this attempt.
+    """
+
+    site: str
+    sites: tuple[str, ...]
+    job_id: str
+    attempt: bytes
+    runs: Path
+    policy: SitePolicy
+    identity: Identity
+
+
+class RoundFacts(Protocol):
+    """What progress lines say of a finished round. Units: seconds; metrics by "set-metric"."""
+
+    @property
+    def round(self) -> int: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+
+
+class Progress(Protocol):
+    """Tells a person how far a job is. Nothing that is said holds data."""
+
+    def __call__(self, record: RoundFacts, n_rounds: int) -> None:
+        """Take note of a finished round of ``n_rounds`` in all."""
+
+    def say(self, text: str) -> None:
+        """Write one line."""
+
+
+class Silent:
+    """Progress that nobody watches."""
+
+    def __call__(self, record: RoundFacts, n_rounds: int) -> None:
+        """Take no note."""
+
+    def say(self, text: str) -> None:
+        """Write nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a site's part in a job ended. Holds no data.
+
+    Attributes:
+        hmac: hex HMAC under the group key of what all sites agree on at the end, such as the model. The server fails
+            the job if the sites' differ; it can neither make one nor test guesses with it.
+        message: one line for this site's own log.
+        summary: what the server may know; it goes into the job's summary there.
+    """
+
+    hmac: str
+    message: str
+    summary: dict[str, Any] = field(default_factory=dict)

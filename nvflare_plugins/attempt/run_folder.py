@@ -1,0 +1,70 @@
+"""The folder in which a site keeps one run: model, checkpoints, cuts, evidence, report."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.files import write_atomically, write_durably
+from nvflare_plugins.xgb.cuts import Cuts
+
+MODEL = "model.json"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)\.json")
+_KEPT_CHECKPOINTS = 3  # sites may be two checkpoints apart when a job is lost
+_JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+class RunFolder:
+    """One run at one site. All files appear whole or not at all."""
+
+    def __init__(self, runs: Path, job_id: str):
+        if not _JOB_ID.fullmatch(job_id) or job_id in (".", ".."):
+            raise ConfigurationError("a job id holds only letters, digits, '.', '_' and '-'")
+        self.path = runs / job_id
+        self.evidence = self.path / "evidence"
+
+    def create(self) -> RunFolder:
+        """Make the folders. Privacy: the run's is for this site's user alone, whatever the files in it allow."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.evidence.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def write_model(self, model: bytes) -> Path:
+        """Keep the final model. The checkpoints stay: other sites may have none yet."""
+        return write_durably(self.path / MODEL, model)
+
+    def drop_checkpoints(self) -> None:
+        """Remove the checkpoints; only when every site has its model on the disk, for else nothing could be resumed."""
+        for checkpoint in self.checkpoints().values():
+            checkpoint.unlink(missing_ok=True)
+
+    def write_checkpoint(self, n_rounds: int, model: bytes, mode: int = 0o644) -> None:
+        """Keep the model after ``n_rounds`` rounds, durably; older checkpoints go, but for the last two."""
+        write_durably(self.path / f"checkpoint-{n_rounds}.json", model, mode)
+        kept = sorted(self.checkpoints())[-_KEPT_CHECKPOINTS:]
+        for number, path in self.checkpoints().items():
+            if number not in kept:
+                path.unlink(missing_ok=True)
+
+    def checkpoints(self) -> dict[int, Path]:
+        """Return the checkpoints by number of finished rounds."""
+        if not self.path.is_dir():
+            return {}
+        matches = ((_CHECKPOINT.fullmatch(p.name), p) for p in self.path.iterdir())
+        return {int(match[1]): path for match, path in matches if match}
+
+    def write_cuts(self, cuts: Cuts) -> None:
+        """Keep the agreed cuts, which a resumed run must use again."""
+        write_atomically(self.path / "cuts.json", json.dumps(cuts.to_lists()).encode())
+
+    def read_cuts(self) -> Cuts | None:
+        """Return the kept cuts, or None. Raises: ConfigurationError, if the file is damaged."""
+        path = self.path / "cuts.json"
+        if not path.is_file():
+            return None
+        try:
+            return Cuts.from_lists(json.loads(path.read_bytes()))
+        except (ValueError, TypeError):
+            raise ConfigurationError(f"the cut points kept in {path.parent.name} cannot be read") from None

@@ -1,0 +1,174 @@
+"""Small checks of what a job says; every complaint is a ``ConfigurationError`` in words."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from typing import Any
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.formatting import printable
+
+_JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_WORD = re.compile(r"[A-Za-z]{3,7}")
+_SHOWN = 80
+_DEEPEST = 8
+_LARGEST = 1 << 64
+_LONGEST = 100_000  # constraints are texts
+_LONGEST_NAME = 256
+_LONGEST_S = 1_000_000
+_MOST_VALUES = 1 << 20
+
+
+def check_fields(document: object, known: Collection[str], needed: Collection[str] = ()) -> dict[str, Any]:
+    """Return a job's document if it has known fields only, and all that are needed. Raises: ConfigurationError."""
+    if not isinstance(document, dict):
+        raise ConfigurationError("a job is an object with named fields")
+    check_plain("the job", document)
+    unknown = sorted(printable(str(name), _SHOWN) for name in document if name not in known)
+    if unknown:
+        raise ConfigurationError(f"the job has unknown fields: {', '.join(unknown)}")
+    missing = [name for name in needed if name not in document]
+    if missing:
+        raise ConfigurationError(f"the job lacks {', '.join(missing)}")
+    return document
+
+
+def plain(value: object, levels: int = 2) -> Any:
+    """Return what a caller in Python gave with dictionaries and lists in the place of other mappings and sequences."""
+    if isinstance(value, Mapping):
+        return {key: plain(item, levels - 1) if levels else item for key, item in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Set)):
+        return [plain(item, levels - 1) if levels else item for item in value]
+    return value
+
+
+def check_plain(name: str, value: object) -> None:
+    """Complain about what is not plain JSON of bounded depth, numbers and texts. Raises: ConfigurationError."""
+    expect(f"{name} holds more than {_MOST_VALUES} values", _count_plain(name, value, 0) <= _MOST_VALUES)
+
+
+def shown(value: object) -> str:
+    """Return what a job says fit for a message: in quotes, short, and without what could steer a terminal."""
+    if isinstance(value, str):
+        return printable(repr(value[:_SHOWN]), _SHOWN)
+    if value is None or is_number(value) or isinstance(value, (bool, float)):
+        return repr(value)
+    return "a number of too many digits" if isinstance(value, int) else f"a {type(value).__name__}"
+
+
+def _count_plain(name: str, value: object, depth: int) -> int:
+    """Count the values within, all of which must be JSON of a size that a job can have. Raises: ConfigurationError."""
+    expect(f"{name} is nested more than {_DEEPEST} levels deep", depth <= _DEEPEST)
+    if value is None or isinstance(value, bool):
+        return 1
+    if isinstance(value, int):
+        expect(f"{name} is too large a number", abs(value) <= _LARGEST)
+        return 1
+    if isinstance(value, float):
+        expect(f"{name} must be a finite number", math.isfinite(value))
+        return 1
+    if isinstance(value, str):
+        expect(f"{name} must be at most {_LONGEST} printable characters", len(value) <= _LONGEST and _is_printable(value))
+        return 1
+    if isinstance(value, (list, tuple)):
+        return 1 + sum(_count_plain(name, item, depth + 1) for item in value)
+    if isinstance(value, dict):
+        texts = all(isinstance(key, str) and len(key) <= _LONGEST and _is_printable(key) for key in value)
+        expect(f"the names in {name} must be printable texts", texts)
+        places = {key: printable(f"{name}.{key}" if depth else key, _SHOWN) for key in value}
+        return 1 + sum(_count_plain(places[key], item, depth + 1) for key, item in value.items())
+    raise ConfigurationError(f"{name} must be text, a number, true or false, a list or an object")
+
+
+def _is_printable(text: str) -> bool:
+    return text.replace("\n", " ").replace("\t", " ").isprintable()
+
+
+def job_id_or_none(name: str, value: object, keyword: str | None = None) -> None:
+    """Complain about anything but None, the id of a job or a keyword; also about the keyword misspelt.
+
+    Raises: ConfigurationError.
+    """
+    if value is None or (keyword is not None and value == keyword):
+        return
+    is_id = isinstance(value, str) and _JOB_ID.fullmatch(value) is not None and value not in (".", "..")
+    what = "the id of a job" if keyword is None else f"{keyword!r} or the id of a job"
+    expect(f"{name} must be {what} (letters, digits, '.', '_' and '-'), or be left out", is_id)
+    if keyword is not None and _WORD.fullmatch(str(value)):
+        is_near = difflib.SequenceMatcher(None, str(value).lower(), keyword).ratio() > 0.7
+        expect(f"{name}={value!r} is unknown; did you mean {keyword!r}?", not is_near)
+
+
+def checked_sites(sites: Sequence[str] | None) -> list[str] | None:
+    """Return the sites of a job by name; None means all that are there. Raises: ConfigurationError."""
+    if sites is None:
+        return None
+    if isinstance(sites, str):  # its letters would be taken for the names of sites
+        raise ConfigurationError(f"sites must be a list of names, not a text: write sites=[{sites[:_SHOWN]!r}]")
+    if not is_list(sites, is_text) or len(set(sites)) != len(sites):
+        raise ConfigurationError("sites must be a list of different names, at least one")
+    return sorted(sites)
+
+
+def expect(complaint: str, holds: bool) -> None:
+    """Complain unless something holds. Raises: ConfigurationError."""
+    if not holds:
+        raise ConfigurationError(complaint)
+
+
+def one_of(name: str, value: object, allowed: list[str]) -> None:
+    """Complain about a value that is not among the allowed ones. Raises: ConfigurationError."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ConfigurationError(f"{name}={shown(value)} is unknown; choose one of {', '.join(allowed)}")
+
+
+def at_least(name: str, value: object, least: int) -> None:
+    """Complain about anything but a whole number that is large enough. Raises: ConfigurationError."""
+    expect(f"{name} must be a whole number of at least {least}", is_whole(value, least))
+
+
+def seconds(name: str, value: object) -> None:
+    """Complain about anything but a time that a machine can wait. Raises: ConfigurationError."""
+    expect(
+        f"{name} must be a number of seconds from 0 to {_LONGEST_S:,}", is_number(value) and 0 <= value <= _LONGEST_S
+    )
+
+
+def is_text(value: object) -> bool:
+    """Tell whether a value is a name: printable and not empty. Longer than 256 characters it is none of ours."""
+    return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and value.isprintable()
+
+
+def is_number(value: object) -> bool:
+    """Tell whether a value is a finite number."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) <= _LARGEST
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def is_whole(value: object, least: int, most: int = 1 << 62) -> bool:
+    """Tell whether a value is a whole number within bounds."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_list(value: object, is_entry: Callable[[object], bool]) -> bool:
+    """Tell whether a value is a list, not empty, of such entries."""
+    return isinstance(value, (list, tuple)) and len(value) > 0 and all(map(is_entry, value))
+
+
+def is_mapping(value: object) -> bool:
+    """Tell whether a value is a dictionary with names for keys."""
+    return isinstance(value, dict) and all(map(is_text, value))
+
+
+def are_bounds(value: object) -> bool:
+    """Tell whether a value is a pair of numbers, the lower one first."""
+    return is_list(value, is_number) and len(value) == 2 and value[0] < value[1]  # type: ignore[arg-type,index]
+
+
+def is_entry(value: object) -> bool:
+    """Tell whether a value can stand in a public list: a text or a whole number."""
+    return isinstance(value, str) or (isinstance(value, int) and is_number(value))

@@ -1,0 +1,262 @@
+"""``veilboost demo``: the main job from data to report on one machine, beside centralized XGBoost.
+
+Three sites in FLARE's simulator, each its own process, train under the default profile on scikit-learn's breast cancer
+set or on a file of the user's. A third of the rows, or 100, is held out and scored after every round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import xgboost as xgb
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError, JobAborted
+from nvflare_plugins.files import write_atomically, write_private_table
+from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.site.policy.values import MIN_EFFECTIVE_ROWS
+
+JOB_NAME, DATA_SET, EVAL_SET = "demo", "training", "evaluation"
+N_SITES = 3
+MAX_CLASSES, MAX_CATEGORIES = 20, 200
+_SHOWN = re.compile(r"^(training with|agreed on|round \d+ of \d+|all sites ended)|failed|[Ee]rror|refuse")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What kind of learning a label asks for, and how the demo scores it.
+
+    Attributes:
+        metric: name of the score on the pooled test set.
+        federated_metric: XGBoost's name of the metric that the sites evaluate together.
+    """
+
+    params: dict
+    metric: str
+    federated_metric: str
+    label_classes: list | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Pooled training and test rows, as the sites hold them together."""
+
+    train: pd.DataFrame
+    test: pd.DataFrame
+    label: str
+    task: Task
+    categories: dict[str, list]
+
+
+def task_of(label: pd.Series) -> Task:
+    """Choose objective and score from the label column.
+
+    Raises:
+        ConfigurationError: missing labels, text with too many values, or a single value.
+    """
+    if label.isna().any():
+        raise ConfigurationError(f"the label column has {int(label.isna().sum())} missing values: remove those rows")
+    values = sorted(label.unique().tolist())
+    if len(values) < 2:
+        raise ConfigurationError("the label column holds a single value: there is nothing to learn")
+    is_text = not pd.api.types.is_numeric_dtype(label)
+    if is_text and len(values) > MAX_CLASSES:
+        raise ConfigurationError(f"the label column holds text with {len(values)} values; at most {MAX_CLASSES} work")
+    classes = None if not is_text and values == list(range(len(values))) else values
+    if len(values) == 2:
+        return Task({"objective": "binary:logistic"}, "AUC", "auc", classes)
+    if is_text or (len(values) <= MAX_CLASSES and all(float(v).is_integer() for v in values)):
+        params = {"objective": "multi:softprob", "num_class": len(values)}
+        return Task(params, "accuracy", "merror", classes)
+    return Task({"objective": "reg:squarederror"}, "RMSE", "rmse")
+
+
+def load(path: Path | None, label: str | None) -> tuple[pd.DataFrame, str]:
+    """Return a table and its label column.
+
+    Raises:
+        ConfigurationError: an unreadable file or a label that is no column.
+    """
+    if path is None:
+        from sklearn.datasets import load_breast_cancer
+
+        return load_breast_cancer(as_frame=True).frame, "target"
+    if label is None:
+        raise ConfigurationError("say which column is the label: LABEL=column")
+    try:
+        frame = pd.read_parquet(path) if path.suffix.lower() in (".parquet", ".pq") else pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot read {path} as CSV or Parquet ({type(error).__name__})") from None
+    if label not in frame.columns:
+        raise ConfigurationError(f"{path.name} has no column {label!r}; its columns: {', '.join(frame.columns)[:500]}")
+    return frame, label
+
+
+def split(frame: pd.DataFrame, label: str) -> Split:
+    """Hold out a third of the rows; text columns become categorical with the values seen as their public list."""
+    task = task_of(frame[label])
+    categories = {}
+    for name in frame.columns.drop(label):
+        if not pd.api.types.is_numeric_dtype(frame[name]) and not pd.api.types.is_bool_dtype(frame[name]):
+            values = sorted(frame[name].dropna().astype(str).unique())
+            if len(values) > MAX_CATEGORIES:
+                raise ConfigurationError(f"column {name!r} holds text with {len(values)} values: drop or encode it")
+            frame = frame.assign(**{name: frame[name].astype("string")})
+            categories[name] = values
+    shuffled = frame.sample(frac=1, random_state=0).reset_index(drop=True)
+    # Sites ask for so many rows to train on, and for as many behind a metric.
+    n_test = max(len(shuffled) // 3, min(MIN_EFFECTIVE_ROWS, len(shuffled) - MIN_EFFECTIVE_ROWS))
+    if n_test < N_SITES:
+        raise ConfigurationError(f"{len(frame)} rows are too few for {N_SITES} sites and a test set")
+    return Split(shuffled.iloc[n_test:], shuffled.iloc[:n_test], label, task, categories)
+
+
+def write_sites(data: Split, folder: Path) -> None:
+    """Give every site its share of both sets."""
+    folder.mkdir(parents=True)
+    for name, frame in ((DATA_SET, data.train), (EVAL_SET, data.test)):
+        for number, rows in enumerate(np.array_split(np.arange(len(frame)), N_SITES), start=1):
+            write_private_table(folder / f"site-{number}-{name}.parquet", frame.iloc[rows])
+
+
+def make_job(data: Split, profile: str, num_rounds: int) -> HorizontalJob:
+    """Return the demo's job."""
+    params = {**data.task.params, "max_depth": 4, "eta": 0.3, "eval_metric": data.task.federated_metric}
+    return HorizontalJob(
+        DATA_SET, data.label, params, num_rounds, profile, eval_data_set=EVAL_SET, categories=data.categories,
+        label_classes=data.task.label_classes,
+    )  # fmt: skip
+
+
+def simulate(folder: Path) -> None:
+    """Run the job that lies in ``folder`` in FLARE's simulator (called in a process of its own)."""
+    from nvflare.recipe import SimEnv
+
+    from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
+    from nvflare_plugins.site.setup import Wishes, set_up
+
+    job = HorizontalJob.from_dict(json.loads((folder / "job.json").read_text()))
+    paths = {name: str(folder / "data" / f"{{site}}-{name}.parquet") for name in (DATA_SET, EVAL_SET)}
+    consents = ("plain_profile",) if job.profile == "plain" else ()
+    wishes = Wishes(data_sets=paths, profiles=(job.profile,), consents=consents)
+    set_up(folder / "simulator" / JOB_NAME, wishes)
+    recipe = HorizontalXGBRecipe(JOB_NAME, **job.to_dict())
+    recipe.execute(SimEnv(num_clients=N_SITES, workspace_root=str(folder / "simulator")))
+
+
+def follow(folder: Path) -> None:
+    """Start the simulator and show what a person wants to see of it.
+
+    Raises:
+        JobAborted: the job failed; the message names the log.
+    """
+    log = folder / "simulator.log"
+    shown = set()
+    with log.open("w") as output:
+        command = [sys.executable, "-m", "nvflare_plugins.cli.demo", str(folder)]
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        with log.open() as lines:
+            while True:
+                ended = process.poll() is not None
+                for line in lines:
+                    text = line.split(" - ", 2)[-1].strip()
+                    # The three sites say the same but for their seconds; one of them is enough.
+                    told = _SHOWN.search(text)
+                    if told and (told[0] if told.start() == 0 else text) not in shown:
+                        shown.add(told[0] if told.start() == 0 else text)
+                        print(f"  {text}", flush=True)
+                if ended:
+                    break
+                time.sleep(0.3)
+    if process.returncode != 0 or not list(folder.glob("simulator/demo/site-1/veilboost_runs/*/model.json")):
+        raise JobAborted(f"the demo's job failed; the whole log is {log}")
+
+
+def columns(frame: pd.DataFrame, data: Split) -> NDArray[np.float32]:
+    """Return features as the sites present them to XGBoost: numbers, and positions in the public category lists."""
+    features = frame.drop(columns=data.label)
+    values = np.empty(features.shape, dtype=np.float32)
+    for position, name in enumerate(features.columns):
+        if name in data.categories:
+            codes = pd.Categorical(features[name].astype("string"), categories=data.categories[name]).codes
+            values[:, position] = np.where(codes < 0, np.nan, codes)
+        else:
+            values[:, position] = features[name].astype(np.float64)
+    return values
+
+
+def layout(data: Split) -> dict:
+    """Return names and types of the features, for XGBoost's matrices."""
+    names = [name for name in data.train.columns if name != data.label]
+    types = ["c" if name in data.categories else "float" for name in names]
+    return {"feature_names": names, "feature_types": types, "enable_categorical": True}
+
+
+def labels(frame: pd.DataFrame, data: Split) -> NDArray[np.float64]:
+    """Return labels as numbers."""
+    if data.task.label_classes is None:
+        return frame[data.label].to_numpy(np.float64)
+    return pd.Categorical(frame[data.label], categories=data.task.label_classes).codes.astype(np.float64)
+
+
+def score(booster: xgb.Booster, rows: xgb.DMatrix, task: Task) -> list[float]:
+    """Return the score on pooled rows after each round."""
+    from sklearn.metrics import accuracy_score, roc_auc_score, root_mean_squared_error
+
+    scores, truth = [], rows.get_label()
+    for number in range(1, booster.num_boosted_rounds() + 1):
+        predicted = booster.predict(rows, iteration_range=(0, number))
+        if task.metric == "AUC":
+            scores.append(float(roc_auc_score(truth, predicted)))
+        elif task.metric == "accuracy":
+            scores.append(float(accuracy_score(truth, predicted.argmax(axis=1))))
+        else:
+            scores.append(float(root_mean_squared_error(truth, predicted)))
+    return scores
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser("demo", help="run the main job on one machine beside centralized XGBoost")
+    parser.add_argument("--data", type=Path, help="CSV or Parquet file; default: scikit-learn's breast cancer set")
+    parser.add_argument("--label", help="label column of the file")
+    parser.add_argument("--profile", choices=["masks", "bfv", "ckks", "plain"], default="masks")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder for the demo's runs (default: runs)")
+    parser.set_defaults(func=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from nvflare_plugins.cli.demo_summary import summarise
+
+    data = split(*load(options.data, options.label))
+    if min(len(data.train), len(data.test)) < MIN_EFFECTIVE_ROWS:
+        raise ConfigurationError(
+            f"{len(data.train) + len(data.test)} rows are too few: sites ask for {MIN_EFFECTIVE_ROWS} to train on and "
+            "as many to test with unless told otherwise. Policy key: min_effective_rows."
+        )
+    folder = (options.runs / f"demo-{datetime.now():%Y%m%d-%H%M%S}").resolve()
+    write_sites(data, folder / "data")
+    job = make_job(data, options.profile, options.rounds)
+    write_atomically(folder / "job.json", json.dumps(job.to_dict(), indent=1).encode())
+    n_features = data.train.shape[1] - 1
+    print(f"VeilBoost demo: {len(data.train)} training rows x {n_features} features over {N_SITES} sites, "
+          f"{len(data.test)} test rows, profile {job.profile}")  # fmt: skip
+    print("Starting FLARE's simulator with one process per site (about 15 seconds) ...", flush=True)
+    follow(folder)
+    summarise(data, job, folder)
+    return 0
+
+
+if __name__ == "__main__":
+    simulate(Path(sys.argv[1]))

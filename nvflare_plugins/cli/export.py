@@ -1,0 +1,84 @@
+"""``veilboost export``: a copy of a model that may leave the site.
+
+XGBoost writes into every node how much hessian its rows weigh (``sum_hessian``), from which row counts follow. A copy
+for others has 0.0 there and says so in an attribute; structure, thresholds and leaves, which predictions need, stay
+and go on telling something about the data. SHAP values, which weigh the paths of a tree by that hessian, come out of
+such a copy as NaN: any other number there would give values that look right and are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.files import write_atomically
+from nvflare_plugins.xgb.model_json import model_bytes
+
+STRIPPED_ATTRIBUTE = "veilboost_sum_hessian"
+STRIPPED_NOTE = "set to 0.0 before the model left its site; cover and SHAP values are not available"
+
+
+def strip_sum_hessian(model: bytes) -> bytes:
+    """Return a JSON model with every ``sum_hessian`` set to 0.0 and an attribute that says so.
+
+    Raises:
+        ConfigurationError: not a JSON model of XGBoost.
+    """
+    document = _parse(model)
+    for tree in _trees(document):
+        tree["sum_hessian"] = [0.0] * len(tree["sum_hessian"])
+    document["learner"].setdefault("attributes", {})[STRIPPED_ATTRIBUTE] = STRIPPED_NOTE
+    return model_bytes(document)
+
+
+def check_has_sum_hessian(model: bytes, purpose: str) -> None:
+    """Refuse a stripped copy where cover is needed.
+
+    Raises:
+        ConfigurationError: ``sum_hessian`` was taken out of this copy.
+    """
+    if STRIPPED_ATTRIBUTE in _parse(model)["learner"].get("attributes", {}):
+        raise ConfigurationError(
+            f"{purpose} needs sum_hessian, which was taken out of this copy of the model: use the model at its site"
+        )
+
+
+def _parse(model: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(model)
+        document["learner"]["gradient_booster"]
+    except (ValueError, KeyError, TypeError):
+        raise ConfigurationError(
+            "this file is not a JSON model of XGBoost (a part of a vertical model is none: the action merge makes one)"
+        ) from None
+    return document
+
+
+def _trees(document: dict[str, Any]) -> list[dict[str, Any]]:
+    booster = document["learner"]["gradient_booster"]
+    booster = booster.get("gbtree", booster)  # dart wraps its trees
+    try:
+        return booster["model"]["trees"]
+    except (KeyError, TypeError):
+        raise ConfigurationError("the model holds no trees") from None
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser("export", help="write a copy of a model that may leave the site")
+    parser.add_argument("model", type=Path, help="model.json of a run")
+    parser.add_argument("output", type=Path, help="file to write")
+    parser.set_defaults(func=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        model = options.model.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {options.model}: {error.strerror}") from None
+    write_atomically(options.output, strip_sum_hessian(model))
+    print(f"wrote {options.output}: sum_hessian is 0.0 throughout, SHAP values are NaN; thresholds and leaves still tell about the data")
+    return 0

@@ -1,0 +1,1 @@
+"""``veilboost plan``: what a training will take, before it runs."""

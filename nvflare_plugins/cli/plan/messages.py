@@ -1,0 +1,182 @@
+"""What a horizontal training sends: number and exact size of its messages, before anything has run.
+
+Sizes follow from public numbers alone: a histogram message carries two numbers per bin and built node, and
+XGBoost builds one node of every pair of siblings. Trees are taken as full, so that real runs send at most this much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from he_processors.errors import ConfigurationError
+from he_processors.fixed_point import Grid, exponent_of
+from nvflare_plugins.horizontal.value_bounds import COARSEST
+from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.sums import HIGHEST_EXPONENT, LOWEST_EXPONENT, METRIC_FLAGS
+from nvflare_plugins.xgb.cuts import KEY_BITS, CutMode
+from nvflare_plugins.xgb.rounds import MAX_LEVEL_BATCH
+
+BYTES_PER_WORD = 8
+SESSION_EXCHANGES = 8  # handshake, key confirmation, agreement, closing: a few kilobytes, but each one a rendezvous
+_SCALES = 4  # gradients, hessians, weights, labels; and one for each metric
+_LARGEST_DEPTH = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A horizontal training in public numbers.
+
+    Attributes:
+        rows: training rows of all sites together, spread evenly.
+        bins: most bins per feature (max_bin).
+        depth: most levels of a tree; 0 only with max_leaves.
+        outputs: classes of a multiclass objective, else 1.
+        parallel_trees: num_parallel_tree.
+        max_leaves: leaves per tree when trees grow best-first (lossguide); 0 for level by level.
+        metrics: evaluation metrics times evaluation sets, each round.
+        eval_sets: evaluation sets.
+        weighted_sets: data sets with a column of weights, the training set first; 0 without weights.
+        row_sets: data sets whose rows are counted beforehand, the training set first.
+        wide_pairs: whether histograms take twice the room under `bfv` and `ckks` whatever the number of rows
+            (horizontal/value_bounds.py).
+        pair_bound: largest magnitude of a row's gradient or hessian, where these have a bound: with many rows the sums
+            outgrow what those schemes carry in one piece (``pairs_are_wide``).
+        missing: whether every feature has missing values somewhere, which makes the root sum a message of its own.
+        cuts: how cut points are agreed.
+        counts_leaves: whether the rows of each leaf are counted, as for objectives without a bound on hessians.
+    """
+
+    rows: int
+    features: int
+    bins: int = 256
+    depth: int = 6
+    sites: int = 3
+    rounds: int = 10
+    outputs: int = 1
+    parallel_trees: int = 1
+    max_leaves: int = 0
+    metrics: int = 1
+    missing: bool = False
+    cuts: str = CutMode.QUANTILE.value
+    eval_sets: int = 1
+    weighted_sets: int = 0
+    row_sets: int = 1
+    wide_pairs: bool = False
+    pair_bound: float = 1.0
+    counts_leaves: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "features", "sites", "rounds", "outputs", "parallel_trees", "eval_sets"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1")
+        if self.bins < 2 or self.depth < 0 or self.max_leaves < 0 or self.metrics < 0:
+            raise ConfigurationError("bins must be at least 2; depth, max_leaves and metrics cannot be negative")
+        if self.depth == 0 and self.max_leaves < 2:
+            raise ConfigurationError("unlimited depth needs max_leaves, or the size of a tree has no bound")
+
+    @property
+    def rows_per_site(self) -> int:
+        """Rows of the largest site."""
+        return -(-self.rows // self.sites)
+
+    @property
+    def trees_per_round(self) -> int:
+        """Trees grown in one boosting round."""
+        return self.outputs * self.parallel_trees
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Messages of one kind and size. ``n_values`` is the number of values in each, ``wide`` as in wire/profiles.py."""
+
+    kind: Kind
+    messages: int
+    n_values: int
+    wide: bool = True
+
+
+def built_nodes(workload: Workload) -> list[int]:
+    """Return how many histograms each message of one tree carries, the root's first."""
+    if workload.max_leaves:
+        return [1] * max(min(workload.max_leaves, workload.rows) - 1, 1)
+    batches = [1]
+    for level in range(1, workload.depth):
+        pairs = min(1 << (level - 1), max(workload.rows // 2, 1))
+        full, rest = divmod(pairs, MAX_LEVEL_BATCH)
+        batches += [MAX_LEVEL_BATCH] * full + [rest] * (rest > 0)
+    return batches
+
+
+def pairs_are_wide(workload: Workload, profile: str) -> bool:
+    """Return whether histograms take twice the room, as ``ProtectedSums.agree_scales`` decides it in the job.
+
+    Under `ckks` and three sites that is so from 262,145 rows a site on, where a row's gradient is at most 1.
+    """
+    if workload.wide_pairs or profile in ("plain", "masks"):
+        return workload.wide_pairs
+    bound = exponent_of(workload.rows_per_site * workload.pair_bound)
+    return 2.0 ** Grid.for_sum(bound, workload.sites, _capacity_bits(profile, workload.sites)).exponent > COARSEST
+
+
+def _capacity_bits(profile: str, n_sites: int) -> int:
+    """Return ``SumProcessor.capacity_bits`` without a key. Imported here as in ``payload_bytes``."""
+    if profile == "bfv":
+        from he_processors.bfv import choose_plain_modulus
+
+        return choose_plain_modulus(n_sites).bit_length() - 2
+    from he_processors.ckks import CkksProcessor
+
+    return CkksProcessor.capacity.bit_length() - 1
+
+
+def round_messages(workload: Workload, profile: str = "masks") -> Iterator[Planned]:
+    """Yield the messages of one boosting round."""
+    values_per_node = 2 * workload.bins * workload.features
+    wide_pairs = pairs_are_wide(workload, profile)
+    batches = built_nodes(workload)
+    for n_nodes in sorted(set(batches)):
+        n_messages = batches.count(n_nodes) * workload.trees_per_round
+        yield Planned(Kind.HISTOGRAM, n_messages, n_nodes * values_per_node, wide_pairs)
+    if workload.missing:
+        yield Planned(Kind.ROOT_SUM, workload.trees_per_round, 2, wide_pairs)
+    if workload.counts_leaves:
+        n_leaves = workload.max_leaves or 1 << min(workload.depth, _LARGEST_DEPTH)
+        yield Planned(Kind.LEAF_ROWS, 1, workload.trees_per_round * max(min(n_leaves, workload.rows), 1), False)
+    if workload.metrics:
+        n_parts = 2 if workload.outputs == 1 else 3 * workload.outputs
+        yield Planned(Kind.METRIC, workload.metrics, n_parts + METRIC_FLAGS)
+
+
+def setup_messages(workload: Workload) -> Iterator[Planned]:
+    """Yield the sums that precede the first tree."""
+    n_thresholds = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
+    if workload.weighted_sets:
+        yield Planned(Kind.SCALE, 1, workload.weighted_sets * n_thresholds, False)
+    yield Planned(Kind.EFFECTIVE_ROWS, 1, 2 * workload.row_sets, False)
+    yield Planned(Kind.CUT_COUNTS, 1, workload.features + 1, False)
+    if workload.cuts in (CutMode.QUANTILE.value, CutMode.EXACT.value):
+        yield Planned(Kind.CUT_COUNTS, 1, workload.features, False)
+        yield Planned(Kind.CUT_COUNTS, KEY_BITS, workload.features * max(workload.bins - 2, 1), False)
+    n_scales = _SCALES + workload.metrics // workload.eval_sets + (workload.weighted_sets > 0)
+    yield Planned(Kind.SCALE, 1, n_scales * n_thresholds, False)
+    yield Planned(Kind.WEIGHT_TOTAL, 1, 1) if workload.weighted_sets else Planned(Kind.ROW_COUNT, 1, 1, False)
+    yield Planned(Kind.LABEL_MEAN, 1, workload.outputs)
+
+
+def payload_bytes(profile: str, n_values: int, wide: bool = False) -> int:
+    """Return the exact size of a protected sum of ``n_values`` values as it leaves a site.
+
+    Raises:
+        ConfigurationError: unknown profile.
+    """
+    if profile in ("plain", "masks"):
+        return BYTES_PER_WORD * n_values
+    # Imported here: the lattice library takes long to load and most plans do without it.
+    if profile == "bfv":
+        from he_processors.bfv import message_size
+    elif profile == "ckks":
+        from he_processors.ckks import message_size
+    else:
+        raise ConfigurationError(f"profile {profile!r} is unknown")
+    return message_size(2 * n_values if wide else n_values)

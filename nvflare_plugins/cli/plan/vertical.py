@@ -1,0 +1,256 @@
+"""``veilboost plan`` for vertical training: core-seconds, bytes and memory of each party, before it runs.
+
+Counts are exact for full trees: rows encrypted, ciphertexts added, bins packed and opened. Rates are measured on this
+machine with the same cryptography that a job uses, on a small table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from he_processors.additive.rerandomiser import Rerandomiser
+from he_processors.bignum.registry import AUTO, open_backend
+from he_processors.errors import ConfigurationError
+from he_processors.histogram.bins import BinLayout
+from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
+from he_processors.histogram.plain_sums import NodeTotal, decrypt_level
+from he_processors.histogram.planner import plan_level
+from he_processors.packing import PackingLayout
+from he_processors.paillier.decryption import PaillierDecryptor
+from he_processors.paillier.encryption import owner_encryptor
+from he_processors.paillier.keys import generate_paillier_key
+from nvflare_plugins.formatting import human_bytes
+from nvflare_plugins.vertical.active.gradient_scale import pair_format
+
+_SAMPLE_ROWS = 4_096
+_SAMPLE_FEATURES = 8
+_SAMPLE_BINS = 64
+_REPEATS = 3
+_WORD_BITS = 52  # of a ciphertext in the fastest backend's memory form
+_GRADIENT_BYTES = 64  # of a row at the active party: gradients, encoded pairs, node, prediction
+_OPENED_BYTES = 64  # of a bin at the active party: sums of node and sibling, scores
+
+
+@dataclass(frozen=True, slots=True)
+class VerticalWorkload:
+    """The shape of a vertical training. ``foreign`` is the number of columns of each passive party."""
+
+    rows: int
+    own: int
+    foreign: tuple[int, ...]
+    bins: int = 256
+    depth: int = 6
+    trees: int = 10
+    key_bits: int = 3072
+
+    def __post_init__(self) -> None:
+        least = {"rows": 1, "own": 0, "bins": 2, "depth": 1, "trees": 1, "key_bits": 2048}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise ConfigurationError(f"{name} must be at least {low}")
+        if not self.foreign or min(self.foreign) < 1:
+            raise ConfigurationError("a vertical plan needs at least one passive party, each with a column or more")
+
+    @property
+    def built_nodes(self) -> int:
+        """Nodes of a full tree whose histograms travel: the root, and one child of each pair but the last level's."""
+        return 1 + sum(2**level // 2 for level in range(1, self.depth))
+
+    @property
+    def built_rows(self) -> float:
+        """Rows in these nodes: all of them at the root, and at most half of them at each further level."""
+        return self.rows * (1 + 0.5 * (self.depth - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class CipherRates:
+    """CPU seconds of one thread of this machine, for each ..."""
+
+    encrypt_s: float  # row, randomiser included
+    receive_s: float  # row at a passive party
+    add_s: float  # row and feature
+    pack_s: float  # bin, re-randomisation included
+    open_s: float  # bin at the active party
+    pairs_per_ciphertext: int
+    ciphertext_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassivePlan:
+    """One passive party. Units: core-seconds and bytes per tree; bytes of memory."""
+
+    features: int
+    receive_s: float
+    histogram_s: float
+    pack_s: float
+    bytes_in: int
+    bytes_out: int
+    memory: int
+
+    @property
+    def core_s(self) -> float:
+        """Core-seconds per tree."""
+        return self.receive_s + self.histogram_s + self.pack_s
+
+
+@dataclass(frozen=True, slots=True)
+class VerticalEstimate:
+    """Units: core-seconds and bytes per tree; bytes of memory."""
+
+    encrypt_s: float
+    open_s: float
+    network_s: float
+    active_memory: int
+    passives: tuple[PassivePlan, ...]
+
+    @property
+    def core_s(self) -> float:
+        """Core-seconds of all parties, per tree."""
+        return self.encrypt_s + self.open_s + sum(p.core_s for p in self.passives)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds per tree with one core for each party and nothing overlapped: an upper estimate."""
+        return self.encrypt_s + self.open_s + max(p.core_s for p in self.passives) + self.network_s
+
+
+def estimate_vertical(
+    workload: VerticalWorkload, rates: CipherRates, bytes_per_s: float, process_bytes: int
+) -> VerticalEstimate:
+    """Combine counts and rates. Pure: same arguments, same result."""
+    upload = workload.rows * rates.ciphertext_bytes
+    passives = tuple(_passive(workload, features, rates, upload, process_bytes) for features in workload.foreign)
+    slots = sum(workload.foreign) * (workload.bins + 1)
+    n_bins = workload.built_nodes * slots
+    traffic = len(passives) * upload + sum(p.bytes_out for p in passives)
+    opened = slots * 2 ** (workload.depth - 1) * _OPENED_BYTES
+    active = process_bytes + workload.rows * (workload.own * 5 + _GRADIENT_BYTES) + opened
+    return VerticalEstimate(
+        encrypt_s=workload.rows * rates.encrypt_s,
+        open_s=n_bins * rates.open_s,
+        network_s=traffic / bytes_per_s,
+        active_memory=active,
+        passives=passives,
+    )
+
+
+def _passive(
+    workload: VerticalWorkload, features: int, rates: CipherRates, upload: int, process_bytes: int
+) -> PassivePlan:
+    n_bins = workload.built_nodes * features * (workload.bins + 1)
+    in_memory = 8 * math.ceil(8 * rates.ciphertext_bytes / _WORD_BITS)
+    widest = features * (workload.bins + 1) * max(2 ** (workload.depth - 1) // 2, 1)
+    bin_bytes = 1 if workload.bins < 256 else 2
+    return PassivePlan(
+        features=features,
+        receive_s=workload.rows * rates.receive_s,
+        histogram_s=workload.built_rows * features * rates.add_s,
+        pack_s=n_bins * rates.pack_s,
+        bytes_in=upload,
+        bytes_out=math.ceil(n_bins / rates.pairs_per_ciphertext) * rates.ciphertext_bytes,
+        memory=process_bytes + workload.rows * (in_memory + features * (4 + bin_bytes)) + 2 * widest * in_memory,
+    )
+
+
+def measure_ciphers(workload: VerticalWorkload) -> CipherRates:
+    """Encrypt, add, pack and open a small table with a fresh key of the planned length: some seconds."""
+    rng = np.random.default_rng(0)
+    pairs = pair_format(max(workload.rows, _SAMPLE_ROWS))
+    g, h = pairs.encode_pairs(rng.uniform(-1, 1, _SAMPLE_ROWS), rng.uniform(0, 0.25, _SAMPLE_ROWS))
+    layout = BinLayout((_SAMPLE_BINS,) * _SAMPLE_FEATURES)
+    codes = rng.integers(0, _SAMPLE_BINS, (_SAMPLE_FEATURES, _SAMPLE_ROWS)).astype(np.uint8)
+    key = generate_paillier_key(workload.key_bits)
+    encryptor, decryptor = owner_encryptor(key), PaillierDecryptor(key)
+    packing = PackingLayout.fit(pairs, key.public_key.plaintext_bits)
+    arithmetic = open_backend(AUTO, key.public_key.modulus)
+    rerandomiser = Rerandomiser(key.public_key, arithmetic)
+    plaintexts = pairs.plaintext_rows(g, h)
+    plan = plan_level(codes, layout, [np.arange(_SAMPLE_ROWS, dtype=np.int32)])
+    total = NodeTotal.of_rows(g, h)
+
+    encrypted, encrypt_s = _timed(lambda: encryptor.encrypt(plaintexts))
+    upload = encryptor.arithmetic.to_wire(encrypted)
+    rows, receive_s = _timed(lambda: arithmetic.from_wire(upload))
+    bins, add_s = _timed(lambda: sum_bins(arithmetic, rows, plan))
+    hidden, pack_s = _timed(lambda: pack_and_hide(bins, packing, rerandomiser))
+    reply = arithmetic.to_wire(hidden)
+    _, open_s = _timed(lambda: decrypt_level(reply, decryptor, packing, layout, [total]))
+    return CipherRates(
+        encrypt_s=encrypt_s / _SAMPLE_ROWS,
+        receive_s=receive_s / _SAMPLE_ROWS,
+        add_s=add_s / (_SAMPLE_ROWS * _SAMPLE_FEATURES),
+        pack_s=pack_s / plan.n_slots,
+        open_s=open_s / plan.n_slots,
+        pairs_per_ciphertext=packing.pairs_per_plaintext,
+        ciphertext_bytes=2 * workload.key_bits // 8,
+    )
+
+
+def _timed(action: Callable[[], Any]) -> tuple[Any, float]:
+    """Return what the action gives and the CPU seconds of all its threads, the median of repeats."""
+    seconds = []
+    for _ in range(_REPEATS):
+        started = time.process_time()
+        result = action()
+        seconds.append(time.process_time() - started)
+    return result, statistics.median(seconds)
+
+
+# -- for people -------------------------------------------------------------------------------------------------------
+
+
+def render_vertical(workload: VerticalWorkload, estimate: VerticalEstimate, bytes_per_s: float) -> str:
+    """Return the plan as text."""
+    foreign = " + ".join(map(str, workload.foreign))
+    to_passive = sum(p.bytes_in for p in estimate.passives)
+    to_active = sum(p.bytes_out for p in estimate.passives)
+    table = [("per tree", "core-seconds", "of which", "receives", "sends", "memory")]
+    stages = f"encrypt {estimate.encrypt_s:.3g} s, open {estimate.open_s:.3g} s"
+    sizes = map(human_bytes, (to_active, to_passive, estimate.active_memory))
+    table.append(("active party", f"{estimate.encrypt_s + estimate.open_s:.3g} s", stages, *sizes))
+    for number, p in enumerate(estimate.passives, 1):
+        stages = f"receive {p.receive_s:.3g} s, histogram {p.histogram_s:.3g} s, pack {p.pack_s:.3g} s"
+        sizes = map(human_bytes, (p.bytes_in, p.bytes_out, p.memory))
+        table.append((f"passive party {number}", f"{p.core_s:.3g} s", stages, *sizes))
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    lines = [
+        f"{workload.rows:,} rows, {workload.own} own and {foreign} foreign features, {workload.bins} bins; "
+        f"{workload.trees} trees of depth {workload.depth}; Paillier-{workload.key_bits}",
+        "",
+        *("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table),
+    ]
+    lines += [
+        "",
+        f"all parties: {estimate.core_s:.3g} core-seconds a tree, {estimate.core_s * workload.trees:,.0f} in all; with "
+        f"one core for each party at most {estimate.wall_s:.3g} s a tree, of which {estimate.network_s:.3g} s network",
+        "",
+        "Assumed:",
+        *(f"  - {text}" for text in vertical_assumptions(workload, bytes_per_s)),
+    ]
+    return "\n".join(lines)
+
+
+def vertical_assumptions(workload: VerticalWorkload, bytes_per_s: float) -> Iterator[str]:
+    """Yield what the estimate takes for granted."""
+    yield "trees are full, every feature has all its bins, and every level's smaller children hold half of all rows"
+    yield "one thread computes like one thread of this machine, measured just now; stages overlap in a real run"
+    yield f"all parties' messages together pass a line of {bytes_per_s / 125_000:g} Mbit/s"
+    yield "not in it: XGBoost, split evaluation, start of FLARE's processes, reading data, alignment"
+    yield "the preset `exact`: guarded parties keep sums to themselves and so cost less"
+
+
+def vertical_json(workload: VerticalWorkload, rates: CipherRates, estimate: VerticalEstimate) -> dict[str, Any]:
+    """Return the plan as JSON values."""
+    return {
+        "workload": dataclasses.asdict(workload),
+        "rates": dataclasses.asdict(rates),
+        "estimate": {**dataclasses.asdict(estimate), "core_s": estimate.core_s, "wall_s": estimate.wall_s},
+    }

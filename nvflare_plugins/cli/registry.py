@@ -1,0 +1,44 @@
+"""``veilboost registry``: what a site remembers of earlier releases, and of refusals because of its rows."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from nvflare_plugins.site.data_refusals import Question, RefusalCount
+from nvflare_plugins.site.memory.registry import Registry
+from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser("registry", help="list the runs and searches that a site remembers")
+    parser.add_argument(
+        "workspace", type=Path, help="the site's workspace, or the folder in which it lies under the site's name"
+    )
+    parser.add_argument("--site", required=True, help="the site's name")
+    parser.add_argument(
+        "--reset-refusals", metavar="DATA_SET",
+        help="let jobs look at the rows of a data set again, after too many were refused because of them",
+    )  # fmt: skip
+    parser.set_defaults(func=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    workspace = own_workspace(options.workspace, options.site)
+    policy = SitePolicy.load(workspace, options.site)
+    refusals = RefusalCount(policy)
+    if options.reset_refusals is not None:
+        refusals.reset(policy.data_set(options.reset_refusals).name)
+        print(f"the refusals of data set {options.reset_refusals!r} are counted from now on")
+        return 0
+    if not policy.registry.is_dir():  # a wrong name too leads to no folder, and must not make one
+        print(f"{options.site} remembers nothing: there is no registry in {policy.registry}.")
+        return 0
+    print(Registry.open(policy).describe())
+    limit = policy.data_refusals_per_month
+    for name, count in refusals.counts().items():
+        print(f"data set {name!r}: {count} of {limit} jobs that its rows may refuse within a month")
+    for name, count in refusals.counts(Question.DEMAND).items():
+        print(f"data set {name!r}: {count} of {limit} jobs that asked for more rows than this site's policy does")
+    return 0

@@ -1,0 +1,151 @@
+"""Recognising a data set, or a changed version of it, without storing it.
+
+Three keyed hashes with a random key that never leaves the site:
+
+* one per row (8 bytes), kept sorted in a local file of mode 0600: finds any overlap between two tables with the same
+  columns, however the file is named;
+* one per column, over its sorted values: finds that rows are unchanged when another job uses other columns;
+* one over everything: the fingerprint.
+
+They are combined with the data set's name and path in the policy, because a row whose every value was rescaled has
+another hash and is still the same person. What is not found: the same people under another name and another path, if
+neither a whole row nor a whole column (of many distinct values) is as it was: a part of the rows with one column more,
+for example; and rows that swapped values in a job that takes other columns. Names and paths are the site's own, in its
+policy; no job can choose them. Without the key the hashes tell nothing; with it a guessed row can be tested, which is
+why key and hashes stay local. Chance that two different rows of n collide: n^2 / 2^65.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.table import Table
+
+_IDENTIFYING_DISTINCT = 100
+
+
+class Relation(Enum):
+    """How a table relates to an earlier one."""
+
+    SAME = "same rows"
+    CHANGED = "changed rows"
+    UNRELATED = "unrelated"
+
+
+@dataclass(frozen=True, slots=True)
+class DataRecord:
+    """What the registry keeps of one version of a data set; JSON values only.
+
+    Attributes:
+        fingerprint: Keyed hash of all rows, in any order.
+        name: The data set's name in the policy.
+        source: Keyed hash of its path.
+        n_rows: Number of rows.
+        columns: Column name -> keyed hash of its values, in any order; label and weight included.
+        identifying: Columns with so many distinct values that equal hashes mean the same rows.
+    """
+
+    fingerprint: str
+    name: str
+    source: str
+    n_rows: int
+    columns: Mapping[str, str]
+    identifying: tuple[str, ...]
+
+    def relation(self, earlier: DataRecord, overlap: int) -> Relation:
+        """Return how this version relates to an earlier one.
+
+        Args:
+            earlier: The other version.
+            overlap: Number of row hashes in common (0 if the columns differ).
+        """
+        if self.fingerprint == earlier.fingerprint:
+            return Relation.SAME
+        shared = set(self.columns) & set(earlier.columns)
+        equal = {name for name in shared if self.columns[name] == earlier.columns[name]}
+        same_origin = self.name == earlier.name or self.source == earlier.source
+        same_people = same_origin or bool(equal & set(self.identifying))
+        # With all columns alike the fingerprints decide: two rows may have swapped a value, which no column shows.
+        other_columns = set(self.columns) != set(earlier.columns)
+        if same_people and other_columns and shared and equal == shared and self.n_rows == earlier.n_rows:
+            return Relation.SAME
+        return Relation.CHANGED if same_people or overlap else Relation.UNRELATED
+
+
+def identify(
+    table: Table, spec: DataSet, key: bytes, ids: Sequence[bytes] | None = None
+) -> tuple[DataRecord, NDArray[np.uint64]]:
+    """Return the record of a table and its sorted row hashes.
+
+    Args: ids: what names the rows, if something does; they count as part of the rows then.
+    Shapes:   row hashes: uint64[n_rows].
+    Security: the key stays at the site; so do the hashes.
+    """
+    names, matrix = _canonical_matrix(table)
+    rows = np.sort(_row_hashes(matrix, key, ids))
+    columns: dict[str, str] = {}
+    identifying = []
+    for position, name in enumerate(names):
+        values = np.sort(matrix[:, position])
+        columns[name] = _hash(key, b"column", values.tobytes())
+        n_distinct = 1 + int(np.count_nonzero(values[1:] != values[:-1]))
+        if n_distinct > _IDENTIFYING_DISTINCT:
+            identifying.append(name)
+    fingerprint = _hash(key, b"table", repr(names).encode(), rows.tobytes())
+    source = _hash(key, b"path", str(spec.path.resolve()).encode())
+    return DataRecord(fingerprint, spec.name, source, table.n_rows, columns, tuple(identifying)), rows
+
+
+def row_tags(table: Table, key: bytes) -> NDArray[np.uint64]:
+    """Return a keyed hash of every row, in the rows' order. Shapes: result: uint64[n_rows]."""
+    return _row_hashes(_canonical_matrix(table)[1], key, None)
+
+
+def overlap_of(mine: NDArray[np.uint64], theirs: NDArray[np.uint64]) -> int:
+    """Return how many distinct row hashes two tables share.
+
+    Shapes: both: uint64, sorted.
+    """
+    return int(np.intersect1d(mine, theirs).size)
+
+
+def _canonical_matrix(table: Table) -> tuple[list[str], NDArray[np.uint32]]:
+    """Return all columns in order of name, as bit patterns with one zero and one NaN.
+
+    Shapes: result: uint32[n_rows, n_columns].
+    """
+    by_name = {name: table.features[:, i] for i, name in enumerate(table.feature_names)}
+    if table.label_name:
+        by_name[table.label_name] = table.label
+    if table.weight is not None and table.weight_name is not None:
+        by_name[table.weight_name] = table.weight
+    names = sorted(by_name)
+    matrix = np.column_stack([by_name[name] for name in names]) + np.float32(0)  # -0.0 + 0.0 is 0.0
+    matrix[np.isnan(matrix)] = np.nan
+    return names, np.ascontiguousarray(matrix, dtype="<f4").view("<u4")
+
+
+def _row_hashes(matrix: NDArray[np.uint32], key: bytes, ids: Sequence[bytes] | None) -> NDArray[np.uint64]:
+    width = matrix.shape[1] * 4
+    data = memoryview(matrix.tobytes())
+    digests = b"".join(
+        hashlib.blake2b(
+            bytes(data[row * width : (row + 1) * width]) + (b"" if ids is None else ids[row]), digest_size=8, key=key
+        ).digest()
+        for row in range(matrix.shape[0])
+    )
+    return np.frombuffer(digests, dtype="<u8")
+
+
+def _hash(key: bytes, purpose: bytes, *parts: bytes) -> str:
+    digest = hashlib.blake2b(key=key, digest_size=16, person=purpose)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()

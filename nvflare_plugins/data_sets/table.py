@@ -1,0 +1,338 @@
+"""From a site's data set to the table that XGBoost trains on.
+
+What is refused here would otherwise stop XGBoost at one site in the middle of the job, or train on something else
+than the user believes. What rows decide is a ``DataRefusal``: others read a fixed text, because a job that asks for the
+wrong labels or categories on purpose would otherwise question rows of one site. Counts go into this site's own log.
+
+Differentially private jobs load with ``repair``: where one row would decide that the job ends, that row is repaired, or
+left out, by itself (``Table.kept``). No row changes what happens to another one, so that sensitivities stay what they
+are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.tabular_files import TabularFile
+from nvflare_plugins.failures import DataRefusal
+
+_log = logging.getLogger(__name__)
+_EXACT_INTEGERS = 2**24
+_LARGEST = float(np.finfo(np.float32).max)
+MAX_NAME = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """The rows of one site, ready for XGBoost.
+
+    Shapes:  features: float32[n_rows, n_features], C-contiguous, NaN is missing, categorical columns hold the
+             position in their public list; label: float32[n_rows], or float32[0] with an empty ``label_name`` at a
+             party of a vertical job that has none; weight: float32[n_rows] or None.
+
+    Attributes:
+        feature_types: "float" or "c" (categorical) per column, as XGBoost names them. Whether numbers happen to be
+            whole at this site is not a type: it would differ between sites.
+        n_missing: Missing values per column.
+        categories: Public list of every categorical column.
+        label_classes: Public list of label classes, if the job gives one.
+        notes: What a person at this site should know, in sentences; counts only.
+        ids: The column of ids as it stands, of the same reading of the file; None unless asked for.
+    """
+
+    features: NDArray[np.float32]
+    feature_names: tuple[str, ...]
+    feature_types: tuple[str, ...]
+    label: NDArray[np.float32]
+    label_name: str
+    weight: NDArray[np.float32] | None = None
+    weight_name: str | None = None
+    n_missing: tuple[int, ...] = ()
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    label_classes: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
+    ids: pa.ChunkedArray | None = None
+
+    @property
+    def n_rows(self) -> int:
+        return self.features.shape[0]
+
+    def kept(self, is_usable: NDArray[np.bool_], why: str) -> Table:
+        """Return the rows that a job can use; how many are left out stands in this site's own log.
+
+        Shapes:  is_usable: bool[n_rows]; each row's must depend on that row alone.
+        Args:    why: completes "rows left out, ...".
+        """
+        n_left_out = self.n_rows - int(np.count_nonzero(is_usable))
+        if n_left_out == 0:
+            return self
+        _log.warning("rows left out, %s: %d of %d", why, n_left_out, self.n_rows)
+        features = self.features[is_usable]
+        return replace(
+            self, features=features, label=self.label[is_usable] if self.label_name else self.label,
+            weight=None if self.weight is None else self.weight[is_usable],
+            n_missing=tuple(int(count) for count in np.isnan(features).sum(axis=0)),
+            ids=None if self.ids is None else self.ids.filter(pa.array(is_usable)),
+        )  # fmt: skip
+
+
+def load_table(
+    spec: DataSet,
+    *,
+    label: str | None,
+    weight: str | None = None,
+    features: Sequence[str] | None = None,
+    categories: Mapping[str, Sequence[object]] | None = None,
+    label_classes: Sequence[object] | None = None,
+    unknown_is_missing: bool = False,
+    may_lack_features: bool = False,
+    with_ids: bool = False,
+    repair: bool = False,
+) -> Table:
+    """Load a site's data set.
+
+    Args:
+        spec: From the site's policy.
+        label: Name of the label column; None for a party of a vertical job without it.
+        weight: Name of the column of row weights.
+        features: Columns to train on, in this order; None takes all others in the order of the file, but for the
+            column of ids.
+        categories: Column -> its public list of categories.
+        label_classes: The label's public list of classes; the label becomes the position in it.
+        unknown_is_missing: Categories outside the list count as missing instead of being refused.
+        may_lack_features: A table with nothing but the label will do (the party with the label of a vertical job).
+        with_ids: Read the policy's column of ids too, at once with the others: a file replaced between two readings
+            would give rows the ids of others.
+        repair: Refuse nothing because of a row: values beyond float32 become its largest number, text where a number
+            should be and categories outside the list are missing, and so are labels and weights that cannot be read, or
+            are negative. The caller leaves such rows out (``Table.kept``). There may be no rows at all.
+
+    Privacy: everything stays at the site.
+
+    Raises:
+        ConfigurationError: The data set lacks a column; a ``DataRefusal``: it cannot be read, or holds what cannot be
+            trained on.
+    """
+    lists = {name: _public_list(name, values) for name, values in (categories or {}).items()}
+    classes = None if label_classes is None or label is None else _public_list(label, label_classes)
+    file = TabularFile(spec, repair)
+    special = [name for name in (label, weight) if name is not None]
+    names = _feature_names(file.column_names, special, features, spec)
+    if not names and not may_lack_features:
+        raise ConfigurationError(f"data set {spec.name!r} has no feature columns.")
+    for name in lists:
+        if name not in names:
+            raise ConfigurationError(f"a category list is given for {name!r}, which is not among the features.")
+    text = [name for name in (*names, *special) if name in lists or (name == label and classes is not None)]
+    numeric = [name for name in (*names, *special) if name not in text]
+    ids = _id_column(file, spec, special) if with_ids else []
+    columns = file.read(numeric, [*text, *ids])
+    loader = _ColumnLoader(file, spec, unknown_is_missing or repair, repair, [])
+    n_rows = len(next(iter(columns.values())))
+    matrix = np.empty((n_rows, len(names)), dtype=np.float32)
+    for position, name in enumerate(names):
+        if name in lists:
+            matrix[:, position] = loader.codes(name, columns[name], lists[name], loader.unknown_is_missing)
+        else:
+            matrix[:, position] = loader.floats(name, columns[name])
+    return Table(
+        features=matrix,
+        feature_names=tuple(names),
+        feature_types=tuple("c" if name in lists else "float" for name in names),
+        label=loader.label(label, columns[label], classes) if label is not None else np.empty(0, np.float32),
+        label_name=label or "",
+        weight=loader.weight(weight, columns[weight]) if weight else None,
+        weight_name=weight,
+        n_missing=tuple(int(count) for count in np.isnan(matrix).sum(axis=0)),
+        categories=lists,
+        label_classes=classes,
+        notes=tuple(loader.notes),
+        ids=columns[ids[0]] if ids else None,
+    )
+
+
+def column_names(
+    spec: DataSet, label: str | None, weight: str | None = None, features: Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """Return the features that ``load_table`` would load; reads the header alone, so that a job can be checked first.
+
+    Raises:
+        ConfigurationError: As ``load_table``, for columns that the data set lacks.
+    """
+    special = [name for name in (label, weight) if name is not None]
+    return tuple(_feature_names(TabularFile(spec).column_names, special, features, spec))
+
+
+def _id_column(file: TabularFile, spec: DataSet, special: Sequence[str]) -> list[str]:
+    """Return the column of ids, none if the policy names none."""
+    if spec.id is None:
+        return []
+    if spec.id not in file.column_names:
+        raise ConfigurationError(f"data set {spec.name!r} lacks its id column. Policy key: data_sets.{spec.name}.id.")
+    if spec.id in special:
+        raise ConfigurationError("label or weight name the column of ids.")
+    return [spec.id]
+
+
+def is_plain_text(text: str) -> bool:
+    """Tell whether a name can stand in a schema document, a model and a log: 1 to 256 printable characters."""
+    return 0 < len(text) <= MAX_NAME and text.isprintable()
+
+
+def _public_list(name: str, values: Sequence[object]) -> tuple[str, ...]:
+    """Return a category or class list as texts, without repeats."""
+    if isinstance(values, str) or not values or not all(isinstance(v, (str, int)) for v in values):
+        raise ConfigurationError(f"the list for column {name!r} must hold texts or whole numbers, at least one.")
+    texts = tuple(str(value) for value in values)
+    if len(set(texts)) != len(texts) or not all(is_plain_text(text) for text in texts):
+        raise ConfigurationError(
+            f"the list for column {name!r} holds an entry twice, or one that is not 1 to {MAX_NAME} printable "
+            "characters."
+        )
+    return texts
+
+
+def _feature_names(
+    present: list[str], special: list[str], features: Sequence[str] | None, spec: DataSet
+) -> list[str]:
+    if len(set(special)) != len(special):
+        raise ConfigurationError("label and weight name the same column.")
+    no_features = [*special, spec.id]
+    names = [name for name in present if name not in no_features] if features is None else list(features)
+    for name in (*special, *names):
+        if name not in present:
+            close = difflib.get_close_matches(name, present, n=1)
+            # A party without the label has aliases for its columns: a job must not find out their names by guessing.
+            hint = f"; did you mean {close[0]!r}?" if close and special else ""
+            raise ConfigurationError(f"data set {spec.name!r} has no column {name!r}{hint}")
+    if len(set(names)) != len(names) or set(names) & set(no_features):
+        raise ConfigurationError("features name a column twice, or name the label, weight or id column.")
+    for name in (*special, *names):
+        if not is_plain_text(name) or set(name) & set("[]<"):
+            raise ConfigurationError(
+                f"column name {name[:40]!r}: names have 1 to {MAX_NAME} printable characters, without [ ] and <."
+            )
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class _ColumnLoader:
+    """Turns Arrow columns into float32, collecting notes."""
+
+    file: TabularFile
+    spec: DataSet
+    unknown_is_missing: bool
+    repair: bool
+    notes: list[str]
+
+    def floats(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float32]:
+        """Shapes: result: float32[n_rows]; NaN is missing."""
+        values = self.file.numbers(name, column)
+        if self.repair:
+            values = np.clip(values, -_LARGEST, _LARGEST)
+        with np.errstate(over="ignore"):
+            narrow = values.astype(np.float32)
+        n_infinite = int(np.count_nonzero(np.isinf(narrow)))
+        if n_infinite:
+            log_count(f"infinite values in column {name!r}", n_infinite, values.size)
+            raise DataRefusal(
+                f"column {name!r} holds values that are infinite or beyond float32: mark them as missing or scale the "
+                "column."
+            )
+        large = np.abs(values) > _EXACT_INTEGERS
+        n_changed = int(np.count_nonzero(large & (values == np.floor(values)) & (narrow != values)))
+        if n_changed:
+            self.notes.append(
+                f"Column {name!r} holds {n_changed} whole numbers beyond 2^24 that XGBoost's float32 rounds. If it is "
+                "an identifier, leave it out of the features."
+            )
+        return narrow
+
+    def codes(
+        self, name: str, column: pa.ChunkedArray, public: tuple[str, ...], unknown_is_missing: bool
+    ) -> NDArray[np.float32]:
+        """Return positions in the public list; missing becomes NaN.
+
+        Shapes: result: float32[n_rows].
+        """
+        encoded = column.combine_chunks()
+        encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode()
+        position = {text: code for code, text in enumerate(public)}
+        missing = {"", *self.spec.missing} - set(public)
+        # -1: missing, -2: not in the list. Positions in Arrow's dictionary -> positions in the public list.
+        table = np.array([_code(value, position, missing) for value in encoded.dictionary.to_pylist()] + [-1])
+        indices = encoded.indices.fill_null(len(table) - 1).to_numpy(zero_copy_only=False).astype(np.int64)
+        codes = table[indices]
+        n_unknown = int(np.count_nonzero(codes == -2))
+        if n_unknown and not unknown_is_missing:
+            log_count(f"values of column {name!r} outside the public list", n_unknown, codes.size)
+            raise DataRefusal(
+                f"column {name!r} holds values that are not in the job's public list of {len(public)}: complete the "
+                "list, or let the job count unknown categories as missing."
+            )
+        if n_unknown:
+            self.notes.append(f"Column {name!r}: {n_unknown} values outside the public list count as missing.")
+        return np.where(codes < 0, np.nan, codes).astype(np.float32)
+
+    def label(self, name: str, column: pa.ChunkedArray, classes: tuple[str, ...] | None) -> NDArray[np.float32]:
+        """Shapes: result: float32[n_rows], without missing values unless repairing."""
+        if classes is None:
+            values = self.floats(name, column)
+        else:
+            values = self.codes(name, column, classes, unknown_is_missing=self.repair)
+        self._refuse_missing("label", name, values)
+        return values
+
+    def weight(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float32]:
+        """Return the weights; whether all are zero is for the job to judge, over all sites.
+
+        Shapes: result: float32[n_rows], >= 0; if repairing, missing where it cannot be used.
+        """
+        values = self.floats(name, column)
+        if self.repair:
+            return np.where(values < 0, np.float32(np.nan), values)
+        self._refuse_missing("weight", name, values)
+        n_negative = int(np.count_nonzero(values < 0))
+        if n_negative:
+            log_count(f"negative weights in column {name!r}", n_negative, values.size)
+            raise DataRefusal(f"weight column {name!r} holds negative values.")
+        return values
+
+    def _refuse_missing(self, role: str, name: str, values: NDArray[np.float32]) -> None:
+        n_missing = int(np.count_nonzero(np.isnan(values)))
+        if n_missing and not self.repair:
+            log_count(f"missing values in {role} column {name!r}", n_missing, values.size)
+            raise DataRefusal(f"{role} column {name!r} lacks values: remove those rows from the file.")
+
+
+def log_count(what: str, count: int, of: int) -> None:
+    """Tell this site's own log how many; an error, which travels, must not."""
+    _log.info("%s: %d of %d", what, count, of)
+
+
+def _code(value: object, position: Mapping[str, int], missing: set[str]) -> int:
+    """Return the position of one distinct value, -1 if it is missing, -2 if it is not in the list.
+
+    Whole numbers may be written as 3 or 3.0: a column that once had gaps comes back from pandas as 3.0.
+    """
+    if value is None or value != value:
+        return -1
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = str(value)
+    if text in position:
+        return position[text]
+    if text in missing:
+        return -1
+    whole = re.fullmatch(r"(-?\d+)\.0+", text)
+    return position.get(whole[1], -2) if whole else -2

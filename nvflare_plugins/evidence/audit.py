@@ -1,0 +1,427 @@
+"""Check the logs of one job attempt against each other and against the profile they claim.
+
+Each check is one function that yields sentences, one per failure; an attempt is good if none has anything to say.
+No check trusts a word of one log that another party's log could contradict, nor a log's own idea of what is private.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from typing import Any, Protocol
+
+from he_processors.errors import AuthenticationError
+from nvflare_plugins.evidence.contents import Content, Protection
+from nvflare_plugins.evidence.format import SERVER, SignedHead, seal_statement
+from nvflare_plugins.evidence.reader import Log, Message
+from nvflare_plugins.evidence.threat_model import THREAT_MODELS
+from nvflare_plugins.formatting import printable
+from nvflare_plugins.wire.catalogue import Kind
+
+MAX_CLOCK_ERROR = timedelta(days=1)
+"""How far the parties' clocks may differ. Certificates are judged at times that the signers state: all of them together
+can state any time, one alone cannot."""
+
+_MAX_SENTENCE = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """A certificate that is believed: hex SHA-256 of its DER form, and of its public key."""
+
+    fingerprint: str
+    public_key: str
+
+
+class CertificateAuthority(Protocol):
+    """Knows which certificates to believe."""
+
+    def certified(self, site: str, certificate: str, moments: Sequence[datetime]) -> Certified:
+        """Check that a certificate (PEM) belonged to ``site`` at these moments; none if the evidence tells no time.
+
+        Raises: AuthenticationError.
+        """
+
+    def check(self, certificate: str, statement: bytes, signature: bytes) -> None:
+        """Check a signature. Raises: AuthenticationError."""
+
+
+_AGREED = ("sites", "signed", "public_keys", "certificates", "parameters_hash")
+_AGREED_VERSIONS = ("xgboost", "veilboost")
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What the checks of one attempt found.
+
+    Attributes:
+        signed: every site that opened the session signed, and each signature was checked.
+        had_session: some site opened a session; before it nothing private is sent, and nobody can sign.
+        times: first and last moment that the sites state, by their own clocks; None if they state none.
+        failures: what is wrong, one sentence each; empty means that the evidence holds.
+        notes: what a reader should know although nothing is wrong.
+    """
+
+    job_id: str
+    attempt: str
+    profile: str
+    sites: tuple[str, ...]
+    completed: bool
+    signed: bool
+    had_session: bool
+    times: tuple[datetime, datetime] | None
+    failures: tuple[str, ...]
+    notes: tuple[str, ...]
+    logs: tuple[Log, ...]
+
+
+def audit(logs: Sequence[Log], authority: CertificateAuthority, now: datetime | None = None) -> Audit:
+    """Run every check on the logs of one attempt (all sites and the server). ``now`` is the present unless told."""
+    by_name = {log.site: log for log in logs}
+    sites = [log for name, log in sorted(by_name.items()) if name != SERVER]
+    completed = bool(sites) and all(log.completed for log in logs)
+    failures = list(_parties(logs))
+    failures += _times(logs, datetime.now(UTC) if now is None else now)
+    for check in (_same_attempt, _agreement, _in_step, _model):
+        failures += check(sites)
+    for log in logs:
+        failures += [f"{log.site}: {text}" for check in (_whole, _privacy, _contents) for text in check(log)]
+    for log in sites:
+        failures += [f"{log.site}: {text}" for text in (*_counters(log), *_head_rhythm(log))]
+        failures += _same_contents(log, {name: other for name, other in by_name.items() if name != log.site})
+        failures += [f"{log.site}: {text}" for text in _heads(log, by_name, authority)]
+        failures += [f"{log.site}: {text}" for text in _seal(log, authority)]
+    failures += _certificates(sites, authority)
+    if SERVER in by_name:
+        failures += _server_counters(by_name[SERVER], sorted(_expected_sites(logs)))
+        for log in sites:
+            failures += [f"{log.site} and the server: {text}" for text in _against_server(log, by_name[SERVER])]
+    sessions = [log.session for log in sites if log.session is not None]
+    signed = bool(sessions) and all(session["signed"] for session in sessions)
+    stated = [moment for log in sites for moment in log.times.values()]
+    first = sites[0] if sites else logs[0]
+    return Audit(
+        first.job_id,
+        first.attempt,
+        first.profile,
+        tuple(log.site for log in sites),
+        completed,
+        signed,
+        bool(sessions),
+        (min(stated), max(stated)) if stated else None,
+        tuple(printable(text, _MAX_SENTENCE) for text in failures),
+        tuple(printable(text, _MAX_SENTENCE) for text in _notes(logs)),
+        tuple(logs),
+    )
+
+
+def _parties(logs: Sequence[Log]) -> Iterator[str]:
+    """One log per party, and a log of every party that any of them names."""
+    names = [log.site for log in logs]
+    for name in sorted(set(names)):
+        if names.count(name) > 1:
+            yield f"there are {names.count(name)} different logs of {name}"
+    expected = {SERVER} | (_expected_sites(logs) or set(names))  # an attempt may end before any session
+    for name in sorted(expected - set(names)):
+        yield f"the log of {name} is missing"
+    for name in sorted(set(names) - expected):
+        yield f"{name} handed in a log but is not a site of this attempt"
+    if set(names) <= {SERVER}:
+        yield "there is no log of any site"
+    elif len(expected) < 3:
+        yield "a job has at least two sites; these logs know of one"
+
+
+def _expected_sites(logs: Iterable[Log]) -> set[str]:
+    return set().union(*(log.session["sites"] for log in logs if log.session is not None))
+
+
+def _same_attempt(sites: Sequence[Log]) -> Iterator[str]:
+    for log in sites[1:]:
+        if log.profile != sites[0].profile:
+            yield f"{log.site} ran under profile {log.profile}, {sites[0].site} under {sites[0].profile}"
+        if log.completed != sites[0].completed:
+            yield f"{log.site} and {sites[0].site} disagree on whether the attempt was completed"
+        if [index for _, index in log.rounds] != [index for _, index in sites[0].rounds]:
+            yield f"{log.site} and {sites[0].site} did not record the same rounds"
+
+
+def _whole(log: Log) -> Iterator[str]:
+    if log.unfinished:
+        yield "the log was never closed: its end is missing"
+    elif log.role == "site" and log.completed and log.session is None:
+        yield "the log holds no record of the session"
+    elif log.role == "server" and (log.session is not None or log.models):
+        yield "the log holds records that only a site writes"
+    if log.profile not in THREAT_MODELS:
+        yield f"profile {log.profile} is unknown, so that nothing can be said about its messages"
+
+
+def _agreement(sites: Sequence[Log]) -> Iterator[str]:
+    """What all sites must have recorded alike when the session was opened."""
+    with_session = [(log.site, log.session) for log in sites if log.session is not None]
+    for site, session in with_session[1:]:
+        first_site, first = with_session[0]
+        for name in _AGREED:
+            if session[name] != first[name]:
+                yield f"{site} and {first_site} recorded different {name.replace('_', ' ')}"
+        for name in _AGREED_VERSIONS:
+            if session["versions"].get(name) != first["versions"].get(name):
+                yield f"{site} and {first_site} ran different versions of {name}"
+    yield from _same_protection(with_session)
+
+
+def _same_protection(sessions: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
+    """Facts on the scheme follow from the job, never from a site: whoever states one states the same as all others."""
+    stated: dict[str, tuple[str, object]] = {}
+    for site, session in sessions:
+        for name, value in sorted(session["protection"].items()):
+            first_site, first = stated.setdefault(name, (site, value))
+            if value != first:
+                yield f"{site} and {first_site} recorded different protection: {name} is {value} and {first}"
+
+
+def _times(logs: Sequence[Log], now: datetime) -> Iterator[str]:
+    """Clocks agree well enough to judge by them until when a certificate was valid."""
+    if len({log.timed for log in logs}) > 1:
+        yield "some of the logs state times and some do not: they are not of one attempt"
+    for log in logs:
+        stated = list(log.times.values())  # in the order of the records
+        if any(later < earlier - MAX_CLOCK_ERROR for earlier, later in zip(stated, stated[1:], strict=False)):
+            yield f"{log.site}: its times run backwards"
+        if any(moment > now + MAX_CLOCK_ERROR for moment in stated):
+            yield f"{log.site}: it states a time that lies in the future"
+    for name in ("session", "end"):
+        moments = [log.times[name] for log in logs if name in log.times and log.role == "site"]
+        if moments and max(moments) - min(moments) > MAX_CLOCK_ERROR:
+            yield f"the clocks of the sites differ by more than a day at the record of the {name}"
+
+
+def _certificates(sites: Sequence[Log], authority: CertificateAuthority) -> Iterator[str]:
+    """The certificate that a signed log brings along is the one that its session was opened with, and its own."""
+    signed = [log for log in sites if log.session is not None and log.session["signed"]]
+    stated = [log.times["session"] for log in signed if "session" in log.times]
+    moments = sorted({min(stated), max(stated)}) if stated else ()
+    owners: dict[str, str] = {}
+    for log in signed:
+        try:
+            believed = authority.certified(log.site, log.session["certificate"] or "", moments)
+        except AuthenticationError as error:
+            yield f"{log.site}: the certificate cannot be believed: {error}"
+            continue
+        if believed.fingerprint != log.session["certificates"].get(log.site):
+            yield f"{log.site}: the certificate in the log is not the one that the sites verified"
+        if owners.setdefault(believed.public_key, log.site) != log.site:
+            yield f"{log.site} and {owners[believed.public_key]} signed with one and the same key"
+
+
+def _privacy(log: Log) -> Iterator[str]:
+    """Every private kind travelled under a protection that the profile allows."""
+    model = THREAT_MODELS.get(log.profile)
+    seen: set[tuple[str, str, bool]] = {(m.kind, m.codec, m.private) for m in log.messages}
+    for name, codec, private in sorted(seen):
+        kind = Kind.__members__.get(name)
+        if kind is None:
+            yield f"message kind {name!r} is not in the catalogue"
+        elif kind.private != private:
+            yield f"{name} is recorded as {'private' if private else 'public'}, which it is not"
+        elif private and (model is None or codec not in model.codecs):
+            yield f"LEAK: private message {name} travelled as {codec}, which profile {log.profile} does not allow"
+    for name in sorted({kind for kind, _, _ in log.local} - set(Kind.__members__)):
+        yield f"locally answered kind {name!r} is not in the catalogue"
+
+
+def _contents(log: Log) -> Iterator[str]:
+    """What sealed messages held was protected from its reader as the profile asks."""
+    model = THREAT_MODELS.get(log.profile)
+    for what, protection in sorted({(part.what, part.protection) for part in log.parts}):
+        content = Content.__members__.get(what)
+        if content is None or protection not in Protection.__members__:
+            yield f"content {what!r} under {protection!r} is not in the catalogue"
+        elif content.only is not None and protection != content.only.name:
+            yield f"LEAK: {what} was sent as {protection} instead of {content.only.name}"
+        elif content.profile not in (None, log.profile):
+            yield f"LEAK: {what} was sent in a job of profile {log.profile}, which never sends it"
+        elif content.encrypted and (model is None or protection != model.ciphertexts):
+            yield f"LEAK: {what} was sent as {protection}, which profile {log.profile} does not allow"
+
+
+def _same_contents(log: Log, peers: Mapping[str, Log]) -> Iterator[str]:
+    """What one party says it sent, the other says it received, in order."""
+    for site, other in peers.items():
+        sent = [(p.what, p.protection, p.size) for p in log.parts if p.peer == site and p.direction == "sent"]
+        got = [(p.what, p.protection, p.size) for p in other.parts if p.peer == log.site and p.direction == "received"]
+        if log.completed and other.completed and sent != got:
+            yield f"{log.site} and {site} recorded different contents of what {log.site} sent"
+    for name in sorted({part.peer for part in log.parts} - set(peers)):
+        yield f"{log.site} recorded contents exchanged with {name}, which handed in no log"
+
+
+def _counters(log: Log) -> Iterator[str]:
+    """A site sends and receives in turn, counting exchanges from 0 without a gap."""
+    for place, message in enumerate(log.messages):
+        direction = "received" if place % 2 else "sent"
+        if (message.counter, message.direction) != (place // 2, direction):
+            yield (
+                f"record {message.n} is message {message.counter} {message.direction} where "
+                f"{place // 2} {direction} was due"
+            )
+            return
+        if message.peers != (SERVER,):
+            yield f"record {message.n} names another peer than the server"
+    if log.completed and len(log.messages) % 2:
+        yield "the last message sent was never answered, yet the attempt is recorded as completed"
+
+
+def _server_counters(server: Log, sites: Sequence[str]) -> Iterator[str]:
+    """The server hears every site once per exchange and then answers every site once."""
+    if not sites:
+        return
+    exchanges = [(counter, list(part)) for counter, part in groupby(server.messages, key=lambda m: m.counter)]
+    for place, (counter, messages) in enumerate(exchanges):
+        heard = sorted(peer for m in messages if m.direction == "received" for peer in m.peers)
+        told = sorted(peer for m in messages if m.direction == "sent" for peer in m.peers)
+        turns = [direction for direction, _ in groupby(messages, key=lambda m: m.direction)]
+        unanswered = place == len(exchanges) - 1 and not server.completed and not told
+        if (
+            counter != place
+            or heard != list(sites)
+            or not (told == heard and turns == ["received", "sent"] or unanswered)
+        ):
+            yield f"server: exchange {place} is not one message received from and one sent to every site"
+            return
+
+
+def _in_step(sites: Sequence[Log]) -> Iterator[str]:
+    """At each exchange all sites sent the same kind of message and received the same answer, unless it was routed."""
+    for log in sites[1:]:
+        for mine, first in zip(log.messages, sites[0].messages, strict=False):
+            same_step = (mine.kind, mine.phase, mine.codec, mine.n_values) == (
+                first.kind, first.phase, first.codec, first.n_values,
+            )  # fmt: skip
+            if not same_step:
+                yield f"{log.site} and {sites[0].site} were not in step at exchange {mine.counter} ({mine.kind})"
+                break
+            if mine.direction == "received" and mine.kind != Kind.CONVERSATION.name and _differ(mine, first):
+                yield f"{log.site} and {sites[0].site} received different answers at exchange {mine.counter}"
+                break
+        if log.completed and sites[0].completed and len(log.messages) != len(sites[0].messages):
+            yield f"{log.site} and {sites[0].site} recorded different numbers of messages"
+
+
+def _against_server(log: Log, server: Log) -> Iterator[str]:
+    """What the site sent is what the server received from it, and the other way round."""
+    theirs = {
+        (m.counter, m.direction): m for m in server.messages if log.site in m.peers
+    }  # direction as the server sees it
+    for message in log.messages:
+        opposite = "received" if message.direction == "sent" else "sent"
+        other = theirs.pop((message.counter, opposite), None)
+        if other is None:
+            if log.completed:
+                yield f"exchange {message.counter} ({message.kind}) is missing in the server's log"
+                return
+        elif _differ(message, other):
+            yield f"exchange {message.counter} ({message.kind}) does not have the same content at both ends"
+            return
+    for counter, direction in sorted(theirs)[: 1 if log.completed else 0]:
+        yield f"exchange {counter}, {direction} by the server, is missing in the site's log"
+
+
+def _differ(one: Message, other: Message) -> bool:
+    mine, theirs = one.content(), other.content()
+    if mine[-1] is None or theirs[-1] is None:  # a salt that only one of the two knows: sizes must do
+        return mine[:-1] != theirs[:-1]
+    return mine != theirs
+
+
+def _head_rhythm(log: Log) -> Iterator[str]:
+    """Heads were exchanged after every round, and once more after the final model."""
+    if not log.completed or log.session is None:
+        return
+    places = [n for n, _ in log.heads]
+    next_starts = [*(n for n, _ in log.rounds[1:]), len(log.digests)]
+    for (n, index), until in zip(log.rounds, next_starts, strict=False):
+        if not any(n < place < until for place in places):
+            yield f"no heads were exchanged after round {index}"
+            return
+    if not any(n > model["n"] for model in log.models for n in places):
+        yield "the final heads of all sites are missing"
+
+
+def _heads(log: Log, by_name: Mapping[str, Log], authority: CertificateAuthority) -> Iterator[str]:
+    """Every head of another party that this log holds is a state of that party's own log, signed where it must be."""
+    expected = set(log.session["sites"]) if log.session is not None else set()
+    last: dict[str, int] = {}
+    for n, heads in log.heads:
+        missing = expected - {head.site for head in heads}
+        if missing:
+            yield f"record {n} lacks the heads of {', '.join(sorted(missing))}"
+        for head in heads:
+            owner = by_name.get(head.site)
+            if owner is None:
+                continue  # reported as a missing log already
+            if head.n_records > len(owner.digests) or owner.digests[head.n_records - 1] != head.digest:
+                yield f"record {n} holds a head of {head.site} that is not in that party's log: one was rewritten"
+                return
+            if head.n_records <= last.get(head.site, 0):
+                yield f"record {n} repeats a head of {head.site}"
+            last[head.site] = head.n_records
+            final = any(n > model["n"] for model in log.models)
+            if final and any(head.n_records <= model["n"] for model in owner.models):
+                yield f"the final head of {head.site} does not cover its record of the model"
+            yield from _head_signature(n, head, owner, authority)
+
+
+def _head_signature(n: int, head: SignedHead, owner: Log, authority: CertificateAuthority) -> Iterator[str]:
+    if owner.session is None or not owner.session["signed"]:
+        return
+    try:
+        if head.signature is None:
+            raise AuthenticationError("it is not signed")
+        statement = head.statement(owner.job_id, owner.attempt)
+        authority.check(owner.session["certificate"] or "", statement, head.signature)
+    except AuthenticationError as error:
+        yield f"record {n}: the head of {head.site} does not verify: {error}"
+
+
+def _seal(log: Log, authority: CertificateAuthority) -> Iterator[str]:
+    if log.seal is None or log.session is None or not log.session["signed"]:
+        return
+    if log.seal["signature"] is None:
+        yield "the last record is not signed, although the session is"
+        return
+    body = {"type": "seal", "n": log.seal["n"], "signature": None}
+    try:
+        signature = bytes.fromhex(log.seal["signature"])
+        statement = seal_statement(body, log.digest_before(log.seal["n"]))
+        authority.check(log.session["certificate"] or "", statement, signature)
+    except (ValueError, AuthenticationError) as error:
+        yield f"the signature of the last record does not verify: {error}"
+
+
+def _model(sites: Sequence[Log]) -> Iterator[str]:
+    """All sites ended with the same model, byte for byte (by its keyed hash)."""
+    for log in sites:
+        if log.completed and len(log.models) != 1:
+            yield f"{log.site} recorded {len(log.models)} final models instead of one"
+        elif log.models and sites[0].models:
+            mine, first = log.models[0], sites[0].models[0]
+            if (mine["hmac"], mine["size"]) != (first["hmac"], first["size"]):
+                yield f"{log.site} and {sites[0].site} ended with different models"
+
+
+def _notes(logs: Iterable[Log]) -> Iterator[str]:
+    logs = list(logs)
+    for log in logs:
+        if log.end is not None and log.end["status"] == "aborted":
+            yield f"{log.site} recorded an abort: {log.end['reason'] or 'no reason given'}"
+    if any(message.salt == "private" for log in logs for message in log.messages):
+        yield "messages with private salts were compared by kind and size, not by content"
+    for log in logs:
+        if log.session is not None:
+            facts = {f"{name} {value}" for name, value in log.session["protection"].items()}
+            if facts:
+                yield f"{log.site}: " + ", ".join(sorted(facts))

@@ -1,0 +1,270 @@
+"""The format of evidence: canonical JSON lines in a hash chain, commitments to wire bytes, signed heads.
+
+A log is a text file of JSON lines. Line ``n`` holds one record in canonical form (sorted keys, no blanks, ASCII, no
+floats) with its number ``n`` and its ``hash``; the hash covers the previous hash and every other byte of the line:
+
+    hash_n = SHA-256("veilboost evidence record v1" || 0 || hash_(n-1) || canonical record without its hash)
+
+with 32 zero bytes before the first line. Because only the canonical form is accepted, every changed byte shows.
+The writer is ``evidence/log.py``, the checker is ``nvflare_plugins/cli/verify.py``; both use only what stands here.
+
+Opening, session and end carry the time by their party's clock, in UTC and whole seconds. Logs of the first format are
+still read; they have no times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from he_processors.errors import ProtocolError
+
+FORMAT = "veilboost-evidence-2"
+UNTIMED_FORMAT = "veilboost-evidence-1"
+EXPORT_SUFFIX = ".evidence.jsonl"
+SALTS_SUFFIX = ".evidence.salts"
+SERVER = "server"
+GENESIS = bytes(32)
+
+MAX_LINE_BYTES = 1 << 20
+MAX_FILE_BYTES = 1 << 30
+MAX_DIGITS = 19  # no count or size of a log comes near
+
+
+CLEAR_CODECS = frozenset({"PUBLIC", "PLAIN"})
+"""Codecs under which a payload can be read by whoever carries it. A private kind travels so under ``plain`` only."""
+
+_RECORD_DOMAIN = b"veilboost evidence record v1\0"
+_HEAD_DOMAIN = "veilboost evidence head v1"
+_SEAL_DOMAIN = "veilboost evidence seal v1"
+
+_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.@ -]{0,126}[A-Za-z0-9_])?")
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+_HEX = re.compile(r"(?:[0-9a-f]{2})+")
+
+# Several records per message, each encoded twice: building an encoder for each would cost as much as encoding.
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+Record = dict[str, Any]
+
+
+def canonical(value: Mapping[str, Any]) -> bytes:
+    """Encode a record in the only form that is accepted.
+
+    Raises:
+        ValueError: the record holds a value that JSON cannot state exactly (a float, a key that is not text).
+    """
+    _refuse_inexact(value)
+    return _ENCODER.encode(value).encode("ascii")
+
+
+def chain_hash(previous: bytes, body: Mapping[str, Any]) -> bytes:
+    """Return the 32-byte hash of a record that follows ``previous``; ``body`` is the record without its hash."""
+    return hashlib.sha256(_RECORD_DOMAIN + previous + canonical(body)).digest()
+
+
+
+
+
+
+def is_name(text: object) -> bool:
+    """Tell whether ``text`` may name a site, job, attempt or kind: short, printable, never a path."""
+    return isinstance(text, str) and _NAME.fullmatch(text) is not None and ".." not in text
+
+
+def time_text(moment: datetime) -> str:
+    """Return a moment as evidence states it."""
+    return moment.astimezone(UTC).strftime(_TIME)
+
+
+def read_time(text: str) -> datetime:
+    """Read a moment as evidence states it, and in no other spelling. Raises: ProtocolError."""
+    try:
+        moment = datetime.strptime(text, _TIME).replace(tzinfo=UTC)
+    except ValueError:
+        moment = None
+    if moment is None or time_text(moment) != text:
+        raise ProtocolError("a time in evidence is not of the form 2026-01-31T12:00:00Z")
+    return moment
+
+
+def export_name(site: str) -> str:
+    """Return the file name under which the log of ``site`` is exported.
+
+    Raises:
+        ProtocolError: the name could lead out of a folder or is not printable.
+    """
+    if not is_name(site):
+        raise ProtocolError("a site name in evidence must be short, printable and not a path")
+    return site + EXPORT_SUFFIX
+
+
+@dataclass(frozen=True, slots=True)
+class SignedHead:
+    """The state of one log at one moment, as its owner states it to the others.
+
+    Attributes:
+        site: owner of the log.
+        n_records: number of records that the head covers.
+        digest: hash of the last of them, 32 bytes.
+        signature: the owner's signature over ``statement``; None in an unsigned session.
+    """
+
+    site: str
+    n_records: int
+    digest: bytes
+    signature: bytes | None = None
+
+    def statement(self, job_id: str, attempt: str) -> bytes:
+        """Return the bytes that the owner signs, bound to the job attempt so that a head cannot be reused."""
+        return canonical(
+            {
+                "domain": _HEAD_DOMAIN,
+                "job_id": job_id,
+                "attempt": attempt,
+                "site": self.site,
+                "n_records": self.n_records,
+                "digest": self.digest.hex(),
+            }
+        )
+
+    def to_dict(self) -> Record:
+        """Return the head as JSON values."""
+        signature = None if self.signature is None else self.signature.hex()
+        return {"site": self.site, "n_records": self.n_records, "digest": self.digest.hex(), "signature": signature}
+
+    def to_bytes(self) -> bytes:
+        """Return the head as it travels to the other sites."""
+        return canonical(self.to_dict())
+
+    @classmethod
+    def from_dict(cls, value: object) -> SignedHead:
+        """Read a head from JSON values of a peer.
+
+        Raises:
+            ProtocolError: anything but exactly the four fields, each of its type and range.
+        """
+        if not isinstance(value, dict) or set(value) != {"site", "n_records", "digest", "signature"}:
+            raise ProtocolError("an evidence head does not have the expected fields")
+        n_records, signature = value["n_records"], value["signature"]
+        if not is_name(value["site"]) or type(n_records) is not int or n_records < 1:
+            raise ProtocolError("an evidence head names no valid site or number of records")
+        digest = _hex_bytes(value["digest"], "digest")
+        if len(digest) != 32:
+            raise ProtocolError("the digest of an evidence head must have 32 bytes")
+        return cls(value["site"], n_records, digest, None if signature is None else _hex_bytes(signature, "signature"))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> SignedHead:
+        """Read a head received from a peer; raises ProtocolError as ``from_dict``."""
+        return cls.from_dict(_parse_json(data))
+
+
+def seal_statement(body: Mapping[str, Any], previous: bytes) -> bytes:
+    """Return the bytes signed by the last record of a log (``body`` is that record without signature and hash)."""
+    return canonical({"domain": _SEAL_DOMAIN, "previous": previous.hex(), "body": dict(body)})
+
+
+def parse_line(line: bytes) -> Record:
+    """Read one line of a log without looking at its place in the chain.
+
+    Raises:
+        ProtocolError: the line is too long, not JSON, not an object, or not in canonical form.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise ProtocolError(f"an evidence line is longer than {MAX_LINE_BYTES} bytes")
+    record = _parse_json(line)
+    if not isinstance(record, dict) or _canonical_or_none(record) != line:
+        raise ProtocolError("an evidence line is not a record in canonical form")
+    return record
+
+
+def read_chain(path: Path) -> Iterator[tuple[Record, bytes]]:
+    """Yield every record of a log with its hash, having checked number, form and chain of each.
+
+    Capacity: lines of at most ``MAX_LINE_BYTES``, files of at most ``MAX_FILE_BYTES``; read as a stream.
+
+    Raises:
+        ProtocolError: at the first record that does not follow from the one before it.
+        OSError: the file cannot be read.
+    """
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise ProtocolError(f"the evidence file is larger than {MAX_FILE_BYTES} bytes")
+    with path.open("rb") as file:
+        previous = GENESIS
+        for n, line in enumerate(_lines(file)):
+            try:
+                record, previous = _check_link(parse_line(line), previous, n)
+            except ProtocolError as error:
+                raise ProtocolError(f"record {n}: {error}") from None
+            yield record, previous
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    while line := file.readline(MAX_LINE_BYTES + 2):
+        if not line.endswith(b"\n"):
+            raise ProtocolError("the evidence file ends in the middle of a line, or a line is too long")
+        yield line[:-1]
+
+
+def _check_link(record: Record, previous: bytes, n: int) -> tuple[Record, bytes]:
+    body = {key: value for key, value in record.items() if key != "hash"}
+    if type(record.get("n")) is not int or record["n"] != n:
+        raise ProtocolError("the record number does not follow: a record is missing, repeated or out of order")
+    digest = chain_hash(previous, body)
+    if record.get("hash") != digest.hex():
+        raise ProtocolError("the hash does not follow from the records before it")
+    return record, digest
+
+
+def _parse_json(data: bytes) -> Any:
+    try:
+        return json.loads(
+            data.decode("ascii"), parse_int=_whole_number, parse_float=_refuse_number, parse_constant=_refuse_number
+        )
+    except (ValueError, RecursionError):
+        raise ProtocolError("evidence is not valid JSON in ASCII without fractions") from None
+
+
+def _canonical_or_none(record: Record) -> bytes | None:
+    try:
+        return canonical(record)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _whole_number(text: str) -> int:
+    if len(text.removeprefix("-")) > MAX_DIGITS:
+        raise ValueError("a number of too many digits")
+    return int(text)
+
+
+def _refuse_number(text: str) -> Any:
+    raise ValueError("a number that is not an integer")
+
+
+def _refuse_inexact(value: object) -> None:
+    if value is None or type(value) in (str, int, bool):
+        return
+    if isinstance(value, Mapping):
+        if not all(type(key) is str for key in value):
+            raise ValueError("keys of evidence must be text")
+        for item in value.values():
+            _refuse_inexact(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _refuse_inexact(item)
+    else:
+        raise ValueError(f"evidence cannot hold a value of type {type(value).__name__}")
+
+
+def _hex_bytes(value: object, what: str) -> bytes:
+    if not isinstance(value, str) or len(value) > 1 << 14 or _HEX.fullmatch(value) is None:
+        raise ProtocolError(f"the {what} of an evidence head is not in hexadecimal form")
+    return bytes.fromhex(value)

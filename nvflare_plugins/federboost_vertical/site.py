@@ -1,0 +1,253 @@
+"""One site's part in FederBoost's vertical training: the active party's, or a passive one's.
+
+Nothing that depends on rows leaves a passive party before its policy has allowed the job, all parties are authenticated
+and hold the same rows, and its ledger has paid. What remains are the parts of a vertical model, as exact vertical
+training leaves them: rows are predicted by the inference job, which refuses those whose buckets were sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dp_components.split_candidates.candidates import Candidates
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.attempt.agreement import check_xgboost, versions
+from nvflare_plugins.attempt.job_context import Outcome, Place, Progress, Silent
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
+from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.table import is_plain_text
+from nvflare_plugins.evidence.contents import Content, Protection
+from nvflare_plugins.federboost_vertical.buckets import BucketBlock, blocks_of, joined
+from nvflare_plugins.federboost_vertical.description import Description
+from nvflare_plugins.federboost_vertical.job import BucketJob
+from nvflare_plugins.federboost_vertical.payment import BucketPayment, plan_of
+from nvflare_plugins.federboost_vertical.splits import OwnedSplits, divide_model
+from nvflare_plugins.federboost_vertical.tables import PartyRows, column_names, load_rows
+from nvflare_plugins.federboost_vertical.training import check_bucket_parameters, train_on_buckets
+from nvflare_plugins.report.run_record import ReportSection, RoundRow
+from nvflare_plugins.site.data_refusals import reading_rows
+from nvflare_plugins.site.memory.sent_rows import SentRows
+from nvflare_plugins.site.policy.values import JobTerms
+from nvflare_plugins.vertical.model.model import mask_columns
+from nvflare_plugins.vertical.model.model_files import (
+    COMMITMENT_BYTES,
+    ActivePart,
+    Commitment,
+    ModelIdentity,
+    Part,
+    PartyColumns,
+    PassivePart,
+    commit,
+    write_part,
+)
+from nvflare_plugins.vertical.model.private_table import PrivateTable
+from nvflare_plugins.wire.catalogue import Moment, Phase
+from nvflare_plugins.wire.channel import Transport
+
+TITLE = "Vertical XGBoost on randomised buckets (FederBoost)"
+_MAX_FEATURES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a site knows before it talks to anyone.
+
+    Attributes:
+        aliases: what the others call this party's features; those of the active party have their own names.
+        description: what is public about the features, at a passive party.
+    """
+
+    rows: PartyRows
+    aliases: tuple[str, ...]
+    description: Description | None
+
+
+def run_site(
+    job: BucketJob, place: Place, transport: Transport, timeout_s: float, progress: Progress | None = None
+) -> Outcome:
+    """Take part in one attempt of a job.
+
+    Raises:
+        VeilBoostError: what ended the attempt at this site.
+    """
+    check_xgboost()
+    with reading_rows(place.policy, job.profile, (job.data_set,)):
+        return _run_site(job, place, transport, timeout_s, progress)
+
+
+def _run_site(
+    job: BucketJob, place: Place, transport: Transport, timeout_s: float, progress: Progress | None
+) -> Outcome:
+    prepared = prepare(job, place)
+    document = {"job": job.to_dict(), "sites": place.sites, "veilboost": versions()["veilboost"]}
+    binding = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
+    protection = {
+        "trust": "local", "unit": job.unit, "epsilon": f"{job.epsilon:g}", "edges_epsilon": f"{job.edges_epsilon:g}",
+    }  # fmt: skip
+    with open_attempt(job, place, transport, timeout_s, binding, protection) as attempt:
+        party = ActiveParty if place.site == job.active else PassiveParty
+        return party(attempt, prepared, progress or Silent()).run()
+
+
+def prepare(job: BucketJob, place: Place) -> Prepared:
+    """Check the job against the policy and the data, at this site alone.
+
+    Raises:
+        PolicyRefusal: the site's policy forbids the job.
+        ConfigurationError: job, parameters or data are not usable; the message says which.
+    """
+    if job.active not in place.sites:
+        raise ConfigurationError(f"the job's active party {job.active} is not among its sites")
+    spec = place.policy.check_vertical(JobTerms(job.profile, job.data_set), place.sites)
+    if place.site == job.active:
+        if spec.privacy is not None:
+            place.policy.check_exact_use(job.data_set, "nothing protects the active party's labels and columns")
+        check_bucket_parameters(dict(job.params), job.n_buckets)
+        names = job.features if job.features is not None else column_names(spec, job.label)
+        rows = load_rows(spec, names, job.label, place, job.alignment)
+        return Prepared(rows, rows.names, None)
+    description = Description.read(place.policy.input_file(job.description))
+    plan_of(job, description.features)  # refuses what would not be worth its price
+    rows = load_rows(spec, description.names, None, place, job.alignment)
+    return Prepared(rows, _aliases(spec, description.names), description)
+
+
+class _Party:
+    """The steps that both kinds of parties share; every exchange is one of all sites."""
+
+    def __init__(self, attempt: SiteAttempt, prepared: Prepared, progress: Progress) -> None:
+        self._attempt, self._prepared, self._progress = attempt, prepared, progress
+        self._job: BucketJob = attempt.job
+        self._channel = attempt.channel
+        self._rows = prepared.rows
+        self._active = self._channel.sites.index(self._job.active)
+        self._passive = [rank for rank in range(self._channel.world) if rank != self._active]
+
+    def _check_rows(self) -> None:
+        """Refuse parties whose rows differ, before anything about them is sent."""
+        proof = self._attempt.session.hmac("rows to train on", self._rows.id_bytes())
+        proofs = self._attempt.gather_sealed("rows to train on", proof)
+        different = [site for site, other in zip(self._channel.sites, proofs, strict=True) if other != proof]
+        if different:
+            raise ConfigurationError(
+                f"{', '.join(different)} and {self._channel.site} hold other rows to train on: run an alignment job "
+                "and name it in this one"
+            )
+
+    def _go_on(self) -> list[tuple[str, ...]]:
+        """Wait until every party has allowed what follows; return the aliases that each announces, by rank."""
+        answers = self._attempt.gather_sealed("go on", json.dumps(self._prepared.aliases).encode())
+        return [_read_aliases(answer) for answer in answers]
+
+    def _blocks(self, aliases: list[tuple[str, ...]]) -> list[list[slice]]:
+        """Return, for each rank, which features travel in which exchange; all ranks have as many exchanges."""
+        sizes = [0 if rank == self._active else len(names) for rank, names in enumerate(aliases)]
+        blocks = [blocks_of(self._rows.n_rows, n) for n in sizes]
+        most = max(map(len, blocks))
+        return [of_rank + [slice(0, 0)] * (most - len(of_rank)) for of_rank in blocks]
+
+    def _conclude(self, part: Part, n_rounds: int, sections: tuple[ReportSection, ...]) -> Outcome:
+        """Commit to this party's part together with the others, and write it."""
+        attempt, job = self._attempt, self._job
+        commitment: Commitment = commit(part)
+        digests = attempt.gather_sealed("commitment", commitment.digest)
+        if any(len(digest) != COMMITMENT_BYTES for digest in digests):
+            raise ProtocolError("a party's commitment has another length than commitments have")
+        identity = ModelIdentity(self._channel.job_id, job.active, self._channel.sites, tuple(digests))
+        hmac = attempt.conclude(identity.model_id.encode(), 0)
+        path: Path = write_part(attempt.folder.path, self._channel.site, part, identity, commitment)
+        attempt.all_have_written()
+        attempt.write_record(TITLE, job.params, None, sections)
+        return Outcome(hmac.hex(), f"this party's part of the model is {path}", {"n_rounds": n_rounds})
+
+
+class ActiveParty(_Party):
+    """Holds the label, gets the buckets, trains."""
+
+    def run(self) -> Outcome:
+        """Receive, train, tell the others which splits are theirs."""
+        attempt, job, rows = self._attempt, self._job, self._rows
+        self._check_rows()
+        announced = self._go_on()
+        self._channel.moment = Moment(Phase.UPDATE, 0)
+        started = time.perf_counter()
+        blocks = self._receive(announced)
+        n_features = [len(block.n_buckets) for block in blocks]
+        self._progress.say(f"training on {len(rows.names)} own features and {sum(n_features)} that came as buckets")
+        parameters = check_bucket_parameters(dict(job.params), job.n_buckets)
+        trained = train_on_buckets(rows.columns, rows.label, blocks, parameters, job.num_rounds)
+        model, splits = divide_model(trained, len(rows.names), n_features)
+        parts = {rank: item.to_bytes() for rank, item in zip(self._passive, splits, strict=True)}
+        attempt.route_sealed("splits", parts, Content.SPLITS, Protection.CLEAR)
+        attempt.round_done(0, RoundRow(0, time.perf_counter() - started))
+        parties = tuple(PartyColumns(self._channel.sites[rank], announced[rank]) for rank in self._passive)
+        foreign = [f"{party.site}.{alias}" for party in parties for alias in party.aliases]
+        masked = mask_columns(model, len(rows.names), [*rows.names, *foreign])
+        return self._conclude(ActivePart(masked, rows.names, parties), job.num_rounds, ())
+
+    def _receive(self, announced: list[tuple[str, ...]]) -> list[BucketBlock]:
+        received: dict[int, list[BucketBlock]] = {rank: [] for rank in self._passive}
+        for features in zip(*self._blocks(announced), strict=True):
+            parts = self._attempt.route_sealed("buckets", {}, Content.BUCKETS, Protection.LOCAL_DP)
+            for rank in self._passive:
+                wanted = features[rank].stop - features[rank].start
+                if wanted:
+                    received[rank].append(BucketBlock.from_bytes(parts[rank], self._rows.n_rows, wanted))
+        return [joined(received[rank]) for rank in self._passive]
+
+
+class PassiveParty(_Party):
+    """Sends randomised buckets once, and keeps the thresholds."""
+
+    def run(self) -> Outcome:
+        """Pay, send, and turn the splits that are this party's into a private table."""
+        rows, description = self._rows, self._prepared.description
+        self._check_rows()
+        SentRows(self._attempt.place.policy).refuse(rows.ids, self._job.data_set)
+        payment = BucketPayment(self._job, self._attempt, description.features, rows.id_bytes())
+        try:
+            announced = self._go_on()
+            SentRows(self._attempt.place.policy).note(self._channel.job_id, rows.ids, self._job.data_set)
+            edges, buckets = payment.release(rows.columns)
+        finally:
+            payment.close()  # what was not used is free again
+        self._channel.moment = Moment(Phase.UPDATE, 0)
+        n_buckets = tuple(count + 1 for count in edges.counts)
+        for features in self._blocks(announced)[self._channel.rank]:
+            block = BucketBlock(n_buckets[features], buckets[features])
+            parts = {self._active: block.to_bytes()} if block.n_buckets else {}
+            self._attempt.route_sealed("buckets", parts, Content.BUCKETS, Protection.LOCAL_DP)
+        table = self._receive_splits(edges)
+        self._attempt.round_done(0, RoundRow(0, 0.0))
+        section = payment.section(edges, self._prepared.aliases)
+        for text in section.paragraphs:
+            self._progress.say(text)
+        return self._conclude(PassivePart(table, rows.names, self._prepared.aliases), self._job.num_rounds, (section,))
+
+    def _receive_splits(self, edges: Candidates) -> PrivateTable:
+        received = self._attempt.route_sealed("splits", {}, Content.SPLITS, Protection.CLEAR)[self._active]
+        return OwnedSplits.from_bytes(received).private_table(edges)
+
+
+def _aliases(spec: DataSet, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the policy's alias of each feature, else its number."""
+    aliases = tuple(spec.aliases.get(name, f"f{number}") for number, name in enumerate(names))
+    if len(set(aliases)) != len(aliases):
+        raise ConfigurationError(f"data set {spec.name!r}: aliases of two features are the same")
+    return aliases
+
+
+def _read_aliases(data: bytes) -> tuple[str, ...]:
+    try:
+        names = json.loads(data)
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or len(names) > _MAX_FEATURES or len(set(map(str, names))) != len(names):
+        raise ProtocolError("a party's list of aliases is not one")
+    if not all(isinstance(name, str) and is_plain_text(name) for name in names):
+        raise ProtocolError("a party's list of aliases holds something that is no name")
+    return tuple(names)

@@ -1,0 +1,75 @@
+"""FederBoost's vertical training as a FLARE recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.checks import checked_sites, plain
+from nvflare_plugins.federboost_vertical.job import BucketJob
+from nvflare_plugins.federboost_vertical.training import check_bucket_parameters
+from nvflare_plugins.flare.bucket_ldp import BucketController, BucketExecutor
+from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
+
+_SHOWN = ("data_set", "active", "label", "epsilon", "unit", "edges_epsilon", "n_buckets", "num_rounds", "profile")
+
+
+class FederBoostVerticalRecipe(JobRecipe):
+    """Train over parties that hold other columns of the same rows, under local differential privacy of each value.
+
+    The passive parties send the bucket of every value once, randomised; the active party, which has the label, trains
+    stock XGBoost on them. What is public about a passive party's features stands in a file at that party.
+
+        recipe = FederBoostVerticalRecipe(
+            name="credit", data_set="credit", active="bank", label="default", epsilon=4.0, num_rounds=20
+        )
+        recipe.execute(SimEnv(num_clients=3, workspace_root=...))      # or ProdEnv(...)
+
+    Args:
+        name: name of the FLARE job.
+        data_set: name of the training set in every party's policy, with an id column.
+        active: the site with the label.
+        label: the label column.
+        epsilon: what each passive party spends for one unit.
+        unit: ``value`` (the paper's: one value of one row) or ``row`` (all its features together).
+        edges_epsilon: part of epsilon that pays for equal-count buckets; 0 takes public edges.
+        n_buckets: most buckets of a feature.
+        params: XGBoost parameters.
+        num_rounds: boosting rounds.
+        sites: the parties; None means all that FLARE assigns to the job.
+        min_clients: fewest parties; default 3, or the number of ``sites``.
+        settings: any other field of ``BucketJob``, such as ``features`` or ``alignment``.
+
+    Raises:
+        ConfigurationError: a setting or parameter that no site would accept.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        data_set: str,
+        active: str,
+        label: str,
+        epsilon: float = 4.0,
+        unit: str = "value",
+        edges_epsilon: float = 0.0,
+        n_buckets: int = 16,
+        params: dict[str, Any] | None = None,
+        num_rounds: int = 20,
+        sites: Sequence[str] | None = None,
+        min_clients: int | None = None,
+        **settings: Any,
+    ) -> None:
+        document = {
+            "data_set": data_set, "active": active, "label": label, "epsilon": epsilon, "unit": unit,
+            "edges_epsilon": edges_epsilon, "n_buckets": n_buckets, "params": plain(params or {}),
+            "num_rounds": num_rounds, **settings,
+        }  # fmt: skip
+        job = BucketJob.from_dict(document)
+        check_bucket_parameters(job.params, job.n_buckets)
+        if sites is not None and active not in (checked_sites(sites) or ()):
+            raise ConfigurationError(f"the active party {active} is not among the sites")
+        fields = changed_fields(job, BucketJob(job.data_set, job.active, job.label), _SHOWN)
+        super().__init__(name, job, BucketController, BucketExecutor, fields, sites, min_clients)

@@ -1,0 +1,195 @@
+"""Small charts as inline SVG for the report: no script, no font, no image, nothing from the network.
+
+Colours are CSS variables (``--c1`` .. ``--c6``, ``--ink``, ``--muted``, ``--grid``) that the page defines for light and
+dark. Every mark carries a ``<title>``, so that a pointer shows the number behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from nvflare_plugins.formatting import markup
+
+WIDTH = 760
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 18, 14, 40
+_MOST_MARKERS = 40
+_MOST_BARS = 60
+_WIDEST_BAR = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One curve. ``points`` are (x, y); ``wide`` draws it as a broad pale band, for a reference behind another line."""
+
+    name: str
+    colour: int
+    points: tuple[tuple[float, float], ...]
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One horizontal bar: label, value, the text at its end."""
+
+    label: str
+    value: float
+    text: str
+    colour: int = 1
+    hint: str = ""
+
+
+def number(value: float) -> str:
+    """Return a number with as many digits as a person needs."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if abs(value) >= 1e6 or abs(value) < 1e-4:
+        return f"{value:.3g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Return round numbers from ``low`` to ``high``, both included in the span; at least two."""
+    if not high - low > 1e-9 * max(abs(low), abs(high), 1e-9):
+        low, high = low - (abs(low) * 0.05 or 0.5), high + (abs(high) * 0.05 or 0.5)
+    raw = (high - low) / (most - 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def line_chart(lines: Sequence[Line], x_label: str, y_label: str, height: int = 300) -> str:
+    """Draw curves over a common x axis of whole numbers (rounds)."""
+    xs = [x for line in lines for x, _ in line.points]
+    ys = [y for line in lines for _, y in line.points]
+    y_ticks = ticks(min(ys), max(ys))
+    x_ticks = [x for x in ticks(min(xs), max(xs), 9) if x == int(x) and min(xs) <= x <= max(xs)]
+    scale = _Scale(min(xs), max(xs), y_ticks[0], y_ticks[-1], height)
+    parts = [*_frame(scale, x_ticks, y_ticks, x_label, y_label)]
+    for line in sorted(lines, key=lambda one: not one.wide):
+        parts += _draw_line(line, scale)
+    return _svg(parts, height, f"{y_label} by {x_label}")
+
+
+def stacked_bars(
+    xs: Sequence[int], stacks: Sequence[tuple[str, int, Sequence[float]]], x_label: str, y_label: str, height: int = 260
+) -> str:
+    """Draw one stacked bar per x; neighbouring rounds are averaged if there are too many for a bar each.
+
+    Args:
+        stacks: (name, colour, value per x), lowest first.
+    """
+    groups = _groups(len(xs))
+    heights = [[sum(values[a:b]) / (b - a) for a, b in groups] for _, _, values in stacks]
+    totals = [sum(column) for column in zip(*heights, strict=True)]
+    y_ticks = ticks(0.0, max(totals) or 1.0)
+    half = (xs[groups[0][1] - 1] - xs[groups[0][0]] + 1) / 2
+    scale = _Scale(xs[0] - half, xs[-1] + half, 0.0, y_ticks[-1], height)
+    x_ticks = [x for x in ticks(xs[0], xs[-1], 9) if x == int(x) and xs[0] <= x <= xs[-1]]
+    parts = [*_frame(scale, x_ticks, y_ticks, x_label, y_label)]
+    for column, (a, b) in enumerate(groups):
+        left, right = scale.x(xs[a] - 0.5), scale.x(xs[b - 1] + 0.5)
+        gap = max(min(0.18 * (right - left), 3.0), (right - left - _WIDEST_BAR) / 2)
+        base = 0.0
+        for (name, colour, _), values in zip(stacks, heights, strict=True):
+            top = base + values[column]
+            where = f"round {xs[a]}" if b - a == 1 else f"rounds {xs[a]} to {xs[b - 1]}, mean"
+            parts.append(
+                f'<rect x="{left + gap:.1f}" y="{scale.y(top):.1f}" width="{max(right - left - 2 * gap, 0.8):.1f}" '
+                f'height="{scale.y(base) - scale.y(top):.2f}" fill="var(--c{colour})">'
+                f"<title>{markup(where)}: {markup(name)} {number(values[column])} s</title></rect>"
+            )
+            base = top
+    return _svg(parts, height, f"{y_label} by {x_label}")
+
+
+def horizontal_bars(bars: Sequence[Bar], label_width: int = 190, text_width: int = 190) -> str:
+    """Draw labelled bars, one below the other."""
+    row, top = 26, 4
+    height = top * 2 + row * len(bars)
+    longest = max((bar.value for bar in bars), default=0.0) or 1.0
+    room = WIDTH - label_width - text_width - 16
+    parts = []
+    for i, bar in enumerate(bars):
+        y = top + i * row
+        width = max(room * bar.value / longest, 1.5)
+        label = bar.label if len(bar.label) <= 26 else bar.label[:25] + "\u2026"
+        parts.append(
+            f"<g><title>{markup(bar.hint or f'{bar.label}: {bar.text}')}</title>"
+            f'<text x="{label_width - 10}" y="{y + 17}" text-anchor="end" class="label">{markup(label)}</text>'
+            f'<rect x="{label_width}" y="{y + 5}" width="{width:.1f}" height="{row - 10}" rx="2" '
+            f'fill="var(--c{bar.colour})"/>'
+            f'<text x="{label_width + width + 8:.1f}" y="{y + 17}" class="value">{markup(bar.text)}</text></g>'
+        )
+    return _svg(parts, height, "bars")
+
+
+def legend(entries: Sequence[tuple[str, int]]) -> str:
+    """Return the legend as HTML, to stand above a chart."""
+    items = "".join(
+        f'<span class="key"><i style="background:var(--c{colour})"></i>{markup(name)}</span>'
+        for name, colour in entries
+    )
+    return f'<p class="legend">{items}</p>'
+
+
+class _Scale:
+    """From data to pixels."""
+
+    def __init__(self, x_low: float, x_high: float, y_low: float, y_high: float, height: int):
+        self._x_low, self._x_span = x_low, (x_high - x_low) or 1.0
+        self._y_low, self._y_span = y_low, (y_high - y_low) or 1.0
+        self.height = height
+
+    def x(self, value: float) -> float:
+        return _LEFT + (value - self._x_low) / self._x_span * (WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        return self.height - _BOTTOM - (value - self._y_low) / self._y_span * (self.height - _TOP - _BOTTOM)
+
+
+def _frame(
+    scale: _Scale, x_ticks: Sequence[float], y_ticks: Sequence[float], x_label: str, y_label: str
+) -> Iterator[str]:
+    bottom = scale.height - _BOTTOM
+    for y in y_ticks:
+        at = scale.y(y)
+        yield f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}" class="grid"/>'
+        yield f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end" class="tick">{number(y)}</text>'
+    for x in x_ticks:
+        yield f'<text x="{scale.x(x):.1f}" y="{bottom + 17}" text-anchor="middle" class="tick">{number(x)}</text>'
+    yield f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}" class="axis"/>'
+    yield f'<text x="{WIDTH - _RIGHT}" y="{scale.height - 6}" text-anchor="end" class="name">{markup(x_label)}</text>'
+    middle = (_TOP + bottom) / 2
+    yield (
+        f'<text x="14" y="{middle:.0f}" text-anchor="middle" class="name" transform="rotate(-90 14 {middle:.0f})">'
+        f"{markup(y_label)}</text>"
+    )
+
+
+def _draw_line(line: Line, scale: _Scale) -> Iterator[str]:
+    points = [(scale.x(x), scale.y(y)) for x, y in line.points]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    style = "wide" if line.wide else "line"
+    yield f'<polyline points="{path}" class="{style}" stroke="var(--c{line.colour})"/>'
+    radius = 3.0 if len(points) <= _MOST_MARKERS and not line.wide else 0.0
+    step = 1 if len(points) <= 400 else len(points) // 400
+    for (x, y), (x_value, y_value) in list(zip(points, line.points, strict=True))[::step]:
+        hint = f"<title>{markup(line.name)}, round {number(x_value)}: {number(y_value)}</title>"
+        if radius:
+            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="var(--c{line.colour})"/>'
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7" class="hit">{hint}</circle>'
+
+
+def _groups(n: int) -> list[tuple[int, int]]:
+    size = -(-n // _MOST_BARS)
+    return [(start, min(start + size, n)) for start in range(0, n, size)]
+
+
+def _svg(parts: Sequence[str], height: int, name: str) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{markup(name)}">{"".join(parts)}</svg>'

@@ -1,0 +1,1 @@
+"""What belongs to one site and outlives a job: policy, memory, set-up, identity."""

@@ -1,0 +1,198 @@
+"""Refusals that depend on a site's rows: what others may read of them, and how many a data set gives a month.
+
+A job that asks for the wrong thing on purpose (a weight column of zeros, a list that lacks one label) learns from "yes"
+or "no" whether one row is there. So a check that looked at rows says nothing to others but that it failed:
+
+* ``DataRefusal`` is raised wherever rows decide. Its text is one and the same for all of them; the reason goes into the
+  site's own log. Whatever takes the text of an error (evidence, the server, other sites) takes that one.
+* The site's policy may share reasons (``share_data_errors``), but never those of differentially private jobs. These
+  repair what they can, row by row, instead of refusing (``data.load_table``).
+* That a job failed is one bit all the same. ``RefusalCount`` gives out so many of them per data set and month
+  (``data_refusals_per_month``); then jobs are refused before anything looks at the rows, which answers nothing. Jobs
+  that run at the same time may exceed that by their number. A local command starts the count anew, so that no submitter
+  can lock a site for good.
+
+* What all sites find alike from the sum of their counts (``TooFewRows``) is one bit over the rows of all of them. A site
+  counts it among the others where its own policy asks for so many rows. Where another site's policy or the job's sample
+  asks for more than that, it has a count of its own, and a full one stops such jobs alone: whoever asks for ten million
+  rows would otherwise stop all jobs of all sites. Where this site's rows could not have changed it, it is not counted.
+
+The counts are kept in one file of mode 0600 in the registry's folder, by names of data sets: no row, no reason.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+
+from he_processors.errors import CapacityExceeded, ConfigurationError, PolicyRefusal, VeilBoostError
+from nvflare_plugins.failures import DataRefusal, Decider, TooFewRows, machine_failure
+from nvflare_plugins.files import write_private
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy.values import is_private
+
+FILE_NAME = "data_refusals.json"
+MONTH_S = 31 * 24 * 3600
+_VERSION = 1
+_log = logging.getLogger(__name__)
+
+_Times = dict[str, list[float]]  # by data set
+
+
+class Question(Enum):
+    """What a refusal answered; each has a count of its own.
+
+    ROWS: what a job asks of a site's rows under that site's own policy. DEMAND: whether there are as many rows as
+    somebody else asks for.
+    """
+
+    ROWS = "refusals"
+    DEMAND = "demands"
+
+
+@contextmanager
+def reading_rows(policy: SitePolicy, profile: str, data_sets: Iterable[str | None]) -> Iterator[None]:
+    """Do a job's part that looks at rows of data sets: the way for every kind of job.
+
+    Args:
+        profile: of the job.
+        data_sets: all that the job names at this site; None and unknown names are left to others.
+
+    Raises:
+        PolicyRefusal: a data set has refused too often lately; raised before the rows are looked at.
+        ConfigurationError: a ``DataRefusal`` with its reason, where the policy shares reasons.
+    """
+    names = sorted({name for name in data_sets if name is not None and name in policy.data_sets})
+    count = RefusalCount(policy)
+    count.check(names)
+    try:
+        yield
+    except (DataRefusal, CapacityExceeded) as error:
+        reason = error.reason if isinstance(error, DataRefusal) else f"{type(error).__name__}: {error}"
+        count.note(names)
+        # No error line: FLARE's default sends those to the server.
+        _log.warning("why this site refused, for this site only: %s", reason)
+        if policy.share_data_errors and not is_private(profile):
+            raise ConfigurationError(reason) from None
+        if isinstance(error, DataRefusal):
+            raise
+        raise DataRefusal(reason) from None
+    except TooFewRows as error:  # any column may be named as the weight, and nothing else remembers such a job
+        if error.decided_by is not Decider.OTHERS:
+            count.note(names, Question.ROWS if error.decided_by is Decider.OWN_ROWS else Question.DEMAND)
+        raise
+    except VeilBoostError:
+        raise
+    except Exception as error:  # a defect that some rows bring out answers a question as well
+        if machine_failure(error) is None:
+            count.note(names)
+            if is_private(profile):  # its type would be an answer too
+                reason = f"unexpected {type(error).__name__}: a defect of VeilBoost or of its set-up, please report it"
+                _log.warning("why this site refused, for this site only: %s", reason)
+                raise DataRefusal(reason) from error
+        raise
+
+
+class RefusalCount:
+    """How often jobs were refused because of the rows of each data set of a site, within a month."""
+
+    def __init__(self, policy: SitePolicy, clock: Callable[[], float] = time.time) -> None:
+        self._site, self._limit = policy.site, policy.data_refusals_per_month
+        self._path = policy.registry / FILE_NAME
+        self._clock = clock
+
+    def check(self, data_sets: Iterable[str], question: Question = Question.ROWS) -> None:
+        """Refuse if a data set has refused too often lately.
+
+        Raises:
+            PolicyRefusal: it has; the text depends on nothing but the name.
+            ConfigurationError: the file is damaged.
+        """
+        if not self._path.exists():
+            return
+        with self._locked() as refusals:
+            for name in sorted(data_sets):
+                if len(refusals[question].get(name, ())) >= self._limit:
+                    raise PolicyRefusal(self._exhausted(name, question))
+
+    def _exhausted(self, name: str, question: Question) -> str:
+        anew = f"start the count anew with `veilboost registry DIR --site {self._site} --reset-refusals {name}`."
+        if question is Question.ROWS:
+            return (
+                f"{self._site} has refused {self._limit} jobs within a month because of the rows of data set {name!r}: "
+                f"none may look at them for now. Policy key: data_refusals_per_month. Remedy: ask {self._site} to read "
+                f"its log, and to {anew}"
+            )
+        return (
+            f"{self._site} has refused {self._limit} jobs within a month that asked for more rows of data set {name!r} "
+            "than its own policy does: none of these may look at them for now. Policy keys: min_effective_rows, "
+            "data_refusals_per_month. Remedy: bring subsample nearer to one half or leave it out, ask the other sites "
+            f"to lower min_effective_rows, or ask {self._site} to raise its own, or to {anew}"
+        )
+
+    def note(self, data_sets: Iterable[str], question: Question = Question.ROWS) -> None:
+        """Count one refusal of each data set, durably; before anyone is told of it."""
+        with self._locked() as refusals:
+            of_question = refusals[question]
+            for name in data_sets:
+                of_question[name] = [*of_question.get(name, ()), self._clock()][-self._limit :]
+            self._write(refusals)
+
+    def reset(self, data_set: str) -> None:
+        """Start the count of a data set anew."""
+        with self._locked() as refusals:
+            for of_question in refusals.values():
+                of_question.pop(data_set, None)
+            self._write(refusals)
+
+    def counts(self, question: Question = Question.ROWS) -> dict[str, int]:
+        """Return the refusals of the last month by data set."""
+        if not self._path.exists():
+            return {}
+        with self._locked() as refusals:
+            return {name: len(times) for name, times in sorted(refusals[question].items())}
+
+    @contextmanager
+    def _locked(self) -> Iterator[dict[Question, _Times]]:
+        """Hold the lock; yield the times of the last month's refusals (those of the future too)."""
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            oldest = self._clock() - MONTH_S
+            yield {question: _since(oldest, times) for question, times in self._read().items()}
+        finally:
+            os.close(descriptor)
+
+    def _read(self) -> dict[Question, _Times]:
+        try:
+            document = json.loads(self._path.read_text(encoding="utf-8"))
+            if document["version"] != _VERSION:
+                raise ValueError("unknown version")
+            return {  # a file of the time before there were two questions has one
+                question: {str(name): [float(t) for t in times] for name, times in document[question.value].items()}
+                if question.value in document or question is Question.ROWS else {}
+                for question in Question
+            }  # fmt: skip
+        except FileNotFoundError:
+            return {question: {} for question in Question}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigurationError(
+                f"{self._site}: {FILE_NAME} in the registry's folder is damaged: restore it, or delete it, which "
+                "forgets how often jobs were refused because of rows"
+            ) from None
+
+    def _write(self, refusals: dict[Question, _Times]) -> None:
+        document = {"version": _VERSION, **{question.value: times for question, times in refusals.items()}}
+        write_private(self._path, (json.dumps(document, indent=1) + "\n").encode())
+
+
+def _since(oldest: float, times_of: _Times) -> _Times:
+    recent = {name: [t for t in times if t > oldest] for name, times in times_of.items()}
+    return {name: times for name, times in recent.items() if times}

@@ -1,0 +1,268 @@
+"""What a site or server lets FLARE do: which components a job may name, who may run commands, what guards its process.
+
+FLARE builds every callable that a site's allow-list covers, with arguments of the job's choosing and in the site's
+workspace. An entry covers its own name and whatever follows it after a dot, so that only names of classes are safe.
+``veilboost site-setup`` writes what stands here, every job checks it before it begins (``check_set_up``), and the tests
+hold FLARE's own rules against it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_constant import AdminCommandNames
+from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+from nvflare.fuel.sec.authz import FalseEvaluator, TrueEvaluator, parse_policy_config
+from nvflare.security.security import COMMAND_CATEGORIES, CommandCategory
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.checks import shown
+
+_KINDS = {
+    "alignment": "Alignment", "bucket_ldp": "Bucket", "dpboost": "DpBoost", "horizontal": "Horizontal",
+    "inference": "Inference", "private_trees": "PrivateTrees", "vertical": "Vertical",
+}  # fmt: skip
+EXECUTORS = tuple(f"nvflare_plugins.flare.{module}.{name}Executor" for module, name in _KINDS.items())
+CONTROLLERS = tuple(f"nvflare_plugins.flare.{module}.{name}Controller" for module, name in _KINDS.items())
+TRACKING_RECEIVER = "nvflare.app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver"  # FLARE's only class in our jobs
+OUR_PACKAGES = ("nvflare_plugins", "he_processors", "dp_components")
+
+LOCAL = Path("local")
+RESOURCES = LOCAL / "resources.json"
+AUTHORIZATION = LOCAL / "authorization.json"
+GUARD_FILE = LOCAL / "veilboost__p_resources.json"  # FLARE merges files of this name at the start of a parent process
+GUARD_STARTED = LOCAL / "veilboost_guard_started.json"  # written by the guard, removed by what needs a new start
+GUARD = {"components": [{"id": "veilboost_guard", "path": "nvflare_plugins.flare.site_guard.SiteGuard", "args": {}}]}
+
+ALLOW_LIST, ALLOW_ALL = "class_allow_list", "*"
+ENFORCEMENT, ENFORCE = "class_list_enforcement_mode", "enforce"
+LOG_STREAMING = "allow_log_streaming"
+BYOC, SHELL_COMMANDS = "byoc", CommandCategory.SHELL_COMMANDS
+SHELL_RIGHTS = tuple(name for name, category in COMMAND_CATEGORIES.items() if category == SHELL_COMMANDS)
+DENIED_RIGHTS = frozenset({BYOC, SHELL_COMMANDS, *SHELL_RIGHTS})
+_NEVER = "none"
+_FOLDER = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
+_ROLES = ("project_admin", "org_admin", "lead", "member")
+
+
+class Role(Enum):
+    """What a folder is."""
+
+    SITE = "site"
+    SERVER = "server"
+    SIMULATOR = "simulator workspace"
+
+
+_MONITORING = ("nvflare.metrics.job_metrics_collector.JobMetricsCollector",)
+NOTHING_ELSE = "none"
+EXTRAS: Mapping[str, Mapping[Role, tuple[str, ...]]] = {
+    "monitoring": {
+        Role.SITE: (*_MONITORING, "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent"),
+        Role.SERVER: (
+            *_MONITORING,
+            "nvflare.metrics.remote_metrics_receiver.RemoteMetricsReceiver",
+            "nvflare.fuel_opt.statsd.statsd_reporter.StatsDReporter",
+        ),
+    },
+    "mlflow": {Role.SITE: (), Role.SERVER: ("nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver",)},
+    "flare": {Role.SITE: DEFAULT_CLASS_ALLOW_LIST, Role.SERVER: DEFAULT_CLASS_ALLOW_LIST},
+    NOTHING_ELSE: {Role.SITE: (), Role.SERVER: ()},
+}
+"""What ``site-setup --allow`` adds to the product's own components. FLARE's whole list holds executors that send what
+they read as the job tells them, without our policy: it is for sites that run other jobs as well."""
+
+
+def role_of(workspace: Path) -> Role:
+    """Return what a workspace is; one without a startup kit is a simulator's."""
+    if (workspace / "startup" / "fed_client.json").is_file():
+        return Role.SITE
+    return Role.SERVER if (workspace / "startup" / "fed_server.json").is_file() else Role.SIMULATOR
+
+
+# -- components -------------------------------------------------------------------------------------------------------
+
+
+def own_components(role: Role) -> tuple[str, ...]:
+    """Return the classes that this product's jobs need: executors at sites; controllers and receiver at the server."""
+    at_server = (*CONTROLLERS, TRACKING_RECEIVER)
+    return {Role.SITE: EXECUTORS, Role.SERVER: at_server, Role.SIMULATOR: (*EXECUTORS, *at_server)}[role]
+
+
+def is_too_wide(entry: object) -> bool:
+    """Return whether an entry lets a job call what is no component: of this product, of FLARE, or of Python itself."""
+    if not isinstance(entry, str) or entry == ALLOW_ALL:
+        return True
+    if entry in EXECUTORS or entry in CONTROLLERS:
+        return False
+    package, _, rest = entry.partition(".")
+    if package in OUR_PACKAGES or package in sys.stdlib_module_names:
+        return True
+    return package == "nvflare" and not rest.rpartition(".")[2][:1].isupper()
+
+
+def merged_allow_list(current: Sequence[Any] | None, role: Role, extras: Sequence[str] = ()) -> list[str]:
+    """Return a workspace's allow-list after set-up.
+
+    What the site itself added stays unless it is too wide. FLARE's own entries stay only where an earlier set-up of
+    this kind let them in: a list as provisioned, or with the prefix that older versions wrote, is cut down to this
+    product.
+
+    Args:
+        extras: names of ``EXTRAS``; ``none`` takes FLARE's entries out again.
+    """
+    before = list(current or ())
+    is_ours = any(entry in (*EXECUTORS, *CONTROLLERS) for entry in before) and not any(map(is_too_wide, before))
+    keeps_flares = is_ours and NOTHING_ELSE not in extras
+    kept = [e for e in before if not is_too_wide(e) and (keeps_flares or not e.startswith(("nvflare.", *_OURS)))]
+    roles = (Role.SITE, Role.SERVER) if role is Role.SIMULATOR else (role,)
+    added = [name for extra in extras for each in roles for name in EXTRAS[extra][each]]
+    merged = list(dict.fromkeys([*own_components(role), *added, *kept]))
+    return before if set(merged) == set(before) else merged
+
+
+_OURS = tuple(f"{package}." for package in OUR_PACKAGES)
+
+
+# -- rights -----------------------------------------------------------------------------------------------------------
+
+
+def without_denied(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return FLARE's authorization with custom code and shell commands denied to every role, all else as before.
+
+    A role that has every right ("any") is given all others one by one, because FLARE looks no further at such a role.
+    """
+    permissions = document.get("permissions") or dict.fromkeys(_ROLES, "any")
+    if not isinstance(permissions, dict):
+        raise ConfigurationError(f"{AUTHORIZATION}: permissions must be an object")
+    denied = {BYOC: _NEVER, SHELL_COMMANDS: _NEVER}
+    changed = {}
+    for role, rights in permissions.items():
+        given = rights if isinstance(rights, dict) else dict.fromkeys(_all_rights(), rights)
+        kept = {right: who for right, who in given.items() if _plain(right) not in DENIED_RIGHTS}
+        changed[role] = {**kept, **denied}
+    return {"format_version": "1.0", **document, "permissions": changed}
+
+
+def granted(document: object) -> list[str]:
+    """Return who has rights that no role may have, by FLARE's own reading of its authorization."""
+    if not isinstance(document, dict):
+        return ["nobody knows what, as it holds no JSON object"]
+    try:
+        policy, problem = parse_policy_config(document, COMMAND_CATEGORIES)
+    except TypeError as error:
+        policy, problem = None, str(error)
+    if policy is None:
+        return [f"nobody knows what, as FLARE cannot read it ({problem})"]
+    found = []
+    for role in policy.get_roles():
+        rights = [right for right in (BYOC, *SHELL_RIGHTS) if _may(policy.role_right_map, role, right)]
+        if rights:
+            found.append(f"{role}: {', '.join(rights)}")
+    return found
+
+
+def _may(conditions: Mapping[str, Any], role: str, right: str) -> bool:
+    """Return whether somebody of a role could have a right, whoever and wherever that is."""
+    found = conditions.get(f"{role}:*") or conditions.get(f"{role}:{right}")
+    if found is None or any(isinstance(each, TrueEvaluator) for each in found.blocked_conditions):
+        return False
+    return not found.allowed_conditions or not all(isinstance(e, FalseEvaluator) for e in found.allowed_conditions)
+
+
+def _all_rights() -> list[str]:
+    """Return FLARE's rights: its categories, and the commands that are in none."""
+    commands = [name for key, name in vars(AdminCommandNames).items() if key.isupper()]
+    return list(dict.fromkeys([*COMMAND_CATEGORIES.values(), *(c for c in commands if c not in COMMAND_CATEGORIES)]))
+
+
+def _plain(right: object) -> str:
+    return " ".join(str(right).lower().split())
+
+
+# -- the check before every job ---------------------------------------------------------------------------------------
+
+
+def check_set_up(workspace: Path, name: str) -> None:
+    """Check that a site or server is set up as ``veilboost site-setup`` leaves it.
+
+    New provisioning, ``nvflare deploy prepare`` and hand-made changes put FLARE's defaults back while the site's policy
+    still lies there. In the simulator there are no rights to check.
+
+    Raises:
+        ConfigurationError: Something is missing; the message names it and the command.
+    """
+    found = list(gaps(workspace))
+    if found:
+        raise ConfigurationError(
+            f"{name} is not completely set up for VeilBoost jobs: {'; '.join(found)}. Remedy: run `veilboost site-setup "
+            "DIR` on its workspace, and restart it if it is no simulator."
+        )
+
+
+def check_tracking(components: Iterable[object]) -> None:
+    """Refuse a tracking receiver that a job has write its files elsewhere than in the job's own folder at the server.
+
+    FLARE's receiver writes nothing there by itself, but only its log says so, and the job would go on without.
+
+    Raises:
+        ConfigurationError: Its ``tb_folder`` is absolute, leads upwards or is no name of folders.
+    """
+    for component in components:
+        folder = getattr(component, "tb_folder", "tb_events")
+        if not isinstance(folder, str) or not _FOLDER.fullmatch(folder) or ".." in folder.split("/"):
+            raise ConfigurationError(
+                f"the job's tracking receiver writes to {shown(folder)}, and may only write below the job's own folder. "
+                "Remedy: leave tb_folder out, or give a relative path of letters, digits and _ . - without '..'."
+            )
+
+
+def gaps(workspace: Path) -> Iterator[str]:
+    """Yield what is missing in a workspace, one clause for each."""
+    role = role_of(workspace)
+    resources = _read(workspace, RESOURCES)
+    if isinstance(resources, dict):
+        yield from _list_gaps(resources, role)
+        if role is not Role.SERVER and resources.get(LOG_STREAMING, True) is not False:
+            yield f"log files stream to the server ({LOG_STREAMING})"
+    else:
+        yield f"{RESOURCES} is missing or unreadable"
+    if role is Role.SIMULATOR:
+        return
+    rights = granted(_read(workspace, AUTHORIZATION))
+    if rights:
+        yield f"{AUTHORIZATION} grants {' and '.join(rights)}"
+    if _read(workspace, GUARD_FILE, default=False) != GUARD:
+        yield f"the guard of FLARE's process ({GUARD_FILE}) is missing"
+    elif not (workspace / GUARD_STARTED).is_file():
+        yield "it was not restarted after the set-up"
+
+
+def _list_gaps(resources: Mapping[str, Any], role: Role) -> Iterator[str]:
+    listed = resources.get(ALLOW_LIST)
+    if not isinstance(listed, list):
+        yield f"there is no {ALLOW_LIST}"
+        return
+    wide = [str(entry) for entry in listed if is_too_wide(entry)]
+    if wide:
+        yield f"{ALLOW_LIST} has {', '.join(wide)}"
+    if not set(own_components(role)) <= {str(entry) for entry in listed}:
+        yield f"{ALLOW_LIST} lacks components of VeilBoost"
+    if resources.get(ENFORCEMENT) != ENFORCE:
+        yield f"{ENFORCEMENT} is not {ENFORCE}"
+
+
+def _read(workspace: Path, file: Path, default: bool = True) -> object:
+    """Return a JSON file of a workspace, or FLARE's default for it as FLARE would; None if neither can be read."""
+    for path in (workspace / file, workspace / f"{file}.default")[: 2 if default else 1]:
+        if path.is_file():
+            try:
+                return json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                return None
+    return None

@@ -1,0 +1,1 @@
+"""What a site remembers between jobs, so that many jobs together tell no more than it allows."""

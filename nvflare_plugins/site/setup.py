@@ -1,0 +1,391 @@
+"""``veilboost site-setup DIR``: merge what a site needs to run VeilBoost jobs into its FLARE workspace.
+
+Files in the folder ``local`` are touched, and nothing of a job:
+
+* ``resources.json``: FLARE starts only components on the allow-list. It becomes the list of VeilBoost's own classes,
+  each by its exact name, and what the site itself had added; FLARE's classes need ``--allow``. At a site, the streaming
+  of its log files to the server is switched off: FLARE's default sends the error log, with the traces of libraries that
+  may quote values, and any job may ask for the whole log. What the server should know of a failure, jobs of this
+  package report by themselves.
+* ``authorization.json``: custom code in jobs (byoc) and the console's shell commands (cat, ls, grep, head, tail, pwd) are
+  denied to every role; all other rights stay.
+* ``veilboost__p_resources.json``: starts a guard in FLARE's process, which holds to that whatever role the server names.
+* ``veilboost.json``: the site's policy, which no job can change. A new one is strict; an existing one changes only where
+  an option says so.
+
+Calling it again changes nothing more. Running jobs keep what they started with; FLARE reads rights and guard when it
+starts. Jobs refuse to begin where any of this is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.files import write_atomically
+from nvflare_plugins.site.flare_boundary import (
+    ALLOW_LIST,
+    AUTHORIZATION,
+    ENFORCE,
+    ENFORCEMENT,
+    EXTRAS,
+    GUARD,
+    GUARD_FILE,
+    GUARD_STARTED,
+    LOG_STREAMING,
+    RESOURCES,
+    Role,
+    granted,
+    merged_allow_list,
+    role_of,
+    without_denied,
+)
+from nvflare_plugins.site.policy.policy import POLICY_FILE, SitePolicy, template
+from nvflare_plugins.site.policy.values import PROFILES, Consents
+
+_KEPT = ("registry", "ledgers", "runs")  # keys of the policy: what a site keeps over jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the options ask for; empty means "leave as it is".
+
+    Attributes:
+        data_sets: name -> absolute path, which may hold ``{site}``.
+        ids: name of a data set -> the column that names its rows.
+        budgets: name of a data set -> what all private jobs together may spend on it, by the policy's keys
+            (``PrivacyBudget``).
+        allow: names of ``flare_boundary.EXTRAS``: what FLARE may start besides VeilBoost's own components.
+        keep_in: absolute folder for runs, registry and ledgers, outside FLARE's workspace; may hold ``{site}``.
+    """
+
+    data_sets: Mapping[str, str] = field(default_factory=dict)
+    profiles: tuple[str, ...] = ()
+    consents: tuple[str, ...] = ()
+    min_sites: int | None = None
+    max_colluders: int | None = None
+    ids: Mapping[str, str] = field(default_factory=dict)
+    budgets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    allow: tuple[str, ...] = ()
+    keep_in: str | None = None
+
+
+def set_up(folder: Path, wishes: Wishes = Wishes()) -> list[str]:
+    """Set up every workspace that a folder stands for.
+
+    Args:
+        folder: a simulator workspace (may be empty or not exist yet), a POC workspace or one project of it, or the
+            startup kit of one production site or server.
+
+    Returns: one sentence per change; empty if there was nothing to do.
+    Raises:  ConfigurationError: the folder is none of these, or a file in it cannot be used.
+    """
+    changes: list[str] = []
+    for path, role in workspaces(folder):
+        changes += _merge_resources(path, role, wishes.allow)
+        if role is not Role.SIMULATOR:
+            changes += _close_process(path, role)
+        if role is not Role.SERVER:
+            changes += _merge_policy(path, role, wishes)
+    return changes
+
+
+def workspaces(folder: Path) -> list[tuple[Path, Role]]:
+    """Return the workspaces that a folder stands for, with their roles.
+
+    Raises: ConfigurationError.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigurationError(f"{folder} is not a folder")
+    kits = list(_kits(folder))
+    if kits:
+        return kits
+    startup = folder / "startup"
+    if (startup / "fed_admin.json").is_file():
+        raise ConfigurationError(f"{folder} is the kit of an administrator, which runs no jobs")
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if not names or names & {"local", "simulate_job"} or "server" in names:
+        return [(folder, Role.SIMULATOR)]
+    raise ConfigurationError(
+        f"{folder} is no FLARE workspace: give a simulator workspace (or an empty folder to become one), a POC "
+        "workspace, or the startup kit of a site"
+    )
+
+
+def _kits(folder: Path) -> Iterator[tuple[Path, Role]]:
+    """Find startup kits: the folder itself, or those in the newest prod_NN folder of each project below it."""
+    candidates = [folder]
+    if role_of(folder) is Role.SIMULATOR:
+        candidates = [path for production in _newest_productions(folder) for path in sorted(production.iterdir())]
+    for path in candidates:
+        role = role_of(path)
+        if role is not Role.SIMULATOR:
+            yield path, role
+
+
+def _newest_productions(folder: Path) -> list[Path]:
+    if folder.name.startswith("prod_"):
+        return [folder]
+    newest: dict[Path, Path] = {}
+    for path in sorted([*folder.glob("prod_*"), *folder.glob("*/prod_*")]):
+        if path.is_dir():
+            newest[path.parent] = path
+    return sorted(newest.values())
+
+
+def _merge_resources(workspace: Path, role: Role, extras: tuple[str, ...]) -> list[str]:
+    path = workspace / RESOURCES
+    document = _read_with_default(path) or {"format_version": 2}
+    before = document.get(ALLOW_LIST)
+    if before is not None and not isinstance(before, list):
+        raise ConfigurationError(f"{path}: {ALLOW_LIST} must be a list")
+    changes = []
+    allowed = merged_allow_list(before, role, extras)
+    if allowed != before:
+        document[ALLOW_LIST] = allowed
+        gone = [str(entry) for entry in before or () if entry not in allowed]
+        taken = f"; taken out: {len(gone)}, such as {gone[0]}" if gone else ""
+        changes.append(f"{path}: FLARE may start {len(allowed)} classes, each by its exact name{taken}")
+    if document.get(ENFORCEMENT) != ENFORCE:
+        document[ENFORCEMENT] = ENFORCE
+        changes.append(f"{path}: nothing else may start ({ENFORCEMENT} is {ENFORCE})")
+    if role is not Role.SERVER and document.get(LOG_STREAMING, True) is not False:
+        document[LOG_STREAMING] = False
+        changes.append(f"{path}: log files stay at the site ({LOG_STREAMING} is false)")
+    if changes:
+        _write_json(path, document)
+    return changes
+
+
+def _close_process(workspace: Path, role: Role) -> list[str]:
+    """Deny custom code and shell commands, and see to it that the guard starts with FLARE."""
+    changes = []
+    path = workspace / AUTHORIZATION
+    document = _read_with_default(path)
+    if granted(document):
+        closed = without_denied(document or {})
+        still = granted(closed)
+        if still:
+            raise ConfigurationError(f"{path} cannot be closed: {'; '.join(still)}")
+        _write_json(path, closed)
+        changes.append(f"{path}: custom code and shell commands are denied to every role")
+    path = workspace / GUARD_FILE
+    if not path.is_file() or _read_object(path) != GUARD:
+        _write_json(path, GUARD)
+        changes.append(f"{path}: a guard starts with FLARE's process")
+    if changes:
+        (workspace / GUARD_STARTED).unlink(missing_ok=True)
+        changes.append(f"{workspace}: restart this {role.value} if it runs, as FLARE reads rights and guard when it starts")
+    return changes
+
+
+def warnings_of(folder: Path) -> list[str]:
+    """Return what a site's administrator should know of data and results in a startup kit; nothing in a simulator."""
+    found = []
+    for path, role in workspaces(folder):
+        if role is Role.SITE and (path / POLICY_FILE).is_file():
+            found += [f"WARNING {path.name}: {text}" for text in _inside(path)]
+    return found
+
+
+def _inside(workspace: Path) -> Iterator[str]:
+    """Yield what lies in FLARE's workspace, through a link or not: FLARE's server can delete or reach folders there."""
+    policy = SitePolicy.load(workspace, workspace.name)
+    for name, data_set in policy.data_sets.items():
+        if _lies_in(data_set.path, workspace):
+            yield (
+                f"data set {name!r} lies in FLARE's workspace or is linked into it. The guard keeps the console out; "
+                "without it, FLARE's shell commands read every file there. Keep data elsewhere."
+            )
+    inside = [key for key in _KEPT if _lies_in(getattr(policy, key), workspace)]
+    if inside:
+        yield (
+            f"{', '.join(inside)} lie in FLARE's workspace. The guard keeps FLARE's server from deleting them; "
+            "`--keep-in DIR` puts them elsewhere (move what is there already first)."
+        )
+
+
+def _lies_in(path: Path, folder: Path) -> bool:
+    lexical = Path(os.path.normpath(path))
+    return lexical.is_relative_to(folder.absolute()) or lexical.resolve().is_relative_to(folder.resolve())
+
+
+def _merge_policy(workspace: Path, role: Role, wishes: Wishes) -> list[str]:
+    path = workspace / POLICY_FILE
+    exists = path.is_file()
+    document = _read_object(path) if exists else json.loads(template())
+    changes = [] if exists else [f"{path}: new policy, strict by default"]
+    if not exists and role is Role.SIMULATOR:
+        document["unsigned_sessions"] = True
+        document["share_data_errors"] = True  # all simulated sites are the same person's, who wants to know what failed
+        document["inputs"] = str((workspace / "local" / "inputs").absolute())
+        changes.append(f"{path}: sessions without certificates are accepted, as simulated sites have none")
+    site = "site" if role is Role.SIMULATOR else workspace.name
+    before = SitePolicy.from_dict(document, workspace=workspace, site=site)
+    for key, value in _wanted(document, wishes):
+        changes.append(f"{path}: {key} = {json.dumps(value)}")
+    _check_nothing_is_forgotten(before, SitePolicy.from_dict(document, workspace=workspace, site=site))
+    if changes:
+        _write_json(path, document)
+    return changes
+
+
+def _check_nothing_is_forgotten(before: SitePolicy, after: SitePolicy) -> None:
+    """Refuse to leave behind what a site remembers of releases and of privacy spent."""
+    for key in _KEPT:
+        old, new = getattr(before, key), getattr(after, key)
+        if old != new and old.is_dir() and any(old.iterdir()) and not new.exists():
+            raise ConfigurationError(f"{key}: move {old} to {new} first, or what it holds would be forgotten")
+
+
+def _wanted(document: dict[str, Any], wishes: Wishes) -> Iterator[tuple[str, Any]]:
+    """Apply the options to a policy; yield what really changed."""
+    plain = {
+        "allowed_profiles": list(wishes.profiles) or None,
+        "min_sites": wishes.min_sites,
+        "max_colluders": wishes.max_colluders,
+    }
+    if wishes.keep_in is not None:
+        plain |= {key: f"{wishes.keep_in}/{{site}}/veilboost_{key}" for key in _KEPT}
+    for key, value in plain.items():
+        if value is not None and document.get(key) != value:
+            document[key] = value
+            yield key, value
+    for name, path in wishes.data_sets.items():
+        entry = document.setdefault("data_sets", {}).setdefault(name, {})
+        if entry.get("path") != path:
+            entry["path"] = path
+            yield f"data_sets.{name}.path", path
+    for name, column in wishes.ids.items():
+        entry = document.setdefault("data_sets", {}).setdefault(name, {})
+        if entry.get("id") != column:
+            entry["id"] = column
+            yield f"data_sets.{name}.id", column
+    for name, given in wishes.budgets.items():
+        entry = document.setdefault("data_sets", {}).setdefault(name, {})
+        budget = {**entry.get("privacy", {}), **given}
+        if entry.get("privacy") != budget:
+            entry["privacy"] = budget
+            yield f"data_sets.{name}.privacy", budget
+    for name in wishes.consents:
+        consents = document.setdefault("consents", {})
+        if consents.get(name) is not True:
+            consents[name] = True
+            yield f"consents.{name}", True
+
+
+def _read_with_default(path: Path) -> dict[str, Any] | None:
+    """Return a file of FLARE or, as FLARE does, the default beside it; None if there is neither."""
+    for source in (path, path.with_name(f"{path.name}.default")):
+        if source.is_file():
+            return _read_object(source)
+    return None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigurationError(f"{path} cannot be read as JSON ({type(error).__name__})") from None
+    if not isinstance(document, dict):
+        raise ConfigurationError(f"{path} must hold a JSON object")
+    return document
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(document, indent=2).encode() + b"\n")
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name or not value:
+        raise argparse.ArgumentTypeError("give NAME=VALUE")
+    return name, value
+
+
+def _budget(text: str) -> tuple[str, dict[str, float]]:
+    name, value = _named(text)
+    try:
+        epsilon, delta, *further = value.split(",")
+        budget = {"epsilon": float(epsilon), "delta": float(delta)}
+        for part in further:
+            key, _, number = part.partition("=")
+            if key in budget or key not in ("pure_epsilon", "rows_per_person"):
+                raise ValueError(key)
+            budget[key] = int(number) if key == "rows_per_person" else float(number)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            "give NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS], for example credit=2,1e-6 or "
+            "credit=2,1e-6,pure_epsilon=0.5,rows_per_person=3"
+        ) from None
+    return name, budget
+
+
+def _data_set(text: str) -> tuple[str, str]:
+    name, path = _named(text)
+    return name, str(Path(path).expanduser().absolute())
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``site-setup`` to the command line."""
+    parser = subparsers.add_parser(
+        "site-setup",
+        help="prepare a simulator workspace, a POC workspace or a site's startup kit for VeilBoost jobs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument(
+        "--data-set", dest="data_sets", metavar="NAME=PATH", type=_data_set, action="append", default=[],
+        help="register a data set under the name that jobs use; {site} in the path becomes the site's name",
+    )  # fmt: skip
+    parser.add_argument(
+        "--id", dest="ids", metavar="NAME=COLUMN", type=_named, action="append", default=[],
+        help="the column of a data set that names its rows, for alignment with other parties",
+    )  # fmt: skip
+    parser.add_argument(
+        "--budget", dest="budgets", metavar="NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS]",
+        type=_budget, action="append", default=[],
+        help="what all differentially private jobs together may spend on a data set, without which they are refused; "
+        "how much of epsilon is kept for pure mechanisms (DPBoost), and the most rows of one person",
+    )  # fmt: skip
+    parser.add_argument(
+        "--profile", dest="profiles", choices=PROFILES, action="append", default=[],
+        help="allow exactly these profiles (repeat the option)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--consent", dest="consents", choices=tuple(Consents.__dataclass_fields__), action="append", default=[],
+        help="agree to something that discloses more than the default",
+    )  # fmt: skip
+    parser.add_argument("--min-sites", type=int, help="fewest data-bearing sites of a job")
+    parser.add_argument("--max-colluders", type=int, help="how many other sites might pool what they see")
+    parser.add_argument(
+        "--keep-in", metavar="DIR", type=lambda text: str(Path(text).expanduser().absolute()),
+        help="keep runs, registry and ledgers below this folder, outside FLARE's workspace",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow", dest="allow", choices=tuple(EXTRAS), action="append", default=[],
+        help="let jobs start more of FLARE than VeilBoost needs: its monitoring (event counts and times), its MLflow "
+        "receiver (the job names the address that the server writes to), or `flare`, its whole list: for sites that run "
+        "other jobs too, and whose data those jobs then read and send without VeilBoost's policy; `none` takes it back",
+    )  # fmt: skip
+    parser.set_defaults(func=_main)
+
+
+def _main(args: argparse.Namespace) -> int:
+    wishes = Wishes(
+        dict(args.data_sets), tuple(args.profiles), tuple(args.consents), args.min_sites, args.max_colluders,
+        dict(args.ids), dict(args.budgets), tuple(args.allow), args.keep_in,
+    )  # fmt: skip
+    changes = set_up(args.folder, wishes)
+    print("\n".join(changes) if changes else "nothing to change: everything is set up already")
+    for warning in warnings_of(args.folder):
+        print(warning)
+    return 0

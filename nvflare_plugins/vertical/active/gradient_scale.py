@@ -1,0 +1,83 @@
+"""The fixed-point grid of gradients at the active party.
+
+Gradients are divided by a power of two that bounds them, so that what is encrypted lies in [-1, 1] and [0, 1] in every
+job. The number format the passive parties see depends on the number of rows alone.
+
+A float32 has 24 significant bits. With F fraction bits every gradient and hessian of at least 2^(24 - F) of its bound
+is therefore encoded without any rounding, and so are all sums; smaller ones are rounded by at most 2^-(F + 1) of the
+bound. Models then equal centralized ones bit for bit, unless nodes are made of such rows alone: saturated predictions
+together with min_child_weight near 0.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.errors import CapacityExceeded, ConfigurationError
+from he_processors.fixed_pairs import PairFormat
+from he_processors.fixed_point import exponent_of
+from nvflare_plugins.vertical.active.split_evaluation import GradientUnit
+from nvflare_plugins.vertical.active.tree_growth import EncodedGradients
+from nvflare_plugins.xgb.objectives import ObjectiveFacts
+
+MIN_FRACTION_BITS = 36  # of the largest tables, 2^26 rows; tables of up to 2^22 rows have 40 or more
+_MAX_FRACTION_BITS = 52
+_SUM_BITS = 62
+_HEADROOM = 8.0
+
+
+def pair_format(n_rows: int, fraction_bits: int | None = None) -> PairFormat:
+    """Return the finest format whose sums over all rows fit 64 bits.
+
+    Args:
+        fraction_bits: a coarser grid, for smaller ciphertext packs; at least ``MIN_FRACTION_BITS``.
+
+    Raises:
+        ConfigurationError: so many rows that the grid would be too coarse, or a grid that is.
+    """
+    finest = min(_MAX_FRACTION_BITS, _SUM_BITS - (max(n_rows, 1) - 1).bit_length())
+    chosen = finest if fraction_bits is None else fraction_bits
+    if not MIN_FRACTION_BITS <= chosen <= finest:
+        raise ConfigurationError(
+            f"{n_rows} rows leave {finest} fraction bits for gradients; {MIN_FRACTION_BITS} to {finest} are possible"
+        )
+    return PairFormat(chosen, max(n_rows, 1), g_bound=1.0, h_low=0.0, h_high=1.0)
+
+
+class GradientScale:
+    """Encodes gradients of one training.
+
+    Privacy: bounded objectives have their scale from the objective and the weights. Others start from the label range
+        with headroom and are widened when training outgrows it; the scale never leaves the active party.
+    """
+
+    def __init__(self, facts: ObjectiveFacts, label: NDArray[np.float32], largest_weight: float, pairs: PairFormat):
+        self._pairs = pairs
+        per_row = _HEADROOM * (float(np.abs(label).max(initial=0.0)) + 1.0)
+        self._is_bounded = not facts.needs_label_range
+        g_bound = (per_row if facts.gradient_bound is None else facts.gradient_bound) * largest_weight
+        h_bound = (per_row if facts.hessian_bound is None else facts.hessian_bound) * largest_weight
+        self._g_exponent, self._h_exponent = exponent_of(g_bound), exponent_of(h_bound)
+
+    def encode(self, g: NDArray[np.float32], h: NDArray[np.float32]) -> EncodedGradients:
+        """Round gradients to the grid. Shapes: g, h: float32[n_rows].
+
+        Raises:
+            CapacityExceeded: a gradient is not finite, or larger than its objective allows.
+        """
+        largest = [float(np.abs(values).max(initial=0.0)) for values in (g, h)]
+        if not all(map(math.isfinite, largest)):
+            raise CapacityExceeded("a gradient is not finite; check labels and weights")
+        if not self._is_bounded:
+            self._g_exponent = max(self._g_exponent, exponent_of(largest[0]))
+            self._h_exponent = max(self._h_exponent, exponent_of(largest[1]))
+        # Multiplying by a power of two is exact.
+        in_units = (np.float64(g) * 2.0**-self._g_exponent, np.float64(h) * 2.0**-self._h_exponent)
+        encoded = self._pairs.encode_pairs(*in_units)
+        fraction_bits = self._pairs.fraction_bits
+        return EncodedGradients(
+            *encoded, GradientUnit(self._g_exponent - fraction_bits, self._h_exponent - fraction_bits)
+        )

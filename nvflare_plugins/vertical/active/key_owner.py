@@ -1,0 +1,100 @@
+"""The active party's half of the additive scheme for one job: fresh key, randomisers made ahead.
+
+Security: the key is generated for the job, held in memory only, and gone when the job ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.fixed_pairs import PairFormat
+from he_processors.histogram.bins import BinLayout
+from he_processors.histogram.plain_sums import BinSums, NodeTotal
+from he_processors.okamoto_uchiyama.keys import generate_okamoto_uchiyama_key
+from he_processors.paillier.keys import generate_paillier_key
+from nvflare_plugins.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
+from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, EncryptedGradientOwner, gradient_owner
+from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, GradientOwner
+from nvflare_plugins.vertical.protocol.messages import TrainingSetup
+
+_GENERATORS = {
+    VerticalProfile.PAILLIER.value: generate_paillier_key,
+    VerticalProfile.OKAMOTO_UCHIYAMA.value: generate_okamoto_uchiyama_key,
+}
+
+
+def open_owner(job: VerticalJob, n_rows: int, backend: str) -> tuple[GradientOwner, TrainingSetup]:
+    """Generate the job's key and open the half that holds it.
+
+    Args: backend: of big-number arithmetic at this site.
+    Returns: the half, and what passive parties need.
+    """
+    pairs = pair_format(n_rows)
+    if not job.is_encrypted:
+        return ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, pairs.max_additions, b"")
+    owner = gradient_owner(_GENERATORS[job.profile](job.key_bits), pairs, backend)
+    return owner, owner.setup()
+_MOST_STOCKED = 1 << 18  # randomisers: some 200 MB at 3072 bits
+_FILL_STEP = 1 << 10  # randomisers made at a time: decryption, which others wait for, waits for one step at most
+
+
+class StockedOwner:
+    """An owner that makes the randomisers of the next tree while the passive parties work on this one.
+
+    A context manager: leaving it ends the making.
+    """
+
+    def __init__(self, owner: EncryptedGradientOwner, n_rows: int, n_trees: int):
+        """Args: n_trees: of the whole training; nothing is made for more."""
+        self.pair_format: PairFormat = owner.pair_format
+        self._owner = owner
+        self._n_rows = n_rows
+        self._n_due = n_rows * n_trees  # pairs that are not encrypted yet
+        self._filling: threading.Thread | None = None
+        self._may_fill = threading.Event()
+        self._closed = False
+
+    def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
+        """Encrypt each pair; after the last one of a tree, make ready for the next."""
+        self._wait()
+        protected = self._owner.encrypt(g, h)
+        self._n_due -= g.size
+        if self._n_due > 0 and self._n_due % self._n_rows == 0:
+            self._may_fill.set()
+            self._filling = threading.Thread(target=self._fill, name="veilboost_randomisers", daemon=True)
+            self._filling.start()
+        return protected
+
+    def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
+        """Decrypt the sums of a level and check every node."""
+        self._may_fill.clear()
+        try:
+            return self._owner.open_sums(sums, layout, totals)
+        finally:
+            self._may_fill.set()
+
+    def __enter__(self) -> StockedOwner:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closed = True
+        self._wait()
+
+    def _fill(self) -> None:
+        most = min(self._n_rows, _MOST_STOCKED)
+        for n in range(_FILL_STEP, most + _FILL_STEP, _FILL_STEP):
+            self._may_fill.wait()
+            if self._closed:
+                return
+            self._owner.fill(min(n, most))
+
+    def _wait(self) -> None:
+        self._may_fill.set()
+        if self._filling is not None:
+            self._filling.join()
+            self._filling = None

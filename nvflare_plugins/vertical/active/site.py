@@ -1,0 +1,197 @@
+"""The active party's part in a vertical job: key, conversation, training beside its XGBoost."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import AbstractContextManager, nullcontext
+
+import xgboost as xgb
+
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.data_sets.table import is_plain_text
+from nvflare_plugins.report.run_record import ReportSection, RoundRow
+from nvflare_plugins.vertical.active.key_owner import StockedOwner, open_owner
+from nvflare_plugins.vertical.active.leaf_purity import purity_report
+from nvflare_plugins.vertical.active.training import (
+    LabelledSet,
+    VerticalResult,
+    VerticalRound,
+    VerticalSettings,
+    train_vertical,
+)
+from nvflare_plugins.vertical.active.xgboost_random import with_own_seed
+from nvflare_plugins.vertical.job import Preset
+from nvflare_plugins.vertical.message_sizes import INTRODUCTION_BYTES
+from nvflare_plugins.vertical.model.model import structures
+from nvflare_plugins.vertical.model.model_files import ActivePart, PartyColumns
+from nvflare_plugins.vertical.parameters import check_vertical_parameters
+from nvflare_plugins.vertical.protocol.conversation import Asking
+from nvflare_plugins.vertical.protocol.encrypted_scheme import EncryptedGradientOwner
+from nvflare_plugins.vertical.protocol.gradient_scheme import GradientOwner
+from nvflare_plugins.vertical.protocol.links import Party, collect, place_parties
+from nvflare_plugins.vertical.protocol.messages import PartySchema, TrainingSetup
+from nvflare_plugins.vertical.protocol.party_client import ConversationLink
+from nvflare_plugins.vertical.timing import TimedOwner
+from nvflare_plugins.vertical.vertical_context import PURPOSE, Finish, Start
+from nvflare_plugins.xgb.continuation import check_initial_model
+from nvflare_plugins.xgb.parameters import TrainingParameters
+
+
+class ActiveSite:
+    """Trains with the passive parties.
+
+    Security: label, gradients, secret key and leaves stay in this process.
+    """
+
+    def __init__(self, start: Start):
+        self._start = start
+        initial = start.initial.part if start.initial is not None else None
+        self._n_initial = 0 if initial is None else len(structures(initial.booster)) // start.trees_per_round
+        self._model = None if initial is None else initial.booster
+        if start.checkpoint is not None:
+            self._model = start.checkpoint.content.encode()
+        self._rows: dict[int, RoundRow] = {}
+        self._asking: Asking | None = None
+
+    def run(self) -> Finish:
+        """Train; return this party's part."""
+        start, job = self._start, self._start.job
+        start.enter_round(start.n_done)
+        with Asking(
+            start.attempt.channel, start.attempt.session, PURPOSE, start.pace(INTRODUCTION_BYTES),
+            start.transport.abort, on_turn=lambda turn: start.round_done(self._rows[turn]), first_turn=start.n_done,
+        ) as self._asking:  # fmt: skip
+            # Within the conversation, which shows the others that this site is alive.
+            owner, setup = open_owner(job, start.data.train.table.n_rows, start.place.policy.arithmetic)
+            start.progress.say(self._scheme_line())
+            parties = self._introduce(setup)
+            params = self._checked_parameters(parties)
+            start.stages.take()
+            with self._stocked(owner) as stocked:
+                result = train_vertical(
+                    params, self._sets(), parties, TimedOwner(stocked, start.stages), start.data.columns,
+                    self._settings(), self._model, self._after_round, timer=start.stages.measure,
+                )  # fmt: skip
+        columns = tuple(PartyColumns(party.name, party.schema.aliases) for party in parties)
+        part = ActivePart(result.model, start.data.columns, columns, result.best_round)
+        best = None if result.best_round is None else result.best_round - self._n_initial
+        n_rounds = start.n_done + len(result.rounds)
+        return Finish(part, n_rounds, params.agreed, self._sections(result, parties), best)
+
+    # -- before training ----------------------------------------------------------------------------------------------
+
+    def _scheme_line(self) -> str:
+        job = self._start.job
+        if not job.is_encrypted:
+            return "gradients go to the passive parties in the clear, as the job and all policies say"
+        return f"made a {job.profile} key of {job.key_bits} bits for this job"
+
+    def _introduce(self, setup: TrainingSetup) -> tuple[Party, ...]:
+        """Announce the scheme; get every passive party's schema."""
+        start, notes = self._start, self._start.notes
+        ranks = [rank for rank in range(start.attempt.channel.world) if rank != start.active_rank]
+        names = [start.attempt.channel.sites[rank] for rank in ranks]
+        links = [
+            ConversationLink(self._asking, rank, name, notes) for rank, name in zip(ranks, names, strict=True)
+        ]
+        unknown = PartySchema((1,), (1,), ("f0",))
+        parties = place_parties(0, [(name, unknown, link) for name, link in zip(names, links, strict=True)])
+        asked = [link.ask(setup) for link in links]
+        schemas = [
+            collect(party, future, PartySchema, start.answer_s) for party, future in zip(parties, asked, strict=True)
+        ]
+        for name, schema in zip(names, schemas, strict=True):
+            if not all(is_plain_text(alias) and not set(alias) & set("[]<") for alias in schema.aliases):
+                raise ProtocolError(f"{name} calls a feature by a name that no model can hold")
+        sizes, n_earlier = start.sizes, len(structures(self._model)) if self._model else 0
+        for rank, schema in zip(ranks, schemas, strict=True):
+            self._asking.expect(rank, sizes.longest_answer(schema.n_bins, n_earlier))
+        introductions = list(zip(names, schemas, links, strict=True))
+        parties = place_parties(len(start.data.columns), introductions)
+        shown = ", ".join(f"{len(party.schema.aliases)} of {party.name}" for party in parties)
+        start.progress.say(f"columns: {len(start.data.columns)} here, {shown}")
+        return parties
+
+    def _names(self, parties: tuple[Party, ...]) -> list[str]:
+        foreign = [f"{party.name}.{alias}" for party in parties for alias in party.schema.aliases]
+        names = [*self._start.data.columns, *foreign]
+        if len(set(names)) != len(names):
+            raise ConfigurationError("a column here has the name under which the model lists another party's")
+        return names
+
+    def _checked_parameters(self, parties: tuple[Party, ...]) -> TrainingParameters:
+        """Check the parameters with all parties' columns, and that the model to continue is one of this job."""
+        start, names = self._start, self._names(parties)
+        params = with_own_seed(check_vertical_parameters(start.job.params, names))
+        if start.initial is not None:
+            part = start.initial.part
+            if [(p.site, p.aliases) for p in part.parties] != [(p.name, p.schema.aliases) for p in parties]:
+                raise ConfigurationError("the model to continue was trained with other parties, or other features")
+            check_initial_model(part.booster, start.job.initial_model, params, names)
+        return params
+
+    def _sets(self) -> list[LabelledSet]:
+        return [
+            LabelledSet(one.name, one.table.features, one.table.label, one.table.weight)
+            for one in self._start.data.sets
+        ]
+
+    def _stocked(self, owner: GradientOwner) -> AbstractContextManager[GradientOwner]:
+        start, job = self._start, self._start.job
+        if not isinstance(owner, EncryptedGradientOwner):
+            return nullcontext(owner)
+        n_trees = max(job.num_rounds - max(start.n_done, job.own_rounds), 0) * start.trees_per_round
+        return StockedOwner(owner, start.data.train.table.n_rows, n_trees)
+
+    def _settings(self) -> VerticalSettings:
+        job = self._start.job
+        return VerticalSettings(
+            num_rounds=job.num_rounds - self._start.n_done,
+            early_stopping_rounds=job.early_stopping_rounds,
+            evaluate_training=job.evaluate_training,
+            own_rounds=self._n_initial + job.own_rounds if job.own_rounds else 0,
+            guarded=job.preset == Preset.GUARDED.value,
+            is_resumed=self._start.checkpoint is not None,
+            deadline_s=self._start.answer_s,
+        )
+
+    # -- while training -----------------------------------------------------------------------------------------------
+
+    def _after_round(self, record: VerticalRound, booster: xgb.Booster) -> None:
+        start = self._start
+        number = record.round - self._n_initial  # the job's rounds, without those of the model it continues
+        stages = start.stages.take()[1]
+        stages["network"], self._asking.waited_s = self._asking.waited_s, 0.0
+        engine = stages.pop("engine", 0.0)
+        known = sum(stages.get(stage, 0.0) for stage in ("encrypt", "decrypt", "network"))
+        stages |= {"evaluate": max(engine - known, 0.0), "xgboost": max(record.seconds - engine, 0.0)}
+        self._rows[number] = RoundRow(number, record.seconds, record.metrics, stages)
+        self._asking.turn(number + 1)  # before the checkpoint: the passive parties are then two behind at most
+        if start.is_checkpoint(number + 1):
+            start.keep(number + 1, bytes(booster.save_raw("json")).decode())
+        start.progress(dataclasses.replace(record, round=number), start.job.num_rounds)
+
+    # -- after training -----------------------------------------------------------------------------------------------
+
+    def _sections(self, result: VerticalResult, parties: tuple[Party, ...]) -> tuple[ReportSection, ...]:
+        start = self._start
+        rows = [(start.place.site, "active", str(len(start.data.columns)), ", ".join(start.data.columns))]
+        rows += [(p.name, "passive", str(len(p.schema.aliases)), ", ".join(p.schema.aliases)) for p in parties]
+        sections = [
+            ReportSection("Parties", columns=("party", "role", "features", "names or aliases"), rows=tuple(rows))
+        ]
+        if result.leaf_purities:
+            label = start.data.train.table.label
+            own = max(start.job.own_rounds - start.n_done, 0)
+            report = purity_report(result.leaf_purities, start.trees_per_round, own, label)
+            facts = [(name, "" if value is None else f"{value:.4f}") for name, value in (
+                ("largest class alone", report.guess), ("first round", report.first_round),
+                ("second round", report.second_round), ("later rounds", report.later_rounds),
+                ("first round with passive parties", report.first_shared_round),
+            )]  # fmt: skip
+            text = (
+                "How often a passive party that knows which rows share a leaf would guess their label, had it been "
+                f"told each leaf's most frequent one. {report.own_rounds} rounds used this party's columns alone."
+            )
+            sections.append(ReportSection("Leaf purity", (text,), ("trees", "purity"), tuple(facts)))
+        return tuple(sections)

@@ -1,0 +1,288 @@
+"""The training loop of the active party: stock XGBoost beside its mediator and the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import xgboost as xgb
+from numpy.typing import NDArray
+from xgboost.core import DataSplitMode
+
+from he_processors.errors import ConfigurationError, VeilBoostError
+from nvflare_plugins.vertical.active.engine import WORLD, ActiveEngine, EngineSettings
+from nvflare_plugins.vertical.active.gradient_scale import GradientScale
+from nvflare_plugins.vertical.active.leaf_purity import leaf_purity
+from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
+from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
+from nvflare_plugins.vertical.model.model import mask_columns, structures
+from nvflare_plugins.vertical.model.tree_routing import TreeStructure
+from nvflare_plugins.vertical.protocol.gradient_scheme import GradientOwner, Timer, untimed
+from nvflare_plugins.vertical.protocol.links import Party
+from nvflare_plugins.wire.catalogue import Moment, Phase
+from nvflare_plugins.wire.mediator import Mediator
+from nvflare_plugins.wire.vertical_catalogue import VerticalGrammar, VerticalShape
+from nvflare_plugins.xgb.communicator import Federated
+from nvflare_plugins.xgb.objectives import Task
+from nvflare_plugins.xgb.parameters import TrainingParameters
+from nvflare_plugins.xgb.rounds import parse_metrics
+
+_MAXIMISED = ("auc", "aucpr")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LabelledSet:
+    """One data set at the active party, rows aligned with the passive parties'.
+
+    Shapes: features: float32[n_rows, n_own_columns], no column at all included; label, weight: float32[n_rows].
+    """
+
+    name: str
+    features: NDArray[np.float32]
+    label: NDArray[np.float32]
+    weight: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerticalSettings:
+    """How long to train, when to stop, and how long to wait.
+
+    Attributes:
+        own_rounds: first rounds that use the active party's columns alone (Completely SecureBoost).
+        guarded: passive parties may keep sums that their guards do not let go: not the centralized model then.
+        is_resumed: the initial model is a checkpoint of the same training, which remembers its best round.
+        evaluate_training: evaluate the training set too.
+    """
+
+    num_rounds: int
+    early_stopping_rounds: int | None = None
+    evaluate_training: bool = False
+    own_rounds: int = 0
+    guarded: bool = False
+    is_resumed: bool = False
+    deadline_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class VerticalRound:
+    """What happened in one boosting round. Units: seconds; metrics by "set-metric"."""
+
+    round: int
+    metrics: dict[str, float]
+    seconds: float
+
+
+@dataclass(slots=True)
+class VerticalResult:
+    """The active party's part of a trained model, thresholds of other parties masked, as XGBoost JSON.
+
+    Attributes: leaf_purities: of each tree of this training, in order; none for regression.
+    """
+
+    model: bytes
+    rounds: list[VerticalRound] = field(default_factory=list)
+    best_round: int | None = None
+    best_score: float | None = None
+    leaf_purities: list[float] = field(default_factory=list)
+
+
+def train_vertical(
+    params: TrainingParameters,
+    sets: Sequence[LabelledSet],
+    parties: Sequence[Party],
+    owner: GradientOwner,
+    own_names: Sequence[str],
+    settings: VerticalSettings,
+    initial_model: bytes | None = None,
+    on_round: Callable[[VerticalRound, xgb.Booster], None] | None = None,
+    on_start: Callable[[Mediator], None] | None = None,
+    timer: Timer = untimed,
+) -> VerticalResult:
+    """Train with the passive parties.
+
+    Args:
+        params: checked by ``check_vertical_parameters``.
+        sets: the training set, then sets to evaluate after each round, in the order of the parties' sets.
+        owner: the key owner's half of the additive scheme; its format must hold the number of rows.
+        initial_model: an earlier result (``VerticalResult.model``) to continue from; the passive parties must have
+            been given their tables of it.
+        on_round: called after every round with the record and the model so far, thresholds masked.
+        on_start: gets the mediator, for aborts from another thread.
+        timer: measures the stage "engine": all that XGBoost waits for.
+
+    Raises:
+        VeilBoostError: what ended the training; in place of XGBoost's own error when the mediator knows better.
+    """
+    _check_sets(params, sets, parties, own_names)
+    continued = structures(initial_model) if initial_model is not None else []
+    engine_settings = _engine_settings(params, sets, settings)
+    weights = sets[0].weight
+    largest_weight = 1.0 if weights is None else float(weights.max(initial=0.0)) or 1.0
+    scale = GradientScale(params.objective, sets[0].label, largest_weight, owner.pair_format)
+    purities: list[float] = []
+
+    def note_purity(leaf_of_row: NDArray[np.int32]) -> None:
+        if params.objective.task is not Task.REGRESSION:
+            purities.append(leaf_purity(leaf_of_row, sets[0].label))
+
+    own_sets = [s.features for s in sets]
+    engine = ActiveEngine(engine_settings, parties, own_sets, owner, scale, continued, note_purity, timer)
+    earlier = continued if initial_model is not None else None
+    mediator = Mediator(VerticalGrammar(_shape(params, sets, engine, earlier)), 0, engine)
+    with mediator:
+        if on_start is not None:
+            on_start(mediator)
+        try:
+            with Federated(mediator, WORLD, 0):
+                loop = _Loop(mediator, engine, settings, on_round)
+                result = loop.run(params.for_booster(), sets, engine_settings.eval_sets, initial_model)
+        except xgb.core.XGBoostError as error:
+            raise mediator.reason(error) from None
+        except VeilBoostError as error:
+            mediator.abort(error)
+            raise
+    names = [*own_names, *(f"{party.name}.{alias}" for party in parties for alias in party.schema.aliases)]
+    result.leaf_purities = purities
+    result.model = mask_columns(result.model, sets[0].features.shape[1], names)
+    return result
+
+
+def _check_sets(
+    params: TrainingParameters, sets: Sequence[LabelledSet], parties: Sequence[Party], own_names: Sequence[str]
+) -> None:
+    if not parties:
+        raise ConfigurationError("vertical training needs at least one passive party")
+    if any(s.features.shape[1] != len(own_names) or s.features.dtype != np.float32 for s in sets):
+        raise ConfigurationError("every data set needs float32 values of all the active party's columns")
+    for party in parties:
+        if party.schema.set_rows != tuple(s.features.shape[0] for s in sets):
+            raise ConfigurationError(f"{party.name} has other rows than the active party: align the data sets first")
+    for labelled in sets:
+        params.objective.check_labels(labelled.label)
+
+
+def _engine_settings(
+    params: TrainingParameters, sets: Sequence[LabelledSet], settings: VerticalSettings
+) -> EngineSettings:
+    parallel = int(params.effective.get("num_parallel_tree", 1))
+    return EngineSettings(
+        params=TreeParameters.from_effective(params.effective),
+        seed=int(params.agreed["seed"]),  # type: ignore[call-overload]
+        n_outputs=params.objective.n_outputs,
+        parallel_trees=parallel,
+        eval_sets=tuple(range(0 if settings.evaluate_training else 1, len(sets))) if params.metrics else (),
+        n_metrics=len(params.metrics),
+        caches_training=parallel == 1,
+        own_rounds=settings.own_rounds,
+        guarded=settings.guarded,
+        deadline_s=settings.deadline_s,
+    )
+
+
+def _shape(
+    params: TrainingParameters, sets: Sequence[LabelledSet], engine: ActiveEngine,
+    earlier: Sequence[TreeStructure] | None,
+) -> VerticalShape:  # fmt: skip
+    continued, limits = earlier is not None, TreeLimits.from_effective(params.effective)
+    # A set is predicted every round; pruned nodes keep their places.
+    new_nodes = engine.trees_per_round * (2 * limits.most_splits(sets[0].features.shape[0]) + 1)
+    return VerticalShape(
+        world=WORLD,
+        matrix_rows=tuple(s.features.shape[0] for s in sets),
+        n_outputs=params.objective.n_outputs,
+        trees_per_round=engine.trees_per_round,
+        adaptive_leaf=params.objective.adaptive_leaf,
+        estimates_base_score=not continued and "base_score" not in params.agreed,
+        continued=continued,
+        predicts_training=int(params.effective.get("num_parallel_tree", 1)) > 1,
+        eval_sets=engine.eval_sets,
+        n_metrics=len(params.metrics),
+        most_nodes=sum(tree.n_nodes for tree in earlier or ()) + new_nodes,
+    )
+
+
+class _Loop:
+    def __init__(
+        self, mediator: Mediator, engine: ActiveEngine, settings: VerticalSettings,
+        on_round: Callable[[VerticalRound, xgb.Booster], None] | None,
+    ):  # fmt: skip
+        self._mediator = mediator
+        self._engine = engine
+        self._settings = settings
+        self._on_round = on_round
+
+    def run(
+        self, params: Mapping[str, object], sets: Sequence[LabelledSet], eval_sets: Sequence[int],
+        initial_model: bytes | None,
+    ) -> VerticalResult:  # fmt: skip
+        matrices = [
+            xgb.DMatrix(s.features, label=s.label, weight=s.weight, data_split_mode=DataSplitMode.COL) for s in sets
+        ]
+        model_file = None if initial_model is None else bytearray(_unnamed(initial_model))
+        booster = xgb.Booster(dict(params), matrices, model_file=model_file)
+        evaluated = [(matrices[position], sets[position].name) for position in eval_sets]
+        result = VerticalResult(b"")
+        first = len(self._engine.trees) // self._engine.trees_per_round
+        last = first + self._settings.num_rounds
+        self._take_up(result, booster)
+        for number in range(first, last):
+            if self._is_patience_spent(result, number - 1):
+                break
+            result.rounds.append(self._round(booster, matrices[0], evaluated, number))
+            self._note_best(result, booster)
+            if self._on_round is not None:
+                self._on_round(result.rounds[-1], booster)
+        self._enter(Phase.FINISH, last)
+        result.model = bytes(booster.save_raw("json"))
+        return result
+
+    def _round(
+        self, booster: xgb.Booster, matrix: xgb.DMatrix, evaluated: list[tuple[xgb.DMatrix, str]], number: int
+    ) -> VerticalRound:
+        started = time.perf_counter()
+        self._enter(Phase.UPDATE, number)
+        booster.update(matrix, number)
+        self._engine.check_round(structures(bytes(booster[number : number + 1].save_raw("json"))))
+        metrics = {}
+        if evaluated:
+            self._enter(Phase.EVALUATE, number)
+            metrics = parse_metrics(booster.eval_set(evaluated, number))
+        return VerticalRound(number, metrics, time.perf_counter() - started)
+
+    def _enter(self, phase: Phase, number: int) -> None:
+        moment = Moment(phase, number)
+        self._mediator.enter(moment)
+        self._engine.enter(moment)
+
+    def _take_up(self, result: VerticalResult, booster: xgb.Booster) -> None:
+        """Find the best round so far in the checkpoint of a lost job."""
+        if self._settings.is_resumed and self._settings.early_stopping_rounds and booster.attr("best_score"):
+            result.best_round = int(booster.attr("best_iteration"))
+            result.best_score = float(booster.attr("best_score"))
+
+    def _note_best(self, result: VerticalResult, booster: xgb.Booster) -> None:
+        """Compare the last metric of the last set with the best so far, as XGBoost's own callback does."""
+        if self._settings.early_stopping_rounds is None or not result.rounds[-1].metrics:
+            return
+        name, score = list(result.rounds[-1].metrics.items())[-1]
+        maximise = name.rsplit("-", 1)[-1].split("@")[0] in _MAXIMISED
+        better = result.best_score is None or (score > result.best_score if maximise else score < result.best_score)
+        if better:
+            result.best_round, result.best_score = result.rounds[-1].round, score
+            # In the model, so that a checkpoint remembers it and stock XGBoost finds it.
+            booster.set_attr(best_iteration=str(result.best_round), best_score=repr(score))
+
+    def _is_patience_spent(self, result: VerticalResult, last_round: int) -> bool:
+        """Tell whether training is over; a resumed job may find that it had ended already."""
+        patience = self._settings.early_stopping_rounds
+        return patience is not None and result.best_round is not None and last_round - result.best_round >= patience
+
+
+def _unnamed(model: bytes) -> bytes:
+    """Take the feature names off: XGBoost would send them in column split."""
+    booster = xgb.Booster(model_file=bytearray(model))
+    booster.feature_names = None
+    booster.feature_types = None
+    return bytes(booster.save_raw("json"))

@@ -1,0 +1,141 @@
+"""XGBoost's random numbers: which rows and columns it samples.
+
+XGBoost draws them from its own generators, so the engine draws the same ones: a Mersenne twister seeded with ``seed``
+for each training, another one for columns, and a linear congruential sequence for the rows of a tree. The shuffle is
+that of the standard library that the wheel is built with (libstdc++ of GCC 10).
+
+Security: reproducible by design: who knows the seed knows which rows each tree sampled, and a tree of few rows tells a
+    party that sees how nodes divide which of those rows have equal labels. The seed in the job is known to all, so rows
+    are drawn from one that the active party makes (``with_own_seed``). XGBoost's generator takes 32 bits of it: a party
+    that searches them all may find it, from the columns drawn or from nodes of few rows.
+Reference: XGBoost 3.2, src/common/random.h, src/tree/hist/sampler.cc.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_below
+from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
+from nvflare_plugins.xgb.parameters import TrainingParameters
+
+_SEEDS = 2**32  # all that the generator tells apart
+_TWISTER_RANGE = 2**32 - 1  # largest output minus smallest
+_ROW_FACTOR = np.uint64(16807)
+_ROW_MASK = np.uint64(2**63 - 1)
+
+
+def with_own_seed(params: TrainingParameters, randomness: RandomSource = OS_RANDOMNESS) -> TrainingParameters:
+    """Return the parameters with a fresh secret seed if rows are sampled; the job's seed is known to all parties.
+
+    The model then equals the centralized one that is trained with this seed.
+    """
+    if float(params.effective["subsample"]) >= 1:
+        return params
+    return dataclasses.replace(params, agreed={**params.agreed, "seed": random_below(_SEEDS, randomness)})
+
+
+class Twister:
+    """std::mt19937 with the integer distribution of libstdc++."""
+
+    def __init__(self, seed: int):
+        self._bits = np.random.MT19937()
+        self._bits.state = np.random.RandomState(seed & 0xFFFFFFFF).get_state(legacy=False)
+
+    def draw(self) -> int:
+        """Return the next 32 bits."""
+        return int(self._bits.random_raw())
+
+    def below(self, n: int) -> int:
+        """Draw from [0, n) as std::uniform_int_distribution does, by scaling down with rejection."""
+        scaling = _TWISTER_RANGE // n
+        while True:
+            value = self.draw()
+            if value < n * scaling:
+                return value // scaling
+
+    def shuffle(self, items: list[int]) -> None:
+        """Permute in place as std::shuffle does: two positions from one draw where that fits."""
+
+        def swap(i: int, j: int) -> None:
+            items[i], items[j] = items[j], items[i]
+
+        n = len(items)
+        if n < 2:
+            return
+        if _TWISTER_RANGE // n < n:
+            for i in range(1, n):
+                swap(i, self.below(i + 1))
+            return
+        first = 1
+        if n % 2 == 0:
+            swap(1, self.below(2))
+            first = 2
+        for i in range(first, n, 2):
+            one, two = divmod(self.below((i + 1) * (i + 2)), i + 2)
+            swap(i, one)
+            swap(i + 1, two)
+
+
+def sampled_rows(n_rows: int, subsample: np.float32, tree_seed: int) -> NDArray[np.bool_]:
+    """Return which rows a tree keeps; the same for every number of threads.
+
+    Shapes: result: bool[n_rows].
+    Args: tree_seed: the draw of the global generator that belongs to the tree.
+    """
+    state = np.full(n_rows + 1, _ROW_FACTOR, dtype=np.uint64)
+    state[0] = tree_seed or 1
+    # Products wrap modulo 2^64, which the sequence's modulus 2^63 divides.
+    outputs = np.multiply.accumulate(state)[1:] & _ROW_MASK
+    uniform = (outputs - np.uint64(1)).astype(np.float64) / 2.0**63
+    return uniform < np.float64(subsample)
+
+
+class ColumnSampler:
+    """Which columns a tree, a level and a node may use.
+
+    One sampler serves a whole training: its generator goes on from tree to tree.
+    """
+
+    def __init__(self, params: TreeParameters, n_columns: int, seed: int):
+        self._params = params
+        self._n_columns = n_columns
+        self._twister = Twister(seed)
+        self._levels: dict[int, list[int]] = {}
+        self._tree = self._begin()  # XGBoost samples once more when it sets itself up
+
+    def _begin(self) -> list[int]:
+        self._levels = {}
+        return self._sample(list(range(self._n_columns)), self._params.colsample_bytree)
+
+    def begin_tree(self) -> None:
+        """Sample the columns of the next tree."""
+        self._tree = self._begin()
+
+    def tree_columns(self) -> NDArray[np.bool_]:
+        """Return the columns that the tree may use at all. Shapes: bool[n_columns]."""
+        return self._mask(self._tree)
+
+    def node_columns(self, depth: int) -> NDArray[np.bool_]:
+        """Sample the columns of a node; call once for each node, in XGBoost's order. Shapes: bool[n_columns]."""
+        params = self._params
+        if params.colsample_bylevel == 1 and params.colsample_bynode == 1:
+            return self._mask(self._tree)
+        if depth not in self._levels:
+            self._levels[depth] = self._sample(self._tree, params.colsample_bylevel)
+        return self._mask(self._sample(self._levels[depth], params.colsample_bynode))
+
+    def _sample(self, columns: list[int], share: np.float32) -> list[int]:
+        if share == 1:
+            return columns
+        chosen = list(columns)
+        self._twister.shuffle(chosen)
+        return sorted(chosen[: max(1, int(share * np.float32(len(columns))))])
+
+    def _mask(self, columns: list[int]) -> NDArray[np.bool_]:
+        mask = np.zeros(self._n_columns, dtype=bool)
+        mask[columns] = True
+        return mask

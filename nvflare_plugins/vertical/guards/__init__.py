@@ -1,0 +1,1 @@
+"""What a passive party does against what sums per bin reveal."""

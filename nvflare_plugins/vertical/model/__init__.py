@@ -1,0 +1,1 @@
+"""A vertical model in several hands."""

@@ -1,0 +1,1 @@
+"""A passive party: bins, node membership, and its own splits."""

@@ -1,0 +1,241 @@
+"""A passive party: bins, node membership, and a private table of its splits. It runs no XGBoost while training.
+
+Privacy: what comes in are protected gradients, the rows of nodes whose histograms are asked for, and the splits that
+the party won. What leaves are protected sums per bin, and one bit per row of a node that it splits. Labels, gradients,
+leaves and other parties' features never reach it; its thresholds never leave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.errors import ProtocolError
+from he_processors.histogram.bins import BinLayout
+from he_processors.histogram.planner import child_to_build
+from nvflare_plugins.vertical.guards.guards import Guard
+from nvflare_plugins.vertical.guards.tree_limits import NO_LIMITS, GrownNodes, TreeLimits
+from nvflare_plugins.vertical.model.private_table import NOTHING_ABOVE, PrivateSplit, PrivateTable
+from nvflare_plugins.vertical.model.routing_audit import AnsweredPaths
+from nvflare_plugins.vertical.passive.cut_points import find_cut_points
+from nvflare_plugins.vertical.protocol.gradient_scheme import HistogramMaker
+from nvflare_plugins.vertical.protocol.messages import (
+    Answer,
+    Bits,
+    DecisionAnswer,
+    DecisionRequest,
+    HistogramAnswer,
+    HistogramRequest,
+    MoreGradients,
+    NodePartition,
+    OwnedSplit,
+    PartySchema,
+    PathQuery,
+    Request,
+    SplitAnswer,
+    SplitRequest,
+    TreeGradients,
+)
+
+ROOT = 0
+
+
+class PassiveParty:
+    """Answers the active party's requests about one party's columns.
+
+    Not safe for concurrent use: requests come one at a time, in order.
+    """
+
+    def __init__(
+        self, sets: Sequence[NDArray[np.float32]], aliases: Sequence[str], max_bin: int, maker: HistogramMaker,
+        table: PrivateTable | None = None, guard: Guard | None = None, most_trees: int | None = None,
+        limits: TreeLimits = NO_LIMITS,
+    ):  # fmt: skip
+        """Prepare the party's tables; call it outside a communicator.
+
+        Args:
+            sets: the training set and further sets, rows aligned with the active party's.
+                Shapes: float32[n_rows, n_features] each; NaN is missing.
+            aliases: names of the features for the other parties.
+            table: splits of a model that training continues from.
+            guard: decides which sums may leave, and counts them and split bits; without one all leaves uncounted.
+            most_trees: trees that the job may still grow; None for no limit.
+            limits: how far each of them may.
+
+        Raises:
+            PolicyRefusal: the guard does not allow so many bins.
+        """
+        self._sets = [np.ascontiguousarray(table, dtype=np.float32) for table in sets]
+        self._aliases = tuple(aliases)
+        self.guard = guard
+        if guard is not None:
+            guard.check_bins(max_bin)
+        self._cuts = find_cut_points(self._sets[0], max_bin)
+        if guard is not None:
+            self._cuts = guard.merge_rare_bins(self._cuts, self._sets[0])
+            self._codes = guard.codes(self._cuts, self._sets[0])
+        else:
+            self._codes = self._cuts.codes(self._sets[0])
+        self._maker = maker
+        self._n_rows = self._sets[0].shape[0]
+        # A continued or resumed training adds trees; it never grows an old one again.
+        self._tree = max((tree for tree, _ in table or ()), default=-1)
+        self._n_trees = 0
+        self._most_trees = most_trees
+        self._limits = limits
+        self._grown = GrownNodes(limits, 0)
+        self._features = np.arange(self._codes.shape[0])
+        self._tree_layout = self._cuts.layout
+        self._tree_codes = self._codes
+        self._rows: dict[int, NDArray[np.int32]] = {}
+        self._known: set[int] = set()  # nodes whose sums the active party has, siblings included
+        self._above: dict[int, tuple[int, bool]] = {}  # by node: this party's nearest split above it
+        self._paths = [AnsweredPaths(table.shape[0]) for table in self._sets]
+        self.table: PrivateTable = dict(table or {})
+
+    def schema(self) -> PartySchema:
+        """Introduce the party."""
+        set_rows = tuple(table.shape[0] for table in self._sets)
+        return PartySchema(set_rows, self._cuts.layout.n_bins, self._aliases)
+
+    def answer(self, request: Request) -> Answer | None:
+        """Answer one request; None where there is nothing to say.
+
+        Raises:
+            ProtocolError: the request does not fit what came before, or this party's table.
+        """
+        if isinstance(request, TreeGradients):
+            return self._begin_tree(request)
+        if isinstance(request, MoreGradients):
+            self._check_tree(request.tree)
+            return self._maker.add_gradients(request.gradients)
+        if isinstance(request, HistogramRequest):
+            return self._histograms(request)
+        if isinstance(request, SplitRequest):
+            return self._splits(request)
+        if isinstance(request, DecisionRequest):
+            return DecisionAnswer(tuple(self._decide(request.data_set, query) for query in request.queries))
+        raise ProtocolError(f"a passive party has no answer to {type(request).__name__}")
+
+    def _begin_tree(self, request: TreeGradients) -> None:
+        if request.tree <= self._tree or request.features.n != self._codes.shape[0]:
+            raise ProtocolError("gradients of a tree that is not the next one, or for other features")
+        if self._most_trees is not None and self._n_trees >= self._most_trees:
+            raise ProtocolError("gradients of more trees than the job has")
+        self._tree = request.tree
+        self._n_trees += 1
+        chosen = np.flatnonzero(request.features.unpack())
+        if chosen.size == 0:
+            raise ProtocolError("a tree without features of this party needs no gradients")
+        if not np.array_equal(chosen, self._features):
+            self._features = chosen
+            self._tree_layout = BinLayout(tuple(self._cuts.layout.n_bins[feature] for feature in chosen))
+            self._tree_codes = self._codes[chosen]
+        self._rows = {ROOT: np.arange(self._n_rows, dtype=np.int32)}
+        self._above = {ROOT: NOTHING_ABOVE}
+        self._known = set()
+        self._grown = GrownNodes(self._limits, self._limits.most_splits(self._n_rows))
+        for paths in self._paths:  # rows go through the trees of a round before the next one begins
+            paths.end_trees()
+        self._maker.begin_tree(self._n_rows)
+        self._maker.add_gradients(request.gradients)
+
+    def _histograms(self, request: HistogramRequest) -> HistogramAnswer:
+        self._check_tree(request.tree)
+        if not request.partitions and ROOT in self._known:
+            raise ProtocolError("the sums of all rows are asked for twice")
+        asked = tuple(self._divide(part) for part in request.partitions) or (ROOT,)
+        withheld = self._withheld(request.partitions, asked)
+        nodes = tuple(node for node in asked if node not in withheld)
+        rows = [self._rows_of(node) for node in nodes]
+        sums = self._maker.sum_bins(self._tree_codes, self._tree_layout, rows) if nodes else b""
+        for part, node in zip(request.partitions, asked, strict=False):
+            if node in withheld:  # nothing below is asked for any more
+                del self._rows[part.left], self._rows[part.right]
+            else:
+                self._known |= {part.left, part.right}
+        if withheld == (ROOT,):
+            self._rows = {}
+        elif not request.partitions:
+            self._known = {ROOT}
+        return HistogramAnswer(self._tree, nodes, sums, withheld)
+
+    def _withheld(self, partitions: Sequence[NodePartition], asked: Sequence[int]) -> tuple[int, ...]:
+        """Return the nodes, of those asked for, whose sums must stay here. Charges the others."""
+        if self.guard is None:
+            return ()
+        if not partitions:
+            return () if self.guard.admit_root() else (ROOT,)
+        siblings = [part.left + part.right - node for part, node in zip(partitions, asked, strict=True)]
+        pairs = [(self._rows[node], self._rows[sibling]) for node, sibling in zip(asked, siblings, strict=True)]
+        admitted = self.guard.admit(pairs)
+        return tuple(node for node, is_admitted in zip(asked, admitted, strict=True) if not is_admitted)
+
+    def _divide(self, part: NodePartition) -> int:
+        """Note the children's rows; return the child whose sums are wanted."""
+        rows = self._known_rows_of(part.node)
+        if part.goes_left.n != rows.size or not part.node < part.left < part.right:
+            raise ProtocolError("a partition does not fit its node")
+        if part.left in self._above or part.right in self._above:
+            raise ProtocolError("a partition names a node that the tree has already")
+        self._grown.divide(part.node, part.left, part.right)
+        goes_left = part.goes_left.unpack()
+        left, right = rows[goes_left], rows[~goes_left]
+        self._rows[part.left], self._rows[part.right] = left, right
+        del self._rows[part.node]
+        is_own = (self._tree, part.node) in self.table
+        for child in (part.left, part.right):
+            self._above[child] = (part.node, child == part.left) if is_own else self._above[part.node]
+        return child_to_build(part.left, left.size, part.right, right.size)
+
+    def _splits(self, request: SplitRequest) -> SplitAnswer:
+        self._check_tree(request.tree)
+        divided = [self._known_rows_of(split.node) for split in request.splits]
+        answers = tuple(self._split(split) for split in request.splits)
+        if self.guard is not None:
+            self.guard.charge_splits(divided)
+        return SplitAnswer(self._tree, answers)
+
+    def _split(self, split: OwnedSplit) -> Bits:
+        rows = self._known_rows_of(split.node)
+        if split.feature not in self._features or split.bin >= self._cuts.layout.n_bins[split.feature]:
+            raise ProtocolError("a split of a feature or bin that the tree does not use")
+        if (self._tree, split.node) in self.table:
+            raise ProtocolError("a node is split twice")
+        self._grown.split(split.node)
+        threshold = self._cuts.threshold(split.feature, split.bin)
+        self.table[self._tree, split.node] = PrivateSplit(
+            split.feature, threshold, split.default_left, self._above[split.node]
+        )
+        codes = self._codes[split.feature, rows]
+        is_missing = codes == self._cuts.layout.n_bins[split.feature]
+        return Bits.of(np.where(is_missing, split.default_left, codes.astype(np.int32) <= split.bin))
+
+    def _decide(self, data_set: int, query: PathQuery) -> Bits:
+        if not 0 <= data_set < len(self._sets) or query.rows.n != self._sets[data_set].shape[0]:
+            raise ProtocolError("a question about rows of another data set")
+        split = self.table.get((query.tree, query.node))
+        if split is None:
+            raise ProtocolError("a question about a node that this party did not split")
+        rows = query.rows.unpack()
+        goes_left = split.goes_left(self._sets[data_set][rows, split.feature])
+        self._paths[data_set].follow(query.tree, query.node, split, rows, goes_left)
+        return Bits.of(goes_left)
+
+    def _check_tree(self, tree: int) -> None:
+        if tree != self._tree:
+            raise ProtocolError(f"a request for tree {tree} while tree {self._tree} grows")
+
+    def _known_rows_of(self, node: int) -> NDArray[np.int32]:
+        """Return the rows of a node whose sums were given: the guard has counted them, and lets go of no other."""
+        if node not in self._known:
+            raise ProtocolError(f"node {node} is not one whose sums this party gave")
+        return self._rows_of(node)
+
+    def _rows_of(self, node: int) -> NDArray[np.int32]:
+        rows = self._rows.get(node)
+        if rows is None:
+            raise ProtocolError(f"node {node} is not one whose rows this party knows")
+        return rows

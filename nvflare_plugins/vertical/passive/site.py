@@ -1,0 +1,171 @@
+"""A passive party's part in a vertical job: it answers what the active party asks, and keeps a private table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from he_processors.additive.scheme import Scheme
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.report.run_record import ReportSection, RoundRow
+from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
+from nvflare_plugins.site.memory.sent_rows import SentRows
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.vertical.guards.guards import Guard
+from nvflare_plugins.vertical.guards.report import bins_section
+from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
+from nvflare_plugins.vertical.job import Preset, VerticalJob, VerticalProfile
+from nvflare_plugins.vertical.model.model_files import PassivePart
+from nvflare_plugins.vertical.model.private_table import PrivateTable, table_from_json, table_to_json
+from nvflare_plugins.vertical.party_data import PartyData, PartySet
+from nvflare_plugins.vertical.passive.party import PassiveParty
+from nvflare_plugins.vertical.protocol.conversation import Answering
+from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, histogram_maker, unpack_public_key
+from nvflare_plugins.vertical.protocol.messages import Answer, DecisionRequest, Request, TrainingSetup
+from nvflare_plugins.vertical.protocol.party_client import answer_bytes
+from nvflare_plugins.vertical.vertical_context import PURPOSE, Finish, Start
+from nvflare_plugins.xgb.parameters import TrainingParameters
+
+_SCHEMES = {
+    VerticalProfile.PAILLIER.value: Scheme.PAILLIER.value,
+    VerticalProfile.OKAMOTO_UCHIYAMA.value: Scheme.OKAMOTO_UCHIYAMA.value,
+    VerticalProfile.PLAIN.value: CLEAR_CODE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """A finished round, as far as a passive party knows. Units: seconds."""
+
+    round: int
+    seconds: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def open_guard(job: VerticalJob, policy: SitePolicy, data: PartyData, parameters: TrainingParameters) -> Guard:
+    """Check whether this party would answer for its rows, and return their guard; nothing is charged yet.
+
+    Raises:
+        PolicyRefusal: randomised buckets of rows were sent, whose exact bits must stay; or this site has answered for
+            rows of the evaluation set as often as it does.
+        ConfigurationError: what this site remembers is damaged.
+    """
+    for one in data.sets:
+        SentRows(policy).refuse(None if one.ids is None else one.row_ids())
+    for one in predicted_sets(data):
+        _budget(policy, one).check(one.row_ids())
+    return Guard.open(
+        policy.vertical, policy.registry, data.train.data_set.name, data.train.row_ids(),
+        row_fraction=float(parameters.effective["subsample"]), enforce=job.preset == Preset.GUARDED.value,
+    )  # fmt: skip
+
+
+def _budget(policy: SitePolicy, one: PartySet) -> PredictionBudget:
+    return PredictionBudget(policy, one.data_set.name, in_training=True)
+
+
+def predicted_sets(data: PartyData) -> list[PartySet]:
+    """Return the sets whose rows are charged: they go down every tree, as in a prediction.
+
+    Rows of the training set are divided by its splits anyway.
+    """
+    return [one for one in data.sets[1:] if one.data_set.name != data.train.data_set.name]
+
+
+class PassiveSite:
+    """Answers requests until the active party ends the training.
+
+    Privacy: see ``passive.py``; neither label, gradient, leaf nor foreign threshold reaches this process in the clear,
+        unless the job's profile is ``plain``.
+    """
+
+    def __init__(self, start: Start):
+        """Args: start: after all sites have allowed the rows, with this one's guard (``open_guard``)."""
+        if start.guard is None:
+            raise ValueError("a passive party needs its guard")
+        self._start = start
+        self._party: PassiveParty | None = None
+        self._guard = start.guard
+        self._n_rounds = start.n_done
+        self._table = self._first_table()
+        self._uncharged = predicted_sets(start.data)
+
+    def run(self) -> Finish:
+        """Take part; return this party's part."""
+        start = self._start
+        start.enter_round(start.n_done)
+        longest = start.sizes.longest_question(len(start.data.columns), len(self._table))
+        Answering(
+            start.attempt.channel, start.attempt.session, PURPOSE, start.pace(longest), start.transport.abort,
+            start.active_rank, lambda data: answer_bytes(data, start.job.active, self._answer, start.notes),
+            self._turned, start.n_done,
+        ).run()  # fmt: skip
+        if self._party is None:
+            raise ProtocolError("the active party ended the training before it began")
+        part = PassivePart(dict(self._party.table), start.data.columns, start.data.aliases)
+        return Finish(part, self._n_rounds, start.parameters.agreed, self._sections())
+
+    def _first_table(self) -> PrivateTable:
+        start = self._start
+        if start.checkpoint is None:
+            return {} if start.initial is None else dict(start.initial.part.table)
+        table, aliases = table_from_json(start.checkpoint.content)
+        if aliases != start.data.aliases:
+            raise ConfigurationError("the checkpoint is of other features, or under other aliases, than the job has")
+        return table
+
+    def _answer(self, request: Request) -> Answer | None:
+        if isinstance(request, TrainingSetup):
+            return self._begin(request)
+        if self._party is None:
+            raise ProtocolError("the active party asks before it has announced its key")
+        if isinstance(request, DecisionRequest) and request.data_set > 0:
+            self._charge_predictions()
+        return self._party.answer(request)
+
+    def _charge_predictions(self) -> None:
+        """Charge the rows of the evaluation set, durably, before the first answer about them. Raises: PolicyRefusal."""
+        for one in self._uncharged:
+            _budget(self._start.place.policy, one).charge(one.row_ids())
+        self._uncharged = []
+
+    def _begin(self, setup: TrainingSetup) -> Answer:
+        start, job = self._start, self._start.job
+        if self._party is not None:
+            raise ProtocolError("the active party announced a key twice")
+        if setup.scheme != _SCHEMES[job.profile]:
+            raise ProtocolError("the active party announced another scheme than the job's")
+        if job.is_encrypted:
+            found = unpack_public_key(setup.scheme, setup.public_key)
+            if found.key_bits < job.key_bits:
+                raise ProtocolError("the active party announced a shorter key than the job's")
+        maker = histogram_maker(
+            setup, start.data.train.table.n_rows, allow_clear=not job.is_encrypted,
+            backend=start.place.policy.arithmetic, timer=start.stages.measure,
+        )  # fmt: skip
+        self._party = PassiveParty(
+            start.data.features(), start.data.aliases, start.parameters.max_bin, maker, self._table, self._guard,
+            most_trees=(job.num_rounds - start.n_done) * start.trees_per_round,
+            limits=TreeLimits.from_effective(start.parameters.effective),
+        )
+        start.progress.say(f"answering {job.active} about {len(start.data.columns)} columns")
+        start.stages.take()
+        return self._party.schema()
+
+    def _turned(self, number: int) -> None:
+        """Note that the active party has finished a round; nothing of the next one has been worked on."""
+        start = self._start
+        seconds, stages = start.stages.take()
+        stages["network"] = max(seconds - sum(stages.values()), 0.0)  # and waiting for the others
+        self._n_rounds = number + 1
+        if start.is_checkpoint(self._n_rounds) and self._party is not None:
+            start.keep(self._n_rounds, table_to_json(self._party.table, start.data.aliases))
+        start.round_done(RoundRow(number, seconds, {}, stages))
+        start.progress(_Round(number, seconds), start.job.num_rounds)
+
+    def _sections(self) -> tuple[ReportSection, ...]:
+        start, found = self._start, self._guard.exposure()
+        features = ReportSection(
+            "This party's features", columns=("column", "alias"),
+            rows=tuple(zip(start.data.columns, start.data.aliases, strict=True)),
+        )  # fmt: skip
+        return features, bins_section(found, start.job.preset)

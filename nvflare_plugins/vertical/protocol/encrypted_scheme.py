@@ -1,0 +1,186 @@
+"""The additive scheme with encryption: Paillier or Okamoto-Uchiyama, through he_processors.
+
+One ciphertext per row and tree carries gradient and hessian; sums come back packed, many bins to a ciphertext, and
+re-randomised, so that the key owner cannot tell which rows made them.
+
+Security: the secret key stays with ``EncryptedGradientOwner``. Passive parties are honest but curious: one that returns
+    chosen ciphertexts as sums would learn nothing itself, but could make the key owner's tree depend on it.
+Reference: SecureBoost (Cheng et al., 2021), section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.additive.public_key_bytes import public_key_from_bytes, public_key_to_bytes
+from he_processors.additive.rerandomiser import Rerandomiser
+from he_processors.additive.scheme import Decryptor, Encryptor, PublicKey
+from he_processors.bignum import registry
+from he_processors.bignum.interface import Residues
+from he_processors.ciphertext_wire import (
+    CiphertextHeader,
+    Content,
+    decode_ciphertexts,
+    decode_for_decryption,
+    encode_ciphertexts,
+)  # fmt: skip
+from he_processors.errors import ConfigurationError, ProtocolError
+from he_processors.fixed_pairs import PairFormat
+from he_processors.histogram.bins import BinCodes, BinLayout
+from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
+from he_processors.histogram.plain_sums import BinSums, NodeTotal, decrypt_level
+from he_processors.histogram.planner import plan_level
+from he_processors.okamoto_uchiyama import decryption as ou_decryption
+from he_processors.okamoto_uchiyama import encryption as ou_encryption
+from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey
+from he_processors.packing import PackingLayout
+from he_processors.paillier import decryption, encryption
+from he_processors.paillier.keys import PaillierPrivateKey
+from nvflare_plugins.vertical.protocol.gradient_scheme import (
+    ClearHistogramMaker,
+    HistogramMaker,
+    Timer,
+    n_blocks_of,
+    require_all_rows,
+    rows_due,
+    untimed,
+)
+from nvflare_plugins.vertical.protocol.messages import TrainingSetup
+
+CLEAR_CODE = 0
+
+
+class EncryptedGradientOwner:
+    """The active party's half: encrypts gradients, opens and checks sums."""
+
+    def __init__(self, encryptor: Encryptor, decryptor: Decryptor, pair_format: PairFormat):
+        self.pair_format = pair_format
+        self._encryptor = encryptor
+        self._decryptor = decryptor
+        self._packing = PackingLayout.fit(pair_format, encryptor.public_key.plaintext_bits)
+
+    def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
+        """Encrypt each pair to one ciphertext, with a fresh randomiser."""
+        header = self._header(Content.PAIRS, g.size)
+        plaintexts = self.pair_format.plaintext_rows(g, h)
+        return encode_ciphertexts(header, self._encryptor.arithmetic, self._encryptor.encrypt(plaintexts))
+
+    def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
+        """Decrypt the sums of a level and check every node."""
+        count = self._packing.n_ciphertexts(len(totals) * layout.n_slots)
+        header = self._header(Content.PACKED_BINS, count)
+        ciphertexts = decode_for_decryption(sums, header, self._encryptor.arithmetic)
+        return decrypt_level(ciphertexts, self._decryptor, self._packing, layout, totals)
+
+    def fill(self, n_rows: int) -> None:
+        """Make randomisers for the next tree while the passive parties work."""
+        fill = getattr(getattr(self._encryptor, "randomisers", None), "fill", None)
+        if fill is not None:
+            fill(n_rows)
+
+    def setup(self) -> TrainingSetup:
+        """Return what passive parties need."""
+        key = self._encryptor.public_key
+        return TrainingSetup(
+            key.scheme.value, self.pair_format.fraction_bits, self.pair_format.max_additions, public_key_to_bytes(key)
+        )
+
+    def _header(self, content: Content, count: int) -> CiphertextHeader:
+        return CiphertextHeader(self._encryptor.public_key, content, self._packing, count)
+
+
+class EncryptedHistogramMaker:
+    """A passive party's half: adds ciphertexts into bins, packs and hides the sums."""
+
+    def __init__(
+        self, public_key: PublicKey, pair_format: PairFormat, backend: str = registry.AUTO,
+        timer: Timer = untimed,
+    ):  # fmt: skip
+        """Args: timer: measures the stages "histogram" and "pack"."""
+        self._public_key = public_key
+        self._timer = timer
+        self._packing = PackingLayout.fit(pair_format, public_key.plaintext_bits)
+        self._arithmetic = registry.open_backend(backend, public_key.modulus)
+        self._rerandomiser = Rerandomiser(public_key, self._arithmetic)
+        self._n_rows = 0
+        self._blocks: list[Residues] = []
+        self._pairs: Residues | None = None
+
+    def begin_tree(self, n_rows: int) -> None:
+        """Forget the ciphertexts of the tree before."""
+        self._n_rows, self._blocks, self._pairs = n_rows, [], None
+
+    def add_gradients(self, gradients: bytes) -> None:
+        """Check and take the next block of ciphertexts."""
+        n_due = rows_due(self._n_rows, len(self._blocks) if self._pairs is None else n_blocks_of(self._n_rows))
+        header = CiphertextHeader(self._public_key, Content.PAIRS, self._packing, n_due)
+        self._blocks.append(decode_ciphertexts(gradients, header, self._arithmetic))
+
+    def sum_bins(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:
+        """Add ciphertexts into bins, pack many bins to a ciphertext and re-randomise."""
+        if self._pairs is None:
+            require_all_rows(self._n_rows, len(self._blocks))
+            self._pairs = self._blocks[0] if len(self._blocks) == 1 else self._arithmetic.concat(self._blocks)
+            self._blocks = []
+        with self._timer("histogram"):
+            bins = sum_bins(self._arithmetic, self._pairs, plan_level(codes, layout, node_rows))
+        with self._timer("pack"):
+            hidden = pack_and_hide(bins, self._packing, self._rerandomiser)
+            header = CiphertextHeader(self._public_key, Content.PACKED_BINS, self._packing, len(hidden))
+            return encode_ciphertexts(header, self._arithmetic, hidden)
+
+
+def gradient_owner(
+    private_key: PaillierPrivateKey | OkamotoUchiyamaPrivateKey, pair_format: PairFormat,
+    backend: str = registry.AUTO,
+) -> EncryptedGradientOwner:  # fmt: skip
+    """Open the key owner's half."""
+    if isinstance(private_key, PaillierPrivateKey):
+        encryptor = encryption.owner_encryptor(private_key, backend)
+        return EncryptedGradientOwner(encryptor, decryption.PaillierDecryptor(private_key, backend), pair_format)
+    return EncryptedGradientOwner(
+        ou_encryption.owner_encryptor(private_key, backend),
+        ou_decryption.OkamotoUchiyamaDecryptor(private_key, backend),
+        pair_format,
+    )
+
+
+def histogram_maker(
+    setup: TrainingSetup, n_rows: int, *, allow_clear: bool = False, backend: str = registry.AUTO,
+    allow_toy_keys: bool = False, timer: Timer = untimed,
+) -> HistogramMaker:  # fmt: skip
+    """Open a passive party's half from the active party's announcement.
+
+    Args:
+        allow_clear: accept gradients in the clear; only where the job names `plain` and the party's policy allows it.
+        allow_toy_keys: accept keys that protect nothing; True in tests only.
+        timer: measures the stages of the half.
+
+    Raises:
+        ProtocolError: the announcement does not fit the party's rows, or holds no usable key.
+        ConfigurationError: it asks for what the party does not accept.
+    """
+    if setup.max_additions != n_rows:
+        raise ProtocolError("the active party announced another number of rows")
+    if setup.scheme == CLEAR_CODE:
+        if not allow_clear or setup.public_key:
+            raise ConfigurationError("the active party wants gradients in the clear, which this party does not accept")
+        return ClearHistogramMaker(timer)
+    pair_format = PairFormat(setup.fraction_bits, setup.max_additions, g_bound=1.0, h_low=0.0, h_high=1.0)
+    public_key = unpack_public_key(setup.scheme, setup.public_key, allow_toy_keys=allow_toy_keys)
+    return EncryptedHistogramMaker(public_key, pair_format, backend, timer)
+
+
+def unpack_public_key(scheme: int, data: bytes, *, allow_toy_keys: bool = False) -> PublicKey:
+    """Read the public key of an announcement strictly, as ``public_key_from_bytes``.
+
+    Raises:
+        ProtocolError: not a usable key of the announced scheme.
+    """
+    public_key = public_key_from_bytes(data, allow_toy_keys=allow_toy_keys)
+    if public_key.scheme.value != scheme:
+        raise ProtocolError("the public key is not one of the announced scheme")
+    return public_key

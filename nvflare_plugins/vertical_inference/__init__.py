@@ -1,0 +1,1 @@
+"""Jobs with a finished vertical model: prediction, explanation, merging."""

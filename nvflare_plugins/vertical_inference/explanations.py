@@ -1,0 +1,176 @@
+"""Exact SHAP values of a vertical model, from positions of rows among thresholds in the place of values.
+
+A tree looks at a value only to compare it with thresholds. So each passive party hands over, for each of its features
+that the model uses, the position of every row's value among the sorted thresholds (how many are not above it), and for
+each of its splits the rank of the threshold. The active party puts ranks in the place of thresholds and positions in
+the place of values: ``value < threshold`` and ``position < rank`` are the same for every row and split. Missing values
+stay missing. Stock XGBoost then computes contributions, interactions or leaves, equal to centralized ones in every bit.
+
+Privacy: this tells the active party far more than a prediction does: the order of a party's rows by each used feature,
+    as fine as the model's thresholds; which values are missing; and which splits have the same or a larger threshold.
+    Neither thresholds nor values are told. Every owner must have consented (policy key ``consents.explain``).
+
+Reference: Lundberg et al., Consistent individualized feature attribution for tree ensembles (2018), algorithm 2.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import xgboost as xgb
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.vertical.model.model_files import ActivePart, PassivePart
+from nvflare_plugins.vertical_inference.inference import rounds_of
+from nvflare_plugins.xgb.model_json import model_bytes
+
+_HEADER = struct.Struct("<4sBIII")
+_MAGIC, _VERSION = b"VLBP", 1
+_MISSING = np.uint32(0xFFFFFFFF)
+_SPLIT_FIELDS = 4
+MAX_RANK = 1 << 24  # float32 holds whole numbers up to here
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RowPositions:
+    """What a passive party tells for explanations.
+
+    Shapes:
+        features: uint32[n_used], ascending: which of the party's features the model uses.
+        splits: uint32[n_splits, 4]: tree, node, place in ``features``, rank of the threshold, from 1 on.
+        positions: uint32[n_rows, n_used]: thresholds not above the value; 2^32 - 1 is missing.
+    """
+
+    features: NDArray[np.uint32]
+    splits: NDArray[np.uint32]
+    positions: NDArray[np.uint32]
+
+    @classmethod
+    def of(cls, part: PassivePart, features: NDArray[np.float32]) -> Self:
+        """Find the positions of a party's rows.
+
+        Shapes: features: float32[n_rows, n_features] in the order of ``part.columns``; NaN is missing.
+        """
+        used = sorted({split.feature for split in part.table.values()})
+        place = {feature: i for i, feature in enumerate(used)}
+        thresholds = [
+            np.unique(np.array([s.threshold for s in part.table.values() if s.feature == feature], dtype=np.float32))
+            for feature in used
+        ]
+        splits = [
+            (tree, node, place[s.feature], np.searchsorted(thresholds[place[s.feature]], s.threshold) + 1)
+            for (tree, node), s in sorted(part.table.items())
+        ]
+        positions = np.empty((features.shape[0], len(used)), dtype="<u4")
+        for i, feature in enumerate(used):
+            values = features[:, feature]
+            positions[:, i] = np.where(
+                np.isnan(values), _MISSING, np.searchsorted(thresholds[i], values, side="right")
+            )
+        return cls(
+            np.array(used, dtype="<u4"), np.array(splits, dtype="<u4").reshape(-1, _SPLIT_FIELDS), positions
+        )
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes that are sealed for the active party."""
+        n_rows, n_used = self.positions.shape
+        header = _HEADER.pack(_MAGIC, _VERSION, n_used, len(self.splits), n_rows)
+        return header + b"".join(part.astype("<u4").tobytes() for part in (self.features, self.splits, self.positions))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, n_rows: int) -> Self:
+        """Read positions of so many rows strictly. Raises: ProtocolError."""
+        if len(data) < _HEADER.size:
+            raise ProtocolError("positions of rows are shorter than their header")
+        magic, version, n_used, n_splits, rows_told = _HEADER.unpack_from(data)
+        sizes = (n_used, n_splits * _SPLIT_FIELDS, n_rows * n_used)
+        if magic != _MAGIC or version != _VERSION or rows_told != n_rows or (
+            len(data) != _HEADER.size + 4 * sum(sizes)
+        ):  # fmt: skip
+            raise ProtocolError("not positions of the rows of this job")
+        numbers = np.frombuffer(data, dtype="<u4", offset=_HEADER.size)
+        features, splits, positions = np.split(numbers, np.cumsum(sizes)[:-1])
+        splits, positions = splits.reshape(-1, _SPLIT_FIELDS), positions.reshape(n_rows, n_used)
+        ranks_fit = splits[:, 3].min(initial=1) >= 1 and splits[:, 3].max(initial=1) < MAX_RANK
+        present = positions[positions != _MISSING]
+        if (np.diff(features.astype(np.int64)) <= 0).any() or (splits[:, 2] >= n_used).any():
+            raise ProtocolError("positions of rows name features that they do not list")
+        if not ranks_fit or present.max(initial=0) >= MAX_RANK:
+            raise ProtocolError("positions of rows are out of range")
+        return cls(features, splits, positions)
+
+
+class Explainer:
+    """The active party's model with ranks in the place of other parties' thresholds, and rows to match.
+
+    Raises: ConfigurationError: a party's positions do not belong to this model.
+    """
+
+    def __init__(
+        self, part: ActivePart, own: NDArray[np.float32], positions: Mapping[str, RowPositions],
+        rounds: str | list[int] = "all",
+    ):  # fmt: skip
+        """Put the model and the rows together.
+
+        Shapes: own: float32[n_rows, n_own_columns].
+        Args:
+            positions: by party.
+            rounds: as ``inference.rounds_of``.
+        """
+        n_own = len(part.columns)
+        document = json.loads(part.booster)
+        trees = document["learner"]["gradient_booster"]["model"]["trees"]
+        n_columns = n_own + sum(len(party.aliases) for party in part.parties)
+        table = np.full((own.shape[0], n_columns), np.nan, dtype=np.float32)
+        table[:, :n_own] = own
+        first = n_own
+        foreign = {
+            (t, node)
+            for t, tree in enumerate(trees) for node, left in enumerate(tree["left_children"])
+            if left >= 0 and tree["split_indices"][node] >= n_own
+        }  # fmt: skip
+        for party in part.parties:
+            if party.site not in positions:
+                raise ConfigurationError(f"the model cannot be explained without {party.site}")
+            told = positions[party.site]
+            if told.features.max(initial=0) >= len(party.aliases) or told.positions.shape[0] != own.shape[0]:
+                raise _mismatch(party.site)
+            table[:, first + told.features] = np.where(told.positions == _MISSING, np.nan, told.positions)
+            for t, node, place, rank in told.splits.tolist():
+                if t >= len(trees):
+                    continue  # a tree that was not kept
+                if (t, node) not in foreign or trees[t]["split_indices"][node] != first + told.features[place]:
+                    raise _mismatch(party.site)
+                foreign.discard((t, node))
+                trees[t]["split_conditions"][node] = float(rank)
+            first += len(party.aliases)
+        if foreign:
+            raise ConfigurationError("a split of the model is in no party's table")
+        self.names = [*part.columns, *(f"{p.site}.{alias}" for p in part.parties for alias in p.aliases)]
+        document["learner"]["feature_names"], document["learner"]["feature_types"] = [], []
+        booster = xgb.Booster(model_file=bytearray(model_bytes(document)))
+        first_round, end_round = rounds_of(part, rounds)
+        self._booster = booster[first_round:end_round]
+        self._matrix = xgb.DMatrix(table)
+
+    def contributions(self) -> NDArray[np.float32]:
+        """Return SHAP values, the bias last. Shapes: as XGBoost's ``pred_contribs``: [n_rows, (n_outputs,) n + 1]."""
+        return self._booster.predict(self._matrix, pred_contribs=True)
+
+    def interactions(self) -> NDArray[np.float32]:
+        """Return SHAP interaction values. Shapes: as XGBoost's ``pred_interactions``."""
+        return self._booster.predict(self._matrix, pred_interactions=True)
+
+    def leaves(self) -> NDArray[np.float32]:
+        """Return the leaf of every row in every tree. Shapes: as XGBoost's ``pred_leaf``."""
+        return self._booster.predict(self._matrix, pred_leaf=True)
+
+
+def _mismatch(site: str) -> ConfigurationError:
+    return ConfigurationError(f"the private table of {site} does not belong to this model")

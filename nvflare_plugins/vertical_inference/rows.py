@@ -1,0 +1,86 @@
+"""The rows that a job with a vertical model is about: one party's columns of them, in the order of all parties.
+
+Privacy: everything here stays at the site. Errors travel: they hold no value, id or count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.alignment.result import Alignment
+from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.row_ids import canonical_ids, load_ids
+from nvflare_plugins.data_sets.table import load_table
+from nvflare_plugins.data_sets.tabular_files import TabularFile
+from nvflare_plugins.failures import DataRefusal
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Rows:
+    """Rows in their order.
+
+    Shapes: features: float32[n_rows, n_columns], NaN is missing.
+    Attributes:
+        ids: canonical ids; None if the policy names no id column for the data set.
+        first: position of the first row in the whole set.
+    """
+
+    features: NDArray[np.float32]
+    ids: tuple[bytes, ...] | None
+    first: int = 0
+
+    @property
+    def n_rows(self) -> int:
+        """Return the number of rows."""
+        return self.features.shape[0]
+
+    def aligned(self, alignment: Alignment) -> Rows:
+        """Return the common rows in the common order."""
+        ids = None if self.ids is None else tuple(self.ids[place] for place in alignment.positions)
+        return Rows(alignment.take(self.features), ids)
+
+    def part(self, rows: list[int] | None) -> Rows:
+        """Return the rows from a position on and before another.
+
+        Raises:
+            ConfigurationError: there are no such rows; how many there are is not said.
+        """
+        if rows is None:
+            return self
+        first, end = rows
+        if end > self.n_rows:
+            raise DataRefusal("the job asks for rows that the data set does not have")
+        return Rows(self.features[first:end], None if self.ids is None else self.ids[first:end], first)
+
+    def names(self) -> list[str]:
+        """Return what names the rows at this site from job to job: ids, or positions where there are none."""
+        if self.ids is None:
+            return [str(self.first + row) for row in range(self.n_rows)]
+        return [one.decode() for one in self.ids]
+
+
+def load_rows(data_set: DataSet, columns: tuple[str, ...]) -> Rows:
+    """Load the columns that a model was trained on.
+
+    Raises:
+        ConfigurationError: the file cannot be read, lacks a column or an id, or holds what is no number.
+    """
+    if columns:
+        table = load_table(data_set, label=None, features=columns, with_ids=True)
+        ids = None if table.ids is None else tuple(canonical_ids(table.ids, data_set.name, data_set.missing))
+        return Rows(table.features, ids)
+    ids = None if data_set.id is None else tuple(load_ids(data_set))
+    n_rows = len(ids) if ids is not None else _count_rows(data_set)
+    return Rows(np.empty((n_rows, 0), dtype=np.float32), ids)
+
+
+def _count_rows(data_set: DataSet) -> int:
+    file = TabularFile(data_set)
+    if not file.column_names:
+        raise ConfigurationError(f"data set {data_set.name!r} has no columns")
+    name = file.column_names[0]
+    return len(file.read([], [name])[name])

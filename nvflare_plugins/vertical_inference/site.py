@@ -1,0 +1,378 @@
+"""One site's part in a job with a finished vertical model, from its policy to the result.
+
+The site's role follows from the part that it holds: the active party's model, or a passive party's table. Nothing that
+depends on rows leaves a site before all are authenticated, hold parts of the same model, mean the same job and hold the
+same rows in the same order. A passive party charges its budget before it answers for any row, and after all have found
+theirs sufficient.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.alignment.align import align, confirm
+from nvflare_plugins.alignment.blinding import psi_library
+from nvflare_plugins.alignment.result import load_alignment
+from nvflare_plugins.attempt.agreement import check_xgboost, versions
+from nvflare_plugins.attempt.job_context import Outcome, Place, Progress
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
+from nvflare_plugins.evidence.contents import Content, Protection
+from nvflare_plugins.report.run_record import ReportSection
+from nvflare_plugins.site.data_refusals import reading_rows
+from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
+from nvflare_plugins.site.memory.sent_rows import SentRows
+from nvflare_plugins.vertical.job import ALIGN_FIRST
+from nvflare_plugins.vertical.model.importance import feature_importance, write_importance
+from nvflare_plugins.vertical.model.model import merge, structures
+from nvflare_plugins.vertical.model.model_files import (
+    ActivePart,
+    ModelIdentity,
+    Part,
+    PassivePart,
+    StoredPart,
+    find_part,
+)
+from nvflare_plugins.vertical.model.private_table import PrivateTable, table_from_json, table_to_json
+from nvflare_plugins.vertical.protocol.conversation import Answering, Asking, Pace
+from nvflare_plugins.vertical.protocol.messages import Message
+from nvflare_plugins.vertical.protocol.party_client import ConversationLink
+from nvflare_plugins.vertical.protocol.terms import RowsProof, VerticalTerms, agree, rows_content
+from nvflare_plugins.vertical_inference.explanations import Explainer, RowPositions
+from nvflare_plugins.vertical_inference.files import MERGED_FILE, write_contributions, write_merged, write_predictions
+from nvflare_plugins.vertical_inference.inference import PathOwner, predict, rounds_of
+from nvflare_plugins.vertical_inference.job import Action, InferenceJob
+from nvflare_plugins.vertical_inference.rows import Rows, load_rows
+from nvflare_plugins.wire.channel import Transport
+
+_PURPOSE = "prediction"
+_SHOWN_FEATURES = 20
+_NO_ROWS = Rows(np.empty((0, 0), dtype=np.float32), None)  # merging is about none
+_MAX_PART_BYTES = 256 << 20
+_TITLES = {
+    Action.PREDICT: "Federated prediction", Action.EXPLAIN: "Explanation of predictions",
+    Action.MERGE: "Merging of a vertical model",
+}  # fmt: skip
+_PROTECTION = {
+    Action.PREDICT: "the active party learns one ordered bit per row and node on its path; owners learn which rows "
+    "reach their nodes",
+    Action.EXPLAIN: "the active party learns the positions of rows among the passive parties' thresholds, and which "
+    "values are missing; the owners have consented",
+    Action.MERGE: "the active party learns the passive parties' thresholds; the owners have consented",
+}
+_CONSENTS = {
+    Action.EXPLAIN: (
+        "explain", "does not tell where its rows lie among its thresholds", "predict alone (action='predict')",
+    ),
+    Action.MERGE: (
+        "merge_model", "does not hand out its thresholds", "predict with the other parties (action='predict')",
+    ),
+}
+
+Write = Callable[[Path], Path]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What the steps of one attempt share."""
+
+    job: InferenceJob
+    place: Place
+    attempt: SiteAttempt
+    identity: ModelIdentity
+    transport: Transport
+    timeout_s: float
+    progress: Progress
+
+    @property
+    def action(self) -> Action:
+        return Action(self.job.action)
+
+    @property
+    def active_rank(self) -> int:
+        return self.place.sites.index(self.identity.active)
+
+    def give_active(self, content: bytes, what: Content) -> None:
+        """Give the active party what the owners' consent allows."""
+        self.attempt.route_sealed(self.job.action, {self.active_rank: content}, what, Protection.CLEAR)
+
+    def take_from_owners(self, what: Content) -> dict[str, bytes]:
+        """Return what each passive party gave, at the active party."""
+        parts = self.attempt.route_sealed(self.job.action, {}, what, Protection.CLEAR)
+        given = {site: part for site, part in zip(self.place.sites, parts, strict=True) if site != self.place.site}
+        missing = [site for site, part in given.items() if not part]
+        if missing:
+            raise ProtocolError(f"{missing[0]} did not give its part")
+        return given
+
+
+def run_inference(
+    job: InferenceJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
+) -> Outcome:
+    """Take part in one attempt of a job with a vertical model.
+
+    Privacy: the server learns which model and action the job names, sizes and times. What parties learn of each other,
+        see ``inference``, ``explanations`` and ``model.merge``.
+
+    Args:
+        timeout_s: longest wait for one exchange.
+
+    Raises:
+        VeilBoostError: what ended the attempt; no result was written then.
+    """
+    with reading_rows(place.policy, job.profile, (job.data_set,)):
+        return _run_inference(job, place, transport, timeout_s, progress)
+
+
+def _run_inference(
+    job: InferenceJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
+) -> Outcome:
+    stored, rows = _prepare(job, place)
+    action = Action(job.action)
+    protection = {"model": stored.identity.model_id, "reveals": _PROTECTION[action]}
+    with open_attempt(job, place, transport, timeout_s, _binding(job, place), protection) as attempt:
+        run = _Run(job, place, attempt, stored.identity, transport, timeout_s, progress)
+        _agree(run, [])
+        if job.data_set is not None:
+            rows = _align(run, rows)
+            _agree(run, [rows])
+            rows = rows.part(job.rows)
+            _allow(run, stored.part, rows)
+        write: Write | None = None
+        if isinstance(stored.part, ActivePart):
+            write = _ACTIVE[action](run, stored.part, rows)
+        else:
+            _PASSIVE[action](run, stored.part, rows)
+        agreed = json.dumps([job.action, stored.identity.model_id]).encode()
+        keyed = attempt.conclude(agreed, len(agreed))
+        message = _finish(run, stored.part, write)
+    return Outcome(keyed.hex(), message, {"action": job.action})
+
+
+def _prepare(job: InferenceJob, place: Place) -> tuple[StoredPart[Part], Rows]:
+    """Check the job against part, policy and data, at this site alone; return the part and this site's rows.
+
+    Raises:
+        PolicyRefusal: the site's policy forbids the job.
+        ConfigurationError: the site has no part of the model, or its data are not usable.
+    """
+    check_xgboost()
+    stored: StoredPart[Part] = find_part(place.runs, place.policy.inputs, job.model, place.site, Part)
+    _check_parties(stored.identity, place)
+    action = Action(job.action)
+    if isinstance(stored.part, PassivePart) and action in _CONSENTS:
+        place.policy.check_consent(*_CONSENTS[action])
+    rows = _NO_ROWS
+    if job.data_set is not None:
+        rows = load_rows(place.policy.data_set_for(job.data_set, job.profile), stored.part.columns)
+    if job.alignment is not None and rows.ids is None:
+        raise ConfigurationError(
+            "rows are aligned by ids, and the policy names no id column. Policy key: data_sets.<name>.id."
+        )
+    if job.alignment == ALIGN_FIRST:
+        psi_library()
+    return stored, rows
+
+
+def _check_parties(identity: ModelIdentity, place: Place) -> None:
+    absent = sorted(set(identity.sites) - set(place.sites))
+    if absent:
+        raise ConfigurationError(f"the model cannot be used without {', '.join(absent)}")
+    strange = sorted(set(place.sites) - set(identity.sites))
+    if strange:
+        raise ConfigurationError(f"the job has sites that are no parties of the model: {', '.join(strange)}")
+
+
+def _binding(job: InferenceJob, place: Place) -> bytes:
+    """Return the hash that the handshake's transcript covers."""
+    document = {"job": job.to_dict(), "sites": place.sites}
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
+
+
+# -- agreement --------------------------------------------------------------------------------------------------------
+
+
+def _agree(run: _Run, sets: list[Rows]) -> None:
+    """Compare job and model with the other parties, then the rows too.
+
+    Raises: ConfigurationError: a difference; how many rows a party has is not said.
+    """
+    rank = run.attempt.channel.rank
+    proof = RowsProof(run.attempt.session, [rows_content(rows.ids) for rows in sets])
+    terms = VerticalTerms(
+        versions(), run.job.to_dict(), {}, [rows.n_rows for rows in sets], proof.of(rank), run.identity.model_id, {}
+    )
+    received = run.attempt.gather_sealed(f"terms of {len(sets)} data sets", terms.to_bytes())
+    agree(terms, received, run.place.sites, rank, proof)
+
+
+def _allow(run: _Run, part: Part, rows: Rows) -> None:
+    """Go on once every owner would answer for the rows; nobody has charged anything before.
+
+    Raises: PolicyRefusal: this site's budget is spent, or the rows' randomised buckets were sent under local privacy.
+    """
+    if isinstance(part, PassivePart):
+        # True values of rows whose randomised buckets were sent would undo what was paid for, whichever model asks.
+        SentRows(run.place.policy).refuse(None if rows.ids is None else rows.names())
+        _budget(run).check(rows.names())
+    run.attempt.gather_sealed("budgets", b"")
+
+
+def _align(run: _Run, rows: Rows) -> Rows:
+    """Bring the rows into the order of all parties, as the job asks for."""
+    job, place, attempt = run.job, run.place, run.attempt
+    if job.alignment is None:
+        return rows
+    if job.alignment != ALIGN_FIRST:
+        found = load_alignment(place, job.alignment, str(job.data_set))
+        confirm(attempt.channel, attempt.session, [found])
+        return rows.aligned(found)
+    ids = {str(job.data_set): rows.ids}
+    aligned = align(attempt.channel, attempt.session, ids, place.policy, run.progress.say, attempt.evidence)
+    return rows.aligned(aligned[str(job.data_set)])
+
+
+# -- the active party -------------------------------------------------------------------------------------------------
+
+
+def _predict(run: _Run, part: ActivePart, rows: Rows) -> Write:
+    channel, session = run.attempt.channel, run.attempt.session
+    notes = _Notes(run.attempt)
+    pace = _pace(run, sum(tree.n_nodes for tree in structures(part.booster)))
+    with Asking(channel, session, _PURPOSE, pace, run.transport.abort) as asking:
+        links = {
+            party.site: ConversationLink(asking, run.place.sites.index(party.site), party.site, notes)
+            for party in part.parties
+        }
+        predictions = predict(
+            part, links, rows.features, run.job.rounds, run.job.batch_rows, run.timeout_s,
+            lambda done, n: run.progress.say(f"predicted batch {done} of {n}"),
+        )  # fmt: skip
+    return lambda folder: write_predictions(folder, rows, predictions, run.job.file_format)
+
+
+def _explain(run: _Run, part: ActivePart, rows: Rows) -> Write:
+    told = run.take_from_owners(Content.POSITIONS)
+    positions = {site: RowPositions.from_bytes(data, rows.n_rows) for site, data in told.items()}
+    explainer = Explainer(part, rows.features, positions, run.job.rounds)
+    contributions = explainer.contributions()
+    return lambda folder: write_contributions(folder, rows, explainer.names, contributions, run.job.file_format)
+
+
+def _merge(run: _Run, part: ActivePart, rows: Rows) -> Write:
+    told = run.take_from_owners(Content.THRESHOLDS)
+    tables, first = [], len(part.columns)
+    for party in part.parties:
+        tables.append((first, _table(told[party.site], party.aliases)))
+        first += len(party.aliases)
+    model = merge(part.booster, len(part.columns), tables)
+    return lambda folder: write_merged(folder, model)
+
+
+def _table(data: bytes, aliases: tuple[str, ...]) -> PrivateTable:
+    """Read a passive party's table. Raises: ProtocolError."""
+    try:
+        table, theirs = table_from_json(data.decode())
+    except (UnicodeDecodeError, ConfigurationError, RecursionError):
+        raise ProtocolError("a party's table is not of the expected form") from None
+    if theirs != aliases:
+        raise ProtocolError("a party's table names other features than the model")
+    return table
+
+
+# -- a passive party --------------------------------------------------------------------------------------------------
+
+
+def _answer(run: _Run, part: PassivePart, rows: Rows) -> None:
+    owner = PathOwner(part, rows.features, run.job.batch_rows)
+    notes, active = _Notes(run.attempt), run.identity.active
+    budget = [_budget(run)]  # until it is charged
+
+    def answer(question: bytes) -> bytes:
+        notes.note("received", active, Content.DECISION_REQUEST, len(question))
+        while budget:
+            budget.pop().charge(rows.names())
+        reply = owner.answer_bytes(question)
+        notes.note("sent", active, Content.DECISIONS, len(reply))
+        return reply
+
+    pace = _pace(run, len(part.table))
+    Answering(
+        run.attempt.channel, run.attempt.session, _PURPOSE, pace, run.transport.abort, run.active_rank, answer
+    ).run()
+
+
+def _tell_positions(run: _Run, part: PassivePart, rows: Rows) -> None:
+    told = RowPositions.of(part, rows.features).to_bytes()
+    if len(told) > _MAX_PART_BYTES:
+        raise ConfigurationError("the job explains too many rows at once: name fewer (rows)")
+    _budget(run).charge(rows.names())
+    run.give_active(told, Content.POSITIONS)
+
+
+def _tell_thresholds(run: _Run, part: PassivePart, rows: Rows) -> None:
+    run.give_active(table_to_json(part.table, part.aliases).encode(), Content.THRESHOLDS)
+
+
+def _budget(run: _Run) -> PredictionBudget:
+    """Return what is to be charged, durably, before anything about the rows leaves."""
+    return PredictionBudget(run.place.policy, str(run.job.data_set))
+
+
+_ACTIVE: Mapping[Action, Callable[[_Run, ActivePart, Rows], Write]] = {
+    Action.PREDICT: _predict, Action.EXPLAIN: _explain, Action.MERGE: _merge,
+}  # fmt: skip
+_PASSIVE: Mapping[Action, Callable[[_Run, PassivePart, Rows], None]] = {
+    Action.PREDICT: _answer, Action.EXPLAIN: _tell_positions, Action.MERGE: _tell_thresholds,
+}  # fmt: skip
+
+
+# -- both -------------------------------------------------------------------------------------------------------------
+
+
+def _pace(run: _Run, n_splits: int) -> Pace:
+    """Return the pace of the conversation; a question names every split at most once."""
+    longest = 1024 + n_splits * (16 + run.job.batch_rows // 8)
+    return dataclasses.replace(Pace.within(run.timeout_s), message_bytes=longest)
+
+
+class _Notes:
+    """Notes in the evidence what passes between the active party and the owners of splits."""
+
+    def __init__(self, attempt: SiteAttempt):
+        self._evidence = attempt.evidence
+
+    def sent(self, peer: str, message: Message, size: int) -> None:
+        self.note("sent", peer, Content.DECISION_REQUEST, size)
+
+    def received(self, peer: str, message: Message, size: int) -> None:
+        self.note("received", peer, Content.DECISIONS, size)
+
+    def note(self, direction: str, peer: str, what: Content, size: int) -> None:
+        self._evidence.content(direction, peer, what, Protection.CLEAR, size)
+
+
+def _finish(run: _Run, part: Part, write: Write | None) -> str:
+    """Write results, record and report; return the line for this site's log."""
+    folder = run.attempt.folder.path
+    title = _TITLES[run.action]
+    if not isinstance(part, ActivePart) or write is None:
+        run.attempt.write_record(title, {}, None)
+        return f"{run.identity.active} has the result of this job"
+    path = write(folder)
+    importance = feature_importance(part, *rounds_of(part, run.job.rounds))
+    write_importance(folder, importance)
+    bars = tuple(
+        (f"{row.party}.{row.feature}" if row.party else row.feature, row.total_gain, f"{row.total_gain:.4g}")
+        for row in importance[:_SHOWN_FEATURES] if row.weight
+    )  # fmt: skip
+    section = ReportSection("Total gain of features, under the parties' aliases", bars=bars)
+    run.attempt.write_record(title, {}, MERGED_FILE if run.action is Action.MERGE else None, (section,))
+    return f"the result is in {path}"

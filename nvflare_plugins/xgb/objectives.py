@@ -1,0 +1,318 @@
+"""What each allowed objective and metric of XGBoost 3.2 needs, sends and bounds.
+
+The facts were read from the objective sources of XGBoost 3.2.0 (``src/objective``) and are held by tests that
+compute the gradients with the wheel. All bounds are for a row of weight 1: gradient and hessian are both
+multiplied by the row's weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.checks import shown
+from nvflare_plugins.data_sets.table import log_count
+from nvflare_plugins.failures import DataRefusal
+from nvflare_plugins.wire.catalogue import BaseScoreSource
+
+
+class LabelRule(Enum):
+    """Which label values an objective accepts; the text completes "labels must be"."""
+
+    ANY = "finite numbers"
+    UNIT = "between 0 and 1"
+    BINARY = "0 or 1"
+    CLASSES = "whole numbers from 0 to num_class - 1"
+    POSITIVE = "greater than 0"
+    NON_NEGATIVE = "0 or greater"
+    ABOVE_MINUS_ONE = "greater than -1"
+
+
+class Task(Enum):
+    """The family of metrics that fits an objective."""
+
+    BINARY = "binary"
+    MULTICLASS = "multiclass"
+    REGRESSION = "regression"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveFacts:
+    """What the wire and the fixed-point scales must know about a job's objective.
+
+    Units: the bounds hold for |gradient| and hessian of one row and one output at weight 1, ``scale_pos_weight``
+        included; the product with the weight is rounded to float32. ``None`` means that labels and predictions
+        drive the value without a limit known beforehand: the scale then needs a label range from the job, or a
+        secure maximum of exponents.
+
+    Attributes:
+        name: XGBoost's name of the objective.
+        task: The family of its metrics.
+        n_outputs: Outputs per row: ``num_class`` for multiclass objectives, else 1.
+        gradient_bound: Largest |gradient|, or None.
+        hessian_bound: Largest hessian, or None.
+        needs_label_range: True exactly if one of the bounds is None.
+        adaptive_leaf: Leaves are replaced by a mean of local residual quantiles after each tree.
+        base_score_source: How ``base_score`` is estimated in this job (a continued model estimates none).
+        label_rule: The labels that are accepted.
+        default_metric: The metric XGBoost would choose.
+    """
+
+    name: str
+    task: Task
+    n_outputs: int
+    gradient_bound: float | None
+    hessian_bound: float | None
+    adaptive_leaf: bool
+    base_score_source: BaseScoreSource
+    label_rule: LabelRule
+    default_metric: str
+
+    @property
+    def needs_label_range(self) -> bool:
+        return self.gradient_bound is None or self.hessian_bound is None
+
+    def check_labels(self, label: NDArray[np.float32]) -> None:
+        """Refuse labels that XGBoost would refuse at this site only, in the middle of the job.
+
+        Shapes:  label: float32[n_rows].
+        Privacy: any column can be a job's label, so that others read a fixed text.
+
+        Raises:
+            DataRefusal: Some labels break the objective's rule.
+        """
+        n_bad = int(np.count_nonzero(~self.accepts(label)))
+        if n_bad:
+            log_count("labels that the objective does not take", n_bad, label.size)
+            raise DataRefusal(
+                f"{self.name}: labels must be {self.label_rule.value}; some are not. "
+                "Correct the label column, give label_classes, or choose another objective."
+            )
+
+    def accepts(self, label: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Return which labels the objective takes. Shapes: label: float32[n_rows]; result: bool[n_rows]."""
+        return _fits(self.label_rule, label, self.n_outputs)
+
+
+def _fits(rule: LabelRule, label: NDArray[np.float32], n_classes: int) -> NDArray[np.bool_]:
+    finite = np.isfinite(label)
+    if rule is LabelRule.UNIT:
+        return finite & (label >= 0) & (label <= 1)
+    if rule is LabelRule.BINARY:
+        return (label == 0) | (label == 1)
+    if rule is LabelRule.CLASSES:
+        return finite & (label >= 0) & (label < n_classes) & (label == np.floor(label))
+    if rule is LabelRule.POSITIVE:
+        return finite & (label > 0)
+    if rule is LabelRule.NON_NEGATIVE:
+        return finite & (label >= 0)
+    if rule is LabelRule.ABOVE_MINUS_ONE:
+        return finite & (label > -1)
+    return finite
+
+
+@dataclass(frozen=True, slots=True)
+class _Objective:
+    task: Task
+    gradient_bound: float | None
+    hessian_bound: float | None
+    base_score: BaseScoreSource
+    labels: LabelRule
+    metric: str
+    own_parameters: tuple[str, ...] = ()
+    adaptive_leaf: bool = False
+    base_score_range: tuple[float, float] = (-np.inf, np.inf)
+
+
+_UNIT_INTERVAL = (0.0, 1.0)
+_POSITIVE = (0.0, np.inf)
+_SPW = ("scale_pos_weight",)
+
+_OBJECTIVES: dict[str, _Objective] = {
+    "binary:logistic": _Objective(
+        Task.BINARY, 1.0, 0.25, BaseScoreSource.MEAN, LabelRule.UNIT, "logloss", _SPW,
+        base_score_range=_UNIT_INTERVAL,
+    ),
+    "reg:logistic": _Objective(
+        Task.BINARY, 1.0, 0.25, BaseScoreSource.MEAN, LabelRule.UNIT, "rmse", _SPW,
+        base_score_range=_UNIT_INTERVAL,
+    ),
+    "binary:logitraw": _Objective(
+        Task.BINARY, 1.0, 0.25, BaseScoreSource.MEAN, LabelRule.UNIT, "logloss", _SPW
+    ),
+    "binary:hinge": _Objective(Task.BINARY, 1.0, 1.0, BaseScoreSource.STUMP, LabelRule.BINARY, "error"),
+    "multi:softprob": _Objective(
+        Task.MULTICLASS, 1.0, 0.5, BaseScoreSource.CLASSES, LabelRule.CLASSES, "mlogloss", ("num_class",)
+    ),
+    "multi:softmax": _Objective(
+        Task.MULTICLASS, 1.0, 0.5, BaseScoreSource.CLASSES, LabelRule.CLASSES, "mlogloss", ("num_class",)
+    ),
+    "reg:squarederror": _Objective(Task.REGRESSION, None, 1.0, BaseScoreSource.MEAN, LabelRule.ANY, "rmse"),
+    "reg:squaredlogerror": _Objective(
+        Task.REGRESSION, None, None, BaseScoreSource.STUMP, LabelRule.ABOVE_MINUS_ONE, "rmsle"
+    ),
+    # The gradient z / sqrt(1 + z^2/s^2) stays below the slope s; the table holds the factor of s.
+    "reg:pseudohubererror": _Objective(
+        Task.REGRESSION, 1.0, 1.0, BaseScoreSource.STUMP, LabelRule.ANY, "mphe", ("huber_slope",)
+    ),
+    "reg:absoluteerror": _Objective(
+        Task.REGRESSION, 1.0, 1.0, BaseScoreSource.MEDIAN, LabelRule.ANY, "mae", adaptive_leaf=True
+    ),
+    "reg:quantileerror": _Objective(
+        Task.REGRESSION, 1.0, 1.0, BaseScoreSource.QUANTILE, LabelRule.ANY, "quantile", ("quantile_alpha",),
+        adaptive_leaf=True,
+    ),
+    "count:poisson": _Objective(
+        Task.REGRESSION, None, None, BaseScoreSource.MEAN, LabelRule.NON_NEGATIVE, "poisson-nloglik",
+        base_score_range=_POSITIVE,
+    ),
+    "reg:gamma": _Objective(
+        Task.REGRESSION, None, None, BaseScoreSource.MEAN, LabelRule.POSITIVE, "gamma-deviance",
+        base_score_range=_POSITIVE,
+    ),
+    "reg:tweedie": _Objective(
+        Task.REGRESSION, None, None, BaseScoreSource.MEAN, LabelRule.NON_NEGATIVE, "tweedie-nloglik@{power:g}",
+        ("tweedie_variance_power",), base_score_range=_POSITIVE,
+    ),
+}
+
+OBJECTIVES: tuple[str, ...] = tuple(_OBJECTIVES)
+"""The objectives of the horizontal mode."""
+
+OBJECTIVE_PARAMETERS: dict[str, tuple[str, ...]] = {
+    parameter: tuple(name for name, known in _OBJECTIVES.items() if parameter in known.own_parameters)
+    for parameter in ("scale_pos_weight", "num_class", "huber_slope", "quantile_alpha", "tweedie_variance_power")
+}
+"""Parameters that only some objectives read -> those objectives. XGBoost would ignore or misuse them elsewhere."""
+
+_REFUSED_OBJECTIVES: dict[str, str] = {
+    "rank:": "ranking groups rows by query, and its messages are not in the catalogue; use a binary or regression "
+    "objective",
+    "survival:": "survival objectives are not in the catalogue; use another objective",
+    "reg:linear": "it is XGBoost's old name; write reg:squarederror",
+}
+
+
+def objective_facts(params: dict[str, object]) -> ObjectiveFacts:
+    """Return the facts of a job's objective.
+
+    Args:
+        params: Checked parameters under XGBoost's canonical names (see ``parameters.check_parameters``).
+
+    Raises:
+        ConfigurationError: The objective, or ``base_score`` for it, is not supported.
+    """
+    name = str(params["objective"])
+    for prefix, reason in _REFUSED_OBJECTIVES.items():
+        if name.startswith(prefix):
+            raise ConfigurationError(f"objective {shown(name)} is refused: {reason}.")
+    if name not in _OBJECTIVES:
+        raise ConfigurationError(f"objective {shown(name)} is not supported; supported are: {', '.join(OBJECTIVES)}.")
+    known = _OBJECTIVES[name]
+    _check_base_score(name, known, params)
+    gradient_factor, hessian_factor = _bound_factors(name, params)
+    return ObjectiveFacts(
+        name=name,
+        task=known.task,
+        n_outputs=int(params.get("num_class", 1)),  # type: ignore[call-overload]
+        gradient_bound=None if known.gradient_bound is None else known.gradient_bound * gradient_factor,
+        hessian_bound=None if known.hessian_bound is None else known.hessian_bound * hessian_factor,
+        adaptive_leaf=known.adaptive_leaf,
+        base_score_source=_base_score_source(known, params),
+        label_rule=known.labels,
+        default_metric=known.metric.format(power=params.get("tweedie_variance_power", 1.5)),
+    )
+
+
+def _bound_factors(name: str, params: dict[str, object]) -> tuple[float, float]:
+    scale_pos_weight = float(params.get("scale_pos_weight", 1.0))  # type: ignore[arg-type]
+    if name == "reg:pseudohubererror":
+        return float(params.get("huber_slope", 1.0)), 1.0  # type: ignore[arg-type]
+    if name == "reg:quantileerror":
+        alpha = float(params["quantile_alpha"])  # type: ignore[arg-type]
+        return max(alpha, 1.0 - alpha), 1.0
+    # Rows with label 1 have their weight multiplied; the others keep it.
+    return max(1.0, scale_pos_weight), max(1.0, scale_pos_weight)
+
+
+def _base_score_source(known: _Objective, params: dict[str, object]) -> BaseScoreSource:
+    if "base_score" in params:
+        return BaseScoreSource.GIVEN
+    # regression_obj.cu, RegLossObj::InitEstimation: a Newton step replaces the mean beyond kRtEps = 1e-6.
+    scale_pos_weight = np.float32(params.get("scale_pos_weight", 1.0))  # type: ignore[call-overload]
+    if known.base_score is BaseScoreSource.MEAN and abs(scale_pos_weight - np.float32(1)) > np.float32(1e-6):
+        return BaseScoreSource.STUMP
+    return known.base_score
+
+
+def _check_base_score(name: str, known: _Objective, params: dict[str, object]) -> None:
+    if "base_score" not in params:
+        return
+    low, high = known.base_score_range
+    given = params["base_score"]
+    scores = [float(score) for score in (given if isinstance(given, list) else [given])]  # type: ignore[arg-type]
+    if len(scores) not in (1, int(params.get("num_class", 1))):  # type: ignore[call-overload]
+        raise ConfigurationError(f"base_score: {name} takes one number, or one per class.")
+    # XGBoost holds it as float32: a value that rounds onto a limit would become an infinite margin.
+    with np.errstate(over="ignore"):  # infinite is out of bounds
+        within = all(low < np.float32(score) < high for score in scores)
+    if not within:
+        raise ConfigurationError(f"base_score: {name} needs a value above {low:g} and below {high:g}.")
+
+
+_METRICS: dict[Task, tuple[str, ...]] = {
+    Task.BINARY: ("auc", "aucpr", "logloss", "error", "rmse", "mae"),
+    Task.MULTICLASS: ("mlogloss", "merror", "auc", "aucpr"),
+    Task.REGRESSION: (
+        "rmse", "mae", "rmsle", "mape", "mphe", "quantile", "poisson-nloglik", "gamma-nloglik", "gamma-deviance",
+        "tweedie-nloglik",
+    ),
+}
+_METRIC_ARGUMENTS: dict[str, tuple[float, float, bool]] = {
+    # name -> (low, high, argument required); both limits as XGBoost accepts them: error in (0, 1), rho in [1, 2).
+    "error": (0.0, 1.0, False),
+    "tweedie-nloglik": (1.0, 2.0, True),
+}
+_OBJECTIVE_OF_METRIC = {"quantile": "reg:quantileerror", "mphe": "reg:pseudohubererror"}
+
+
+def check_metric(metric: object, facts: ObjectiveFacts) -> str:
+    """Return a metric's name if it fits the objective and its messages are known.
+
+    Raises:
+        ConfigurationError: Unknown or refused metric, or one that does not fit the objective.
+    """
+    if not isinstance(metric, str):
+        raise ConfigurationError("eval_metric: every metric is a name (text).")
+    name, at, argument = metric.partition("@")
+    fitting = _METRICS[facts.task]
+    if name not in fitting:
+        raise ConfigurationError(
+            f"eval_metric {shown(metric)} is not supported with {facts.name}; supported are: {', '.join(fitting)}."
+        )
+    needed = _OBJECTIVE_OF_METRIC.get(name)
+    if needed is not None and facts.name != needed:
+        raise ConfigurationError(f"eval_metric {shown(name)} reads a parameter of {needed} and is allowed only with it.")
+    if at and name not in _METRIC_ARGUMENTS:
+        raise ConfigurationError(f"eval_metric {shown(metric)}: {name} takes no argument after '@'.")
+    if name in _METRIC_ARGUMENTS:
+        _check_metric_argument(metric, name, at, argument)
+    return metric
+
+
+def _check_metric_argument(metric: str, name: str, at: str, argument: str) -> None:
+    low, high, required = _METRIC_ARGUMENTS[name]
+    if not at:
+        if required:
+            raise ConfigurationError(f"eval_metric {shown(name)} needs its argument: write {name}@1.5, for example.")
+        return
+    try:
+        value = float(argument)
+    except ValueError:
+        value = np.nan
+    if not (low <= value < high):
+        raise ConfigurationError(f"eval_metric {shown(metric)}: the number after '@' must be in [{low:g}, {high:g}).")

@@ -1,0 +1,418 @@
+"""The strict check of XGBoost parameters for the horizontal mode.
+
+XGBoost only warns about a parameter that it does not know, reads some parameters for one objective and ignores them
+for another, and fills in values of its own (``count:poisson`` sets ``max_delta_step`` to 0.7). All sites must train
+with the same effective parameters, and a parameter may change which messages XGBoost sends. So only the parameters
+of this file are accepted, with XGBoost's own types and ranges, and what XGBoost makes of them is read back from a
+probe Booster before anything is sent.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import xgboost
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.checks import check_plain, expect, shown
+from nvflare_plugins.xgb.constraints import check_interaction_constraints, check_monotone_constraints
+from nvflare_plugins.xgb.objectives import OBJECTIVE_PARAMETERS, ObjectiveFacts, check_metric, objective_facts
+
+_Check = Callable[[str, object], object]
+
+ALIASES: dict[str, str] = {
+    "eta": "learning_rate",
+    "gamma": "min_split_loss",
+    "lambda": "reg_lambda",
+    "alpha": "reg_alpha",
+    "n_jobs": "nthread",
+    "random_state": "seed",
+}
+"""XGBoost's second names -> the name used in the agreed document."""
+
+
+def _real(low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False) -> _Check:
+    def check(name: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ConfigurationError(f"{name}: a finite number is needed.")
+        too_low = value <= low if open_low else value < low
+        too_high = value >= high if open_high else value > high
+        if too_low or too_high:
+            interval = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+            raise ConfigurationError(f"{name}={value:g} is outside {interval}.")
+        return float(value)
+
+    return check
+
+
+def _integer(low: int, high: int) -> _Check:
+    def check(name: str, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigurationError(f"{name}: a whole number is needed.")
+        if not low <= value <= high:
+            raise ConfigurationError(f"{name}={value} is outside [{low}, {high}].")
+        return value
+
+    return check
+
+
+def _flag(name: str, value: object) -> bool:
+    if value not in (0, 1) or isinstance(value, float):
+        raise ConfigurationError(f"{name}: true or false is needed.")
+    return bool(value)
+
+
+def _choice(*allowed: str, remedy: str = "") -> _Check:
+    def check(name: str, value: object) -> str:
+        if not isinstance(value, str) or value not in allowed:
+            hint = f" ({remedy})" if remedy else ""
+            raise ConfigurationError(f"{name} must be {' or '.join(allowed)}{hint}; got {shown(value)}.")
+        return value
+
+    return check
+
+
+def _base_score(name: str, value: object) -> object:
+    number = _real(-math.inf)
+    if isinstance(value, (list, tuple)):
+        return [number(name, item) for item in value]
+    return number(name, value)
+
+
+def _quantile_alpha(name: str, value: object) -> float:
+    if isinstance(value, (list, tuple)):
+        if len(value) != 1:
+            raise ConfigurationError(f"{name}: one quantile per job is supported; train one job for each quantile.")
+        value = value[0]
+    return _real(0.0, 1.0, open_low=True, open_high=True)(name, value)  # type: ignore[return-value]
+
+
+_INT31 = 2**31 - 1
+_ONLY_HIST = "approx sends a new sketch of raw values every round, exact cannot be distributed"
+
+_ALLOWED: dict[str, _Check] = {
+    "objective": lambda name, value: _choice_of_objective(name, value),
+    "booster": _choice("gbtree", "dart", remedy="gblinear sends no gradients: every site would train its own model"),
+    "tree_method": _choice("hist", "auto", remedy=_ONLY_HIST),
+    "device": _choice("cpu", remedy="on a GPU XGBoost sends other messages, which are not in the catalogue"),
+    "process_type": _choice("default", remedy="update labels its sums as maxima and would train a wrong model"),
+    "sampling_method": _choice("uniform", remedy="gradient_based sampling is not proved on distributed rows"),
+    "grow_policy": _choice("depthwise", "lossguide"),
+    "multi_strategy": _choice("one_output_per_tree", "multi_output_tree"),
+    "sample_type": _choice("uniform", "weighted"),
+    "normalize_type": _choice("tree", "forest"),
+    "learning_rate": _real(0.0, open_low=True),
+    "min_split_loss": _real(0.0),
+    "min_child_weight": _real(0.0),
+    "reg_lambda": _real(0.0),
+    "reg_alpha": _real(0.0),
+    "max_delta_step": _real(0.0),
+    "max_depth": _integer(0, 30),
+    "max_leaves": _integer(0, 2**24),
+    "max_bin": _integer(2, 65_536),
+    "max_cat_to_onehot": _integer(1, _INT31),
+    "max_cat_threshold": _integer(1, _INT31),
+    "num_parallel_tree": _integer(1, 10_000),
+    "subsample": _real(0.0, 1.0, open_low=True),
+    "colsample_bytree": _real(0.0, 1.0, open_low=True),
+    "colsample_bylevel": _real(0.0, 1.0, open_low=True),
+    "colsample_bynode": _real(0.0, 1.0, open_low=True),
+    "rate_drop": _real(0.0, 1.0),
+    "skip_drop": _real(0.0, 1.0),
+    "one_drop": _flag,
+    "base_score": _base_score,
+    "scale_pos_weight": _real(0.0, open_low=True),
+    "num_class": _integer(2, 10_000),
+    "huber_slope": _real(0.0, open_low=True),
+    "quantile_alpha": _quantile_alpha,
+    "tweedie_variance_power": _real(1.0, 2.0, open_high=True),
+    "seed": _integer(0, _INT31),
+    "seed_per_iteration": _flag,
+    "nthread": _integer(0, 4096),
+    "verbosity": _integer(0, 3),
+    "validate_parameters": _flag,
+    "disable_default_eval_metric": _flag,
+}
+_LOCAL = ("nthread", "verbosity")
+_DART_ONLY = ("rate_drop", "skip_drop", "one_drop", "sample_type", "normalize_type")
+
+_REFUSED: dict[str, str] = {
+    "updater": "the updaters follow from tree_method=hist; leave it out",
+    "updater_seq": "the updaters follow from tree_method=hist; leave it out",
+    "refresh_leaf": "it belongs to process_type=update, which labels its sums as maxima; leave it out",
+    "debug_synchronize": "it broadcasts whole trees in clear; model hashes are compared at the end anyway",
+    "max_cached_hist_node": "it changes which histograms are sent; leave it out",
+    "sparse_threshold": "it is not proved on distributed rows; leave it out",
+    "feature_weights": "weighted column sampling is not proved on distributed rows; use colsample_* alone",
+    "base_margin": "a margin per row is not supported; use base_score, or continue from a model",
+    "enable_categorical": "it follows from the job's public category lists; give those instead",
+    "feature_types": "they follow from the job's public category lists; give those instead",
+    "missing": "missing values are set by the site's data set; leave it out",
+    "gpu_id": "training runs on the CPU; leave it out",
+    "predictor": "prediction runs on the CPU; leave it out",
+    "silent": "write verbosity instead",
+    "n_estimators": "the number of rounds is a field of the job",
+    "num_boost_round": "the number of rounds is a field of the job",
+    "early_stopping_rounds": "early stopping is a field of the job",
+    "lambdarank_pair_method": "ranking is not supported",
+    "ndcg_exp_gain": "ranking is not supported",
+    "aft_loss_distribution": "survival objectives are not supported",
+    "feature_selector": "gblinear is not supported",
+    "num_feature": "it follows from the agreed schema",
+    "num_target": "it follows from the objective",
+    "boost_from_average": "give base_score instead",
+}
+
+
+def _choice_of_objective(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name}: a name (text) is needed; custom objective functions are not supported.")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingParameters:
+    """Checked XGBoost parameters of one job.
+
+    Attributes:
+        agreed: What every site must have equal, under XGBoost's canonical names; JSON values only.
+        metrics: Metrics to evaluate, in order; empty means none.
+        objective: Facts for the scales and the catalogue.
+        effective: What XGBoost itself makes of the parameters (tree, booster and objective settings as text).
+        requested_threads: The job's ``nthread``, or 0 for "as many as the site allows".
+        verbosity: XGBoost's log level at this site.
+    """
+
+    agreed: dict[str, object]
+    metrics: tuple[str, ...]
+    objective: ObjectiveFacts
+    effective: dict[str, str]
+    requested_threads: int
+    verbosity: int
+
+    @property
+    def max_bin(self) -> int:
+        return int(self.agreed["max_bin"])  # type: ignore[call-overload]
+
+    def document(self) -> dict[str, object]:
+        """Return the JSON-able document that all sites compare before training (local settings left out)."""
+        return {"agreed": self.agreed, "metrics": list(self.metrics), "effective": self.effective}
+
+    def for_booster(self, cores: int | None = None) -> dict[str, object]:
+        """Return the parameters for ``xgb.train`` at this site.
+
+        Args:
+            cores: Cores that this process may use; None asks the operating system.
+        """
+        return {
+            **self.agreed,
+            "eval_metric": list(self.metrics),
+            # XGBoost then evaluates exactly the agreed metrics: an unexpected one would send unexpected sums.
+            "disable_default_eval_metric": True,
+            "validate_parameters": True,
+            "nthread": local_threads(self.requested_threads, cores),
+            "verbosity": self.verbosity,
+        }
+
+
+def local_threads(requested: int, cores: int | None = None) -> int:
+    """Return how many threads XGBoost may use at this site: at most all cores but one, at least one.
+
+    The core left over serves the mediator's gRPC threads: with all cores taken, OpenMP's spinning made a round 2 to
+    10 times slower.
+    """
+    available = len(os.sched_getaffinity(0)) if cores is None else cores
+    limit = max(1, available - 1)
+    return min(requested, limit) if requested else limit
+
+
+def check_parameters(
+    params: Mapping[str, object], feature_names: Sequence[str], metrics: Sequence[str] | None = None
+) -> TrainingParameters:
+    """Check a job's XGBoost parameters and return them normalised.
+
+    Call it outside a communicator: the probe Booster would otherwise send messages.
+
+    Args:
+        params: Parameters as for ``xgb.train``; ``eval_metric`` may be among them.
+        feature_names: The agreed columns, in order; constraints may name them.
+        metrics: The metrics, if the job holds them apart; None takes ``eval_metric``, else the objective's default;
+            an empty list evaluates nothing.
+
+    Raises:
+        ConfigurationError: A parameter is unknown, refused, out of range, or does not fit the objective; the
+            message names it and the remedy.
+    """
+    expect("params must be a dictionary of XGBoost parameters", isinstance(params, Mapping))
+    check_plain("params", dict(params))
+    given = _canonical_names(params)
+    requested_metrics = _requested_metrics(given.pop("eval_metric", None), metrics)
+    constraints = {
+        name: given.pop(name) for name in ("monotone_constraints", "interaction_constraints") if name in given
+    }
+    checked = {name: _check_one(name, value) for name, value in given.items()}
+    if checked.get("validate_parameters") is False:
+        raise ConfigurationError("validate_parameters must stay on: unknown parameters are refused here.")
+    verbosity = int(checked.pop("verbosity", 1))  # type: ignore[call-overload]
+    threads = int(checked.pop("nthread", 0))  # type: ignore[call-overload]
+    for forced in ("validate_parameters", "disable_default_eval_metric", "process_type", "sampling_method"):
+        checked.pop(forced, None)
+    checked.setdefault("objective", "reg:squarederror")
+    checked.setdefault("booster", "gbtree")
+    checked.setdefault("max_bin", 256)
+    checked.setdefault("seed", 0)
+    checked |= {"tree_method": "hist", "device": "cpu"}
+    _check_combinations(checked, constraints)
+    checked |= _check_constraints(constraints, feature_names)
+    facts = objective_facts(checked)
+    chosen = _check_metrics(requested_metrics, facts)
+    effective = effective_parameters({**checked, "eval_metric": list(chosen)}, len(feature_names))
+    return TrainingParameters(checked, chosen, facts, effective, threads, verbosity)
+
+
+def _canonical_names(params: Mapping[str, object]) -> dict[str, object]:
+    """Replace aliases; None means "not given", as in XGBoost's own wrappers."""
+    canonical: dict[str, object] = {}
+    for name, value in params.items():
+        if not isinstance(name, str):
+            raise ConfigurationError("parameter names are text.")
+        if value is None:
+            continue
+        target = ALIASES.get(name, name)
+        if target in canonical:
+            raise ConfigurationError(f"parameter {shown(target)} is given twice (under two names); give it once.")
+        canonical[target] = value
+    return canonical
+
+
+def _check_one(name: str, value: object) -> object:
+    if name in _ALLOWED:
+        return _ALLOWED[name](name, value)
+    if name in _REFUSED:
+        raise ConfigurationError(f"parameter {name!r} is refused: {_REFUSED[name]}.")
+    known = [*_ALLOWED, *ALIASES, "monotone_constraints", "interaction_constraints", "eval_metric"]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ConfigurationError(f"parameter {shown(name)} is not supported.{hint}")
+
+
+def _check_combinations(params: dict[str, object], constraints: Mapping[str, object]) -> None:
+    objective = str(params["objective"])
+    for name, fitting in OBJECTIVE_PARAMETERS.items():
+        if name in params and objective not in fitting:
+            raise ConfigurationError(f"{name} is read only by {', '.join(fitting)}, not by {objective}; leave it out.")
+    for name, remedy in (("num_class", "the number of label classes"), ("quantile_alpha", "the quantile to fit")):
+        if objective in OBJECTIVE_PARAMETERS[name] and name not in params:
+            raise ConfigurationError(f"{objective} needs {name}: {remedy}.")
+    if params["booster"] != "dart":
+        for name in _DART_ONLY:
+            if name in params:
+                raise ConfigurationError(f"{name} is read only by booster=dart; set it, or leave {name} out.")
+    if params.get("max_depth") == 0 and not params.get("max_leaves"):
+        raise ConfigurationError("max_depth=0 means no limit and then needs max_leaves above 0.")
+    if params.get("multi_strategy") == "multi_output_tree":
+        if objective not in OBJECTIVE_PARAMETERS["num_class"]:
+            raise ConfigurationError("multi_strategy=multi_output_tree needs a multi: objective.")
+        if params["booster"] == "dart" or constraints:
+            raise ConfigurationError("XGBoost 3.2 has neither dart nor constraints with multi_output_tree.")
+
+
+def _check_constraints(constraints: Mapping[str, object], feature_names: Sequence[str]) -> dict[str, object]:
+    checked: dict[str, object] = {}
+    if "monotone_constraints" in constraints:
+        checked["monotone_constraints"] = check_monotone_constraints(
+            constraints["monotone_constraints"], feature_names
+        )
+    if "interaction_constraints" in constraints:
+        checked["interaction_constraints"] = check_interaction_constraints(
+            constraints["interaction_constraints"], feature_names
+        )
+    return checked
+
+
+def _requested_metrics(eval_metric: object, metrics: Sequence[str] | None) -> list[object] | None:
+    if eval_metric is not None and metrics is not None:
+        raise ConfigurationError("metrics are given twice: as eval_metric and as a field of the job; give them once.")
+    requested = eval_metric if metrics is None else metrics
+    if requested is None:
+        return None
+    return list(requested) if isinstance(requested, (list, tuple)) else [requested]
+
+
+def _check_metrics(requested: list[object] | None, facts: ObjectiveFacts) -> tuple[str, ...]:
+    metrics = [facts.default_metric] if requested is None else [check_metric(metric, facts) for metric in requested]
+    if len(set(metrics)) != len(metrics):
+        raise ConfigurationError("eval_metric: a metric is given twice.")
+    return tuple(metrics)
+
+
+_UNUSED = re.compile(r"Parameters:\s*\{(?P<names>[^}]*)\}\s*are not used")
+
+
+def effective_parameters(params: Mapping[str, object], n_features: int) -> dict[str, str]:
+    """Ask XGBoost what it makes of the parameters, and refuse what it would only warn about.
+
+    Args:
+        params: Parameters under canonical names, ``eval_metric`` included.
+        n_features: Number of columns, so that the probe needs no data.
+
+    Raises:
+        ConfigurationError: XGBoost rejects a parameter, does not use one, or changes one.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            probe = xgboost.Booster({**params, "num_feature": n_features, "validate_parameters": True, "nthread": 1})
+            config = json.loads(probe.save_config())["learner"]
+        except (xgboost.core.XGBoostError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigurationError(f"XGBoost {xgboost.__version__} refuses the parameters: {reason}") from None
+    for warning in caught:
+        unused = _UNUSED.search(str(warning.message))
+        if unused:
+            raise ConfigurationError(f"XGBoost does not use the parameters {unused['names'].strip()}; leave them out.")
+    effective = _leaves(config)
+    for name, value in params.items():
+        if name in effective and not _same_value(value, effective[name]):
+            raise ConfigurationError(f"XGBoost changes {name}={shown(value)} to {effective[name]!r}; give that value.")
+    return effective
+
+
+_REPORTED = ("tree_train_param", "hist_train_param", "dart_train_param", "gbtree_model_param", "learner_train_param")
+
+
+def _leaves(config: object) -> dict[str, str]:
+    """Collect the settings that decide training, by canonical name."""
+    found: dict[str, str] = {}
+    if isinstance(config, list):
+        for item in config:
+            found |= _leaves(item)
+    elif isinstance(config, dict):
+        for key, value in config.items():
+            if key in _REPORTED or (key.endswith("_param") and key.split("_")[0] in _OBJECTIVE_SECTIONS):
+                found |= {name: str(text) for name, text in value.items() if name not in ALIASES}
+            elif isinstance(value, (dict, list)):
+                found |= _leaves(value)
+    return dict(sorted(found.items()))
+
+
+_OBJECTIVE_SECTIONS = ("reg", "poisson", "tweedie", "quantile", "pseudo", "softmax")
+
+
+def _same_value(given: object, effective: str) -> bool:
+    if isinstance(given, bool):
+        return effective == str(int(given))
+    if isinstance(given, (int, float)):
+        try:
+            # XGBoost holds these settings as float32; quantile_alpha is shown as a list of one.
+            return math.isclose(float(effective.strip("[]")), given, rel_tol=1e-6, abs_tol=1e-37)
+        except ValueError:
+            return False
+    return isinstance(given, list) or str(given) == effective

@@ -1,0 +1,210 @@
+"""The protocol against plain sets; what each party gets to see; and parties that do not keep to it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from he_processors.errors import AuthenticationError, JobAborted, PolicyRefusal, ProtocolError
+from nvflare_plugins.alignment.blinding import POINT_BYTES, BlindingKey
+from nvflare_plugins.alignment.intersection import intersect
+from nvflare_plugins.alignment.lists import Lists, pack_block, unpack_block
+from tests.support.alignment import needs_psi, run_parties
+
+pytestmark = needs_psi
+
+
+class Listener:
+    """A session that passes a party's plaintext through a hook, in either direction."""
+
+    def __init__(
+        self, session: Any, on_seal: Callable[[bytes], bytes] = bytes, on_open: Callable[[bytes], Any] = bytes
+    ) -> None:
+        self._session, self._on_seal, self._on_open = session, on_seal, on_open
+
+    def seal_for(self, rank: int, plaintext: bytes, purpose: str) -> bytes:
+        return self._session.seal_for(rank, self._on_seal(plaintext), purpose)
+
+    def open_of(self, rank: int, sealed: bytes, purpose: str) -> bytes:
+        plaintext = self._session.open_of(rank, sealed, purpose)
+        self._on_open(plaintext)
+        return plaintext
+
+
+def run(
+    folder: Path, sets: list[list[str]], least: int = 1, listen: Callable[[int, Any], Any] = lambda r, s: s, **more: Any
+) -> list[Any]:
+    def take_part(channel, session, policy):
+        lists = Lists(channel, listen(channel.rank, session), "test", max(map(len, sets)))
+        return sorted(intersect(lists, sets[channel.rank], [len(s) for s in sets], least))
+
+    return run_parties(folder, len(sets), take_part, **more)
+
+
+def overlapping(n_parties: int, seed: int, n: int = 60) -> list[list[str]]:
+    source = random.Random(seed)
+    pool = [f"item{number}" for number in range(n)]
+    return [source.sample(pool, source.randrange(n // 2, n)) for _ in range(n_parties)]
+
+
+@pytest.mark.parametrize(("n_parties", "seed"), list(itertools.product((2, 3, 4, 5), range(3))))
+def test_every_party_finds_the_common_items(tmp_path, n_parties, seed):
+    sets = overlapping(n_parties, seed)
+    common = set.intersection(*map(set, sets))
+    for own, found in zip(sets, run(tmp_path, sets), strict=True):
+        assert [own[place] for place in found] == [item for item in own if item in common]
+
+
+def test_blocks_do_not_change_the_result(tmp_path, monkeypatch):
+    monkeypatch.setattr("nvflare_plugins.alignment.lists.BLOCK", 8)
+    sets = overlapping(3, 9)
+    common = set.intersection(*map(set, sets))
+    assert [len(found) for found in run(tmp_path, sets)] == [len(common)] * 3
+
+
+def test_all_or_one(tmp_path):
+    pool = [f"item{number}" for number in range(20)]
+    assert run(tmp_path / "all", [pool, pool[::-1]]) == [list(range(20))] * 2
+    assert run(tmp_path / "one", [["a", "b"], ["c", "b"], ["b"]]) == [[1], [1], [0]]
+
+
+@pytest.mark.parametrize("n_parties", [2, 3])
+def test_too_few_common_items_end_it_before_anyone_learns_which(tmp_path, n_parties):
+    sets = [[f"item{number}" for number in range(10)], [f"item{number}" for number in range(6, 16)]] * 2
+    seen: list[bytes] = []
+    outcomes = run(
+        tmp_path, sets[:n_parties], least=5, listen=lambda r, s: Listener(s, on_seal=lambda p: seen.append(p) or p)
+    )
+    refused = [outcome for outcome in outcomes if isinstance(outcome, PolicyRefusal)]
+    assert len(refused) == 1 and "min_intersection" in str(refused[0])
+    assert sum(isinstance(outcome, JobAborted) for outcome in outcomes) == n_parties - 1
+    assert all("min_intersection" in str(outcome) for outcome in outcomes)
+    assert not any(character.isdigit() for character in str(refused[0])), "it must not say how many"
+    # Each party sent its part of the round, and some of the comparison; nothing went on its way back.
+    assert len(seen) <= n_parties * (n_parties - 1) + (n_parties - 1)
+
+
+def test_what_a_party_sees_matches_no_more_than_it_may_learn(tmp_path):
+    """Equal points in two lists are all that a party without the others' keys can find: count them.
+
+    Sets whose intersections all have different sizes, so that a size tells which intersection it belongs to.
+    """
+    n_of = {"abc": 8, "ab": 3, "ac": 5, "bc": 7, "a": 20, "b": 20, "c": 20}
+
+    def make(*names: str) -> list[str]:
+        return [f"{name}{number}" for name in names for number in range(n_of[name])]
+
+    sets = [make("abc", "ab", "ac", "a"), make("abc", "ab", "bc", "b"), make("abc", "ac", "bc", "c")]
+    views: dict[int, list[frozenset[bytes]]] = {0: [], 1: [], 2: []}
+
+    def listen(rank, session):
+        def keep(plaintext: bytes) -> bytes:
+            points = unpack_block(plaintext, (len(plaintext) - 4) // POINT_BYTES)
+            views[rank].append(frozenset(points))
+            return plaintext
+
+        return Listener(session, keep, keep)
+
+    found = run(tmp_path, sets, listen=listen)
+    assert [len(places) for places in found] == [8, 8, 8]
+    learnt = {
+        rank: {len(one & other) for one, other in itertools.combinations(set(lists), 2)}
+        for rank, lists in views.items()
+    }
+    # 8 ids are common to all. Parties 1 and 2 share 8 + 7, and only they may know.
+    assert learnt[0] == {0, 8}
+    assert learnt[1] == {0, 8, 15}
+    assert learnt[2] <= {0, 8, 15}
+
+
+def test_lists_are_shuffled_before_they_leave_their_owner(tmp_path, monkeypatch):
+    sets = overlapping(2, 4)
+    keys: list[BlindingKey] = []
+    received: dict[int, list[bytes]] = {}
+
+    class Known(BlindingKey):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            keys.append(self)
+
+    def listen(rank, session):
+        def keep(plaintext: bytes) -> None:
+            received.setdefault(rank, unpack_block(plaintext, (len(plaintext) - 4) // POINT_BYTES))
+
+        return Listener(session, on_open=keep)
+
+    monkeypatch.setattr("nvflare_plugins.alignment.intersection.BlindingKey", Known)
+    run(tmp_path, sets, listen=listen)
+    for rank in (0, 1):
+        in_order = [key.blind_items(sets[1 - rank]) for key in keys]
+        assert sorted(received[rank]) in [sorted(points) for points in in_order]
+        assert received[rank] not in in_order
+
+
+# -- parties that do not keep to the protocol -------------------------------------------------------------------------
+
+SETS = [[f"item{number}" for number in range(16)]] * 3
+
+
+def lie(tmp_path, change: Callable[[list[bytes]], list[bytes]], at: int) -> list[Any]:
+    """Let party 1 change the points of its ``at``-th block."""
+    count = itertools.count()
+
+    def on_seal(plaintext: bytes) -> bytes:
+        if next(count) != at:
+            return plaintext
+        size = (len(plaintext) - 4) // POINT_BYTES
+        return pack_block(change(unpack_block(plaintext, size)), size)
+
+    outcomes = run(tmp_path, SETS, listen=lambda rank, s: Listener(s, on_seal) if rank == 1 else s)
+    assert any(isinstance(outcome, ProtocolError) for outcome in outcomes)
+    # Only one party can notice wrong points on their way back; the others hear of it when ``align`` compares results.
+    may_end = (ProtocolError, JobAborted, list) if at in BACK else (ProtocolError, JobAborted)
+    assert all(isinstance(outcome, may_end) for outcome in outcomes)
+    return outcomes
+
+
+ROUND, BACK = (0, 1), (3, 4)  # the blocks that party 1 sends: two in the round, one to compare, two on the way back
+
+
+@pytest.mark.parametrize("at", [*ROUND, *BACK])
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda points: points[1:], id="drops a point"),
+        pytest.param(lambda points: [points[0], *points[:-1]], id="repeats a point"),
+        pytest.param(lambda points: [b"\2" + b"\xff" * 32, *points[1:]], id="leaves the curve"),
+        pytest.param(lambda points: [b"\0" * 33, *points[1:]], id="sends zeros"),
+    ],
+)
+def test_lists_that_change_on_their_way_are_noticed(tmp_path, change, at):
+    lie(tmp_path, change, at)
+
+
+@pytest.mark.parametrize("at", BACK)
+def test_points_of_another_key_on_the_way_back_are_noticed(tmp_path, at):
+    outcomes = lie(tmp_path, lambda points: BlindingKey().blind(points), at)
+    assert any("another key" in str(outcome) for outcome in outcomes)
+
+
+@pytest.mark.parametrize("plaintext", [b"", b"\0", b"x" * 100, b"\xff" * 532, bytes(10_000)])
+def test_any_bytes_of_a_party_are_a_clear_error(tmp_path, plaintext):
+    outcomes = run(tmp_path, SETS, listen=lambda rank, s: Listener(s, lambda p: plaintext) if rank == 1 else s)
+    assert any(isinstance(outcome, ProtocolError) for outcome in outcomes)
+    assert all(isinstance(outcome, (ProtocolError, JobAborted)) for outcome in outcomes)
+
+
+def test_a_server_that_changes_a_sealed_block_is_noticed(tmp_path):
+    count = itertools.count()
+
+    def tamper(reply: bytes) -> bytes:
+        return reply[:-20] + bytes([reply[-20] ^ 1]) + reply[-19:] if next(count) == 5 else reply
+
+    outcomes = run(tmp_path, SETS, tamper_reply={"party-b": tamper})
+    assert isinstance(outcomes[1], (AuthenticationError, ProtocolError))
+    assert all(isinstance(outcome, Exception) for outcome in outcomes)

@@ -1,0 +1,61 @@
+"""A model that leaves its site says how many rows its nodes hold no longer, and predicts the same."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import xgboost as xgb
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.cli.export import STRIPPED_ATTRIBUTE, check_has_sum_hessian, strip_sum_hessian
+from nvflare_plugins.cli.main import main
+
+
+@pytest.mark.parametrize("params", [{}, {"booster": "dart", "rate_drop": 0.5}, {"num_parallel_tree": 2}])
+def test_a_stripped_model_predicts_the_same_without_hessians(params):
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(200, 4)).astype(np.float32)
+    data = xgb.DMatrix(features, label=features[:, 0] > 0)
+    booster = xgb.train({"objective": "binary:logistic", "seed": 1, **params}, data, 4)
+    model = bytes(booster.save_raw("json"))
+    stripped = strip_sum_hessian(model)
+    again = xgb.Booster(model_file=bytearray(stripped))
+    assert np.array_equal(again.predict(data), xgb.Booster(model_file=bytearray(model)).predict(data))
+    text = stripped.decode()
+    assert set(_hessians(json.loads(text))) == {0.0}
+    assert again.attr(STRIPPED_ATTRIBUTE)
+    check_has_sum_hessian(model, "cover")
+    # Stock XGBoost knows nothing of the attribute: what it cannot compute any more must not look like an answer.
+    for kind in ("pred_contribs", "pred_interactions"):
+        assert np.isnan(again.predict(data, **{kind: True})).any(axis=-1).all()
+    with pytest.raises(ConfigurationError, match="SHAP values needs sum_hessian"):
+        check_has_sum_hessian(stripped, "SHAP values")
+
+
+def _hessians(node) -> list[float]:
+    if isinstance(node, dict):
+        own = node.get("sum_hessian", [])
+        return list(own) + [h for key, child in node.items() if key != "sum_hessian" for h in _hessians(child)]
+    return [h for child in node for h in _hessians(child)] if isinstance(node, list) else []
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"learner": {"gradient_booster": {"name": "gblinear"}}}'])
+def test_what_is_no_tree_model_is_refused(content):
+    with pytest.raises(ConfigurationError):
+        strip_sum_hessian(content)
+
+
+def test_a_part_of_a_vertical_model_is_refused_with_the_way_to_a_whole_one():
+    with pytest.raises(ConfigurationError, match="the action merge makes one"):
+        strip_sum_hessian(b'{"format": "vertical model"}')
+
+
+def test_command_writes_the_copy(tmp_path, capsys):
+    booster = xgb.train({}, xgb.DMatrix(np.eye(4), label=[0, 1, 0, 1]), 1)
+    booster.save_model(tmp_path / "model.json")
+    assert main(["export", str(tmp_path / "model.json"), str(tmp_path / "copy.json")]) == 0
+    assert STRIPPED_ATTRIBUTE in (tmp_path / "copy.json").read_text()
+    assert main(["export", str(tmp_path / "absent.json"), str(tmp_path / "copy.json")]) == 1
+    assert "cannot read" in capsys.readouterr().err

@@ -1,0 +1,98 @@
+"""The command that shows a site's privacy ledgers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dp_components.events import LaplaceEvent, Release, RepeatedEvent
+from dp_components.ledger import Budget, Ledger, LedgerIdentity
+from dp_components.neighbouring import NeighbouringRelation
+from nvflare_plugins.cli.ledger import ledger_folder
+from nvflare_plugins.cli.main import main
+from nvflare_plugins.site.policy.policy import SitePolicy, template
+
+ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "veilboost.json").write_text(template({"credit": "credit.csv"}))
+    return tmp_path
+
+
+def begin(workspace: Path, data_set: str) -> Ledger:
+    policy = SitePolicy.load(workspace, "site-1")
+    event, budget = LaplaceEvent(0.1, ROW), Budget(1.0, 1e-6, pure_epsilon=0.5)
+    identity = LedgerIdentity("site-1", data_set, ROW)
+    ledger = Ledger.open(ledger_folder(policy), identity, budget, policy.ledger_heads)
+    ledger.open_job("job-17", RepeatedEvent(event, 5))
+    ledger.release("job-17", "tree 0", lambda: Release(np.array([1]), event))
+    return ledger
+
+
+def test_it_shows_all_data_sets_or_one(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ledger", str(workspace), "--site", "site-1"]) == 0
+    assert "spent nothing" in capsys.readouterr().out
+    begin(workspace, "credit")
+    begin(workspace, "bank")
+    assert main(["ledger", str(workspace), "--site", "site-1"]) == 0
+    output = capsys.readouterr().out
+    assert "Data set bank" in output and "Data set credit" in output and "job-17" in output
+    assert main(["ledger", str(workspace), "--site", "site-1", "--data-set", "bank"]) == 0
+    assert "credit" not in capsys.readouterr().out
+
+
+def test_a_simulator_workspace_is_searched_for_the_site(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = workspace / "site-1"
+    (own / "local").mkdir(parents=True)
+    (own / "local" / "veilboost.json").write_text(template({"credit": "credit.csv"}))
+    begin(own, "credit")
+    for folder in (workspace, own):
+        assert main(["ledger", str(folder), "--site", "site-1"]) == 0
+        assert "job-17" in capsys.readouterr().out
+    assert main(["ledger", str(workspace), "--site", "site-2"]) == 0
+    assert f"no privacy ledger in {workspace}" in capsys.readouterr().out
+
+
+def test_it_closes_a_job_that_will_not_go_on(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = begin(workspace, "credit")
+    assert not ledger.quote(LaplaceEvent(0.1, ROW)).fits
+    assert main(["ledger", str(workspace), "--site", "site-1", "--close", "job-17"]) == 0
+    assert "closed" in capsys.readouterr().out
+    assert ledger.quote(LaplaceEvent(0.4, ROW)).fits
+
+
+def test_a_ledger_that_lacks_its_end_is_refused_until_the_loss_is_charged(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A journal cut at the end of a line was once taken as it was: what had been spent was free again."""
+    begin(workspace, "credit")
+    [path] = (workspace / "veilboost_ledgers").rglob("credit.ledger")
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
+    arguments = ["ledger", str(workspace), "--site", "site-1"]
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert "its end is missing" in error and "--accept-cut" in error
+    assert main([*arguments, "--data-set", "credit", "--accept-cut"]) == 0
+    assert "pure epsilon 0.1," in capsys.readouterr().out
+    assert main([*arguments, "--data-set", "credit", "--accept-cut"]) == 1
+    assert "lacks nothing" in capsys.readouterr().err
+    assert main(arguments) == 0
+    assert "(records that are missing)" in capsys.readouterr().out
+    [head] = (workspace / "veilboost_registry").rglob("credit.head")
+    head.unlink()
+    assert main(arguments) == 1
+    assert main([*arguments, "--data-set", "credit", "--accept-cut"]) == 0
+    assert "epsilon 0.5 of 0.5" in capsys.readouterr().out
+
+
+def test_mistakes_are_named(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begin(workspace, "credit")
+    begin(workspace, "bank")
+    for arguments in (["--data-set", "other"], ["--close", "job-17"], ["--data-set", "bank", "--close", "job-99"]):
+        assert main(["ledger", str(workspace), "--site", "site-1", *arguments]) == 1
+        assert "veilboost ledger:" in capsys.readouterr().err

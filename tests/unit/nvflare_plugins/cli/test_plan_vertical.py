@@ -1,0 +1,61 @@
+"""The plan of a vertical training: counts that a person can check, monotone, and refusals."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.cli.plan import command as plan_module
+from nvflare_plugins.cli.plan.vertical import CipherRates, VerticalWorkload, estimate_vertical, render_vertical
+
+RATES = CipherRates(
+    encrypt_s=1e-3, receive_s=1e-6, add_s=1e-4, pack_s=1e-2, open_s=1e-1, pairs_per_ciphertext=10, ciphertext_bytes=512
+)
+BASE = VerticalWorkload(1000, 3, (2, 4), bins=9, depth=3, trees=5, key_bits=2048)
+
+
+def test_counts_of_a_full_tree():
+    # Built: the root, one child of the first pair, two of the second level's: 1 + 1 + 2; rows 1000 + 500 + 500.
+    assert BASE.built_nodes == 4 and BASE.built_rows == 2000
+    estimate = estimate_vertical(BASE, RATES, 1e6, 0)
+    first, second = estimate.passives
+    assert estimate.encrypt_s == pytest.approx(1.0)
+    assert first.histogram_s == pytest.approx(2000 * 2 * 1e-4)
+    assert second.pack_s == pytest.approx(4 * 4 * 10 * 1e-2)
+    assert estimate.open_s == pytest.approx(4 * (2 + 4) * 10 * 1e-1)
+    assert first.bytes_in == 512_000 and second.bytes_out == 16 * 512
+    assert estimate.network_s == pytest.approx((2 * 512_000 + (8 + 16) * 512) / 1e6)
+    assert estimate.core_s == pytest.approx(1.0 + estimate.open_s + first.core_s + second.core_s)
+
+
+def test_more_of_anything_never_costs_less():
+    fields = {name: getattr(BASE, name) for name in VerticalWorkload.__dataclass_fields__}
+    fewer = estimate_vertical(BASE, RATES, 1e6, 0)
+    for change in ({"rows": 2000}, {"own": 6}, {"foreign": (4, 8)}, {"bins": 18}, {"depth": 4}):
+        more = estimate_vertical(VerticalWorkload(**{**fields, **change}), RATES, 1e6, 0)
+        assert more.core_s >= fewer.core_s and more.active_memory >= fewer.active_memory
+        assert all(a.memory >= b.memory for a, b in zip(more.passives, fewer.passives, strict=True))
+
+
+@pytest.mark.parametrize("wrong", [{"rows": 0}, {"foreign": ()}, {"foreign": (0,)}, {"key_bits": 1024}, {"depth": 0}])
+def test_impossible_workloads_are_refused(wrong):
+    with pytest.raises(ConfigurationError):
+        VerticalWorkload(**{"rows": 10, "own": 1, "foreign": (1,), **wrong})
+
+
+def test_text_names_every_party():
+    text = render_vertical(BASE, estimate_vertical(BASE, RATES, 1e6, 0), 1e6)
+    assert "active party" in text and "passive party 2" in text and "3 own and 2 + 4 foreign features" in text
+
+
+def test_command_measures_real_rates(capsys):
+    parser = argparse.ArgumentParser()
+    plan_module.add_parser(parser.add_subparsers())
+    words = "plan --rows 5000 --features 2 --foreign-features 3 --depth 3 --bins 16 --key-bits 2048 --json"
+    arguments = parser.parse_args(words.split())
+    assert arguments.func(arguments) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["estimate"]["core_s"] > 0 and document["rates"]["pairs_per_ciphertext"] >= 7

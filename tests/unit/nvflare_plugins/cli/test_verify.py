@@ -1,0 +1,498 @@
+"""``veilboost verify``: good evidence passes, and each thing that can be wrong is found and named."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+
+import pytest
+
+from he_processors.errors import ProtocolError
+from nvflare_plugins.cli import verify as verify_module
+from nvflare_plugins.cli.verify import find_evidence, render, verify_files
+from nvflare_plugins.evidence import log as evidence
+from nvflare_plugins.evidence.audit import Audit
+from nvflare_plugins.evidence.contents import Content, Protection
+from nvflare_plugins.evidence.format import SERVER, export_name
+from tests.support.evidence_attempts import SITES, Attempt, ToyAuthority, complete_attempt, rewrite
+
+
+def check(folder):
+    return verify_files(find_evidence([folder]), ToyAuthority())
+
+
+def only_failures(folder) -> str:
+    result = check(folder)
+    assert not result.sound
+    return "\n".join([*result.failures, *(text for attempt in result.attempts for text in attempt.failures)])
+
+
+def cli(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    verify_module.add_parser(parser.add_subparsers())
+    parsed = parser.parse_args(["verify", *map(str, arguments)])
+    return parsed.func(parsed)
+
+
+@pytest.mark.parametrize("profile", ["masks", "bfv", "ckks", "plain"])
+@pytest.mark.parametrize("signed", [False, True])
+def test_good_evidence_is_verified(tmp_path, profile, signed):
+    result = check(complete_attempt(tmp_path, profile=profile, signed=signed))
+    assert result.sound, [a.failures for a in result.attempts]
+    [attempt] = result.attempts
+    assert (attempt.sites, attempt.signed, attempt.completed, attempt.profile) == (SITES, signed, True, profile)
+    text = render(result)
+    assert ("UNSIGNED" in text) == (not signed)
+    assert ("IN CLEAR" in text) == (profile == "plain")
+    assert "does not show" in text and "gradient histograms" in text
+
+
+def test_the_hash_of_every_sites_policy_is_shown(tmp_path, capsys):
+    complete_attempt(tmp_path)
+    hashes = {site: hashlib.sha256(site.encode()).hexdigest() for site in SITES}
+    cli(tmp_path)
+    text = capsys.readouterr().out
+    assert all(f"policy    {site}: {policy_hash}" in text for site, policy_hash in hashes.items())
+    cli(tmp_path, "--json")
+    assert json.loads(capsys.readouterr().out)["attempts"][0]["policies"] == hashes
+
+
+def test_two_sites_and_no_rounds(tmp_path):
+    assert check(complete_attempt(tmp_path, rounds=0, sites=("a", "b"))).sound
+
+
+def test_table_counts_messages_and_bytes(tmp_path):
+    result = check(complete_attempt(tmp_path, rounds=3))
+    by_kind = {t.kind: t for t in verify_module.traffic(result.attempts[0].logs)}
+    histogram = by_kind["HISTOGRAM"]
+    assert (histogram.messages, histogram.bytes_out, histogram.bytes_in) == (9, 9 * 32, 9 * 32)
+    assert histogram.codec == "MASKED" and histogram.private and not by_kind["HANDSHAKE"].private
+    assert "ROOT_SUM x9: from the root histogram" in render(result)
+
+
+@pytest.mark.parametrize("name", [*SITES, "server"])
+def test_missing_log(tmp_path, name):
+    complete_attempt(tmp_path)
+    (tmp_path / export_name(name)).unlink()
+    assert f"the log of {name} is missing" in only_failures(tmp_path)
+
+
+def test_no_evidence_at_all(tmp_path):
+    assert "no evidence found" in only_failures(tmp_path)
+    text = render(check(tmp_path))
+    assert "NOT VERIFIED" in text and "the parties' records agree" not in text
+
+
+def test_a_root_that_is_not_there_is_named(tmp_path, capsys):
+    complete_attempt(tmp_path / "evidence")
+    assert cli(tmp_path / "evidence", "--root-ca", tmp_path / "rootCA.pem") == 1
+    assert f"there is no file {tmp_path / 'rootCA.pem'}" in capsys.readouterr().err
+
+
+def test_same_file_twice_counts_once_but_two_different_logs_do_not(tmp_path):
+    complete_attempt(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    copy = tmp_path / "b" / export_name("site-1")
+    shutil.copy(tmp_path / "a" / export_name("site-1"), copy)
+    assert check(tmp_path).sound
+    rewrite(copy, lambda records: records[1].update(size=33))
+    assert "2 different logs of site-1" in only_failures(tmp_path)
+
+
+def test_links_are_not_followed(tmp_path):
+    complete_attempt(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / export_name("site-9")).symlink_to("/etc/passwd")
+    assert check(tmp_path).sound
+
+
+def bent(tmp_path, party, direction, at, **changes):
+    """Run an attempt in which one party records one message otherwise (None: not at all)."""
+
+    def bend(by, peer, way, count, fields):
+        if (by if by != "server" else peer, by == "server", way, count) == (*party, direction, at):
+            return {**fields, **changes} if changes else None
+        return fields
+
+    return only_failures(complete_attempt(tmp_path, bend=bend))
+
+
+def test_site_sent_other_bytes_than_the_server_received(tmp_path):
+    text = bent(tmp_path, ("site-2", False), "sent", 3, payload=b"other bytes")
+    assert "site-2 and the server: exchange 3 (HISTOGRAM)" in text
+
+
+def test_server_sent_other_bytes_than_the_site_received(tmp_path):
+    text = bent(tmp_path, ("site-2", False), "received", 3, payload=b"other bytes")
+    assert "site-2 and the server: exchange 3" in text and "different answers at exchange 3" in text
+
+
+def test_server_gave_one_site_another_answer(tmp_path):
+    def bend(by, peer, way, count, fields):
+        site = peer if by == "server" else by
+        to_site = (by == "server") == (way == "sent")
+        return {**fields, "payload": b"forged"} if to_site and site == "site-3" and count == 3 else fields
+
+    text = only_failures(complete_attempt(tmp_path, bend=bend))
+    assert "site-3 and site-1 received different answers at exchange 3" in text
+    assert "and the server" not in text
+
+
+def test_missing_records(tmp_path):
+    assert "was due" in bent(tmp_path / "1", ("site-2", False), "sent", 3)
+    assert "server: exchange 3" in bent(tmp_path / "2", ("site-2", True), "received", 3)
+
+
+@pytest.mark.parametrize("field", ["counter", "n_values", "kind", "phase"])
+def test_fields_that_do_not_fit(tmp_path, field):
+    value = {"counter": 9, "n_values": 5, "kind": "METRIC", "phase": "update:9"}[field]
+    assert bent(tmp_path, ("site-2", False), "sent", 3, **{field: value})
+
+
+@pytest.mark.parametrize("profile", ["masks", "bfv", "ckks"])
+def test_leak_is_found_even_if_all_parties_call_the_kind_public(tmp_path, profile):
+    def bend(by, peer, way, count, fields):
+        if fields["kind"] == "HISTOGRAM":
+            return {**fields, "codec": "PUBLIC", "private": False}
+        return fields
+
+    text = only_failures(complete_attempt(tmp_path, profile=profile, bend=bend))
+    assert "HISTOGRAM is recorded as public, which it is not" in text
+
+
+def test_leak_written_by_a_changed_program(tmp_path):
+    complete_attempt(tmp_path)
+    for name in (*SITES, "server"):
+
+        def leak(records):
+            for record in records:
+                if record.get("kind") == "HISTOGRAM":
+                    record.update(codec="PLAIN", salt="private")
+
+        rewrite(tmp_path / export_name(name), leak)
+    assert "LEAK: private message HISTOGRAM travelled as PLAIN" in only_failures(tmp_path)
+
+
+@pytest.mark.parametrize(("profile", "codec"), [("masks", "BFV"), ("masks", "CKKS"), ("bfv", "CKKS"), ("ckks", "BFV")])
+def test_weaker_protection_than_the_profile_names_is_a_leak(tmp_path, profile, codec):
+    def bend(by, peer, way, count, fields):
+        return {**fields, "codec": codec} if fields["kind"] == "METRIC" else fields
+
+    assert "LEAK: private message METRIC" in only_failures(complete_attempt(tmp_path, profile=profile, bend=bend))
+
+
+def test_unknown_kind_and_profile(tmp_path):
+    def bend(by, peer, way, count, fields):
+        return {**fields, "kind": "SURPRISE"} if fields["kind"] == "METRIC" else fields
+
+    text = only_failures(complete_attempt(tmp_path, bend=bend))
+    assert "'SURPRISE' is not in the catalogue" in text
+    complete = tmp_path / "other"
+    complete_attempt(complete)
+    for name in (*SITES, "server"):
+        rewrite(complete / export_name(name), lambda records: records[0].update(profile="magic"))
+    assert "profile magic is unknown" in only_failures(complete)
+
+
+def test_sites_with_different_models(tmp_path):
+    attempt = Attempt(tmp_path)
+    attempt.open_session()
+    attempt.round(0)
+    attempt.logs["site-2"].model("model.json", 1234, b"x" * 32)
+    for site in ("site-1", "site-3"):
+        attempt.logs[site].model("model.json", 1234, b"y" * 32)
+    attempt.exchange_heads()
+    for log in attempt.logs.values():
+        log.end("completed")
+    assert "site-2 and site-1 ended with different models" in only_failures(attempt.close())
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({"parameters_hash": "bb"}, "different parameters hash"),
+     ({"signed": False, "certificate": None}, "different signed"),
+     ({"public_key_fingerprints": {}}, "different public keys"),
+     ({"versions": {"xgboost": "3.2.1"}}, "versions of xgboost"),
+     ({"certificate": "certificate of site-3"}, "names another site"),
+     ({"certificate": "certificate of site-2, forged"}, "not the one that the sites verified")],
+)  # fmt: skip
+def test_session_that_the_sites_do_not_agree_on(tmp_path, changes, expected):
+    attempt = Attempt(tmp_path, signed=True)
+    attempt.open_session(**{"site-2": changes})
+    attempt.round(0)
+    assert expected in only_failures(attempt.finish())
+
+
+@pytest.mark.parametrize("odd", [{"key_bits": 2048}, {"epsilon": "9"}, {"preset": "exact"}])
+def test_sites_must_have_had_the_same_protection(tmp_path, odd):
+    facts = {"key_bits": 3072, "epsilon": "1", "preset": "guarded"}
+    attempt = Attempt(tmp_path)
+    attempt.open_session(
+        **{"site-1": {"protection": facts}, "site-2": {"protection": facts | {"own": "x"}},
+           "site-3": {"protection": facts | odd}}
+    )  # fmt: skip
+    attempt.round(0)
+    text = only_failures(attempt.finish())
+    assert text.count("different protection") == 1
+    assert f"site-3 and site-1 recorded different protection: {next(iter(odd))} is" in text
+
+
+def test_rewritten_log_contradicts_the_heads_at_the_other_sites(tmp_path):
+    # Nothing but a field that no other log repeats: only the heads speak against it.
+    complete_attempt(tmp_path)
+    rewrite(tmp_path / export_name("site-2"), lambda records: records[3].update(policy_hash="00"))
+    assert "head of site-2 that is not in that party's log: one was rewritten" in only_failures(tmp_path)
+
+
+def test_rewritten_tail_of_a_signed_log_breaks_its_seal(tmp_path):
+    complete_attempt(tmp_path, signed=True)
+
+    def change(records):
+        assert records[-3]["type"] == "heads"
+        records[-3]["heads"].sort(key=lambda head: head["site"], reverse=True)
+
+    rewrite(tmp_path / export_name("site-2"), change)
+    assert "signature of the last record does not verify" in only_failures(tmp_path)
+
+
+def test_forged_signature_of_a_head(tmp_path):
+    complete_attempt(tmp_path, signed=True)
+
+    def change(records):
+        first = next(r for r in records if r["type"] == "heads")
+        first["heads"][1]["signature"] = "00" * 32
+
+    rewrite(tmp_path / export_name("site-1"), change)
+    assert "the head of site-2 does not verify" in only_failures(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["round", "end"])
+def test_heads_not_exchanged(tmp_path, place):
+    complete_attempt(tmp_path)
+
+    def change(records):
+        heads = [i for i, r in enumerate(records) if r["type"] == "heads"]
+        del records[heads[0 if place == "round" else -1]]
+
+    rewrite(tmp_path / export_name("site-1"), change)
+    expected = {"round": "no heads were exchanged after round 0", "end": "final heads of all sites are missing"}
+    assert expected[place] in only_failures(tmp_path)
+
+
+def test_aborted_attempt_is_consistent_but_not_verified(tmp_path):
+    attempt = Attempt(tmp_path)
+    attempt.open_session()
+    attempt.round(0)
+    attempt.logs["site-1"].record("sent", attempt.counter, "HISTOGRAM", "update:1", "MASKED", 1, b"x", True)
+    for log in attempt.logs.values():
+        log.end("aborted", "no message from site-2 within 60 s")
+    result = check(attempt.close())
+    assert not result.sound and result.attempts[0].failures == ()
+    assert "NOT VERIFIED: the job was not completed" in render(result)
+    assert "no message from site-2" in render(result)
+    # The same job, completed at the second attempt: the whole folder holds.
+    complete_attempt(tmp_path / "second", attempt="a2")
+    assert check(tmp_path).sound
+
+
+def test_unfinished_log(tmp_path):
+    complete_attempt(tmp_path)
+    path = tmp_path / export_name("site-1")
+    rewrite(path, lambda records: records.pop())
+    assert "never closed" in only_failures(tmp_path)
+
+
+def test_foreign_text_cannot_steer_the_terminal(tmp_path):
+    attempt = Attempt(tmp_path)
+    attempt.open_session()
+    for log in attempt.logs.values():
+        log.end("aborted", "\x1b[2J\x1b[32mVERIFIED")
+    assert "\x1b" not in render(check(attempt.close()))
+
+
+STEERING = "\x1b[2J\x1b[32mVERIFIED\n\r\u202e\u2066\u200b\x9b1m\ud800" + "a\u0301\u0302\u0303\u0304\u0305\u0306" + "x" * 5000
+
+
+def is_tame(text: str) -> bool:
+    return all(line.isprintable() and len(line) <= 2000 for line in text.split("\n")) and "\nVERIFIED" not in text
+
+
+@pytest.mark.parametrize(
+    ("type_", "field"),
+    [("content", "peer"), ("content", "what"), ("content", "protection"), ("message", "kind"), ("message", "codec"),
+     ("message", "phase"), ("message", "sha256"), ("local", "kind"), ("local", "how"), ("spend", "event"),
+     ("spend", "epsilon"), ("session", "parameters_hash"), ("open", "attempt"), ("open", "profile"), ("open", "time"),
+     ("end", "reason"), ("model", "hmac")],
+)  # fmt: skip
+def test_no_field_of_a_log_steers_the_terminal(tmp_path, capsys, type_, field):
+    """A peer's name once reached the terminal as it stood, and a line break wrote a verdict of its own."""
+    attempt = Attempt(tmp_path)
+    attempt.open_session()
+    attempt.round(0)
+    attempt.logs["site-1"].content("sent", "site-2", Content.GRADIENTS, Protection.PAILLIER, 100)
+    attempt.logs["site-1"].spend("leaf sums", "discrete Gaussian", 0.25, 1e-6)
+    attempt.finish()
+    for name in (*SITES, "server"):
+
+        def steer(records):
+            for record in records:
+                if record["type"] == type_:
+                    record[field] = STEERING
+
+        rewrite(tmp_path / export_name(name), steer)
+    result = check(tmp_path)
+    assert is_tame(render(result))
+    assert all(is_tame(text) for attempt in result.attempts for text in (*attempt.failures, *attempt.notes))
+    assert cli(tmp_path) in (1, 2)
+    assert is_tame(capsys.readouterr().out)
+    assert cli("--json", tmp_path) in (1, 2)
+    json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("digits", [20, 4200, 5000])
+@pytest.mark.parametrize(("type_", "field"), [("message", "size"), ("message", "n_values"), ("model", "size")])
+def test_sizes_of_many_digits_are_refused(tmp_path, digits, type_, field):
+    """4,200 digits once ended in an OverflowError, 5,000 in that of Python's limit."""
+    complete_attempt(tmp_path)
+    path = tmp_path / export_name("site-1")
+    lines = path.read_bytes().splitlines(keepends=True)
+    place = next(i for i, line in enumerate(lines) if f'"type":"{type_}"'.encode() in line)
+    lines[place] = re.sub(f'"{field}":[0-9]+'.encode(), f'"{field}":{"9" * digits}'.encode(), lines[place])
+    path.write_bytes(b"".join(lines))
+    assert "is not valid JSON" in only_failures(tmp_path)
+
+
+def test_many_failures_are_shown_in_part(tmp_path):
+    complete_attempt(tmp_path, rounds=40)
+
+    def invent(records):
+        for number, record in enumerate(r for r in records if r["type"] == "message"):
+            record["kind"] = f"KIND_{number}"
+
+    for name in (*SITES, "server"):
+        rewrite(tmp_path / export_name(name), invent)
+    text = render(check(tmp_path))
+    assert "more" in text and len(text.splitlines()) < 1000
+
+
+def test_private_salts_are_compared_by_size_and_frame_salts_by_content(tmp_path):
+    result = check(complete_attempt(tmp_path / "private", profile="plain", salt=b""))
+    assert result.sound and "by kind and size, not by content" in render(result)
+    result = check(complete_attempt(tmp_path / "frame", profile="plain"))
+    assert result.sound and "not by content" not in render(result)
+
+
+def test_evidence_of_the_time_before_salts_still_verifies_and_still_shows_a_difference(tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence, "UNSALTED_CODECS", frozenset({"PUBLIC", "SEALED", "MASKED"}))
+    assert check(complete_attempt(tmp_path / "good")).sound
+
+    def bend(party, peer, direction, counter, fields):
+        return {**fields, "payload": b"other"} if (party, direction, counter) == (SERVER, "received", 2) else fields
+
+    result = check(complete_attempt(tmp_path / "bad", bend=bend))
+    assert not result.sound
+
+
+@pytest.mark.parametrize("salt", [b"s" * 16, b""])
+def test_a_salt_does_not_hide_a_difference(tmp_path, salt):
+    """With the frame's salt contents are compared; were it kept back, sizes still are."""
+
+    def bend(party, peer, direction, counter, fields):
+        other = fields["payload"] + b"x" if not salt else b"y" * len(fields["payload"])
+        return {**fields, "payload": other} if (party, direction, counter) == (SERVER, "received", 2) else fields
+
+    assert not check(complete_attempt(tmp_path, bend=bend, salt=salt)).sound
+
+
+def test_command_line(tmp_path, capsys):
+    complete_attempt(tmp_path)
+    assert cli(tmp_path) == 2
+    assert capsys.readouterr().out.splitlines()[-1].startswith("UNSIGNED: the records of job job agree")
+    assert cli("--json", tmp_path) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert not document["verified"] and document["sound"] and document["verdict"] == "UNSIGNED"
+    assert document["exit_code"] == 2 and document["attempts"][0]["messages"][0]["kind"] == "HANDSHAKE"
+    (tmp_path / export_name("site-1")).unlink()
+    assert cli(tmp_path) == 1
+    assert cli(tmp_path / "nowhere") == 1
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_audit_is_a_value(tmp_path):
+    [attempt] = check(complete_attempt(tmp_path)).attempts
+    assert isinstance(attempt, Audit) and hash(attempt.failures) == hash(())
+
+
+def vertical_attempt(folder, profile="paillier", bend=lambda site, arguments: arguments):
+    """One party sends ciphertexts of gradients, the other their sums; ``bend`` changes what a party records."""
+    attempt = Attempt(folder, profile=profile)
+    attempt.open_session()
+    for sender, receiver, what in (("site-1", "site-2", Content.GRADIENTS), ("site-2", "site-1", Content.HISTOGRAMS)):
+        attempt.exchange("CONVERSATION", "SEALED")
+        for site, direction, peer in ((sender, "sent", receiver), (receiver, "received", sender)):
+            arguments = bend(site, (direction, peer, what, Protection.PAILLIER, 100))
+            if arguments is not None:
+                attempt.logs[site].content(*arguments)
+    return attempt.finish()
+
+
+def test_contents_of_sealed_messages_are_shown(tmp_path):
+    result = check(vertical_attempt(tmp_path))
+    assert result.sound, [a.failures for a in result.attempts]
+    text = render(result)
+    assert "gradient pairs of the rows: Paillier ciphertexts" in text
+    [document] = verify_module.to_json(result)["attempts"]
+    assert [(c["sender"], c["what"], c["size"]) for c in document["contents"]] == [
+        ("site-1", "GRADIENTS", 100), ("site-2", "HISTOGRAMS", 100),
+    ]  # fmt: skip
+
+
+def test_contents_on_which_two_parties_differ(tmp_path):
+    def hide(site, arguments):
+        return None if site == "site-2" and arguments[0] == "sent" else arguments
+
+    assert "different contents of what site-2 sent" in only_failures(vertical_attempt(tmp_path, bend=hide))
+
+
+def test_contents_under_another_scheme_than_the_profiles_are_a_leak(tmp_path):
+    failures = only_failures(vertical_attempt(tmp_path, profile="okamoto_uchiyama"))
+    assert "LEAK: GRADIENTS was sent as PAILLIER" in failures
+
+
+def test_thresholds_that_left_in_a_training_are_a_leak(tmp_path):
+    vertical_attempt(tmp_path)
+
+    def leak(records):
+        for record in records:
+            if record.get("what") == "HISTOGRAMS":
+                record.update(what="THRESHOLDS", protection="CLEAR")
+
+    for name in SITES:
+        rewrite(tmp_path / export_name(name), leak)
+    assert "LEAK: THRESHOLDS was sent in a job of profile paillier" in only_failures(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("what", "protection"),
+    [(Content.GRADIENTS, Protection.CLEAR), (Content.BUCKETS, Protection.CLEAR),
+     (Content.BLINDED_IDS, Protection.PAILLIER), (Content.THRESHOLDS, Protection.CLEAR)],
+)  # fmt: skip
+def test_a_log_refuses_content_without_its_protection(tmp_path, what, protection):
+    log = Attempt(tmp_path, profile="paillier").logs["site-1"]
+    with pytest.raises(ProtocolError, match="refused"):
+        log.content("sent", "site-2", what, protection, 1)
+
+
+def test_privacy_spent_is_shown(tmp_path):
+    attempt = Attempt(tmp_path, profile="dp_distributed")
+    attempt.open_session()
+    attempt.exchange("NODE_STATS", "MASKED")
+    for site in SITES:
+        attempt.logs[site].spend("leaf sums of round 0", "discrete Gaussian, multiplier 3", 0.25, 1e-6)
+        attempt.logs[site].spend("leaf sums of round 1", "discrete Gaussian, multiplier 3", 0.5, 1e-6)
+    result = check(attempt.finish())
+    assert result.sound, [a.failures for a in result.attempts]
+    assert "privacy spent at site-2: epsilon 0.5 at delta 1e-06, 2 releases" in render(result)

@@ -1,0 +1,227 @@
+"""Loading tables: values and types that are accepted, and refusals that never show a value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.table import Table, load_table
+from nvflare_plugins.xgb.objectives import objective_facts
+from tests.support.refusals import refused
+
+SECRET = "8675309"
+
+
+def csv(tmp_path: Path, text: str, **more: object) -> DataSet:
+    path = tmp_path / "data.csv"
+    path.write_text(text, encoding="utf-8")
+    return DataSet("credit", path, "csv", **more)  # type: ignore[arg-type]
+
+
+def test_csv_with_missing_values_booleans_and_order(tmp_path: Path) -> None:
+    spec = csv(tmp_path, "\ufeffb,y,a,flag\n1.5,0,7,true\n,1,NA,False\n-2e3,1,3,TRUE\n")
+    table = load_table(spec, label="y")
+    assert table.feature_names == ("b", "a", "flag") and table.feature_types == ("float",) * 3
+    expected = np.array([[1.5, 7, 1], [np.nan, np.nan, 0], [-2000, 3, 1]], np.float32)
+    np.testing.assert_array_equal(table.features, expected)
+    np.testing.assert_array_equal(table.label, [0, 1, 1])
+    assert table.features.flags.c_contiguous and table.features.dtype == np.float32 == table.label.dtype
+    assert table.n_missing == (1, 1, 0) and table.n_rows == 3 and table.notes == ()
+    reordered = load_table(spec, label="y", features=["a", "b"])
+    np.testing.assert_array_equal(reordered.features, expected[:, [1, 0]])
+
+
+def test_csv_and_parquet_and_loader_give_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({
+        "x": rng.normal(size=50), "n": rng.integers(0, 9, 50), "c": rng.choice(["red", "green"], 50),
+        "ok": rng.integers(0, 2, 50).astype(bool), "y": rng.choice(["no", "yes"], 50), "w": rng.gamma(2, size=50),
+    })
+    frame.loc[::7, "x"] = np.nan
+    frame.loc[::5, "c"] = None
+    frame.to_csv(tmp_path / "t.csv.gz", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    (tmp_path / "own_loader_module.py").write_text(
+        "import pandas\ndef load(spec):\n    return pandas.read_parquet(spec.path)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    more = {"label": "y", "weight": "w", "categories": {"c": ["green", "red"]}, "label_classes": ["no", "yes"]}
+    tables = [
+        load_table(DataSet("t", tmp_path / "t.csv.gz", "csv"), **more),
+        load_table(DataSet("t", tmp_path / "t.parquet", "parquet"), **more),
+        load_table(DataSet("t", tmp_path / "t.parquet", "parquet", loader="own_loader_module:load"), **more),
+    ]
+    for table in tables:
+        for mine, first in ((table.features, tables[0].features), (table.label, tables[0].label)):
+            np.testing.assert_array_equal(mine, first)
+        np.testing.assert_array_equal(table.weight, frame["w"].astype(np.float32))
+        assert table.feature_names == ("x", "n", "c", "ok") and table.feature_types == ("float", "float", "c", "float")
+    codes = frame["c"].map({"green": 0.0, "red": 1.0}).to_numpy(np.float32)
+    np.testing.assert_array_equal(tables[0].features[:, 2], codes)
+
+
+def test_the_fast_number_path_equals_the_text_path(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    values = np.concatenate([rng.normal(size=200), 10.0 ** rng.uniform(-37, 37, 200), [0.1, 1 / 3, 16777216]])
+    frame = pd.DataFrame({"x": values, "y": np.arange(values.size) % 2})
+    frame.to_csv(tmp_path / "fast.csv", index=False)
+    frame.assign(flag=True).to_csv(tmp_path / "text.csv", index=False)  # "True" sends all columns down the text path
+    fast = load_table(DataSet("a", tmp_path / "fast.csv", "csv"), label="y")
+    text = load_table(DataSet("a", tmp_path / "text.csv", "csv"), label="y")
+    np.testing.assert_array_equal(fast.features[:, 0], text.features[:, 0])
+    np.testing.assert_array_equal(fast.features[:, 0], values.astype(np.float32))
+
+
+def test_categories_may_be_numbers_and_may_look_like_missing(tmp_path: Path) -> None:
+    spec = csv(tmp_path, "c,d,y\n3,NA,1\n3.0,x,0\n,null,1\n05,x,0\n")
+    table = load_table(spec, label="y", categories={"c": [3, "05"], "d": ["NA", "x"]}, label_classes=[0, 1])
+    np.testing.assert_array_equal(table.features, np.array([[0, 0], [0, 1], [np.nan, np.nan], [1, 1]], np.float32))
+    np.testing.assert_array_equal(table.label, [1, 0, 1, 0])
+
+
+def test_unknown_categories_are_refused_or_missing_by_the_jobs_word(tmp_path: Path) -> None:
+    spec = csv(tmp_path, f"c,y\na,1\n{SECRET},0\n{SECRET},0\n")
+    with refused(r"column 'c' holds values that are not in") as refusal:
+        load_table(spec, label="y", categories={"c": ["a"]})
+    assert SECRET not in str(refusal.value)
+    table = load_table(spec, label="y", categories={"c": ["a"]}, unknown_is_missing=True)
+    assert table.n_missing == (2,) and "2 values" in table.notes[0]
+
+
+def test_unknown_label_classes_are_refused_even_if_unknown_categories_are_missing(tmp_path: Path) -> None:
+    spec = csv(tmp_path, "a,y\n1,no\n2,maybe\n")
+    with refused("column 'y' holds values that are not in"):
+        load_table(spec, label="y", label_classes=["no", "yes"], unknown_is_missing=True)
+
+
+def test_integers_that_float32_rounds_are_noted(tmp_path: Path) -> None:
+    table = load_table(csv(tmp_path, "id,y\n16777217,0\n16777216,1\n"), label="y")
+    assert len(table.notes) == 1 and "'id' holds 1 whole numbers" in table.notes[0]
+    assert "16777217" not in table.notes[0]
+
+
+REFUSED = [
+    ("a,y\n1,0\n{s},x\n", "column 'y' holds text.*a label: label_classes"),
+    ("a,y\n{s}x,0\nu,1\n", "column 'a' holds text"),
+    ("a,y\n{s},0\n2,\n", "label column 'y' lacks values"),
+    ("a,y\ninf,0\n{s},1\n", "column 'a' holds values that are infinite"),
+    ("a,y\n1e39,0\n{s},1\n", "beyond float32"),
+    ("a,a,y\n1,{s},0\n", "more than one column named 'a'"),
+    ("a,y\n", "no rows"),
+    ("", "cannot be read"),
+    ("a,y\n1,0\n{s},1,2\n", "cannot be read"),
+    ("y\n{s}\n", "no feature columns"),
+    ("b<1,y\n{s},0\n", "printable characters"),
+    ("y,w\n{s},0\n", "no feature columns"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), REFUSED)
+def test_refusals_name_the_column_never_a_value(tmp_path: Path, text: str, said: str) -> None:
+    weight = "w" if "w" in text.split("\n")[0] else None
+    with refused(said) as refusal:
+        load_table(csv(tmp_path, text.format(s=SECRET)), label="y", weight=weight)
+    assert SECRET not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"), [("-1\n2", "negative"), ("\n3", "lacks values"), ("inf\n1", "infin")]
+)
+def test_weights(tmp_path: Path, weights: str, said: str) -> None:
+    rows = "\n".join(f"1,0,{w}" for w in weights.split("\n"))
+    with refused(said):
+        load_table(csv(tmp_path, f"a,y,w\n{rows}\n"), label="y", weight="w")
+
+
+def test_no_refusal_counts_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A refusal reaches the server: with counts in it, jobs that are wrong on purpose would query one site's rows."""
+
+    def refusals(repeats: int) -> list[str]:
+        rows = "a,y,w,t\n" + "1,0,1,x\n" + "7,7,-1,\n" * repeats
+        spec = csv(tmp_path, rows)
+        texts = []
+        for options in (
+            {"label": "y", "features": ["a"], "weight": "w"},
+            {"label": "y", "features": ["a"], "label_classes": [0]},
+            {"label": "y", "features": ["a"], "categories": {"a": [1]}},
+            {"label": "y", "features": ["t"]},
+        ):
+            with pytest.raises(ConfigurationError) as refusal:
+                load_table(spec, **options)  # type: ignore[arg-type]
+            texts.append(str(refusal.value))
+        labels = load_table(spec, label="y", features=["a"]).label
+        with pytest.raises(ConfigurationError) as refusal:
+            objective_facts({"objective": "binary:logistic"}).check_labels(labels)
+        return [*texts, str(refusal.value)]
+
+    with caplog.at_level("INFO"):
+        assert refusals(2) == refusals(3)
+    assert "3 of 4" in caplog.text  # the site's own log has the count
+
+
+def test_a_party_without_the_label_does_not_tell_its_columns_to_who_guesses(tmp_path: Path) -> None:
+    spec = csv(tmp_path, "diagnosis,age\n1,0\n")
+    with pytest.raises(ConfigurationError) as caught:
+        load_table(spec, label=None, features=["diagnoses"])
+    assert "diagnosis" not in str(caught.value)
+
+
+def test_wrong_requests(tmp_path: Path) -> None:
+    spec = csv(tmp_path, "age,y\n1,0\n")
+    for more, said in (
+        ({"label": "y", "features": ["aeg"]}, "did you mean 'age'"),
+        ({"label": "y", "features": ["age", "age"]}, "twice"),
+        ({"label": "y", "features": ["y"]}, "label"),
+        ({"label": "y", "weight": "y"}, "same column"),
+        ({"label": "y", "features": []}, "no feature columns"),
+        ({"label": "y", "categories": {"sex": ["m"]}}, "not among the features"),
+        ({"label": "y", "categories": {"age": []}}, "at least one"),
+        ({"label": "y", "categories": {"age": ["a", "a"]}}, "twice"),
+    ):
+        with refused(said):
+            load_table(spec, **more)  # type: ignore[arg-type]
+
+
+def test_missing_file_row_limit_dates_and_broken_parquet(tmp_path: Path) -> None:
+    with refused("no file at its path.* Policy key: data_sets.a.path") as refusal:
+        load_table(DataSet("a", tmp_path / "none.csv", "csv"), label="y")
+    assert str(tmp_path) not in str(refusal.value)
+    for suffix in ("csv", "parquet"):
+        frame = pd.DataFrame({"a": [1, 2, 3], "y": [0, 1, 0]})
+        path = tmp_path / f"t.{suffix}"
+        frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
+        with refused("more rows than this site's max_rows allows"):
+            load_table(DataSet("a", path, suffix, max_rows=2), label="y")
+    dated = pd.DataFrame({"when": pd.to_datetime(["2020-01-01"]), "y": [1]})
+    dated.to_parquet(tmp_path / "d.parquet")
+    with refused("'when' holds timestamp"):
+        load_table(DataSet("a", tmp_path / "d.parquet", "parquet"), label="y")
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 no PAR1")
+    with refused("cannot be read as parquet"):
+        load_table(DataSet("a", tmp_path / "broken.parquet", "parquet"), label="y")
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / "two.parquet")
+    with refused("more than one column named 'a'"):
+        load_table(DataSet("a", tmp_path / "two.parquet", "parquet"), label="y")
+
+
+def test_a_failing_loader_tells_its_type_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bad_loader_module.py").write_text(
+        f"def load(spec):\n    raise KeyError('{SECRET}')\ndef none(spec):\n    return None\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for function, said in (("load", "KeyError"), ("none", "DataFrame"), ("absent", "AttributeError")):
+        with refused(said) as refusal:
+            load_table(DataSet("a", tmp_path, "csv", loader=f"bad_loader_module:{function}"), label="y")
+        assert SECRET not in str(refusal.value)
+
+
+def test_all_missing_and_constant_columns_are_kept(tmp_path: Path) -> None:
+    table: Table = load_table(csv(tmp_path, "gap,one,y\n,1,0\n,1,1\n"), label="y")
+    assert table.n_missing == (2, 0) and np.isnan(table.features[:, 0]).all()

@@ -1,0 +1,66 @@
+"""The threat model: one entry per profile that a job can name, complete, and strict about what is a leak."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nvflare_plugins.evidence.contents import Protection
+from nvflare_plugins.evidence.threat_model import (
+    ALIGNMENT,
+    CODEC_PROTECTION,
+    HORIZONTAL,
+    INFERENCE,
+    PRIVATE,
+    THREAT_MODELS,
+    VERTICAL,
+    markdown_table,
+    notes_for,
+)
+from nvflare_plugins.site.policy.values import PROFILES
+from nvflare_plugins.wire.envelope import Codec
+from nvflare_plugins.wire.profiles import Profile
+
+
+def test_every_profile_has_an_entry_and_allows_its_own_protection():
+    assert set(PROFILES) == {*HORIZONTAL, *VERTICAL, *PRIVATE}
+    assert set(THREAT_MODELS) == {*PROFILES, *ALIGNMENT, *INFERENCE}
+    assert set(HORIZONTAL) == {profile.value for profile in Profile}
+    own = {"plain": "PLAIN", "masks": "MASKED", "bfv": "BFV", "ckks": "CKKS"}
+    for profile, model in THREAT_MODELS.items():
+        assert model.profile == profile
+        assert model.codecs == {"MASKED", "SEALED", own.get(profile, "MASKED")}
+        assert all(what.strip() for _, what in model.rows())
+        assert notes_for(profile)
+    assert notes_for("unknown") == ()
+
+
+def test_gradients_need_the_scheme_that_the_profile_names():
+    needed = {profile: model.ciphertexts for profile, model in THREAT_MODELS.items()}
+    assert needed["paillier"] == Protection.PAILLIER.name
+    assert needed["okamoto_uchiyama"] == Protection.OKAMOTO_UCHIYAMA.name
+    assert needed["plain"] == Protection.CLEAR.name
+    assert all(needed[profile] is None for profile in ("masks", "bfv", "ckks", *PRIVATE, *ALIGNMENT, *INFERENCE))
+
+
+@pytest.mark.parametrize("profile", sorted(set(PROFILES) - {"plain"}))
+def test_no_protecting_profile_lets_private_messages_pass_in_clear(profile):
+    assert not {"PLAIN", "PUBLIC"} & THREAT_MODELS[profile].codecs
+
+
+def test_every_codec_is_explained():
+    assert set(CODEC_PROTECTION) == {codec.name for codec in Codec}
+
+
+@pytest.mark.parametrize("profiles", [HORIZONTAL, VERTICAL, PRIVATE])
+def test_markdown_holds_every_cell(profiles):
+    table = markdown_table(profiles)
+    assert all(what in table for profile in profiles for _, what in THREAT_MODELS[profile].rows())
+    assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+@pytest.mark.parametrize("profiles", [HORIZONTAL, VERTICAL, PRIVATE])
+def test_readme_holds_the_same_tables(profiles):
+    # Print one with: python -c "from nvflare_plugins.evidence.threat_model import *; print(markdown_table(HORIZONTAL))"
+    assert markdown_table(profiles) in (Path(__file__).parents[4] / "README.md").read_text(encoding="utf-8")

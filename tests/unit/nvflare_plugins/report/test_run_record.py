@@ -1,0 +1,52 @@
+"""``run.json``: read back as written, strict, never half-written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.report.run_record import Curve, RoundRow, RunRecord, TrafficRow
+
+
+def example() -> RunRecord:
+    return RunRecord(
+        job_id="job",
+        attempt="00ff",
+        site="site-1",
+        sites=("site-1", "site-2", "site-3"),
+        profile="masks",
+        params={"max_depth": 5, "monotone_constraints": [0, 1]},
+        rounds=(RoundRow(0, 0.5, {"eval-auc": 0.75}, {"xgboost": 0.2, "network": 0.1}),),
+        traffic=(TrafficRow("HISTOGRAM", "MASKED", True, 5, 1000, 1000, 0.3),),
+        comparison=(Curve("central", "auc", (0.7, 0.8)),),
+        notes=("a note",),
+    )
+
+
+def test_round_trip(tmp_path):
+    example().write(tmp_path)
+    assert RunRecord.read(tmp_path) == example()
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_metric_that_is_not_a_number_becomes_null(tmp_path):
+    RunRecord("job", "a", "s", ("s",), "masks", rounds=(RoundRow(0, 1.0, {"eval-auc": float("nan")}),)).write(tmp_path)
+    assert json.loads((tmp_path / "run.json").read_text())["rounds"][0]["metrics"] == {"eval-auc": None}
+
+
+@pytest.mark.parametrize(
+    "change", [{"format": "other"}, {"surprise": 1}, {"rounds": [{"round": 0}]}, {"rounds": 5}, {"sites": None}]
+)
+def test_other_documents_are_refused(change):
+    with pytest.raises(ConfigurationError):
+        RunRecord.from_dict({**example().to_dict(), **change})
+
+
+def test_missing_or_broken_file(tmp_path):
+    with pytest.raises(ConfigurationError, match="not the folder of a run"):
+        RunRecord.read(tmp_path)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="not valid JSON"):
+        RunRecord.read(tmp_path)

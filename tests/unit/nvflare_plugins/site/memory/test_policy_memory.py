@@ -1,0 +1,44 @@
+"""What a site remembers of its policy: the keys that changed since the last job, and nothing that others could read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nvflare_plugins.site.memory.policy_memory import memory_file, policy_changes
+from nvflare_plugins.site.policy.policy import SitePolicy
+
+
+def policy(folder: Path, **document: object) -> SitePolicy:
+    return SitePolicy.from_dict(document, workspace=folder, site="site-1")
+
+
+def test_changes_are_named_once(tmp_path: Path) -> None:
+    assert policy_changes(policy(tmp_path)) == [] and policy_changes(policy(tmp_path)) == []
+    wider = policy(tmp_path, consents={"exact_cuts": True}, data_sets={"new": {"path": "x.csv"}}, min_sites=2)
+    assert policy_changes(wider) == ["consents.exact_cuts", "data_sets.new", "min_sites"]
+    assert policy_changes(wider) == []
+    assert policy_changes(policy(tmp_path)) == ["consents.exact_cuts", "data_sets.new", "min_sites"]
+
+
+def test_budgets_and_paths_count_as_policy(tmp_path: Path) -> None:
+    for entry in ({"path": "a.csv"}, {"path": "b.csv"}, {"path": "b.csv", "privacy": {"epsilon": 9.0, "delta": 1e-6}}):
+        last = policy_changes(policy(tmp_path, data_sets={"a": entry}))
+    assert last == ["data_sets.a"]
+
+
+def test_the_memory_is_the_sites_own_and_lies_beside_the_registry(tmp_path: Path) -> None:
+    policy_changes(policy(tmp_path, data_sets={"secret-name": {"path": "/secret/path.csv"}}))
+    path = memory_file(policy(tmp_path))
+    assert path == tmp_path / "veilboost_registry" / "site-1.policy" and path.stat().st_mode & 0o077 == 0
+    assert "/secret/path" not in path.read_text() and not list(path.parent.glob("*.partial"))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "\x00"])
+def test_a_spoilt_memory_is_written_anew(tmp_path: Path, content: str) -> None:
+    path = memory_file(policy(tmp_path))
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    assert policy_changes(policy(tmp_path)) == []
+    assert policy_changes(policy(tmp_path, min_sites=2)) == ["min_sites"]

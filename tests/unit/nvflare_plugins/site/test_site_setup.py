@@ -1,0 +1,298 @@
+"""site-setup on every kind of workspace: what it changes, and what it must never change."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.site.flare_boundary import CONTROLLERS, EXECUTORS, GUARD, TRACKING_RECEIVER, Role, granted
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy.values import DEFAULT_PROFILES
+from nvflare_plugins.site.setup import Wishes, add_parser, set_up, warnings_of, workspaces
+
+AT_SERVER = [*CONTROLLERS, TRACKING_RECEIVER]
+OLD_PREFIX = "nvflare_plugins.flare."
+FLARES_RIGHTS = {
+    "format_version": "1.0",
+    "permissions": {
+        "project_admin": "any",
+        "org_admin": {"submit_job": "none", "view": "any", "operate": "o:site", "shell_commands": "o:site"},
+        "lead": {"submit_job": "any", "manage_job": "n:submitter", "byoc": "any", "Cat": "any"},
+        "member": {"view": "any"},
+    },
+}
+
+
+def kit(path: Path, role: str = "client") -> Path:
+    (path / "startup").mkdir(parents=True)
+    (path / "local").mkdir()
+    (path / "startup" / f"fed_{role}.json").write_text("{}")
+    default = {
+        "format_version": 2, "class_allow_list": list(DEFAULT_CLASS_ALLOW_LIST), "components": [{"id": "kept"}],
+    }  # fmt: skip
+    (path / "local" / "resources.json.default").write_text(json.dumps(default))
+    (path / "local" / "authorization.json.default").write_text(json.dumps(FLARES_RIGHTS))
+    return path
+
+
+def written(path: Path, name: str) -> dict:
+    return json.loads((path / "local" / name).read_text())
+
+
+def resources(path: Path) -> dict:
+    return json.loads((path / "local" / "resources.json").read_text())
+
+
+def test_new_simulator_workspace(tmp_path: Path) -> None:
+    folder = tmp_path / "ws"
+    changes = set_up(folder, Wishes({"train": "/data/{site}/train.csv"}))
+    assert len(changes) == 6 and any("without certificates" in text for text in changes)
+    assert resources(folder)["class_allow_list"] == [*EXECUTORS, *AT_SERVER]
+    assert not (folder / "local" / "authorization.json").exists()
+    policy = SitePolicy.load(folder, "site-2")
+    assert policy.unsigned_sessions and policy.min_sites == 3 and policy.allowed_profiles == DEFAULT_PROFILES
+    assert policy.data_set("train").path == Path("/data/site-2/train.csv")
+
+
+def test_production_site_is_strict(tmp_path: Path) -> None:
+    site = kit(tmp_path / "hospital-a")
+    assert any("restart" in text for text in set_up(site))
+    document = resources(site)
+    assert document["class_allow_list"] == list(EXECUTORS)
+    assert document["class_list_enforcement_mode"] == "enforce"
+    assert document["components"] == [{"id": "kept"}]
+    assert document["allow_log_streaming"] is False
+    assert written(site, "veilboost__p_resources.json") == GUARD
+    policy = SitePolicy.load(site, "hospital-a")
+    assert not policy.unsigned_sessions and not policy.consents.plain_profile and not policy.data_sets
+
+
+def test_second_call_changes_nothing(tmp_path: Path) -> None:
+    site = kit(tmp_path / "hospital-a")
+    wishes = Wishes({"train": "/d.csv"}, ("masks",), ("exact_cuts",), 4, 2)
+    assert set_up(site, wishes)
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in (site / "local").iterdir()}
+    assert set_up(site, wishes) == [] and set_up(site) == []
+    assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in (site / "local").iterdir()}
+
+
+def test_existing_policy_changes_only_where_asked(tmp_path: Path) -> None:
+    site = kit(tmp_path / "hospital-a")
+    (site / "local" / "veilboost.json").write_text(json.dumps({"min_sites": 5, "data_sets": {"a": {"path": "/a.csv"}}}))
+    assert set_up(site, Wishes({"b": "/b.csv"}))[-1:] == [f'{site}/local/veilboost.json: data_sets.b.path = "/b.csv"']
+    document = json.loads((site / "local" / "veilboost.json").read_text())
+    assert document == {"min_sites": 5, "data_sets": {"a": {"path": "/a.csv"}, "b": {"path": "/b.csv"}}}
+
+
+def test_id_columns_are_written_beside_the_paths(tmp_path: Path) -> None:
+    set_up(tmp_path / "ws", Wishes({"a": "/a.csv", "b": "/b.csv"}, ids={"a": "customer"}))
+    policy = SitePolicy.load(tmp_path / "ws", "site-1")
+    assert (policy.data_set("a").id, policy.data_set("b").id) == ("customer", None)
+
+
+def test_budgets_keep_what_else_a_policy_says_of_privacy(tmp_path: Path) -> None:
+    set_up(tmp_path / "ws", Wishes({"a": "/a.csv"}, budgets={"a": {"epsilon": 2.0, "delta": 1e-6}}))
+    path = tmp_path / "ws" / "local" / "veilboost.json"
+    document = json.loads(path.read_text())
+    document["data_sets"]["a"]["privacy"]["rows_per_person"] = 3
+    path.write_text(json.dumps(document))
+    assert set_up(tmp_path / "ws", Wishes(budgets={"a": {"epsilon": 2.0, "delta": 1e-6}})) == []
+    set_up(tmp_path / "ws", Wishes(budgets={"a": {"epsilon": 4.0, "delta": 1e-6}}))
+    budget = SitePolicy.load(tmp_path / "ws", "site-1").data_set("a").privacy
+    assert (budget.epsilon, budget.delta, budget.rows_per_person) == (4.0, 1e-6, 3)
+
+
+def test_every_part_of_a_budget_can_be_set_from_the_command_line(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    for text, expected in (
+        ("a=2,1e-6,pure_epsilon=0.5,rows_per_person=3", (2.0, 1e-6, 0.5, 3)),
+        ("a=4,1e-7,rows_per_person=5", (4.0, 1e-7, 0.5, 5)),
+    ):
+        options = parser.parse_args(
+            ["site-setup", str(tmp_path / "ws"), "--data-set", "a=/a.csv", "--budget", text]
+        )
+        assert options.func(options) == 0
+        budget = SitePolicy.load(tmp_path / "ws", "site-1").data_set("a").privacy
+        assert (budget.epsilon, budget.delta, budget.pure_epsilon, budget.rows_per_person) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a", "a=1", "a=1,2,3", "a=x,1e-6", "=1,1e-6", "a=1,1e-6,pure=1", "a=1,1e-6,rows_per_person=1.5",
+     "a=1,1e-6,epsilon=3", "a=1,1e-6,pure_epsilon=1,pure_epsilon=2"],
+)
+def test_budgets_that_are_none_are_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    with pytest.raises(SystemExit):
+        parser.parse_args(["site-setup", str(tmp_path), "--budget", text])
+    assert "NAME=" in capsys.readouterr().err
+
+
+def test_existing_resources_are_merged_not_replaced(tmp_path: Path) -> None:
+    site = kit(tmp_path / "hospital-a")
+    (site / "local" / "resources.json").write_text(json.dumps({"class_allow_list": ["x.Y"], "own": 1}))
+    set_up(site)
+    changed = {"class_list_enforcement_mode": "enforce", "allow_log_streaming": False}
+    assert resources(site) == {"class_allow_list": [*EXECUTORS, "x.Y"], **changed, "own": 1}
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [*DEFAULT_CLASS_ALLOW_LIST, OLD_PREFIX],
+        ["*"],
+        [*EXECUTORS, "nvflare_plugins."],
+        ["nvflare_plugins.flare.site_guard", "he_processors.", "nvflare_plugins.flare.horizontal"],
+        ["nvflare.private.", "nvflare.private.fed.utils.fed_utils", "os.", "subprocess.run", "builtins.eval"],
+    ],
+    ids=["earlier_version", "everything", "own_package", "own_modules", "internals"],
+)
+def test_entries_that_cover_more_than_components_are_taken_out(tmp_path: Path, before: list) -> None:
+    site = kit(tmp_path / "hospital-a")
+    document = {"class_allow_list": before, "class_list_enforcement_mode": "warn"}
+    (site / "local" / "resources.json").write_text(json.dumps(document))
+    set_up(site)
+    assert resources(site)["class_allow_list"] == list(EXECUTORS)
+    assert resources(site)["class_list_enforcement_mode"] == "enforce"
+
+
+def test_flares_components_must_be_asked_for_and_stay_until_taken_back(tmp_path: Path) -> None:
+    site = kit(tmp_path / "hospital-a")
+    server = kit(tmp_path / "server", "server")
+    for folder in (site, server):
+        set_up(folder, Wishes(allow=("monitoring", "mlflow")))
+        listed = resources(folder)["class_allow_list"]
+        assert any("metrics_collector" in name for name in listed)
+        assert any("mlflow" in name for name in listed) is (folder == server)
+        assert set_up(folder) == []
+    set_up(site, Wishes(allow=("flare",)))
+    assert set(DEFAULT_CLASS_ALLOW_LIST) < set(resources(site)["class_allow_list"])
+    assert set_up(site, Wishes({"a": "/a.csv"})) and set(DEFAULT_CLASS_ALLOW_LIST) < set(
+        resources(site)["class_allow_list"]
+    )
+    set_up(site, Wishes(allow=("none",)))
+    assert resources(site)["class_allow_list"] == list(EXECUTORS)
+
+
+@pytest.mark.parametrize("role", ["client", "server"])
+def test_no_role_has_custom_code_or_shell_commands_and_every_other_right_stays(tmp_path: Path, role: str) -> None:
+    folder = kit(tmp_path / "x", role)
+    set_up(folder)
+    after = written(folder, "authorization.json")["permissions"]
+    assert granted(FLARES_RIGHTS) and granted(written(folder, "authorization.json")) == []
+    for name, rights in after.items():
+        assert rights["byoc"] == rights["shell_commands"] == "none" and "Cat" not in rights, name
+    assert after["member"]["view"] == "any" and after["lead"]["manage_job"] == "n:submitter"
+    assert all(after["project_admin"][right] == "any" for right in ("submit_job", "operate", "view", "get_job_log"))
+    assert set_up(folder) == []
+
+
+def test_a_kit_without_rights_gets_all_but_these(tmp_path: Path) -> None:
+    """FLARE asks nobody where neither file is there."""
+    site = kit(tmp_path / "hospital-a")
+    (site / "local" / "authorization.json.default").unlink()
+    set_up(site)
+    document = written(site, "authorization.json")
+    assert granted(document) == [] and document["permissions"]["lead"]["submit_job"] == "any"
+
+
+@pytest.mark.parametrize("before", [{}, {"allow_log_streaming": True}], ids=["unsaid", "as_provisioned"])
+def test_log_files_of_a_site_stay_there(tmp_path: Path, before: dict) -> None:
+    site = kit(tmp_path / "hospital-a")
+    listed = {"class_allow_list": list(EXECUTORS), **before}
+    (site / "local" / "resources.json").write_text(json.dumps(listed))
+    assert any("log files stay" in text for text in set_up(site))
+    assert resources(site)["allow_log_streaming"] is False
+
+
+def test_data_and_results_in_flares_workspace_are_warned_of(tmp_path: Path) -> None:
+    site = kit(tmp_path / "hospital-a")
+    (tmp_path / "data").mkdir()
+    (site / "link").symlink_to(tmp_path / "data")
+    paths = {"in": str(site / "a.csv"), "linked": str(site / "link" / "b.csv"), "out": str(tmp_path / "data" / "c.csv")}
+    set_up(site, Wishes(paths))
+    text = "\n".join(warnings_of(site))
+    assert "'in'" in text and "'linked'" in text and "'out'" not in text and "registry, ledgers, runs lie" in text
+    for name in paths:
+        set_up(site, Wishes({name: f"/elsewhere/{name}.csv"}))
+    set_up(site, Wishes(keep_in=str(tmp_path / "kept")))
+    assert warnings_of(site) == []
+    policy = SitePolicy.load(site, "hospital-a")
+    assert policy.ledgers == tmp_path / "kept" / "hospital-a" / "veilboost_ledgers"
+    assert warnings_of(tmp_path / "new_simulator") == []
+
+
+def test_results_move_only_after_what_is_remembered_has(tmp_path: Path) -> None:
+    site = kit(tmp_path / "hospital-a")
+    set_up(site)
+    ledgers = SitePolicy.load(site, "hospital-a").ledgers
+    ledgers.mkdir(parents=True)
+    (ledgers / "credit.ledger").write_text("spent")
+    with pytest.raises(ConfigurationError, match="ledgers: move"):
+        set_up(site, Wishes(keep_in=str(tmp_path / "kept")))
+    assert SitePolicy.load(site, "hospital-a").ledgers == ledgers
+    target = tmp_path / "kept" / "hospital-a" / "veilboost_ledgers"
+    target.parent.mkdir(parents=True)
+    ledgers.rename(target)
+    set_up(site, Wishes(keep_in=str(tmp_path / "kept")))
+    assert SitePolicy.load(site, "hospital-a").ledgers == target
+
+
+def test_poc_workspace_sets_up_all_sites_and_the_server_of_the_newest_round(tmp_path: Path) -> None:
+    for production in ("prod_00", "prod_01"):
+        for name, role in (("site-1", "client"), ("site-2", "client"), ("server", "server"), ("admin@x.org", "admin")):
+            kit(tmp_path / "example_project" / production / name, role)
+    found = workspaces(tmp_path)
+    assert [(path.parent.name, path.name, role) for path, role in found] == [
+        ("prod_01", "server", Role.SERVER),
+        ("prod_01", "site-1", Role.SITE),
+        ("prod_01", "site-2", Role.SITE),
+    ]
+    assert workspaces(tmp_path / "example_project") == found
+    set_up(tmp_path)
+    production = tmp_path / "example_project" / "prod_01"
+    assert not (production / "server" / "local" / "veilboost.json").exists()
+    assert resources(production / "server")["class_allow_list"] == AT_SERVER
+    assert not (production / "admin@x.org" / "local" / "resources.json").exists()
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"class_allow_list": "all"}'])
+def test_unusable_resources_are_refused_and_left_alone(tmp_path: Path, content: str) -> None:
+    site = kit(tmp_path / "hospital-a")
+    (site / "local" / "resources.json").write_text(content)
+    with pytest.raises(ConfigurationError, match=r"resources\.json"):
+        set_up(site)
+    assert (site / "local" / "resources.json").read_text() == content
+
+
+def test_foreign_folder_admin_kit_and_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "holiday.txt").write_text("")
+    with pytest.raises(ConfigurationError, match="no FLARE workspace"):
+        set_up(tmp_path / "photos")
+    with pytest.raises(ConfigurationError, match="administrator"):
+        set_up(kit(tmp_path / "admin@x.org", "admin"))
+    with pytest.raises(ConfigurationError, match="not a folder"):
+        set_up(tmp_path / "photos" / "holiday.txt")
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    arguments = ["site-setup", str(tmp_path / "ws"), "--data-set", "train=relative/{site}.csv", "--min-sites", "2",
+                 "--profile", "plain", "--consent", "plain_profile", "--max-colluders", "0"]  # fmt: skip
+    args = parser.parse_args(arguments)
+    assert args.func(args) == 0 and "relative/{site}.csv" in capsys.readouterr().out
+    policy = SitePolicy.load(tmp_path / "ws", "site-1")
+    assert policy.data_set("train").path == Path.cwd() / "relative" / "site-1.csv"
+    assert policy.consents.plain_profile and (policy.min_sites, policy.max_colluders) == (2, 0)
+    assert args.func(args) == 0 and "nothing to change" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        parser.parse_args(["site-setup", str(tmp_path), "--data-set", "nonsense"])

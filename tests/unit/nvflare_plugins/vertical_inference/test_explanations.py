@@ -1,0 +1,78 @@
+"""Positions of rows among thresholds: known answers, and hostile bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from he_processors.errors import ProtocolError
+from nvflare_plugins.vertical.model.model_files import PassivePart
+from nvflare_plugins.vertical.model.private_table import PrivateSplit
+from nvflare_plugins.vertical_inference.explanations import RowPositions
+
+TABLE = {
+    (0, 0): PrivateSplit(2, np.float32(0.5), True), (0, 2): PrivateSplit(2, np.float32(-1.0), False),
+    (1, 0): PrivateSplit(2, np.float32(0.5), False), (1, 4): PrivateSplit(0, np.float32(7.0), False),
+}  # fmt: skip
+PART = PassivePart(TABLE, ("a", "b", "c"), ("f0", "f1", "f2"))
+FEATURES = np.array([[7, 0, -1], [6.5, 0, -2], [np.nan, 0, 0.5], [9, 0, np.nan]], dtype=np.float32)
+
+
+def test_known_positions():
+    told = RowPositions.of(PART, FEATURES)
+    assert told.features.tolist() == [0, 2]
+    assert told.splits.tolist() == [[0, 0, 1, 2], [0, 2, 1, 1], [1, 0, 1, 2], [1, 4, 0, 1]]
+    missing = 2**32 - 1
+    assert told.positions.tolist() == [[1, 1], [0, 0], [missing, 2], [1, missing]]
+
+
+def test_what_is_told_is_read():
+    told = RowPositions.of(PART, FEATURES)
+    read = RowPositions.from_bytes(told.to_bytes(), 4)
+    for name in ("features", "splits", "positions"):
+        np.testing.assert_array_equal(getattr(read, name), getattr(told, name))
+
+
+def test_a_party_whose_features_are_not_used():
+    told = RowPositions.of(PassivePart({}, ("a",), ("f0",)), FEATURES[:, :1])
+    read = RowPositions.from_bytes(told.to_bytes(), 4)
+    assert read.features.size == read.splits.size == 0 and read.positions.shape == (4, 0)
+
+
+def changed(**parts) -> bytes:
+    told = RowPositions.of(PART, FEATURES)
+    return RowPositions(**{name: parts.get(name, getattr(told, name)) for name in RowPositions.__slots__}).to_bytes()
+
+
+GOOD = RowPositions.of(PART, FEATURES)
+HOSTILE = {
+    "short": GOOD.to_bytes()[:-1],
+    "long": GOOD.to_bytes() + b"\0",
+    "other_format": b"X" + GOOD.to_bytes()[1:],
+    "other_version": GOOD.to_bytes()[:4] + b"\2" + GOOD.to_bytes()[5:],
+    "other_rows": changed(positions=GOOD.positions[:3]),
+    "features_twice": changed(features=np.array([2, 2])),
+    "features_unsorted": changed(features=np.array([2, 0])),
+    "place_out_of_range": changed(splits=np.array([[0, 0, 2, 1]])),
+    "rank_zero": changed(splits=np.array([[0, 0, 1, 0]])),
+    "rank_huge": changed(splits=np.array([[0, 0, 1, 1 << 24]])),
+    "position_huge": changed(positions=np.full((4, 2), 1 << 24)),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_positions_are_refused(name):
+    with pytest.raises(ProtocolError):
+        RowPositions.from_bytes(HOSTILE[name], 4)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=120))
+def test_any_bytes_are_positions_or_refused(data):
+    for prefix in (b"", b"VLBP\x01"):
+        try:
+            RowPositions.from_bytes(prefix + data, 2)
+        except ProtocolError:
+            pass

@@ -1,0 +1,156 @@
+"""A passive party while predictions are made: what it answers, and the one error for everything else."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.vertical.model.model_files import ActivePart, PartyColumns, PassivePart
+from nvflare_plugins.vertical.model.private_table import NOTHING_ABOVE, PrivateSplit
+from nvflare_plugins.vertical.protocol.messages import (
+    Bits,
+    DecisionRequest,
+    HistogramRequest,
+    PathQuery,
+    TrainingSetup,
+    from_bytes,
+    to_bytes,
+)
+from nvflare_plugins.vertical_inference.inference import REFUSED, PathOwner, batches, parties_of, rounds_of
+
+FEATURES = np.array([[0.0], [1.0], [2.0], [np.nan], [4.0]], dtype=np.float32)
+TABLE = {(0, 3): PrivateSplit(0, np.float32(2.0), True), (4, 0): PrivateSplit(0, np.float32(1.0), False)}
+PART = PassivePart(TABLE, ("income",), ("f0",))
+
+
+def rows(*chosen: int, n: int = 3) -> Bits:
+    mask = np.zeros(n, dtype=bool)
+    mask[list(chosen)] = True
+    return Bits.of(mask)
+
+
+def owner() -> PathOwner:
+    return PathOwner(PART, FEATURES, batch_rows=3)
+
+
+def ask(party: PathOwner, batch: int, *queries: PathQuery) -> list[list[bool]]:
+    answer = from_bytes(party.answer_bytes(to_bytes(DecisionRequest(batch, queries))))
+    return [bits.unpack().tolist() for bits in answer.goes_left]
+
+
+def test_rows_of_batches_go_where_their_values_say():
+    party = owner()
+    assert ask(party, 0, PathQuery(0, 3, rows(0, 2)), PathQuery(4, 0, rows(0, 1, 2))) == [
+        [True, False], [True, False, False],
+    ]  # fmt: skip
+    assert ask(party, 1, PathQuery(0, 3, rows(0, 1, n=2))) == [[True, False]]
+    assert ask(party, 1, PathQuery(4, 0, rows(0, n=2))) == [[False]]
+
+
+def test_batches_cover_every_row_once():
+    assert batches(7, 3) == [slice(0, 3), slice(3, 6), slice(6, 7)]
+    assert batches(3, 3) == [slice(0, 3)] and batches(0, 3) == []
+
+
+# Tree 7: an own split at node 1 with own splits 4 and 6 to its left and right; node 2 is in another branch.
+PATHS = {
+    (7, 1): PrivateSplit(0, np.float32(1.5), False, NOTHING_ABOVE),
+    (7, 2): PrivateSplit(0, np.float32(9.0), False, NOTHING_ABOVE),
+    (7, 4): PrivateSplit(0, np.float32(0.5), False, (1, True)),
+    (7, 6): PrivateSplit(0, np.float32(9.0), False, (1, False)),
+}  # fmt: skip
+
+
+def path_owner() -> PathOwner:
+    return PathOwner(PassivePart(PATHS, ("income",), ("f0",)), FEATURES, batch_rows=3)
+
+
+def test_rows_are_answered_for_along_their_paths():
+    party = path_owner()
+    assert ask(party, 0, PathQuery(7, 1, rows(0, 2)), PathQuery(7, 2, rows(1))) == [[True, False], [True]]
+    assert ask(party, 0, PathQuery(7, 4, rows(0)), PathQuery(7, 6, rows(2))) == [[True], [True]]
+    assert ask(party, 1, PathQuery(7, 2, rows(0, 1, n=2))) == [[False, True]]  # another batch starts anew
+
+
+OFF_PATH = {
+    "other_branch": [[PathQuery(7, 1, rows(0, 1))], [PathQuery(7, 2, rows(1, 2))]],
+    "other_side": [[PathQuery(7, 1, rows(0, 2))], [PathQuery(7, 4, rows(0, 2))]],
+    "other_side_again": [[PathQuery(7, 1, rows(0, 2))], [PathQuery(7, 6, rows(0))]],
+    "not_from_above": [[], [PathQuery(7, 4, rows(0))]],
+    "branch_of_another_row": [[PathQuery(7, 1, rows(0))], [PathQuery(7, 4, rows(1))]],
+    "both_at_once": [[], [PathQuery(7, 1, rows(0)), PathQuery(7, 2, rows(0))]],
+    "above_after_below": [[PathQuery(7, 2, rows(0))], [PathQuery(7, 1, rows(0))]],
+}
+
+
+@pytest.mark.parametrize("name", OFF_PATH)
+def test_nothing_off_a_rows_path_is_answered(name):
+    party = path_owner()
+    before, hostile = OFF_PATH[name]
+    ask(party, 0, *before)
+    with pytest.raises(ProtocolError) as caught:
+        ask(party, 0, *hostile)
+    assert str(caught.value) == REFUSED
+
+
+HUGE = PathQuery(0, 3, Bits.of(np.ones(100_000, dtype=bool)))
+HOSTILE = {
+    "row_out_of_range": [DecisionRequest(0, (PathQuery(0, 3, rows(3, n=4)),))],
+    "fewer_rows": [DecisionRequest(0, (PathQuery(0, 3, rows(0, n=2)),))],
+    "no_rows": [DecisionRequest(0, (PathQuery(0, 3, Bits(0, b"")),))],
+    "huge": [DecisionRequest(0, (HUGE,))],
+    "unknown_node": [DecisionRequest(0, (PathQuery(0, 4, rows(0)),))],
+    "unknown_tree": [DecisionRequest(0, (PathQuery(1, 3, rows(0)),))],
+    "unknown_batch": [DecisionRequest(2, (PathQuery(0, 3, rows(0)),))],
+    "huge_batch": [DecisionRequest(1 << 24, ())],
+    "earlier_batch": [DecisionRequest(1, ()), DecisionRequest(0, ())],
+    "node_twice": [DecisionRequest(0, (PathQuery(0, 3, rows(0)),) * 2)],
+    "node_again": [DecisionRequest(0, (PathQuery(0, 3, rows(0)),)), DecisionRequest(0, (PathQuery(0, 3, rows(1)),))],
+    "more_than_it_has": [DecisionRequest(0, (PathQuery(0, 3, rows(0)),) * 3)],
+    "another_request": [HistogramRequest(0, ())],
+    "setup": [TrainingSetup(0, 40, 5, b"")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_everything_else_gives_one_fixed_error(name):
+    party = owner()
+    *before, hostile = HOSTILE[name]
+    for request in before:
+        party.answer_bytes(to_bytes(request))
+    with pytest.raises(ProtocolError) as caught:
+        party.answer_bytes(to_bytes(hostile))
+    assert str(caught.value) == REFUSED
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: b"VLBV\x01\x08" + tail))
+def test_any_bytes_give_an_answer_or_the_fixed_error(data):
+    try:
+        owner().answer_bytes(data)
+    except ProtocolError as error:
+        assert str(error) == REFUSED
+
+
+def active(n_rounds: int = 4, best_round: int | None = None) -> ActivePart:
+    booster = {"learner": {"gradient_booster": {"model": {"trees": [], "iteration_indptr": list(range(n_rounds + 1))}}}}
+    return ActivePart(json.dumps(booster).encode(), ("age",), (PartyColumns("site-2", ("f0",)),), best_round)
+
+
+def test_rounds():
+    assert rounds_of(active(), "all") == (0, 4)
+    assert rounds_of(active(best_round=1), "best") == (0, 2)
+    assert rounds_of(active(), [1, 4]) == (1, 4)
+    for rounds in ("best", [0, 5], [2, 2], [3, 1], [-1, 2]):
+        with pytest.raises(ConfigurationError):
+            rounds_of(active(), rounds)
+
+
+def test_an_absent_party_is_named():
+    with pytest.raises(ConfigurationError, match="site-2"):
+        parties_of(active(), {"site-3": None}, 5)
