@@ -17,7 +17,7 @@ from nvflare.recipe import SimEnv
 
 from nvflare_plugins.alignment.demo_data import ID, LABEL, breast_cancer, deal_columns
 from nvflare_plugins.recipes.alignment import AlignmentRecipe
-from nvflare_plugins.site.setup import Wishes, set_up
+from nvflare_plugins.site.setup import SetupOptions, set_up
 
 FOLDER = Path(__file__).resolve().parent
 SITES = ("site-1", "site-2", "site-3")
@@ -29,11 +29,11 @@ def recipe() -> AlignmentRecipe:
     return AlignmentRecipe("alignment", data_sets=DATA_SETS)
 
 
-def write_data(folder: Path) -> Wishes:
+def write_data(folder: Path) -> SetupOptions:
     """Write the parties' files below a folder; return what their policies must say."""
     deal_columns(breast_cancer(), LABEL, [folder / site for site in SITES], DATA_SETS)
     paths = {name: str(folder.absolute() / "{site}" / f"{name}.csv") for name in DATA_SETS}
-    return Wishes(paths, ids=dict.fromkeys(DATA_SETS, ID))
+    return SetupOptions(paths, ids=dict.fromkeys(DATA_SETS, ID))
 
 
 def write(folder: Path) -> Path:

@@ -23,7 +23,7 @@ from nvflare.recipe import SimEnv
 
 from nvflare_plugins.files import write_private_table
 from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
-from nvflare_plugins.site.setup import Wishes, set_up
+from nvflare_plugins.site.setup import SetupOptions, set_up
 
 FOLDER = Path(__file__).resolve().parent
 DATA_SET, SITES = "credit2", ("site-1", "site-2", "site-3")
@@ -77,7 +77,7 @@ def prepare(frame: pd.DataFrame, workspace: Path) -> None:
     for site, rows in zip(SITES, np.array_split(np.arange(len(frame)), len(SITES)), strict=True):
         write_private_table(data / f"{site}.parquet", shuffled.iloc[rows])
     paths = {DATA_SET: str((data / "{site}.parquet").absolute())}
-    set_up(workspace, Wishes(paths, profiles=("dp_distributed", "dp_trusted"), budgets={DATA_SET: BUDGET}))
+    set_up(workspace, SetupOptions(paths, profiles=("dp_distributed", "dp_trusted"), budgets={DATA_SET: BUDGET}))
 
 
 def main() -> None:

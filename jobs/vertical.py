@@ -25,7 +25,7 @@ from nvflare.recipe import SimEnv
 
 from nvflare_plugins.alignment.demo_data import ID, LABEL, breast_cancer, deal_columns
 from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
-from nvflare_plugins.site.setup import Wishes, set_up
+from nvflare_plugins.site.setup import SetupOptions, set_up
 
 FOLDER = Path(__file__).resolve().parent
 VARIANTS = {"paillier": ("paillier", "exact"), "guarded": ("paillier", "guarded"), "plain": ("plain", "exact")}
@@ -54,12 +54,12 @@ def recipe(name: str, label: str = LABEL) -> VerticalXGBRecipe:
     )  # fmt: skip
 
 
-def write_data(folder: Path, table: pd.DataFrame, label: str, n_parties: int, name: str) -> Wishes:
+def write_data(folder: Path, table: pd.DataFrame, label: str, n_parties: int, name: str) -> SetupOptions:
     """Deal a table's columns out to parties below a folder; return what their policies must say."""
     sites = [f"site-{number + 1}" for number in range(n_parties)]
     deal_columns(table, label, [folder / site for site in sites], DATA_SETS)
     paths = {one: str(folder.absolute() / "{site}" / f"{one}.csv") for one in DATA_SETS}
-    return Wishes(paths, profiles=VARIANTS[name][:1], consents=CONSENTS[name], ids=dict.fromkeys(DATA_SETS, ID))
+    return SetupOptions(paths, profiles=VARIANTS[name][:1], consents=CONSENTS[name], ids=dict.fromkeys(DATA_SETS, ID))
 
 
 def write(folder: Path) -> list[Path]:
@@ -96,8 +96,8 @@ def main() -> None:
         table = breast_cancer() if args.table is None else pd.read_parquet(args.table)
         if args.label not in table:
             parser.error(f"the table has no column {args.label!r}: name its label with --label")
-        wishes = write_data(args.workspace / "data", table, args.label, args.parties, args.run)
-        set_up(args.workspace / job.name, wishes)
+        options = write_data(args.workspace / "data", table, args.label, args.parties, args.run)
+        set_up(args.workspace / job.name, options)
         job.execute(SimEnv(num_clients=args.parties, workspace_root=str(args.workspace)))
     if not args.write and not args.run:
         parser.error("give --write or --run")

@@ -19,7 +19,7 @@ from nvflare.recipe import SimEnv
 
 from nvflare_plugins.alignment.demo_data import ID
 from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
-from nvflare_plugins.site.setup import Wishes, set_up
+from nvflare_plugins.site.setup import SetupOptions, set_up
 from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE
 
 FOLDER = Path(__file__).resolve().parent
@@ -36,10 +36,10 @@ def recipe(action: str, model: str = SIMULATED) -> VerticalInferenceRecipe:
     return VerticalInferenceRecipe(f"vertical_{action}", model=model, action=action, **rows)
 
 
-def wishes(action: str, data: Path) -> Wishes:
+def options(action: str, data: Path) -> SetupOptions:
     """Return what the sites' policies must say. Args: data: where ``jobs/vertical.py`` has written the sites' files."""
     path = str(data.absolute() / "{site}" / f"{DATA_SET}.csv")
-    return Wishes({DATA_SET: path}, consents=_CONSENTS[action], ids={DATA_SET: ID})
+    return SetupOptions({DATA_SET: path}, consents=_CONSENTS[action], ids={DATA_SET: ID})
 
 
 def place_parts(training: Path, inputs: Path) -> None:
@@ -82,7 +82,7 @@ def main() -> None:
             parser.error(f"{args.workspace / args.training} holds no trained model: run jobs/vertical.py there first")
         job = recipe(args.run)
         workspace = args.workspace / job.name
-        set_up(workspace, wishes(args.run, args.workspace / "data"))
+        set_up(workspace, options(args.run, args.workspace / "data"))
         place_parts(args.workspace / args.training, workspace / "local" / "inputs")
         job.execute(SimEnv(num_clients=len(SITES), workspace_root=str(args.workspace)))
     if not args.write and not args.run:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.data_sets.row_ids import load_ids
 from nvflare_plugins.failures import DataRefusal
@@ -80,7 +80,7 @@ def save_alignments(
     return write_durably(folder / FILE, content.getvalue(), mode=0o600)
 
 
-def load_alignment(place: Place, job_id: str, data_set: str) -> Alignment:
+def load_alignment(context: SiteContext, job_id: str, data_set: str) -> Alignment:
     """Return what an earlier job found for a data set, after checking that it still holds.
 
     The ids of the data set are read again and must be the same, in the same order. That all parties hold results of one
@@ -90,18 +90,18 @@ def load_alignment(place: Place, job_id: str, data_set: str) -> Alignment:
         ConfigurationError: there is no such alignment, it is damaged, or sites or rows are not those of then.
         PolicyRefusal: this site has no such data set.
     """
-    found = _read(RunFolder(place.runs, job_id).path / FILE, place, job_id).get(data_set)
+    found = _read(RunFolder(context.runs, job_id).path / FILE, context, job_id).get(data_set)
     if found is None:
         raise ConfigurationError(f"job {job_id} did not align a data set {data_set!r}")
-    ids = load_ids(place.policy.data_set(data_set))
-    if AlignmentRegistry.open(place.policy).fingerprint(ids) != found.fingerprint or len(ids) != found.n_rows:
+    ids = load_ids(context.policy.data_set(data_set))
+    if AlignmentRegistry.open(context.policy).fingerprint(ids) != found.fingerprint or len(ids) != found.n_rows:
         raise DataRefusal(
             f"the rows of data set {data_set!r} are not those that job {job_id} aligned: restore them, or align anew"
         )
     return found
 
 
-def _read(path: Path, place: Place, job_id: str) -> Mapping[str, Alignment]:
+def _read(path: Path, context: SiteContext, job_id: str) -> Mapping[str, Alignment]:
     try:
         stored = read_arrays(path)
         header = json.loads(stored["header"].tobytes())
@@ -112,15 +112,15 @@ def _read(path: Path, place: Place, job_id: str) -> Mapping[str, Alignment]:
             )
             for number, facts in enumerate(header["data_sets"])
         }  # fmt: skip
-        is_ours = (header["format"], header["job_id"], header["site"]) == (_FORMAT, job_id, place.site)
+        is_ours = (header["format"], header["job_id"], header["site"]) == (_FORMAT, job_id, context.site)
         sites = tuple(header["sites"])
     except FileNotFoundError:
-        raise ConfigurationError(f"{place.site} has no alignment of a job {job_id}") from None
+        raise ConfigurationError(f"{context.site} has no alignment of a job {job_id}") from None
     except _DAMAGED:
-        raise ConfigurationError(f"the alignment that {place.site} keeps of job {job_id} cannot be read") from None
+        raise ConfigurationError(f"the alignment that {context.site} keeps of job {job_id} cannot be read") from None
     if not is_ours:
         raise ConfigurationError(f"the alignment kept under job {job_id} is of another job or site")
-    if sites != place.sites:
+    if sites != context.sites:
         raise ConfigurationError(f"job {job_id} aligned the rows of other sites than this job has")
     return found
 

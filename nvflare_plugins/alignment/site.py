@@ -10,7 +10,7 @@ from nvflare_plugins.alignment.align import align
 from nvflare_plugins.alignment.blinding import psi_library
 from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.result import Alignment, save_alignments
-from nvflare_plugins.attempt.job_context import Outcome, Place, Progress
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress
 from nvflare_plugins.attempt.site_attempt import open_attempt
 from nvflare_plugins.data_sets.row_ids import load_ids
 from nvflare_plugins.report.run_record import ReportSection
@@ -25,7 +25,7 @@ _NOTE = (
 )
 
 
-def align_site(job: AlignmentJob, place: Place, transport: Transport, timeout_s: float, progress: Progress) -> Outcome:
+def align_site(job: AlignmentJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress) -> JobResult:
     """Take part in one attempt of an alignment job.
 
     Privacy: the server learns whether the job succeeded, and see ``intersection.py``; neither sizes nor ids are in what
@@ -38,30 +38,30 @@ def align_site(job: AlignmentJob, place: Place, transport: Transport, timeout_s:
         VeilBoostError: what ended the attempt; no result was written then.
     """
     psi_library()
-    if len(place.sites) < 2:
+    if len(context.sites) < 2:
         raise ConfigurationError("an alignment needs at least two sites")
-    with reading_rows(place.policy, job.profile, job.data_sets):
-        return _align_site(job, place, transport, timeout_s, progress)
+    with reading_rows(context.policy, job.profile, job.data_sets):
+        return _align_site(job, context, transport, timeout_s, progress)
 
 
 def _align_site(
-    job: AlignmentJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
-) -> Outcome:
-    ids = {name: load_ids(place.policy.data_set(name)) for name in job.data_sets}
-    with open_attempt(job, place, transport, timeout_s, _binding(job, place), _PROTECTION) as attempt:
+    job: AlignmentJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
+) -> JobResult:
+    ids = {name: load_ids(context.policy.data_set(name)) for name in job.data_sets}
+    with open_attempt(job, context, transport, timeout_s, _binding(job, context), _PROTECTION) as attempt:
         channel, session = attempt.channel, attempt.session
-        found = align(channel, session, ids, place.policy, progress.say, attempt.evidence)
+        found = align(channel, session, ids, context.policy, progress.say, attempt.evidence)
         proofs = b"".join(found[name].proof for name in sorted(found))
         keyed = attempt.conclude(proofs, len(proofs))
-        path = save_alignments(attempt.folder.path, place.job_id, place.site, place.sites, list(found.values()))
+        path = save_alignments(attempt.folder.path, context.job_id, context.site, context.sites, list(found.values()))
         attempt.all_have_written()
         attempt.write_record(_TITLE, {}, None, (_section(list(found.values())),))
-    return Outcome(keyed.hex(), f"the positions of the common rows are in {path}", {"data_sets": sorted(found)})
+    return JobResult(keyed.hex(), f"the positions of the common rows are in {path}", {"data_sets": sorted(found)})
 
 
-def _binding(job: AlignmentJob, place: Place) -> bytes:
+def _binding(job: AlignmentJob, context: SiteContext) -> bytes:
     """Return the hash that the handshake's transcript covers."""
-    document = {"job": job.to_dict(), "sites": place.sites}
+    document = {"job": job.to_dict(), "sites": context.sites}
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
 
 

@@ -35,7 +35,7 @@ class Job(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SiteContext:
     """Where and with whom a site takes part.
 
     Attributes:
@@ -86,7 +86,7 @@ class Silent:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobResult:
     """How a site's part in a job ended. Holds no data.
 
     Attributes:

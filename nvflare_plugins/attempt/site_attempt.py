@@ -13,7 +13,7 @@ from typing import Any
 from dp_components.errors import PrivacyError
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.attempt.agreement import versions
-from nvflare_plugins.attempt.job_context import Job, Place
+from nvflare_plugins.attempt.job_context import Job, SiteContext
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.session import Session, open_session
 from nvflare_plugins.evidence.contents import Content, Protection
@@ -22,7 +22,7 @@ from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.report.report import keep_report
 from nvflare_plugins.report.run_record import ReportSection, RoundRow, RunRecord, TrafficRow
-from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
 from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
 from nvflare_plugins.wire.envelope import Codec
 
@@ -32,7 +32,7 @@ class SiteAttempt:
     """One attempt with its session open; use ``open_attempt``."""
 
     job: Job
-    place: Place
+    context: SiteContext
     folder: RunFolder
     channel: Channel
     evidence: EvidenceLog
@@ -98,7 +98,7 @@ class SiteAttempt:
         hmac = session.hmac("result", agreed)
         self.evidence.model("result", n_bytes, hmac)
         self.heads.mark()
-        self.channel.moment = Moment(Phase.FINISH, self.channel.moment.round)
+        self.channel.moment = TrainingStep(Phase.FINISH, self.channel.moment.round)
         self.channel.gather(Kind.CLOSING, b"")
         return hmac
 
@@ -141,7 +141,7 @@ class SiteAttempt:
 
 @contextmanager
 def open_attempt(
-    job: Job, place: Place, transport: Transport, timeout_s: float, binding: bytes, protection: Mapping[str, str | int]
+    job: Job, context: SiteContext, transport: Transport, timeout_s: float, binding: bytes, protection: Mapping[str, str | int]
 ) -> Iterator[SiteAttempt]:
     """Open evidence and session of one attempt, and close both whatever happens.
 
@@ -153,21 +153,21 @@ def open_attempt(
     Raises:
         VeilBoostError: what ended the attempt; a refusal of the privacy ledger becomes a ``PolicyRefusal``.
     """
-    folder = RunFolder(place.runs, place.job_id).create()
-    channel = Channel(place.site, place.sites, place.job_id, place.attempt, transport, timeout_s)
+    folder = RunFolder(context.runs, context.job_id).create()
+    channel = Channel(context.site, context.sites, context.job_id, context.attempt, transport, timeout_s)
     try:
-        path = folder.evidence / export_name(place.site)
-        evidence = EvidenceLog(path, place.site, place.job_id, channel.attempt, job.profile)
+        path = folder.evidence / export_name(context.site)
+        evidence = EvidenceLog(path, context.site, context.job_id, channel.attempt, job.profile)
     except FileExistsError:
         raise ConfigurationError(
-            f"{place.site} has evidence of job {place.job_id} already, which is never overwritten: submit the job anew"
+            f"{context.site} has evidence of job {context.job_id} already, which is never overwritten: submit the job anew"
         ) from None
     channel.recorder = evidence
     try:
-        session = open_session(channel, place.identity, place.policy, binding)
+        session = open_session(channel, context.identity, context.policy, binding)
         try:
-            channel.heads = _record_session(evidence, session, channel, place, protection)
-            yield SiteAttempt(job, place, folder, channel, evidence, session, channel.heads)
+            channel.heads = _record_session(evidence, session, channel, context, protection)
+            yield SiteAttempt(job, context, folder, channel, evidence, session, channel.heads)
         finally:
             session.close()
     except PrivacyError as error:
@@ -181,10 +181,10 @@ def open_attempt(
 
 
 def _record_session(
-    evidence: EvidenceLog, session: Session, channel: Channel, place: Place, protection: Mapping[str, str | int]
+    evidence: EvidenceLog, session: Session, channel: Channel, context: SiteContext, protection: Mapping[str, str | int]
 ) -> HeadExchange:
     evidence.session(
-        **session.evidence_facts(), versions=versions(), policy_hash=place.policy.fingerprint(), protection=protection
+        **session.evidence_facts(), versions=versions(), policy_hash=context.policy.fingerprint(), protection=protection
     )
 
     def take_heads(heads: list[bytes]) -> None:

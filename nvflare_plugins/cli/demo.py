@@ -143,12 +143,12 @@ def simulate(folder: Path) -> None:
     from nvflare.recipe import SimEnv
 
     from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
-    from nvflare_plugins.site.setup import Wishes, set_up
+    from nvflare_plugins.site.setup import SetupOptions, set_up
 
     job = HorizontalJob.from_dict(json.loads((folder / "job.json").read_text()))
     paths = {name: str(folder / "data" / f"{{site}}-{name}.parquet") for name in (DATA_SET, EVAL_SET)}
     consents = ("plain_profile",) if job.profile == "plain" else ()
-    wishes = Wishes(data_sets=paths, profiles=(job.profile,), consents=consents)
+    wishes = SetupOptions(data_sets=paths, profiles=(job.profile,), consents=consents)
     set_up(folder / "simulator" / JOB_NAME, wishes)
     recipe = HorizontalXGBRecipe(JOB_NAME, **job.to_dict())
     recipe.execute(SimEnv(num_clients=N_SITES, workspace_root=str(folder / "simulator")))

@@ -24,7 +24,7 @@ from dp_components.sensitivity import GRID_BITS
 from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.payment import event_text
 from nvflare_plugins.dpboost.job import DpBoostJob
-from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
 from nvflare_plugins.wire.envelope import Codec, Frame
 
 Spend = Callable[[str, str, float, float], None]
@@ -32,7 +32,7 @@ Spend = Callable[[str, str, float, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TreeStep:
     """One exchange of a training.
 
     Attributes:
@@ -49,19 +49,19 @@ class Step:
     n_nodes: int
 
     @property
-    def moment(self) -> Moment:
+    def moment(self) -> TrainingStep:
         """Where the training stands."""
-        return Moment(Phase.UPDATE, self.number)
+        return TrainingStep(Phase.UPDATE, self.number)
 
     def shape(self, n_bins: int) -> tuple[int, ...]:
         """Return the shape of a site's sums: of gradients, then of rows, per node (and bin)."""
         return (2, self.n_nodes, n_bins) if self.kind is Kind.HISTOGRAM else (2, self.n_nodes)
 
 
-START = Step(Kind.STUMP_SUM, 0, 0, 0, 1)
+START = TreeStep(Kind.STUMP_SUM, 0, 0, 0, 1)
 
 
-def steps(job: DpBoostJob) -> Iterator[Step]:
+def steps(job: DpBoostJob) -> Iterator[TreeStep]:
     """Yield all exchanges of a job in order; the same at the server and at all sites."""
     plan, number = job.plan(), 0
     if plan.start_share:
@@ -69,8 +69,8 @@ def steps(job: DpBoostJob) -> Iterator[Step]:
     for ensemble in range(plan.n_ensembles):
         for tree in range(plan.ensemble_size(ensemble)):
             for level in range(plan.depth):
-                yield Step(Kind.HISTOGRAM, number, ensemble, tree, 1 << level)
-            yield Step(Kind.NODE_STATS, number, ensemble, tree, 1 << plan.depth)
+                yield TreeStep(Kind.HISTOGRAM, number, ensemble, tree, 1 << level)
+            yield TreeStep(Kind.NODE_STATS, number, ensemble, tree, 1 << plan.depth)
             number += 1
 
 
@@ -107,7 +107,7 @@ class DpBoostServer:
             self._note(step, spend)
         return released.value.astype("<i8").tobytes()
 
-    def _check_sums(self, step: Step, grad_sums: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+    def _check_sums(self, step: TreeStep, grad_sums: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
         """Refuse what no rows with gradients of at most g* = 1 add up to, before it can overflow anywhere."""
         is_start = step.kind is Kind.STUMP_SUM
         largest = counts if is_start else counts << GRID_BITS  # the start counts rows in units of gradients
@@ -117,14 +117,14 @@ class DpBoostServer:
         if not in_range or (grad_sums > largest).any() or (grad_sums < -largest).any():
             raise ProtocolError(f"{step.kind.name}: these are no sums over rows: a site's masks or numbers are wrong")
 
-    def _release(self, step: Step, sums: NDArray[np.int64]) -> Release:
+    def _release(self, step: TreeStep, sums: NDArray[np.int64]) -> Release:
         if step.kind is Kind.STUMP_SUM:
             return release_start(sums.ravel(), self._plan.start_epsilon, self._randomness)
         settings = self._plan.tree_settings(step.ensemble, step.tree)
         aggregator = TreeAggregator(self._table, settings, self._randomness)
         return aggregator.choose(*sums) if step.kind is Kind.HISTOGRAM else aggregator.leaves(*sums)
 
-    def _note(self, step: Step, spend: Spend) -> None:
+    def _note(self, step: TreeStep, spend: Spend) -> None:
         """Say in the evidence what the start, or a whole tree, has cost."""
         event = price(self._plan, step)
         self._events.append(event)
@@ -132,6 +132,6 @@ class DpBoostServer:
         spend("start" if step.kind is Kind.STUMP_SUM else f"tree {step.number}", event_text([event]), epsilon, 0.0)
 
 
-def price(plan: DpBoostPlan, step: Step) -> Event:
+def price(plan: DpBoostPlan, step: TreeStep) -> Event:
     """Return what the start costs, or the whole tree that a step belongs to."""
     return plan.start_event() if step.kind is Kind.STUMP_SUM else plan.tree_event(step.ensemble, step.tree)

@@ -28,14 +28,14 @@ from dp_components.trust import TrustModel
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
 from he_processors.masks import MessageLabel, PairwiseMasks
 from nvflare_plugins.attempt.agreement import check_xgboost, versions
-from nvflare_plugins.attempt.job_context import Outcome, Place, Progress, Silent
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress, Silent
 from nvflare_plugins.attempt.payment import JobLedger
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.table import load_table
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.model import xgboost_model
-from nvflare_plugins.dpboost.server import START, Step, price, steps
+from nvflare_plugins.dpboost.server import START, TreeStep, price, steps
 from nvflare_plugins.report.run_record import PointCurve, ReportSection, RoundRow
 from nvflare_plugins.site.data_refusals import reading_rows
 from nvflare_plugins.site.memory.sent_rows import SentRows
@@ -51,33 +51,33 @@ _log = logging.getLogger(__name__)
 
 
 def run_dpboost_site(
-    job: DpBoostJob, place: Place, transport: Transport, timeout_s: float, progress: Progress | None = None
-) -> Outcome:
+    job: DpBoostJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None = None
+) -> JobResult:
     """Take part in one attempt of a job.
 
     Raises:
         VeilBoostError: what ended the attempt at this site. A refusal comes before anything is released.
     """
     check_xgboost()
-    with reading_rows(place.policy, job.profile, (job.data_set,)):
-        return _run_dpboost_site(job, place, transport, timeout_s, progress)
+    with reading_rows(context.policy, job.profile, (job.data_set,)):
+        return _run_dpboost_site(job, context, transport, timeout_s, progress)
 
 
 def _run_dpboost_site(
-    job: DpBoostJob, place: Place, transport: Transport, timeout_s: float, progress: Progress | None
-) -> Outcome:
-    data = prepare(job, place)
-    document = {"job": job.to_dict(), "sites": place.sites, "veilboost": versions()["veilboost"]}
+    job: DpBoostJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None
+) -> JobResult:
+    data = prepare(job, context)
+    document = {"job": job.to_dict(), "sites": context.sites, "veilboost": versions()["veilboost"]}
     binding = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
     protection = {
         "trust": TrustModel.TRUSTED_AGGREGATOR.value, "epsilon": f"{job.epsilon:g}", "variant": job.variant,
         "rows_per_person": str(job.rows_per_person),
     }  # fmt: skip
-    with open_attempt(job, place, transport, timeout_s, binding, protection) as attempt:
+    with open_attempt(job, context, transport, timeout_s, binding, protection) as attempt:
         return _Training(job, attempt, data, progress or Silent()).run()
 
 
-def prepare(job: DpBoostJob, place: Place) -> SiteData:
+def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
     """Check the job against the policy, and load the rows that it can use, at this site alone.
 
     Privacy: a row without a usable label or id, or whose randomised buckets were sent, is left out, whatever the other
@@ -89,22 +89,22 @@ def prepare(job: DpBoostJob, place: Place) -> SiteData:
         PolicyRefusal: the site's policy forbids the job.
         ConfigurationError: the job does not fit the columns; a ``DataRefusal``: the file cannot be read.
     """
-    spec = place.policy.check_job(JobTerms(job.profile, job.data_set), place.sites)
+    spec = context.policy.check_job(JobTerms(job.profile, job.data_set), context.sites)
     if spec.privacy is not None and spec.privacy.rows_per_person > job.rows_per_person:
         raise PolicyRefusal(
-            f"at {place.site} one person has up to {spec.privacy.rows_per_person} rows, and the job's epsilon is meant "
+            f"at {context.site} one person has up to {spec.privacy.rows_per_person} rows, and the job's epsilon is meant "
             f"for {job.rows_per_person}. Policy key: data_sets.{job.data_set}.privacy.rows_per_person. Remedy: "
             f"rows_per_person={spec.privacy.rows_per_person} in the job, which raises the noise"
         )
     if spec.id is None:
         raise ConfigurationError(
-            f"rows choose their trees by id, and the policy of {place.site} names no id column. Policy key: "
+            f"rows choose their trees by id, and the policy of {context.site} names no id column. Policy key: "
             f"data_sets.{job.data_set}.id."
         )
     if spec.id in (*job.names, job.label):
         raise ConfigurationError(f"the id column of data set {spec.name!r} can be neither feature nor label")
     check_names_survive(job.names, job.categories)
-    sent = SentRows(place.policy)
+    sent = SentRows(context.policy)
     asks = sent.asks_for_ids(spec)
     table = load_table(
         spec, label=job.label, features=job.names, categories=job.categories, label_classes=job.label_classes,
@@ -120,7 +120,7 @@ def prepare(job: DpBoostJob, place: Place) -> SiteData:
         is_free = ~sent.sent(usable_ids(table.ids, spec))
         table = table.kept(is_free, "whose randomised buckets were sent")
     names = [str(name) for name in usable_ids(table.ids, spec)]
-    return SiteData(place.site, np.ascontiguousarray(table.features.T), table.label.astype(np.float64), names)
+    return SiteData(context.site, np.ascontiguousarray(table.features.T), table.label.astype(np.float64), names)
 
 
 class _Training:
@@ -141,11 +141,11 @@ class _Training:
         self._key = session.hmac("assignment of rows to trees", b"")
         self._spent: list[float] = []
 
-    def run(self) -> Outcome:
+    def run(self) -> JobResult:
         """Reserve, train, compare models, write results."""
         attempt, job = self._attempt, self._job
         ledger = JobLedger(
-            attempt.place.policy, job.data_set, attempt.place.job_id, self._plan.events_by_tree(),
+            attempt.context.policy, job.data_set, attempt.context.job_id, self._plan.events_by_tree(),
             gradient_sensitivity().relation, attempt.evidence,
         )  # fmt: skip
         try:
@@ -162,7 +162,7 @@ class _Training:
         attempt.write_record(TITLE, self._parameters(), path.name, self._sections())
         self._progress.say(f"this job has spent epsilon {self._spent[-1]:.4g}, pure")
         summary = {"n_rounds": len(trees), "epsilon": job.epsilon}
-        return Outcome(hmac.hex(), f"the model is {path}", summary)
+        return JobResult(hmac.hex(), f"the model is {path}", summary)
 
     def _start(self, ledger: JobLedger) -> int:
         """Return the score to start from, paid for. Units: 2^-LEAF_BITS."""
@@ -194,14 +194,14 @@ class _Training:
             self._progress(row, self._plan.n_trees)
             yield tree
 
-    def _pay(self, ledger: JobLedger, step: Step) -> None:
+    def _pay(self, ledger: JobLedger, step: TreeStep) -> None:
         """Charge the start or a whole tree. A new attempt is a new release: its noise is new."""
         what = "start" if step is START else f"tree {step.number}"
         query = f"{what} of attempt {self._attempt.channel.attempt}"
         ledger.pay(query, lambda: Release(_PAID, price(self._plan, step)))
 
     def _grow(
-        self, exchanges: list[Step], is_assigned: NDArray[np.bool_], scores: NDArray[np.float64]
+        self, exchanges: list[TreeStep], is_assigned: NDArray[np.bool_], scores: NDArray[np.float64]
     ) -> NDArray[np.int64]:
         grad = self._loss.gradient(scores[is_assigned], self._target[is_assigned])
         rows = TreeRows(self._bins[:, is_assigned], grad, self._table)
@@ -216,7 +216,7 @@ class _Training:
                 self._check(np.abs(parts[-1]) <= self._plan.tree_settings(step.ensemble, step.tree).leaf_bound)
         return np.concatenate(parts)
 
-    def _ask(self, step: Step, sums: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _ask(self, step: TreeStep, sums: NDArray[np.int64]) -> NDArray[np.int64]:
         """Send this site's masked sums; return the server's choice, leaves or start."""
         channel = self._attempt.channel
         channel.moment = step.moment

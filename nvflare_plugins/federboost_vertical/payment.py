@@ -61,7 +61,7 @@ class BucketPayment:
             PolicyRefusal: the data set has no budget, or not so much left.
         """
         self._job, self._features, self._ids = job, list(features), ids
-        place, relation = attempt.place, job.protected.relation
+        place, relation = attempt.context, job.protected.relation
         self._ledger = JobLedger(
             place.policy, job.data_set, place.job_id, plan_of(job, features), relation, attempt.evidence
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.agreement import check_xgboost, versions
-from nvflare_plugins.attempt.job_context import Outcome, Place, Progress, Silent
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress, Silent
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.table import is_plain_text
@@ -45,7 +45,7 @@ from nvflare_plugins.vertical.model.model_files import (
     write_part,
 )
 from nvflare_plugins.vertical.model.private_table import PrivateTable
-from nvflare_plugins.wire.catalogue import Moment, Phase
+from nvflare_plugins.wire.catalogue import TrainingStep, Phase
 from nvflare_plugins.wire.channel import Transport
 
 TITLE = "Vertical XGBoost on randomised buckets (FederBoost)"
@@ -67,52 +67,52 @@ class Prepared:
 
 
 def run_site(
-    job: BucketJob, place: Place, transport: Transport, timeout_s: float, progress: Progress | None = None
-) -> Outcome:
+    job: BucketJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None = None
+) -> JobResult:
     """Take part in one attempt of a job.
 
     Raises:
         VeilBoostError: what ended the attempt at this site.
     """
     check_xgboost()
-    with reading_rows(place.policy, job.profile, (job.data_set,)):
-        return _run_site(job, place, transport, timeout_s, progress)
+    with reading_rows(context.policy, job.profile, (job.data_set,)):
+        return _run_site(job, context, transport, timeout_s, progress)
 
 
 def _run_site(
-    job: BucketJob, place: Place, transport: Transport, timeout_s: float, progress: Progress | None
-) -> Outcome:
-    prepared = prepare(job, place)
-    document = {"job": job.to_dict(), "sites": place.sites, "veilboost": versions()["veilboost"]}
+    job: BucketJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None
+) -> JobResult:
+    prepared = prepare(job, context)
+    document = {"job": job.to_dict(), "sites": context.sites, "veilboost": versions()["veilboost"]}
     binding = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
     protection = {
         "trust": "local", "unit": job.unit, "epsilon": f"{job.epsilon:g}", "edges_epsilon": f"{job.edges_epsilon:g}",
     }  # fmt: skip
-    with open_attempt(job, place, transport, timeout_s, binding, protection) as attempt:
-        party = ActiveParty if place.site == job.active else PassiveParty
+    with open_attempt(job, context, transport, timeout_s, binding, protection) as attempt:
+        party = ActiveParty if context.site == job.active else BucketSender
         return party(attempt, prepared, progress or Silent()).run()
 
 
-def prepare(job: BucketJob, place: Place) -> Prepared:
+def prepare(job: BucketJob, context: SiteContext) -> Prepared:
     """Check the job against the policy and the data, at this site alone.
 
     Raises:
         PolicyRefusal: the site's policy forbids the job.
         ConfigurationError: job, parameters or data are not usable; the message says which.
     """
-    if job.active not in place.sites:
+    if job.active not in context.sites:
         raise ConfigurationError(f"the job's active party {job.active} is not among its sites")
-    spec = place.policy.check_vertical(JobTerms(job.profile, job.data_set), place.sites)
-    if place.site == job.active:
+    spec = context.policy.check_vertical(JobTerms(job.profile, job.data_set), context.sites)
+    if context.site == job.active:
         if spec.privacy is not None:
-            place.policy.check_exact_use(job.data_set, "nothing protects the active party's labels and columns")
+            context.policy.check_exact_use(job.data_set, "nothing protects the active party's labels and columns")
         check_bucket_parameters(dict(job.params), job.n_buckets)
         names = job.features if job.features is not None else column_names(spec, job.label)
-        rows = load_rows(spec, names, job.label, place, job.alignment)
+        rows = load_rows(spec, names, job.label, context, job.alignment)
         return Prepared(rows, rows.names, None)
-    description = Description.read(place.policy.input_file(job.description))
+    description = Description.read(context.policy.input_file(job.description))
     plan_of(job, description.features)  # refuses what would not be worth its price
-    rows = load_rows(spec, description.names, None, place, job.alignment)
+    rows = load_rows(spec, description.names, None, context, job.alignment)
     return Prepared(rows, _aliases(spec, description.names), description)
 
 
@@ -150,7 +150,7 @@ class _Party:
         most = max(map(len, blocks))
         return [of_rank + [slice(0, 0)] * (most - len(of_rank)) for of_rank in blocks]
 
-    def _conclude(self, part: Part, n_rounds: int, sections: tuple[ReportSection, ...]) -> Outcome:
+    def _conclude(self, part: Part, n_rounds: int, sections: tuple[ReportSection, ...]) -> JobResult:
         """Commit to this party's part together with the others, and write it."""
         attempt, job = self._attempt, self._job
         commitment: Commitment = commit(part)
@@ -162,18 +162,18 @@ class _Party:
         path: Path = write_part(attempt.folder.path, self._channel.site, part, identity, commitment)
         attempt.all_have_written()
         attempt.write_record(TITLE, job.params, None, sections)
-        return Outcome(hmac.hex(), f"this party's part of the model is {path}", {"n_rounds": n_rounds})
+        return JobResult(hmac.hex(), f"this party's part of the model is {path}", {"n_rounds": n_rounds})
 
 
 class ActiveParty(_Party):
     """Holds the label, gets the buckets, trains."""
 
-    def run(self) -> Outcome:
+    def run(self) -> JobResult:
         """Receive, train, tell the others which splits are theirs."""
         attempt, job, rows = self._attempt, self._job, self._rows
         self._check_rows()
         announced = self._go_on()
-        self._channel.moment = Moment(Phase.UPDATE, 0)
+        self._channel.moment = TrainingStep(Phase.UPDATE, 0)
         started = time.perf_counter()
         blocks = self._receive(announced)
         n_features = [len(block.n_buckets) for block in blocks]
@@ -200,22 +200,22 @@ class ActiveParty(_Party):
         return [joined(received[rank]) for rank in self._passive]
 
 
-class PassiveParty(_Party):
+class BucketSender(_Party):
     """Sends randomised buckets once, and keeps the thresholds."""
 
-    def run(self) -> Outcome:
+    def run(self) -> JobResult:
         """Pay, send, and turn the splits that are this party's into a private table."""
         rows, description = self._rows, self._prepared.description
         self._check_rows()
-        SentRows(self._attempt.place.policy).refuse(rows.ids, self._job.data_set)
+        SentRows(self._attempt.context.policy).refuse(rows.ids, self._job.data_set)
         payment = BucketPayment(self._job, self._attempt, description.features, rows.id_bytes())
         try:
             announced = self._go_on()
-            SentRows(self._attempt.place.policy).note(self._channel.job_id, rows.ids, self._job.data_set)
+            SentRows(self._attempt.context.policy).note(self._channel.job_id, rows.ids, self._job.data_set)
             edges, buckets = payment.release(rows.columns)
         finally:
             payment.close()  # what was not used is free again
-        self._channel.moment = Moment(Phase.UPDATE, 0)
+        self._channel.moment = TrainingStep(Phase.UPDATE, 0)
         n_buckets = tuple(count + 1 for count in edges.counts)
         for features in self._blocks(announced)[self._channel.rank]:
             block = BucketBlock(n_buckets[features], buckets[features])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.alignment.result import load_alignment
-from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.row_ids import canonical_ids
 from nvflare_plugins.data_sets.tabular_files import TabularFile
@@ -51,7 +51,7 @@ def column_names(spec: DataSet, label: str) -> list[str]:
 
 
 def load_rows(
-    spec: DataSet, features: Sequence[str], label: str | None, place: Place, alignment: str | None
+    spec: DataSet, features: Sequence[str], label: str | None, context: SiteContext, alignment: str | None
 ) -> PartyRows:
     """Load a party's columns and put the rows in the common order.
 
@@ -82,7 +82,7 @@ def load_rows(
     columns = file.read(wanted, [spec.id])  # at once: a file replaced between two readings gives rows the ids of others
     ids = [name.decode() for name in canonical_ids(columns[spec.id], spec.name, spec.missing)]
     if alignment is not None:
-        order = load_alignment(place, alignment, spec.name).positions
+        order = load_alignment(context, alignment, spec.name).positions
     else:
         order = np.array(sorted(range(len(ids)), key=ids.__getitem__))
     matrix = np.empty((len(features), order.size), dtype=np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.site import align_site
-from nvflare_plugins.attempt.job_context import Outcome, Place, Progress
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.executor import JobExecutor
 from nvflare_plugins.wire.channel import Transport
@@ -22,7 +22,7 @@ class AlignmentExecutor(JobExecutor):
     job_type = AlignmentJob
 
     def take_part(
-        self, job: AlignmentJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
-    ) -> Outcome:
+        self, job: AlignmentJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
+    ) -> JobResult:
         """Align this site's rows with those of the other sites."""
-        return align_site(job, place, transport, timeout_s, progress)
+        return align_site(job, context, transport, timeout_s, progress)

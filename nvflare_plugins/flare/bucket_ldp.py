@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvflare_plugins.attempt.job_context import Outcome, Place, Progress
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress
 from nvflare_plugins.federboost_vertical.job import BucketJob
 from nvflare_plugins.federboost_vertical.site import run_site
 from nvflare_plugins.flare.controller import JobController
@@ -22,7 +22,7 @@ class BucketExecutor(JobExecutor):
     job_type = BucketJob
 
     def take_part(
-        self, job: BucketJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
-    ) -> Outcome:
+        self, job: BucketJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
+    ) -> JobResult:
         """Send buckets or train on them, as the active or as a passive party."""
-        return run_site(job, place, transport, timeout_s, progress)
+        return run_site(job, context, transport, timeout_s, progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvflare_plugins.attempt.job_context import Outcome, Place, Progress
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.server import DpBoostServer
 from nvflare_plugins.dpboost.site import run_dpboost_site
@@ -28,7 +28,7 @@ class DpBoostExecutor(JobExecutor):
     job_type = DpBoostJob
 
     def take_part(
-        self, job: DpBoostJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
-    ) -> Outcome:
+        self, job: DpBoostJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
+    ) -> JobResult:
         """Train with the other sites."""
-        return run_dpboost_site(job, place, transport, timeout_s, progress)
+        return run_dpboost_site(job, context, transport, timeout_s, progress)

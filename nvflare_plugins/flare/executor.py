@@ -26,7 +26,7 @@ from he_processors.errors import (
     ProtocolError,
     VeilBoostError,
 )
-from nvflare_plugins.attempt.job_context import Job, Outcome, Place, Progress, RoundFacts
+from nvflare_plugins.attempt.job_context import Job, JobResult, SiteContext, Progress, RoundFacts
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.evidence.format import export_name, is_name
 from nvflare_plugins.evidence.log import end_abandoned
@@ -88,8 +88,8 @@ class JobExecutor(Executor):
     _beats: Beats | None = None
 
     def take_part(
-        self, job: Job, place: Place, transport: Transport, timeout_s: float, progress: Progress
-    ) -> Outcome:
+        self, job: Job, place: SiteContext, transport: Transport, timeout_s: float, progress: Progress
+    ) -> JobResult:
         """Take part in one attempt of the job.
 
         Args:
@@ -146,10 +146,10 @@ class JobExecutor(Executor):
             self.log_warning(fl_ctx, f"the site's policy has changed since the last job here: {', '.join(changed)}")
         self.log_info(fl_ctx, f"the site's policy: {policy.fingerprint()}")
 
-    def _run(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal, policy: SitePolicy) -> Outcome:
+    def _run(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal, policy: SitePolicy) -> JobResult:
         site = fl_ctx.get_identity_name()
         task = JobTask.from_shareable(shareable, site, self.job_type)
-        place = Place(
+        place = SiteContext(
             site, task.sites, fl_ctx.get_job_id(), bytes.fromhex(task.attempt), policy.runs, policy,
             load_identity(policy.workspace, site),
         )  # fmt: skip

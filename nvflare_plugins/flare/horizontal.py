@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvflare_plugins.attempt.job_context import Outcome, Place, Progress
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.executor import JobExecutor
 from nvflare_plugins.horizontal.job import HorizontalJob
@@ -22,12 +22,12 @@ class HorizontalExecutor(JobExecutor):
     job_type = HorizontalJob
 
     def take_part(
-        self, job: HorizontalJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
-    ) -> Outcome:
+        self, job: HorizontalJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
+    ) -> JobResult:
         """Train with the other sites.
 
         Privacy: the server has seen the rounds pass and may know their number. Metrics, and what follows from them,
             it gets only if they are streamed.
         """
-        result = run_site(job, place, transport, timeout_s, progress)
-        return Outcome(result.model_hmac, f"the model is {result.model_path}", {"n_rounds": result.n_rounds})
+        result = run_site(job, context, transport, timeout_s, progress)
+        return JobResult(result.model_hmac, f"the model is {result.model_path}", {"n_rounds": result.n_rounds})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvflare_plugins.attempt.job_context import Outcome, Place, Progress
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.executor import JobExecutor
 from nvflare_plugins.vertical_inference.job import InferenceJob
@@ -22,7 +22,7 @@ class InferenceExecutor(JobExecutor):
     job_type = InferenceJob
 
     def take_part(
-        self, job: InferenceJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
-    ) -> Outcome:
+        self, job: InferenceJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
+    ) -> JobResult:
         """Predict, explain or merge with the other sites."""
-        return run_inference(job, place, transport, timeout_s, progress)
+        return run_inference(job, context, transport, timeout_s, progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvflare_plugins.attempt.job_context import Outcome, Place, Progress
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress
 from nvflare_plugins.flare.attempt import ServerSum
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.executor import JobExecutor
@@ -30,7 +30,7 @@ class PrivateTreesExecutor(JobExecutor):
     job_type = PrivateTreesJob
 
     def take_part(
-        self, job: PrivateTreesJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
-    ) -> Outcome:
+        self, job: PrivateTreesJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
+    ) -> JobResult:
         """Train with the other sites. The server learns the number of rounds and the job's own epsilon."""
-        return run_private_trees_site(job, place, transport, timeout_s, progress)
+        return run_private_trees_site(job, context, transport, timeout_s, progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvflare_plugins.attempt.job_context import Outcome, Place, Progress
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.executor import JobExecutor
 from nvflare_plugins.vertical.job import VerticalJob
@@ -26,7 +26,7 @@ class VerticalExecutor(JobExecutor):
         return job.active
 
     def take_part(
-        self, job: VerticalJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
-    ) -> Outcome:
+        self, job: VerticalJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
+    ) -> JobResult:
         """Train with the other parties."""
-        return run_vertical_site(job, place, transport, timeout_s, progress)
+        return run_vertical_site(job, context, transport, timeout_s, progress)

@@ -21,7 +21,7 @@ from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.apis.signal import Signal
 
 from he_processors.errors import JobAborted
-from nvflare_plugins.attempt.job_context import Outcome
+from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.flare.timeouts import (
     ABORT_POLL_S,
     BEAT_INTERVAL_S,
@@ -61,16 +61,16 @@ class Work:
     Raises: JobAborted if the system refuses the thread.
     """
 
-    def __init__(self, function: Callable[[], Outcome]) -> None:
+    def __init__(self, function: Callable[[], JobResult]) -> None:
         self._function = function
-        self._outcome: Outcome | None = None
+        self._outcome: JobResult | None = None
         self._error: BaseException | None = None
         self.done = threading.Event()
         # No daemon: FLARE leaves a process in which such a thread has not ended, and does not wait for it.
         self.thread = threading.Thread(target=self._run, name="veilboost_job", daemon=False)
         _start(self.thread)
 
-    def result(self) -> Outcome:
+    def result(self) -> JobResult:
         """Return the function's result, or raise its error; only when it is done."""
         if self._error is not None:
             raise self._error
@@ -133,7 +133,7 @@ class Watch:
         self._stopping_since: float | None = None
         self.server_is_gone = False
 
-    def wait(self, work: Work) -> Outcome:
+    def wait(self, work: Work) -> JobResult:
         """Return the work's result.
 
         Raises:

@@ -13,7 +13,7 @@ import numpy as np
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.agreement import check_xgboost
-from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.row_ids import usable_ids
@@ -54,12 +54,12 @@ class Prepared:
             tables.append((self.eval_table, self.eval_set))
         return tables
 
-    def binding(self, job: HorizontalJob, place: Place) -> bytes:
+    def binding(self, job: HorizontalJob, context: SiteContext) -> bytes:
         """Return the hash that the handshake's transcript covers: the job with its parameters and profile.
 
         What each site makes of it (columns, effective parameters, versions) is compared afterwards, sealed and by name.
         """
-        document = {"job": job.to_dict(), "sites": place.sites}
+        document = {"job": job.to_dict(), "sites": context.sites}
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
 
     def release(self, job: HorizontalJob, rows_per_node: int) -> bytes:
@@ -72,7 +72,7 @@ class Prepared:
         return json.dumps(document, sort_keys=True).encode()
 
 
-def prepare(job: HorizontalJob, place: Place) -> Prepared:
+def prepare(job: HorizontalJob, context: SiteContext) -> Prepared:
     """Check the job against the policy and the data, at this site alone.
 
     Raises:
@@ -80,10 +80,10 @@ def prepare(job: HorizontalJob, place: Place) -> Prepared:
         ConfigurationError: job, parameters, data or the installed XGBoost are not usable; the message says which.
     """
     check_xgboost()
-    policy = place.policy
+    policy = context.policy
     exact = job.cuts == CutMode.EXACT.value
     terms = JobTerms(job.profile, job.data_set, exact, job.min_rows_per_cut, tracking=job.tracking)
-    data_set = policy.check_job(terms, place.sites)
+    data_set = policy.check_job(terms, context.sites)
     eval_set = policy.data_set_for(job.eval_data_set, job.profile) if job.eval_data_set is not None else None
     columns = {
         "label": job.label, "weight": job.weight, "features": job.features, "categories": job.categories,
@@ -103,7 +103,7 @@ def prepare(job: HorizontalJob, place: Place) -> Prepared:
         check_initial_model(initial, job.initial_model, parameters, names)
         check_lists(initial, job.initial_model, job.categories, job.label_classes)
         initial = without_lists(initial)
-    resumed = RunFolder(place.runs, job.resume_from) if job.resume_from is not None else None
+    resumed = RunFolder(context.runs, job.resume_from) if job.resume_from is not None else None
     columns["features"] = names
     table = _load(data_set, policy, columns)
     eval_table = None if eval_set is None else _load(eval_set, policy, columns)

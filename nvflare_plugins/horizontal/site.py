@@ -17,7 +17,7 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
 from nvflare_plugins.attempt.agreement import Terms, agree, versions
-from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.session import Session, open_session
 from nvflare_plugins.data_sets.schema import Schema
@@ -45,7 +45,7 @@ from nvflare_plugins.report.report import keep_report
 from nvflare_plugins.report.run_record import RoundRow, RunRecord, TrafficRow
 from nvflare_plugins.site.data_refusals import Question, RefusalCount, reading_rows
 from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint, describe_draw
-from nvflare_plugins.wire.catalogue import BaseScoreSource, Kind, Moment, Phase
+from nvflare_plugins.wire.catalogue import BaseScoreSource, Kind, TrainingStep, Phase
 from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
 from nvflare_plugins.wire.envelope import Codec
 from nvflare_plugins.wire.profiles import Profile
@@ -76,7 +76,7 @@ Progress = Callable[[RoundRecord, int], None]
 
 def run_site(
     job: HorizontalJob,
-    place: Place,
+    context: SiteContext,
     transport: Transport,
     timeout_s: float,
     on_progress: Progress | None = None,
@@ -91,28 +91,28 @@ def run_site(
             step failed, when all sites had agreed on it. The evidence says that it was aborted and why.
         OSError, MemoryError: the machine lacks something; as above.
     """
-    with reading_rows(place.policy, job.profile, (job.data_set, job.eval_data_set)):
-        return _run_site(job, place, transport, timeout_s, on_progress)
+    with reading_rows(context.policy, job.profile, (job.data_set, job.eval_data_set)):
+        return _run_site(job, context, transport, timeout_s, on_progress)
 
 
 def _run_site(
-    job: HorizontalJob, place: Place, transport: Transport, timeout_s: float, on_progress: Progress | None
+    job: HorizontalJob, context: SiteContext, transport: Transport, timeout_s: float, on_progress: Progress | None
 ) -> SiteResult:
-    prepared = prepare(job, place)
-    folder = RunFolder(place.runs, place.job_id).create()
-    channel = Channel(place.site, place.sites, place.job_id, place.attempt, transport, timeout_s)
-    path = folder.evidence / export_name(place.site)
+    prepared = prepare(job, context)
+    folder = RunFolder(context.runs, context.job_id).create()
+    channel = Channel(context.site, context.sites, context.job_id, context.attempt, transport, timeout_s)
+    path = folder.evidence / export_name(context.site)
     try:
-        evidence = EvidenceLog(path, place.site, place.job_id, channel.attempt, job.profile)
+        evidence = EvidenceLog(path, context.site, context.job_id, channel.attempt, job.profile)
     except FileExistsError:
         raise ConfigurationError(
-            f"{place.site} has evidence of job {place.job_id} already, which is never overwritten: submit the job anew"
+            f"{context.site} has evidence of job {context.job_id} already, which is never overwritten: submit the job anew"
         ) from None
     channel.recorder = evidence
     try:
-        session = open_session(channel, place.identity, place.policy, prepared.binding(job, place))
+        session = open_session(channel, context.identity, context.policy, prepared.binding(job, context))
         try:
-            return _Attempt(job, place, prepared, folder, channel, evidence, session, on_progress).run()
+            return _Attempt(job, context, prepared, folder, channel, evidence, session, on_progress).run()
         finally:
             session.close()
     except BaseException as error:  # whatever ends the attempt, the evidence ends with a record of it
@@ -126,11 +126,11 @@ class _Attempt:
     """The steps of one attempt after the session is open."""
 
     def __init__(
-        self, job: HorizontalJob, place: Place, prepared: Prepared, folder: RunFolder, channel: Channel,
+        self, job: HorizontalJob, context: SiteContext, prepared: Prepared, folder: RunFolder, channel: Channel,
         evidence: EvidenceLog, session: Session, on_progress: Progress | None,
     ):  # fmt: skip
         self._job = job
-        self._place = place
+        self._context = context
         self._prepared = prepared
         self._folder = folder
         self._channel = channel
@@ -138,8 +138,8 @@ class _Attempt:
         self._session = session
         self._on_progress = on_progress
         self._parameters = prepared.parameters
-        self._floors = place.policy.floors(len(place.sites))  # of all sites, once these have agreed
-        self._registry = Registry.open(place.policy)
+        self._floors = context.policy.floors(len(context.sites))  # of all sites, once these have agreed
+        self._registry = Registry.open(context.policy)
         self._reservations: list[Reservation] = []  # the training set's first
         self._rows: list[RoundRow] = []
 
@@ -171,7 +171,7 @@ class _Attempt:
     def _open_evidence(self) -> None:
         session, evidence = self._session, self._evidence
         facts = session.evidence_facts()
-        evidence.session(**facts, versions=versions(), policy_hash=self._place.policy.fingerprint())
+        evidence.session(**facts, versions=versions(), policy_hash=self._context.policy.fingerprint())
         self._channel.heads = HeadExchange(evidence.signed_head, self._take_heads)
 
     def _take_heads(self, heads: list[bytes]) -> None:
@@ -207,7 +207,7 @@ class _Attempt:
             # Rounds draw from the training rows alone.
             fraction = row_fraction(self._parameters) if table is prepared.table else 1.0
             reservation = self._registry.reserve(
-                table, data_set, job_id=self._place.job_id, sites=self._place.sites,
+                table, data_set, job_id=self._context.job_id, sites=self._context.sites,
                 parameters=prepared.release(job, self._floors.rows_per_node), resume=resume, beside=self._reservations,
                 draw=describe_draw(fraction, job.weight),
             )  # fmt: skip
@@ -233,7 +233,7 @@ class _Attempt:
 
         Privacy: a refusal releases counts that are capped at what was needed, and powers of two above the weights.
         """
-        prepared, floors, policy = self._prepared, self._floors, self._place.policy
+        prepared, floors, policy = self._prepared, self._floors, self._context.policy
         own = policy.floors(self._channel.world)
         if self._parameters.objective.adaptive_leaf:  # see ``RowDraws``: every site must have rows
             floors = dataclasses.replace(floors, sites=self._channel.world)
@@ -302,7 +302,7 @@ class _Attempt:
         fraction = row_fraction(self._parameters)
         if fraction == 1:
             return None
-        secret = self._registry.secret("row sampling", repr(fraction), *sorted(self._place.sites))
+        secret = self._registry.secret("row sampling", repr(fraction), *sorted(self._context.sites))
         return RowDraws(secret, self._prepared.table, fraction, self._parameters.objective.adaptive_leaf)
 
     def _after_round(self, record: RoundRecord, booster: xgb.Booster) -> None:
@@ -340,7 +340,7 @@ class _Attempt:
     def _finish(self, result: TrainingResult, model: bytes, hmac: bytes, cuts: Cuts) -> SiteResult:
         self._evidence.model("model.json", len(model), hmac)
         self._channel.heads.mark()
-        self._channel.moment = Moment(Phase.FINISH, self._channel.moment.round)
+        self._channel.moment = TrainingStep(Phase.FINISH, self._channel.moment.round)
         self._channel.gather(Kind.CLOSING, b"")
         model_path = self._folder.write_model(model)
         # Only when every site has its model may go what a lost job is resumed from.
@@ -353,7 +353,7 @@ class _Attempt:
         self._write_record(result, cuts, model_path, evidence_path)
         last = result.rounds[-1] if result.rounds else None
         return SiteResult(
-            self._place.site, str(model_path), hmac.hex(), str(evidence_path), result.booster.num_boosted_rounds(),
+            self._context.site, str(model_path), hmac.hex(), str(evidence_path), result.booster.num_boosted_rounds(),
             result.best_round, dict(last.metrics) if last else {},
         )  # fmt: skip
 

@@ -20,7 +20,7 @@ from nvflare_plugins.wire.catalogue import (
     HorizontalGrammar,
     Kind,
     Message,
-    Moment,
+    TrainingStep,
     Phase,
     TrainingShape,
 )  # fmt: skip
@@ -314,7 +314,7 @@ class _Loop:
         return RoundRecord(number, metrics, total, total - handled, handled - waited, waited)
 
     def _enter(self, phase: Phase, number: int) -> None:
-        moment = Moment(phase, number)
+        moment = TrainingStep(phase, number)
         self._mediator.enter(moment)
         self._channel.moment = moment
 

@@ -38,7 +38,7 @@ from nvflare_plugins.wire.catalogue import (
     HorizontalGrammar,
     Kind,
     Message,
-    Moment,
+    TrainingStep,
     Phase,
     TrainingShape,
 )  # fmt: skip
@@ -147,10 +147,10 @@ def _grow(
     with Federated(mediator, channel.world, channel.rank):
         booster = xgb.Booster(greedy_parameters(plan, n_threads), [matrix])
         for number in range(plan.method.n_trees):
-            enter(mediator, channel, Moment(Phase.UPDATE, number))
+            enter(mediator, channel, TrainingStep(Phase.UPDATE, number))
             booster.update(matrix, number, fobj=objective)
             after_round(number)
-        enter(mediator, channel, Moment(Phase.FINISH, plan.method.n_trees))
+        enter(mediator, channel, TrainingStep(Phase.FINISH, plan.method.n_trees))
     return booster
 
 

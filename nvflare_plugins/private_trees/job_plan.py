@@ -176,7 +176,7 @@ def _trust(job: PrivateTreesJob, n_sites: int) -> Trust:
         raise ConfigurationError(str(error)) from None
 
 
-class DueMessages:
+class ReleaseSchedule:
     """The messages that a plan still pays for, taken in order; a tree that ends early skips some."""
 
     def __init__(self, plan: JobPlan):

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from nvflare_plugins.private_trees.forest import finished_model
 from nvflare_plugins.private_trees.forest_trainer import ForestGrower, GrownTree, OwnRows
-from nvflare_plugins.private_trees.job_plan import DueMessages, JobPlan
+from nvflare_plugins.private_trees.job_plan import ReleaseSchedule, JobPlan
 from nvflare_plugins.private_trees.training import AfterRound, NoisySums, Pay, ignore_round, without_ledger
-from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.sums import ProtectedSums
 
@@ -42,7 +42,7 @@ def train_own_trees(
     training = plan.training
     training.trust.check_sites(channel.world)
     n_reports = label.size if n_reports is None else n_reports
-    noisy, due = NoisySums(sums, training, pay, n_rows=n_reports), DueMessages(plan)
+    noisy, due = NoisySums(sums, training, pay, n_rows=n_reports), ReleaseSchedule(plan)
     trees: list[GrownTree] = []
 
     def release(kind: Kind, exact: NDArray[np.int64], what: str, sizes: Sequence[int]) -> NDArray[np.int64]:
@@ -51,7 +51,7 @@ def train_own_trees(
         return noisy.release(kind, exact.ravel(), what, planned.sizes).reshape(exact.shape)
 
     def begin(number: int) -> None:
-        channel.moment = Moment(Phase.UPDATE, number)
+        channel.moment = TrainingStep(Phase.UPDATE, number)
 
     def end(number: int, grown: list[GrownTree]) -> None:
         trees.extend(grown)
@@ -63,5 +63,5 @@ def train_own_trees(
         release, training.ridge, training.trust.noise_factor,
     )  # fmt: skip
     grower.run(end, begin)
-    channel.moment = Moment(Phase.FINISH, plan.n_rounds)
+    channel.moment = TrainingStep(Phase.FINISH, plan.n_rounds)
     return xgb.Booster(model_file=bytearray(finished_model(trees, training.method, training.feature_names)))

@@ -14,7 +14,7 @@ from dp_components.errors import PrivacyError
 from dp_components.events import Event, Release
 from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
-from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.payment import event_text, log_unclosed, open_ledger
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.failures import DataRefusal
@@ -45,7 +45,7 @@ class Payment:
     """
 
     def __init__(
-        self, job: PrivateTreesJob, place: Place, plan: JobPlan, rows: bytes, evidence: EvidenceLog | None = None
+        self, job: PrivateTreesJob, context: SiteContext, plan: JobPlan, rows: bytes, evidence: EvidenceLog | None = None
     ):
         """Reserve the cost of the whole plan, if two accountants agree on it.
 
@@ -57,16 +57,16 @@ class Payment:
                 the job protects.
             ConfigurationError: there is no such job to resume; a ``DataRefusal``: the rows are not those of that job.
         """
-        self._ledger, _ = open_ledger(place.policy, job.data_set, NeighbouringRelation.ADD_OR_REMOVE_ROW)
+        self._ledger, _ = open_ledger(context.policy, job.data_set, NeighbouringRelation.ADD_OR_REMOVE_ROW)
         self._plan, self._evidence = plan, evidence
-        self._job_id = job.resume_from or place.job_id
+        self._job_id = job.resume_from or context.job_id
         self._rows = hashlib.sha256(rows + self._job_id.encode()).hexdigest()[:32]
         self._may_resume = not plan.training.trust.is_trusted_aggregator
         self._has_begun, self._n_paid = False, 0
-        _check_person(job, place)
+        _check_person(job, context)
         self._was_known = self._is_known()
         if job.resume_from is not None and not self._was_known:
-            raise ConfigurationError(f"the ledger of {place.site} knows no job {job.resume_from} to resume")
+            raise ConfigurationError(f"the ledger of {context.site} knows no job {job.resume_from} to resume")
         if self._was_known and not self._may_resume:
             self.end()
             raise PolicyRefusal(
@@ -83,7 +83,7 @@ class Payment:
         if any(query.partition(_ROWS)[2] != self._rows for query in self._replays):
             self.abandon()
             raise DataRefusal(
-                f"the rows of data set {job.data_set!r} at {place.site} are not those on which job {self._job_id} was "
+                f"the rows of data set {job.data_set!r} at {context.site} are not those on which job {self._job_id} was "
                 "begun: it cannot be resumed. Submit it anew, to be charged anew"
             )
 
@@ -205,11 +205,11 @@ def _length(history: bytes) -> int:
     return int.from_bytes(history[:8], "little")
 
 
-def _check_person(job: PrivateTreesJob, place: Place) -> None:
-    budget = place.policy.data_set(job.data_set).privacy
+def _check_person(job: PrivateTreesJob, context: SiteContext) -> None:
+    budget = context.policy.data_set(job.data_set).privacy
     if budget is not None and budget.rows_per_person > job.rows_per_person:
         raise PolicyRefusal(
-            f"at {place.site} one person has up to {budget.rows_per_person} rows, and the job's epsilon is meant for "
+            f"at {context.site} one person has up to {budget.rows_per_person} rows, and the job's epsilon is meant for "
             f"{job.rows_per_person}: such a person would be protected less than it says. Policy key: "
             f"data_sets.{job.data_set}.privacy.rows_per_person. Remedy: rows_per_person={budget.rows_per_person} in "
             "the job, which raises the noise"

@@ -16,7 +16,7 @@ from dp_components.sensitivity import grid_integers
 from dp_components.split_methods.tree import LEAF, Tree
 from he_processors.errors import ProtocolError
 from nvflare_plugins.private_trees.forest import Forest
-from nvflare_plugins.wire.catalogue import Answer, Dtype, Kind, Message, Moment, Op, Phase
+from nvflare_plugins.wire.catalogue import Answer, Dtype, Kind, Message, TrainingStep, Op, Phase
 
 _BYTES_PER_NODE = 16
 
@@ -26,7 +26,7 @@ class RefreshGrammar:
 
     def __init__(self, forest: Forest):
         self._forest = forest
-        self._moment = Moment(Phase.SETUP)
+        self._moment = TrainingStep(Phase.SETUP)
         self._due = False
 
     @property
@@ -34,7 +34,7 @@ class RefreshGrammar:
         """No message is longer than the statistics of all trees."""
         return _BYTES_PER_NODE * sum(tree.feature.size for tree in self._forest.trees)
 
-    def enter(self, moment: Moment) -> None:
+    def enter(self, moment: TrainingStep) -> None:
         """Announce the next phase. Raises: ProtocolError, if the last round's message has not come."""
         if self._due:
             raise ProtocolError(f"XGBoost left phase {self._moment} without its node statistics")

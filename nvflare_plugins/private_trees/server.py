@@ -8,7 +8,7 @@ from dp_components.accounting.composition import PrivacyCost, compose
 from dp_components.mechanisms.gaussian import add_gaussian_noise
 from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.payment import event_text
-from nvflare_plugins.private_trees.job_plan import DueMessages, JobPlan
+from nvflare_plugins.private_trees.job_plan import ReleaseSchedule, JobPlan
 from nvflare_plugins.private_trees.noise_plan import Mechanism, ServerNoise
 from nvflare_plugins.wire.catalogue import Phase
 from nvflare_plugins.wire.envelope import Codec, Frame
@@ -28,7 +28,7 @@ class TrustedServer:
     def __init__(self, plan: JobPlan, mechanism: Mechanism = add_gaussian_noise):
         self._plan = plan
         self._noise = ServerNoise(plan.training.noise, mechanism)
-        self._due = DueMessages(plan)
+        self._due = ReleaseSchedule(plan)
         self._spent = PrivacyCost()
 
     def answer(self, frame: Frame, total: bytes, spend: Spend) -> bytes:

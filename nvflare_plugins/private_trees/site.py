@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from he_processors.errors import PolicyRefusal
 from he_processors.masks import PairwiseMasks
 from nvflare_plugins.attempt.agreement import Terms, agree, check_xgboost, versions
-from nvflare_plugins.attempt.job_context import Outcome, Place, Progress, Silent
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress, Silent
 from nvflare_plugins.attempt.session import Session
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.data_sets.row_ids import usable_ids
@@ -73,8 +73,8 @@ class Prepared:
 
 
 def run_private_trees_site(
-    job: PrivateTreesJob, place: Place, transport: Transport, timeout_s: float, progress: Progress | None = None
-) -> Outcome:
+    job: PrivateTreesJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None = None
+) -> JobResult:
     """Take part in one attempt of a job.
 
     Args:
@@ -84,22 +84,22 @@ def run_private_trees_site(
         VeilBoostError: what ended the attempt at this site. A refusal comes before anything is released.
     """
     check_xgboost()
-    with reading_rows(place.policy, job.profile, (job.data_set,)):
-        return _run_site(job, place, transport, timeout_s, progress)
+    with reading_rows(context.policy, job.profile, (job.data_set,)):
+        return _run_site(job, context, transport, timeout_s, progress)
 
 
 def _run_site(
-    job: PrivateTreesJob, place: Place, transport: Transport, timeout_s: float, progress: Progress | None
-) -> Outcome:
-    prepared = prepare(job, place)
+    job: PrivateTreesJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None
+) -> JobResult:
+    prepared = prepare(job, context)
     # The interrupted job's id is the one thing in which a resumed job may differ from it: the rest is in the plan.
-    document = {"job": job.to_dict(), "sites": place.sites, "veilboost": versions()["veilboost"]}
+    document = {"job": job.to_dict(), "sites": context.sites, "veilboost": versions()["veilboost"]}
     binding = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
-    with open_attempt(job, place, transport, timeout_s, binding, _facts(prepared.plan)) as attempt:
+    with open_attempt(job, context, transport, timeout_s, binding, _facts(prepared.plan)) as attempt:
         return _Training(job, attempt, prepared, progress or Silent()).run()
 
 
-def prepare(job: PrivateTreesJob, place: Place) -> Prepared:
+def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
     """Check the job against the policy, and load the rows that it can use, at this site alone.
 
     Privacy: a row that the job cannot use, or whose randomised buckets were sent, is left out, whatever the other rows
@@ -110,8 +110,8 @@ def prepare(job: PrivateTreesJob, place: Place) -> Prepared:
         PolicyRefusal: the site's policy forbids the job.
         ConfigurationError: the job does not fit the columns; a ``DataRefusal``: the file cannot be read.
     """
-    policy = place.policy
-    spec = policy.check_job(JobTerms(job.profile, job.data_set, tracking=job.tracking), place.sites)
+    policy = context.policy
+    spec = policy.check_job(JobTerms(job.profile, job.data_set, tracking=job.tracking), context.sites)
     if job.trust == "distributed" and job.colluders < policy.max_colluders:
         raise PolicyRefusal(
             f"the policy of {policy.site} expects up to {policy.max_colluders} colluding sites, and the job's noise "
@@ -121,7 +121,7 @@ def prepare(job: PrivateTreesJob, place: Place) -> Prepared:
     sent = SentRows(policy)
     with_ids = sent.asks_for_ids(spec)
     names = column_names(spec, job.label, job.weight, job.features)
-    plan = JobPlan.of(job, len(place.sites), names)
+    plan = JobPlan.of(job, len(context.sites), names)
     check_names_survive(names, job.categories)
     table = load_table(
         spec, label=job.label, weight=job.weight, features=names, categories=job.categories,
@@ -190,7 +190,7 @@ class _Training:
         self._plan = prepared.plan
         self._last = time.perf_counter()
 
-    def run(self) -> Outcome:
+    def run(self) -> JobResult:
         """Agree, reserve, train, compare models, write results."""
         agree(self._attempt.channel, self._attempt.session, self._terms())
         with self._paying() as payment:
@@ -208,7 +208,7 @@ class _Training:
         self._attempt.write_record(TITLE, self._terms().parameters["method"], path.name, sections)
         self._progress.say(f"this job has spent epsilon {spent:.4g} at delta {self._job.delta:g}")
         summary = {"n_rounds": plan.n_rounds, "epsilon": self._job.epsilon, "delta": self._job.delta}
-        return Outcome(hmac.hex(), f"the model is {path}", summary)
+        return JobResult(hmac.hex(), f"the model is {path}", summary)
 
     @contextmanager
     def _paying(self) -> Iterator[Payment]:
@@ -217,8 +217,8 @@ class _Training:
         A process that dies settles nothing: what it has charged stays charged, what it has reserved is free again with
         the next private job on the data set.
         """
-        place = self._attempt.place
-        payment = Payment(self._job, place, self._plan, self._prepared.row_hash(), self._attempt.evidence)
+        context = self._attempt.context
+        payment = Payment(self._job, context, self._plan, self._prepared.row_hash(), self._attempt.evidence)
         _log.info("%s", payment.quote.message)
         try:
             payment.begin(self._attempt.gather_sealed("reserved", payment.history()))

@@ -26,7 +26,7 @@ from nvflare_plugins.private_trees.forest import Forest, draw_forest, initial_mo
 from nvflare_plugins.private_trees.methods import CandidateSource, Method, SplitMethod
 from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust
 from nvflare_plugins.private_trees.refresh_catalogue import RefreshGrammar, leaf_integers, node_statistics
-from nvflare_plugins.wire.catalogue import Kind, Message, Moment, Phase
+from nvflare_plugins.wire.catalogue import Kind, Message, TrainingStep, Phase
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.sums import ProtectedSums
@@ -220,10 +220,10 @@ def _refresh(
         )  # fmt: skip
         booster.set_param(refresh_parameters(plan, n_threads))
         for number in range(forest.n_rounds):
-            enter(mediator, channel, Moment(Phase.UPDATE, number))
+            enter(mediator, channel, TrainingStep(Phase.UPDATE, number))
             booster.update(matrix, number, fobj=objective)
             after_round(number)
-        enter(mediator, channel, Moment(Phase.FINISH, forest.n_rounds))
+        enter(mediator, channel, TrainingStep(Phase.FINISH, forest.n_rounds))
     return TrainedForest(booster, forest, time.thread_time() - started)
 
 
@@ -246,7 +246,7 @@ def bounded_objective(
     return objective
 
 
-def enter(mediator: Mediator, channel: Channel, moment: Moment) -> None:
+def enter(mediator: Mediator, channel: Channel, moment: TrainingStep) -> None:
     """Announce the next phase to the mediator and to the channel."""
     mediator.enter(moment)
     channel.moment = moment

@@ -53,7 +53,7 @@ _KEPT = ("registry", "ledgers", "runs")  # keys of the policy: what a site keeps
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class SetupOptions:
     """What the options ask for; empty means "leave as it is".
 
     Attributes:
@@ -76,7 +76,7 @@ class Wishes:
     keep_in: str | None = None
 
 
-def set_up(folder: Path, wishes: Wishes = Wishes()) -> list[str]:
+def set_up(folder: Path, options: SetupOptions = SetupOptions()) -> list[str]:
     """Set up every workspace that a folder stands for.
 
     Args:
@@ -88,11 +88,11 @@ def set_up(folder: Path, wishes: Wishes = Wishes()) -> list[str]:
     """
     changes: list[str] = []
     for path, role in workspaces(folder):
-        changes += _merge_resources(path, role, wishes.allow)
+        changes += _merge_resources(path, role, options.allow)
         if role is not Role.SIMULATOR:
             changes += _close_process(path, role)
         if role is not Role.SERVER:
-            changes += _merge_policy(path, role, wishes)
+            changes += _merge_policy(path, role, options)
     return changes
 
 
@@ -216,7 +216,7 @@ def _lies_in(path: Path, folder: Path) -> bool:
     return lexical.is_relative_to(folder.absolute()) or lexical.resolve().is_relative_to(folder.resolve())
 
 
-def _merge_policy(workspace: Path, role: Role, wishes: Wishes) -> list[str]:
+def _merge_policy(workspace: Path, role: Role, options: SetupOptions) -> list[str]:
     path = workspace / POLICY_FILE
     exists = path.is_file()
     document = _read_object(path) if exists else json.loads(template())
@@ -228,7 +228,7 @@ def _merge_policy(workspace: Path, role: Role, wishes: Wishes) -> list[str]:
         changes.append(f"{path}: sessions without certificates are accepted, as simulated sites have none")
     site = "site" if role is Role.SIMULATOR else workspace.name
     before = SitePolicy.from_dict(document, workspace=workspace, site=site)
-    for key, value in _wanted(document, wishes):
+    for key, value in _wanted(document, options):
         changes.append(f"{path}: {key} = {json.dumps(value)}")
     _check_nothing_is_forgotten(before, SitePolicy.from_dict(document, workspace=workspace, site=site))
     if changes:
@@ -244,36 +244,36 @@ def _check_nothing_is_forgotten(before: SitePolicy, after: SitePolicy) -> None:
             raise ConfigurationError(f"{key}: move {old} to {new} first, or what it holds would be forgotten")
 
 
-def _wanted(document: dict[str, Any], wishes: Wishes) -> Iterator[tuple[str, Any]]:
+def _wanted(document: dict[str, Any], options: SetupOptions) -> Iterator[tuple[str, Any]]:
     """Apply the options to a policy; yield what really changed."""
     plain = {
-        "allowed_profiles": list(wishes.profiles) or None,
-        "min_sites": wishes.min_sites,
-        "max_colluders": wishes.max_colluders,
+        "allowed_profiles": list(options.profiles) or None,
+        "min_sites": options.min_sites,
+        "max_colluders": options.max_colluders,
     }
-    if wishes.keep_in is not None:
-        plain |= {key: f"{wishes.keep_in}/{{site}}/veilboost_{key}" for key in _KEPT}
+    if options.keep_in is not None:
+        plain |= {key: f"{options.keep_in}/{{site}}/veilboost_{key}" for key in _KEPT}
     for key, value in plain.items():
         if value is not None and document.get(key) != value:
             document[key] = value
             yield key, value
-    for name, path in wishes.data_sets.items():
+    for name, path in options.data_sets.items():
         entry = document.setdefault("data_sets", {}).setdefault(name, {})
         if entry.get("path") != path:
             entry["path"] = path
             yield f"data_sets.{name}.path", path
-    for name, column in wishes.ids.items():
+    for name, column in options.ids.items():
         entry = document.setdefault("data_sets", {}).setdefault(name, {})
         if entry.get("id") != column:
             entry["id"] = column
             yield f"data_sets.{name}.id", column
-    for name, given in wishes.budgets.items():
+    for name, given in options.budgets.items():
         entry = document.setdefault("data_sets", {}).setdefault(name, {})
         budget = {**entry.get("privacy", {}), **given}
         if entry.get("privacy") != budget:
             entry["privacy"] = budget
             yield f"data_sets.{name}.privacy", budget
-    for name in wishes.consents:
+    for name in options.consents:
         consents = document.setdefault("consents", {})
         if consents.get(name) is not True:
             consents[name] = True
@@ -380,11 +380,11 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _main(args: argparse.Namespace) -> int:
-    wishes = Wishes(
+    options = SetupOptions(
         dict(args.data_sets), tuple(args.profiles), tuple(args.consents), args.min_sites, args.max_colluders,
         dict(args.ids), dict(args.budgets), tuple(args.allow), args.keep_in,
     )  # fmt: skip
-    changes = set_up(args.folder, wishes)
+    changes = set_up(args.folder, options)
     print("\n".join(changes) if changes else "nothing to change: everything is set up already")
     for warning in warnings_of(args.folder):
         print(warning)

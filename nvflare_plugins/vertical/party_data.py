@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.alignment.result import Alignment
-from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.row_ids import canonical_ids
 from nvflare_plugins.data_sets.table import Table, load_table
@@ -44,7 +44,7 @@ class PartySet:
             label=alignment.take(table.label) if table.label_name else table.label,
             weight=None if table.weight is None else alignment.take(table.weight),
         )  # fmt: skip
-        ids = None if self.ids is None else tuple(self.ids[place] for place in alignment.positions)
+        ids = None if self.ids is None else tuple(self.ids[context] for context in alignment.positions)
         return dataclasses.replace(self, table=taken, ids=ids)
 
     def row_ids(self) -> list[str]:
@@ -84,23 +84,23 @@ class PartyData:
         return PartyData(tuple(one.aligned(alignments[one.data_set.name]) for one in self.sets))
 
 
-def load_party(job: VerticalJob, place: Place) -> PartyData:
+def load_party(job: VerticalJob, context: SiteContext) -> PartyData:
     """Load this party's columns of the job's data sets.
 
     Raises:
         ConfigurationError: a data set cannot be read, lacks a column, or holds what cannot be trained on.
         PolicyRefusal: this site has no data set of that name.
     """
-    is_active = place.site == job.active
-    unknown = sorted(set(job.features) - set(place.sites))
+    is_active = context.site == job.active
+    unknown = sorted(set(job.features) - set(context.sites))
     if unknown:
         raise ConfigurationError(f"features names {unknown[0]!r}, which is not a site of this job")
-    features = job.features.get(place.site)
+    features = job.features.get(context.site)
     sets = []
     for name, source in (("train", job.data_set), ("eval", job.eval_data_set)):
         if source is None:
             continue
-        data_set = place.policy.data_set_for(source, job.profile)
+        data_set = context.policy.data_set_for(source, job.profile)
         table = load_table(
             data_set, label=job.label if is_active else None, weight=job.weight if is_active else None,
             features=features, label_classes=job.label_classes, may_lack_features=is_active, with_ids=True,
@@ -108,7 +108,7 @@ def load_party(job: VerticalJob, place: Place) -> PartyData:
         if table.weight is not None and not table.weight.any():
             raise DataRefusal(f"weight column {job.weight!r} holds zeros only.")
         if not is_active and job.label in table.feature_names:
-            raise ConfigurationError(f"{place.site} has a column of the label's name, {job.label!r}: leave it out")
+            raise ConfigurationError(f"{context.site} has a column of the label's name, {job.label!r}: leave it out")
         features = table.feature_names  # the evaluation set has the training set's columns
         ids = None if table.ids is None else tuple(canonical_ids(table.ids, source, data_set.missing))
         sets.append(PartySet(name, data_set, dataclasses.replace(table, ids=None), ids))

@@ -18,7 +18,7 @@ from nvflare_plugins.alignment.align import align, confirm
 from nvflare_plugins.alignment.blinding import psi_library
 from nvflare_plugins.alignment.result import load_alignment, save_alignments
 from nvflare_plugins.attempt.agreement import check_xgboost, versions
-from nvflare_plugins.attempt.job_context import Outcome, Place, Progress
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.files import write_atomically
@@ -42,9 +42,9 @@ from nvflare_plugins.vertical.model.model_files import (
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 from nvflare_plugins.vertical.party_data import PartyData, load_party
 from nvflare_plugins.vertical.passive.site import PassiveSite, open_guard
-from nvflare_plugins.vertical.protocol.party_client import Notes
+from nvflare_plugins.vertical.protocol.party_client import ContentRecorder
 from nvflare_plugins.vertical.protocol.terms import RowsProof, VerticalTerms, agree, rows_content
-from nvflare_plugins.vertical.vertical_context import Finish, Start
+from nvflare_plugins.vertical.vertical_context import TrainedPart, VerticalContext
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters
 
@@ -70,8 +70,8 @@ class _Prepared:
 
 
 def run_vertical_site(
-    job: VerticalJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
-) -> Outcome:
+    job: VerticalJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
+) -> JobResult:
     """Take part in one attempt of a vertical job, as the active or as a passive party.
 
     Args:
@@ -81,26 +81,26 @@ def run_vertical_site(
         VeilBoostError: what ended the attempt at this site. A part of the model is there only if the last step failed,
             when all parties had agreed on theirs; the checkpoints are there in any case.
     """
-    with reading_rows(place.policy, job.profile, (job.data_set, job.eval_data_set)):
-        prepared = _prepare(job, place)
-        with open_attempt(job, place, transport, timeout_s, _binding(job, place), _protection(job)) as attempt:
-            return _Run(job, place, transport, progress, prepared, attempt).run()
+    with reading_rows(context.policy, job.profile, (job.data_set, job.eval_data_set)):
+        prepared = _prepare(job, context)
+        with open_attempt(job, context, transport, timeout_s, _binding(job, context), _protection(job)) as attempt:
+            return _Run(job, context, transport, progress, prepared, attempt).run()
 
 
 class _Run:
     """The steps of one attempt after the session is open."""
 
     def __init__(
-        self, job: VerticalJob, place: Place, transport: Transport, progress: Progress, prepared: _Prepared,
+        self, job: VerticalJob, context: SiteContext, transport: Transport, progress: Progress, prepared: _Prepared,
         attempt: SiteAttempt,
     ):  # fmt: skip
-        self._job, self._place = job, place
+        self._job, self._context = job, context
         self._transport, self._progress = transport, progress
         self._prepared, self._attempt = prepared, attempt
-        self._registry = Registry.open(place.policy)
-        self._is_active = place.site == job.active
+        self._registry = Registry.open(context.policy)
+        self._is_active = context.site == job.active
 
-    def run(self) -> Outcome:
+    def run(self) -> JobResult:
         """Align, agree, train, commit to the parts, write."""
         data = self._aligned()
         n_done = self._agree(data)
@@ -123,17 +123,17 @@ class _Run:
         names = sorted({one.data_set.name for one in data.sets})
         if job.alignment == ALIGN_FIRST and job.resume_from is None:
             ids = {one.data_set.name: one.ids for one in data.sets}
-            found = align(channel, session, ids, self._place.policy, self._progress.say, attempt.evidence)
+            found = align(channel, session, ids, self._context.policy, self._progress.say, attempt.evidence)
             save_alignments(
-                attempt.folder.path, self._place.job_id, self._place.site, self._place.sites, list(found.values())
+                attempt.folder.path, self._context.job_id, self._context.site, self._context.sites, list(found.values())
             )
         else:
             earlier = job.resume_from if job.alignment == ALIGN_FIRST else job.alignment
-            found = {name: load_alignment(self._place, earlier, name) for name in names}
+            found = {name: load_alignment(self._context, earlier, name) for name in names}
             confirm(channel, session, [found[name] for name in names])
             if job.alignment == ALIGN_FIRST:  # so that this job can be resumed in its turn
                 save_alignments(
-                    attempt.folder.path, self._place.job_id, self._place.site, self._place.sites, list(found.values())
+                    attempt.folder.path, self._context.job_id, self._context.site, self._context.sites, list(found.values())
                 )
         return data.aligned(found)
 
@@ -163,7 +163,7 @@ class _Run:
             self._progress.say(f"resuming {self._job.resume_from} after {n_done} rounds")
         return n_done
 
-    def _reserve_together(self, data: PartyData, n_done: int) -> Start:
+    def _reserve_together(self, data: PartyData, n_done: int) -> VerticalContext:
         """Go on once every site's registry and budgets allow the run; else nothing is released, charged, remembered."""
         job, prepared, reservations, guard = self._job, self._prepared, [], None
         resume = None if job.resume_from is None else ResumePoint(job.resume_from, n_done)
@@ -173,10 +173,10 @@ class _Run:
         sets = {one.data_set.name: one for one in reversed(data.sets)}  # a set in both places counts once
         try:
             if not self._is_active:
-                guard = open_guard(job, self._place.policy, data, prepared.parameters)
+                guard = open_guard(job, self._context.policy, data, prepared.parameters)
             for one in reversed(sets.values()):
                 reservation = self._registry.reserve(
-                    one.table, one.data_set, job_id=self._place.job_id, sites=self._place.sites,
+                    one.table, one.data_set, job_id=self._context.job_id, sites=self._context.sites,
                     parameters=parameters, resume=resume, beside=reservations, ids=one.ids,
                 )  # fmt: skip
                 reservations.append(reservation)
@@ -185,9 +185,9 @@ class _Run:
         except (VeilBoostError, OSError):
             self._cancel(reservations)
             raise
-        return Start(
-            job, self._place, self._attempt, self._transport, self._progress, data, prepared.parameters,
-            self._registry, tuple(reservations), Notes(self._attempt.evidence, job.profile), n_done,
+        return VerticalContext(
+            job, self._context, self._attempt, self._transport, self._progress, data, prepared.parameters,
+            self._registry, tuple(reservations), ContentRecorder(self._attempt.evidence, job.profile), n_done,
             prepared.checkpoints.get(n_done), prepared.initial, guard,
         )  # fmt: skip
 
@@ -198,17 +198,17 @@ class _Run:
 
     # -- after training -----------------------------------------------------------------------------------------------
 
-    def _finish(self, finish: Finish, start: Start) -> Outcome:
+    def _finish(self, finish: TrainedPart, start: VerticalContext) -> JobResult:
         """Commit to the parts, compare the commitments, write."""
-        job, place, attempt = self._job, self._place, self._attempt
+        job, context, attempt = self._job, self._context, self._attempt
         commitment = commit(finish.part)
         digests = attempt.gather_sealed("parts of the model", commitment.digest)
         if any(len(digest) != COMMITMENT_BYTES for digest in digests):
             raise ProtocolError("a party's commitment to its part of the model is not one")
-        identity = ModelIdentity(place.job_id, job.active, place.sites, tuple(digests))
+        identity = ModelIdentity(context.job_id, job.active, context.sites, tuple(digests))
         content = f"{identity.model_id} {finish.n_rounds}".encode()
         hmac = attempt.conclude(content, len(content))
-        path = write_part(attempt.folder.path, place.site, finish.part, identity, commitment)
+        path = write_part(attempt.folder.path, context.site, finish.part, identity, commitment)
         attempt.all_have_written()
         attempt.folder.drop_checkpoints()
         for reservation in start.reservations:
@@ -225,10 +225,10 @@ class _Run:
             f"Vertical federated XGBoost, {'active' if self._is_active else 'passive'} party", finish.params, ordinary,
             finish.sections, registry=start.reservations[0].message, best_round=finish.best_round, notes=tuple(notes),
         )  # fmt: skip
-        return Outcome(hmac.hex(), f"this party's part of the model is {path}", {"n_rounds": finish.n_rounds})
+        return JobResult(hmac.hex(), f"this party's part of the model is {path}", {"n_rounds": finish.n_rounds})
 
 
-def _prepare(job: VerticalJob, place: Place) -> _Prepared:
+def _prepare(job: VerticalJob, context: SiteContext) -> _Prepared:
     """Check the job against policy and data, at this site alone.
 
     Raises:
@@ -236,12 +236,12 @@ def _prepare(job: VerticalJob, place: Place) -> _Prepared:
         ConfigurationError: job, parameters, data or the installed XGBoost are not usable; the message says which.
     """
     check_xgboost()
-    policy, is_active = place.policy, place.site == job.active
-    if job.active not in place.sites:
+    policy, is_active = context.policy, context.site == job.active
+    if job.active not in context.sites:
         raise ConfigurationError(f"the active party {job.active!r} is not among the job's sites")
     key_bits = job.key_bits if job.is_encrypted else None
     policy.check_vertical(
-        JobTerms(job.profile, job.data_set, key_bits=key_bits, tracking=job.tracking and is_active), place.sites
+        JobTerms(job.profile, job.data_set, key_bits=key_bits, tracking=job.tracking and is_active), context.sites
     )
     if job.eval_data_set is not None:
         policy.data_set_for(job.eval_data_set, job.profile)
@@ -256,10 +256,10 @@ def _prepare(job: VerticalJob, place: Place) -> _Prepared:
         raise ConfigurationError("early_stopping_rounds needs an eval_metric to watch")
     if job.preset == Preset.GUARDED.value and not is_active and parameters.max_bin > policy.vertical.max_bins:
         raise PolicyRefusal(
-            f"the job asks for {parameters.max_bin} bins; {place.site} allows {policy.vertical.max_bins} in guarded "
+            f"the job asks for {parameters.max_bin} bins; {context.site} allows {policy.vertical.max_bins} in guarded "
             "vertical jobs. Policy key: vertical.max_bins. Remedy: lower max_bin of the job."
         )
-    data = load_party(job, place)
+    data = load_party(job, context)
     for one in data.sets:
         if is_active:
             parameters.objective.check_labels(one.table.label)
@@ -271,27 +271,27 @@ def _prepare(job: VerticalJob, place: Place) -> _Prepared:
         )
     if job.alignment == ALIGN_FIRST and job.resume_from is None:
         psi_library()
-    return _Prepared(data, parameters, _initial_part(job, place, data), _checkpoints(job, place))
+    return _Prepared(data, parameters, _initial_part(job, context, data), _checkpoints(job, context))
 
 
-def _initial_part(job: VerticalJob, place: Place, data: PartyData) -> StoredPart | None:
+def _initial_part(job: VerticalJob, context: SiteContext, data: PartyData) -> StoredPart | None:
     """Return this party's part of the model to continue. Raises: ConfigurationError, if it is of other columns."""
     if job.initial_model is None:
         return None
-    expected = ActivePart if place.site == job.active else PassivePart
-    found = find_part(place.runs, place.policy.inputs, job.initial_model, place.site, expected)
+    expected = ActivePart if context.site == job.active else PassivePart
+    found = find_part(context.runs, context.policy.inputs, job.initial_model, context.site, expected)
     if found.part.columns != data.columns or (expected is PassivePart and found.part.aliases != data.aliases):
         raise ConfigurationError("the model to continue was trained on other columns, or under other aliases")
     return found
 
 
-def _checkpoints(job: VerticalJob, place: Place) -> dict[int, Checkpoint]:
-    return {} if job.resume_from is None else read_checkpoints(RunFolder(place.runs, job.resume_from))
+def _checkpoints(job: VerticalJob, context: SiteContext) -> dict[int, Checkpoint]:
+    return {} if job.resume_from is None else read_checkpoints(RunFolder(context.runs, job.resume_from))
 
 
-def _binding(job: VerticalJob, place: Place) -> bytes:
+def _binding(job: VerticalJob, context: SiteContext) -> bytes:
     """Return the hash that the handshake's transcript covers."""
-    document = {"job": job.to_dict(), "sites": place.sites}
+    document = {"job": job.to_dict(), "sites": context.sites}
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from nvflare_plugins.attempt.job_context import Place, Progress
+from nvflare_plugins.attempt.job_context import SiteContext, Progress
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
 from nvflare_plugins.site.memory.registry import Registry, Reservation
@@ -16,10 +16,10 @@ from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.message_sizes import MessageSizes
 from nvflare_plugins.vertical.model.model_files import Part, StoredPart
 from nvflare_plugins.vertical.party_data import PartyData
-from nvflare_plugins.vertical.protocol.conversation import Pace
-from nvflare_plugins.vertical.protocol.party_client import Notes
+from nvflare_plugins.vertical.protocol.conversation import FlowControl
+from nvflare_plugins.vertical.protocol.party_client import ContentRecorder
 from nvflare_plugins.vertical.timing import Stages
-from nvflare_plugins.wire.catalogue import Moment, Phase
+from nvflare_plugins.wire.catalogue import TrainingStep, Phase
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.xgb.parameters import TrainingParameters
 
@@ -29,7 +29,7 @@ ANSWER_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Start:
+class VerticalContext:
     """Where one attempt starts.
 
     Attributes:
@@ -42,7 +42,7 @@ class Start:
     """
 
     job: VerticalJob
-    place: Place
+    context: SiteContext
     attempt: SiteAttempt
     transport: Transport
     progress: Progress
@@ -50,7 +50,7 @@ class Start:
     parameters: TrainingParameters
     registry: Registry
     reservations: tuple[Reservation, ...]
-    notes: Notes
+    notes: ContentRecorder
     n_done: int = 0
     checkpoint: Checkpoint | None = None
     initial: StoredPart | None = None
@@ -67,9 +67,9 @@ class Start:
         """Return the trees of one boosting round."""
         return self.parameters.objective.n_outputs * int(self.parameters.effective.get("num_parallel_tree", 1))
 
-    def pace(self, message_bytes: int) -> Pace:
+    def pace(self, message_bytes: int) -> FlowControl:
         """Return the pace of the conversation, the same at all parties but for the longest message that may come."""
-        return replace(Pace.within(self.job.deadline_s or EXCHANGE_S), message_bytes=message_bytes)
+        return replace(FlowControl.within(self.job.deadline_s or EXCHANGE_S), message_bytes=message_bytes)
 
     @property
     def sizes(self) -> MessageSizes:
@@ -85,7 +85,7 @@ class Start:
 
     def enter_round(self, number: int) -> None:
         """Let the next exchanges belong to a round of the job; all parties do it at the same step."""
-        self.attempt.channel.moment = Moment(Phase.UPDATE, number)
+        self.attempt.channel.moment = TrainingStep(Phase.UPDATE, number)
 
     def round_done(self, row: RoundRow) -> None:
         """Note a finished round at the step at which all parties do."""
@@ -108,7 +108,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Finish:
+class TrainedPart:
     """How training ended at one party.
 
     Attributes:

@@ -22,7 +22,7 @@ from nvflare_plugins.alignment.align import align, confirm
 from nvflare_plugins.alignment.blinding import psi_library
 from nvflare_plugins.alignment.result import load_alignment
 from nvflare_plugins.attempt.agreement import check_xgboost, versions
-from nvflare_plugins.attempt.job_context import Outcome, Place, Progress
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.report.run_record import ReportSection
@@ -41,7 +41,7 @@ from nvflare_plugins.vertical.model.model_files import (
     find_part,
 )
 from nvflare_plugins.vertical.model.private_table import PrivateTable, table_from_json, table_to_json
-from nvflare_plugins.vertical.protocol.conversation import Answering, Asking, Pace
+from nvflare_plugins.vertical.protocol.conversation import Responder, Requester, FlowControl
 from nvflare_plugins.vertical.protocol.messages import Message
 from nvflare_plugins.vertical.protocol.party_client import ConversationLink
 from nvflare_plugins.vertical.protocol.terms import RowsProof, VerticalTerms, agree, rows_content
@@ -84,7 +84,7 @@ class _Run:
     """What the steps of one attempt share."""
 
     job: InferenceJob
-    place: Place
+    context: SiteContext
     attempt: SiteAttempt
     identity: ModelIdentity
     transport: Transport
@@ -97,7 +97,7 @@ class _Run:
 
     @property
     def active_rank(self) -> int:
-        return self.place.sites.index(self.identity.active)
+        return self.context.sites.index(self.identity.active)
 
     def give_active(self, content: bytes, what: Content) -> None:
         """Give the active party what the owners' consent allows."""
@@ -106,7 +106,7 @@ class _Run:
     def take_from_owners(self, what: Content) -> dict[str, bytes]:
         """Return what each passive party gave, at the active party."""
         parts = self.attempt.route_sealed(self.job.action, {}, what, Protection.CLEAR)
-        given = {site: part for site, part in zip(self.place.sites, parts, strict=True) if site != self.place.site}
+        given = {site: part for site, part in zip(self.context.sites, parts, strict=True) if site != self.context.site}
         missing = [site for site, part in given.items() if not part]
         if missing:
             raise ProtocolError(f"{missing[0]} did not give its part")
@@ -114,8 +114,8 @@ class _Run:
 
 
 def run_inference(
-    job: InferenceJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
-) -> Outcome:
+    job: InferenceJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
+) -> JobResult:
     """Take part in one attempt of a job with a vertical model.
 
     Privacy: the server learns which model and action the job names, sizes and times. What parties learn of each other,
@@ -127,18 +127,18 @@ def run_inference(
     Raises:
         VeilBoostError: what ended the attempt; no result was written then.
     """
-    with reading_rows(place.policy, job.profile, (job.data_set,)):
-        return _run_inference(job, place, transport, timeout_s, progress)
+    with reading_rows(context.policy, job.profile, (job.data_set,)):
+        return _run_inference(job, context, transport, timeout_s, progress)
 
 
 def _run_inference(
-    job: InferenceJob, place: Place, transport: Transport, timeout_s: float, progress: Progress
-) -> Outcome:
-    stored, rows = _prepare(job, place)
+    job: InferenceJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
+) -> JobResult:
+    stored, rows = _prepare(job, context)
     action = Action(job.action)
     protection = {"model": stored.identity.model_id, "reveals": _PROTECTION[action]}
-    with open_attempt(job, place, transport, timeout_s, _binding(job, place), protection) as attempt:
-        run = _Run(job, place, attempt, stored.identity, transport, timeout_s, progress)
+    with open_attempt(job, context, transport, timeout_s, _binding(job, context), protection) as attempt:
+        run = _Run(job, context, attempt, stored.identity, transport, timeout_s, progress)
         _agree(run, [])
         if job.data_set is not None:
             rows = _align(run, rows)
@@ -153,10 +153,10 @@ def _run_inference(
         agreed = json.dumps([job.action, stored.identity.model_id]).encode()
         keyed = attempt.conclude(agreed, len(agreed))
         message = _finish(run, stored.part, write)
-    return Outcome(keyed.hex(), message, {"action": job.action})
+    return JobResult(keyed.hex(), message, {"action": job.action})
 
 
-def _prepare(job: InferenceJob, place: Place) -> tuple[StoredPart[Part], Rows]:
+def _prepare(job: InferenceJob, context: SiteContext) -> tuple[StoredPart[Part], Rows]:
     """Check the job against part, policy and data, at this site alone; return the part and this site's rows.
 
     Raises:
@@ -164,14 +164,14 @@ def _prepare(job: InferenceJob, place: Place) -> tuple[StoredPart[Part], Rows]:
         ConfigurationError: the site has no part of the model, or its data are not usable.
     """
     check_xgboost()
-    stored: StoredPart[Part] = find_part(place.runs, place.policy.inputs, job.model, place.site, Part)
-    _check_parties(stored.identity, place)
+    stored: StoredPart[Part] = find_part(context.runs, context.policy.inputs, job.model, context.site, Part)
+    _check_parties(stored.identity, context)
     action = Action(job.action)
     if isinstance(stored.part, PassivePart) and action in _CONSENTS:
-        place.policy.check_consent(*_CONSENTS[action])
+        context.policy.check_consent(*_CONSENTS[action])
     rows = _NO_ROWS
     if job.data_set is not None:
-        rows = load_rows(place.policy.data_set_for(job.data_set, job.profile), stored.part.columns)
+        rows = load_rows(context.policy.data_set_for(job.data_set, job.profile), stored.part.columns)
     if job.alignment is not None and rows.ids is None:
         raise ConfigurationError(
             "rows are aligned by ids, and the policy names no id column. Policy key: data_sets.<name>.id."
@@ -181,18 +181,18 @@ def _prepare(job: InferenceJob, place: Place) -> tuple[StoredPart[Part], Rows]:
     return stored, rows
 
 
-def _check_parties(identity: ModelIdentity, place: Place) -> None:
-    absent = sorted(set(identity.sites) - set(place.sites))
+def _check_parties(identity: ModelIdentity, context: SiteContext) -> None:
+    absent = sorted(set(identity.sites) - set(context.sites))
     if absent:
         raise ConfigurationError(f"the model cannot be used without {', '.join(absent)}")
-    strange = sorted(set(place.sites) - set(identity.sites))
+    strange = sorted(set(context.sites) - set(identity.sites))
     if strange:
         raise ConfigurationError(f"the job has sites that are no parties of the model: {', '.join(strange)}")
 
 
-def _binding(job: InferenceJob, place: Place) -> bytes:
+def _binding(job: InferenceJob, context: SiteContext) -> bytes:
     """Return the hash that the handshake's transcript covers."""
-    document = {"job": job.to_dict(), "sites": place.sites}
+    document = {"job": job.to_dict(), "sites": context.sites}
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
 
 
@@ -210,7 +210,7 @@ def _agree(run: _Run, sets: list[Rows]) -> None:
         versions(), run.job.to_dict(), {}, [rows.n_rows for rows in sets], proof.of(rank), run.identity.model_id, {}
     )
     received = run.attempt.gather_sealed(f"terms of {len(sets)} data sets", terms.to_bytes())
-    agree(terms, received, run.place.sites, rank, proof)
+    agree(terms, received, run.context.sites, rank, proof)
 
 
 def _allow(run: _Run, part: Part, rows: Rows) -> None:
@@ -220,22 +220,22 @@ def _allow(run: _Run, part: Part, rows: Rows) -> None:
     """
     if isinstance(part, PassivePart):
         # True values of rows whose randomised buckets were sent would undo what was paid for, whichever model asks.
-        SentRows(run.place.policy).refuse(None if rows.ids is None else rows.names())
+        SentRows(run.context.policy).refuse(None if rows.ids is None else rows.names())
         _budget(run).check(rows.names())
     run.attempt.gather_sealed("budgets", b"")
 
 
 def _align(run: _Run, rows: Rows) -> Rows:
     """Bring the rows into the order of all parties, as the job asks for."""
-    job, place, attempt = run.job, run.place, run.attempt
+    job, context, attempt = run.job, run.context, run.attempt
     if job.alignment is None:
         return rows
     if job.alignment != ALIGN_FIRST:
-        found = load_alignment(place, job.alignment, str(job.data_set))
+        found = load_alignment(context, job.alignment, str(job.data_set))
         confirm(attempt.channel, attempt.session, [found])
         return rows.aligned(found)
     ids = {str(job.data_set): rows.ids}
-    aligned = align(attempt.channel, attempt.session, ids, place.policy, run.progress.say, attempt.evidence)
+    aligned = align(attempt.channel, attempt.session, ids, context.policy, run.progress.say, attempt.evidence)
     return rows.aligned(aligned[str(job.data_set)])
 
 
@@ -246,9 +246,9 @@ def _predict(run: _Run, part: ActivePart, rows: Rows) -> Write:
     channel, session = run.attempt.channel, run.attempt.session
     notes = _Notes(run.attempt)
     pace = _pace(run, sum(tree.n_nodes for tree in structures(part.booster)))
-    with Asking(channel, session, _PURPOSE, pace, run.transport.abort) as asking:
+    with Requester(channel, session, _PURPOSE, pace, run.transport.abort) as asking:
         links = {
-            party.site: ConversationLink(asking, run.place.sites.index(party.site), party.site, notes)
+            party.site: ConversationLink(asking, run.context.sites.index(party.site), party.site, notes)
             for party in part.parties
         }
         predictions = predict(
@@ -304,7 +304,7 @@ def _answer(run: _Run, part: PassivePart, rows: Rows) -> None:
         return reply
 
     pace = _pace(run, len(part.table))
-    Answering(
+    Responder(
         run.attempt.channel, run.attempt.session, _PURPOSE, pace, run.transport.abort, run.active_rank, answer
     ).run()
 
@@ -323,7 +323,7 @@ def _tell_thresholds(run: _Run, part: PassivePart, rows: Rows) -> None:
 
 def _budget(run: _Run) -> PredictionBudget:
     """Return what is to be charged, durably, before anything about the rows leaves."""
-    return PredictionBudget(run.place.policy, str(run.job.data_set))
+    return PredictionBudget(run.context.policy, str(run.job.data_set))
 
 
 _ACTIVE: Mapping[Action, Callable[[_Run, ActivePart, Rows], Write]] = {
@@ -337,10 +337,10 @@ _PASSIVE: Mapping[Action, Callable[[_Run, PassivePart, Rows], None]] = {
 # -- both -------------------------------------------------------------------------------------------------------------
 
 
-def _pace(run: _Run, n_splits: int) -> Pace:
+def _pace(run: _Run, n_splits: int) -> FlowControl:
     """Return the pace of the conversation; a question names every split at most once."""
     longest = 1024 + n_splits * (16 + run.job.batch_rows // 8)
-    return dataclasses.replace(Pace.within(run.timeout_s), message_bytes=longest)
+    return dataclasses.replace(FlowControl.within(run.timeout_s), message_bytes=longest)
 
 
 class _Notes:

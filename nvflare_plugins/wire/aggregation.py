@@ -19,7 +19,7 @@ import numpy as np
 
 from he_processors.errors import ProtocolError, VeilBoostError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
 from nvflare_plugins.wire.commitments import SALT_BYTES, Commitment
 from nvflare_plugins.wire.envelope import (
     ATTEMPT_BYTES,
@@ -443,7 +443,7 @@ class Aggregator:
     def _abort_frame(self) -> bytes:
         text = (self._reason or "aborted").encode()
         return Frame(
-            FrameType.ABORT, Operation.GATHER, Kind.CLOSING, Moment(Phase.FINISH), Codec.PUBLIC, len(self._sites), 0,
+            FrameType.ABORT, Operation.GATHER, Kind.CLOSING, TrainingStep(Phase.FINISH), Codec.PUBLIC, len(self._sites), 0,
             self._attempt, 0, text,
         ).pack()  # fmt: skip
 

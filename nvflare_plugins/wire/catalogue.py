@@ -134,7 +134,7 @@ PHASE_BY_CODE = {phase.value: phase for phase in Phase}
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TrainingStep:
     """A phase and the boosting round it belongs to."""
 
     phase: Phase
@@ -182,7 +182,7 @@ class Message:
     answer: Answer
     dtype: Dtype | None
     n_values: int
-    moment: Moment
+    moment: TrainingStep
     reply_size: int  # bytes that XGBoost expects; it does not check
     metric: str = ""  # which one, for METRIC
 
@@ -235,7 +235,7 @@ class HorizontalGrammar:
 
     def __init__(self, shape: TrainingShape):
         self._shape = shape
-        self._moment = Moment(Phase.SETUP)
+        self._moment = TrainingStep(Phase.SETUP)
         self._queue: list[_Expected] = []  # messages due in exactly this order
         self._growing = False  # between the root of a tree and the end of the update
         self._maybe_root = False  # the last message may have been the root of the next tree
@@ -244,7 +244,7 @@ class HorizontalGrammar:
         self._initialised = False
 
     @property
-    def moment(self) -> Moment:
+    def moment(self) -> TrainingStep:
         """The announced phase and round."""
         return self._moment
 
@@ -256,7 +256,7 @@ class HorizontalGrammar:
         leaves = 4 * MAX_LEAVES if shape.adaptive_leaf else 0
         return max(histograms, 24 * shape.n_outputs, leaves, MAX_MODEL_PARAMETERS)
 
-    def enter(self, moment: Moment) -> None:
+    def enter(self, moment: TrainingStep) -> None:
         """Announce the next phase.
 
         Raises:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from he_processors.errors import JobAborted, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
 from nvflare_plugins.wire.commitments import SALT_BYTES
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_list
 
@@ -70,7 +70,7 @@ class Channel:
         self.job_id = job_id
         self.attempt = attempt.hex()
         self.counter = 0
-        self.moment = Moment(Phase.SETUP)
+        self.moment = TrainingStep(Phase.SETUP)
         self.recorder: Recorder | None = None
         self.heads: HeadExchange | None = None
         self.traffic: dict[tuple[Kind, Codec], Traffic] = defaultdict(Traffic)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.wire.catalogue import KIND_BY_CODE, PHASE_BY_CODE, Kind, Moment
+from nvflare_plugins.wire.catalogue import KIND_BY_CODE, PHASE_BY_CODE, Kind, TrainingStep
 from nvflare_plugins.wire.commitments import SALT_BYTES, UNSALTED_CODECS
 
 _HEADER = struct.Struct("<4sBBBBHBIQ16sHQQI16s")
@@ -69,7 +69,7 @@ class Frame:
     type: FrameType
     operation: Operation
     kind: Kind
-    moment: Moment
+    moment: TrainingStep
     codec: Codec
     rank: int
     counter: int
@@ -127,7 +127,7 @@ def unpack_head(data: bytes, size: int) -> tuple[Frame, slice]:
     if codes[4].is_salted != (salt != _NO_SALT):
         raise ProtocolError("frame lacks the salt that its codec needs, or has one that it does not")
     head = Frame(
-        codes[0], codes[1], codes[2], Moment(codes[3], round_), codes[4], rank, counter, attempt, n_values, b"", b"",
+        codes[0], codes[1], codes[2], TrainingStep(codes[3], round_), codes[4], rank, counter, attempt, n_values, b"", b"",
         salt if any(salt) else b"",
     )  # fmt: skip
     return head, slice(_HEADER.size, _HEADER.size + n_payload)

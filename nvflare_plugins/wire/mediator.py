@@ -28,7 +28,7 @@ from google.protobuf.message import DecodeError
 
 from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
 from nvflare_plugins.failures import machine_failure
-from nvflare_plugins.wire.catalogue import Moment
+from nvflare_plugins.wire.catalogue import TrainingStep
 from nvflare_plugins.wire.federated_proto import CALLS, SERVICE, reply_class, request_class
 
 MAX_MESSAGE_BYTES = (1 << 31) - 1  # of protobuf
@@ -54,7 +54,7 @@ class Grammar(Protocol):
     def largest_message_bytes(self) -> int:
         """The longest buffer that any message of this training can have."""
 
-    def enter(self, moment: Moment) -> None: ...
+    def enter(self, moment: TrainingStep) -> None: ...
     def classify(self, call: str, dtype: int, op: int, size: int) -> Classified: ...
 
 
@@ -111,7 +111,7 @@ class Mediator:
     ) -> None:
         self._server.stop(grace=None)
 
-    def enter(self, moment: Moment) -> None:
+    def enter(self, moment: TrainingStep) -> None:
         """Announce the next phase of the training loop."""
         with self._lock:
             self._grammar.enter(moment)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.wire.catalogue import MAX_LEAVES, MAX_MODEL_PARAMETERS, Dtype, Moment, Phase
+from nvflare_plugins.wire.catalogue import MAX_LEAVES, MAX_MODEL_PARAMETERS, Dtype, TrainingStep, Phase
 from nvflare_plugins.wire.expand_entries import ENTRY_SIZE, LONGEST_ENTRY, SHORTEST_ENTRY
 
 MAX_NODES = 2 * 256  # XGBoost splits at most 256 nodes at once and then evaluates their children
@@ -98,7 +98,7 @@ class VerticalMessage:
 
     kind: VerticalKind
     n_values: int
-    moment: Moment
+    moment: TrainingStep
     reply_size: int
 
 
@@ -152,7 +152,7 @@ class VerticalGrammar:
 
     def __init__(self, shape: VerticalShape):
         self._shape = shape
-        self._moment = Moment(Phase.SETUP)
+        self._moment = TrainingStep(Phase.SETUP)
         self._queue = [message for _ in shape.matrix_rows for message in self._matrix()]
         self._growing = False
         self._after_entries = False
@@ -161,7 +161,7 @@ class VerticalGrammar:
         self._initialised = False
 
     @property
-    def moment(self) -> Moment:
+    def moment(self) -> TrainingStep:
         """The announced phase and round."""
         return self._moment
 
@@ -174,7 +174,7 @@ class VerticalGrammar:
         tree_bits = -(-max(shape.matrix_rows) * shape.most_nodes // 8) + 8
         return max(gradients, leaves, tree_bits, 4 * shape.world, LONGEST_ENTRY * MAX_NODES, MAX_MODEL_PARAMETERS)
 
-    def enter(self, moment: Moment) -> None:
+    def enter(self, moment: TrainingStep) -> None:
         """Announce the next phase.
 
         Raises:

@@ -21,7 +21,7 @@ from nvflare_plugins.private_trees.greedy_training import NoisyHistogramHandler
 from nvflare_plugins.private_trees.methods import feverless
 from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust
 from nvflare_plugins.private_trees.training import NoisySums, PrivateTreesPlan
-from nvflare_plugins.wire.catalogue import Answer, Dtype, Kind, Message, Moment, Phase
+from nvflare_plugins.wire.catalogue import Answer, Dtype, Kind, Message, TrainingStep, Phase
 from tests.support.audit import Errors
 from tests.support.seeded_randomness import SeededRandomness
 
@@ -74,7 +74,7 @@ def play(plan: PrivateTreesPlan, handler_type: type, has_canary: bool, seed: int
         for i, kind in enumerate((Kind.HISTOGRAM, Kind.ROOT_SUM)):
             total = sum(part[i] for part in parts) + has_canary * canary[i]
             buffer = (total / UNIT).astype("<f8").tobytes()
-            moment = Moment(Phase.UPDATE, number)
+            moment = TrainingStep(Phase.UPDATE, number)
             handler.answer(Message(kind, Answer.SUM, Dtype.FLOAT64, total.size, moment, len(buffer)), buffer)
     planned, ratio = plan.noise.leaves, 0.0
     for reply in sums.replies:

@@ -178,10 +178,10 @@ def _simulate(simulation: Simulation) -> None:
 
 def _our_recipe(simulation: Simulation, workspaces: Path):
     from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
-    from nvflare_plugins.site.setup import Wishes, set_up
+    from nvflare_plugins.site.setup import SetupOptions, set_up
 
     sets = {name: f"{simulation.data}/{{site}}-{name}.parquet" for name in (TRAINING, EVALUATION)}
-    set_up(workspaces / "ours", Wishes(data_sets=sets, profiles=("masks",)))
+    set_up(workspaces / "ours", SetupOptions(data_sets=sets, profiles=("masks",)))
     evaluation = {"eval_data_set": EVALUATION, "evaluate_training": True} if simulation.evaluates else {}
     return HorizontalXGBRecipe(
         "ours", data_set=TRAINING, label=LABEL, params=simulation.params, num_rounds=simulation.num_rounds, **evaluation

@@ -56,12 +56,12 @@ def _simulate(folder: Path) -> None:
     from nvflare.recipe import SimEnv
 
     from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
-    from nvflare_plugins.site.setup import Wishes, set_up
+    from nvflare_plugins.site.setup import SetupOptions, set_up
 
     job = json.loads((folder / "job.json").read_text())
     path = str(folder / "data" / "{site}" / f"{DATA_SET}.parquet")
-    wishes = Wishes({DATA_SET: path}, profiles=("plain",), consents=("plain_profile", "exact_bins"))
-    set_up(folder / "workspaces" / NAME, wishes)
+    options = SetupOptions({DATA_SET: path}, profiles=("plain",), consents=("plain_profile", "exact_bins"))
+    set_up(folder / "workspaces" / NAME, options)
     recipe = VerticalXGBRecipe(
         NAME, active="site-1", data_set=DATA_SET, label=LABEL, params=job["params"], num_rounds=job["num_rounds"],
         profile="plain", preset="exact", checkpoint_every=0,

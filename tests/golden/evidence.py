@@ -13,7 +13,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from nvflare_plugins.attempt.job_context import Place, Silent
+from nvflare_plugins.attempt.job_context import SiteContext, Silent
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.horizontal.job import HorizontalJob
@@ -85,9 +85,9 @@ def run_signed(parties: Parties, run_site: Callable[..., Any], job: Any, job_id:
     def take_part(site: str, identity: Identity) -> None:
         try:
             policy = SitePolicy.load(parties.workspace(site), site)
-            place = Place(site, parties.sites, job_id, attempt, parties.workspace(site) / "runs", policy,
+            context = SiteContext(site, parties.sites, job_id, attempt, parties.workspace(site) / "runs", policy,
                           identity)  # fmt: skip
-            run_site(job, place, DirectTransport(aggregator, site), TIMEOUT_S, Silent())
+            run_site(job, context, DirectTransport(aggregator, site), TIMEOUT_S, Silent())
         except Exception as error:  # raised below, by the thread that waits
             errors.append(error)
             aggregator.abort(f"{site}: {error}")

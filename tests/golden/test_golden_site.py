@@ -15,7 +15,7 @@ import pytest
 from dp_components.ledger import Ledger
 from nvflare_plugins.alignment.result import load_alignment
 from nvflare_plugins.alignment.site import align_site
-from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.horizontal.site import run_site as run_horizontal_site
 from nvflare_plugins.private_trees.site import run_private_trees_site
@@ -24,7 +24,7 @@ from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.data_refusals import RefusalCount
 from nvflare_plugins.site.memory.policy_memory import memory_file, policy_changes
 from nvflare_plugins.site.memory.registry import Registry
-from nvflare_plugins.site.memory.released_sums import BinLedger
+from nvflare_plugins.site.memory.released_sums import ReleasedSums
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.vertical.guards.guards import FOLDER as BINS
 from nvflare_plugins.vertical.model.model_files import PassivePart, find_part
@@ -121,7 +121,7 @@ def test_what_was_spent_is_known(policy: SitePolicy) -> None:
 
 
 def test_released_sums_belong_to_the_rows(policy: SitePolicy) -> None:
-    ledger = BinLedger(policy.registry / BINS, "columns")
+    ledger = ReleasedSums(policy.registry / BINS, "columns")
     released = ledger.read()
     ids = [f"worker-{number}" for number in range(len(pd.read_parquet(policy.workspace / "columns.parquet")))]
     assert np.array_equal(np.sort(ledger.row_keys(ids)), np.sort(released.keys))
@@ -129,9 +129,9 @@ def test_released_sums_belong_to_the_rows(policy: SitePolicy) -> None:
 
 
 def test_the_alignment_still_holds(policy: SitePolicy) -> None:
-    place = Place(SITE, ("site-1", SITE, "site-3"), "later", b"a" * 16, policy.workspace / "runs", policy,
+    context = SiteContext(SITE, ("site-1", SITE, "site-3"), "later", b"a" * 16, policy.workspace / "runs", policy,
                   Identity.unsigned(SITE))  # fmt: skip
-    found = load_alignment(place, "aligned", "people")
+    found = load_alignment(context, "aligned", "people")
     ids = pd.read_parquet(policy.workspace / "people.parquet")["id"].to_numpy()
     assert found.n_common == len(found.take(ids)) > 50 and sorted(found.take(ids)) == list(found.take(ids))
 

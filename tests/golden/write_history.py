@@ -18,7 +18,7 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from jobs import horizontal as shipped
 from nvflare_plugins.site.flare_boundary import GUARD_STARTED
 from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.site.setup import Wishes, set_up
+from nvflare_plugins.site.setup import SetupOptions, set_up
 from tests.golden.evidence import write_evidence
 from tests.golden.site import write_site
 
@@ -34,7 +34,7 @@ FLARES_RIGHTS = {
         "member": {"view": "any"},
     },
 }
-WISHES = Wishes(
+WISHES = SetupOptions(
     {"train": "/data/{site}/train.csv"}, ("masks", "dp_distributed", "paillier"), ("exact_cuts", "explain"), 4, 2,
     {"train": "person"}, {"train": {"epsilon": 2.0, "delta": 1e-6, "pure_epsilon": 0.5, "rows_per_person": 3}},
     keep_in="/srv/kept",

@@ -10,7 +10,7 @@ import pytest
 
 from jobs import alignment
 from nvflare_plugins.alignment.result import FILE, load_alignment
-from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -31,9 +31,9 @@ def check_positions(run: Run, data: Path) -> None:
     for site in SITES:
         policy = SitePolicy.load(run.workspace / site, site)
         runs = run.site(site).parent
-        place = Place(site, SITES, "later", b"a" * 16, runs, policy, Identity.unsigned(site))
+        context = SiteContext(site, SITES, "later", b"a" * 16, runs, policy, Identity.unsigned(site))
         for name in alignment.DATA_SETS:
-            found = load_alignment(place, "simulate_job", name)
+            found = load_alignment(context, "simulate_job", name)
             own = pd.read_csv(data / site / f"{name}.csv")["id"].str.strip().to_numpy()
             assert found.take(own).tolist() == common_ids(data, name)
             assert found.n_common > 100 and found.n_rows == len(own) > found.n_common

@@ -18,7 +18,7 @@ from nvflare_plugins.attempt import agreement
 from nvflare_plugins.horizontal import site as site_module
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.site.memory.registry_store import read_ledger
-from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_list
 from tests.support import federation as support
 from tests.support.federation import Federation, SiteDied, Tamper, succeed
@@ -118,8 +118,8 @@ MORE_NONSENSE: dict[str, Callable[[bytes], bytes]] = {
     "other operation": with_fields(operation=Operation.GATHER),
     "in clear": with_fields(codec=Codec.PLAIN),
     "as a ciphertext": with_fields(codec=Codec.BFV),
-    "other phase": with_fields(moment=Moment(Phase.EVALUATE, 0)),
-    "other round": with_fields(moment=Moment(Phase.UPDATE, 7)),
+    "other phase": with_fields(moment=TrainingStep(Phase.EVALUATE, 0)),
+    "other round": with_fields(moment=TrainingStep(Phase.UPDATE, 7)),
     "more values": on_frame(lambda f: dataclasses.replace(f, n_values=f.n_values + 1)),
     "four billion values": with_fields(n_values=2**32),
     "beyond all values": with_fields(n_values=2**63),

@@ -21,7 +21,7 @@ import pytest
 from he_processors.errors import CapacityExceeded, ConfigurationError, JobAborted, PolicyRefusal
 from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.site import align_site
-from nvflare_plugins.attempt.job_context import Place, Silent
+from nvflare_plugins.attempt.job_context import SiteContext, Silent
 from nvflare_plugins.failures import REGISTRY_TEXT, ROWS_TEXT, DataRefusal, Decider, TooFewRows, reason_of
 from nvflare_plugins.federboost_vertical.job import BucketJob
 from nvflare_plugins.federboost_vertical.site import run_site as run_buckets
@@ -373,14 +373,14 @@ def test_the_consent_is_asked_before_any_row_is_read(
 # -- data sets with a budget ------------------------------------------------------------------------------------------
 
 
-def place_of(folder: Path, site: str = "site-1", **changes: object) -> Place:
+def place_of(folder: Path, site: str = "site-1", **changes: object) -> SiteContext:
     document: dict[str, Any] = {
         "allowed_profiles": ["plain", "masks", "bfv", "ckks", "paillier", "okamoto_uchiyama", "dp_local"],
         "unsigned_sessions": True, "registry": "registry", "ledgers": "ledgers", **changes,
     }  # fmt: skip
     consents = {"plain_profile": True, "exact_bins": True, **document.pop("consents", {})}
     policy = SitePolicy.from_dict({**document, "consents": consents}, workspace=folder, site=site)
-    return Place(site, SITES, "job", bytes(16), folder / "runs", policy, Identity.unsigned(site))
+    return SiteContext(site, SITES, "job", bytes(16), folder / "runs", policy, Identity.unsigned(site))
 
 
 PARAMS = {"objective": "binary:logistic", "max_depth": 2, "max_bin": 32}
@@ -392,21 +392,21 @@ def vertical(**changes: object) -> VerticalJob:
     return VerticalJob.from_dict(fields)
 
 
-def take_part(kind: str, place: Place) -> None:
+def take_part(kind: str, context: SiteContext) -> None:
     """Run a job of a kind up to its first exchange; data set d is the one in question, e is another one."""
     match kind:
         case "horizontal" | "evaluation":
             sets = {"data_set": "d"} if kind == "horizontal" else {"data_set": "e", "eval_data_set": "d"}
-            run_site(job(**sets), place, None, 1.0)
+            run_site(job(**sets), context, None, 1.0)
         case "vertical" | "vertical evaluation":
             sets = {"data_set": "d"} if kind == "vertical" else {"data_set": "e", "eval_data_set": "d"}
-            run_vertical_site(vertical(**sets), place, None, 1.0, Silent())
+            run_vertical_site(vertical(**sets), context, None, 1.0, Silent())
         case "alignment":
-            align_site(AlignmentJob(["d"]), place, None, 1.0, Silent())
+            align_site(AlignmentJob(["d"]), context, None, 1.0, Silent())
         case "inference":
-            inference_site.run_inference(InferenceJob(model="m", data_set="d"), place, None, 1.0, Silent())
+            inference_site.run_inference(InferenceJob(model="m", data_set="d"), context, None, 1.0, Silent())
         case "buckets":
-            run_buckets(BucketJob("d", "site-1", "y", params=VERTICAL["params"]), place, None, 1.0)
+            run_buckets(BucketJob("d", "site-1", "y", params=VERTICAL["params"]), context, None, 1.0)
 
 
 @pytest.fixture
@@ -459,8 +459,8 @@ def test_weights_of_a_vertical_job_are_not_told(tmp_path: Path) -> None:
     for value in (-1.0, 0.0):
         table().assign(w=value)[["a", "b", "w", "y", "id"]].to_parquet(tmp_path / "d.parquet")
         with pytest.raises(DataRefusal) as refusal:
-            place = place_of(tmp_path, data_sets={"d": {"path": "d.parquet", "id": "id"}})
-            run_vertical_site(vertical(weight="w"), place, None, 1.0, Silent())
+            context = place_of(tmp_path, data_sets={"d": {"path": "d.parquet", "id": "id"}})
+            run_vertical_site(vertical(weight="w"), context, None, 1.0, Silent())
         assert str(refusal.value) == ROWS_TEXT
 
 
@@ -471,13 +471,13 @@ def test_rows_whose_buckets_were_sent_are_not_trained_on_or_evaluated_exactly(tm
     for name, first in (("d", 0), ("e", 1000)):
         table().assign(id=[f"p{first + i}" for i in range(90)]).to_parquet(tmp_path / f"{name}.parquet")
     sets = {name: {"path": f"{name}.parquet", "id": "id"} for name in "de"}
-    place = place_of(tmp_path, data_sets=sets)
-    assert preparation.prepare(job(data_set="d", eval_data_set="e"), place).eval_table.n_rows == 90
-    SentRows(place.policy).note("earlier", ["p1007"], "another name")
-    assert preparation.prepare(job(data_set="d"), place).table.n_rows == 90
+    context = place_of(tmp_path, data_sets=sets)
+    assert preparation.prepare(job(data_set="d", eval_data_set="e"), context).eval_table.n_rows == 90
+    SentRows(context.policy).note("earlier", ["p1007"], "another name")
+    assert preparation.prepare(job(data_set="d"), context).table.n_rows == 90
     for fields in ({"data_set": "e"}, {"data_set": "d", "eval_data_set": "e"}):
         with pytest.raises(DataRefusal) as refusal:
-            preparation.prepare(job(**fields), place)
+            preparation.prepare(job(**fields), context)
         assert "were sent" in refusal.value.reason and "p1007" not in refusal.value.reason
         consenting = place_of(tmp_path, data_sets=sets, consents={"exact_use_of_budgeted_data": True})
         assert preparation.prepare(job(**fields), consenting)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from he_processors.errors import PolicyRefusal
-from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.site import prepare as prepare_dpboost
 from nvflare_plugins.failures import ROWS_TEXT, DataRefusal
@@ -128,9 +128,9 @@ def test_others_see_the_same_whatever_rows_a_site_has(tmp_path: Path, trainer: s
     assert not list(tmp_path.glob(f"*/site-1/**/{FILE_NAME}"))  # no refusal took place at all
 
 
-def place_of(folder: Path) -> Place:
+def place_of(folder: Path) -> SiteContext:
     policy = SitePolicy.load(folder / "site-1", "site-1")
-    return Place("site-1", policy_sites, "job", bytes(16), folder / "runs", policy, Identity.unsigned("site-1"))
+    return SiteContext("site-1", policy_sites, "job", bytes(16), folder / "runs", policy, Identity.unsigned("site-1"))
 
 
 policy_sites = ("site-1", "site-2", "site-3")
@@ -143,14 +143,14 @@ def test_a_row_changes_nothing_about_the_others(tmp_path: Path, strange: str) ->
     job = job_of(**TREES, weight="w", max_weight=2.0)
     without = prepare_trees(job, place_of(tmp_path))
     path = federation.workspace("site-1") / f"{DATA}.csv"
-    for place in (0, 2, len(ROWS)):
-        write(path, [*ROWS[:place], STRANGE[strange], *ROWS[place:]])
+    for context in (0, 2, len(ROWS)):
+        write(path, [*ROWS[:context], STRANGE[strange], *ROWS[context:]])
         found = prepare_trees(job, place_of(tmp_path))
         extra = found.label.size - without.label.size
         assert extra in (0, 1)
         if extra:
             all_rows = (found.columns, found.label, found.weights)
-            found_columns, label, weights = (np.delete(part, place, -1) for part in all_rows)
+            found_columns, label, weights = (np.delete(part, context, -1) for part in all_rows)
         else:
             found_columns, label, weights = found.columns, found.label, found.weights
         np.testing.assert_array_equal(found_columns, without.columns)
@@ -216,12 +216,12 @@ def test_dpboost_repairs_rows_by_themselves_too(tmp_path: Path, strange: str) ->
     write(path, rows, header)
     without = prepare_dpboost(DpBoostJob(**DPBOOST), place_of(tmp_path))
     row = f"{ROWS[0]},{IDS[strange]}" if strange in IDS else f"{STRANGE[strange]},q"
-    for place in (0, len(rows)):
-        write(path, [*rows[:place], row, *rows[place:]], header)
+    for context in (0, len(rows)):
+        write(path, [*rows[:context], row, *rows[context:]], header)
         found = prepare_dpboost(DpBoostJob(**DPBOOST), place_of(tmp_path))
         kept = np.ones(found.label.size, dtype=bool)
         if found.label.size > without.label.size:
-            kept[place] = False
+            kept[context] = False
         assert kept.sum() == without.label.size
         np.testing.assert_array_equal(found.columns[:, kept], without.columns)
         np.testing.assert_array_equal(found.label[kept], without.label)

@@ -23,7 +23,7 @@ from nvflare_plugins.horizontal.row_floors import TOO_FEW
 from nvflare_plugins.horizontal.row_sampling import RowDraws
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.vertical.active.xgboost_random import Twister, sampled_rows
+from nvflare_plugins.vertical.active.xgboost_random import XGBoostRandom, sampled_rows
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
 from nvflare_plugins.wire.sums import ProtectedSums
@@ -168,7 +168,7 @@ def test_parallel_trees_with_sampled_rows_are_refused_before_anything_is_sent(tm
 
 def rows_by_public_seed(n_rows: int, fraction: float, seed: int, n_rounds: int) -> list[np.ndarray]:
     """Return the rows that stock XGBoost draws at a site, round by round; anyone can compute it."""
-    twister = Twister(seed)
+    twister = XGBoostRandom(seed)
     twister.draw()  # for the column sampler
     return [sampled_rows(n_rows, np.float32(fraction), twister.draw()) for _ in range(n_rounds)]
 

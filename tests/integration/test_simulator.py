@@ -11,7 +11,7 @@ from nvflare.recipe import SimEnv
 
 from jobs import horizontal
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.site.setup import Wishes, set_up
+from nvflare_plugins.site.setup import SetupOptions, set_up
 from poc_workspace.run_poc import write_breast_cancer
 from tests.support.simulator import SITES, run_simulator, simulate
 
@@ -21,14 +21,14 @@ pytestmark = [pytest.mark.sim, pytest.mark.slow]
 
 
 @pytest.fixture
-def wishes(tmp_path: Path) -> Wishes:
+def options(tmp_path: Path) -> SetupOptions:
     write_breast_cancer({site: tmp_path / "data" / site for site in SITES})
     data = str(tmp_path / "data" / "{site}" / "breast_")
-    return Wishes({"breast": f"{data}train.csv", "breast_test": f"{data}test.csv"})
+    return SetupOptions({"breast": f"{data}train.csv", "breast_test": f"{data}test.csv"})
 
 
-def test_job_folder_as_it_stands(tmp_path: Path, wishes: Wishes) -> None:
-    run = run_simulator(JOBS / "horizontal_masks", tmp_path / "ws", wishes)
+def test_job_folder_as_it_stands(tmp_path: Path, options: SetupOptions) -> None:
+    run = run_simulator(JOBS / "horizontal_masks", tmp_path / "ws", options)
     assert run.code == 0, run.output[-4000:]
     assert run.summary["status"] == "completed" and set(run.summary["sites"]) == set(SITES)
     models = {(run.site(site) / "model.json").read_bytes() for site in SITES}
@@ -45,9 +45,9 @@ def test_job_folder_as_it_stands(tmp_path: Path, wishes: Wishes) -> None:
     assert n_lines < 30, "the log must not have a line per message"
 
 
-def test_recipe_in_sim_env(tmp_path: Path, wishes: Wishes) -> None:
+def test_recipe_in_sim_env(tmp_path: Path, options: SetupOptions) -> None:
     recipe = horizontal.recipe("bfv")
-    set_up(tmp_path / "ws" / recipe.name, wishes)
+    set_up(tmp_path / "ws" / recipe.name, options)
     recipe.execute(SimEnv(num_clients=3, workspace_root=str(tmp_path / "ws")))
     folder = tmp_path / "ws" / recipe.name
     models = {(folder / site / "veilboost_runs" / "simulate_job" / "model.json").read_bytes() for site in SITES}
@@ -55,10 +55,10 @@ def test_recipe_in_sim_env(tmp_path: Path, wishes: Wishes) -> None:
     assert verify([folder / "server" / "simulate_job" / "veilboost" / "evidence"]).sound
 
 
-def test_wrong_column_at_one_site_is_everyones_clear_error(tmp_path: Path, wishes: Wishes) -> None:
+def test_wrong_column_at_one_site_is_everyones_clear_error(tmp_path: Path, options: SetupOptions) -> None:
     table = tmp_path / "data" / "site-2" / "breast_train.csv"
     table.write_text(table.read_text().replace("target", "outcome", 1))
-    run = run_simulator(JOBS / "horizontal_masks", tmp_path / "ws", wishes)
+    run = run_simulator(JOBS / "horizontal_masks", tmp_path / "ws", options)
     assert run.code != 0 and run.summary["status"] == "failed"
     reason = run.summary["reason"]
     assert reason.startswith("site-2: ") and "'target'" in reason
@@ -67,8 +67,8 @@ def test_wrong_column_at_one_site_is_everyones_clear_error(tmp_path: Path, wishe
     assert not list(run.workspace.rglob("model.json"))
 
 
-def test_policy_refusal_names_the_key_and_nothing_is_sent(tmp_path: Path, wishes: Wishes) -> None:
-    run = run_simulator(JOBS / "horizontal_ckks", tmp_path / "ws", wishes)
+def test_policy_refusal_names_the_key_and_nothing_is_sent(tmp_path: Path, options: SetupOptions) -> None:
+    run = run_simulator(JOBS / "horizontal_ckks", tmp_path / "ws", options)
     assert run.code != 0
     assert "does not allow profile 'ckks'" in run.summary["reason"] and "allowed_profiles" in run.summary["reason"]
     records = [json.loads(line) for line in (run.result / "evidence" / "server.evidence.jsonl").open()]

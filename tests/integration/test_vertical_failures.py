@@ -16,10 +16,10 @@ from nvflare_plugins.flare.executor import error_text
 from nvflare_plugins.site.memory.prediction_budget import FOLDER as PREDICTIONS
 from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
 from nvflare_plugins.site.memory.registry import Registry
-from nvflare_plugins.site.memory.released_sums import BinLedger
+from nvflare_plugins.site.memory.released_sums import ReleasedSums
 from nvflare_plugins.vertical import checkpoints, site
 from nvflare_plugins.vertical.active import site as active_site
-from nvflare_plugins.vertical.active.xgboost_random import Twister, sampled_rows
+from nvflare_plugins.vertical.active.xgboost_random import XGBoostRandom, sampled_rows
 from nvflare_plugins.vertical.guards.guards import FOLDER
 from nvflare_plugins.vertical.passive import party as passive
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker
@@ -61,7 +61,7 @@ NOBODY, EVERYBODY = dict.fromkeys(("site-1", "site-2", "site-3"), 0), dict.fromk
 
 
 def test_a_damaged_ledger_at_one_party_leaves_no_reservation_at_any(parties):
-    ledger = BinLedger(registry_of(parties, "site-3") / FOLDER, "data")
+    ledger = ReleasedSums(registry_of(parties, "site-3") / FOLDER, "data")
     ledger._path.write_bytes(b"not a ledger")
     outcomes = run(parties, job())
     assert "Restore the folder" in str(outcomes["site-3"]), outcomes
@@ -141,7 +141,7 @@ def test_the_public_seed_does_not_tell_which_rows_a_tree_sampled(parties, monkey
     params = {**PARAMS, "subsample": 0.3, "seed": 7}
     succeed(run(parties, job(params=params, num_rounds=3)))
     sampled = [(pairs[:, 1] != 0) for pairs in seen]  # under `plain` hessians show what nobody sees under encryption
-    twister = Twister(7)
+    twister = XGBoostRandom(7)
     twister.draw()  # for columns
     guesses = [sampled_rows(150, np.float32(0.3), twister.draw()) for _ in range(3)]
     assert not any((guess == rows).all() for guess in guesses for rows in sampled)
@@ -210,7 +210,7 @@ def test_a_failed_alignment_is_remembered_where_ids_left_blinded_or_not(tmp_path
 WRITERS = {  # what is written, by whom, the write that fails, and what of the call names the site
     "checkpoint": (checkpoints.Checkpoint, "write", 3, lambda self, folder: folder.path),
     "registry": (Registry, "trees_complete", 3, lambda self, *of: self._root),
-    "ledger_of_sums": (BinLedger, "write", 4, lambda self, *of: self._path),
+    "ledger_of_sums": (ReleasedSums, "write", 4, lambda self, *of: self._path),
     "predictions": (PredictionBudget, "charge", 1, lambda self, *of: self._path),
     "part": (site, "write_part", 1, lambda folder, *of: folder),
 }

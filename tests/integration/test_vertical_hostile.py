@@ -23,7 +23,7 @@ from nvflare_plugins.vertical.passive import party as passive
 from nvflare_plugins.vertical.passive import site as passive_site
 from nvflare_plugins.vertical.protocol import encrypted_scheme, gradient_scheme
 from nvflare_plugins.vertical.protocol import party_client as party_link
-from nvflare_plugins.vertical.protocol.conversation import Pace
+from nvflare_plugins.vertical.protocol.conversation import FlowControl
 from nvflare_plugins.vertical.protocol.messages import HistogramAnswer, HistogramRequest, SplitAnswer, from_bytes
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
@@ -159,7 +159,7 @@ def test_a_slow_party_ends_the_job_when_the_job_says_so(parties, monkeypatch):
 def test_a_slow_party_is_waited_for_within_the_deadline_of_an_answer(parties, monkeypatch):
     """The deadline of an exchange does not bound how long a party computes: it gives signs of life."""
     honest, frames, enough = passive.PassiveParty._splits, Counter(), threading.Event()
-    monkeypatch.setattr(Pace, "within", lambda deadline_s: Pace(patience_s=0.05))
+    monkeypatch.setattr(FlowControl, "within", lambda deadline_s: FlowControl(patience_s=0.05))
 
     def slow(self, request):
         if request.tree == 0 and request.splits[0].node == 0:

@@ -12,7 +12,7 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
-from nvflare_plugins.site.memory.released_sums import BinLedger
+from nvflare_plugins.site.memory.released_sums import ReleasedSums
 from nvflare_plugins.vertical.guards.guards import FOLDER
 from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.vertical.passive import site as passive_site
@@ -191,7 +191,7 @@ def test_a_job_lost_in_round_6_of_8_resumes_after_the_fifth(parties):
 
 def sums_by_row(parties: Parties, site: str) -> np.ndarray:
     """Return how many sums each row has taken part in, in the order in which rows first came."""
-    return BinLedger(parties.workspace(site) / "veilboost_registry" / site / FOLDER, "data").read().sums
+    return ReleasedSums(parties.workspace(site) / "veilboost_registry" / site / FOLDER, "data").read().sums
 
 
 def test_caps_are_charged_once_for_rounds_that_are_not_done_again(tmp_path):
@@ -215,7 +215,7 @@ def test_rounds_without_a_question_keep_parties_together(parties, monkeypatch):
     honest = passive_site.PassiveSite._turned
 
     def slow(self, number):
-        if self._start.place.site == "site-2":
+        if self._start.context.site == "site-2":
             time.sleep(0.05)
             if number == 6:
                 raise SiteDied

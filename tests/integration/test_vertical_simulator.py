@@ -14,7 +14,7 @@ from jobs import vertical
 from nvflare_plugins.alignment.demo_data import breast_cancer
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
-from nvflare_plugins.site.setup import Wishes, set_up
+from nvflare_plugins.site.setup import SetupOptions, set_up
 from nvflare_plugins.vertical.model.model import merge
 from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from tests.integration.test_vertical_hostile import number_forms
@@ -45,7 +45,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, pd.DataFram
     recipe.export(str(folder / "jobs"))
     for attempt in range(2):  # the simulator's start fails now and then
         workspace = folder / f"ws{attempt}"
-        set_up(workspace, Wishes({"rows": str(folder / "data" / "{site}" / "rows.parquet")}, consents=("exact_bins",)))
+        set_up(workspace, SetupOptions({"rows": str(folder / "data" / "{site}" / "rows.parquet")}, consents=("exact_bins",)))
         policy = workspace / "local" / "veilboost.json"
         policy.write_text(json.dumps({**json.loads(policy.read_text()), "min_key_bits": 2048}))
         run = simulate(folder / "jobs" / "exact", workspace)
@@ -112,8 +112,8 @@ def test_no_secret_is_in_a_folder_where_it_does_not_belong(finished):
 def test_job_folder_as_it_stands(tmp_path: Path, name: str) -> None:
     """Alignment by private set intersection, then training with keys of 3072 bits."""
     pytest.importorskip("private_set_intersection")
-    wishes = vertical.write_data(tmp_path / "data", breast_cancer(), vertical.LABEL, 3, name)
-    run = run_simulator(JOBS / f"vertical_{name}", tmp_path / "ws", wishes)
+    options = vertical.write_data(tmp_path / "data", breast_cancer(), vertical.LABEL, 3, name)
+    run = run_simulator(JOBS / f"vertical_{name}", tmp_path / "ws", options)
     assert run.code == 0, run.output[-4000:]
     assert run.summary["status"] == "completed"
     assert verify([run.result / "evidence"]).sound

@@ -19,7 +19,7 @@ from nvflare_plugins.alignment.result import Alignment, _read, save_alignments
 from nvflare_plugins.data_sets.declaration import VerticalRules
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
 from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
-from nvflare_plugins.site.memory.released_sums import BinLedger, Released
+from nvflare_plugins.site.memory.released_sums import ReleasedSums, Released
 from nvflare_plugins.site.memory.stored_arrays import read_arrays
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.vertical.guards.guards import Guard
@@ -93,13 +93,13 @@ def test_arrays_are_read_as_they_were_written(tmp_path):
 
 
 @pytest.fixture
-def ledger(tmp_path) -> BinLedger:
-    ledger = BinLedger(tmp_path, "data")
+def ledger(tmp_path) -> ReleasedSums:
+    ledger = ReleasedSums(tmp_path, "data")
     Guard(VerticalRules(), ledger, IDS, enforce=False).admit_root()
     return ledger
 
 
-def use(ledger: BinLedger) -> None:
+def use(ledger: ReleasedSums) -> None:
     guard = Guard(VerticalRules(min_rows_per_node=1), ledger, IDS)
     guard.admit_root()
     guard.exposure()
@@ -134,10 +134,10 @@ def test_folders_in_the_place_of_files_are_refused(tmp_path, ledger):
         use(ledger)
     (tmp_path / "key").unlink()
     with pytest.raises(ConfigurationError, match="key of its rows is missing"):
-        BinLedger(tmp_path, "data")
+        ReleasedSums(tmp_path, "data")
     (tmp_path / "key").mkdir()
     with pytest.raises(ConfigurationError, match="key of its rows is damaged"):
-        BinLedger(tmp_path, "data")
+        ReleasedSums(tmp_path, "data")
 
 
 def policy_in(folder: Path) -> SitePolicy:

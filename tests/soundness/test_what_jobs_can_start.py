@@ -148,7 +148,7 @@ def rewriting(module: str) -> dict:
         "args": {
             "workspace": {"path": f"{module}.Path", "args": {}},
             "role": {"path": f"{module}.Role", "args": {"value": "simulator workspace"}},
-            "wishes": {"path": f"{module}.Wishes", "args": wishes},
+            "wishes": {"path": f"{module}.SetupOptions", "args": wishes},
         },
     }
 

@@ -36,7 +36,7 @@ from nvflare_plugins.private_trees.noise_plan import ServerNoise
 from nvflare_plugins.private_trees.refresh_catalogue import RefreshGrammar, node_statistics
 from nvflare_plugins.private_trees.training import NoisySums, Pay, PrivateTreesPlan, without_ledger
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
-from nvflare_plugins.wire.catalogue import Dtype, Kind, Moment, Op, Phase
+from nvflare_plugins.wire.catalogue import Dtype, Kind, TrainingStep, Op, Phase
 from nvflare_plugins.wire.channel import Channel, HeadExchange
 from nvflare_plugins.wire.commitments import commitment
 from nvflare_plugins.wire.envelope import unpack, unpack_list
@@ -245,7 +245,7 @@ def play(
     """Train as ``train_private_trees`` does, with numpy in the place of XGBoost."""
     plan.trust.check_sites(channel.world)
     for number, n_rounds in _rounds(plan, NoisySums(sums, plan, pay, randomness), columns, label):
-        channel.moment = Moment(Phase.UPDATE if number < n_rounds else Phase.FINISH, number)
+        channel.moment = TrainingStep(Phase.UPDATE if number < n_rounds else Phase.FINISH, number)
         if channel.heads is not None and number:
             channel.recorder.round(number - 1)
             channel.heads.mark()
@@ -269,7 +269,7 @@ def _rounds(
     for number in range(forest.n_rounds):
         yield number, forest.n_rounds
         trees = forest.of_round(number)
-        grammar.enter(Moment(Phase.UPDATE, number))
+        grammar.enter(TrainingStep(Phase.UPDATE, number))
         pairs = weights.row_statistics(margin, label, method.query).values
         leaf_of = [tree.leaf_of_rows(bins).astype(np.intp) for tree in trees]
         exact = [

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from nvflare_plugins.data_sets.declaration import VerticalRules
-from nvflare_plugins.site.memory.released_sums import BinLedger
+from nvflare_plugins.site.memory.released_sums import ReleasedSums
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.guards.guards import MAX_SHARE, Exposure, Guard
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker
@@ -55,7 +55,7 @@ def try_preset(joined: Joined, preset: str, folder: Path, n_trees: int, depth: i
     rules, max_share = PRESETS[preset] or (VerticalRules(), MAX_SHARE)
     is_exact = PRESETS[preset] is None
     guard = Guard(
-        rules, BinLedger(folder / preset.replace(" ", "_"), "data"), [str(i) for i in range(n_rows)],
+        rules, ReleasedSums(folder / preset.replace(" ", "_"), "data"), [str(i) for i in range(n_rows)],
         enforce=not is_exact, max_share=max_share,
     )  # fmt: skip
     tap = Tap(pair_format(n_rows), n_rows)

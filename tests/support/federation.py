@@ -15,7 +15,7 @@ import pandas as pd
 import xgboost as xgb
 
 from he_processors.errors import JobAborted
-from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.site import SiteResult, run_site
 from nvflare_plugins.site.certificates import Identity
@@ -193,10 +193,10 @@ class Federation:
             transports[site] = transport
             try:
                 policy = SitePolicy.load(self.workspace(site), site)
-                place = Place(site, self.sites, job_id, attempt, self.workspace(site) / "runs", policy,
+                context = SiteContext(site, self.sites, job_id, attempt, self.workspace(site) / "runs", policy,
                               Identity.unsigned(site))  # fmt: skip
                 progress = on_progress(site) if on_progress else None
-                outcomes[site] = run_site(job, place, transport, timeout_s, progress)
+                outcomes[site] = run_site(job, context, transport, timeout_s, progress)
             except Exception as error:  # the test decides what it expected
                 # XGBoost's thread turns what a hook raises into an error of its own.
                 transport.died = transport.died or isinstance(error, SiteDied)

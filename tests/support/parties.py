@@ -12,14 +12,14 @@ from typing import Any
 
 import pandas as pd
 
-from nvflare_plugins.attempt.job_context import Job, Outcome, Place, Silent
+from nvflare_plugins.attempt.job_context import Job, JobResult, SiteContext, Silent
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
 from nvflare_plugins.wire.envelope import Frame
 from tests.support.federation import TIMEOUT_S, DirectTransport, Tamper
 
-RunSite = Callable[..., Outcome]
+RunSite = Callable[..., JobResult]
 """(job, place, transport, timeout_s, progress) -> outcome."""
 
 
@@ -69,19 +69,19 @@ class Parties:
     def run(
         self, run_site: RunSite, job: Job, job_id: str = "job",
         on_sum: Callable[[Frame, bytes], bytes] | None = None, tamper: Mapping[str, Tamper] | None = None,
-    ) -> dict[str, Outcome | Exception]:  # fmt: skip
+    ) -> dict[str, JobResult | Exception]:  # fmt: skip
         """Run the job at all sites; a site that failed has its error in place of an outcome."""
         attempt = os.urandom(16)
         aggregator = Aggregator(self.sites, attempt, TIMEOUT_S, self.transfers.append, on_sum=on_sum)
-        outcomes: dict[str, Outcome | Exception] = {}
+        outcomes: dict[str, JobResult | Exception] = {}
 
         def take_part(site: str) -> None:
             transport = DirectTransport(aggregator, site, (tamper or {}).get(site))
             try:
                 policy = SitePolicy.load(self.workspace(site), site)
-                place = Place(site, self.sites, job_id, attempt, self.workspace(site) / "runs", policy,
+                context = SiteContext(site, self.sites, job_id, attempt, self.workspace(site) / "runs", policy,
                               Identity.unsigned(site))  # fmt: skip
-                outcomes[site] = run_site(job, place, transport, TIMEOUT_S, Listener(self.said.setdefault(site, [])))
+                outcomes[site] = run_site(job, context, transport, TIMEOUT_S, Listener(self.said.setdefault(site, [])))
             except Exception as error:  # the test decides what it expected
                 outcomes[site] = error
                 aggregator.abort(f"{site}: {error}")
@@ -104,7 +104,7 @@ class Listener(Silent):
         self._lines.append(text)
 
 
-def succeed(outcomes: Mapping[str, Outcome | Exception]) -> dict[str, Outcome]:
+def succeed(outcomes: Mapping[str, JobResult | Exception]) -> dict[str, JobResult]:
     """Raise the first error, if any."""
     for outcome in outcomes.values():
         if isinstance(outcome, Exception):

@@ -13,7 +13,7 @@ import pandas as pd
 
 from dp_components.ledger import Ledger
 from dp_components.mechanisms.gaussian import add_gaussian_noise
-from nvflare_plugins.attempt.job_context import Outcome, Place
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.noise_plan import Mechanism
@@ -57,7 +57,7 @@ def job_of(**changes: object) -> PrivateTreesJob:
 class Run:
     """What happened: an outcome or error per site, what sites sent, what the server wrote as spent."""
 
-    outcomes: dict[str, Outcome | Exception]
+    outcomes: dict[str, JobResult | Exception]
     frames: list[tuple[str, bytes]] = field(default_factory=list)
     server_spends: list[tuple[str, str, float, float]] = field(default_factory=list)
 
@@ -119,9 +119,9 @@ class PrivateFederation(Federation):
             transport = DirectTransport(aggregator, site, (tamper or {}).get(site), frames=result.frames)
             try:
                 policy = SitePolicy.load(self.workspace(site), site)
-                place = Place(site, sites, job_id, attempt, self.workspace(site) / "runs", policy,
+                context = SiteContext(site, sites, job_id, attempt, self.workspace(site) / "runs", policy,
                               Identity.unsigned(site))  # fmt: skip
-                result.outcomes[site] = run_private_trees_site(job, place, transport, TIMEOUT_S)
+                result.outcomes[site] = run_private_trees_site(job, context, transport, TIMEOUT_S)
             except Exception as error:  # the test decides what it expected
                 result.outcomes[site] = SiteDied() if transport.died else error
                 aggregator.abort(f"{site}: {error}")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvflare_plugins.site.setup import Wishes, set_up
+from nvflare_plugins.site.setup import SetupOptions, set_up
 
 TIMEOUT_S = 240
 SITES = ("site-1", "site-2", "site-3")
@@ -44,14 +44,14 @@ class Run:
         return (self.workspace / name / "log.txt").read_text()
 
 
-def run_simulator(job: Path, workspace: Path, wishes: Wishes, prepare: Callable[[], None] = lambda: None) -> Run:
+def run_simulator(job: Path, workspace: Path, options: SetupOptions, prepare: Callable[[], None] = lambda: None) -> Run:
     """Set a fresh workspace up and run a job folder over three sites.
 
     Args: prepare: called when the workspace is set up, to place further files in it.
     """
     for _ in range(2):
         shutil.rmtree(workspace, ignore_errors=True)
-        set_up(workspace, wishes)
+        set_up(workspace, options)
         prepare()
         run = simulate(job, workspace)
         if not any(text in run.output for text in _FLAKE):

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import xgboost as xgb
 
-from nvflare_plugins.attempt.job_context import Outcome, Place, RoundFacts, Silent
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext, RoundFacts, Silent
 from nvflare_plugins.flare.executor import error_text
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -74,7 +74,7 @@ def job(**changes: object) -> VerticalJob:
 def run(
     parties: Parties, of: VerticalJob, job_id: str = "job", *, tamper: Mapping[str, Tamper] | None = None,
     tamper_reply: Mapping[str, Tamper] | None = None, deadline_s: float = 0.0, notices_death: bool = False,
-) -> dict[str, Outcome | Exception]:  # fmt: skip
+) -> dict[str, JobResult | Exception]:  # fmt: skip
     """Run the job at all sites; a site that failed has its error in place of an outcome.
 
     A hook that raises ``SiteDied`` is a process that is gone and tells nobody: the server's deadline notices it, once
@@ -82,7 +82,7 @@ def run(
     """
     attempt = os.urandom(16)
     aggregator = Aggregator(parties.sites, attempt, deadline_s, parties.transfers.append)
-    outcomes: dict[str, Outcome | Exception] = {}
+    outcomes: dict[str, JobResult | Exception] = {}
     done, transports = threading.Event(), {}
 
     def take_part(site: str) -> None:
@@ -90,10 +90,10 @@ def run(
         transports[site] = transport
         try:
             policy = SitePolicy.load(parties.workspace(site), site)
-            place = Place(site, parties.sites, job_id, attempt, parties.workspace(site) / "runs", policy,
+            context = SiteContext(site, parties.sites, job_id, attempt, parties.workspace(site) / "runs", policy,
                           Identity.unsigned(site))  # fmt: skip
             listener = Listener(parties.said.setdefault(site, []))
-            outcomes[site] = run_vertical_site(of, place, transport, EXCHANGE_S, listener)
+            outcomes[site] = run_vertical_site(of, context, transport, EXCHANGE_S, listener)
         except Exception as error:  # the test decides what it expected
             outcomes[site] = SiteDied() if transport.died else error
             if notices_death or not transport.died:

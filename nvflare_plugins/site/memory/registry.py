@@ -36,7 +36,7 @@ from nvflare_plugins.data_sets.identity import DataRecord, Relation, identify, o
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
 from nvflare_plugins.files import write_private
-from nvflare_plugins.site.memory.registry_store import Ledger, Run, Search, read_ledger, write_ledger
+from nvflare_plugins.site.memory.registry_store import RegistryState, Run, Search, read_ledger, write_ledger
 from nvflare_plugins.site.memory.stored_arrays import read_arrays
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import Consents
@@ -100,7 +100,7 @@ class Registry:
         self, root: Path, site: str, consents: Consents, randomness: RandomSource = OS_RANDOMNESS
     ) -> None:
         self._root, self._site, self._consents = root, site, consents
-        self._last: tuple[tuple[int, ...], Ledger] = ((), Ledger())
+        self._last: tuple[tuple[int, ...], RegistryState] = ((), RegistryState())
         for folder in (root, root / "rows", root / "cuts"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
@@ -278,7 +278,7 @@ class Registry:
         return "\n".join(lines)
 
     def _judge(
-        self, ledger: Ledger, fresh: Run, record: DataRecord, rows: NDArray[np.uint64]
+        self, ledger: RegistryState, fresh: Run, record: DataRecord, rows: NDArray[np.uint64]
     ) -> tuple[Verdict, str]:
         verdict, message = Verdict.NEW, "no earlier run of this site concerns these rows."
         relations = {
@@ -323,7 +323,7 @@ class Registry:
         )
 
     def _check_resume(
-        self, ledger: Ledger, fresh: Run, record: DataRecord, resume: ResumePoint
+        self, ledger: RegistryState, fresh: Run, record: DataRecord, resume: ResumePoint
     ) -> tuple[Verdict, str]:
         """Allow to continue an interrupted job with the same rows, sites and parameters only.
 
@@ -404,7 +404,7 @@ class Registry:
             raise self._damaged("its key is damaged")
         return key
 
-    def _read(self) -> Ledger:
+    def _read(self) -> RegistryState:
         """Return the content, parsed anew only if the file is another than at the last time: it is always replaced."""
         identity = self._identity()
         if not identity or identity != self._last[0]:
@@ -414,7 +414,7 @@ class Registry:
                 raise self._damaged("registry.json cannot be read") from None
         return self._last[1]
 
-    def _write(self, ledger: Ledger) -> None:
+    def _write(self, ledger: RegistryState) -> None:
         write_ledger(self._root / "registry.json", ledger)
         self._last = (self._identity(), ledger)
 
@@ -447,7 +447,7 @@ def _is_redrawn(run: Run, fresh: Run) -> bool:
     return run.draw != fresh.draw or fresh.draw.startswith("subsample ")
 
 
-def _find_run(ledger: Ledger, run_id: str) -> Run:
+def _find_run(ledger: RegistryState, run_id: str) -> Run:
     for run in reversed(ledger.runs):
         if run.run_id == run_id:
             return run

@@ -49,7 +49,7 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class RegistryState:
     """All that the registry remembers."""
 
     data: Mapping[str, DataRecord] = field(default_factory=dict)
@@ -57,14 +57,14 @@ class Ledger:
     searches: tuple[Search, ...] = ()
 
 
-def read_ledger(path: Path) -> Ledger:
+def read_ledger(path: Path) -> RegistryState:
     """Read the file; no file is an empty ledger.
 
     Raises:
         LookupError, TypeError, ValueError, AttributeError: It is not what ``write_ledger`` writes.
     """
     if not path.exists():
-        return Ledger()
+        return RegistryState()
     document = json.loads(path.read_text(encoding="utf-8"))
     data = {
         fingerprint: DataRecord(**{**record, "identifying": tuple(record["identifying"])})
@@ -79,10 +79,10 @@ def read_ledger(path: Path) -> Ledger:
     searches = tuple(Search(**{**search, "sites": tuple(search["sites"])}) for search in document["searches"])
     if any(run.fingerprint not in data or run.state not in _STATES for run in runs):
         raise ValueError("a run without data, or in an unknown state")
-    return Ledger(data, runs, searches)
+    return RegistryState(data, runs, searches)
 
 
-def write_ledger(path: Path, ledger: Ledger) -> None:
+def write_ledger(path: Path, ledger: RegistryState) -> None:
     """Write the file whole: a run a line, and what many runs have in common once.
 
     A site that trains every day for years has thousands of runs, and the file is written after every checkpoint.

@@ -94,7 +94,7 @@ class Released:
             self.fingerprints = np.vstack([self.fingerprints, fingerprint])
 
 
-class BinLedger:
+class ReleasedSums:
     """The file of one data set. Not safe for concurrent use by threads; processes wait for each other."""
 
     def __init__(self, folder: Path, data_set: str, randomness: RandomSource = OS_RANDOMNESS):

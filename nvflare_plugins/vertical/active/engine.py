@@ -22,11 +22,11 @@ from nvflare_plugins.vertical.active.party_sums import ROOT, PartySums
 from nvflare_plugins.vertical.active.split_evaluation import SplitFormula
 from nvflare_plugins.vertical.active.tree_growth import DISAGREE, EncodedGradients, TreeGrowth
 from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
-from nvflare_plugins.vertical.active.xgboost_random import ColumnSampler, Twister, sampled_rows
+from nvflare_plugins.vertical.active.xgboost_random import ColumnSampler, XGBoostRandom, sampled_rows
 from nvflare_plugins.vertical.model.tree_routing import PathWalker, TreeStructure
 from nvflare_plugins.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS, GradientOwner, Timer, untimed
 from nvflare_plugins.vertical.protocol.links import Party
-from nvflare_plugins.wire.catalogue import Moment, Phase
+from nvflare_plugins.wire.catalogue import TrainingStep, Phase
 from nvflare_plugins.wire.expand_entries import ENTRY_SIZE, ExpandEntry, pack_entry, unpack_entry
 from nvflare_plugins.wire.vertical_catalogue import VerticalKind, VerticalMessage
 
@@ -87,7 +87,7 @@ class ActiveEngine:
         monotone = settings.params.monotone
         self._monotone = np.array(monotone or [0] * self._n_columns, dtype=np.int8)
         self._walker = PathWalker(self._parties, self._n_own, settings.deadline_s)
-        self._twister = Twister(settings.seed)
+        self._twister = XGBoostRandom(settings.seed)
         self._sampler: ColumnSampler | None = None
         self._phase, self._round = Phase.SETUP, 0
         self._gradients = np.empty((0, 0, 2), dtype=np.float32)
@@ -124,7 +124,7 @@ class ActiveEngine:
         """Numbers of the data sets that are evaluated."""
         return self._settings.eval_sets
 
-    def enter(self, moment: Moment) -> None:
+    def enter(self, moment: TrainingStep) -> None:
         """Announce the next phase of the training loop."""
         self._phase, self._round = moment.phase, moment.round
         self._metrics_seen = 0

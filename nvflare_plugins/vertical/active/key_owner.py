@@ -43,7 +43,7 @@ _MOST_STOCKED = 1 << 18  # randomisers: some 200 MB at 3072 bits
 _FILL_STEP = 1 << 10  # randomisers made at a time: decryption, which others wait for, waits for one step at most
 
 
-class StockedOwner:
+class PrecomputingKeyOwner:
     """An owner that makes the randomisers of the next tree while the passive parties work on this one.
 
     A context manager: leaving it ends the making.
@@ -78,7 +78,7 @@ class StockedOwner:
         finally:
             self._may_fill.set()
 
-    def __enter__(self) -> StockedOwner:
+    def __enter__(self) -> PrecomputingKeyOwner:
         return self
 
     def __exit__(self, *error: object) -> None:

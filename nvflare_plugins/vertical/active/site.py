@@ -10,7 +10,7 @@ import xgboost as xgb
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.data_sets.table import is_plain_text
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
-from nvflare_plugins.vertical.active.key_owner import StockedOwner, open_owner
+from nvflare_plugins.vertical.active.key_owner import PrecomputingKeyOwner, open_owner
 from nvflare_plugins.vertical.active.leaf_purity import purity_report
 from nvflare_plugins.vertical.active.training import (
     LabelledSet,
@@ -25,14 +25,14 @@ from nvflare_plugins.vertical.message_sizes import INTRODUCTION_BYTES
 from nvflare_plugins.vertical.model.model import structures
 from nvflare_plugins.vertical.model.model_files import ActivePart, PartyColumns
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
-from nvflare_plugins.vertical.protocol.conversation import Asking
+from nvflare_plugins.vertical.protocol.conversation import Requester
 from nvflare_plugins.vertical.protocol.encrypted_scheme import EncryptedGradientOwner
 from nvflare_plugins.vertical.protocol.gradient_scheme import GradientOwner
 from nvflare_plugins.vertical.protocol.links import Party, collect, place_parties
 from nvflare_plugins.vertical.protocol.messages import PartySchema, TrainingSetup
 from nvflare_plugins.vertical.protocol.party_client import ConversationLink
 from nvflare_plugins.vertical.timing import TimedOwner
-from nvflare_plugins.vertical.vertical_context import PURPOSE, Finish, Start
+from nvflare_plugins.vertical.vertical_context import PURPOSE, TrainedPart, VerticalContext
 from nvflare_plugins.xgb.continuation import check_initial_model
 from nvflare_plugins.xgb.parameters import TrainingParameters
 
@@ -43,7 +43,7 @@ class ActiveSite:
     Security: label, gradients, secret key and leaves stay in this process.
     """
 
-    def __init__(self, start: Start):
+    def __init__(self, start: VerticalContext):
         self._start = start
         initial = start.initial.part if start.initial is not None else None
         self._n_initial = 0 if initial is None else len(structures(initial.booster)) // start.trees_per_round
@@ -51,18 +51,18 @@ class ActiveSite:
         if start.checkpoint is not None:
             self._model = start.checkpoint.content.encode()
         self._rows: dict[int, RoundRow] = {}
-        self._asking: Asking | None = None
+        self._asking: Requester | None = None
 
-    def run(self) -> Finish:
+    def run(self) -> TrainedPart:
         """Train; return this party's part."""
         start, job = self._start, self._start.job
         start.enter_round(start.n_done)
-        with Asking(
+        with Requester(
             start.attempt.channel, start.attempt.session, PURPOSE, start.pace(INTRODUCTION_BYTES),
             start.transport.abort, on_turn=lambda turn: start.round_done(self._rows[turn]), first_turn=start.n_done,
         ) as self._asking:  # fmt: skip
             # Within the conversation, which shows the others that this site is alive.
-            owner, setup = open_owner(job, start.data.train.table.n_rows, start.place.policy.arithmetic)
+            owner, setup = open_owner(job, start.data.train.table.n_rows, start.context.policy.arithmetic)
             start.progress.say(self._scheme_line())
             parties = self._introduce(setup)
             params = self._checked_parameters(parties)
@@ -76,7 +76,7 @@ class ActiveSite:
         part = ActivePart(result.model, start.data.columns, columns, result.best_round)
         best = None if result.best_round is None else result.best_round - self._n_initial
         n_rounds = start.n_done + len(result.rounds)
-        return Finish(part, n_rounds, params.agreed, self._sections(result, parties), best)
+        return TrainedPart(part, n_rounds, params.agreed, self._sections(result, parties), best)
 
     # -- before training ----------------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class ActiveSite:
         if not isinstance(owner, EncryptedGradientOwner):
             return nullcontext(owner)
         n_trees = max(job.num_rounds - max(start.n_done, job.own_rounds), 0) * start.trees_per_round
-        return StockedOwner(owner, start.data.train.table.n_rows, n_trees)
+        return PrecomputingKeyOwner(owner, start.data.train.table.n_rows, n_trees)
 
     def _settings(self) -> VerticalSettings:
         job = self._start.job
@@ -175,7 +175,7 @@ class ActiveSite:
 
     def _sections(self, result: VerticalResult, parties: tuple[Party, ...]) -> tuple[ReportSection, ...]:
         start = self._start
-        rows = [(start.place.site, "active", str(len(start.data.columns)), ", ".join(start.data.columns))]
+        rows = [(start.context.site, "active", str(len(start.data.columns)), ", ".join(start.data.columns))]
         rows += [(p.name, "passive", str(len(p.schema.aliases)), ", ".join(p.schema.aliases)) for p in parties]
         sections = [
             ReportSection("Parties", columns=("party", "role", "features", "names or aliases"), rows=tuple(rows))

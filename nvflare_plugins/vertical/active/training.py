@@ -21,7 +21,7 @@ from nvflare_plugins.vertical.model.model import mask_columns, structures
 from nvflare_plugins.vertical.model.tree_routing import TreeStructure
 from nvflare_plugins.vertical.protocol.gradient_scheme import GradientOwner, Timer, untimed
 from nvflare_plugins.vertical.protocol.links import Party
-from nvflare_plugins.wire.catalogue import Moment, Phase
+from nvflare_plugins.wire.catalogue import TrainingStep, Phase
 from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.vertical_catalogue import VerticalGrammar, VerticalShape
 from nvflare_plugins.xgb.communicator import Federated
@@ -252,7 +252,7 @@ class _Loop:
         return VerticalRound(number, metrics, time.perf_counter() - started)
 
     def _enter(self, phase: Phase, number: int) -> None:
-        moment = Moment(phase, number)
+        moment = TrainingStep(phase, number)
         self._mediator.enter(moment)
         self._engine.enter(moment)
 

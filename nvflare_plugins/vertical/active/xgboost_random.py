@@ -38,7 +38,7 @@ def with_own_seed(params: TrainingParameters, randomness: RandomSource = OS_RAND
     return dataclasses.replace(params, agreed={**params.agreed, "seed": random_below(_SEEDS, randomness)})
 
 
-class Twister:
+class XGBoostRandom:
     """std::mt19937 with the integer distribution of libstdc++."""
 
     def __init__(self, seed: int):
@@ -103,7 +103,7 @@ class ColumnSampler:
     def __init__(self, params: TreeParameters, n_columns: int, seed: int):
         self._params = params
         self._n_columns = n_columns
-        self._twister = Twister(seed)
+        self._twister = XGBoostRandom(seed)
         self._levels: dict[int, list[int]] = {}
         self._tree = self._begin()  # XGBoost samples once more when it sets itself up
 

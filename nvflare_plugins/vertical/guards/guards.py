@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from he_processors.histogram.bins import BinCodes
 from nvflare_plugins.data_sets.declaration import VerticalRules
-from nvflare_plugins.site.memory.released_sums import BinLedger, Released, differences, fingerprint_of
+from nvflare_plugins.site.memory.released_sums import ReleasedSums, Released, differences, fingerprint_of
 from nvflare_plugins.vertical.passive.cut_points import CutPoints
 
 FOLDER = "released_bins"
@@ -107,7 +107,7 @@ class Guard:
     """Decides for one job which nodes' sums may leave, and charges them durably before they do."""
 
     def __init__(
-        self, rules: VerticalRules, ledger: BinLedger, row_ids: Sequence[str], *, row_fraction: float = 1.0,
+        self, rules: VerticalRules, ledger: ReleasedSums, row_ids: Sequence[str], *, row_fraction: float = 1.0,
         enforce: bool = True, max_share: float = MAX_SHARE,
     ):  # fmt: skip
         """Args: see ``open``. max_share: sums per row, on average over a node's rows, for experiments."""
@@ -145,7 +145,7 @@ class Guard:
             ConfigurationError: the ledger is damaged.
             ValueError: an id comes twice.
         """
-        ledger = BinLedger(registry / FOLDER, data_set)
+        ledger = ReleasedSums(registry / FOLDER, data_set)
         return cls(rules, ledger, row_ids, row_fraction=row_fraction, enforce=enforce)
 
     @property

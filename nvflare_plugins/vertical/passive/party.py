@@ -20,7 +20,7 @@ from nvflare_plugins.vertical.guards.tree_limits import NO_LIMITS, GrownNodes, T
 from nvflare_plugins.vertical.model.private_table import NOTHING_ABOVE, PrivateSplit, PrivateTable
 from nvflare_plugins.vertical.model.routing_audit import AnsweredPaths
 from nvflare_plugins.vertical.passive.cut_points import find_cut_points
-from nvflare_plugins.vertical.protocol.gradient_scheme import HistogramMaker
+from nvflare_plugins.vertical.protocol.gradient_scheme import HistogramAggregator
 from nvflare_plugins.vertical.protocol.messages import (
     Answer,
     Bits,
@@ -49,7 +49,7 @@ class PassiveParty:
     """
 
     def __init__(
-        self, sets: Sequence[NDArray[np.float32]], aliases: Sequence[str], max_bin: int, maker: HistogramMaker,
+        self, sets: Sequence[NDArray[np.float32]], aliases: Sequence[str], max_bin: int, maker: HistogramAggregator,
         table: PrivateTable | None = None, guard: Guard | None = None, most_trees: int | None = None,
         limits: TreeLimits = NO_LIMITS,
     ):  # fmt: skip

@@ -18,11 +18,11 @@ from nvflare_plugins.vertical.model.model_files import PassivePart
 from nvflare_plugins.vertical.model.private_table import PrivateTable, table_from_json, table_to_json
 from nvflare_plugins.vertical.party_data import PartyData, PartySet
 from nvflare_plugins.vertical.passive.party import PassiveParty
-from nvflare_plugins.vertical.protocol.conversation import Answering
+from nvflare_plugins.vertical.protocol.conversation import Responder
 from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, histogram_maker, unpack_public_key
 from nvflare_plugins.vertical.protocol.messages import Answer, DecisionRequest, Request, TrainingSetup
 from nvflare_plugins.vertical.protocol.party_client import answer_bytes
-from nvflare_plugins.vertical.vertical_context import PURPOSE, Finish, Start
+from nvflare_plugins.vertical.vertical_context import PURPOSE, TrainedPart, VerticalContext
 from nvflare_plugins.xgb.parameters import TrainingParameters
 
 _SCHEMES = {
@@ -78,7 +78,7 @@ class PassiveSite:
         unless the job's profile is ``plain``.
     """
 
-    def __init__(self, start: Start):
+    def __init__(self, start: VerticalContext):
         """Args: start: after all sites have allowed the rows, with this one's guard (``open_guard``)."""
         if start.guard is None:
             raise ValueError("a passive party needs its guard")
@@ -89,12 +89,12 @@ class PassiveSite:
         self._table = self._first_table()
         self._uncharged = predicted_sets(start.data)
 
-    def run(self) -> Finish:
+    def run(self) -> TrainedPart:
         """Take part; return this party's part."""
         start = self._start
         start.enter_round(start.n_done)
         longest = start.sizes.longest_question(len(start.data.columns), len(self._table))
-        Answering(
+        Responder(
             start.attempt.channel, start.attempt.session, PURPOSE, start.pace(longest), start.transport.abort,
             start.active_rank, lambda data: answer_bytes(data, start.job.active, self._answer, start.notes),
             self._turned, start.n_done,
@@ -102,7 +102,7 @@ class PassiveSite:
         if self._party is None:
             raise ProtocolError("the active party ended the training before it began")
         part = PassivePart(dict(self._party.table), start.data.columns, start.data.aliases)
-        return Finish(part, self._n_rounds, start.parameters.agreed, self._sections())
+        return TrainedPart(part, self._n_rounds, start.parameters.agreed, self._sections())
 
     def _first_table(self) -> PrivateTable:
         start = self._start
@@ -125,7 +125,7 @@ class PassiveSite:
     def _charge_predictions(self) -> None:
         """Charge the rows of the evaluation set, durably, before the first answer about them. Raises: PolicyRefusal."""
         for one in self._uncharged:
-            _budget(self._start.place.policy, one).charge(one.row_ids())
+            _budget(self._start.context.policy, one).charge(one.row_ids())
         self._uncharged = []
 
     def _begin(self, setup: TrainingSetup) -> Answer:
@@ -140,7 +140,7 @@ class PassiveSite:
                 raise ProtocolError("the active party announced a shorter key than the job's")
         maker = histogram_maker(
             setup, start.data.train.table.n_rows, allow_clear=not job.is_encrypted,
-            backend=start.place.policy.arithmetic, timer=start.stages.measure,
+            backend=start.context.policy.arithmetic, timer=start.stages.measure,
         )  # fmt: skip
         self._party = PassiveParty(
             start.data.features(), start.data.aliases, start.parameters.max_bin, maker, self._table, self._guard,

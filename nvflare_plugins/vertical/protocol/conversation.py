@@ -32,7 +32,7 @@ from typing import Any, Protocol
 
 from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
 from nvflare_plugins.failures import machine_failure, reason_of
-from nvflare_plugins.vertical.protocol.fragmentation import Flag, Inbox, Outbox, Step
+from nvflare_plugins.vertical.protocol.fragmentation import Flag, Inbox, Outbox, ConversationStep
 from nvflare_plugins.wire.catalogue import Kind
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class PairSeal(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class FlowControl:
     """Sizes and times of a conversation; equal at all sites. Units: bytes, seconds.
 
     Attributes:
@@ -78,7 +78,7 @@ class Pace:
     patience_s: float = 20.0
 
     @classmethod
-    def within(cls, deadline_s: float) -> Pace:
+    def within(cls, deadline_s: float) -> FlowControl:
         """Return a pace that fits exchanges of this deadline."""
         return cls(patience_s=min(cls().patience_s, deadline_s / 4))
 
@@ -102,7 +102,7 @@ def _aborted_by(error: Exception) -> JobAborted:
 class _Line:
     """One site's end of the sealed line to one other site."""
 
-    def __init__(self, session: PairSeal, rank: int, purpose: str, pace: Pace):
+    def __init__(self, session: PairSeal, rank: int, purpose: str, pace: FlowControl):
         self.rank = rank
         self.outbox, self.inbox = Outbox(), Inbox(pace.message_bytes)
         self._session, self._purpose = session, purpose
@@ -110,23 +110,23 @@ class _Line:
         self._step = 0
 
     def seal(self, flag: Flag, turn: int, limit: int) -> bytes:
-        step = Step(flag, self._step, turn, self.outbox.take(limit))
+        step = ConversationStep(flag, self._step, turn, self.outbox.take(limit))
         return self._session.seal_for(self.rank, step.to_bytes(), self._purpose)
 
-    def open(self, sealed: bytes) -> tuple[Step, list[bytes]]:
+    def open(self, sealed: bytes) -> tuple[ConversationStep, list[bytes]]:
         if len(sealed) > self._most:
             raise ProtocolError("a part of a conversation is longer than any may be")
-        step = Step.from_bytes(self._session.open_of(self.rank, sealed, self._purpose))
+        step = ConversationStep.from_bytes(self._session.open_of(self.rank, sealed, self._purpose))
         if step.number != self._step:
             raise ProtocolError("a part of a conversation is missing")
         self._step += 1
         return step, self.inbox.put(step.fragments)
 
 
-class Asked(Future):
+class PendingAnswer(Future):
     """The answer to one question; waiting for it lets the conversation collect answers."""
 
-    def __init__(self, asking: Asking, read: Callable[[bytes], Any]):
+    def __init__(self, asking: Requester, read: Callable[[bytes], Any]):
         super().__init__()
         self._asking, self._read = asking, read
 
@@ -147,14 +147,14 @@ class Asked(Future):
             raise
 
 
-class Asking:
+class Requester:
     """The side that asks. A context manager: leaving it ends the conversation at all sites, or breaks it off.
 
     From entering to leaving, the channel belongs to a thread of this object.
     """
 
     def __init__(
-        self, channel: RoutingChannel, session: PairSeal, purpose: str, pace: Pace, interrupt: Callable[[str], None],
+        self, channel: RoutingChannel, session: PairSeal, purpose: str, pace: FlowControl, interrupt: Callable[[str], None],
         on_turn: Callable[[int], None] = lambda turn: None, first_turn: int = 0,
     ):  # fmt: skip
         """Prepare a conversation.
@@ -167,7 +167,7 @@ class Asking:
         self._channel, self._pace = channel, pace
         self._interrupt, self._on_turn = interrupt, on_turn
         self._lines = {r: _Line(session, r, purpose, pace) for r in range(channel.world) if r != channel.rank}
-        self._open: dict[int, deque[Asked]] = {rank: deque() for rank in self._lines}
+        self._open: dict[int, deque[PendingAnswer]] = {rank: deque() for rank in self._lines}
         self._changed = threading.Condition()
         self._n_waiting = 0
         self._turn = self._announced = first_turn
@@ -176,13 +176,13 @@ class Asking:
         self._thread = threading.Thread(target=self._run, name="veilboost_asking", daemon=True)
         self.waited_s = 0.0
 
-    def ask(self, rank: int, question: bytes, read: Callable[[bytes], Any] = bytes) -> Asked:
+    def ask(self, rank: int, question: bytes, read: Callable[[bytes], Any] = bytes) -> PendingAnswer:
         """Queue a question to a site; wait only if too much is queued already.
 
         Args: read: turns the answer's bytes into the future's result; its VeilBoostErrors become the future's.
         Raises: VeilBoostError, what ended the conversation.
         """
-        asked = Asked(self, read)
+        asked = PendingAnswer(self, read)
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._queued() < self._pace.queue_bytes)
             self._require_open()
@@ -222,7 +222,7 @@ class Asking:
                 self._n_waiting -= 1
                 self.waited_s += time.perf_counter() - started
 
-    def __enter__(self) -> Asking:
+    def __enter__(self) -> Requester:
         self._thread.start()
         return self
 
@@ -319,11 +319,11 @@ class Asking:
             asked.set_exception(self._error)
 
 
-class Answering:
+class Responder:
     """The side that answers. ``run`` takes part until the asking site ends the conversation."""
 
     def __init__(
-        self, channel: RoutingChannel, session: PairSeal, purpose: str, pace: Pace, interrupt: Callable[[str], None],
+        self, channel: RoutingChannel, session: PairSeal, purpose: str, pace: FlowControl, interrupt: Callable[[str], None],
         asker: int, answer: Callable[[bytes], bytes], on_turn: Callable[[int], None] = lambda turn: None,
         first_turn: int = 0,
     ):  # fmt: skip
@@ -332,7 +332,7 @@ class Answering:
         Args:
             asker: rank of the asking site.
             answer: answers one question at a time, in order, in a thread of its own; its VeilBoostErrors end the job.
-            interrupt, on_turn: as in ``Asking``. ``on_turn`` is called when all questions of the turn are answered.
+            interrupt, on_turn: as in ``Requester``. ``on_turn`` is called when all questions of the turn are answered.
         """
         self._channel, self._pace, self._asker = channel, pace, asker
         self._interrupt, self._on_turn, self._answer = interrupt, on_turn, answer

@@ -41,7 +41,7 @@ from he_processors.paillier import decryption, encryption
 from he_processors.paillier.keys import PaillierPrivateKey
 from nvflare_plugins.vertical.protocol.gradient_scheme import (
     ClearHistogramMaker,
-    HistogramMaker,
+    HistogramAggregator,
     Timer,
     n_blocks_of,
     require_all_rows,
@@ -151,7 +151,7 @@ def gradient_owner(
 def histogram_maker(
     setup: TrainingSetup, n_rows: int, *, allow_clear: bool = False, backend: str = registry.AUTO,
     allow_toy_keys: bool = False, timer: Timer = untimed,
-) -> HistogramMaker:  # fmt: skip
+) -> HistogramAggregator:  # fmt: skip
     """Open a passive party's half from the active party's announcement.
 
     Args:

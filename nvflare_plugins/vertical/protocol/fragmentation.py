@@ -41,7 +41,7 @@ class Fragment:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Step:
+class ConversationStep:
     """What one site sends another in one exchange.
 
     Attributes:

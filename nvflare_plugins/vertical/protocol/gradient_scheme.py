@@ -50,7 +50,7 @@ class GradientOwner(Protocol):
         """Open histograms, one for each of ``totals``. Raises: ProtocolError with one fixed message."""
 
 
-class HistogramMaker(Protocol):
+class HistogramAggregator(Protocol):
     """A passive party's half: needs no secret."""
 
     def begin_tree(self, n_rows: int) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 from he_processors.errors import ProtocolError
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.vertical.job import VerticalProfile
-from nvflare_plugins.vertical.protocol.conversation import Asking
+from nvflare_plugins.vertical.protocol.conversation import Requester
 from nvflare_plugins.vertical.protocol.messages import (
     Answer,
     DecisionAnswer,
@@ -47,7 +47,7 @@ class ContentLog(Protocol):
     def content(self, direction: str, peer: str, what: Content, protection: Protection, size_bytes: int) -> None: ...
 
 
-class Notes:
+class ContentRecorder:
     """Notes in the evidence what passes between this site and the others.
 
     Attributes: has_told: whether this site has told more than its public key.
@@ -76,7 +76,7 @@ class Notes:
 class ConversationLink:
     """The active party's link to one passive party (a ``PassiveLink``)."""
 
-    def __init__(self, asking: Asking, rank: int, name: str, notes: Notes):
+    def __init__(self, asking: Requester, rank: int, name: str, notes: ContentRecorder):
         self._asking, self._rank, self._name, self._notes = asking, rank, name, notes
 
     def ask(self, request: Request) -> Future[Answer | None]:
@@ -96,7 +96,7 @@ class ConversationLink:
 
 
 def answer_bytes(
-    data: bytes, peer: str, answer: Callable[[Request], Answer | None], notes: Notes
+    data: bytes, peer: str, answer: Callable[[Request], Answer | None], notes: ContentRecorder
 ) -> bytes:
     """Answer a request in its byte form, at a passive party.
 

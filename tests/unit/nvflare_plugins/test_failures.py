@@ -11,7 +11,7 @@ import pytest
 
 from he_processors.errors import JobAborted, PolicyRefusal, VeilBoostError
 from nvflare_plugins.attempt import site_attempt
-from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.failures import machine_failure, reason_of
 from nvflare_plugins.flare import executor as executor_module
@@ -96,7 +96,7 @@ def place(tmp_path):
     frame = pd.DataFrame({"a": np.arange(60.0), "y": np.arange(60) % 2})
     federation.give_data("train", frame)
     policy = SitePolicy.load(federation.workspace("site-1"), "site-1")
-    return Place("site-1", federation.sites, "job", bytes(16), tmp_path / "runs", policy, Identity.unsigned("site-1"))
+    return SiteContext("site-1", federation.sites, "job", bytes(16), tmp_path / "runs", policy, Identity.unsigned("site-1"))
 
 
 ENDS = [

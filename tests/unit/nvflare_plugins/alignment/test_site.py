@@ -15,7 +15,7 @@ from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, 
 from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.result import FILE, load_alignment
 from nvflare_plugins.alignment.site import align_site
-from nvflare_plugins.attempt.job_context import Outcome, Place, Silent
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Silent
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.site.certificates import Identity
@@ -29,7 +29,7 @@ NAMES = party_names(2)
 JOB = AlignmentJob(["people"])
 
 
-def places(folder: Path, ids: list[list[object]], **policy: Any) -> list[Place]:
+def places(folder: Path, ids: list[list[object]], **policy: Any) -> list[SiteContext]:
     attempt = os.urandom(16)
     made = []
     for name, own in zip(NAMES, ids, strict=True):
@@ -37,22 +37,22 @@ def places(folder: Path, ids: list[list[object]], **policy: Any) -> list[Place]:
         pd.DataFrame({"person": own, "x": 1.0}).to_parquet(folder / name / "people.parquet")
         data_sets = {"people": {"path": "people.parquet", "id": "person"}}
         of_party = policy_of(folder, name, data_sets=data_sets, **policy)
-        made.append(Place(name, NAMES, "job-1", attempt, folder / name / "runs", of_party, Identity.unsigned(name)))
+        made.append(SiteContext(name, NAMES, "job-1", attempt, folder / name / "runs", of_party, Identity.unsigned(name)))
     return made
 
 
-def run(parties: list[Place], job: AlignmentJob = JOB) -> list[Outcome | Exception]:
+def run(parties: list[SiteContext], job: AlignmentJob = JOB) -> list[JobResult | Exception]:
     aggregator = Aggregator(NAMES, parties[0].attempt, TIMEOUT_S)
-    outcomes: dict[str, Outcome | Exception] = {}
+    outcomes: dict[str, JobResult | Exception] = {}
 
-    def take_part(place: Place) -> None:
+    def take_part(context: SiteContext) -> None:
         try:
-            outcomes[place.site] = align_site(job, place, DirectTransport(aggregator, place.site), TIMEOUT_S, Silent())
+            outcomes[context.site] = align_site(job, context, DirectTransport(aggregator, context.site), TIMEOUT_S, Silent())
         except VeilBoostError as error:
-            outcomes[place.site] = error
-            aggregator.abort(f"{place.site}: {error}")
+            outcomes[context.site] = error
+            aggregator.abort(f"{context.site}: {error}")
 
-    threads = [threading.Thread(target=take_part, args=(place,)) for place in parties]
+    threads = [threading.Thread(target=take_part, args=(context,)) for context in parties]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -66,10 +66,10 @@ def test_sites_end_with_positions_evidence_and_a_report(tmp_path):
     outcomes = run(parties)
     assert len({outcome.hmac for outcome in outcomes}) == 1
     assert all(outcome.summary == {"data_sets": ["people"]} for outcome in outcomes), "the server learns no sizes"
-    for place, own in zip(parties, ids, strict=True):
-        found = load_alignment(place, "job-1", "people")
+    for context, own in zip(parties, ids, strict=True):
+        found = load_alignment(context, "job-1", "people")
         assert [own[row] for row in found.positions] == [3, 5, 7]
-        folder = place.runs / "job-1"
+        folder = context.runs / "job-1"
         record = RunRecord.read(folder)
         assert record.sections[0].rows == (("people", "4", "3"),) and record.profile == "psi"
         assert "Private alignment of rows" in (folder / "report.html").read_text()

@@ -17,14 +17,14 @@ from dp_components.events import Release
 from dp_components.ledger import Ledger
 from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
-from nvflare_plugins.attempt.job_context import Outcome
+from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.model import xgboost_model
 from nvflare_plugins.dpboost.server import DpBoostServer, steps
 from nvflare_plugins.dpboost.site import run_dpboost_site
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.site.policy import policy as site_policy
-from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation
 from tests.support.parties import Parties, succeed
 from tests.support.seeded_randomness import SeededRandomness
@@ -62,7 +62,7 @@ def sites(tmp_path: Path) -> Parties:
     return parties
 
 
-def run(parties: Parties, wanted: DpBoostJob, job_id: str = "job", **options: object) -> dict[str, Outcome | Exception]:
+def run(parties: Parties, wanted: DpBoostJob, job_id: str = "job", **options: object) -> dict[str, JobResult | Exception]:
     server, spends = DpBoostServer(wanted, options.pop("randomness", SeededRandomness(1))), options.pop("spends", [])
     return parties.run(
         run_dpboost_site, wanted, job_id,
@@ -230,7 +230,7 @@ def test_the_server_answers_only_what_the_plan_pays_for() -> None:
     good = frame(wanted)
     zeros = bytes(8 * good.n_values)
     for changes in (
-        {"kind": Kind.NODE_STATS}, {"kind": Kind.ROOT_SUM}, {"moment": Moment(Phase.UPDATE, 1)}, {"codec": Codec.PLAIN},
+        {"kind": Kind.NODE_STATS}, {"kind": Kind.ROOT_SUM}, {"moment": TrainingStep(Phase.UPDATE, 1)}, {"codec": Codec.PLAIN},
         {"n_values": good.n_values - 1}, {"n_values": 2 * good.n_values},
     ):  # fmt: skip
         with pytest.raises(ProtocolError, match="pays for no such sum"):

@@ -16,7 +16,7 @@ from he_processors.errors import (
     PolicyRefusal,
     ProtocolError,
 )
-from nvflare_plugins.attempt.job_context import Outcome
+from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.flare import executor, timeouts
 from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.executor import (
@@ -28,7 +28,7 @@ from nvflare_plugins.flare.executor import (
 )
 from nvflare_plugins.flare.pieces import MAX_FRAME_BYTES
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.site.setup import Wishes, set_up
+from nvflare_plugins.site.setup import SetupOptions, set_up
 from nvflare_plugins.xgb.rounds import RoundRecord
 from tests.unit.nvflare_plugins.flare.test_work import flare_context
 from tests.unit.nvflare_plugins.flare.test_work import task as work_task
@@ -121,8 +121,8 @@ class Idle(JobExecutor):
 
     job_type = HorizontalJob
 
-    def take_part(self, job, place, transport, timeout_s, progress) -> Outcome:
-        return Outcome("00", f"kept in {place.runs}")
+    def take_part(self, job, place, transport, timeout_s, progress) -> JobResult:
+        return JobResult("00", f"kept in {place.runs}")
 
 
 def run_idle(context: FLContext) -> Shareable:
@@ -157,7 +157,7 @@ def test_results_go_where_the_policy_says_and_its_changes_are_logged(
     context = flare_context(tmp_path / "workspace")
     run_idle(context)
     assert "policy has changed" not in caplog.text
-    set_up(tmp_path / "workspace", Wishes(keep_in=str(tmp_path / "kept"), min_sites=2))
+    set_up(tmp_path / "workspace", SetupOptions(keep_in=str(tmp_path / "kept"), min_sites=2))
     with caplog.at_level("INFO"):
         assert run_idle(context)["status"] == "completed"
     assert f"kept in {tmp_path}/kept/site-1/veilboost_runs" in caplog.text
@@ -165,7 +165,7 @@ def test_results_go_where_the_policy_says_and_its_changes_are_logged(
     changes = [r.getMessage() for r in caplog.records if "policy has changed" in r.getMessage()]
     # The registry has moved, and with it what the site remembers: it begins anew there.
     assert not changes and (tmp_path / "kept" / "site-1" / "veilboost_registry.policy").is_file()
-    set_up(tmp_path / "workspace", Wishes(min_sites=3, consents=("exact_cuts",)))
+    set_up(tmp_path / "workspace", SetupOptions(min_sites=3, consents=("exact_cuts",)))
     run_idle(context)
     (text,) = [r.getMessage() for r in caplog.records if "policy has changed" in r.getMessage()]
     assert text.endswith("since the last job here: consents.exact_cuts, min_sites")

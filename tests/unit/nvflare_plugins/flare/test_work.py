@@ -18,7 +18,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from he_processors.errors import ConfigurationError, JobAborted
-from nvflare_plugins.attempt.job_context import Outcome
+from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.log import EvidenceLog
@@ -34,7 +34,7 @@ from nvflare_plugins.xgb.communicator import Federated, blocked
 from tests.support.flare_network import FakeCell, Network
 
 SERVER, ATTEMPT = "server.job", "00" * 16
-DONE = Outcome("ab", "done")
+DONE = JobResult("ab", "done")
 
 
 class Clock:
@@ -79,7 +79,7 @@ def test_work_that_returns_is_handed_on(site: Site) -> None:
 
 
 def test_the_works_own_error_is_handed_on(site: Site) -> None:
-    def fail() -> Outcome:
+    def fail() -> JobResult:
         raise ConfigurationError("no such column")
 
     with pytest.raises(ConfigurationError, match="no such column"):
@@ -187,7 +187,7 @@ class HangingExecutor(JobExecutor):
 
     job_type = HorizontalJob
 
-    def take_part(self, job, place, transport, timeout_s, progress) -> Outcome:
+    def take_part(self, job, place, transport, timeout_s, progress) -> JobResult:
         folder = RunFolder(place.runs, place.job_id).create()
         path = folder.evidence / export_name(place.site)
         log = EvidenceLog(path, place.site, place.job_id, place.attempt.hex(), job.profile)

@@ -12,7 +12,7 @@ from dp_components.events import Release
 from dp_components.ledger import Ledger
 from dp_components.ledger_journal import Journal
 from he_processors.errors import JobAborted, PolicyRefusal, ProtocolError
-from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.payment import Payment
@@ -25,10 +25,10 @@ SITES = ("site-1", "site-2", "site-3")
 QUERY = "leaf sums of round 0; after 1234"
 
 
-def place_in(folder: Path, job_id: str = "job") -> Place:
+def place_in(folder: Path, job_id: str = "job") -> SiteContext:
     document = {"data_sets": {DATA: {"path": "rows.parquet", "privacy": BUDGET}}}
     policy = SitePolicy.from_dict(document, workspace=folder, site="site-1")
-    return Place("site-1", SITES, job_id, b"a" * 16, folder / "runs", policy, Identity.unsigned("site-1"))
+    return SiteContext("site-1", SITES, job_id, b"a" * 16, folder / "runs", policy, Identity.unsigned("site-1"))
 
 
 def payment(folder: Path, job: PrivateTreesJob | None = None, job_id: str = "job", rows: bytes = b"rows") -> Payment:

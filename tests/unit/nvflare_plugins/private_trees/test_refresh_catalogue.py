@@ -14,7 +14,7 @@ from dp_components.split_methods.tree import LEAF
 from he_processors.errors import ProtocolError
 from nvflare_plugins.private_trees.forest import Forest
 from nvflare_plugins.private_trees.refresh_catalogue import RefreshGrammar, leaf_integers, node_statistics
-from nvflare_plugins.wire.catalogue import Dtype, Kind, Moment, Op, Phase
+from nvflare_plugins.wire.catalogue import Dtype, Kind, TrainingStep, Op, Phase
 
 TREES = tuple(grow_totally_random([5, 5], [0, 1], 3, random.Random(s)) for s in range(4))
 FOREST = Forest(TREES, Candidates((np.arange(5, dtype=np.float32),) * 2), 2)
@@ -26,7 +26,7 @@ def size(number: int) -> int:
 
 def entered(number: int = 0) -> RefreshGrammar:
     grammar = RefreshGrammar(FOREST)
-    grammar.enter(Moment(Phase.UPDATE, number))
+    grammar.enter(TrainingStep(Phase.UPDATE, number))
     return grammar
 
 
@@ -50,7 +50,7 @@ def test_a_second_message_and_a_missing_one_are_refused() -> None:
     with pytest.raises(ProtocolError, match="unknown message"):
         grammar.classify("Allreduce", Dtype.FLOAT64, Op.MAX, size(0))
     with pytest.raises(ProtocolError, match="without"):
-        entered().enter(Moment(Phase.UPDATE, 1))
+        entered().enter(TrainingStep(Phase.UPDATE, 1))
 
 
 def test_only_leaves_are_read_and_inner_nodes_are_rebuilt() -> None:

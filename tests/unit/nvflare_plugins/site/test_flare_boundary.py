@@ -26,7 +26,7 @@ from nvflare_plugins.site.flare_boundary import (
     granted,
     without_denied,
 )
-from nvflare_plugins.site.setup import Wishes, set_up
+from nvflare_plugins.site.setup import SetupOptions, set_up
 
 RIGHTS = {"format_version": "1.0", "permissions": {"project_admin": "any", "lead": {"byoc": "o:site", "ls": "any"}}}
 
@@ -40,8 +40,8 @@ def kit(folder: Path, role: str | None = "client") -> Path:
     return folder
 
 
-def ready(folder: Path, wishes: Wishes = Wishes()) -> Path:
-    set_up(folder, wishes)
+def ready(folder: Path, options: SetupOptions = SetupOptions()) -> Path:
+    set_up(folder, options)
     (folder / GUARD_STARTED).write_text("{}")
     return folder
 
@@ -53,7 +53,7 @@ def change(path: Path, **keys: object) -> None:
 @pytest.mark.parametrize("role", ["client", "server", None])
 @pytest.mark.parametrize("extra", [(), *((name,) for name in EXTRAS)])
 def test_set_up_leaves_no_gap(tmp_path: Path, role: str | None, extra: tuple[str, ...]) -> None:
-    check_set_up(ready(kit(tmp_path / "x", role), Wishes(allow=extra)), "x")
+    check_set_up(ready(kit(tmp_path / "x", role), SetupOptions(allow=extra)), "x")
 
 
 @pytest.mark.parametrize(

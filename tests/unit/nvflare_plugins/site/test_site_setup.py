@@ -13,7 +13,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.site.flare_boundary import CONTROLLERS, EXECUTORS, GUARD, TRACKING_RECEIVER, Role, granted
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import DEFAULT_PROFILES
-from nvflare_plugins.site.setup import Wishes, add_parser, set_up, warnings_of, workspaces
+from nvflare_plugins.site.setup import SetupOptions, add_parser, set_up, warnings_of, workspaces
 
 AT_SERVER = [*CONTROLLERS, TRACKING_RECEIVER]
 OLD_PREFIX = "nvflare_plugins.flare."
@@ -50,7 +50,7 @@ def resources(path: Path) -> dict:
 
 def test_new_simulator_workspace(tmp_path: Path) -> None:
     folder = tmp_path / "ws"
-    changes = set_up(folder, Wishes({"train": "/data/{site}/train.csv"}))
+    changes = set_up(folder, SetupOptions({"train": "/data/{site}/train.csv"}))
     assert len(changes) == 6 and any("without certificates" in text for text in changes)
     assert resources(folder)["class_allow_list"] == [*EXECUTORS, *AT_SERVER]
     assert not (folder / "local" / "authorization.json").exists()
@@ -74,7 +74,7 @@ def test_production_site_is_strict(tmp_path: Path) -> None:
 
 def test_second_call_changes_nothing(tmp_path: Path) -> None:
     site = kit(tmp_path / "hospital-a")
-    wishes = Wishes({"train": "/d.csv"}, ("masks",), ("exact_cuts",), 4, 2)
+    wishes = SetupOptions({"train": "/d.csv"}, ("masks",), ("exact_cuts",), 4, 2)
     assert set_up(site, wishes)
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in (site / "local").iterdir()}
     assert set_up(site, wishes) == [] and set_up(site) == []
@@ -84,25 +84,25 @@ def test_second_call_changes_nothing(tmp_path: Path) -> None:
 def test_existing_policy_changes_only_where_asked(tmp_path: Path) -> None:
     site = kit(tmp_path / "hospital-a")
     (site / "local" / "veilboost.json").write_text(json.dumps({"min_sites": 5, "data_sets": {"a": {"path": "/a.csv"}}}))
-    assert set_up(site, Wishes({"b": "/b.csv"}))[-1:] == [f'{site}/local/veilboost.json: data_sets.b.path = "/b.csv"']
+    assert set_up(site, SetupOptions({"b": "/b.csv"}))[-1:] == [f'{site}/local/veilboost.json: data_sets.b.path = "/b.csv"']
     document = json.loads((site / "local" / "veilboost.json").read_text())
     assert document == {"min_sites": 5, "data_sets": {"a": {"path": "/a.csv"}, "b": {"path": "/b.csv"}}}
 
 
 def test_id_columns_are_written_beside_the_paths(tmp_path: Path) -> None:
-    set_up(tmp_path / "ws", Wishes({"a": "/a.csv", "b": "/b.csv"}, ids={"a": "customer"}))
+    set_up(tmp_path / "ws", SetupOptions({"a": "/a.csv", "b": "/b.csv"}, ids={"a": "customer"}))
     policy = SitePolicy.load(tmp_path / "ws", "site-1")
     assert (policy.data_set("a").id, policy.data_set("b").id) == ("customer", None)
 
 
 def test_budgets_keep_what_else_a_policy_says_of_privacy(tmp_path: Path) -> None:
-    set_up(tmp_path / "ws", Wishes({"a": "/a.csv"}, budgets={"a": {"epsilon": 2.0, "delta": 1e-6}}))
+    set_up(tmp_path / "ws", SetupOptions({"a": "/a.csv"}, budgets={"a": {"epsilon": 2.0, "delta": 1e-6}}))
     path = tmp_path / "ws" / "local" / "veilboost.json"
     document = json.loads(path.read_text())
     document["data_sets"]["a"]["privacy"]["rows_per_person"] = 3
     path.write_text(json.dumps(document))
-    assert set_up(tmp_path / "ws", Wishes(budgets={"a": {"epsilon": 2.0, "delta": 1e-6}})) == []
-    set_up(tmp_path / "ws", Wishes(budgets={"a": {"epsilon": 4.0, "delta": 1e-6}}))
+    assert set_up(tmp_path / "ws", SetupOptions(budgets={"a": {"epsilon": 2.0, "delta": 1e-6}})) == []
+    set_up(tmp_path / "ws", SetupOptions(budgets={"a": {"epsilon": 4.0, "delta": 1e-6}}))
     budget = SitePolicy.load(tmp_path / "ws", "site-1").data_set("a").privacy
     assert (budget.epsilon, budget.delta, budget.rows_per_person) == (4.0, 1e-6, 3)
 
@@ -167,17 +167,17 @@ def test_flares_components_must_be_asked_for_and_stay_until_taken_back(tmp_path:
     site = kit(tmp_path / "hospital-a")
     server = kit(tmp_path / "server", "server")
     for folder in (site, server):
-        set_up(folder, Wishes(allow=("monitoring", "mlflow")))
+        set_up(folder, SetupOptions(allow=("monitoring", "mlflow")))
         listed = resources(folder)["class_allow_list"]
         assert any("metrics_collector" in name for name in listed)
         assert any("mlflow" in name for name in listed) is (folder == server)
         assert set_up(folder) == []
-    set_up(site, Wishes(allow=("flare",)))
+    set_up(site, SetupOptions(allow=("flare",)))
     assert set(DEFAULT_CLASS_ALLOW_LIST) < set(resources(site)["class_allow_list"])
-    assert set_up(site, Wishes({"a": "/a.csv"})) and set(DEFAULT_CLASS_ALLOW_LIST) < set(
+    assert set_up(site, SetupOptions({"a": "/a.csv"})) and set(DEFAULT_CLASS_ALLOW_LIST) < set(
         resources(site)["class_allow_list"]
     )
-    set_up(site, Wishes(allow=("none",)))
+    set_up(site, SetupOptions(allow=("none",)))
     assert resources(site)["class_allow_list"] == list(EXECUTORS)
 
 
@@ -217,12 +217,12 @@ def test_data_and_results_in_flares_workspace_are_warned_of(tmp_path: Path) -> N
     (tmp_path / "data").mkdir()
     (site / "link").symlink_to(tmp_path / "data")
     paths = {"in": str(site / "a.csv"), "linked": str(site / "link" / "b.csv"), "out": str(tmp_path / "data" / "c.csv")}
-    set_up(site, Wishes(paths))
+    set_up(site, SetupOptions(paths))
     text = "\n".join(warnings_of(site))
     assert "'in'" in text and "'linked'" in text and "'out'" not in text and "registry, ledgers, runs lie" in text
     for name in paths:
-        set_up(site, Wishes({name: f"/elsewhere/{name}.csv"}))
-    set_up(site, Wishes(keep_in=str(tmp_path / "kept")))
+        set_up(site, SetupOptions({name: f"/elsewhere/{name}.csv"}))
+    set_up(site, SetupOptions(keep_in=str(tmp_path / "kept")))
     assert warnings_of(site) == []
     policy = SitePolicy.load(site, "hospital-a")
     assert policy.ledgers == tmp_path / "kept" / "hospital-a" / "veilboost_ledgers"
@@ -236,12 +236,12 @@ def test_results_move_only_after_what_is_remembered_has(tmp_path: Path) -> None:
     ledgers.mkdir(parents=True)
     (ledgers / "credit.ledger").write_text("spent")
     with pytest.raises(ConfigurationError, match="ledgers: move"):
-        set_up(site, Wishes(keep_in=str(tmp_path / "kept")))
+        set_up(site, SetupOptions(keep_in=str(tmp_path / "kept")))
     assert SitePolicy.load(site, "hospital-a").ledgers == ledgers
     target = tmp_path / "kept" / "hospital-a" / "veilboost_ledgers"
     target.parent.mkdir(parents=True)
     ledgers.rename(target)
-    set_up(site, Wishes(keep_in=str(tmp_path / "kept")))
+    set_up(site, SetupOptions(keep_in=str(tmp_path / "kept")))
     assert SitePolicy.load(site, "hospital-a").ledgers == target
 
 

@@ -9,15 +9,15 @@ import time
 import pytest
 
 from he_processors.errors import AuthenticationError, JobAborted, ProtocolError, VeilBoostError
-from nvflare_plugins.vertical.protocol.conversation import Answering, Asking, Pace
-from nvflare_plugins.vertical.protocol.fragmentation import Flag, Fragment, Step
+from nvflare_plugins.vertical.protocol.conversation import Responder, Requester, FlowControl
+from nvflare_plugins.vertical.protocol.fragmentation import Flag, Fragment, ConversationStep
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import pack_list, unpack, unpack_list
 from tests.support.conversations import Site, converse
 from tests.support.federation import SiteDied
 
 PATIENCE_S = 60  # of the tests: what fails fails at once, and a busy machine fails nothing
-PACE = Pace(frame_bytes=1 << 16, flush_bytes=1 << 12, queue_bytes=1 << 18, message_bytes=1 << 22, patience_s=0.2)
+PACE = FlowControl(frame_bytes=1 << 16, flush_bytes=1 << 12, queue_bytes=1 << 18, message_bytes=1 << 22, patience_s=0.2)
 
 
 def steps_pass(site: Site, until: int) -> None:
@@ -28,15 +28,15 @@ def steps_pass(site: Site, until: int) -> None:
         time.sleep(0.005)
 
 
-def asking(site: Site, turns: list | None = None, **options) -> Asking:
-    return Asking(site.channel, site.session, "test", options.pop("pace", PACE), site.transport.abort,
+def asking(site: Site, turns: list | None = None, **options) -> Requester:
+    return Requester(site.channel, site.session, "test", options.pop("pace", PACE), site.transport.abort,
                   (turns if turns is not None else []).append)  # fmt: skip
 
 
-def answering(answer, turns: list | None = None, pace: Pace = PACE, purpose: str = "test"):
+def answering(answer, turns: list | None = None, pace: FlowControl = PACE, purpose: str = "test"):
     def task(site: Site):
         on_turn = (turns if turns is not None else []).append
-        return Answering(
+        return Responder(
             site.channel, site.session, purpose, pace, site.transport.abort, 0, answer, on_turn
         ).run()
 
@@ -96,7 +96,7 @@ def test_a_defect_in_reading_an_answer_wakes_whoever_waits_for_it():
 def test_messages_far_larger_than_a_frame_travel_in_bounded_frames():
     seen: list = []
     big = bytes(range(256)) * 16000  # 4 MB, frames of 1 MiB
-    pace = Pace(1 << 20, 1 << 12, 1 << 23, 1 << 23, 0.2)
+    pace = FlowControl(1 << 20, 1 << 12, 1 << 23, 1 << 23, 0.2)
 
     def lead(site: Site):
         with asking(site, pace=pace) as talk:
@@ -309,13 +309,13 @@ def test_parts_that_the_server_changes_are_noticed(name, victim):
 
 
 HOSTILE_STEPS = {
-    "early_end": [Step(Flag.END, 0, 0, (Fragment(0, True, b"q"),))],
-    "early_end_of_message": [Step(Flag.END, 0, 0, (Fragment(0, False, b"q"),))],
-    "answer": [Step(Flag.ANSWERS, 0, 0, ())],
-    "other_number": [Step(Flag.MORE, 3, 0, ())],
-    "turn_back": [Step(Flag.MORE, 0, 1, ()), Step(Flag.MORE, 1, 0, ())],
-    "turn_ahead": [Step(Flag.MORE, 0, 2, ())],
-    "too_long": [Step(Flag.MORE, i, 0, (Fragment(0, False, bytes(1 << 20)),)) for i in range(5)],
+    "early_end": [ConversationStep(Flag.END, 0, 0, (Fragment(0, True, b"q"),))],
+    "early_end_of_message": [ConversationStep(Flag.END, 0, 0, (Fragment(0, False, b"q"),))],
+    "answer": [ConversationStep(Flag.ANSWERS, 0, 0, ())],
+    "other_number": [ConversationStep(Flag.MORE, 3, 0, ())],
+    "turn_back": [ConversationStep(Flag.MORE, 0, 1, ()), ConversationStep(Flag.MORE, 1, 0, ())],
+    "turn_ahead": [ConversationStep(Flag.MORE, 0, 2, ())],
+    "too_long": [ConversationStep(Flag.MORE, i, 0, (Fragment(0, False, bytes(1 << 20)),)) for i in range(5)],
     "garbage": [b"VLBC nonsense"],
     "part_too_long": [bytes(4 << 20)],
 }  # fmt: skip
@@ -335,9 +335,9 @@ def test_a_hostile_asking_site_is_refused(name):
 
 
 HOSTILE_ANSWERS = {
-    "unasked": Step(Flag.ANSWERS, 0, 0, (Fragment(0, True, b"a"), Fragment(1, True, b"b"))),
-    "question": Step(Flag.MORE, 0, 0, ()),
-    "other_number": Step(Flag.ANSWERS, 1, 0, ()),
+    "unasked": ConversationStep(Flag.ANSWERS, 0, 0, (Fragment(0, True, b"a"), Fragment(1, True, b"b"))),
+    "question": ConversationStep(Flag.MORE, 0, 0, ()),
+    "other_number": ConversationStep(Flag.ANSWERS, 1, 0, ()),
     "garbage": b"",
 }  # fmt: skip
 

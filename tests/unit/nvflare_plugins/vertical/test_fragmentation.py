@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.vertical.protocol.fragmentation import Flag, Fragment, Inbox, Outbox, Step
+from nvflare_plugins.vertical.protocol.fragmentation import Flag, Fragment, Inbox, Outbox, ConversationStep
 
 FRAGMENTS = st.builds(Fragment, st.integers(0, 1 << 40), st.booleans(), st.binary(max_size=40))
 STEPS = st.builds(
-    Step, st.sampled_from(Flag), st.integers(0, 1 << 60), st.integers(0, 1 << 30),
+    ConversationStep, st.sampled_from(Flag), st.integers(0, 1 << 60), st.integers(0, 1 << 30),
     st.lists(FRAGMENTS, max_size=5).map(tuple),
 )
 
 
 @given(STEPS)
 def test_steps_come_back(step):
-    assert Step.from_bytes(step.to_bytes()) == step
+    assert ConversationStep.from_bytes(step.to_bytes()) == step
 
 
 @given(STEPS, st.data())
@@ -27,16 +27,16 @@ def test_changed_steps_are_refused_or_other_steps(step, data):
     position = data.draw(st.integers(0, len(raw) - 1))
     raw[position] ^= data.draw(st.integers(1, 255))
     try:
-        assert Step.from_bytes(bytes(raw)).to_bytes() == bytes(raw)
+        assert ConversationStep.from_bytes(bytes(raw)).to_bytes() == bytes(raw)
     except ProtocolError:
         pass
 
 
 @given(st.binary(max_size=200))
 def test_hostile_bytes_are_refused(data):
-    for raw in (data, Step(Flag.MORE, 0, 0, ()).to_bytes()[:18] + data):
+    for raw in (data, ConversationStep(Flag.MORE, 0, 0, ()).to_bytes()[:18] + data):
         try:
-            assert Step.from_bytes(raw).to_bytes() == raw
+            assert ConversationStep.from_bytes(raw).to_bytes() == raw
         except ProtocolError:
             pass
 
@@ -47,7 +47,7 @@ def test_cut_and_prolonged_steps_are_refused(step, size):
     for other in (raw[:size], raw + b"\0"):
         if other != raw:
             with pytest.raises(ProtocolError):
-                Step.from_bytes(other)
+                ConversationStep.from_bytes(other)
 
 
 @given(st.lists(st.binary(max_size=50), max_size=8), st.lists(st.integers(1, 30), min_size=1))

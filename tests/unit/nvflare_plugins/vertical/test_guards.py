@@ -7,7 +7,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.data_sets.declaration import VerticalRules
-from nvflare_plugins.site.memory.released_sums import BinLedger, differences, fingerprint_of
+from nvflare_plugins.site.memory.released_sums import ReleasedSums, differences, fingerprint_of
 from nvflare_plugins.vertical.guards.guards import FOLDER, Guard, merge_rare_bins
 from nvflare_plugins.vertical.passive.cut_points import find_cut_points
 
@@ -21,7 +21,7 @@ def open_guard(folder, ids=IDS, max_sums=10**6, max_share=1e6, max_bits=10**6, *
     rules = VerticalRules(
         min_rows_per_node=FLOOR, max_bins=32, max_sums_per_row=max_sums, max_split_bits_per_row=max_bits
     )
-    return Guard(rules, BinLedger(folder / FOLDER, "patients"), ids, max_share=max_share, **options)
+    return Guard(rules, ReleasedSums(folder / FOLDER, "patients"), ids, max_share=max_share, **options)
 
 
 def divided(left: np.ndarray, rows: np.ndarray = EVERYONE) -> tuple[np.ndarray, np.ndarray]:
@@ -103,7 +103,7 @@ def test_a_small_difference_is_found_whatever_the_sets(tmp_path):
 
 
 def test_estimated_differences_are_right_on_average_and_zero_for_equal_sets(tmp_path):
-    keys = BinLedger(tmp_path, "x").row_keys(IDS)
+    keys = ReleasedSums(tmp_path, "x").row_keys(IDS)
     rng = np.random.default_rng(0)
     for size in (1, 10, 300):
         estimates = []

@@ -9,7 +9,7 @@ import numpy as np
 
 from nvflare_plugins.vertical.active import key_owner
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.active.key_owner import StockedOwner
+from nvflare_plugins.vertical.active.key_owner import PrecomputingKeyOwner
 
 
 class Recorder:
@@ -35,7 +35,7 @@ class Recorder:
         return []
 
 
-def encrypt(owner: StockedOwner, n: int) -> None:
+def encrypt(owner: PrecomputingKeyOwner, n: int) -> None:
     ones = np.ones(n, dtype=np.int64)
     owner.encrypt(ones, ones)
 
@@ -43,7 +43,7 @@ def encrypt(owner: StockedOwner, n: int) -> None:
 def test_each_tree_but_the_last_is_prepared(monkeypatch):
     monkeypatch.setattr(key_owner, "_FILL_STEP", 4)
     recorder = Recorder(10)
-    with StockedOwner(recorder, 10, 2) as owner:
+    with PrecomputingKeyOwner(recorder, 10, 2) as owner:
         encrypt(owner, 6)
         encrypt(owner, 4)
         encrypt(owner, 6)
@@ -55,7 +55,7 @@ def test_each_tree_but_the_last_is_prepared(monkeypatch):
 def test_opening_sums_comes_first_and_leaving_ends_the_making(monkeypatch):
     monkeypatch.setattr(key_owner, "_FILL_STEP", 1)
     recorder = Recorder(10)
-    with StockedOwner(recorder, 100_000, 2) as owner:  # half an hour of making
+    with PrecomputingKeyOwner(recorder, 100_000, 2) as owner:  # half an hour of making
         encrypt(owner, 100_000)
         owner.open_sums(b"", None, [])
         assert len(recorder.during) <= 1

@@ -8,7 +8,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.alignment.result import Alignment
-from nvflare_plugins.attempt.job_context import Place
+from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.data_sets.tabular_files import TabularFile
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -23,8 +23,8 @@ def load(tmp_path, site: str = "a", frame: pd.DataFrame = FRAME, **changes: obje
     frame.to_csv(tmp_path / "d.csv", index=False)
     facts = {"path": "d.csv", "id": "key", "aliases": {"debt": "money"}}
     policy = SitePolicy.from_dict({"data_sets": {"d": facts}}, workspace=tmp_path, site=site)
-    place = Place(site, ("a", "b"), "job", b"", tmp_path, policy, Identity.unsigned(site))
-    return load_party(VerticalJob.from_dict({"active": "a", "data_set": "d", "label": "y", **changes}), place)
+    context = SiteContext(site, ("a", "b"), "job", b"", tmp_path, policy, Identity.unsigned(site))
+    return load_party(VerticalJob.from_dict({"active": "a", "data_set": "d", "label": "y", **changes}), context)
 
 
 def test_the_active_party_has_label_columns_and_ids(tmp_path):
@@ -74,8 +74,8 @@ def check_pairs(features: np.ndarray, ids: tuple[bytes, ...]) -> None:
 def test_rows_have_their_own_ids_though_two_readings_differ(tmp_path):
     facts = {"path": "d.csv", "id": "key", "loader": f"{__name__}:other_each_time"}
     policy = SitePolicy.from_dict({"data_sets": {"d": facts}}, workspace=tmp_path, site="b")
-    place = Place("b", ("a", "b"), "job", b"", tmp_path, policy, Identity.unsigned("b"))
-    train = load_party(VerticalJob.from_dict({"active": "a", "data_set": "d", "label": "y"}), place).train
+    context = SiteContext("b", ("a", "b"), "job", b"", tmp_path, policy, Identity.unsigned("b"))
+    train = load_party(VerticalJob.from_dict({"active": "a", "data_set": "d", "label": "y"}), context).train
     check_pairs(train.table.features, train.ids)
     rows = load_rows(policy.data_set("d"), ("age", "debt"))
     check_pairs(rows.features, rows.ids)

@@ -8,23 +8,23 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.vertical.active.xgboost_random import ColumnSampler, Twister, sampled_rows
+from nvflare_plugins.vertical.active.xgboost_random import ColumnSampler, XGBoostRandom, sampled_rows
 from tests.unit.nvflare_plugins.vertical.test_split_evaluation import parameters
 
 F = np.float32
 
 
 def test_the_ten_thousandth_draw_is_the_one_in_the_standard():
-    twister = Twister(5489)
+    twister = XGBoostRandom(5489)
     assert [twister.draw() for _ in range(10_000)][-1] == 4123659995  # ISO C++, rand.predef
 
 
 def test_first_draw_of_seed_0_is_the_column_seed_on_the_wire():
-    assert Twister(0).draw().to_bytes(4, "little").hex() == "ac0a7f8c"
+    assert XGBoostRandom(0).draw().to_bytes(4, "little").hex() == "ac0a7f8c"
 
 
 def test_below_is_within_range_and_even():
-    twister = Twister(1)
+    twister = XGBoostRandom(1)
     draws = [twister.below(6) for _ in range(6_000)]
     counts = np.bincount(draws, minlength=6)
     assert counts.size == 6 and abs(counts - 1000).max() < 200  # 6.9 standard deviations
@@ -33,7 +33,7 @@ def test_below_is_within_range_and_even():
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 10, 11])
 def test_shuffles_are_permutations(n):
     items = list(range(n))
-    Twister(n).shuffle(items)
+    XGBoostRandom(n).shuffle(items)
     assert sorted(items) == list(range(n))
 
 
@@ -62,7 +62,7 @@ def used_columns(params: dict, n_columns: int, n_trees: int) -> list[set[int]]:
 def test_tree_columns_are_those_of_xgboost(n_columns, share):
     used = used_columns({"colsample_bytree": share, "seed": 5}, n_columns, 4)
     params = dataclasses.replace(parameters(), colsample_bytree=F(share))
-    sampler = ColumnSampler(params, n_columns, Twister(5).draw())
+    sampler = ColumnSampler(params, n_columns, XGBoostRandom(5).draw())
     for columns in used:
         sampler.begin_tree()
         allowed = set(np.flatnonzero(sampler.tree_columns()))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from he_processors.errors import JobAborted, ProtocolError
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer, add_words
-from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
 from nvflare_plugins.wire.channel import Channel, HeadExchange, RescaleRequested
 from nvflare_plugins.wire.envelope import (
     Codec,
@@ -32,7 +32,7 @@ ATTEMPT = bytes(range(16))
 def frame(rank: int, counter: int = 0, **changes) -> Frame:
     fields = {
         "type": FrameType.CONTRIBUTION, "operation": Operation.SUM, "kind": Kind.HISTOGRAM,
-        "moment": Moment(Phase.UPDATE, 3), "codec": Codec.MASKED, "rank": rank, "counter": counter,
+        "moment": TrainingStep(Phase.UPDATE, 3), "codec": Codec.MASKED, "rank": rank, "counter": counter,
         "attempt": ATTEMPT, "n_values": 2, "payload": np.array([rank, 10], dtype="<u8").tobytes(),
     }  # fmt: skip
     fields |= changes
@@ -135,7 +135,7 @@ def test_one_request_for_another_scale_stops_the_sum():
         ({"n_values": 3}, ("b", "no longer in step")),
         ({"kind": Kind.METRIC}, ("METRIC", "HISTOGRAM")),
         ({"codec": Codec.PLAIN}, ("PLAIN", "MASKED")),
-        ({"moment": Moment(Phase.UPDATE, 4)}, ("update:4",)),
+        ({"moment": TrainingStep(Phase.UPDATE, 4)}, ("update:4",)),
         ({"counter": 1}, ("counter 1 where 0 is due",)),
         ({"attempt": bytes(16)}, ("another job attempt",)),
         ({"rank": 0}, ("claims rank 0",)),

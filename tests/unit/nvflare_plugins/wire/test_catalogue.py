@@ -9,7 +9,7 @@ import pytest
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.horizontal.training import training_shape
-from nvflare_plugins.wire.catalogue import HorizontalGrammar, Kind, Moment, Phase, TrainingShape
+from nvflare_plugins.wire.catalogue import HorizontalGrammar, Kind, TrainingStep, Phase, TrainingShape
 from nvflare_plugins.xgb.parameters import check_parameters
 from tests.support import recorder
 
@@ -27,9 +27,9 @@ def shape_of(trace: dict) -> TrainingShape:
 def replay(grammar: HorizontalGrammar, trace: dict) -> list[Kind]:
     kinds = []
     for phase, number, calls in trace["phases"]:
-        grammar.enter(Moment(PHASES[phase], number))
+        grammar.enter(TrainingStep(PHASES[phase], number))
         kinds += [grammar.classify(*call).kind for call in calls]
-    grammar.enter(Moment(Phase.FINISH, number + 1))
+    grammar.enter(TrainingStep(Phase.FINISH, number + 1))
     return kinds
 
 
@@ -80,7 +80,7 @@ def test_a_missing_root_or_leaf_message_is_noticed():
     for name, dropped_kind in (("logistic", Kind.ROOT_SUM), ("absolute_error", Kind.LEAF_QUANTILE)):
         trace = TRACES[name]
         grammar = HorizontalGrammar(shape_of(trace))
-        grammar.enter(Moment(Phase.UPDATE, 0))
+        grammar.enter(TrainingStep(Phase.UPDATE, 0))
         with pytest.raises(ProtocolError):
             for call in trace["phases"][0][2]:
                 probe = HorizontalGrammar(shape_of(trace))
@@ -88,7 +88,7 @@ def test_a_missing_root_or_leaf_message_is_noticed():
                 if probe.classify(*call).kind is dropped_kind:
                     continue
                 grammar.classify(*call)
-            grammar.enter(Moment(Phase.EVALUATE, 0))
+            grammar.enter(TrainingStep(Phase.EVALUATE, 0))
 
 
 def _accepts(trace: dict, phase_index: int, calls: list) -> bool:
@@ -103,7 +103,7 @@ def _accepts(trace: dict, phase_index: int, calls: list) -> bool:
 
 def test_sketches_gradient_broadcasts_and_unknown_calls_are_refused():
     grammar = HorizontalGrammar(shape_of(TRACES["logistic"]))
-    grammar.enter(Moment(Phase.UPDATE, 0))
+    grammar.enter(TrainingStep(Phase.UPDATE, 0))
     for call in (["Allreduce", 1, 2, 71088], ["Allreduce", 11, 2, 312], ["Broadcast", 0, 0, 2400], ["Allgather", 0, 0, 8]):
         with pytest.raises(ProtocolError, match="unknown message"):
             grammar.classify(*call)
@@ -117,16 +117,16 @@ def test_nothing_may_come_before_the_first_phase():
 
 def test_rounds_do_not_go_backwards():
     grammar = HorizontalGrammar(shape_of(TRACES["logistic"]))
-    grammar.enter(Moment(Phase.FINISH, 3))
+    grammar.enter(TrainingStep(Phase.FINISH, 3))
     with pytest.raises(ProtocolError):
-        grammar.enter(Moment(Phase.UPDATE, 2))
+        grammar.enter(TrainingStep(Phase.UPDATE, 2))
 
 
 def test_more_nodes_than_a_level_can_have_are_refused():
     trace = TRACES["logistic"]
     shape = dataclasses.replace(shape_of(trace), max_built_nodes=2)
     grammar = HorizontalGrammar(shape)
-    grammar.enter(Moment(Phase.UPDATE, 0))
+    grammar.enter(TrainingStep(Phase.UPDATE, 0))
     for call in trace["phases"][0][2][:7]:
         grammar.classify(*call)
     with pytest.raises(ProtocolError):

@@ -28,7 +28,7 @@ from nvflare_plugins.wire.catalogue import (
     HorizontalGrammar,
     Kind,
     Message,
-    Moment,
+    TrainingStep,
     Phase,
     TrainingShape,
 )  # fmt: skip
@@ -72,7 +72,7 @@ def train_one_round(handler: Echo, before_update=lambda mediator: None) -> Media
             ):  # fmt: skip
                 booster = xgb.Booster({"objective": "binary:logistic", "nthread": 1, "max_bin": MAX_BIN}, [data])
                 before_update(mediator)
-                mediator.enter(Moment(Phase.UPDATE, 0))
+                mediator.enter(TrainingStep(Phase.UPDATE, 0))
                 booster.update(data, 0)
         except xgb.core.XGBoostError as error:
             mediator.surfaced = str(error)

@@ -15,7 +15,7 @@ from he_processors.fixed_point import Grid, Grids, exponent_of
 from he_processors.masks import PairwiseMasks
 from nvflare_plugins.wire import profiles
 from nvflare_plugins.wire.aggregation import Aggregator
-from nvflare_plugins.wire.catalogue import Kind, Moment, Phase
+from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, FrameType, unpack
 from nvflare_plugins.wire.profiles import BfvSums, CkksSums, MaskedSums, PlainSums
@@ -61,7 +61,7 @@ def federate(work, plain: bool = False, finest: int | None = None, scheme: str |
     def take_part(rank: int) -> None:
         site = SITES[rank]
         channel = Channel(site, SITES, "job", ATTEMPT, wires[site], 10.0)
-        channel.moment = Moment(Phase.UPDATE, 0)
+        channel.moment = TrainingStep(Phase.UPDATE, 0)
         pairs = {peer: bytes([min(rank, peer), max(rank, peer)]) * 16 for peer in range(3) if peer != rank}
         masks = MaskedSums(PairwiseMasks(b"session-" * 4, rank, pairs, b"g" * 32))
         processor = PlainSums() if plain else masks

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.wire.catalogue import Moment, Phase
+from nvflare_plugins.wire.catalogue import TrainingStep, Phase
 from nvflare_plugins.wire.vertical_catalogue import VerticalGrammar, VerticalKind, VerticalShape
 from nvflare_plugins.xgb.parameters import check_parameters
 from tests.support import recorder, vertical_recorder
@@ -35,9 +35,9 @@ def replay(trace: dict, phases: list | None = None) -> list:
     grammar, messages, number = VerticalGrammar(shape_of(trace)), [], 0
     for phase, number, calls in phases if phases is not None else trace["phases"]:
         if phase != "setup":
-            grammar.enter(Moment(PHASES[phase], number))
+            grammar.enter(TrainingStep(PHASES[phase], number))
         messages += [grammar.classify(*call) for call in calls]
-    grammar.enter(Moment(Phase.FINISH, number + 1))
+    grammar.enter(TrainingStep(Phase.FINISH, number + 1))
     return messages
 
 
