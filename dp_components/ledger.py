@@ -283,9 +283,10 @@ class Ledger:
         Of interrupted jobs that have released nothing the latest few are kept: beginning one costs nobody anything.
         """
         abandoned = [
-            name for name, job in state.jobs.items()
+            name
+            for name, job in state.jobs.items()
             if (job.ends_with_process or (job.can_resume and not job.is_interrupted)) and not self._alive.is_held(name)
-        ]  # fmt: skip
+        ]
         for name in abandoned:
             if state.jobs[name].can_resume:
                 self._append(interrupt_record(name))
@@ -542,9 +543,11 @@ def _text(cost: PrivacyCost, budget: Budget) -> str:
 def _overdrawn(total: PrivacyCost, limit: PrivacyCost) -> str:
     """Name the parts of a cost that exceed the budget's; the whole epsilon may be small all the same."""
     names = (
-        "the Gaussian part (mu^2)", "the pure part (pure_epsilon)", "the Renyi part (rho)",
+        "the Gaussian part (mu^2)",
+        "the pure part (pure_epsilon)",
+        "the Renyi part (rho)",
         "the discrete slack (total variation between the noise drawn and that accounted)",
-    )  # fmt: skip
+    )
     parts = zip(names, total.parts(), limit.parts(), strict=True)
     return "; ".join(f"{name} would be {part:.6g} of {most:.6g}" for name, part, most in parts if part > most)
 

@@ -74,9 +74,7 @@ class Budget:
 
 @lru_cache
 def _limit(budget: Budget) -> PrivacyCost:
-    return gaussian_limit(
-        budget.epsilon, budget.delta, pure_epsilon=budget.pure_epsilon, zcdp_rho=budget.zcdp_rho
-    )
+    return gaussian_limit(budget.epsilon, budget.delta, pure_epsilon=budget.pure_epsilon, zcdp_rho=budget.zcdp_rho)
 
 
 @dataclass(slots=True)
@@ -203,9 +201,7 @@ class LedgerState:
             raise LedgerDamaged("the ledger holds a record out of place.")
         try:
             reader(self, str(record["at"]), **fields)
-        except (
-            TypeError, ValueError, LookupError, AttributeError, ArithmeticError, UnknownEvent, binascii.Error
-        ):  # fmt: skip
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, UnknownEvent, binascii.Error):
             raise LedgerDamaged(f"the ledger holds a record {record['record']!r} that is not well formed.") from None
 
     def _ledger(self, at: str, version: int, site: str, data_set: str, relation: str, rows_per_person: int) -> None:
@@ -371,9 +367,7 @@ def summarise_closed(records: list[Record], state: LedgerState) -> list[Record]:
     kept = [record for record in records if record["record"] != "history" and record.get("job") not in closed.jobs]
     if not closed.jobs:
         return kept
-    jobs = {
-        name: [job.opened, job.closed, job.n_releases, job.spending] for name, job in closed.jobs.items()
-    }
+    jobs = {name: [job.opened, job.closed, job.n_releases, job.spending] for name, job in closed.jobs.items()}
     spendings = [_documents(events) for events in closed.spendings]
     at = max(job.closed for job in closed.jobs.values())
     n_common = next((i for i, record in enumerate(kept) if "job" in record), len(kept))

@@ -155,9 +155,7 @@ def confirm_key(secret: bytes, session_id: bytes, purpose: str, sender: int, rec
     return hmac.digest(key, encode_fields(f"{DOMAIN}/confirmation", purpose, sender, recipient), "sha256")
 
 
-def check_confirmation(
-    mac: bytes, secret: bytes, session_id: bytes, purpose: str, sender: int, recipient: int
-) -> None:
+def check_confirmation(mac: bytes, secret: bytes, session_id: bytes, purpose: str, sender: int, recipient: int) -> None:
     """Check the MAC of ``confirm_key`` in constant time.
 
     Raises:

@@ -104,9 +104,7 @@ class PairwiseMasks:
         }
         self._group_key = derive_key(group_secret, session_id, "masks/group")
 
-    def mask(
-        self, values: NDArray[np.uint64], label: MessageLabel, modulus: int | None = None
-    ) -> NDArray[np.uint64]:
+    def mask(self, values: NDArray[np.uint64], label: MessageLabel, modulus: int | None = None) -> NDArray[np.uint64]:
         """Return the values plus this site's masks for the message ``label``.
 
         Shapes: values: uint64[n_values], each below the modulus; result: uint64[n_values], a new array.
@@ -133,9 +131,7 @@ class PairwiseMasks:
             _apply_keystream(masked, self._group_key, label, modulus, subtract=False)
         return masked
 
-    def unblind(
-        self, total: NDArray[np.uint64], label: MessageLabel, modulus: int | None = None
-    ) -> NDArray[np.uint64]:
+    def unblind(self, total: NDArray[np.uint64], label: MessageLabel, modulus: int | None = None) -> NDArray[np.uint64]:
         """Return the sum over all sites from the total that came back from the server.
 
         Shapes: total: uint64[n_values]; result: uint64[n_values], a new array.

@@ -116,9 +116,7 @@ class RingMessage:
 
     def pack(self, scheme: RingScheme, key_id: bytes) -> bytes:
         """Return the bytes that travel."""
-        header = _HEADER.pack(
-            _CIPHERTEXT_MAGIC, _VERSION, scheme.code, self.n_summands, key_id, self.n_values
-        )
+        header = _HEADER.pack(_CIPHERTEXT_MAGIC, _VERSION, scheme.code, self.n_summands, key_id, self.n_values)
         parts = [header]
         for prime, values in zip(scheme.primes, self.residues, strict=True):
             parts += _pack_residues(values, prime)

@@ -37,9 +37,7 @@ class RingKey:
     Security: nothing of it leaves the site; ``facts`` may be known to all.
     """
 
-    def __init__(
-        self, scheme: RingScheme, context: seal.SEALContext, secret: bytes, sample: seal.Plaintext
-    ) -> None:
+    def __init__(self, scheme: RingScheme, context: seal.SEALContext, secret: bytes, sample: seal.Plaintext) -> None:
         """Rebuild a key from the bytes of ``generate_secret``.
 
         Args:
@@ -100,9 +98,7 @@ def split_secret(scheme: RingScheme, secret: bytes) -> tuple[KeyFacts, bytes]:
     return KeyFacts(key_id, n_summands), secret[_SECRET.size :]
 
 
-def _parse_secret(
-    scheme: RingScheme, context: seal.SEALContext, secret: bytes
-) -> tuple[KeyFacts, seal.SecretKey]:
+def _parse_secret(scheme: RingScheme, context: seal.SEALContext, secret: bytes) -> tuple[KeyFacts, seal.SecretKey]:
     facts, body = split_secret(scheme, secret)
     moduli = np.array(_key_moduli(context), dtype=np.uint64)[:, None]
     if len(body) != 8 * moduli.size * scheme.poly_degree:

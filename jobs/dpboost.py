@@ -29,17 +29,31 @@ FOLDER = Path(__file__).resolve().parent
 NAME, DATA_SET = "dpboost", "patients"
 SITES = ("site-1", "site-2", "site-3")
 BOUNDS = {
-    "mean_radius": (5, 30), "mean_texture": (5, 40), "mean_area": (100, 2600), "mean_smoothness": (0, 0.2),
-    "mean_compactness": (0, 0.4), "mean_concavity": (0, 0.5), "worst_radius": (5, 40), "worst_area": (100, 4500),
-}  # fmt: skip
+    "mean_radius": (5, 30),
+    "mean_texture": (5, 40),
+    "mean_area": (100, 2600),
+    "mean_smoothness": (0, 0.2),
+    "mean_compactness": (0, 0.4),
+    "mean_concavity": (0, 0.5),
+    "worst_radius": (5, 40),
+    "worst_area": (100, 4500),
+}
 
 
 def recipe() -> DpBoostRecipe:
     """Return the job: few features with round public bounds, few and flat trees, as few rows ask for."""
     return DpBoostRecipe(
-        NAME, data_set=DATA_SET, label="target", epsilon=4.0, feature_bounds=BOUNDS, n_trees=10, depth=3,
-        trees_per_ensemble=5, learning_rate=0.3, n_candidates=16,
-    )  # fmt: skip
+        NAME,
+        data_set=DATA_SET,
+        label="target",
+        epsilon=4.0,
+        feature_bounds=BOUNDS,
+        n_trees=10,
+        depth=3,
+        trees_per_ensemble=5,
+        learning_rate=0.3,
+        n_candidates=16,
+    )
 
 
 def write_data(folder: Path) -> None:

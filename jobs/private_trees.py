@@ -33,20 +33,30 @@ METHODS = {"default": ("default", "distributed"), "dp_ebm": ("dp_ebm_newton", "t
 
 _MONTHS = range(1, 7)
 BOUNDS = {
-    "LIMIT_BAL": [0, 1_000_000], "SEX": [1, 2], "EDUCATION": [0, 6], "MARRIAGE": [0, 3], "AGE": [18, 100],
+    "LIMIT_BAL": [0, 1_000_000],
+    "SEX": [1, 2],
+    "EDUCATION": [0, 6],
+    "MARRIAGE": [0, 3],
+    "AGE": [18, 100],
     **{f"PAY_{n}": [-2, 9] for n in (0, 2, 3, 4, 5, 6)},
     **{f"BILL_AMT{n}": [-100_000, 1_000_000] for n in _MONTHS},
     **{f"PAY_AMT{n}": [0, 1_000_000] for n in _MONTHS},
-}  # fmt: skip
+}
 
 
 def recipe(name: str) -> PrivateTreesRecipe:
     """Return one of the jobs."""
     method, trust = METHODS[name]
     return PrivateTreesRecipe(
-        f"private_trees_{name}", data_set=DATA_SET, label="label", epsilon=0.5, delta=1e-6, feature_bounds=BOUNDS,
-        method=method, trust=trust,
-    )  # fmt: skip
+        f"private_trees_{name}",
+        data_set=DATA_SET,
+        label="label",
+        epsilon=0.5,
+        delta=1e-6,
+        feature_bounds=BOUNDS,
+        method=method,
+        trust=trust,
+    )
 
 
 def write(folder: Path) -> list[Path]:
@@ -84,7 +94,9 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the job folders anew")
-    parser.add_argument("--prepare", nargs="?", const="", metavar="FILE", help="make a simulator workspace, of this data if given")
+    parser.add_argument(
+        "--prepare", nargs="?", const="", metavar="FILE", help="make a simulator workspace, of this data if given"
+    )
     parser.add_argument("--run", choices=METHODS, help="run this job in the simulator")
     parser.add_argument("--workspace", type=Path, help="the simulator's workspace")
     args = parser.parse_args()
@@ -102,8 +114,10 @@ def main() -> None:
         if lacking:
             parser.error(f"{args.prepare} lacks the columns {', '.join(lacking)}")
         prepare(frame, args.workspace)
-        print(f"prepared {args.workspace}: rows dealt to {', '.join(SITES)}, each with a budget of "
-              f"epsilon {BUDGET['epsilon']:g} at delta {BUDGET['delta']:g}")  # fmt: skip
+        print(
+            f"prepared {args.workspace}: rows dealt to {', '.join(SITES)}, each with a budget of "
+            f"epsilon {BUDGET['epsilon']:g} at delta {BUDGET['delta']:g}"
+        )
     if args.run:
         job = recipe(args.run)
         root = args.workspace.absolute()

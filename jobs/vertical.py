@@ -45,13 +45,16 @@ def recipe(name: str, label: str = LABEL) -> VerticalXGBRecipe:
         label=label,
         alignment="first",
         params={
-            "objective": "binary:logistic", "eval_metric": ["logloss", "auc"], "max_depth": 3, "eta": 0.3,
+            "objective": "binary:logistic",
+            "eval_metric": ["logloss", "auc"],
+            "max_depth": 3,
+            "eta": 0.3,
             "max_bin": 32,
         },
         num_rounds=5,
         profile=profile,
         preset=preset,
-    )  # fmt: skip
+    )
 
 
 def write_data(folder: Path, table: pd.DataFrame, label: str, n_parties: int, name: str) -> SetupOptions:

@@ -71,7 +71,9 @@ def _count_plain(name: str, value: object, depth: int) -> int:
         expect(f"{name} must be a finite number", math.isfinite(value))
         return 1
     if isinstance(value, str):
-        expect(f"{name} must be at most {_LONGEST} printable characters", len(value) <= _LONGEST and _is_printable(value))
+        expect(
+            f"{name} must be at most {_LONGEST} printable characters", len(value) <= _LONGEST and _is_printable(value)
+        )
         return 1
     if isinstance(value, (list, tuple)):
         return 1 + sum(_count_plain(name, item, depth + 1) for item in value)

@@ -185,9 +185,14 @@ class Poc:
         with log.open("wb") as output:
             try:
                 done = subprocess.run(
-                    command, env=self._environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False,
+                    command,
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    check=False,
                     timeout=COMMAND_TIMEOUT_S,
-                )  # fmt: skip
+                )
                 outcome = f"exit code {done.returncode}" if done.returncode else ""
             except subprocess.TimeoutExpired:
                 outcome = f"no end within {COMMAND_TIMEOUT_S} s"
@@ -257,7 +262,15 @@ SCENARIOS = {
 def verify(result: Path, root_certificate: Path) -> int:
     """Check the evidence in a downloaded result; return veilboost verify's exit code."""
     evidence = next(result.rglob("veilboost/evidence"))
-    command = [sys.executable, "-m", "nvflare_plugins.cli.main", "verify", str(evidence), "--root-ca", str(root_certificate)]
+    command = [
+        sys.executable,
+        "-m",
+        "nvflare_plugins.cli.main",
+        "verify",
+        str(evidence),
+        "--root-ca",
+        str(root_certificate),
+    ]
     return subprocess.run(command, check=False).returncode
 
 

@@ -56,7 +56,9 @@ def _require(rho: float, epsilon: float) -> None:
 def _least(bound: Callable[[float], float]) -> float:
     """Minimise over the orders 1 + 10^-4 .. 1 + 10^8, on a logarithmic scale."""
     found = minimize_scalar(
-        lambda x: bound(1 + math.exp(x)), bounds=(math.log(1e-4), math.log(1e8)), method="bounded",
+        lambda x: bound(1 + math.exp(x)),
+        bounds=(math.log(1e-4), math.log(1e8)),
+        method="bounded",
         options={"xatol": 1e-10},
-    )  # fmt: skip
+    )
     return float(found.fun)

@@ -136,6 +136,7 @@ class DpBoostPlan:
 
         The first tree of an ensemble costs as much as all of them, because a record is in one of them only.
         """
+
         def part(event: ExponentialEvent | LaplaceEvent) -> DisjointPartEvent:
             return DisjointPartEvent(event, f"ensemble {ensemble}", tree)
 

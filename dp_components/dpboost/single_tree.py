@@ -70,9 +70,7 @@ class TreeRows:
 class TreeAggregator:
     """The trusted side of one tree: turns exact sums into noised choices and noised leaves."""
 
-    def __init__(
-        self, table: SplitTable, settings: TreeSettings, randomness: RandomSource = OS_RANDOMNESS
-    ) -> None:
+    def __init__(self, table: SplitTable, settings: TreeSettings, randomness: RandomSource = OS_RANDOMNESS) -> None:
         self._table, self._settings, self._randomness = table, settings, randomness
         self._gradients = gradient_sensitivity()
 
@@ -87,9 +85,14 @@ class TreeAggregator:
         """Release the leaf weights, clipped once more after the noise. Shapes: int64[n_leaves]."""
         settings = self._settings
         noised = release_leaves(
-            grad_sums, counts, self._gradients, settings.ridge, settings.leaf_bound, settings.leaf_epsilon,
+            grad_sums,
+            counts,
+            self._gradients,
+            settings.ridge,
+            settings.leaf_bound,
+            settings.leaf_epsilon,
             self._randomness,
-        )  # fmt: skip
+        )
         return Release(clip_released(noised.value, settings.leaf_bound), noised.event)
 
 

@@ -22,9 +22,7 @@ class AveragingWeights:
 
     bounds = PairBounds(gradient=1.0, hessian=1.0)
 
-    def row_statistics(
-        self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery
-    ) -> ClippedRows:
+    def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery) -> ClippedRows:
         """Return -y and 1; the margin has no part in it."""
         return clip_pairs(query, -label.astype(np.float64), np.ones(label.size), self.bounds)
 

@@ -20,9 +20,7 @@ class GradientWeights:
 
     bounds = PairBounds(gradient=1.0, hessian=1.0)
 
-    def row_statistics(
-        self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery
-    ) -> ClippedRows:
+    def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery) -> ClippedRows:
         """Return g = p - y and 1."""
         return clip_pairs(query, probability(margin) - label, np.ones(margin.size), self.bounds)
 

@@ -18,9 +18,7 @@ class LeafWeights(Protocol):
 
     bounds: PairBounds
 
-    def row_statistics(
-        self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery
-    ) -> ClippedRows:
+    def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery) -> ClippedRows:
         """Return what each row adds to its leaf. Shapes: margin, label: float32[n_rows]; values: int64[n_rows, 2]."""
 
     def repaired(self, sums: Sums) -> Sums:

@@ -24,9 +24,7 @@ class NewtonWeights:
 
     bounds = PairBounds(gradient=1.0, hessian=0.25, is_logistic=True)
 
-    def row_statistics(
-        self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery
-    ) -> ClippedRows:
+    def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery) -> ClippedRows:
         """Return g = p - y and h = p (1 - p)."""
         p = probability(margin)
         return clip_pairs(query, p - label, p * (1.0 - p), self.bounds)

@@ -24,9 +24,7 @@ ExactProbability = Callable[[int, Context], Decimal]
 """(index of the toss, context) -> p, with a relative error below 10^(10 - precision of the context)."""
 
 
-def toss(
-    probabilities: NDArray[np.float64], exact: ExactProbability, randomness: RandomSource
-) -> NDArray[np.bool_]:
+def toss(probabilities: NDArray[np.float64], exact: ExactProbability, randomness: RandomSource) -> NDArray[np.bool_]:
     """Toss one independent coin for each probability.
 
     Shapes:   probabilities: float64[n] in [0, 1]; result: bool[n].

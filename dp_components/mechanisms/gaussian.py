@@ -98,9 +98,7 @@ def require_integers(sums: ArrayLike, sensitivity: Sensitivity) -> NDArray[np.in
     return exact
 
 
-def draw_noise(
-    shape: tuple[int, ...], scales: tuple[float, ...], randomness: RandomSource
-) -> NDArray[np.int64]:
+def draw_noise(shape: tuple[int, ...], scales: tuple[float, ...], randomness: RandomSource) -> NDArray[np.int64]:
     """Draw noise for a query whose last axis has one coordinate per scale (any shape for a single scale).
 
     Shapes: result: int64[shape].

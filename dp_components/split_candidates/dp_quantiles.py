@@ -24,9 +24,9 @@ def public_grid(bounds: FeatureBounds) -> NDArray[np.float32]:
     Shapes: result: float32[at most 384], ascending; cell i holds edges[i-1] < x <= edges[i], the last one the rest.
     Privacy: touches no data.
     """
-    return as_candidates(np.concatenate([
-        uniform_candidates(bounds, LINEAR_EDGES), logarithmic_candidates(bounds, LOGARITHMIC_EDGES)
-    ]))  # fmt: skip
+    return as_candidates(
+        np.concatenate([uniform_candidates(bounds, LINEAR_EDGES), logarithmic_candidates(bounds, LOGARITHMIC_EDGES)])
+    )
 
 
 def count_cells(columns: NDArray[np.float32], grids: list[NDArray[np.float32]]) -> NDArray[np.int64]:
@@ -37,10 +37,14 @@ def count_cells(columns: NDArray[np.float32], grids: list[NDArray[np.float32]]) 
     Privacy: must be noised before it leaves the site's protection; one row enters one cell of every feature
         (``count_sensitivity(n_features)``). A missing value counts once like any other, in the last cell.
     """
-    return grid_integers(np.concatenate([
-        np.bincount(np.searchsorted(grid, column, side="left"), minlength=grid.size + 1)
-        for column, grid in zip(columns, grids, strict=True)
-    ]))  # fmt: skip
+    return grid_integers(
+        np.concatenate(
+            [
+                np.bincount(np.searchsorted(grid, column, side="left"), minlength=grid.size + 1)
+                for column, grid in zip(columns, grids, strict=True)
+            ]
+        )
+    )
 
 
 def cut_at_quantiles(
@@ -54,9 +58,11 @@ def cut_at_quantiles(
     """
     ends = np.cumsum([grid.size + 1 for grid in grids])
     parts = np.split(noisy, ends[:-1])
-    return Candidates(tuple(
-        _cuts_of_feature(counts, grid, noise_std, n_candidates) for counts, grid in zip(parts, grids, strict=True)
-    ))  # fmt: skip
+    return Candidates(
+        tuple(
+            _cuts_of_feature(counts, grid, noise_std, n_candidates) for counts, grid in zip(parts, grids, strict=True)
+        )
+    )
 
 
 def _cuts_of_feature(
@@ -73,8 +79,6 @@ def _cuts_of_feature(
 
 def union(first: Candidates, second: Candidates) -> Candidates:
     """Offer the candidates of both, feature by feature."""
-    return Candidates(tuple(
-        np.union1d(a, b).astype(np.float32) for a, b in zip(first.of_feature, second.of_feature, strict=True)
-    ))  # fmt: skip
-
-
+    return Candidates(
+        tuple(np.union1d(a, b).astype(np.float32) for a, b in zip(first.of_feature, second.of_feature, strict=True))
+    )

@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 
 
 def refine(
-    cuts: NDArray[np.float32], hessians: NDArray[np.float64], target: float, n_candidates: int,
+    cuts: NDArray[np.float32],
+    hessians: NDArray[np.float64],
+    target: float,
+    n_candidates: int,
     as_published: bool = False,
-) -> NDArray[np.float64]:  # fmt: skip
+) -> NDArray[np.float64]:
     """Return better candidates of one feature, given a noisy histogram over the present ones.
 
     Shapes: cuts: float32[n_cuts]; hessians: float64[n_cuts + 1], bin i lies below cuts[i]; result: at most about

@@ -9,9 +9,7 @@ from dp_components.split_candidates.candidates import FeatureBounds
 from dp_components.split_candidates.uniform import uniform_candidates
 
 
-def logarithmic_candidates(
-    bounds: FeatureBounds, n_candidates: int, skewed_left: bool = False
-) -> NDArray[np.float64]:
+def logarithmic_candidates(bounds: FeatureBounds, n_candidates: int, skewed_left: bool = False) -> NDArray[np.float64]:
     """Space candidates evenly in log(1 + x - low), so that they are dense near the lower bound.
 
     Shapes: result: float64[n_candidates], ascending.

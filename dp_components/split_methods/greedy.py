@@ -86,8 +86,10 @@ def grow(bins: NDArray[np.uint8], query: LevelQuery, depth: int) -> GrownTree:
             goes_left = bins[split.feature, at.rows] <= split.candidate
             left_ranges, right_ranges = at.ranges.copy(), at.ranges.copy()
             left_ranges[split.feature, 1], right_ranges[split.feature, 0] = split.candidate, split.candidate + 1
-            below += [(left, OpenNode(at.rows[goes_left], left_ranges, split.left)),
-                      (right, OpenNode(at.rows[~goes_left], right_ranges, split.right))]  # fmt: skip
+            below += [
+                (left, OpenNode(at.rows[goes_left], left_ranges, split.left)),
+                (right, OpenNode(at.rows[~goes_left], right_ranges, split.right)),
+            ]
             sums[left], sums[right] = split.left, split.right
         level = below
     tree = builder.build()

@@ -31,9 +31,15 @@ class HistogramQuery:
     """
 
     def __init__(
-        self, bins: NDArray[np.uint8], pairs: NDArray[np.int64], features: Sequence[int],
-        candidate_counts: Sequence[int], ridge: float, clip: float, add_noise: AddNoise,
-    ):  # fmt: skip
+        self,
+        bins: NDArray[np.uint8],
+        pairs: NDArray[np.int64],
+        features: Sequence[int],
+        candidate_counts: Sequence[int],
+        ridge: float,
+        clip: float,
+        add_noise: AddNoise,
+    ):
         self._bins, self._pairs = bins, pairs
         self._features, self.candidate_counts = list(features), candidate_counts
         self._ridge, self._clip, self._add_noise = ridge, clip, add_noise

@@ -31,9 +31,16 @@ class PartiallyRandomQuery:
     """
 
     def __init__(
-        self, bins: NDArray[np.uint8], pairs: NDArray[np.int64], features: Sequence[int],
-        candidate_counts: Sequence[int], ridge: float, clip: float, add_noise: AddNoise, draws: random.Random,
-    ):  # fmt: skip
+        self,
+        bins: NDArray[np.uint8],
+        pairs: NDArray[np.int64],
+        features: Sequence[int],
+        candidate_counts: Sequence[int],
+        ridge: float,
+        clip: float,
+        add_noise: AddNoise,
+        draws: random.Random,
+    ):
         self._bins, self._pairs, self._features = bins, pairs, list(features)
         self.candidate_counts, self._draws = candidate_counts, draws
         self._ridge, self._clip, self._add_noise = ridge, clip, add_noise
@@ -56,8 +63,9 @@ class PartiallyRandomQuery:
         ranges = node.ranges
         return [
             (f, self._draws.randrange(int(ranges[f, 0]), int(ranges[f, 1])))
-            for f in self._features if ranges[f, 0] < ranges[f, 1]
-        ]  # fmt: skip
+            for f in self._features
+            if ranges[f, 0] < ranges[f, 1]
+        ]
 
     def _left_sums(self, rows: NDArray[np.intp], cuts: list[tuple[int, int]]) -> NDArray[np.int64]:
         features, candidates = map(list, zip(*cuts, strict=True))

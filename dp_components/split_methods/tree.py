@@ -58,9 +58,7 @@ class TreeBuilder:
         first = len(self._feature)
         self._feature[node], self._candidate[node] = feature, candidate
         self._left[node], self._right[node] = first, first + 1
-        for column, empty in (
-            (self._feature, LEAF), (self._candidate, 0), (self._left, LEAF), (self._right, LEAF)
-        ):  # fmt: skip
+        for column, empty in ((self._feature, LEAF), (self._candidate, 0), (self._left, LEAF), (self._right, LEAF)):
             column += [empty, empty]
         return first, first + 1
 

@@ -39,9 +39,7 @@ _MIN_PASSPHRASE_BYTES = 12
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
-def save_private_key(
-    path: Path, key: PrivateKey, passphrase: bytes, source: RandomSource = OS_RANDOMNESS
-) -> None:
+def save_private_key(path: Path, key: PrivateKey, passphrase: bytes, source: RandomSource = OS_RANDOMNESS) -> None:
     """Write a key, atomically, mode 0600.
 
     Raises:

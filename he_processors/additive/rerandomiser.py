@@ -74,5 +74,3 @@ def _subset_products(arithmetic: ModBatch, residues: Residues) -> Residues:
             order += [first + bit for bit in range(_SUBSET_BITS) if subset >> bit & 1]
             starts.append(len(order))
     return arithmetic.segprod(residues, np.array(order, dtype=np.int32), np.array(starts, dtype=np.int64))
-
-

@@ -116,9 +116,7 @@ def _plan_group(
 ) -> list[BlockPlan]:
     """Plan a pair of features by cells where that saves products, else each feature by itself."""
     columns = [codes[feature, rows] for feature in group]
-    slots = [
-        node * layout.n_slots + np.arange(layout.starts[feature], layout.starts[feature + 1]) for feature in group
-    ]
+    slots = [node * layout.n_slots + np.arange(layout.starts[feature], layout.starts[feature + 1]) for feature in group]
     if len(group) == 2:
         block = _plan_pair(rows, (columns[0], columns[1]), (slots[0], slots[1]))
         if block is not None:

@@ -27,9 +27,14 @@ def breast_cancer() -> pd.DataFrame:
 
 
 def deal_columns(
-    table: pd.DataFrame, label: str, folders: Sequence[Path], set_names: Sequence[str], test_share: float = 0.3,
-    lacking: float = 0.1, seed: int = 0,
-) -> None:  # fmt: skip
+    table: pd.DataFrame,
+    label: str,
+    folders: Sequence[Path],
+    set_names: Sequence[str],
+    test_share: float = 0.3,
+    lacking: float = 0.1,
+    seed: int = 0,
+) -> None:
     """Give each party its columns of two data sets, ``<folder>/<set name>.csv``; the first party has the label.
 
     Args:

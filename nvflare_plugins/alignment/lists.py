@@ -62,9 +62,13 @@ class Lists:
     record: Callable[[str, str, int], None] = lambda direction, party, size_bytes: None
 
     def swap(
-        self, outgoing: Sequence[Any], to: Collection[int], source: int | None,
-        prepare: Callable[[list[Any]], list[bytes]] = list, change: Callable[[list[bytes]], list[bytes]] = list,
-    ) -> list[bytes]:  # fmt: skip
+        self,
+        outgoing: Sequence[Any],
+        to: Collection[int],
+        source: int | None,
+        prepare: Callable[[list[Any]], list[bytes]] = list,
+        change: Callable[[list[bytes]], list[bytes]] = list,
+    ) -> list[bytes]:
         """Take one step.
 
         Args:

@@ -68,12 +68,15 @@ def save_alignments(
 ) -> Path:
     """Write the alignments of one job into its run folder, for this site's user only. Returns the path."""
     header = {
-        "format": _FORMAT, "job_id": job_id, "site": site, "sites": list(sites),
+        "format": _FORMAT,
+        "job_id": job_id,
+        "site": site,
+        "sites": list(sites),
         "data_sets": [
             {"name": a.data_set, "n_rows": a.n_rows, "fingerprint": a.fingerprint, "proof": a.proof.hex()}
             for a in alignments
         ],
-    }  # fmt: skip
+    }
     content = io.BytesIO()
     arrays = {f"positions_{number}": a.positions for number, a in enumerate(alignments)}
     np.savez(content, header=np.frombuffer(json.dumps(header).encode(), dtype=np.uint8), **arrays)
@@ -107,11 +110,14 @@ def _read(path: Path, context: SiteContext, job_id: str) -> Mapping[str, Alignme
         header = json.loads(stored["header"].tobytes())
         found = {
             facts["name"]: Alignment(
-                facts["name"], _checked(stored[f"positions_{number}"], facts["n_rows"]), facts["n_rows"],
-                facts["fingerprint"], bytes.fromhex(facts["proof"]),
+                facts["name"],
+                _checked(stored[f"positions_{number}"], facts["n_rows"]),
+                facts["n_rows"],
+                facts["fingerprint"],
+                bytes.fromhex(facts["proof"]),
             )
             for number, facts in enumerate(header["data_sets"])
-        }  # fmt: skip
+        }
         is_ours = (header["format"], header["job_id"], header["site"]) == (_FORMAT, job_id, context.site)
         sites = tuple(header["sites"])
     except FileNotFoundError:

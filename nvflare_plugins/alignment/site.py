@@ -10,7 +10,7 @@ from nvflare_plugins.alignment.align import align
 from nvflare_plugins.alignment.blinding import psi_library
 from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.result import Alignment, save_alignments
-from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress
+from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
 from nvflare_plugins.attempt.site_attempt import open_attempt
 from nvflare_plugins.data_sets.row_ids import load_ids
 from nvflare_plugins.report.run_record import ReportSection
@@ -25,7 +25,9 @@ _NOTE = (
 )
 
 
-def align_site(job: AlignmentJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress) -> JobResult:
+def align_site(
+    job: AlignmentJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
+) -> JobResult:
     """Take part in one attempt of an alignment job.
 
     Privacy: the server learns whether the job succeeded, and see ``intersection.py``; neither sizes nor ids are in what

@@ -54,8 +54,10 @@ def log_unclosed(job_id: str, error: OSError) -> None:
     """Say that a job could not be ended in the ledger. All that it reserved stays reserved, so nothing else fails."""
     _log.warning(
         "job %s stays open in the ledger, which cannot be written (%s): free its reservation with `veilboost ledger "
-        "--close`", job_id, type(error).__name__,
-    )  # fmt: skip
+        "--close`",
+        job_id,
+        type(error).__name__,
+    )
 
 
 class JobLedger:
@@ -65,9 +67,14 @@ class JobLedger:
     """
 
     def __init__(
-        self, policy: SitePolicy, data_set: str, job_id: str, plan: Event, relation: NeighbouringRelation,
+        self,
+        policy: SitePolicy,
+        data_set: str,
+        job_id: str,
+        plan: Event,
+        relation: NeighbouringRelation,
         evidence: EvidenceLog,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Reserve the plan, if two accountants agree on it.
 
         Raises:

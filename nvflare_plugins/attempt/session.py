@@ -147,8 +147,7 @@ class _PairBoxes:
     def seal_to_each(self, plaintext: bytes, purpose: str) -> bytes:
         """Return one message that holds the plaintext sealed to every peer apart; this site's own part is empty."""
         parts = [
-            b"" if rank == self._rank else self.seal(rank, plaintext, purpose)
-            for rank in range(len(self._to) + 1)
+            b"" if rank == self._rank else self.seal(rank, plaintext, purpose) for rank in range(len(self._to) + 1)
         ]
         return pack_list(parts)
 
@@ -179,9 +178,16 @@ class Session:
     """
 
     def __init__(
-        self, channel: SessionChannel, identity: Identity, peers: list[Peer], session_id: bytes, binding: bytes,
-        pair_secrets: dict[int, bytes], group_secret: bytes, boxes: _PairBoxes,
-    ) -> None:  # fmt: skip
+        self,
+        channel: SessionChannel,
+        identity: Identity,
+        peers: list[Peer],
+        session_id: bytes,
+        binding: bytes,
+        pair_secrets: dict[int, bytes],
+        group_secret: bytes,
+        boxes: _PairBoxes,
+    ) -> None:
         self.session_id = session_id
         self.site = channel.site
         self.sites = channel.sites
@@ -323,4 +329,3 @@ class Session:
     def _require_open(self) -> None:
         if not self._is_open:
             raise ProtocolError("the session is closed: its keys are gone")
-

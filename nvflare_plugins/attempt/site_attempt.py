@@ -22,7 +22,7 @@ from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.report.report import keep_report
 from nvflare_plugins.report.run_record import ReportSection, RoundRow, RunRecord, TrafficRow
-from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
 from nvflare_plugins.wire.envelope import Codec
 
@@ -110,9 +110,13 @@ class SiteAttempt:
         self.channel.gather(Kind.CLOSING, b"")
 
     def write_record(
-        self, title: str, params: Mapping[str, Any], model: str | None, sections: tuple[ReportSection, ...] = (),
+        self,
+        title: str,
+        params: Mapping[str, Any],
+        model: str | None,
+        sections: tuple[ReportSection, ...] = (),
         **facts: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """End the evidence, write ``run.json`` and the report; call it after the results are on the disk.
 
         Args:
@@ -130,18 +134,34 @@ class SiteAttempt:
         )
         settings = {name: value for name, value in self.job.to_dict().items() if name != "params"}
         record = RunRecord(
-            job_id=channel.job_id, attempt=channel.attempt, site=channel.site, sites=channel.sites,
-            profile=self.job.profile, signed=self.session.signed, params=dict(params), settings=settings,
-            rounds=tuple(self.rounds), traffic=traffic, versions=versions(), model=model,
-            evidence=str(evidence.relative_to(self.folder.path)), title=title, sections=sections,
+            job_id=channel.job_id,
+            attempt=channel.attempt,
+            site=channel.site,
+            sites=channel.sites,
+            profile=self.job.profile,
+            signed=self.session.signed,
+            params=dict(params),
+            settings=settings,
+            rounds=tuple(self.rounds),
+            traffic=traffic,
+            versions=versions(),
+            model=model,
+            evidence=str(evidence.relative_to(self.folder.path)),
+            title=title,
+            sections=sections,
             **facts,
-        )  # fmt: skip
+        )
         keep_report(record, self.folder.path)
 
 
 @contextmanager
 def open_attempt(
-    job: Job, context: SiteContext, transport: Transport, timeout_s: float, binding: bytes, protection: Mapping[str, str | int]
+    job: Job,
+    context: SiteContext,
+    transport: Transport,
+    timeout_s: float,
+    binding: bytes,
+    protection: Mapping[str, str | int],
 ) -> Iterator[SiteAttempt]:
     """Open evidence and session of one attempt, and close both whatever happens.
 

@@ -133,9 +133,15 @@ def make_job(data: Split, profile: str, num_rounds: int) -> HorizontalJob:
     """Return the demo's job."""
     params = {**data.task.params, "max_depth": 4, "eta": 0.3, "eval_metric": data.task.federated_metric}
     return HorizontalJob(
-        DATA_SET, data.label, params, num_rounds, profile, eval_data_set=EVAL_SET, categories=data.categories,
+        DATA_SET,
+        data.label,
+        params,
+        num_rounds,
+        profile,
+        eval_data_set=EVAL_SET,
+        categories=data.categories,
         label_classes=data.task.label_classes,
-    )  # fmt: skip
+    )
 
 
 def simulate(folder: Path) -> None:
@@ -250,8 +256,10 @@ def _run(options: argparse.Namespace) -> int:
     job = make_job(data, options.profile, options.rounds)
     write_atomically(folder / "job.json", json.dumps(job.to_dict(), indent=1).encode())
     n_features = data.train.shape[1] - 1
-    print(f"VeilBoost demo: {len(data.train)} training rows x {n_features} features over {N_SITES} sites, "
-          f"{len(data.test)} test rows, profile {job.profile}")  # fmt: skip
+    print(
+        f"VeilBoost demo: {len(data.train)} training rows x {n_features} features over {N_SITES} sites, "
+        f"{len(data.test)} test rows, profile {job.profile}"
+    )
     print("Starting FLARE's simulator with one process per site (about 15 seconds) ...", flush=True)
     follow(folder)
     summarise(data, job, folder)

@@ -56,8 +56,12 @@ def summarise(data: Split, job: HorizontalJob, folder: Path) -> None:
     if not outcome.sound:
         raise ProtocolError(f"the evidence does not verify: see `veilboost verify {evidence}`")
     print("\nEvidence of all sites and the server agrees (UNSIGNED: the simulator has no certificates).\n")
-    for what, path in (("model", run_folder / record.model), ("report", report), ("evidence", evidence),
-                       ("log", folder / "simulator.log")):  # fmt: skip
+    for what, path in (
+        ("model", run_folder / record.model),
+        ("report", report),
+        ("evidence", evidence),
+        ("log", folder / "simulator.log"),
+    ):
         print(f"  {what:<9} {path}")
     command = "veilboost" if shutil.which("veilboost") else sys.argv[0]  # make starts it without its environment
     print(f"\nCheck the evidence yourself: {command} verify {evidence}")
@@ -92,11 +96,17 @@ def _print_scores(
     _print_table(
         ("round", "federated", "central, same cuts", "central, own cuts", local, "seconds"),
         [
-            (str(row.round + 1), f"{ours[i]:.5f}", f"{central[i]:.5f}", f"{stock[i]:.5f}", f"{federated[i]:.5f}",
-             f"{row.seconds:.3f}")
+            (
+                str(row.round + 1),
+                f"{ours[i]:.5f}",
+                f"{central[i]:.5f}",
+                f"{stock[i]:.5f}",
+                f"{federated[i]:.5f}",
+                f"{row.seconds:.3f}",
+            )
             for i, row in enumerate(record.rounds)
         ],
-    )  # fmt: skip
+    )
     if name.endswith("auc"):
         print("XGBoost's own distributed AUC is a weighted mean of the sites' local AUCs, not the pooled AUC.")
 
@@ -111,13 +121,22 @@ def _print_traffic(record: RunRecord) -> None:
     _print_table(
         ("message", "protection", "private", "messages", "bytes out", "bytes in", "seconds"),
         [
-            (Kind[row.kind].meaning, row.codec, "yes" if row.private else "no", str(row.messages),
-             f"{row.bytes_out:,}", f"{row.bytes_in:,}", f"{row.seconds:.3f}")
+            (
+                Kind[row.kind].meaning,
+                row.codec,
+                "yes" if row.private else "no",
+                str(row.messages),
+                f"{row.bytes_out:,}",
+                f"{row.bytes_in:,}",
+                f"{row.seconds:.3f}",
+            )
             for row in record.traffic
         ],
-    )  # fmt: skip
+    )
     n_rounds = max(len(record.rounds), 1)
-    stages = {stage: sum(r.stages.get(stage, 0.0) for r in record.rounds) for stage in ("xgboost", "protect", "network")}
+    stages = {
+        stage: sum(r.stages.get(stage, 0.0) for r in record.rounds) for stage in ("xgboost", "protect", "network")
+    }
     print("Mean seconds a round: " + ", ".join(f"{name} {s / n_rounds:.4f}" for name, s in stages.items()))
 
 

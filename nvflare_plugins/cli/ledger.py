@@ -27,10 +27,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--close", metavar="JOB", help="end a job that will not go on, so that what it has not used is free again"
     )
     parser.add_argument(
-        "--accept-cut", action="store_true",
+        "--accept-cut",
+        action="store_true",
         help="go on with a ledger whose last records, or whose head, are lost and cannot be restored: all that may be "
         "missing is charged, the whole budget where the head is lost too",
-    )  # fmt: skip
+    )
     parser.set_defaults(func=_run)
 
 

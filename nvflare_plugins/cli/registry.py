@@ -18,9 +18,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--site", required=True, help="the site's name")
     parser.add_argument(
-        "--reset-refusals", metavar="DATA_SET",
+        "--reset-refusals",
+        metavar="DATA_SET",
         help="let jobs look at the rows of a data set again, after too many were refused because of them",
-    )  # fmt: skip
+    )
     parser.set_defaults(func=_run)
 
 

@@ -144,9 +144,12 @@ def find_evidence(paths: Iterable[Path]) -> list[Path]:
 
 
 def verify(
-    paths: Sequence[Path], root: x509.Certificate | None = None, servers: Collection[str] = (),
-    job: str | None = None, at: datetime | None = None,
-) -> Verification:  # fmt: skip
+    paths: Sequence[Path],
+    root: x509.Certificate | None = None,
+    servers: Collection[str] = (),
+    job: str | None = None,
+    at: datetime | None = None,
+) -> Verification:
     """Check all evidence found under ``paths``; the same file handed in twice counts once.
 
     Args:
@@ -436,20 +439,27 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="folder or files of exported evidence")
     parser.add_argument(
-        "--root-ca", type=Path, metavar="FILE",
+        "--root-ca",
+        type=Path,
+        metavar="FILE",
         help=f"the project's {ROOT_CERTIFICATE} from your own startup kit, never from the evidence; evidence that is "
         "not signed then fails",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--server", action="append", default=[], metavar="NAME",
+        "--server",
+        action="append",
+        default=[],
+        metavar="NAME",
         help="name of the project's server, whose certificate is not a site's (default: from the kit of --root-ca)",
-    )  # fmt: skip
+    )
     parser.add_argument("--job", metavar="ID", help="the job that must be shown (needed where there are several)")
     parser.add_argument(
-        "--at", type=_moment, metavar="TIME",
+        "--at",
+        type=_moment,
+        metavar="TIME",
         help="when the job began, as YYYY-MM-DD or with THH:MM in UTC; certificates are judged at that time, give or "
         "take a day (default: by the clocks of those who signed)",
-    )  # fmt: skip
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.set_defaults(func=_run)
 
@@ -503,5 +513,7 @@ def _server_names(path: Path) -> frozenset[str]:
         servers = [server.get("identity") or server["name"] for server in document.get("servers", [])]
         servers.append(document.get("admin", {}).get("server_identity"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ConfigurationError(f"{path} beside the root certificate cannot be read as part of a startup kit") from None
+        raise ConfigurationError(
+            f"{path} beside the root certificate cannot be read as part of a startup kit"
+        ) from None
     return frozenset(name for name in servers if isinstance(name, str) and name)

@@ -158,9 +158,7 @@ def _compare_column(own: Column, other: Column, mine: Schema, theirs: Schema, th
     if own.name != other.name:
         same_set = {column.name for column in mine.columns} == {column.name for column in theirs.columns}
         remedy = "The order differs: fix it by the job's features." if same_set else "Name the columns alike."
-        raise ConfigurationError(
-            f"{their_site} has column {other.name!r} where this site has {own.name!r}. {remedy}"
-        )
+        raise ConfigurationError(f"{their_site} has column {other.name!r} where this site has {own.name!r}. {remedy}")
     if own.type != other.type:
         raise ConfigurationError(
             f"{their_site} reads column {own.name!r} as {_TYPE_WORDS[other.type]}, this site as "

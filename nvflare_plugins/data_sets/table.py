@@ -79,11 +79,13 @@ class Table:
         _log.warning("rows left out, %s: %d of %d", why, n_left_out, self.n_rows)
         features = self.features[is_usable]
         return replace(
-            self, features=features, label=self.label[is_usable] if self.label_name else self.label,
+            self,
+            features=features,
+            label=self.label[is_usable] if self.label_name else self.label,
             weight=None if self.weight is None else self.weight[is_usable],
             n_missing=tuple(int(count) for count in np.isnan(features).sum(axis=0)),
             ids=None if self.ids is None else self.ids.filter(pa.array(is_usable)),
-        )  # fmt: skip
+        )
 
 
 def load_table(
@@ -202,9 +204,7 @@ def _public_list(name: str, values: Sequence[object]) -> tuple[str, ...]:
     return texts
 
 
-def _feature_names(
-    present: list[str], special: list[str], features: Sequence[str] | None, spec: DataSet
-) -> list[str]:
+def _feature_names(present: list[str], special: list[str], features: Sequence[str] | None, spec: DataSet) -> list[str]:
     if len(set(special)) != len(special):
         raise ConfigurationError("label and weight name the same column.")
     no_features = [*special, spec.id]

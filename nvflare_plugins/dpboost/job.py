@@ -145,9 +145,11 @@ class DpBoostJob:
         per_ensemble = self.trees_per_ensemble if self.trees_per_ensemble is not None else self.n_trees
         epsilon = self.epsilon / self.rows_per_person * _BELOW
         common = {
-            "depth": self.depth, "learning_rate": self.learning_rate, "ridge": self.ridge,
+            "depth": self.depth,
+            "learning_rate": self.learning_rate,
+            "ridge": self.ridge,
             "start_share": self.start_share,
-        }  # fmt: skip
+        }
         if self.variant == "seq":
             return DpBoostPlan(epsilon, self.n_trees, 1, clips_over_all_trees=True, **common)
         sharing = RowSharing.EQUAL if self.variant == "para" else RowSharing.GEOMETRIC

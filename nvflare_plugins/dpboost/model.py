@@ -51,7 +51,9 @@ def _structure(tree: np.ndarray, table: SplitTable) -> Tree:
     splits = np.where(inner, tree, 0)
     children = np.arange(tree.size) * 2 + 1
     arrays = (
-        np.where(inner, table.feature[splits], LEAF), np.where(inner, table.candidate[splits], 0),
-        np.where(inner, children, LEAF), np.where(inner, children + 1, LEAF),
-    )  # fmt: skip
+        np.where(inner, table.feature[splits], LEAF),
+        np.where(inner, table.candidate[splits], 0),
+        np.where(inner, children, LEAF),
+        np.where(inner, children + 1, LEAF),
+    )
     return Tree(*(array.astype(np.int32) for array in arrays))

@@ -24,7 +24,7 @@ from dp_components.sensitivity import GRID_BITS
 from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.payment import event_text
 from nvflare_plugins.dpboost.job import DpBoostJob
-from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.envelope import Codec, Frame
 
 Spend = Callable[[str, str, float, float], None]
@@ -96,8 +96,11 @@ class DpBoostServer:
         step = next(self._due, None)
         shape = () if step is None else step.shape(self._table.n_bins)
         is_due = step is not None and (frame.kind, frame.moment, frame.codec, frame.n_values) == (
-            step.kind, step.moment, Codec.MASKED, math.prod(shape),
-        )  # fmt: skip
+            step.kind,
+            step.moment,
+            Codec.MASKED,
+            math.prod(shape),
+        )
         if step is None or not is_due:
             raise ProtocolError(f"{frame.kind.name} at {frame.moment}: the job's plan pays for no such sum now")
         sums = np.frombuffer(total, dtype="<i8").astype(np.int64).reshape(shape)

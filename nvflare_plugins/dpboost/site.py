@@ -28,7 +28,7 @@ from dp_components.trust import TrustModel
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
 from he_processors.masks import MessageLabel, PairwiseMasks
 from nvflare_plugins.attempt.agreement import check_xgboost, versions
-from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress, Silent
+from nvflare_plugins.attempt.job_context import JobResult, Progress, Silent, SiteContext
 from nvflare_plugins.attempt.payment import JobLedger
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.data_sets.row_ids import usable_ids
@@ -70,9 +70,11 @@ def _run_dpboost_site(
     document = {"job": job.to_dict(), "sites": context.sites, "veilboost": versions()["veilboost"]}
     binding = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
     protection = {
-        "trust": TrustModel.TRUSTED_AGGREGATOR.value, "epsilon": f"{job.epsilon:g}", "variant": job.variant,
+        "trust": TrustModel.TRUSTED_AGGREGATOR.value,
+        "epsilon": f"{job.epsilon:g}",
+        "variant": job.variant,
         "rows_per_person": str(job.rows_per_person),
-    }  # fmt: skip
+    }
     with open_attempt(job, context, transport, timeout_s, binding, protection) as attempt:
         return _Training(job, attempt, data, progress or Silent()).run()
 
@@ -107,9 +109,14 @@ def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
     sent = SentRows(context.policy)
     asks = sent.asks_for_ids(spec)
     table = load_table(
-        spec, label=job.label, features=job.names, categories=job.categories, label_classes=job.label_classes,
-        with_ids=True, repair=True,
-    )  # fmt: skip
+        spec,
+        label=job.label,
+        features=job.names,
+        categories=job.categories,
+        label_classes=job.label_classes,
+        with_ids=True,
+        repair=True,
+    )
     for note in table.notes:
         _log.info("%s", note)
     is_usable = np.isfinite(table.label) if job.label_bounds is not None else np.isin(table.label, (0.0, 1.0))
@@ -145,9 +152,13 @@ class _Training:
         """Reserve, train, compare models, write results."""
         attempt, job = self._attempt, self._job
         ledger = JobLedger(
-            attempt.context.policy, job.data_set, attempt.context.job_id, self._plan.events_by_tree(),
-            gradient_sensitivity().relation, attempt.evidence,
-        )  # fmt: skip
+            attempt.context.policy,
+            job.data_set,
+            attempt.context.job_id,
+            self._plan.events_by_tree(),
+            gradient_sensitivity().relation,
+            attempt.evidence,
+        )
         try:
             attempt.gather_sealed("reserved", b"")
             start = self._start(ledger)
@@ -235,11 +246,16 @@ class _Training:
     def _parameters(self) -> dict[str, object]:
         plan = self._plan
         return {
-            "variant": self._job.variant, "n_trees": plan.n_trees, "trees_per_ensemble": plan.trees_per_ensemble,
-            "depth": plan.depth, "learning_rate": plan.learning_rate, "lambda": plan.ridge,
+            "variant": self._job.variant,
+            "n_trees": plan.n_trees,
+            "trees_per_ensemble": plan.trees_per_ensemble,
+            "depth": plan.depth,
+            "learning_rate": plan.learning_rate,
+            "lambda": plan.ridge,
             "epsilon of the start": plan.start_epsilon,
-            "epsilon of a level's splits": plan.split_epsilon, "epsilon of a tree's leaves": plan.leaf_epsilon,
-        }  # fmt: skip
+            "epsilon of a level's splits": plan.split_epsilon,
+            "epsilon of a tree's leaves": plan.leaf_epsilon,
+        }
 
     def _sections(self) -> tuple[ReportSection, ...]:
         job = self._job

@@ -299,8 +299,11 @@ def _in_step(sites: Sequence[Log]) -> Iterator[str]:
     for log in sites[1:]:
         for mine, first in zip(log.messages, sites[0].messages, strict=False):
             same_step = (mine.kind, mine.phase, mine.codec, mine.n_values) == (
-                first.kind, first.phase, first.codec, first.n_values,
-            )  # fmt: skip
+                first.kind,
+                first.phase,
+                first.codec,
+                first.n_values,
+            )
             if not same_step:
                 yield f"{log.site} and {sites[0].site} were not in step at exchange {mine.counter} ({mine.kind})"
                 break

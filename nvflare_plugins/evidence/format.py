@@ -69,10 +69,6 @@ def chain_hash(previous: bytes, body: Mapping[str, Any]) -> bytes:
     return hashlib.sha256(_RECORD_DOMAIN + previous + canonical(body)).digest()
 
 
-
-
-
-
 def is_name(text: object) -> bool:
     """Tell whether ``text`` may name a site, job, attempt or kind: short, printable, never a path."""
     return isinstance(text, str) and _NAME.fullmatch(text) is not None and ".." not in text

@@ -77,9 +77,10 @@ class BucketPayment:
         rows = hashlib.sha256(self._ids + np.ascontiguousarray(columns).tobytes()).hexdigest()[:32]
         edges = public_edges(self._features, job.n_buckets)
         if _pays_for_edges(job, self._features):
-            counts = self._ledger.pay(f"rows per public cell; rows {rows}", lambda: release_cell_counts(
-                columns, self._features, job.n_buckets, job.edges_epsilon, relation
-            ))  # fmt: skip
+            counts = self._ledger.pay(
+                f"rows per public cell; rows {rows}",
+                lambda: release_cell_counts(columns, self._features, job.n_buckets, job.edges_epsilon, relation),
+            )
             edges = paid_edges(counts, job.edges_epsilon, self._features, job.n_buckets, relation)
         epsilon = bucket_epsilon(job, len(self._features))
 

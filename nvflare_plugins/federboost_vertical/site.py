@@ -16,7 +16,7 @@ from pathlib import Path
 from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.agreement import check_xgboost, versions
-from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress, Silent
+from nvflare_plugins.attempt.job_context import JobResult, Progress, Silent, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.table import is_plain_text
@@ -45,7 +45,7 @@ from nvflare_plugins.vertical.model.model_files import (
     write_part,
 )
 from nvflare_plugins.vertical.model.private_table import PrivateTable
-from nvflare_plugins.wire.catalogue import TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import Phase, TrainingStep
 from nvflare_plugins.wire.channel import Transport
 
 TITLE = "Vertical XGBoost on randomised buckets (FederBoost)"
@@ -86,8 +86,11 @@ def _run_site(
     document = {"job": job.to_dict(), "sites": context.sites, "veilboost": versions()["veilboost"]}
     binding = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
     protection = {
-        "trust": "local", "unit": job.unit, "epsilon": f"{job.epsilon:g}", "edges_epsilon": f"{job.edges_epsilon:g}",
-    }  # fmt: skip
+        "trust": "local",
+        "unit": job.unit,
+        "epsilon": f"{job.epsilon:g}",
+        "edges_epsilon": f"{job.edges_epsilon:g}",
+    }
     with open_attempt(job, context, transport, timeout_s, binding, protection) as attempt:
         party = ActiveParty if context.site == job.active else BucketSender
         return party(attempt, prepared, progress or Silent()).run()

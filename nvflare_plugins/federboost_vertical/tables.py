@@ -69,9 +69,7 @@ def load_rows(
             some identifier is not usable.
     """
     if spec.id is None:
-        raise ConfigurationError(
-            f"data set {spec.name!r} has no id column. Policy key: data_sets.{spec.name}.id."
-        )
+        raise ConfigurationError(f"data set {spec.name!r} has no id column. Policy key: data_sets.{spec.name}.id.")
     file = TabularFile(spec, repair=True)
     wanted = [*features, *([label] if label is not None else [])]
     for name in (*wanted, spec.id):

@@ -36,9 +36,13 @@ def check_bucket_parameters(params: dict[str, object], n_buckets: int) -> Traini
 
 
 def train_on_buckets(
-    own: NDArray[np.float32], label: NDArray[np.float32], parties: Sequence[BucketBlock],
-    parameters: TrainingParameters, num_rounds: int, cores: int | None = None,
-) -> bytes:  # fmt: skip
+    own: NDArray[np.float32],
+    label: NDArray[np.float32],
+    parties: Sequence[BucketBlock],
+    parameters: TrainingParameters,
+    num_rounds: int,
+    cores: int | None = None,
+) -> bytes:
     """Train on own features and buckets; rows whose label the objective does not take are left out here alone.
 
     Shapes:  own: float32[n_own, n_rows]; label: float32[n_rows].

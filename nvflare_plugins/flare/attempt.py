@@ -65,9 +65,12 @@ class SiteReport:
     def to_dict(self) -> dict[str, Any]:
         """Return FOBS-serialisable values."""
         return {
-            "status": self.status, "error": self.error, "model_hmac": self.model_hmac,
-            "summary": json.dumps(dict(self.summary)), "evidence": self.evidence,
-        }  # fmt: skip
+            "status": self.status,
+            "error": self.error,
+            "model_hmac": self.model_hmac,
+            "summary": json.dumps(dict(self.summary)),
+            "evidence": self.evidence,
+        }
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> SiteReport:
@@ -131,7 +134,12 @@ class ServerAttempt:
         path = folder / EVIDENCE_FOLDER / export_name(SERVER)
         self._evidence = EvidenceLog(path, SERVER, job_id, self.attempt, profile, role="server")
         self._aggregator = Aggregator(
-            self.sites, attempt, deadline_s, self._record, self._evidence.signed_head, on_abort=self.fail,
+            self.sites,
+            attempt,
+            deadline_s,
+            self._record,
+            self._evidence.signed_head,
+            on_abort=self.fail,
             on_sum=None if on_sum is None else lambda frame, total: on_sum(frame, total, self._evidence.spend),
             transfer_s=transfer_s,
         )
@@ -252,9 +260,17 @@ class ServerAttempt:
     def _record(self, transfer: Transfer) -> None:
         frame = transfer.frame
         self._evidence.record(
-            transfer.direction, frame.counter, frame.kind.name, str(frame.moment), frame.codec.name, frame.n_values,
-            transfer.commitment, frame.kind.private, peers=transfer.sites, salt=frame.salt,
-        )  # fmt: skip
+            transfer.direction,
+            frame.counter,
+            frame.kind.name,
+            str(frame.moment),
+            frame.codec.name,
+            frame.n_values,
+            transfer.commitment,
+            frame.kind.private,
+            peers=transfer.sites,
+            salt=frame.salt,
+        )
 
     def _on_violation(self, site: str, text: str) -> None:
         self.fail(f"{site} sent {text}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress
+from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
 from nvflare_plugins.federboost_vertical.job import BucketJob
 from nvflare_plugins.federboost_vertical.site import run_site
 from nvflare_plugins.flare.controller import JobController

@@ -149,9 +149,7 @@ class JobController(Controller):
 
     def _task(self, job: Job, attempt: ServerAttempt, server: str) -> Task:
         data = Shareable()
-        data.update(
-            {"job": job.to_dict(), "sites": attempt.sites, "attempt": attempt.attempt, "server": server}
-        )
+        data.update({"job": job.to_dict(), "sites": attempt.sites, "attempt": attempt.attempt, "server": server})
 
         def on_result(client_task: ClientTask, fl_ctx: FLContext) -> None:
             attempt.add_report(client_task.client.name, _report_of(client_task.result))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress
+from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.server import DpBoostServer
 from nvflare_plugins.dpboost.site import run_dpboost_site

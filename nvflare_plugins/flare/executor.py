@@ -26,7 +26,7 @@ from he_processors.errors import (
     ProtocolError,
     VeilBoostError,
 )
-from nvflare_plugins.attempt.job_context import Job, JobResult, SiteContext, Progress, RoundFacts
+from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, RoundFacts, SiteContext
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.evidence.format import export_name, is_name
 from nvflare_plugins.evidence.log import end_abandoned
@@ -150,9 +150,14 @@ class JobExecutor(Executor):
         site = fl_ctx.get_identity_name()
         task = JobTask.from_shareable(shareable, site, self.job_type)
         place = SiteContext(
-            site, task.sites, fl_ctx.get_job_id(), bytes.fromhex(task.attempt), policy.runs, policy,
+            site,
+            task.sites,
+            fl_ctx.get_job_id(),
+            bytes.fromhex(task.attempt),
+            policy.runs,
+            policy,
             load_identity(policy.workspace, site),
-        )  # fmt: skip
+        )
         transport = SiteTransport(fl_ctx.get_engine().get_cell().core_cell, task.server, task.attempt)
         progress = ProgressLog(lambda text: self.log_info(fl_ctx, text), self._metric_sender(task, site, fl_ctx))
         progress.say(f"taking part with {', '.join(task.sites)} under profile {task.job.profile}")
@@ -170,9 +175,7 @@ class JobExecutor(Executor):
             if watch.server_is_gone:  # FLARE would try without end to hand the report over
                 self.system_panic(f"VeilBoost job failed: {transport.abort_reason}", fl_ctx)
 
-    def _metric_sender(
-        self, task: JobTask, site: str, fl_ctx: FLContext
-    ) -> Callable[[str, float, int], None] | None:
+    def _metric_sender(self, task: JobTask, site: str, fl_ctx: FLContext) -> Callable[[str, float, int], None] | None:
         """Return a function that streams one metric to the server, at one site only."""
         if not task.job.tracking or site != self.metrics_site(task.job, task.sites):
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress
+from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.executor import JobExecutor
 from nvflare_plugins.vertical_inference.job import InferenceJob

@@ -103,9 +103,13 @@ class SiteTransport:
     """
 
     def __init__(
-        self, cell: Cell, server: str, attempt: str, query_interval_s: float = QUERY_INTERVAL_S,
+        self,
+        cell: Cell,
+        server: str,
+        attempt: str,
+        query_interval_s: float = QUERY_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._cell = cell
         self._server = server
         self._attempt = attempt
@@ -326,7 +330,11 @@ class FrameServer:
         name = message.get_header(CellMessageAuthHeaderKey.CLIENT_NAME)
         site = self._site_of_cell.get(origin)
         if site is None or name != site:
-            logger.warning("ignored a message of client %s from cell %s: not a site of this job", printable(str(name)), printable(str(origin)))
+            logger.warning(
+                "ignored a message of client %s from cell %s: not a site of this job",
+                printable(str(name)),
+                printable(str(origin)),
+            )
             return None
         self.life_signs.heard(site)
         return site
@@ -358,7 +366,9 @@ class FrameServer:
             function(*arguments)
         except VeilBoostError as error:
             self._on_violation(site, str(error))
-        except Exception as error:  # the edge of the process: FLARE would hide it, the sites would wait for the deadline
+        except (
+            Exception
+        ) as error:  # the edge of the process: FLARE would hide it, the sites would wait for the deadline
             known = machine_failure(error)
             if known is not None:
                 logger.error("a frame could not be taken: %s", known)

@@ -31,7 +31,7 @@ from nvflare_plugins.flare.timeouts import (
     SILENCE_LIMIT_S,
     STOP_GRACE_S,
     STOP_REASON_S,
-)  # fmt: skip
+)
 from nvflare_plugins.flare.transport import SiteTransport
 from nvflare_plugins.xgb.communicator import blocked
 
@@ -123,9 +123,13 @@ class Watch:
     """
 
     def __init__(
-        self, transport: SiteTransport, beats: Beats, abort_signal: Signal, say_alive: Callable[[float | None], None],
+        self,
+        transport: SiteTransport,
+        beats: Beats,
+        abort_signal: Signal,
+        say_alive: Callable[[float | None], None],
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._transport, self._beats = transport, beats
         self._abort_signal, self._say_alive, self._clock = abort_signal, say_alive, clock
         self._parent = os.getppid()

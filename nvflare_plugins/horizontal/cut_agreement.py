@@ -32,9 +32,14 @@ class CutAgreement:
     """
 
     def __init__(
-        self, job: HorizontalJob, prepared: Prepared, channel: Channel, registry: Registry, reservation: Reservation,
+        self,
+        job: HorizontalJob,
+        prepared: Prepared,
+        channel: Channel,
+        registry: Registry,
+        reservation: Reservation,
         prove: Prove,
-    ):  # fmt: skip
+    ):
         self._job = job
         self._table = prepared.table
         self._max_bin = prepared.parameters.max_bin

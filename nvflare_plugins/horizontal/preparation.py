@@ -86,9 +86,13 @@ def prepare(job: HorizontalJob, context: SiteContext) -> Prepared:
     data_set = policy.check_job(terms, context.sites)
     eval_set = policy.data_set_for(job.eval_data_set, job.profile) if job.eval_data_set is not None else None
     columns = {
-        "label": job.label, "weight": job.weight, "features": job.features, "categories": job.categories,
-        "label_classes": job.label_classes, "unknown_is_missing": job.unknown_category_is_missing,
-    }  # fmt: skip
+        "label": job.label,
+        "weight": job.weight,
+        "features": job.features,
+        "categories": job.categories,
+        "label_classes": job.label_classes,
+        "unknown_is_missing": job.unknown_category_is_missing,
+    }
     # Everything public first: what comes after the rows were looked at tells of them.
     names = column_names(data_set, job.label, job.weight, job.features)
     parameters = _check_public(job, policy, names)

@@ -56,9 +56,14 @@ def rows_needed(floors: Floors, parameters: TrainingParameters, n_sets: int) -> 
 
 
 def check_effective_rows(
-    sums: ProtectedSums, floors: Floors, own: Floors, parameters: TrainingParameters, tables: list[Table],
-    largest: list[float], n_sites: int,
-) -> None:  # fmt: skip
+    sums: ProtectedSums,
+    floors: Floors,
+    own: Floors,
+    parameters: TrainingParameters,
+    tables: list[Table],
+    largest: list[float],
+    n_sites: int,
+) -> None:
     """Have all sites together decide whether enough rows and sites carry weight.
 
     Where rounds draw some of the rows, enough must be left out as well: the difference of two rounds is a sum over the
@@ -161,17 +166,19 @@ def with_floor(parameters: TrainingParameters, rows_per_node: int, largest: floa
         return parameters
     _log.info("min_child_weight is %g, so that every node holds at least %d rows", needed, rows_per_node)
     return dataclasses.replace(
-        parameters, agreed={**parameters.agreed, "min_child_weight": needed},
+        parameters,
+        agreed={**parameters.agreed, "min_child_weight": needed},
         effective={**parameters.effective, "min_child_weight": f"{needed:.9g}"},
-    )  # fmt: skip
+    )
 
 
 def _hessian_bound(facts: ObjectiveFacts) -> float:
     return float(facts.hessian_bound)  # type: ignore[arg-type]
 
 
-def check_leaves(sums: ProtectedSums, booster: xgb.Booster, matrix: xgb.DMatrix, takes_part: NDArray[np.bool_],
-                 rows_per_node: int) -> None:  # fmt: skip
+def check_leaves(
+    sums: ProtectedSums, booster: xgb.Booster, matrix: xgb.DMatrix, takes_part: NDArray[np.bool_], rows_per_node: int
+) -> None:
     """Count the rows in each leaf of the last round over all sites.
 
     Privacy: every site learns the pooled counts.

@@ -84,9 +84,12 @@ class SampledWeights:
     """The weights of the training matrix: the drawn rows' while XGBoost computes gradients, else the true ones."""
 
     def __init__(
-        self, matrix: xgb.DMatrix, weight: NDArray[np.float32] | None, draws: RowDraws | None,
+        self,
+        matrix: xgb.DMatrix,
+        weight: NDArray[np.float32] | None,
+        draws: RowDraws | None,
         estimates_base_score: bool,
-    ):  # fmt: skip
+    ):
         """Args:
         draws: None, if every round trains on all rows: nothing is ever changed then.
         estimates_base_score: XGBoost's first update begins with an estimate from all rows.

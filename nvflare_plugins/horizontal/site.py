@@ -37,7 +37,7 @@ from nvflare_plugins.horizontal.row_floors import (
     largest_weight,
     rows_needed,
     with_floor,
-)  # fmt: skip
+)
 from nvflare_plugins.horizontal.row_sampling import RowDraws, SampledWeights, row_fraction
 from nvflare_plugins.horizontal.training import LoopSettings, TrainingHandler, TrainingResult, train, training_shape
 from nvflare_plugins.horizontal.value_bounds import check_weights, coarsest_pairs, label_sum, value_bounds
@@ -45,7 +45,7 @@ from nvflare_plugins.report.report import keep_report
 from nvflare_plugins.report.run_record import RoundRow, RunRecord, TrafficRow
 from nvflare_plugins.site.data_refusals import Question, RefusalCount, reading_rows
 from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint, describe_draw
-from nvflare_plugins.wire.catalogue import BaseScoreSource, Kind, TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import BaseScoreSource, Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
 from nvflare_plugins.wire.envelope import Codec
 from nvflare_plugins.wire.profiles import Profile
@@ -56,6 +56,7 @@ from nvflare_plugins.xgb.model_json import with_lists
 from nvflare_plugins.xgb.rounds import RoundRecord
 
 _log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class SiteResult:
@@ -126,9 +127,16 @@ class _Attempt:
     """The steps of one attempt after the session is open."""
 
     def __init__(
-        self, job: HorizontalJob, context: SiteContext, prepared: Prepared, folder: RunFolder, channel: Channel,
-        evidence: EvidenceLog, session: Session, on_progress: Progress | None,
-    ):  # fmt: skip
+        self,
+        job: HorizontalJob,
+        context: SiteContext,
+        prepared: Prepared,
+        folder: RunFolder,
+        channel: Channel,
+        evidence: EvidenceLog,
+        session: Session,
+        on_progress: Progress | None,
+    ):
         self._job = job
         self._context = context
         self._prepared = prepared
@@ -192,9 +200,7 @@ class _Attempt:
                 checkpoints[str(number)] = self._session.hmac("checkpoint", path.read_bytes()).hex()
         job = self._job.to_dict()
         schema = Schema.of(prepared.table)
-        return Terms(
-            versions(), job, prepared.parameters.document(), schema, start, checkpoints, self._floors
-        )  # fmt: skip
+        return Terms(versions(), job, prepared.parameters.document(), schema, start, checkpoints, self._floors)
 
     def _reserve(self, n_done: int) -> None:
         """Have the registry allow this run and remember it, before the first private byte."""
@@ -207,10 +213,15 @@ class _Attempt:
             # Rounds draw from the training rows alone.
             fraction = row_fraction(self._parameters) if table is prepared.table else 1.0
             reservation = self._registry.reserve(
-                table, data_set, job_id=self._context.job_id, sites=self._context.sites,
-                parameters=prepared.release(job, self._floors.rows_per_node), resume=resume, beside=self._reservations,
+                table,
+                data_set,
+                job_id=self._context.job_id,
+                sites=self._context.sites,
+                parameters=prepared.release(job, self._floors.rows_per_node),
+                resume=resume,
+                beside=self._reservations,
                 draw=describe_draw(fraction, job.weight),
-            )  # fmt: skip
+            )
             self._reservations.append(reservation)
             _log.info("registry, %s: %s", data_set.name, reservation.message)
 
@@ -271,9 +282,14 @@ class _Attempt:
         if n_done:
             initial = prepared.resumed.checkpoints()[n_done].read_bytes()
         shape = training_shape(
-            parameters, self._channel.world, n_features, int(starts[-1]), weighted,
-            len(eval_sets), initial is not None,
-        )  # fmt: skip
+            parameters,
+            self._channel.world,
+            n_features,
+            int(starts[-1]),
+            weighted,
+            len(eval_sets),
+            initial is not None,
+        )
         root_bins = None
         if root_feature is not None:
             root_bins = slice(int(starts[root_feature]), int(starts[root_feature + 1]))
@@ -283,9 +299,14 @@ class _Attempt:
         estimates = shape.base_score not in (BaseScoreSource.GIVEN, BaseScoreSource.CONTINUED)
         rows = SampledWeights(matrix, table.weight, self._draws(), estimates)
         handler = TrainingHandler(
-            sums, shape, root_bins, self._evidence, is_logistic, rows.base_score_known,
+            sums,
+            shape,
+            root_bins,
+            self._evidence,
+            is_logistic,
+            rows.base_score_known,
             label_sum(table) if is_mean else None,
-        )  # fmt: skip
+        )
         settings = LoopSettings(job.num_rounds - n_done, job.early_stopping_rounds, n_done)
 
         def count_leaves(booster: xgb.Booster, number: int) -> None:
@@ -293,9 +314,18 @@ class _Attempt:
 
         is_counted = counts_leaves(parameters, self._floors.rows_per_node)
         return train(
-            {**parameters.for_booster(), "subsample": 1.0}, shape, self._channel, handler, matrix, eval_sets, settings,
-            initial, self._after_round, rows, count_leaves if is_counted else None,
-        )  # fmt: skip
+            {**parameters.for_booster(), "subsample": 1.0},
+            shape,
+            self._channel,
+            handler,
+            matrix,
+            eval_sets,
+            settings,
+            initial,
+            self._after_round,
+            rows,
+            count_leaves if is_counted else None,
+        )
 
     def _draws(self) -> RowDraws | None:
         """Return how this site draws the rows of each round; None if it takes them all."""
@@ -353,9 +383,14 @@ class _Attempt:
         self._write_record(result, cuts, model_path, evidence_path)
         last = result.rounds[-1] if result.rounds else None
         return SiteResult(
-            self._context.site, str(model_path), hmac.hex(), str(evidence_path), result.booster.num_boosted_rounds(),
-            result.best_round, dict(last.metrics) if last else {},
-        )  # fmt: skip
+            self._context.site,
+            str(model_path),
+            hmac.hex(),
+            str(evidence_path),
+            result.booster.num_boosted_rounds(),
+            result.best_round,
+            dict(last.metrics) if last else {},
+        )
 
     def _write_record(self, result: TrainingResult, cuts: Cuts, model_path: Path, evidence_path: Path) -> None:
         job, channel = self._job, self._channel
@@ -390,9 +425,13 @@ class _Attempt:
         notes, k = [], self._floors.rows_per_node
         if self._parameters is not self._prepared.parameters:
             weight = self._parameters.agreed["min_child_weight"]
-            notes.append(f"min_child_weight is {weight:g}: the sites' policies ask for at least {k} rows in every node.")
+            notes.append(
+                f"min_child_weight is {weight:g}: the sites' policies ask for at least {k} rows in every node."
+            )
         if counts_leaves(self._parameters, k):
-            notes.append(f"The rows of every leaf were counted over all sites after each tree: none has fewer than {k}.")
+            notes.append(
+                f"The rows of every leaf were counted over all sites after each tree: none has fewer than {k}."
+            )
         if row_fraction(self._parameters) < 1:
             notes.append("Each site drew the rows of each round from a secret of its own, not from the job's seed.")
         return tuple(notes)

@@ -20,10 +20,10 @@ from nvflare_plugins.wire.catalogue import (
     HorizontalGrammar,
     Kind,
     Message,
-    TrainingStep,
     Phase,
     TrainingShape,
-)  # fmt: skip
+    TrainingStep,
+)
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.sums import Family, ProtectedSums
@@ -38,8 +38,6 @@ class LocalLog(Protocol):
     def local(self, kind: str, phase: str, how: str) -> None: ...
 
 
-
-
 @dataclass(slots=True)
 class TrainingResult:
     """A trained model and how it came about."""
@@ -51,9 +49,14 @@ class TrainingResult:
 
 
 def training_shape(
-    params: TrainingParameters, n_sites: int, n_features: int, n_bins: int, weighted: bool, n_eval_sets: int,
+    params: TrainingParameters,
+    n_sites: int,
+    n_features: int,
+    n_bins: int,
+    weighted: bool,
+    n_eval_sets: int,
     continued: bool,
-) -> TrainingShape:  # fmt: skip
+) -> TrainingShape:
     """Return the public facts that fix XGBoost's messages."""
     agreed, facts = params.agreed, params.objective
     vector_leaf = agreed.get("multi_strategy") == "multi_output_tree"
@@ -84,9 +87,15 @@ class TrainingHandler:
     """Answers the messages of one training: sums through ``ProtectedSums``, the rest from what the site holds."""
 
     def __init__(
-        self, sums: ProtectedSums, shape: TrainingShape, root_bins: slice | None, log: LocalLog | None = None,
-        starts_at_rate: bool = False, on_base_score: Callable[[], None] | None = None, label_sum: float | None = None,
-    ):  # fmt: skip
+        self,
+        sums: ProtectedSums,
+        shape: TrainingShape,
+        root_bins: slice | None,
+        log: LocalLog | None = None,
+        starts_at_rate: bool = False,
+        on_base_score: Callable[[], None] | None = None,
+        label_sum: float | None = None,
+    ):
         """Args:
         root_bins: bins of a feature that no site lacks values in; its bins add up to the root sum.
         starts_at_rate: the objective is logistic and its first prediction is the pooled label mean.
@@ -249,10 +258,16 @@ def train(
 
 class _Loop:
     def __init__(
-        self, mediator: Mediator, channel: Channel, handler: TrainingHandler, shape: TrainingShape,
-        settings: LoopSettings, on_round: Callable[[RoundRecord, xgb.Booster], None] | None,
-        row_weights: RowWeights | None, on_tree: Callable[[xgb.Booster, int], None] | None,
-    ):  # fmt: skip
+        self,
+        mediator: Mediator,
+        channel: Channel,
+        handler: TrainingHandler,
+        shape: TrainingShape,
+        settings: LoopSettings,
+        on_round: Callable[[RoundRecord, xgb.Booster], None] | None,
+        row_weights: RowWeights | None,
+        on_tree: Callable[[xgb.Booster, int], None] | None,
+    ):
         self._mediator = mediator
         self._channel = channel
         self._handler = handler
@@ -264,9 +279,12 @@ class _Loop:
         self._rounds_before = 0
 
     def run(
-        self, params: Mapping[str, object], train_matrix: xgb.DMatrix,
-        eval_sets: Sequence[tuple[xgb.DMatrix, str]], initial_model: bytes | None,
-    ) -> TrainingResult:  # fmt: skip
+        self,
+        params: Mapping[str, object],
+        train_matrix: xgb.DMatrix,
+        eval_sets: Sequence[tuple[xgb.DMatrix, str]],
+        initial_model: bytes | None,
+    ) -> TrainingResult:
         cache = [train_matrix, *(m for m, _ in eval_sets if m is not train_matrix)]
         start = None if initial_model is None else bytearray(initial_model)
         booster = xgb.Booster(dict(params), cache, model_file=start)
@@ -338,5 +356,3 @@ class _Loop:
         """Decide from what all sites know alike; a resumed job may find that it had ended already."""
         patience = self._settings.early_stopping_rounds
         return patience is not None and result.best_round is not None and last_round - result.best_round >= patience
-
-

@@ -25,9 +25,13 @@ def public_candidates(method: Method, bounds: Sequence[FeatureBounds]) -> Candid
 
 
 def paid_candidates(
-    method: Method, public: Candidates, noisy: NDArray[np.int64], grids: list[NDArray[np.float32]], plan: NoisePlan,
+    method: Method,
+    public: Candidates,
+    noisy: NDArray[np.int64],
+    grids: list[NDArray[np.float32]],
+    plan: NoisePlan,
     noise_factor: float,
-) -> Candidates:  # fmt: skip
+) -> Candidates:
     """Return candidates at the quantiles of noisy counts; mixed ones with the public half.
 
     Shapes: noisy: int64[cells of all features]. Units: grid steps.

@@ -95,25 +95,36 @@ def _document(
     trees: list[dict], batch_size: int, n_features: int, method: Method, feature_names: Sequence[str]
 ) -> bytes:
     averaging = method.weight_update is WeightUpdate.AVERAGING
-    objective = {"name": "reg:squarederror" if averaging else "binary:logistic",
-                 "reg_loss_param": {"scale_pos_weight": "1"}}  # fmt: skip
+    objective = {
+        "name": "reg:squarederror" if averaging else "binary:logistic",
+        "reg_loss_param": {"scale_pos_weight": "1"},
+    }
     document = {
         "version": _XGBOOST_VERSION,
         "learner": {
-            "attributes": {}, "feature_names": list(feature_names), "feature_types": [],
-            "gradient_booster": {"name": "gbtree", "model": {
-                "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
-                "gbtree_model_param": {"num_parallel_tree": str(batch_size), "num_trees": str(len(trees))},
-                "iteration_indptr": list(range(0, len(trees) + 1, batch_size)),
-                "tree_info": [0] * len(trees), "trees": trees,
-            }},
+            "attributes": {},
+            "feature_names": list(feature_names),
+            "feature_types": [],
+            "gradient_booster": {
+                "name": "gbtree",
+                "model": {
+                    "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
+                    "gbtree_model_param": {"num_parallel_tree": str(batch_size), "num_trees": str(len(trees))},
+                    "iteration_indptr": list(range(0, len(trees) + 1, batch_size)),
+                    "tree_info": [0] * len(trees),
+                    "trees": trees,
+                },
+            },
             "learner_model_param": {
-                "base_score": "[0E0]" if averaging else "[5E-1]", "boost_from_average": "0", "num_class": "0",
-                "num_feature": str(n_features), "num_target": "1",
+                "base_score": "[0E0]" if averaging else "[5E-1]",
+                "boost_from_average": "0",
+                "num_class": "0",
+                "num_feature": str(n_features),
+                "num_target": "1",
             },
             "objective": objective,
         },
-    }  # fmt: skip
+    }
     return model_bytes(document)
 
 
@@ -124,15 +135,28 @@ def _tree_json(number: int, tree: Tree, candidates: Candidates) -> dict:
     for children in (tree.left, tree.right):
         parents[children[~is_leaf]] = np.flatnonzero(~is_leaf)
     return {
-        "base_weights": zeros, "categories": [], "categories_nodes": [], "categories_segments": [],
-        "categories_sizes": [], "default_left": [0] * n_nodes, "id": number,
-        "left_children": tree.left.tolist(), "loss_changes": zeros, "parents": parents.tolist(),
-        "right_children": tree.right.tolist(), "split_conditions": _thresholds(tree, candidates),
-        "split_indices": np.where(is_leaf, 0, tree.feature).tolist(), "split_type": [0] * n_nodes,
+        "base_weights": zeros,
+        "categories": [],
+        "categories_nodes": [],
+        "categories_segments": [],
+        "categories_sizes": [],
+        "default_left": [0] * n_nodes,
+        "id": number,
+        "left_children": tree.left.tolist(),
+        "loss_changes": zeros,
+        "parents": parents.tolist(),
+        "right_children": tree.right.tolist(),
+        "split_conditions": _thresholds(tree, candidates),
+        "split_indices": np.where(is_leaf, 0, tree.feature).tolist(),
+        "split_type": [0] * n_nodes,
         "sum_hessian": zeros,
-        "tree_param": {"num_deleted": "0", "num_feature": str(len(candidates.of_feature)),
-                       "num_nodes": str(n_nodes), "size_leaf_vector": "1"},
-    }  # fmt: skip
+        "tree_param": {
+            "num_deleted": "0",
+            "num_feature": str(len(candidates.of_feature)),
+            "num_nodes": str(n_nodes),
+            "size_leaf_vector": "1",
+        },
+    }
 
 
 def _thresholds(tree: Tree, candidates: Candidates) -> list[float]:

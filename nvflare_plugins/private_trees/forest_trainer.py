@@ -65,9 +65,16 @@ class ForestGrower:
     """One training. Privacy: rows are seen only through ``release``."""
 
     def __init__(
-        self, method: Method, rows: OwnRows, bounds: Sequence[FeatureBounds], plan: NoisePlan, seed: int,
-        release: ReleaseSums, ridge: float, noise_factor: float = 1.0,
-    ):  # fmt: skip
+        self,
+        method: Method,
+        rows: OwnRows,
+        bounds: Sequence[FeatureBounds],
+        plan: NoisePlan,
+        seed: int,
+        release: ReleaseSums,
+        ridge: float,
+        noise_factor: float = 1.0,
+    ):
         """Args: seed: public; ridge: noise-proportional; noise_factor: total over needed noise (shares of sites)."""
         self._method, self._rows, self._bounds = method, rows, list(bounds)
         self._plan, self._release, self._noise_factor = plan, release, noise_factor
@@ -99,9 +106,7 @@ class ForestGrower:
             return values
         return np.trunc(values * self._rows.factors[:, None]).astype(np.int64)
 
-    def _batch(
-        self, batch: int, numbers: range, pairs: NDArray[np.int64]
-    ) -> list[tuple[GrownTree, NDArray[np.uint8]]]:
+    def _batch(self, batch: int, numbers: range, pairs: NDArray[np.int64]) -> list[tuple[GrownTree, NDArray[np.uint8]]]:
         structures = [self._structure(number, pairs) for number in numbers]
         released = [sums for _, _, _, sums in structures]
         if self._method.split_method is SplitMethod.TOTALLY_RANDOM:
@@ -132,9 +137,7 @@ class ForestGrower:
             tree, sums = self._greedy(number, features, pairs)
         return tree, self._candidates, tree.leaf_of_rows(self._bins), sums
 
-    def _greedy(
-        self, number: int, features: list[int], pairs: NDArray[np.int64]
-    ) -> tuple[Tree, NDArray[np.float64]]:
+    def _greedy(self, number: int, features: list[int], pairs: NDArray[np.int64]) -> tuple[Tree, NDArray[np.float64]]:
         method, counts = self._method, self._candidates.counts
         noise = LevelNoise(self._release, f"tree {number}", len(features), method)
         common = (self._bins, pairs, features, counts, self._ridge, method.clip, noise)

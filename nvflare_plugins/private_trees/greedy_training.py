@@ -31,17 +31,17 @@ from nvflare_plugins.private_trees.training import (
     enter,
     ignore_round,
     without_ledger,
-)  # fmt: skip
+)
 from nvflare_plugins.wire.catalogue import (
     Answer,
     BaseScoreSource,
     HorizontalGrammar,
     Kind,
     Message,
-    TrainingStep,
     Phase,
     TrainingShape,
-)  # fmt: skip
+    TrainingStep,
+)
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.sums import ProtectedSums
@@ -103,11 +103,17 @@ def level_size(method: Method, level: int) -> int:
 
 
 def train_greedy_trees(
-    plan: PrivateTreesPlan, channel: Channel, sums: ProtectedSums, columns: NDArray[np.float32],
-    label: NDArray[np.float32], pay: Pay = without_ledger, n_threads: int = 1,
-    row_weights: NDArray[np.float32] | None = None, after_round: AfterRound = ignore_round,
+    plan: PrivateTreesPlan,
+    channel: Channel,
+    sums: ProtectedSums,
+    columns: NDArray[np.float32],
+    label: NDArray[np.float32],
+    pay: Pay = without_ledger,
+    n_threads: int = 1,
+    row_weights: NDArray[np.float32] | None = None,
+    after_round: AfterRound = ignore_round,
     n_reports: int | None = None,
-) -> xgb.Booster:  # fmt: skip
+) -> xgb.Booster:
     """Train histogram trees (FEVERLESS, DP-GBM) with the other sites.
 
     Shapes: columns: float32[n_features, n_rows]; label: float32[n_rows] of 0 and 1; row_weights: float32[n_rows] in
@@ -141,9 +147,14 @@ def train_greedy_trees(
 
 
 def _grow(
-    plan: PrivateTreesPlan, channel: Channel, mediator: Mediator, matrix: xgb.QuantileDMatrix, n_threads: int,
-    objective: Objective, after_round: AfterRound,
-) -> xgb.Booster:  # fmt: skip
+    plan: PrivateTreesPlan,
+    channel: Channel,
+    mediator: Mediator,
+    matrix: xgb.QuantileDMatrix,
+    n_threads: int,
+    objective: Objective,
+    after_round: AfterRound,
+) -> xgb.Booster:
     with Federated(mediator, channel.world, channel.rank):
         booster = xgb.Booster(greedy_parameters(plan, n_threads), [matrix])
         for number in range(plan.method.n_trees):
@@ -158,10 +169,19 @@ def greedy_parameters(plan: PrivateTreesPlan, n_threads: int) -> dict[str, objec
     """Return XGBoost's parameters for greedy trees on noisy histograms."""
     method = plan.method
     return {
-        "tree_method": "hist", "max_cached_hist_node": 1, "max_depth": method.depth, "max_bin": _max_bin(plan),
-        "learning_rate": method.learning_rate, "lambda": plan.ridge, "max_delta_step": method.clip,
-        "min_child_weight": 0, "base_score": 0.5, "objective": "binary:logistic", "nthread": n_threads, "verbosity": 0,
-    }  # fmt: skip
+        "tree_method": "hist",
+        "max_cached_hist_node": 1,
+        "max_depth": method.depth,
+        "max_bin": _max_bin(plan),
+        "learning_rate": method.learning_rate,
+        "lambda": plan.ridge,
+        "max_delta_step": method.clip,
+        "min_child_weight": 0,
+        "base_score": 0.5,
+        "objective": "binary:logistic",
+        "nthread": n_threads,
+        "verbosity": 0,
+    }
 
 
 def _check(plan: PrivateTreesPlan, columns: NDArray[np.float32]) -> None:
@@ -181,9 +201,12 @@ def _max_bin(plan: PrivateTreesPlan) -> int:
 
 
 def greedy_matrix(
-    candidates: Candidates, columns: NDArray[np.float32], label: NDArray[np.float32], n_threads: int,
+    candidates: Candidates,
+    columns: NDArray[np.float32],
+    label: NDArray[np.float32],
+    n_threads: int,
     feature_names: Sequence[str] = (),
-) -> xgb.QuantileDMatrix:  # fmt: skip
+) -> xgb.QuantileDMatrix:
     """Bin the rows by the public candidates. Made outside any communicator, so that XGBoost sends nothing about it."""
     # XGBoost sends x < cut to the left, the candidates x <= c: the cut is the next float32 above c.
     cuts = Cuts(tuple(np.nextafter(c, np.float32(np.inf)) for c in candidates.of_feature))
@@ -195,7 +218,16 @@ def greedy_matrix(
 
 def _shape(plan: PrivateTreesPlan, n_sites: int, bins: NDArray[np.int64]) -> TrainingShape:
     return TrainingShape(
-        n_sites=n_sites, n_features=bins.size, n_bins=int(bins.sum()), n_outputs=1, trees_per_round=1,
-        vector_leaf=False, max_built_nodes=1 << (plan.method.depth - 1), weighted=False, adaptive_leaf=False,
-        base_score=BaseScoreSource.GIVEN, eval_metrics=(), n_eval_sets=0,
-    )  # fmt: skip
+        n_sites=n_sites,
+        n_features=bins.size,
+        n_bins=int(bins.sum()),
+        n_outputs=1,
+        trees_per_round=1,
+        vector_leaf=False,
+        max_built_nodes=1 << (plan.method.depth - 1),
+        weighted=False,
+        adaptive_leaf=False,
+        base_score=BaseScoreSource.GIVEN,
+        eval_metrics=(),
+        n_eval_sets=0,
+    )

@@ -28,9 +28,10 @@ from nvflare_plugins.private_trees.methods import Method
 from nvflare_plugins.private_trees.presets import resolve_method
 
 PROFILES = {
-    TrustModel.DISTRIBUTED: "dp_distributed", TrustModel.TRUSTED_AGGREGATOR: "dp_trusted",
+    TrustModel.DISTRIBUTED: "dp_distributed",
+    TrustModel.TRUSTED_AGGREGATOR: "dp_trusted",
     TrustModel.LOCAL: "dp_local",
-}  # fmt: skip
+}
 _ASSUMED_FEATURES = 1000  # where the job does not name them
 
 _NOT_PAID_FOR = "nothing pays for it: score the finished model on data of your own"

@@ -93,9 +93,13 @@ class JobPlan:
         method = job.resolve(len(names))
         mu = math.sqrt(gaussian_limit(job.epsilon, job.delta).mu_squared) / job.rows_per_person * _BELOW
         training = PrivateTreesPlan(
-            method, tuple(map(job.bounds_of, names)), NoisePlan.of(method, len(names), mu), _trust(job, n_sites),
-            job.structure_seed, names,
-        )  # fmt: skip
+            method,
+            tuple(map(job.bounds_of, names)),
+            NoisePlan.of(method, len(names), mu),
+            _trust(job, n_sites),
+            job.structure_seed,
+            names,
+        )
         plan = cls(job, training, n_sites, tuple(planned_messages(training)))
         plan._check_promise()
         return plan

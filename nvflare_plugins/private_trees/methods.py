@@ -35,9 +35,10 @@ class WeightUpdate(Enum):
     def weights(self) -> LeafWeights:
         """Return the component."""
         return {
-            WeightUpdate.AVERAGING: AveragingWeights, WeightUpdate.GRADIENT: GradientWeights,
+            WeightUpdate.AVERAGING: AveragingWeights,
+            WeightUpdate.GRADIENT: GradientWeights,
             WeightUpdate.NEWTON: NewtonWeights,
-        }[self]()  # fmt: skip
+        }[self]()
 
 
 class CandidateSource(Enum):
@@ -195,6 +196,10 @@ def feverless(n_trees: int = 25) -> Method:
 def batch_iterative_hessian_ebm(share: float, n_trees: int = 100) -> Method:
     """Return DP-TR Batch Newton IH EBM with batches of ``share`` of the trees."""
     return _random_trees(
-        f"Batch IH EBM p={share:g}", WeightUpdate.NEWTON, n_trees=n_trees, n_features_per_tree=1,
-        batch_size=math.ceil(share * n_trees), candidates=CandidateSource.ITERATIVE_HESSIAN,
-    )  # fmt: skip
+        f"Batch IH EBM p={share:g}",
+        WeightUpdate.NEWTON,
+        n_trees=n_trees,
+        n_features_per_tree=1,
+        batch_size=math.ceil(share * n_trees),
+        candidates=CandidateSource.ITERATIVE_HESSIAN,
+    )

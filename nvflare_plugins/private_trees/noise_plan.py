@@ -24,9 +24,10 @@ Mechanism = Callable[[NDArray[np.int64], Sensitivity, float], Release]
 """Adds noise to an exact query: (sums, sensitivity, noise multiplier) -> release. ``add_gaussian_noise`` is one."""
 
 _KIND_OF_TREES = {
-    SplitMethod.TOTALLY_RANDOM: Kind.NODE_STATS, SplitMethod.PARTIALLY_RANDOM: Kind.LEFT_SUMS,
+    SplitMethod.TOTALLY_RANDOM: Kind.NODE_STATS,
+    SplitMethod.PARTIALLY_RANDOM: Kind.LEFT_SUMS,
     SplitMethod.HISTOGRAM: Kind.HISTOGRAM,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)

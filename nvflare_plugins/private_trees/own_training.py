@@ -19,18 +19,24 @@ from numpy.typing import NDArray
 
 from nvflare_plugins.private_trees.forest import finished_model
 from nvflare_plugins.private_trees.forest_trainer import ForestGrower, GrownTree, OwnRows
-from nvflare_plugins.private_trees.job_plan import ReleaseSchedule, JobPlan
+from nvflare_plugins.private_trees.job_plan import JobPlan, ReleaseSchedule
 from nvflare_plugins.private_trees.training import AfterRound, NoisySums, Pay, ignore_round, without_ledger
-from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.sums import ProtectedSums
 
 
 def train_own_trees(
-    plan: JobPlan, channel: Channel, sums: ProtectedSums, columns: NDArray[np.float32], label: NDArray[np.float32],
-    pay: Pay = without_ledger, row_weights: NDArray[np.float32] | None = None, after_round: AfterRound = ignore_round,
+    plan: JobPlan,
+    channel: Channel,
+    sums: ProtectedSums,
+    columns: NDArray[np.float32],
+    label: NDArray[np.float32],
+    pay: Pay = without_ledger,
+    row_weights: NDArray[np.float32] | None = None,
+    after_round: AfterRound = ignore_round,
     n_reports: int | None = None,
-) -> xgb.Booster:  # fmt: skip
+) -> xgb.Booster:
     """Train with the other sites.
 
     Shapes: columns: float32[n_features, n_rows], NaN is missing and goes right; label: float32[n_rows] of 0 and 1;
@@ -59,9 +65,15 @@ def train_own_trees(
 
     factors = None if row_weights is None else np.clip(row_weights.astype(np.float64), 0.0, 1.0)
     grower = ForestGrower(
-        training.method, OwnRows(columns, label, factors), training.bounds, training.noise, training.structure_seed,
-        release, training.ridge, training.trust.noise_factor,
-    )  # fmt: skip
+        training.method,
+        OwnRows(columns, label, factors),
+        training.bounds,
+        training.noise,
+        training.structure_seed,
+        release,
+        training.ridge,
+        training.trust.noise_factor,
+    )
     grower.run(end, begin)
     channel.moment = TrainingStep(Phase.FINISH, plan.n_rounds)
     return xgb.Booster(model_file=bytearray(finished_model(trees, training.method, training.feature_names)))

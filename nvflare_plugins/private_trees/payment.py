@@ -45,7 +45,12 @@ class Payment:
     """
 
     def __init__(
-        self, job: PrivateTreesJob, context: SiteContext, plan: JobPlan, rows: bytes, evidence: EvidenceLog | None = None
+        self,
+        job: PrivateTreesJob,
+        context: SiteContext,
+        plan: JobPlan,
+        rows: bytes,
+        evidence: EvidenceLog | None = None,
     ):
         """Reserve the cost of the whole plan, if two accountants agree on it.
 
@@ -177,8 +182,9 @@ class Payment:
         else:
             _log.warning(
                 "job %s was interrupted: what it has released stays charged, the rest of its budget is free again. "
-                "Resume it, or delete its replies with `veilboost ledger --close`", self._job_id,
-            )  # fmt: skip
+                "Resume it, or delete its replies with `veilboost ledger --close`",
+                self._job_id,
+            )
 
     def end(self) -> None:
         """Close the job in the ledger."""

@@ -18,7 +18,7 @@ from nvflare_plugins.private_trees.methods import (
     Method,
     SplitMethod,
     WeightUpdate,
-)  # fmt: skip
+)
 
 MAX_DEPTH = 7  # a row's leaf is numbered in one byte
 _MAX_TREES = 100_000
@@ -46,17 +46,28 @@ PRESETS: Mapping[str, Callable[[int], Method]] = {
 Histogram trees (``feverless``, ``dp_gbm``) are grown by the sites unless ``grower`` says otherwise."""
 
 _CHOICES: Mapping[str, type[Enum]] = {
-    "split_method": SplitMethod, "weight_update": WeightUpdate, "candidates": CandidateSource,
-    "interactions": Interactions, "query": LeafQuery, "grower": Grower,
-}  # fmt: skip
+    "split_method": SplitMethod,
+    "weight_update": WeightUpdate,
+    "candidates": CandidateSource,
+    "interactions": Interactions,
+    "query": LeafQuery,
+    "grower": Grower,
+}
 _WHOLE = {
-    "n_trees": (1, _MAX_TREES), "depth": (1, MAX_DEPTH), "n_candidates": (1, _MAX_CANDIDATES),
-    "batch_size": (1, _MAX_TREES), "hessian_rounds": (2, _MAX_TREES), "n_features_per_tree": (1, 1 << 20),
-}  # fmt: skip
+    "n_trees": (1, _MAX_TREES),
+    "depth": (1, MAX_DEPTH),
+    "n_candidates": (1, _MAX_CANDIDATES),
+    "batch_size": (1, _MAX_TREES),
+    "hessian_rounds": (2, _MAX_TREES),
+    "n_features_per_tree": (1, 1 << 20),
+}
 _REAL = {
-    "learning_rate": (1e-6, 10.0), "ridge": (0.0, 1e9), "noise_ridge": (0.0, 1e6), "clip": (0.0, 1e6),
+    "learning_rate": (1e-6, 10.0),
+    "ridge": (0.0, 1e9),
+    "noise_ridge": (0.0, 1e6),
+    "clip": (0.0, 1e6),
     "candidate_share": (1e-6, 0.999999),
-}  # fmt: skip
+}
 _NOT_CHOSEN = ("name", "as_published")  # a slip of the published code is for reproductions only
 
 

@@ -16,7 +16,7 @@ from dp_components.sensitivity import grid_integers
 from dp_components.split_methods.tree import LEAF, Tree
 from he_processors.errors import ProtocolError
 from nvflare_plugins.private_trees.forest import Forest
-from nvflare_plugins.wire.catalogue import Answer, Dtype, Kind, Message, TrainingStep, Op, Phase
+from nvflare_plugins.wire.catalogue import Answer, Dtype, Kind, Message, Op, Phase, TrainingStep
 
 _BYTES_PER_NODE = 16
 

@@ -8,7 +8,7 @@ from dp_components.accounting.composition import PrivacyCost, compose
 from dp_components.mechanisms.gaussian import add_gaussian_noise
 from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.payment import event_text
-from nvflare_plugins.private_trees.job_plan import ReleaseSchedule, JobPlan
+from nvflare_plugins.private_trees.job_plan import JobPlan, ReleaseSchedule
 from nvflare_plugins.private_trees.noise_plan import Mechanism, ServerNoise
 from nvflare_plugins.wire.catalogue import Phase
 from nvflare_plugins.wire.envelope import Codec, Frame

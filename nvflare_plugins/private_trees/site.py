@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from he_processors.errors import PolicyRefusal
 from he_processors.masks import PairwiseMasks
 from nvflare_plugins.attempt.agreement import Terms, agree, check_xgboost, versions
-from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress, Silent
+from nvflare_plugins.attempt.job_context import JobResult, Progress, Silent, SiteContext
 from nvflare_plugins.attempt.session import Session
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.data_sets.row_ids import usable_ids
@@ -124,17 +124,25 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
     plan = JobPlan.of(job, len(context.sites), names)
     check_names_survive(names, job.categories)
     table = load_table(
-        spec, label=job.label, weight=job.weight, features=names, categories=job.categories,
-        label_classes=job.label_classes, with_ids=with_ids, repair=True,
-    )  # fmt: skip
+        spec,
+        label=job.label,
+        weight=job.weight,
+        features=names,
+        categories=job.categories,
+        label_classes=job.label_classes,
+        with_ids=with_ids,
+        repair=True,
+    )
     n_reports = table.n_rows
     for note in table.notes:
         _log.info("%s", note)
     if job.delta * n_reports >= 1:
         _log.warning(
             "delta %g of this job is not below one over the rows of data set %r: it would allow to publish a row in "
-            "full", job.delta, job.data_set,
-        )  # fmt: skip
+            "full",
+            job.delta,
+            job.data_set,
+        )
     table = table.kept(np.isin(table.label, (0.0, 1.0)), f"whose label {job.label!r} is neither 0 nor 1 nor listed")
     if table.weight is not None:
         table = table.kept(~np.isnan(table.weight), f"whose weight {job.weight!r} is missing or negative")
@@ -163,17 +171,21 @@ def _facts(plan: JobPlan) -> dict[str, str | int]:
     """Return what the evidence says about the protection."""
     job, shares = plan.job, plan.training.trust.shares
     return {
-        "trust": job.trust, "epsilon": f"{job.epsilon:g}", "delta": f"{job.delta:g}",
-        "rows_per_person": str(job.rows_per_person), "method": plan.training.method.name,
+        "trust": job.trust,
+        "epsilon": f"{job.epsilon:g}",
+        "delta": f"{job.delta:g}",
+        "rows_per_person": str(job.rows_per_person),
+        "method": plan.training.method.name,
         "colluders": "none" if shares is None else str(shares.n_colluders),
         "noise_multiplier": f"{plan.training.noise.leaves.multiplier:.9g}",
-    }  # fmt: skip
+    }
 
 
 def _open_sums(plan: JobPlan, attempt: SiteAttempt) -> ProtectedSums:
     """Return the masked sums of a job; only a trusted aggregator may read the sum itself."""
-    masks = MaskedSums(_readable_masks(attempt.session) if plan.training.trust.is_trusted_aggregator
-                       else attempt.session.masks)  # fmt: skip
+    masks = MaskedSums(
+        _readable_masks(attempt.session) if plan.training.trust.is_trusted_aggregator else attempt.session.masks
+    )
     return ProtectedSums(attempt.channel, masks, masks)
 
 
@@ -247,9 +259,11 @@ class _Training:
         prepared, attempt = self._prepared, self._attempt
         common = (attempt.channel, _open_sums(self._plan, attempt), prepared.columns, prepared.label)
         options = {
-            "pay": payment.pay, "row_weights": prepared.weights, "after_round": self._after_round,
+            "pay": payment.pay,
+            "row_weights": prepared.weights,
+            "after_round": self._after_round,
             "n_reports": prepared.n_reports,
-        }  # fmt: skip
+        }
         match self._plan.trainer:
             case Trainer.REFRESH:
                 return train_private_trees(self._plan.training, *common, **options).booster

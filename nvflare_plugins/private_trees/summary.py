@@ -38,9 +38,18 @@ def summarise(plan: JobPlan) -> PlanSummary:
     method = plan.training.method
     g, h = plan.leaf_noise()
     return PlanSummary(
-        method.name, trust_text(plan), tuple(plan.epsilon_after_rounds()), plan.job.delta, (g, h), 2 * g,
-        plan.training.ridge, method.n_trees, plan.n_rounds, len(plan.messages), plan.n_bytes,
-    )  # fmt: skip
+        method.name,
+        trust_text(plan),
+        tuple(plan.epsilon_after_rounds()),
+        plan.job.delta,
+        (g, h),
+        2 * g,
+        plan.training.ridge,
+        method.n_trees,
+        plan.n_rounds,
+        len(plan.messages),
+        plan.n_bytes,
+    )
 
 
 def trust_text(plan: JobPlan) -> str:

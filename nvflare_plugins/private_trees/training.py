@@ -26,7 +26,7 @@ from nvflare_plugins.private_trees.forest import Forest, draw_forest, initial_mo
 from nvflare_plugins.private_trees.methods import CandidateSource, Method, SplitMethod
 from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust
 from nvflare_plugins.private_trees.refresh_catalogue import RefreshGrammar, leaf_integers, node_statistics
-from nvflare_plugins.wire.catalogue import Kind, Message, TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import Kind, Message, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.sums import ProtectedSums
@@ -89,17 +89,19 @@ class NoisySums:
     """
 
     def __init__(
-        self, sums: ProtectedSums, plan: PrivateTreesPlan, pay: Pay = without_ledger,
-        randomness: RandomSource = OS_RANDOMNESS, n_rows: int = 0,
-    ):  # fmt: skip
+        self,
+        sums: ProtectedSums,
+        plan: PrivateTreesPlan,
+        pay: Pay = without_ledger,
+        randomness: RandomSource = OS_RANDOMNESS,
+        n_rows: int = 0,
+    ):
         """Args: n_rows: rows of this site that report, for local noise."""
         self._sums, self._plan, self._pay, self._randomness = sums, plan, pay, randomness
         self._n_rows = n_rows
         self._state = hashlib.sha256(repr(plan).encode())
 
-    def release(
-        self, kind: Kind, exact: NDArray[np.int64], query: str, sizes: Sequence[int]
-    ) -> NDArray[np.int64]:
+    def release(self, kind: Kind, exact: NDArray[np.int64], query: str, sizes: Sequence[int]) -> NDArray[np.int64]:
         """Return the noisy sum of the sites' integers. Shapes: int64[n].
 
         Args:
@@ -173,11 +175,18 @@ class TrainedForest:
 
 
 def train_private_trees(
-    plan: PrivateTreesPlan, channel: Channel, sums: ProtectedSums, columns: NDArray[np.float32],
-    label: NDArray[np.float32], pay: Pay = without_ledger, n_threads: int = 1,
-    randomness: RandomSource = OS_RANDOMNESS, row_weights: NDArray[np.float32] | None = None,
-    after_round: AfterRound = ignore_round, n_reports: int | None = None,
-) -> TrainedForest:  # fmt: skip
+    plan: PrivateTreesPlan,
+    channel: Channel,
+    sums: ProtectedSums,
+    columns: NDArray[np.float32],
+    label: NDArray[np.float32],
+    pay: Pay = without_ledger,
+    n_threads: int = 1,
+    randomness: RandomSource = OS_RANDOMNESS,
+    row_weights: NDArray[np.float32] | None = None,
+    after_round: AfterRound = ignore_round,
+    n_reports: int | None = None,
+) -> TrainedForest:
     """Train with the other sites.
 
     Shapes: columns: float32[n_features, n_rows], NaN is missing; label: float32[n_rows] of 0 and 1; row_weights:
@@ -209,15 +218,22 @@ def train_private_trees(
 
 
 def _refresh(
-    plan: PrivateTreesPlan, forest: Forest, channel: Channel, mediator: Mediator, matrix: xgb.DMatrix,
-    n_threads: int, objective: Objective, after_round: AfterRound,
-) -> TrainedForest:  # fmt: skip
+    plan: PrivateTreesPlan,
+    forest: Forest,
+    channel: Channel,
+    mediator: Mediator,
+    matrix: xgb.DMatrix,
+    n_threads: int,
+    objective: Objective,
+    after_round: AfterRound,
+) -> TrainedForest:
     started = time.thread_time()
     with Federated(mediator, channel.world, channel.rank):
         booster = xgb.Booster(
-            refresh_parameters(plan, n_threads), [matrix],
+            refresh_parameters(plan, n_threads),
+            [matrix],
             model_file=bytearray(initial_model(forest, plan.method, plan.feature_names)),
-        )  # fmt: skip
+        )
         booster.set_param(refresh_parameters(plan, n_threads))
         for number in range(forest.n_rounds):
             enter(mediator, channel, TrainingStep(Phase.UPDATE, number))
@@ -255,7 +271,14 @@ def enter(mediator: Mediator, channel: Channel, moment: TrainingStep) -> None:
 def refresh_parameters(plan: PrivateTreesPlan, n_threads: int) -> dict[str, object]:
     """Return XGBoost's parameters for a refresh of the plan's forest."""
     return {
-        "process_type": "update", "updater": "refresh", "refresh_leaf": 1, "nthread": n_threads,
-        "num_parallel_tree": plan.method.batch_size, "learning_rate": plan.method.learning_rate,
-        "lambda": plan.ridge, "max_delta_step": plan.method.clip, "min_child_weight": 0, "verbosity": 0,
-    }  # fmt: skip
+        "process_type": "update",
+        "updater": "refresh",
+        "refresh_leaf": 1,
+        "nthread": n_threads,
+        "num_parallel_tree": plan.method.batch_size,
+        "learning_rate": plan.method.learning_rate,
+        "lambda": plan.ridge,
+        "max_delta_step": plan.method.clip,
+        "min_child_weight": 0,
+        "verbosity": 0,
+    }

@@ -58,11 +58,15 @@ class DpBoostRecipe(JobRecipe):
         **settings: Any,
     ) -> None:
         document = {
-            "data_set": data_set, "label": label, "epsilon": epsilon, "variant": variant,
+            "data_set": data_set,
+            "label": label,
+            "epsilon": epsilon,
+            "variant": variant,
             "feature_bounds": plain(feature_bounds or {}),
             "categories": plain(categories or {}),
-            "label_bounds": plain(label_bounds), **settings,
-        }  # fmt: skip
+            "label_bounds": plain(label_bounds),
+            **settings,
+        }
         job = DpBoostJob.from_dict(document)
         least = DpBoostJob(job.data_set, job.label, job.epsilon, job.feature_bounds, job.categories)
         fields = changed_fields(job, least, _SHOWN)

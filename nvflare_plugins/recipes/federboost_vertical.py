@@ -63,10 +63,17 @@ class FederBoostVerticalRecipe(JobRecipe):
         **settings: Any,
     ) -> None:
         document = {
-            "data_set": data_set, "active": active, "label": label, "epsilon": epsilon, "unit": unit,
-            "edges_epsilon": edges_epsilon, "n_buckets": n_buckets, "params": plain(params or {}),
-            "num_rounds": num_rounds, **settings,
-        }  # fmt: skip
+            "data_set": data_set,
+            "active": active,
+            "label": label,
+            "epsilon": epsilon,
+            "unit": unit,
+            "edges_epsilon": edges_epsilon,
+            "n_buckets": n_buckets,
+            "params": plain(params or {}),
+            "num_rounds": num_rounds,
+            **settings,
+        }
         job = BucketJob.from_dict(document)
         check_bucket_parameters(job.params, job.n_buckets)
         if sites is not None and active not in (checked_sites(sites) or ()):

@@ -59,9 +59,14 @@ class HorizontalXGBRecipe(JobRecipe):
         **settings: Any,
     ) -> None:
         document = {
-            "data_set": data_set, "label": label, "params": plain(params or {}), "num_rounds": num_rounds,
-            "profile": profile, "cuts": cuts, **settings,
-        }  # fmt: skip
+            "data_set": data_set,
+            "label": label,
+            "params": plain(params or {}),
+            "num_rounds": num_rounds,
+            "profile": profile,
+            "cuts": cuts,
+            **settings,
+        }
         job = HorizontalJob.from_dict(document)
         _check_early(job)
         fields = changed_fields(job, HorizontalJob(job.data_set, job.label), _KEPT)

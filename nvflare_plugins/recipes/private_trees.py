@@ -66,11 +66,17 @@ class PrivateTreesRecipe(JobRecipe):
         **settings: Any,
     ) -> None:
         document = {
-            "data_set": data_set, "label": label, "epsilon": epsilon, "delta": delta,
+            "data_set": data_set,
+            "label": label,
+            "epsilon": epsilon,
+            "delta": delta,
             "feature_bounds": plain(feature_bounds or {}),
             "categories": plain(categories or {}),
-            "method": method, "components": plain(components or {}), "trust": trust, **settings,
-        }  # fmt: skip
+            "method": method,
+            "components": plain(components or {}),
+            "trust": trust,
+            **settings,
+        }
         job = PrivateTreesJob.from_dict(document)
         fields = changed_fields(job, PrivateTreesJob(data_set, label, epsilon, delta), _KEPT)
         super().__init__(name, job, PrivateTreesController, PrivateTreesExecutor, fields, sites, min_clients)

@@ -70,9 +70,15 @@ class VerticalXGBRecipe(JobRecipe):
         if preset == "guarded" and isinstance(given, dict) and not {"max_bin", "max_bins"} & set(given):
             given["max_bin"] = VerticalRules().max_bins
         document = {
-            "active": active, "data_set": data_set, "label": label, "params": given,
-            "num_rounds": num_rounds, "profile": profile, "preset": preset, **settings,
-        }  # fmt: skip
+            "active": active,
+            "data_set": data_set,
+            "label": label,
+            "params": given,
+            "num_rounds": num_rounds,
+            "profile": profile,
+            "preset": preset,
+            **settings,
+        }
         job = VerticalJob.from_dict(document)
         # Constraints name columns of all parties, which are known only when these meet.
         free = {key: value for key, value in job.params.items() if ALIASES.get(key, key) not in _NEEDS_COLUMNS}

@@ -34,10 +34,15 @@ FILE_NAME = "report.html"
 logger = logging.getLogger(__name__)
 MAX_FEATURES = 15
 _STAGES = (
-    ("xgboost", "XGBoost", 1), ("protect", "protection", 2), ("encrypt", "encryption", 2), ("receive", "reading", 6),
-    ("histogram", "sums of ciphertexts", 4), ("pack", "packing", 5), ("decrypt", "decryption", 5),
+    ("xgboost", "XGBoost", 1),
+    ("protect", "protection", 2),
+    ("encrypt", "encryption", 2),
+    ("receive", "reading", 6),
+    ("histogram", "sums of ciphertexts", 4),
+    ("pack", "packing", 5),
+    ("decrypt", "decryption", 5),
     ("network", "network and waiting", 3),
-)  # fmt: skip
+)
 _VISIBLE_SHARE = 0.01
 _CODEC_COLOUR = {"MASKED": 1, "BFV": 2, "CKKS": 4, "SEALED": 3, "PLAIN": 5, "PUBLIC": 6}
 _LOCAL_MEAN_METRICS = ("auc", "aucpr")

@@ -40,9 +40,14 @@ _MAX_CERTIFICATE_BYTES = 1 << 14
 _PSS = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
 
 UNREADABLE = (
-    ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension,
-    x509.UnsupportedGeneralNameType, x509.AttributeNotFound,
-)  # fmt: skip
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+    x509.AttributeNotFound,
+)
 """What the cryptography library raises for certificates that it cannot make sense of."""
 
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey

@@ -177,9 +177,10 @@ class RefusalCount:
                 raise ValueError("unknown version")
             return {  # a file of the time before there were two questions has one
                 question: {str(name): [float(t) for t in times] for name, times in document[question.value].items()}
-                if question.value in document or question is Question.ROWS else {}
+                if question.value in document or question is Question.ROWS
+                else {}
                 for question in Question
-            }  # fmt: skip
+            }
         except FileNotFoundError:
             return {question: {} for question in Question}
         except (ValueError, KeyError, TypeError, AttributeError):

@@ -25,9 +25,14 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.checks import shown
 
 _KINDS = {
-    "alignment": "Alignment", "bucket_ldp": "Bucket", "dpboost": "DpBoost", "horizontal": "Horizontal",
-    "inference": "Inference", "private_trees": "PrivateTrees", "vertical": "Vertical",
-}  # fmt: skip
+    "alignment": "Alignment",
+    "bucket_ldp": "Bucket",
+    "dpboost": "DpBoost",
+    "horizontal": "Horizontal",
+    "inference": "Inference",
+    "private_trees": "PrivateTrees",
+    "vertical": "Vertical",
+}
 EXECUTORS = tuple(f"nvflare_plugins.flare.{module}.{name}Executor" for module, name in _KINDS.items())
 CONTROLLERS = tuple(f"nvflare_plugins.flare.{module}.{name}Controller" for module, name in _KINDS.items())
 TRACKING_RECEIVER = "nvflare.app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver"  # FLARE's only class in our jobs

@@ -181,7 +181,9 @@ def _close_process(workspace: Path, role: Role) -> list[str]:
         changes.append(f"{path}: a guard starts with FLARE's process")
     if changes:
         (workspace / GUARD_STARTED).unlink(missing_ok=True)
-        changes.append(f"{workspace}: restart this {role.value} if it runs, as FLARE reads rights and guard when it starts")
+        changes.append(
+            f"{workspace}: restart this {role.value} if it runs, as FLARE reads rights and guard when it starts"
+        )
     return changes
 
 
@@ -343,47 +345,82 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument(
-        "--data-set", dest="data_sets", metavar="NAME=PATH", type=_data_set, action="append", default=[],
+        "--data-set",
+        dest="data_sets",
+        metavar="NAME=PATH",
+        type=_data_set,
+        action="append",
+        default=[],
         help="register a data set under the name that jobs use; {site} in the path becomes the site's name",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--id", dest="ids", metavar="NAME=COLUMN", type=_named, action="append", default=[],
+        "--id",
+        dest="ids",
+        metavar="NAME=COLUMN",
+        type=_named,
+        action="append",
+        default=[],
         help="the column of a data set that names its rows, for alignment with other parties",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--budget", dest="budgets", metavar="NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS]",
-        type=_budget, action="append", default=[],
+        "--budget",
+        dest="budgets",
+        metavar="NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS]",
+        type=_budget,
+        action="append",
+        default=[],
         help="what all differentially private jobs together may spend on a data set, without which they are refused; "
         "how much of epsilon is kept for pure mechanisms (DPBoost), and the most rows of one person",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--profile", dest="profiles", choices=PROFILES, action="append", default=[],
+        "--profile",
+        dest="profiles",
+        choices=PROFILES,
+        action="append",
+        default=[],
         help="allow exactly these profiles (repeat the option)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--consent", dest="consents", choices=tuple(Consents.__dataclass_fields__), action="append", default=[],
+        "--consent",
+        dest="consents",
+        choices=tuple(Consents.__dataclass_fields__),
+        action="append",
+        default=[],
         help="agree to something that discloses more than the default",
-    )  # fmt: skip
+    )
     parser.add_argument("--min-sites", type=int, help="fewest data-bearing sites of a job")
     parser.add_argument("--max-colluders", type=int, help="how many other sites might pool what they see")
     parser.add_argument(
-        "--keep-in", metavar="DIR", type=lambda text: str(Path(text).expanduser().absolute()),
+        "--keep-in",
+        metavar="DIR",
+        type=lambda text: str(Path(text).expanduser().absolute()),
         help="keep runs, registry and ledgers below this folder, outside FLARE's workspace",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--allow", dest="allow", choices=tuple(EXTRAS), action="append", default=[],
+        "--allow",
+        dest="allow",
+        choices=tuple(EXTRAS),
+        action="append",
+        default=[],
         help="let jobs start more of FLARE than VeilBoost needs: its monitoring (event counts and times), its MLflow "
         "receiver (the job names the address that the server writes to), or `flare`, its whole list: for sites that run "
         "other jobs too, and whose data those jobs then read and send without VeilBoost's policy; `none` takes it back",
-    )  # fmt: skip
+    )
     parser.set_defaults(func=_main)
 
 
 def _main(args: argparse.Namespace) -> int:
     options = SetupOptions(
-        dict(args.data_sets), tuple(args.profiles), tuple(args.consents), args.min_sites, args.max_colluders,
-        dict(args.ids), dict(args.budgets), tuple(args.allow), args.keep_in,
-    )  # fmt: skip
+        dict(args.data_sets),
+        tuple(args.profiles),
+        tuple(args.consents),
+        args.min_sites,
+        args.max_colluders,
+        dict(args.ids),
+        dict(args.budgets),
+        tuple(args.allow),
+        args.keep_in,
+    )
     changes = set_up(args.folder, options)
     print("\n".join(changes) if changes else "nothing to change: everything is set up already")
     for warning in warnings_of(args.folder):

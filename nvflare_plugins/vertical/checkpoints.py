@@ -31,9 +31,12 @@ class Checkpoint:
     def write(self, folder: RunFolder) -> None:
         """Keep the checkpoint, durably; older ones go, but for the last two. Privacy: for this site's user alone."""
         document = {
-            "format": _FORMAT, "n_rounds": self.n_rounds, "tag": self.tag, "digest": _digest(self.content),
+            "format": _FORMAT,
+            "n_rounds": self.n_rounds,
+            "tag": self.tag,
+            "digest": _digest(self.content),
             "content": self.content,
-        }  # fmt: skip
+        }
         folder.write_checkpoint(self.n_rounds, json.dumps(document).encode(), mode=0o600)
 
 

@@ -41,9 +41,7 @@ class MessageSizes:
     limits: TreeLimits
 
     @classmethod
-    def of(
-        cls, job: VerticalJob, set_rows: Sequence[int], trees_per_round: int, limits: TreeLimits
-    ) -> MessageSizes:  # fmt: skip
+    def of(cls, job: VerticalJob, set_rows: Sequence[int], trees_per_round: int, limits: TreeLimits) -> MessageSizes:
         """Derive the sizes of one job. Raises: CapacityExceeded: the job's keys are too short for so many rows."""
         if not job.is_encrypted:
             return cls(tuple(set_rows), _CLEAR_PAIR_BYTES, 1, trees_per_round, limits)

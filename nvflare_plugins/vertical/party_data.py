@@ -40,10 +40,11 @@ class PartySet:
         """Return the common rows in the common order."""
         table = self.table
         taken = dataclasses.replace(
-            table, features=alignment.take(table.features),
+            table,
+            features=alignment.take(table.features),
             label=alignment.take(table.label) if table.label_name else table.label,
             weight=None if table.weight is None else alignment.take(table.weight),
-        )  # fmt: skip
+        )
         ids = None if self.ids is None else tuple(self.ids[context] for context in alignment.positions)
         return dataclasses.replace(self, table=taken, ids=ids)
 
@@ -102,9 +103,14 @@ def load_party(job: VerticalJob, context: SiteContext) -> PartyData:
             continue
         data_set = context.policy.data_set_for(source, job.profile)
         table = load_table(
-            data_set, label=job.label if is_active else None, weight=job.weight if is_active else None,
-            features=features, label_classes=job.label_classes, may_lack_features=is_active, with_ids=True,
-        )  # fmt: skip
+            data_set,
+            label=job.label if is_active else None,
+            weight=job.weight if is_active else None,
+            features=features,
+            label_classes=job.label_classes,
+            may_lack_features=is_active,
+            with_ids=True,
+        )
         if table.weight is not None and not table.weight.any():
             raise DataRefusal(f"weight column {job.weight!r} holds zeros only.")
         if not is_active and job.label in table.feature_names:

@@ -18,7 +18,7 @@ from nvflare_plugins.alignment.align import align, confirm
 from nvflare_plugins.alignment.blinding import psi_library
 from nvflare_plugins.alignment.result import load_alignment, save_alignments
 from nvflare_plugins.attempt.agreement import check_xgboost, versions
-from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress
+from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.files import write_atomically
@@ -54,8 +54,14 @@ _log = logging.getLogger(__name__)
 _NAMES_COLUMNS = ("monotone_constraints", "interaction_constraints")
 # Fields of a job that do not change what a run releases about the rows, or only how much of it.
 _NOT_RELEASED = (
-    "num_rounds", "checkpoint_every", "resume_from", "tracking", "deadline_s", "early_stopping_rounds", "alignment",
-)  # fmt: skip
+    "num_rounds",
+    "checkpoint_every",
+    "resume_from",
+    "tracking",
+    "deadline_s",
+    "early_stopping_rounds",
+    "alignment",
+)
 _NO_IDS = "No party names an id column: that all files hold the same rows in the same order is taken on trust."
 
 
@@ -91,9 +97,14 @@ class _Run:
     """The steps of one attempt after the session is open."""
 
     def __init__(
-        self, job: VerticalJob, context: SiteContext, transport: Transport, progress: Progress, prepared: _Prepared,
+        self,
+        job: VerticalJob,
+        context: SiteContext,
+        transport: Transport,
+        progress: Progress,
+        prepared: _Prepared,
         attempt: SiteAttempt,
-    ):  # fmt: skip
+    ):
         self._job, self._context = job, context
         self._transport, self._progress = transport, progress
         self._prepared, self._attempt = prepared, attempt
@@ -133,7 +144,11 @@ class _Run:
             confirm(channel, session, [found[name] for name in names])
             if job.alignment == ALIGN_FIRST:  # so that this job can be resumed in its turn
                 save_alignments(
-                    attempt.folder.path, self._context.job_id, self._context.site, self._context.sites, list(found.values())
+                    attempt.folder.path,
+                    self._context.job_id,
+                    self._context.site,
+                    self._context.sites,
+                    list(found.values()),
                 )
         return data.aligned(found)
 
@@ -142,12 +157,14 @@ class _Run:
         prepared, session, channel = self._prepared, self._attempt.session, self._attempt.channel
         proof = RowsProof(session, [rows_content(one.ids) for one in data.sets])
         terms = VerticalTerms(
-            versions=versions(), job=self._job.to_dict(), parameters=prepared.parameters.document(),
+            versions=versions(),
+            job=self._job.to_dict(),
+            parameters=prepared.parameters.document(),
             n_rows=[one.table.n_rows for one in data.sets],
             rows=proof.of(channel.rank),
             model="" if prepared.initial is None else prepared.initial.identity.model_id,
             checkpoints={str(n): checkpoint.tag for n, checkpoint in prepared.checkpoints.items()},
-        )  # fmt: skip
+        )
         received = self._attempt.gather_sealed("terms of vertical training", terms.to_bytes())
         n_done = agree(terms, received, channel.sites, channel.rank, proof)
         self._progress.say("agreed on job, parameters and rows with all parties")
@@ -176,9 +193,15 @@ class _Run:
                 guard = open_guard(job, self._context.policy, data, prepared.parameters)
             for one in reversed(sets.values()):
                 reservation = self._registry.reserve(
-                    one.table, one.data_set, job_id=self._context.job_id, sites=self._context.sites,
-                    parameters=parameters, resume=resume, beside=reservations, ids=one.ids,
-                )  # fmt: skip
+                    one.table,
+                    one.data_set,
+                    job_id=self._context.job_id,
+                    sites=self._context.sites,
+                    parameters=parameters,
+                    resume=resume,
+                    beside=reservations,
+                    ids=one.ids,
+                )
                 reservations.append(reservation)
                 _log.info("registry, %s: %s", one.data_set.name, reservation.message)
             self._attempt.gather_sealed("registry", b"")
@@ -186,10 +209,21 @@ class _Run:
             self._cancel(reservations)
             raise
         return VerticalContext(
-            job, self._context, self._attempt, self._transport, self._progress, data, prepared.parameters,
-            self._registry, tuple(reservations), ContentRecorder(self._attempt.evidence, job.profile), n_done,
-            prepared.checkpoints.get(n_done), prepared.initial, guard,
-        )  # fmt: skip
+            job,
+            self._context,
+            self._attempt,
+            self._transport,
+            self._progress,
+            data,
+            prepared.parameters,
+            self._registry,
+            tuple(reservations),
+            ContentRecorder(self._attempt.evidence, job.profile),
+            n_done,
+            prepared.checkpoints.get(n_done),
+            prepared.initial,
+            guard,
+        )
 
     def _cancel(self, reservations: Sequence[Reservation]) -> None:
         """Forget a run that ended before anything about rows had left this site."""
@@ -222,9 +256,14 @@ class _Run:
         if job.is_encrypted and security_bits(job.key_bits) < 128:
             notes.append(f"Keys of {job.key_bits} bits: {security_bits(job.key_bits)}-bit security.")
         attempt.write_record(
-            f"Vertical federated XGBoost, {'active' if self._is_active else 'passive'} party", finish.params, ordinary,
-            finish.sections, registry=start.reservations[0].message, best_round=finish.best_round, notes=tuple(notes),
-        )  # fmt: skip
+            f"Vertical federated XGBoost, {'active' if self._is_active else 'passive'} party",
+            finish.params,
+            ordinary,
+            finish.sections,
+            registry=start.reservations[0].message,
+            best_round=finish.best_round,
+            notes=tuple(notes),
+        )
         return JobResult(hmac.hex(), f"this party's part of the model is {path}", {"n_rounds": finish.n_rounds})
 
 
@@ -247,9 +286,10 @@ def _prepare(job: VerticalJob, context: SiteContext) -> _Prepared:
         policy.data_set_for(job.eval_data_set, job.profile)
     if job.preset == Preset.EXACT.value and not is_active:
         policy.check_consent(
-            "exact_bins", "does not hand out all sums per bin, which show in which bin each row lies",
+            "exact_bins",
+            "does not hand out all sums per bin, which show in which bin each row lies",
             "choose preset='guarded'",
-        )  # fmt: skip
+        )
     unconstrained = {n: v for n, v in job.params.items() if ALIASES.get(n, n) not in _NAMES_COLUMNS}
     parameters = check_vertical_parameters(unconstrained, ["any"])
     if job.early_stopping_rounds is not None and not parameters.metrics:

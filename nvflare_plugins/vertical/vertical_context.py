@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from nvflare_plugins.attempt.job_context import SiteContext, Progress
+from nvflare_plugins.attempt.job_context import Progress, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
 from nvflare_plugins.site.memory.registry import Registry, Reservation
@@ -19,7 +19,7 @@ from nvflare_plugins.vertical.party_data import PartyData
 from nvflare_plugins.vertical.protocol.conversation import FlowControl
 from nvflare_plugins.vertical.protocol.party_client import ContentRecorder
 from nvflare_plugins.vertical.timing import Stages
-from nvflare_plugins.wire.catalogue import TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import Phase, TrainingStep
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.xgb.parameters import TrainingParameters
 

@@ -70,12 +70,8 @@ class RowPositions:
         positions = np.empty((features.shape[0], len(used)), dtype="<u4")
         for i, feature in enumerate(used):
             values = features[:, feature]
-            positions[:, i] = np.where(
-                np.isnan(values), _MISSING, np.searchsorted(thresholds[i], values, side="right")
-            )
-        return cls(
-            np.array(used, dtype="<u4"), np.array(splits, dtype="<u4").reshape(-1, _SPLIT_FIELDS), positions
-        )
+            positions[:, i] = np.where(np.isnan(values), _MISSING, np.searchsorted(thresholds[i], values, side="right"))
+        return cls(np.array(used, dtype="<u4"), np.array(splits, dtype="<u4").reshape(-1, _SPLIT_FIELDS), positions)
 
     def to_bytes(self) -> bytes:
         """Return the bytes that are sealed for the active party."""
@@ -90,9 +86,12 @@ class RowPositions:
             raise ProtocolError("positions of rows are shorter than their header")
         magic, version, n_used, n_splits, rows_told = _HEADER.unpack_from(data)
         sizes = (n_used, n_splits * _SPLIT_FIELDS, n_rows * n_used)
-        if magic != _MAGIC or version != _VERSION or rows_told != n_rows or (
-            len(data) != _HEADER.size + 4 * sum(sizes)
-        ):  # fmt: skip
+        if (
+            magic != _MAGIC
+            or version != _VERSION
+            or rows_told != n_rows
+            or (len(data) != _HEADER.size + 4 * sum(sizes))
+        ):
             raise ProtocolError("not positions of the rows of this job")
         numbers = np.frombuffer(data, dtype="<u4", offset=_HEADER.size)
         features, splits, positions = np.split(numbers, np.cumsum(sizes)[:-1])
@@ -113,9 +112,12 @@ class Explainer:
     """
 
     def __init__(
-        self, part: ActivePart, own: NDArray[np.float32], positions: Mapping[str, RowPositions],
+        self,
+        part: ActivePart,
+        own: NDArray[np.float32],
+        positions: Mapping[str, RowPositions],
         rounds: str | list[int] = "all",
-    ):  # fmt: skip
+    ):
         """Put the model and the rows together.
 
         Shapes: own: float32[n_rows, n_own_columns].
@@ -132,9 +134,10 @@ class Explainer:
         first = n_own
         foreign = {
             (t, node)
-            for t, tree in enumerate(trees) for node, left in enumerate(tree["left_children"])
+            for t, tree in enumerate(trees)
+            for node, left in enumerate(tree["left_children"])
             if left >= 0 and tree["split_indices"][node] >= n_own
-        }  # fmt: skip
+        }
         for party in part.parties:
             if party.site not in positions:
                 raise ConfigurationError(f"the model cannot be explained without {party.site}")

@@ -22,7 +22,7 @@ from nvflare_plugins.alignment.align import align, confirm
 from nvflare_plugins.alignment.blinding import psi_library
 from nvflare_plugins.alignment.result import load_alignment
 from nvflare_plugins.attempt.agreement import check_xgboost, versions
-from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Progress
+from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.report.run_record import ReportSection
@@ -41,7 +41,7 @@ from nvflare_plugins.vertical.model.model_files import (
     find_part,
 )
 from nvflare_plugins.vertical.model.private_table import PrivateTable, table_from_json, table_to_json
-from nvflare_plugins.vertical.protocol.conversation import Responder, Requester, FlowControl
+from nvflare_plugins.vertical.protocol.conversation import FlowControl, Requester, Responder
 from nvflare_plugins.vertical.protocol.messages import Message
 from nvflare_plugins.vertical.protocol.party_client import ConversationLink
 from nvflare_plugins.vertical.protocol.terms import RowsProof, VerticalTerms, agree, rows_content
@@ -57,9 +57,10 @@ _SHOWN_FEATURES = 20
 _NO_ROWS = Rows(np.empty((0, 0), dtype=np.float32), None)  # merging is about none
 _MAX_PART_BYTES = 256 << 20
 _TITLES = {
-    Action.PREDICT: "Federated prediction", Action.EXPLAIN: "Explanation of predictions",
+    Action.PREDICT: "Federated prediction",
+    Action.EXPLAIN: "Explanation of predictions",
     Action.MERGE: "Merging of a vertical model",
-}  # fmt: skip
+}
 _PROTECTION = {
     Action.PREDICT: "the active party learns one ordered bit per row and node on its path; owners learn which rows "
     "reach their nodes",
@@ -69,10 +70,14 @@ _PROTECTION = {
 }
 _CONSENTS = {
     Action.EXPLAIN: (
-        "explain", "does not tell where its rows lie among its thresholds", "predict alone (action='predict')",
+        "explain",
+        "does not tell where its rows lie among its thresholds",
+        "predict alone (action='predict')",
     ),
     Action.MERGE: (
-        "merge_model", "does not hand out its thresholds", "predict with the other parties (action='predict')",
+        "merge_model",
+        "does not hand out its thresholds",
+        "predict with the other parties (action='predict')",
     ),
 }
 
@@ -252,9 +257,14 @@ def _predict(run: _Run, part: ActivePart, rows: Rows) -> Write:
             for party in part.parties
         }
         predictions = predict(
-            part, links, rows.features, run.job.rounds, run.job.batch_rows, run.timeout_s,
+            part,
+            links,
+            rows.features,
+            run.job.rounds,
+            run.job.batch_rows,
+            run.timeout_s,
             lambda done, n: run.progress.say(f"predicted batch {done} of {n}"),
-        )  # fmt: skip
+        )
     return lambda folder: write_predictions(folder, rows, predictions, run.job.file_format)
 
 
@@ -327,11 +337,15 @@ def _budget(run: _Run) -> PredictionBudget:
 
 
 _ACTIVE: Mapping[Action, Callable[[_Run, ActivePart, Rows], Write]] = {
-    Action.PREDICT: _predict, Action.EXPLAIN: _explain, Action.MERGE: _merge,
-}  # fmt: skip
+    Action.PREDICT: _predict,
+    Action.EXPLAIN: _explain,
+    Action.MERGE: _merge,
+}
 _PASSIVE: Mapping[Action, Callable[[_Run, PassivePart, Rows], None]] = {
-    Action.PREDICT: _answer, Action.EXPLAIN: _tell_positions, Action.MERGE: _tell_thresholds,
-}  # fmt: skip
+    Action.PREDICT: _answer,
+    Action.EXPLAIN: _tell_positions,
+    Action.MERGE: _tell_thresholds,
+}
 
 
 # -- both -------------------------------------------------------------------------------------------------------------
@@ -371,8 +385,9 @@ def _finish(run: _Run, part: Part, write: Write | None) -> str:
     write_importance(folder, importance)
     bars = tuple(
         (f"{row.party}.{row.feature}" if row.party else row.feature, row.total_gain, f"{row.total_gain:.4g}")
-        for row in importance[:_SHOWN_FEATURES] if row.weight
-    )  # fmt: skip
+        for row in importance[:_SHOWN_FEATURES]
+        if row.weight
+    )
     section = ReportSection("Total gain of features, under the parties' aliases", bars=bars)
     run.attempt.write_record(title, {}, MERGED_FILE if run.action is Action.MERGE else None, (section,))
     return f"the result is in {path}"

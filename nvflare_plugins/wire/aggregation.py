@@ -19,7 +19,7 @@ import numpy as np
 
 from he_processors.errors import ProtocolError, VeilBoostError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.commitments import SALT_BYTES, Commitment
 from nvflare_plugins.wire.envelope import (
     ATTEMPT_BYTES,
@@ -32,7 +32,7 @@ from nvflare_plugins.wire.envelope import (
     unpack,
     unpack_head,
     unpack_list,
-)  # fmt: skip
+)
 
 Reply = Callable[[bytes], None]
 
@@ -407,9 +407,19 @@ class Aggregator:
         packed, salt = [], self._randomness.bytes(SALT_BYTES) if frame.codec.is_salted else b""
         for sites, payload in zip(receivers, payloads, strict=True):
             answer = Frame(
-                type_, frame.operation, frame.kind, frame.moment, frame.codec, len(self._sites), frame.counter,
-                self._attempt, frame.n_values, payload, attachments, salt,
-            )  # fmt: skip
+                type_,
+                frame.operation,
+                frame.kind,
+                frame.moment,
+                frame.codec,
+                len(self._sites),
+                frame.counter,
+                self._attempt,
+                frame.n_values,
+                payload,
+                attachments,
+                salt,
+            )
             self._record(sites, "sent", answer, Commitment(salt, payload))
             packed.append(answer.pack())
         answers = packed if len(packed) == len(self._sites) else packed * len(self._sites)
@@ -443,9 +453,17 @@ class Aggregator:
     def _abort_frame(self) -> bytes:
         text = (self._reason or "aborted").encode()
         return Frame(
-            FrameType.ABORT, Operation.GATHER, Kind.CLOSING, TrainingStep(Phase.FINISH), Codec.PUBLIC, len(self._sites), 0,
-            self._attempt, 0, text,
-        ).pack()  # fmt: skip
+            FrameType.ABORT,
+            Operation.GATHER,
+            Kind.CLOSING,
+            TrainingStep(Phase.FINISH),
+            Codec.PUBLIC,
+            len(self._sites),
+            0,
+            self._attempt,
+            0,
+            text,
+        ).pack()
 
 
 def route(payloads: Sequence[bytes]) -> list[bytes]:

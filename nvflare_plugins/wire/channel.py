@@ -10,7 +10,7 @@ from typing import Protocol
 
 from he_processors.errors import JobAborted, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.commitments import SALT_BYTES
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_list
 
@@ -31,9 +31,18 @@ class Recorder(Protocol):
     """What the channel needs of an evidence log."""
 
     def record(
-        self, direction: str, counter: int, kind: str, phase: str, codec: str, n_values: int, payload: bytes,
-        private: bool, *, salt: bytes,
-    ) -> None: ...  # fmt: skip
+        self,
+        direction: str,
+        counter: int,
+        kind: str,
+        phase: str,
+        codec: str,
+        n_values: int,
+        payload: bytes,
+        private: bool,
+        *,
+        salt: bytes,
+    ) -> None: ...
 
 
 @dataclass(slots=True)
@@ -60,9 +69,15 @@ class Channel:
     """
 
     def __init__(
-        self, site: str, sites: Sequence[str], job_id: str, attempt: bytes, transport: Transport, timeout_s: float,
+        self,
+        site: str,
+        sites: Sequence[str],
+        job_id: str,
+        attempt: bytes,
+        transport: Transport,
+        timeout_s: float,
         randomness: RandomSource = OS_RANDOMNESS,
-    ):  # fmt: skip
+    ):
         self.site = site
         self.sites = tuple(sites)
         self.rank = self.sites.index(site)
@@ -97,9 +112,7 @@ class Channel:
         """
         if len(parts) != self.world or parts[self.rank]:
             raise ValueError("one part for each site, the own one empty")
-        reply = self._exchange(
-            FrameType.CONTRIBUTION, Operation.ROUTE, kind, Codec.SEALED, pack_list(list(parts)), 0
-        )
+        reply = self._exchange(FrameType.CONTRIBUTION, Operation.ROUTE, kind, Codec.SEALED, pack_list(list(parts)), 0)
         received = unpack_list(reply, self.world)
         if received[self.rank]:
             raise ProtocolError("the server returned a part of this site's own to it")
@@ -123,13 +136,29 @@ class Channel:
         raise ProtocolError("the server answered a request for another scale with a sum")
 
     def _exchange(
-        self, type_: FrameType, operation: Operation, kind: Kind, codec: Codec, payload: bytes, n_values: int,
-    ) -> bytes:  # fmt: skip
+        self,
+        type_: FrameType,
+        operation: Operation,
+        kind: Kind,
+        codec: Codec,
+        payload: bytes,
+        n_values: int,
+    ) -> bytes:
         attachment = self.heads.take() if self.heads is not None else b""
         frame = Frame(
-            type_, operation, kind, self.moment, codec, self.rank, self.counter, self._attempt, n_values, payload,
-            attachment, self._randomness.bytes(SALT_BYTES) if codec.is_salted else b"",
-        )  # fmt: skip
+            type_,
+            operation,
+            kind,
+            self.moment,
+            codec,
+            self.rank,
+            self.counter,
+            self._attempt,
+            n_values,
+            payload,
+            attachment,
+            self._randomness.bytes(SALT_BYTES) if codec.is_salted else b"",
+        )
         self._record("sent", frame)
         started = time.perf_counter()
         data = self._transport.exchange(frame.pack(), self._timeout_s)
@@ -160,9 +189,16 @@ class Channel:
     def _record(self, direction: str, frame: Frame) -> None:
         if self.recorder is not None:
             self.recorder.record(
-                direction, frame.counter, frame.kind.name, str(frame.moment), frame.codec.name, frame.n_values,
-                frame.payload, frame.kind.private, salt=frame.salt,
-            )  # fmt: skip
+                direction,
+                frame.counter,
+                frame.kind.name,
+                str(frame.moment),
+                frame.codec.name,
+                frame.n_values,
+                frame.payload,
+                frame.kind.private,
+                salt=frame.salt,
+            )
 
     def _count(self, kind: Kind, codec: Codec, n_out: int, n_in: int, seconds: float) -> None:
         totals = self.traffic[kind, codec]

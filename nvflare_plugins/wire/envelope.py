@@ -82,10 +82,22 @@ class Frame:
     def pack(self) -> bytes:
         """Return the bytes that travel."""
         header = _HEADER.pack(
-            _MAGIC, _VERSION, self.type, self.operation, self.codec, self.kind.code, self.moment.phase.value,
-            self.moment.round, self.counter, self.attempt, self.rank, self.n_values, len(self.payload),
-            len(self.attachment), self.salt or _NO_SALT,
-        )  # fmt: skip
+            _MAGIC,
+            _VERSION,
+            self.type,
+            self.operation,
+            self.codec,
+            self.kind.code,
+            self.moment.phase.value,
+            self.moment.round,
+            self.counter,
+            self.attempt,
+            self.rank,
+            self.n_values,
+            len(self.payload),
+            len(self.attachment),
+            self.salt or _NO_SALT,
+        )
         return b"".join((header, self.payload, self.attachment))
 
     def place(self) -> tuple:
@@ -112,8 +124,23 @@ def unpack_head(data: bytes, size: int) -> tuple[Frame, slice]:
     """
     if len(data) < _HEADER.size:
         raise ProtocolError(f"frame of {len(data)} bytes is shorter than its header")
-    (magic, version, type_, operation, codec, kind, phase, round_, counter, attempt, rank, n_values, n_payload,
-     n_attachment, salt) = _HEADER.unpack_from(data)  # fmt: skip
+    (
+        magic,
+        version,
+        type_,
+        operation,
+        codec,
+        kind,
+        phase,
+        round_,
+        counter,
+        attempt,
+        rank,
+        n_values,
+        n_payload,
+        n_attachment,
+        salt,
+    ) = _HEADER.unpack_from(data)
     if magic != _MAGIC or version != _VERSION:
         raise ProtocolError("not a frame of this version of VeilBoost: all sites and the server must run the same one")
     if n_attachment > MAX_ATTACHMENT or n_values > MAX_VALUES:
@@ -127,9 +154,19 @@ def unpack_head(data: bytes, size: int) -> tuple[Frame, slice]:
     if codes[4].is_salted != (salt != _NO_SALT):
         raise ProtocolError("frame lacks the salt that its codec needs, or has one that it does not")
     head = Frame(
-        codes[0], codes[1], codes[2], TrainingStep(codes[3], round_), codes[4], rank, counter, attempt, n_values, b"", b"",
+        codes[0],
+        codes[1],
+        codes[2],
+        TrainingStep(codes[3], round_),
+        codes[4],
+        rank,
+        counter,
+        attempt,
+        n_values,
+        b"",
+        b"",
         salt if any(salt) else b"",
-    )  # fmt: skip
+    )
     return head, slice(_HEADER.size, _HEADER.size + n_payload)
 
 

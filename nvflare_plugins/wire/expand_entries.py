@@ -65,13 +65,36 @@ def _pair(values: tuple[float, float]) -> bytes:
 def pack_entry(entry: ExpandEntry) -> bytes:
     """Write an entry in ``ENTRY_SIZE`` bytes."""
     split_index = entry.feature | (_DEFAULT_LEFT if entry.default_left else 0)
-    return b"".join((
-        b"{", _key("depth"), _integer(entry.depth), _key("nid"), _integer(entry.node), _key("split"),
-        b"{", _key("cat_bits"), b"[$U#", _integer(0), _key("is_cat"), b"F",
-        _key("left_sum"), _pair(entry.left_sum), _key("loss_chg"), b"d", struct.pack(">f", entry.loss_change),
-        _key("right_sum"), _pair(entry.right_sum), _key("sindex"), _integer(split_index),
-        _key("split_value"), b"d", struct.pack(">f", entry.threshold), b"}", b"}",
-    ))  # fmt: skip
+    return b"".join(
+        (
+            b"{",
+            _key("depth"),
+            _integer(entry.depth),
+            _key("nid"),
+            _integer(entry.node),
+            _key("split"),
+            b"{",
+            _key("cat_bits"),
+            b"[$U#",
+            _integer(0),
+            _key("is_cat"),
+            b"F",
+            _key("left_sum"),
+            _pair(entry.left_sum),
+            _key("loss_chg"),
+            b"d",
+            struct.pack(">f", entry.loss_change),
+            _key("right_sum"),
+            _pair(entry.right_sum),
+            _key("sindex"),
+            _integer(split_index),
+            _key("split_value"),
+            b"d",
+            struct.pack(">f", entry.threshold),
+            b"}",
+            b"}",
+        )
+    )
 
 
 ENTRY_SIZE = len(pack_entry(ExpandEntry(0, 0)))

@@ -77,9 +77,13 @@ class ProtectedSums:
     """
 
     def __init__(
-        self, channel: Channel, processor: SumProcessor, masks: MaskedSums, finest_exponent: int | None = None,
+        self,
+        channel: Channel,
+        processor: SumProcessor,
+        masks: MaskedSums,
+        finest_exponent: int | None = None,
         randomness: RandomSource = OS_RANDOMNESS,
-    ):  # fmt: skip
+    ):
         self._channel = channel
         self._processor = processor
         self._masks = masks

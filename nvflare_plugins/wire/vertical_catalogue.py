@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.wire.catalogue import MAX_LEAVES, MAX_MODEL_PARAMETERS, Dtype, TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import MAX_LEAVES, MAX_MODEL_PARAMETERS, Dtype, Phase, TrainingStep
 from nvflare_plugins.wire.expand_entries import ENTRY_SIZE, LONGEST_ENTRY, SHORTEST_ENTRY
 
 MAX_NODES = 2 * 256  # XGBoost splits at most 256 nodes at once and then evaluates their children
@@ -142,9 +142,16 @@ _NO_ERROR = _broadcast(_K.ERROR_LENGTH, _exactly(8))
 _COUNT = _broadcast(_K.VALUE_LENGTH, _exactly(8))
 _ENTRY_HEAD = _gather(_K.ENTRY_COUNT, "Allgather", _exactly(8))
 _ITEM_SIZE = {
-    _K.GRADIENTS: 8, _K.ENTRY_SIZES: 8, _K.BASE_SCORE: 4, _K.LEAF_VALUES: 4, _K.EMPTY_RANKS: 4,
-    _K.ROW_DECISIONS: 1, _K.ROW_MISSING: 1, _K.TREE_DECISIONS: 1, _K.TREE_MISSING: 1,
-}  # fmt: skip
+    _K.GRADIENTS: 8,
+    _K.ENTRY_SIZES: 8,
+    _K.BASE_SCORE: 4,
+    _K.LEAF_VALUES: 4,
+    _K.EMPTY_RANKS: 4,
+    _K.ROW_DECISIONS: 1,
+    _K.ROW_MISSING: 1,
+    _K.TREE_DECISIONS: 1,
+    _K.TREE_MISSING: 1,
+}
 
 
 class VerticalGrammar:
@@ -255,8 +262,9 @@ class VerticalGrammar:
             self._n_entries = size // 8
             bounds = range(SHORTEST_ENTRY * self._n_entries, LONGEST_ENTRY * self._n_entries + 1)
             self._queue = [
-                _gather(_K.ENTRY_BYTES, "Allgather", _exactly(8)), _gather(_K.ENTRIES, "AllgatherV", bounds),
-            ]  # fmt: skip
+                _gather(_K.ENTRY_BYTES, "Allgather", _exactly(8)),
+                _gather(_K.ENTRIES, "AllgatherV", bounds),
+            ]
         elif kind is _K.ENTRIES:
             self._after_entries = True
         elif kind is _K.ROW_DECISIONS:

@@ -45,9 +45,11 @@ class Federated(xgb.collective.CommunicatorContext):
 
     def __init__(self, mediator: Mediator, world: int, rank: int) -> None:
         super().__init__(
-            dmlc_communicator="federated", federated_server_address=mediator.address, federated_world_size=world,
+            dmlc_communicator="federated",
+            federated_server_address=mediator.address,
+            federated_world_size=world,
             federated_rank=rank,
-        )  # fmt: skip
+        )
         self._mediator = mediator
 
     def __enter__(self) -> dict:

@@ -74,4 +74,6 @@ def _position(name: str, column: object, feature_names: Sequence[str]) -> int:
         return feature_names.index(column)
     if isinstance(column, int) and not isinstance(column, bool) and 0 <= column < len(feature_names):
         return column
-    raise ConfigurationError(f"{name}: there is no column {shown(column)} among the {len(feature_names)} agreed columns.")
+    raise ConfigurationError(
+        f"{name}: there is no column {shown(column)} among the {len(feature_names)} agreed columns."
+    )

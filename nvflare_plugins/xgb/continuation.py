@@ -38,7 +38,9 @@ def check_initial_model(model: bytes, name: str, parameters: TrainingParameters,
     except (xgb.core.XGBoostError, ValueError):
         raise ConfigurationError(f"input {name!r} is not a model that XGBoost {xgb.__version__} reads") from None
     if booster.num_features() != len(features) or list(booster.feature_names or features) != list(features):
-        raise ConfigurationError(f"the model {name!r} was trained on other columns, or in another order, than the job's")
+        raise ConfigurationError(
+            f"the model {name!r} was trained on other columns, or in another order, than the job's"
+        )
     objective = parameters.objective
     trees = _trees(learner)
     if not trees:
@@ -55,7 +57,9 @@ def check_initial_model(model: bytes, name: str, parameters: TrainingParameters,
     }
     for what, (found, wanted) in found_and_wanted.items():
         if found != wanted:
-            raise ConfigurationError(f"the model {name!r} has {what} {found}, the job {wanted}: give the job the model's")
+            raise ConfigurationError(
+                f"the model {name!r} has {what} {found}, the job {wanted}: give the job the model's"
+            )
     for column, thresholds in zip(features, _thresholds(model, len(features)), strict=True):
         if thresholds.size > _most_cuts(parameters.max_bin):
             raise ConfigurationError(

@@ -83,9 +83,7 @@ def from_keys(keys: NDArray[np.uint32]) -> NDArray[np.float32]:
     return bits.astype(np.uint32).view(np.float32)
 
 
-def search_quantiles(
-    features: NDArray[np.float32], max_bin: int, min_rows: int | None, sum_counts: CountSum
-) -> Cuts:
+def search_quantiles(features: NDArray[np.float32], max_bin: int, min_rows: int | None, sum_counts: CountSum) -> Cuts:
     """Find the pooled quantiles of every feature.
 
     The number and size of the queries depend on ``n_features`` and ``max_bin`` alone: one count of values per feature
@@ -156,9 +154,7 @@ def _shortest_between(low: np.float32, high: np.float32) -> np.float32:
     return low
 
 
-def spaced_cuts(
-    names: Sequence[str], bounds: Mapping[str, Sequence[float]], max_bin: int, mode: CutMode
-) -> Cuts:
+def spaced_cuts(names: Sequence[str], bounds: Mapping[str, Sequence[float]], max_bin: int, mode: CutMode) -> Cuts:
     """Space cut points evenly (`uniform`) or by powers (`logarithmic`) between public bounds. Touches no data.
 
     Raises:

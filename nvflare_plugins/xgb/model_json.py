@@ -79,9 +79,7 @@ def without_lists(model: bytes) -> bytes:
     return model_bytes(document)
 
 
-def check_lists(
-    model: bytes, name: str, categories: Lists, label_classes: Sequence[str | int] | None
-) -> None:
+def check_lists(model: bytes, name: str, categories: Lists, label_classes: Sequence[str | int] | None) -> None:
     """Refuse a model whose lists are others than a job's. One that carries none is taken as it is.
 
     Raises:
@@ -137,8 +135,9 @@ def _container(of_feature: Sequence[Sequence[str | int]]) -> dict[str, Any]:
     order = [position for values in of_feature for position in _sorted_positions(values)]
     return {
         "enc": [_encoding(values) for values in of_feature],
-        "feature_segments": segments.tolist(), "sorted_idx": order,
-    }  # fmt: skip
+        "feature_segments": segments.tolist(),
+        "sorted_idx": order,
+    }
 
 
 def _encoding(values: Sequence[str | int]) -> dict[str, Any]:

@@ -134,16 +134,26 @@ _SPW = ("scale_pos_weight",)
 
 _OBJECTIVES: dict[str, _Objective] = {
     "binary:logistic": _Objective(
-        Task.BINARY, 1.0, 0.25, BaseScoreSource.MEAN, LabelRule.UNIT, "logloss", _SPW,
+        Task.BINARY,
+        1.0,
+        0.25,
+        BaseScoreSource.MEAN,
+        LabelRule.UNIT,
+        "logloss",
+        _SPW,
         base_score_range=_UNIT_INTERVAL,
     ),
     "reg:logistic": _Objective(
-        Task.BINARY, 1.0, 0.25, BaseScoreSource.MEAN, LabelRule.UNIT, "rmse", _SPW,
+        Task.BINARY,
+        1.0,
+        0.25,
+        BaseScoreSource.MEAN,
+        LabelRule.UNIT,
+        "rmse",
+        _SPW,
         base_score_range=_UNIT_INTERVAL,
     ),
-    "binary:logitraw": _Objective(
-        Task.BINARY, 1.0, 0.25, BaseScoreSource.MEAN, LabelRule.UNIT, "logloss", _SPW
-    ),
+    "binary:logitraw": _Objective(Task.BINARY, 1.0, 0.25, BaseScoreSource.MEAN, LabelRule.UNIT, "logloss", _SPW),
     "binary:hinge": _Objective(Task.BINARY, 1.0, 1.0, BaseScoreSource.STUMP, LabelRule.BINARY, "error"),
     "multi:softprob": _Objective(
         Task.MULTICLASS, 1.0, 0.5, BaseScoreSource.CLASSES, LabelRule.CLASSES, "mlogloss", ("num_class",)
@@ -163,20 +173,42 @@ _OBJECTIVES: dict[str, _Objective] = {
         Task.REGRESSION, 1.0, 1.0, BaseScoreSource.MEDIAN, LabelRule.ANY, "mae", adaptive_leaf=True
     ),
     "reg:quantileerror": _Objective(
-        Task.REGRESSION, 1.0, 1.0, BaseScoreSource.QUANTILE, LabelRule.ANY, "quantile", ("quantile_alpha",),
+        Task.REGRESSION,
+        1.0,
+        1.0,
+        BaseScoreSource.QUANTILE,
+        LabelRule.ANY,
+        "quantile",
+        ("quantile_alpha",),
         adaptive_leaf=True,
     ),
     "count:poisson": _Objective(
-        Task.REGRESSION, None, None, BaseScoreSource.MEAN, LabelRule.NON_NEGATIVE, "poisson-nloglik",
+        Task.REGRESSION,
+        None,
+        None,
+        BaseScoreSource.MEAN,
+        LabelRule.NON_NEGATIVE,
+        "poisson-nloglik",
         base_score_range=_POSITIVE,
     ),
     "reg:gamma": _Objective(
-        Task.REGRESSION, None, None, BaseScoreSource.MEAN, LabelRule.POSITIVE, "gamma-deviance",
+        Task.REGRESSION,
+        None,
+        None,
+        BaseScoreSource.MEAN,
+        LabelRule.POSITIVE,
+        "gamma-deviance",
         base_score_range=_POSITIVE,
     ),
     "reg:tweedie": _Objective(
-        Task.REGRESSION, None, None, BaseScoreSource.MEAN, LabelRule.NON_NEGATIVE, "tweedie-nloglik@{power:g}",
-        ("tweedie_variance_power",), base_score_range=_POSITIVE,
+        Task.REGRESSION,
+        None,
+        None,
+        BaseScoreSource.MEAN,
+        LabelRule.NON_NEGATIVE,
+        "tweedie-nloglik@{power:g}",
+        ("tweedie_variance_power",),
+        base_score_range=_POSITIVE,
     ),
 }
 
@@ -268,7 +300,15 @@ _METRICS: dict[Task, tuple[str, ...]] = {
     Task.BINARY: ("auc", "aucpr", "logloss", "error", "rmse", "mae"),
     Task.MULTICLASS: ("mlogloss", "merror", "auc", "aucpr"),
     Task.REGRESSION: (
-        "rmse", "mae", "rmsle", "mape", "mphe", "quantile", "poisson-nloglik", "gamma-nloglik", "gamma-deviance",
+        "rmse",
+        "mae",
+        "rmsle",
+        "mape",
+        "mphe",
+        "quantile",
+        "poisson-nloglik",
+        "gamma-nloglik",
+        "gamma-deviance",
         "tweedie-nloglik",
     ),
 }
@@ -296,7 +336,9 @@ def check_metric(metric: object, facts: ObjectiveFacts) -> str:
         )
     needed = _OBJECTIVE_OF_METRIC.get(name)
     if needed is not None and facts.name != needed:
-        raise ConfigurationError(f"eval_metric {shown(name)} reads a parameter of {needed} and is allowed only with it.")
+        raise ConfigurationError(
+            f"eval_metric {shown(name)} reads a parameter of {needed} and is allowed only with it."
+        )
     if at and name not in _METRIC_ARGUMENTS:
         raise ConfigurationError(f"eval_metric {shown(metric)}: {name} takes no argument after '@'.")
     if name in _METRIC_ARGUMENTS:

@@ -327,9 +327,7 @@ def _check_combinations(params: dict[str, object], constraints: Mapping[str, obj
 def _check_constraints(constraints: Mapping[str, object], feature_names: Sequence[str]) -> dict[str, object]:
     checked: dict[str, object] = {}
     if "monotone_constraints" in constraints:
-        checked["monotone_constraints"] = check_monotone_constraints(
-            constraints["monotone_constraints"], feature_names
-        )
+        checked["monotone_constraints"] = check_monotone_constraints(constraints["monotone_constraints"], feature_names)
     if "interaction_constraints" in constraints:
         checked["interaction_constraints"] = check_interaction_constraints(
             constraints["interaction_constraints"], feature_names

@@ -21,7 +21,7 @@ from nvflare_plugins.private_trees.greedy_training import NoisyHistogramHandler
 from nvflare_plugins.private_trees.methods import feverless
 from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust
 from nvflare_plugins.private_trees.training import NoisySums, PrivateTreesPlan
-from nvflare_plugins.wire.catalogue import Answer, Dtype, Kind, Message, TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import Answer, Dtype, Kind, Message, Phase, TrainingStep
 from tests.support.audit import Errors
 from tests.support.seeded_randomness import SeededRandomness
 
@@ -86,9 +86,11 @@ def play(plan: PrivateTreesPlan, handler_type: type, has_canary: bool, seed: int
 
 
 def measured_mu(
-    handler_type: type = NoisyHistogramHandler, n_features: int = 3, features_paid: int | None = None,
+    handler_type: type = NoisyHistogramHandler,
+    n_features: int = 3,
+    features_paid: int | None = None,
     n_runs: int = 500,
-) -> float:  # fmt: skip
+) -> float:
     noise = NoisePlan.for_budget(METHOD, features_paid or n_features, EPSILON, DELTA)
     plan = PrivateTreesPlan(METHOD, (FeatureBounds(0, 1),) * n_features, noise, Trust(), structure_seed=0)
     worlds = [np.array([play(plan, handler_type, bool(w), 2 * run + w) for run in range(n_runs)]) for w in (0, 1)]

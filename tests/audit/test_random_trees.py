@@ -48,7 +48,7 @@ from tests.support.audit_trees import (
     judge,
     run_attempt,
     shape_of,
-)  # fmt: skip
+)
 from tests.support.federation import SiteDied
 from tests.support.private_federation import PrivateFederation, job_of
 from tests.support.private_trees import Part, split_rows

@@ -85,11 +85,21 @@ class Report:
             for outcome in OUTCOMES
         }
         seconds = {arm: round(float(np.mean(s)), 3) for arm, s in self.seconds.items()}
-        return json.dumps({
-            "auc": self.auc, "log_loss": self.log_loss, "best_published": self.best_published, **counts,
-            "seconds_per_model": seconds, "rounds": self.rounds, "epsilon_spent": self.epsilon_spent,
-            "ablation": self.ablation, "p": self.p, "outcomes": self.outcomes, **more,
-        })  # fmt: skip
+        return json.dumps(
+            {
+                "auc": self.auc,
+                "log_loss": self.log_loss,
+                "best_published": self.best_published,
+                **counts,
+                "seconds_per_model": seconds,
+                "rounds": self.rounds,
+                "epsilon_spent": self.epsilon_spent,
+                "ablation": self.ablation,
+                "p": self.p,
+                "outcomes": self.outcomes,
+                **more,
+            }
+        )
 
 
 def best_published(runner: Runner, draws: Draws, epsilon: float, n_features: int) -> tuple[str, Series]:
@@ -123,9 +133,15 @@ def ablation(runner: Runner, draws: Draws, epsilon: float, default: Series, thei
     rate = max(runs, key=lambda r: runs[r].auc.mean())
     outcome, p = verdict(default, runs[rate])
     sweep = {f"{r:g}": round(float(s.auc.mean()), 4) for r, s in runs.items()}
-    return {"eta": rate, "auc": mean_and_sd(runs[rate].auc), "log_loss": mean_and_sd(runs[rate].log_loss),
-            "default_against_it": outcome, "p": round(p, 5), "it_against_published": verdict(runs[rate], theirs)[0],
-            **({"sweep": sweep} if len(sweep) > 1 else {})}  # fmt: skip
+    return {
+        "eta": rate,
+        "auc": mean_and_sd(runs[rate].auc),
+        "log_loss": mean_and_sd(runs[rate].log_loss),
+        "default_against_it": outcome,
+        "p": round(p, 5),
+        "it_against_published": verdict(runs[rate], theirs)[0],
+        **({"sweep": sweep} if len(sweep) > 1 else {}),
+    }
 
 
 def measure(runner: Runner, draws: Draws, n_features: int, lane: Lane, report: Report) -> Iterator[str]:
@@ -136,9 +152,11 @@ def measure(runner: Runner, draws: Draws, n_features: int, lane: Lane, report: R
         method, theirs = best_published(runner, draws, epsilon, n_features)
         anchor = authors_best(name, epsilon)
         report.best_published[key] = {
-            "method": method, **mean_and_sd(theirs.auc), "log_loss": mean_and_sd(theirs.log_loss),
+            "method": method,
+            **mean_and_sd(theirs.auc),
+            "log_loss": mean_and_sd(theirs.log_loss),
             "authors_code": None if anchor is None else {"method": anchor[0], "mean": anchor[1]},
-        }  # fmt: skip
+        }
         authors = "" if anchor is None else f"; best run of the authors' code: {anchor[0]} {anchor[1]}"
         yield f"{key}: published {method} {mean_and_sd(theirs.auc)}{authors}"
         ours: dict[str, Series] = {}
@@ -180,10 +198,19 @@ def main(arguments: list[str] | None = None) -> None:
             draws = Draws(source, options.label, SEEDS[: options.splits], options.repeats)
             for line in measure(runner, draws, n_features[source], lane, report):
                 print(f"{time.time() - started:6.0f} s  {line}", flush=True)
-    print(report.as_json(
-        speed=speed(), path=lane.value, splits=options.splits, repeats=options.repeats, public=PUBLIC,
-        prepared=prepared, neighbouring="one row added or removed", few_rounds_preset=FEW_ROUNDS.name, default=DEFAULT.name,
-    ))  # fmt: skip
+    print(
+        report.as_json(
+            speed=speed(),
+            path=lane.value,
+            splits=options.splits,
+            repeats=options.repeats,
+            public=PUBLIC,
+            prepared=prepared,
+            neighbouring="one row added or removed",
+            few_rounds_preset=FEW_ROUNDS.name,
+            default=DEFAULT.name,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from dp_components.bucket_ldp.edges import (
     paid_edges,
     public_edges,
     release_cell_counts,
-)  # fmt: skip
+)
 from dp_components.bucket_ldp.randomised_buckets import release_buckets
 from dp_components.split_candidates.candidates import Candidates, FeatureBounds
 from nvflare_plugins.federboost_vertical.buckets import BucketBlock

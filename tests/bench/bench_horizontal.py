@@ -47,7 +47,7 @@ from tests.bench.horizontal_data import (
     write_policy,
     write_shares,
     write_startup_kits,
-)  # fmt: skip
+)
 from tests.bench.horizontal_flare import FlareFigures, run_federboost, run_side_by_side
 from tests.bench.horizontal_lanes import (
     JOB_ID,
@@ -68,9 +68,12 @@ LEAF_TOLERANCE = {"plain": 2e-7, "masks": 2e-7, "bfv": 2e-7, "ckks": 1e-6}
 MIN_ROWS_PER_CUT = 10
 EVALUATION_SEED = 1  # other rows than those of training
 TARGETS = {
-    "masks_added_s": 0.02, "bfv_added_s": 0.35, "ckks_added_s": 0.45, "masks_over_nvflare": 0.5,
+    "masks_added_s": 0.02,
+    "bfv_added_s": 0.35,
+    "ckks_added_s": 0.45,
+    "masks_over_nvflare": 0.5,
     "federboost_200_trees_s": 21.59,
-}  # fmt: skip
+}
 
 
 def main() -> None:

@@ -55,9 +55,13 @@ def main() -> None:
     features, label = arrays(generate(shape))
     workload = Workload(features, label, widths, PARAMS, options.rounds)
     results: dict[str, object] = {
-        "rows": shape.n_rows, "features": list(widths), "trees": options.rounds, "depth": PARAMS["max_depth"],
-        "key_bits": options.key_bits, "backend": open_backend(AUTO, (1 << 2047) + 1).name,
-    }  # fmt: skip
+        "rows": shape.n_rows,
+        "features": list(widths),
+        "trees": options.rounds,
+        "depth": PARAMS["max_depth"],
+        "key_bits": options.key_bits,
+        "backend": open_backend(AUTO, (1 << 2047) + 1).name,
+    }
     _say(f"{shape.n_rows:,} rows, {widths[0]} + {widths[1]} features, {options.rounds} trees; centralized XGBoost")
     central = run_central(workload)
     identical: dict[str, bool] = {}

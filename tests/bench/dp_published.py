@@ -28,7 +28,7 @@ from nvflare_plugins.private_trees.methods import (
     dp_rf,
     dp_tr_newton,
     feverless,
-)  # fmt: skip
+)
 from nvflare_plugins.private_trees.noise_plan import Mechanism, NoisePlan
 from tests.bench.dp_data import Split
 from tests.support.private_simulation import Simulation

@@ -139,8 +139,9 @@ class Runner:
         """Train one method on all splits, with all repeats; one list per split."""
         runs = [
             Run(draws.source, draws.label, seed, repeat, epsilon, method, lane, trust)
-            for seed in draws.seeds for repeat in range(draws.repeats)
-        ]  # fmt: skip
+            for seed in draws.seeds
+            for repeat in range(draws.repeats)
+        ]
         scored = list(map(execute, runs) if self._pool is None else self._pool.map(execute, runs))
         return [scored[i : i + draws.repeats] for i in range(0, len(scored), draws.repeats)]
 

@@ -1,6 +1,6 @@
 """What private training costs beside one centralized refresh of the same forest, without noise.
 
-    python -m tests.bench.dp_speed
+python -m tests.bench.dp_speed
 """
 
 from __future__ import annotations
@@ -73,8 +73,15 @@ def _once(seed: int) -> dict[str, float]:
     central = time.process_time() - started
     local = sum(_local_refresh(plan, empty, part) for part in parts)
     computing = local + noising + prediction
-    return {"xgboost_all_sites": local, "noise": noising, "prediction": prediction, "together": computing,
-            "central_refresh": central, "ratio": computing / central, "transport": whole - local - noising}  # fmt: skip
+    return {
+        "xgboost_all_sites": local,
+        "noise": noising,
+        "prediction": prediction,
+        "together": computing,
+        "central_refresh": central,
+        "ratio": computing / central,
+        "transport": whole - local - noising,
+    }
 
 
 def _local_refresh(plan: PrivateTreesPlan, model: bytes, part: Part) -> float:

@@ -43,8 +43,10 @@ class Series:
         return cls(
             np.array([np.mean([r.auc for r in of_split]) for of_split in runs]),
             np.array([np.mean([r.log_loss for r in of_split]) for of_split in runs]),
-            float(np.mean([r.seconds for r in flat])), max(r.epsilon for r in flat), max(r.messages for r in flat),
-        )  # fmt: skip
+            float(np.mean([r.seconds for r in flat])),
+            max(r.epsilon for r in flat),
+            max(r.messages for r in flat),
+        )
 
 
 def mean_and_sd(values: NDArray[np.float64]) -> dict[str, float]:

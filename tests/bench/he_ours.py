@@ -89,13 +89,9 @@ def measure_ours(key: PrivateKey, backend: str) -> Rates:
     codes = rng.integers(0, N_BINS, (18, n_rows)).astype(np.uint16)
     rows = [np.arange(n_rows, dtype=np.int32)]
     plan = plan_level(codes, layout, rows, use_pairs=False)
-    add_s, bins = cpu_seconds(
-        lambda: sum_bins(arithmetic, residues, plan_level(codes, layout, rows, use_pairs=False))
-    )
+    add_s, bins = cpu_seconds(lambda: sum_bins(arithmetic, residues, plan_level(codes, layout, rows, use_pairs=False)))
     some_bins = arithmetic.take(bins, np.arange(min(len(bins), n_rows), dtype=np.int64))
-    pack_s, _ = cpu_seconds(
-        lambda: arithmetic.horner(some_bins, packing.pairs_per_plaintext, FORMAT.pair_bits)
-    )
+    pack_s, _ = cpu_seconds(lambda: arithmetic.horner(some_bins, packing.pairs_per_plaintext, FORMAT.pair_bits))
     n_decrypt = max(8, min(2_000, n_rows // 8))
     decrypt_s, _ = cpu_seconds(lambda: one_prime.decrypt(ciphertexts[:n_decrypt]))
     return {

@@ -179,9 +179,7 @@ def _siblings(level: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
     return list(zip(level[0::2], level[1::2], strict=True))
 
 
-def _with_siblings(
-    parents: list[BinSums], built: list[BinSums], level: list[np.ndarray], data: _Data
-) -> list[BinSums]:
+def _with_siblings(parents: list[BinSums], built: list[BinSums], level: list[np.ndarray], data: _Data) -> list[BinSums]:
     """Return the sums of all nodes of a level: those built, and their siblings by subtraction."""
     if len(level) == 1:
         return built

@@ -80,9 +80,7 @@ def write_startup_kits(folder: Path, sites: Sequence[str]) -> None:
     for number, site in enumerate(sites):
         kit = folder / site
         kit.mkdir(parents=True)
-        private = key_number(number).private_bytes(
-            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        private = key_number(number).private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         (kit / "client.key").write_bytes(private)
         (kit / "client.crt").write_bytes(authority.issue(site, number).public_bytes(pem))
         (kit / "rootCA.pem").write_bytes(authority.root.public_bytes(pem))

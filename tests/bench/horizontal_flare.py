@@ -198,9 +198,12 @@ def _nvflare_recipe(simulation: Simulation, workspaces: Path):
     allowed = [*DEFAULT_CLASS_ALLOW_LIST, "tests.bench."]
     resources.write_text(json.dumps({"format_version": 2, "class_allow_list": allowed}))
     recipe = XGBHorizontalRecipe(
-        "nvflare", min_clients=len(simulation.sites), num_rounds=simulation.num_rounds, early_stopping_rounds=0,
+        "nvflare",
+        min_clients=len(simulation.sites),
+        num_rounds=simulation.num_rounds,
+        early_stopping_rounds=0,
         xgb_params={"tree_method": "hist", **simulation.params},
-    )  # fmt: skip
+    )
     recipe._job.set_app_packages(["tests"])  # the loader is importable at the sites; no code travels
     set_per_site_config(recipe, {site: {"data_loader": ParquetLoader(simulation.data)} for site in simulation.sites})
     return recipe

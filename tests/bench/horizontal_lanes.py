@@ -180,9 +180,11 @@ def start_native(task: Task) -> Lane:
     lane = Lane("native")
     for rank, site in enumerate(task.sites):
         communicator = {
-            "dmlc_communicator": "federated", "federated_server_address": address,
-            "federated_world_size": len(task.sites), "federated_rank": rank,
-        }  # fmt: skip
+            "dmlc_communicator": "federated",
+            "federated_server_address": address,
+            "federated_world_size": len(task.sites),
+            "federated_rank": rank,
+        }
         lane.start(_train_stock, task, (site,), communicator)
     return lane
 
@@ -230,9 +232,7 @@ def _take_part(baton: Baton, task: Task, profile: str, site: str, end: socket.so
     policy = SitePolicy.load(workspace, site)
     identity = Identity.load(task.folder / "kits" / site)
     place = Place(site, task.sites, JOB_ID, attempt, workspace / "runs", policy, identity)
-    result = run_site(
-        job, place, SocketTransport(end), DEADLINE_S, on_progress=lambda record, n_rounds: baton.ready()
-    )
+    result = run_site(job, place, SocketTransport(end), DEADLINE_S, on_progress=lambda record, n_rounds: baton.ready())
     folder = RunFolder(place.runs, JOB_ID)
     found = folder.read_cuts()
     if found is None or not all(map(np.array_equal, found.of_feature, task.cuts.of_feature)):

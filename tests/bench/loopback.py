@@ -91,9 +91,17 @@ class LoopbackServer:
     def _record(self, transfer: Transfer) -> None:
         frame = transfer.frame
         self._evidence.record(
-            transfer.direction, frame.counter, frame.kind.name, str(frame.moment), frame.codec.name, frame.n_values,
-            transfer.commitment, frame.kind.private, peers=transfer.sites, salt=frame.salt,
-        )  # fmt: skip
+            transfer.direction,
+            frame.counter,
+            frame.kind.name,
+            str(frame.moment),
+            frame.codec.name,
+            frame.n_values,
+            transfer.commitment,
+            frame.kind.private,
+            peers=transfer.sites,
+            salt=frame.salt,
+        )
 
 
 def _send(end: socket.socket, data: bytes) -> None:

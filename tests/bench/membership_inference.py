@@ -162,10 +162,14 @@ def attack(train: Train, pool: Table, halves: NDArray[np.bool_], bound: float) -
         # Without the model of the other half, too: then each row was in half of the models that are left.
         others = np.arange(len(halves)) // 2 != target // 2
         lira = likelihood_ratio(confidence[target], confidence[others], halves[others])
-        results.append((
-            roc_auc_score(pool.label[~is_member], raw[target][~is_member]),
-            *_auc_and_advantage(is_member, confidence[target])[:2], *_auc_and_advantage(is_member, lira), bound,
-        ))  # fmt: skip
+        results.append(
+            (
+                roc_auc_score(pool.label[~is_member], raw[target][~is_member]),
+                *_auc_and_advantage(is_member, confidence[target])[:2],
+                *_auc_and_advantage(is_member, lira),
+                bound,
+            )
+        )
     return Found(*np.mean(results, axis=0).tolist())
 
 

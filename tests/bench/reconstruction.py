@@ -48,8 +48,17 @@ from tests.support.private_simulation import Simulation, Table
 DELTA, WITHIN = 1e-6, 0.05
 MAX_TREES, MAX_WAYS = 12, 200_000
 EPSILONS = (1.0, 0.5)
-PARAMETERS = {"objective": "binary:logistic", "max_depth": 6, "eta": 0.3, "lambda": 1.0, "base_score": 0.5,
-              "min_child_weight": 0, "tree_method": "hist", "nthread": 1, "verbosity": 0}  # fmt: skip
+PARAMETERS = {
+    "objective": "binary:logistic",
+    "max_depth": 6,
+    "eta": 0.3,
+    "lambda": 1.0,
+    "base_score": 0.5,
+    "min_child_weight": 0,
+    "tree_method": "hist",
+    "nthread": 1,
+    "verbosity": 0,
+}
 Floats = NDArray[np.float64]
 Columns = NDArray[np.float32]
 
@@ -105,8 +114,10 @@ def main() -> None:
     outcomes = {}
     for name, trees in seen_trainings(target, bounds, options.trees).items():
         outcomes[name] = o = compare(target, own, find_rows(trees))
-        print(f"{name:<34}{o.claimed:>8}{o.found:>8}{o.found_share:>10.1%}"
-              f"{o.values_rebuilt:>16.1%}{o.values_guessed_without:>10.1%}")  # fmt: skip
+        print(
+            f"{name:<34}{o.claimed:>8}{o.found:>8}{o.found_share:>10.1%}"
+            f"{o.values_rebuilt:>16.1%}{o.values_guessed_without:>10.1%}"
+        )
     print(json.dumps({name: {k: round(v, 4) for k, v in vars(o).items()} for name, o in outcomes.items()}))
 
 
@@ -232,9 +243,7 @@ def follow(before: list[SeenTree], tree: SeenTree, leaf: int) -> FoundRow | None
         reached = total[:, None] + earlier.outputs
         rest = before[i + 1 :]
         least, most = (score - sum(extreme(t.outputs) for t in rest) for extreme in (np.max, np.min))
-        state, chosen = np.nonzero(
-            (a < b).all(axis=2) & (reached > least - tolerance) & (reached < most + tolerance)
-        )
+        state, chosen = np.nonzero((a < b).all(axis=2) & (reached > least - tolerance) & (reached < most + tolerance))
         if not 0 < state.size <= MAX_WAYS:
             return None
         low, high, total = a[state, chosen], b[state, chosen], reached[state, chosen]

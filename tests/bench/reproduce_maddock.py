@@ -25,7 +25,7 @@ from nvflare_plugins.private_trees.methods import (
     WeightUpdate,
     dp_rf,
     dp_tr_newton,
-)  # fmt: skip
+)
 from tests.bench.dp_data import PAPER_SEEDS
 from tests.bench.dp_runs import Draws, Lane, Runner
 
@@ -34,32 +34,62 @@ NEAR, APART = 0.015, 0.04
 EPSILON = {3: 0.5, 4: 1.0, 5: 0.1, 9: 0.1, 12: 1.0}
 # Means of the authors' code on credit2, adult, bank (15, 5 and 5 runs).
 ANCHORS: dict[int, dict[str, tuple[float, float, float]]] = {
-    9: {"Hist Gradient": (0.5714, 0.6542, 0.5892), "Hist Averaging": (0.5267, 0.6262, 0.6128),
-        "Hist Newton": (0.5677, 0.6584, 0.5659), "PR Gradient": (0.5370, 0.6639, 0.5731),
-        "PR Averaging": (0.6388, 0.6913, 0.6963), "PR Newton": (0.5760, 0.7049, 0.5934),
-        "TR Gradient": (0.6883, 0.8163, 0.7454), "TR Averaging": (0.7156, 0.8462, 0.7691),
-        "TR Newton": (0.6925, 0.8305, 0.7783)},
-    3: {"Hist Gradient": (0.6500, 0.6981, 0.6487), "Hist Averaging": (0.6762, 0.6239, 0.7237),
-        "Hist Newton": (0.6470, 0.7973, 0.7613), "PR Gradient": (0.6372, 0.7602, 0.6678),
-        "PR Averaging": (0.6918, 0.8280, 0.8026), "PR Newton": (0.6824, 0.8443, 0.7990),
-        "TR Gradient": (0.7366, 0.8762, 0.8435), "TR Averaging": (0.7254, 0.8645, 0.8349),
-        "TR Newton": (0.7376, 0.8816, 0.8581)},
-    12: {"Hist Gradient": (0.6416, 0.6927, 0.6672), "Hist Averaging": (0.6859, 0.6689, 0.7268),
-         "Hist Newton": (0.6756, 0.8442, 0.8037), "PR Gradient": (0.6554, 0.8144, 0.7563),
-         "PR Averaging": (0.6856, 0.8575, 0.8192), "PR Newton": (0.7059, 0.8617, 0.8380),
-         "TR Gradient": (0.7442, 0.8855, 0.8680), "TR Averaging": (0.7287, 0.8673, 0.8462),
-         "TR Newton": (0.7527, 0.8910, 0.8781)},
-    4: {"IH s=5": (0.7332, 0.8835, 0.8644), "Quantiles": (0.7364, 0.8818, 0.8739), "Log": (0.7479, 0.8864, 0.8691),
-        "Uniform": (0.7475, 0.8897, 0.8716)},
-    5: {"DP-RF": (0.7156, 0.8462, 0.7691), "B=10": (0.7229, 0.8692, 0.8138), "B=20": (0.7200, 0.8605, 0.8042),
-        "B=50": (0.7128, 0.8527, 0.7862), "B=100": (0.7096, 0.8467, 0.7724), "B=200": (0.7073, 0.8405, 0.7622),
-        "Newton": (0.6925, 0.8305, 0.7783)},
-}  # fmt: skip
+    9: {
+        "Hist Gradient": (0.5714, 0.6542, 0.5892),
+        "Hist Averaging": (0.5267, 0.6262, 0.6128),
+        "Hist Newton": (0.5677, 0.6584, 0.5659),
+        "PR Gradient": (0.5370, 0.6639, 0.5731),
+        "PR Averaging": (0.6388, 0.6913, 0.6963),
+        "PR Newton": (0.5760, 0.7049, 0.5934),
+        "TR Gradient": (0.6883, 0.8163, 0.7454),
+        "TR Averaging": (0.7156, 0.8462, 0.7691),
+        "TR Newton": (0.6925, 0.8305, 0.7783),
+    },
+    3: {
+        "Hist Gradient": (0.6500, 0.6981, 0.6487),
+        "Hist Averaging": (0.6762, 0.6239, 0.7237),
+        "Hist Newton": (0.6470, 0.7973, 0.7613),
+        "PR Gradient": (0.6372, 0.7602, 0.6678),
+        "PR Averaging": (0.6918, 0.8280, 0.8026),
+        "PR Newton": (0.6824, 0.8443, 0.7990),
+        "TR Gradient": (0.7366, 0.8762, 0.8435),
+        "TR Averaging": (0.7254, 0.8645, 0.8349),
+        "TR Newton": (0.7376, 0.8816, 0.8581),
+    },
+    12: {
+        "Hist Gradient": (0.6416, 0.6927, 0.6672),
+        "Hist Averaging": (0.6859, 0.6689, 0.7268),
+        "Hist Newton": (0.6756, 0.8442, 0.8037),
+        "PR Gradient": (0.6554, 0.8144, 0.7563),
+        "PR Averaging": (0.6856, 0.8575, 0.8192),
+        "PR Newton": (0.7059, 0.8617, 0.8380),
+        "TR Gradient": (0.7442, 0.8855, 0.8680),
+        "TR Averaging": (0.7287, 0.8673, 0.8462),
+        "TR Newton": (0.7527, 0.8910, 0.8781),
+    },
+    4: {
+        "IH s=5": (0.7332, 0.8835, 0.8644),
+        "Quantiles": (0.7364, 0.8818, 0.8739),
+        "Log": (0.7479, 0.8864, 0.8691),
+        "Uniform": (0.7475, 0.8897, 0.8716),
+    },
+    5: {
+        "DP-RF": (0.7156, 0.8462, 0.7691),
+        "B=10": (0.7229, 0.8692, 0.8138),
+        "B=20": (0.7200, 0.8605, 0.8042),
+        "B=50": (0.7128, 0.8527, 0.7862),
+        "B=100": (0.7096, 0.8467, 0.7724),
+        "B=200": (0.7073, 0.8405, 0.7622),
+        "Newton": (0.6925, 0.8305, 0.7783),
+    },
+}
 _SPLITS = {"Hist": SplitMethod.HISTOGRAM, "PR": SplitMethod.PARTIALLY_RANDOM, "TR": SplitMethod.TOTALLY_RANDOM}
 _TABLE_4 = {
-    "IH s=5": CandidateSource.ITERATIVE_HESSIAN, "Quantiles": CandidateSource.QUANTILE,
-    "Log": CandidateSource.LOGARITHMIC, "Uniform": CandidateSource.UNIFORM,
-}  # fmt: skip
+    "IH s=5": CandidateSource.ITERATIVE_HESSIAN,
+    "Quantiles": CandidateSource.QUANTILE,
+    "Log": CandidateSource.LOGARITHMIC,
+    "Uniform": CandidateSource.UNIFORM,
+}
 
 
 def methods(table: int) -> Iterator[Method]:
@@ -108,8 +138,10 @@ class Comparison:
         near = self.n_random - len(self.far)
         yield f"totally random cells within {NEAR} of the authors' code: {near} of {self.n_random}"
         yield from self.far
-        yield (f"pairs of methods of tables with histogram and partially random trees that are more than {APART} "
-               f"apart in the authors' runs: {self.same_order} of {self.n_pairs} in the same order")  # fmt: skip
+        yield (
+            f"pairs of methods of tables with histogram and partially random trees that are more than {APART} "
+            f"apart in the authors' runs: {self.same_order} of {self.n_pairs} in the same order"
+        )
 
 
 def print_table(runner: Runner, table: int, sets: Sequence[str], repeats: int, summary: Comparison) -> None:
@@ -121,8 +153,9 @@ def print_table(runner: Runner, table: int, sets: Sequence[str], repeats: int, s
         cells = []
         for name in sets:
             draws = Draws(name, "label", PAPER_SEEDS, repeats)
-            auc = np.array([r.auc for of_split in runner.scores(draws, EPSILON[table], method, Lane.PUBLISHED)
-                            for r in of_split])  # fmt: skip
+            auc = np.array(
+                [r.auc for of_split in runner.scores(draws, EPSILON[table], method, Lane.PUBLISHED) for r in of_split]
+            )
             anchor = ANCHORS[table][method.name][SETS.index(name)]
             cells.append(f"{auc.mean():.4f} ({auc.std():.4f}) [{anchor:.4f}]")
             means[name].append(float(auc.mean()))

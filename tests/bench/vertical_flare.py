@@ -63,9 +63,16 @@ def _simulate(folder: Path) -> None:
     options = SetupOptions({DATA_SET: path}, profiles=("plain",), consents=("plain_profile", "exact_bins"))
     set_up(folder / "workspaces" / NAME, options)
     recipe = VerticalXGBRecipe(
-        NAME, active="site-1", data_set=DATA_SET, label=LABEL, params=job["params"], num_rounds=job["num_rounds"],
-        profile="plain", preset="exact", checkpoint_every=0,
-    )  # fmt: skip
+        NAME,
+        active="site-1",
+        data_set=DATA_SET,
+        label=LABEL,
+        params=job["params"],
+        num_rounds=job["num_rounds"],
+        profile="plain",
+        preset="exact",
+        checkpoint_every=0,
+    )
     recipe.execute(SimEnv(num_clients=job["parties"], workspace_root=str(folder / "workspaces")))
 
 

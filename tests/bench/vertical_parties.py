@@ -224,9 +224,14 @@ def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, key_bit
     setup_s = time.perf_counter() - setup_started
     ends: list[float] = []
     result = train_vertical(
-        params, [own], parties, owner, names[: workload.widths[0]], settings,
+        params,
+        [own],
+        parties,
+        owner,
+        names[: workload.widths[0]],
+        settings,
         on_round=lambda *_: ends.append(time.process_time()),
-    )  # fmt: skip
+    )
     # XGBoost's matrix and its start stand before the first tree: it counts as much as the others on average.
     n = len(ends)
     figures = [_figures((ends[-1] - ends[0]) * n / (n - 1) if n > 1 else ends[0], clock)]
@@ -237,9 +242,13 @@ def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, key_bit
         figures.append(of_party)
         link.close()
     return VerticalRun(
-        merge(result.model, workload.widths[0], tables), [r.seconds for r in result.rounds], figures,
-        sum(link.sent for link in links), sum(link.received for link in links), setup_s,
-    )  # fmt: skip
+        merge(result.model, workload.widths[0], tables),
+        [r.seconds for r in result.rounds],
+        figures,
+        sum(link.sent for link in links),
+        sum(link.received for link in links),
+        setup_s,
+    )
 
 
 def _owner(scheme: str, key_bits: int, n_rows: int):
@@ -285,15 +294,23 @@ def run_native(workload: Workload, n_processes: int = 3) -> tuple[float, float]:
 
 
 def _native_process(
-    out: Connection, columns: NDArray[np.float32], label: NDArray[np.float32], params: dict, num_rounds: int,
-    address: str, rank: int, world: int,
-) -> None:  # fmt: skip
+    out: Connection,
+    columns: NDArray[np.float32],
+    label: NDArray[np.float32],
+    params: dict,
+    num_rounds: int,
+    address: str,
+    rank: int,
+    world: int,
+) -> None:
     from xgboost.core import DataSplitMode
 
     with xgb.collective.CommunicatorContext(
-        dmlc_communicator="federated", federated_server_address=address, federated_world_size=world,
+        dmlc_communicator="federated",
+        federated_server_address=address,
+        federated_world_size=world,
         federated_rank=rank,
-    ):  # fmt: skip
+    ):
         matrix = xgb.DMatrix(columns, label=label, data_split_mode=DataSplitMode.COL)
         booster = xgb.Booster({"tree_method": "hist", **params}, [matrix])
         times = []

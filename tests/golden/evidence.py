@@ -13,7 +13,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from nvflare_plugins.attempt.job_context import SiteContext, Silent
+from nvflare_plugins.attempt.job_context import Silent, SiteContext
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.horizontal.job import HorizontalJob
@@ -41,16 +41,24 @@ def write_evidence(folder: Path) -> None:
     params = {"objective": "binary:logistic", "max_depth": 2, "max_bin": 16, "min_child_weight": 4}
     shallow = {"objective": "binary:logistic", "max_depth": 2, "max_bin": 16}
     private = {
-        "data_set": "rows", "label": "y", "epsilon": 4.0, "delta": 1e-5, "feature_bounds": bounds_of(frame),
-        "trust": "trusted_aggregator", "components": {"n_trees": 2},
-    }  # fmt: skip
+        "data_set": "rows",
+        "label": "y",
+        "epsilon": 4.0,
+        "delta": 1e-5,
+        "feature_bounds": bounds_of(frame),
+        "trust": "trusted_aggregator",
+        "components": {"n_trees": 2},
+    }
     jobs = {
         "horizontal": (rows_over_sites, {}, run_horizontal_site, HorizontalJob("rows", "y", params, 2)),
-        "vertical": (columns_over_sites, {}, run_vertical_site, VerticalJob(
-            "site-1", "rows", "y", shallow, 1, key_bits=3072
-        )),
+        "vertical": (
+            columns_over_sites,
+            {},
+            run_vertical_site,
+            VerticalJob("site-1", "rows", "y", shallow, 1, key_bits=3072),
+        ),
         "private": (rows_over_sites, {"privacy": BUDGET}, run_private_trees_site, PrivateTreesJob.from_dict(private)),
-    }  # fmt: skip
+    }
     for name, (give, facts, run_site, job) in jobs.items():
         with tempfile.TemporaryDirectory() as sites:
             parties = give(Path(sites), frame[:300] if name == "vertical" else frame, **facts)
@@ -71,9 +79,17 @@ def run_signed(parties: Parties, run_site: Callable[..., Any], job: Any, job_id:
     def record(transfer: Transfer) -> None:
         frame = transfer.frame
         log.record(
-            transfer.direction, frame.counter, frame.kind.name, str(frame.moment), frame.codec.name, frame.n_values,
-            transfer.commitment, frame.kind.private, peers=transfer.sites, salt=frame.salt,
-        )  # fmt: skip
+            transfer.direction,
+            frame.counter,
+            frame.kind.name,
+            str(frame.moment),
+            frame.codec.name,
+            frame.n_values,
+            transfer.commitment,
+            frame.kind.private,
+            peers=transfer.sites,
+            salt=frame.salt,
+        )
 
     on_sum = None
     if getattr(job, "trust", "") == "trusted_aggregator":
@@ -85,8 +101,9 @@ def run_signed(parties: Parties, run_site: Callable[..., Any], job: Any, job_id:
     def take_part(site: str, identity: Identity) -> None:
         try:
             policy = SitePolicy.load(parties.workspace(site), site)
-            context = SiteContext(site, parties.sites, job_id, attempt, parties.workspace(site) / "runs", policy,
-                          identity)  # fmt: skip
+            context = SiteContext(
+                site, parties.sites, job_id, attempt, parties.workspace(site) / "runs", policy, identity
+            )
             run_site(job, context, DirectTransport(aggregator, site), TIMEOUT_S, Silent())
         except Exception as error:  # raised below, by the thread that waits
             errors.append(error)

@@ -62,7 +62,10 @@ def repeated_randomness() -> Iterator[None]:
         return hashlib.sha256(purpose.encode()).digest() if purpose == _ASSIGNMENT else hmac(session, purpose, data)
 
     patches = [mock.patch.object(type(source), "bytes", lambda _, n: draws.bytes(n)) for source in _SOURCES]
-    patches += [mock.patch.object(threading.Thread, "start", start_for_party), mock.patch.object(Session, "hmac", hmac_of)]
+    patches += [
+        mock.patch.object(threading.Thread, "start", start_for_party),
+        mock.patch.object(Session, "hmac", hmac_of),
+    ]
     for patch in patches:
         patch.start()
     try:

@@ -41,11 +41,19 @@ CONSENTS = dict.fromkeys(
 POLICY = {
     "unsigned_sessions": True,
     "allowed_profiles": [
-        "masks", "bfv", "ckks", "plain", "paillier", "okamoto_uchiyama", "dp_distributed", "dp_trusted", "dp_local",
+        "masks",
+        "bfv",
+        "ckks",
+        "plain",
+        "paillier",
+        "okamoto_uchiyama",
+        "dp_distributed",
+        "dp_trusted",
+        "dp_local",
     ],
     "consents": CONSENTS,
     "vertical": {"min_intersection": 1},
-}  # fmt: skip
+}
 BUDGET = {"epsilon": 9.0, "delta": 1e-5}
 PURE_BUDGET = {**BUDGET, "pure_epsilon": 8.0}
 
@@ -137,9 +145,7 @@ def describe_buckets(parties: Parties, frame: pd.DataFrame, name: str) -> None:
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-def run_job(
-    parties: Parties, run_site: Callable[..., Any], job: Any, server: Any = None, job_id: str = JOB_ID
-) -> None:
+def run_job(parties: Parties, run_site: Callable[..., Any], job: Any, server: Any = None, job_id: str = JOB_ID) -> None:
     """Run a job at all sites, and the server's answers to sums, with randomness that repeats itself."""
     on_sum = None
     with repeated_randomness():
@@ -192,10 +198,17 @@ class PrivateTrees:
     def __call__(self, folder: Path) -> dict[str, bytes]:
         frame = breast()
         parties = rows_over_sites(folder, frame, privacy=BUDGET)
-        job = PrivateTreesJob.from_dict({
-            "data_set": "rows", "label": "y", "epsilon": 4.0, "delta": 1e-5, "feature_bounds": bounds_of(frame),
-            "structure_seed": 7, **self.more,
-        })  # fmt: skip
+        job = PrivateTreesJob.from_dict(
+            {
+                "data_set": "rows",
+                "label": "y",
+                "epsilon": 4.0,
+                "delta": 1e-5,
+                "feature_bounds": bounds_of(frame),
+                "structure_seed": 7,
+                **self.more,
+            }
+        )
         server = (lambda job, n: TrustedServer(JobPlan.of(job, n))) if job.trust == "trusted_aggregator" else None
         run_job(parties, run_private_trees_site, job, server)
         return same_model(parties)
@@ -206,10 +219,19 @@ def dpboost(folder: Path) -> dict[str, bytes]:
     frame = breast()
     named = frame.assign(id=[f"row-{number}" for number in range(len(frame))])
     parties = rows_over_sites(folder, named, id="id", privacy=PURE_BUDGET)
-    job = DpBoostJob.from_dict({
-        "data_set": "rows", "label": "y", "epsilon": 6.0, "feature_bounds": bounds_of(frame), "n_trees": 4,
-        "trees_per_ensemble": 2, "depth": 2, "learning_rate": 0.3, "n_candidates": 8,
-    })  # fmt: skip
+    job = DpBoostJob.from_dict(
+        {
+            "data_set": "rows",
+            "label": "y",
+            "epsilon": 6.0,
+            "feature_bounds": bounds_of(frame),
+            "n_trees": 4,
+            "trees_per_ensemble": 2,
+            "depth": 2,
+            "learning_rate": 0.3,
+            "n_candidates": 8,
+        }
+    )
     run_job(parties, run_dpboost_site, job, lambda job, n: DpBoostServer(job))
     return same_model(parties)
 
@@ -234,10 +256,18 @@ class Vertical:
         parties = columns_over_sites(folder, breast(6)[: self.n_rows])
         for site in parties.sites:
             parties.set_policy(site, min_key_bits=2048)
-        job = VerticalJob.from_dict({
-            "active": "site-1", "data_set": "rows", "label": "y", "num_rounds": 3, "profile": "plain",
-            "params": {"objective": "binary:logistic", "max_depth": 3, "max_bin": 16}, "preset": "exact", **self.more,
-        })  # fmt: skip
+        job = VerticalJob.from_dict(
+            {
+                "active": "site-1",
+                "data_set": "rows",
+                "label": "y",
+                "num_rounds": 3,
+                "profile": "plain",
+                "params": {"objective": "binary:logistic", "max_depth": 3, "max_bin": 16},
+                "preset": "exact",
+                **self.more,
+            }
+        )
         run_job(parties, run_vertical_site, job)
         return parts(parties)
 
@@ -292,7 +322,9 @@ JOBS: dict[str, GoldenJob] = {
     ),
     "horizontal_regression": GoldenJob(Horizontal(params={"objective": "reg:squarederror"}, data=diabetes)),
     "private_trees_distributed": GoldenJob(PrivateTrees({"components": {"n_trees": 8}})),
-    "private_trees_trusted": GoldenJob(PrivateTrees({"method": "dp_tr_newton", "components": {"n_trees": 8}, **_TRUSTED})),
+    "private_trees_trusted": GoldenJob(
+        PrivateTrees({"method": "dp_tr_newton", "components": {"n_trees": 8}, **_TRUSTED})
+    ),
     "private_trees_local": GoldenJob(PrivateTrees({"trust": "local", "n_rows": 569, "components": {"n_trees": 8}})),
     "private_trees_histograms": GoldenJob(PrivateTrees(_HISTOGRAMS)),
     "private_trees_histograms_trusted": GoldenJob(PrivateTrees({**_HISTOGRAMS, **_TRUSTED})),
@@ -311,4 +343,4 @@ JOBS: dict[str, GoldenJob] = {
     "vertical_explain": GoldenJob(Inference("contributions.csv", {"action": "explain", **_PREDICT})),
     "vertical_merge": GoldenJob(Inference("merged_model.json", {"action": "merge"})),
     "alignment": GoldenJob(alignment, needs_psi=True),
-}  # fmt: skip
+}

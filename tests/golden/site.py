@@ -31,7 +31,7 @@ from tests.golden.jobs import (
     describe_buckets,
     rows_over_sites,
     run_job,
-)  # fmt: skip
+)
 from tests.support.parties import Parties
 
 SITE = "site-2"
@@ -56,9 +56,10 @@ def federation(folder: Path) -> Parties:
     columns_over_sites(folder, few, "loans", person="debtor")
     for site in parties.sites:
         parties.set_policy(
-            site, consents={**CONSENTS, "recompute_with_changes": False},
+            site,
+            consents={**CONSENTS, "recompute_with_changes": False},
             vertical={"min_intersection": 1, "predictions_per_row": 1},
-        )  # fmt: skip
+        )
     return parties
 
 
@@ -67,10 +68,16 @@ def horizontal(**params: object) -> HorizontalJob:
 
 
 def private(epsilon: float) -> PrivateTreesJob:
-    return PrivateTreesJob.from_dict({
-        "data_set": "patients", "label": "y", "epsilon": epsilon, "delta": 1e-5, "feature_bounds": bounds_of(breast(4)),
-        "components": {"n_trees": 2},
-    })  # fmt: skip
+    return PrivateTreesJob.from_dict(
+        {
+            "data_set": "patients",
+            "label": "y",
+            "epsilon": epsilon,
+            "delta": 1e-5,
+            "feature_bounds": bounds_of(breast(4)),
+            "components": {"n_trees": 2},
+        }
+    )
 
 
 def vertical(data_set: str) -> VerticalJob:

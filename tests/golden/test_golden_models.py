@@ -28,7 +28,9 @@ def leaf_difference(ours: bytes, golden: bytes) -> float:
     if len(trees_of(ours)) != len(trees_of(golden)):
         return np.inf
     for mine, theirs in zip(trees_of(ours), trees_of(golden), strict=True):
-        if any(mine[name] != theirs[name] for name in ("left_children", "right_children", "split_indices", "default_left")):
+        if any(
+            mine[name] != theirs[name] for name in ("left_children", "right_children", "split_indices", "default_left")
+        ):
             return np.inf
         is_leaf = np.array(theirs["left_children"]) < 0
         a, b = np.array(mine["split_conditions"]), np.array(theirs["split_conditions"])
@@ -62,8 +64,9 @@ def test_the_job_gives_the_golden_model(name: str, tmp_path: Path) -> None:
 def test_the_golden_files_are_those_of_the_manifest() -> None:
     found = {
         folder.name: {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-        for folder in MODELS.iterdir() if folder.is_dir()
-    }  # fmt: skip
+        for folder in MODELS.iterdir()
+        if folder.is_dir()
+    }
     assert found == RECORDED["files"]
     assert set(found) == set(JOBS)
 

@@ -36,7 +36,9 @@ def build(config: dict, side: str, workspace: Path) -> list:
     """Build a configuration as FLARE's job process does at a site or server; return its executors or controllers."""
     path = workspace / f"config_fed_{side}.json"
     path.write_text(json.dumps(config))
-    args = argparse.Namespace(sp_scheme="tcp", sp_target="x:1", client_name="site-1", job_id="j", workspace=str(workspace))
+    args = argparse.Namespace(
+        sp_scheme="tcp", sp_target="x:1", client_name="site-1", job_id="j", workspace=str(workspace)
+    )
     context, folder = FLContext(), Workspace(str(workspace), "site-1" if side == "client" else "server")
     context.set_prop(FLContextKey.WORKSPACE_OBJECT, folder, private=True)
     context.set_prop(FLContextKey.CURRENT_JOB_ID, "j", private=False)

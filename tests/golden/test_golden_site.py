@@ -79,17 +79,23 @@ Run = Callable[[Parties], dict]
 
 FORBIDDEN: dict[str, tuple[Callable[[Parties], None], Run, str]] = {
     "registry": (
-        nothing, lambda parties: parties.run(run_horizontal_site, site.horizontal(subsample=0.5), "again"), "another",
+        nothing,
+        lambda parties: parties.run(run_horizontal_site, site.horizontal(subsample=0.5), "again"),
+        "another",
     ),
     "privacy ledger": (
-        nothing, lambda parties: parties.run(run_private_trees_site, site.private(8.5), "again"), "privacy budget",
+        nothing,
+        lambda parties: parties.run(run_private_trees_site, site.private(8.5), "again"),
+        "privacy budget",
     ),
     "rows sent": (
-        nothing, lambda parties: parties.run(run_vertical_site, site.vertical("loans"), "again"), "randomised buckets",
+        nothing,
+        lambda parties: parties.run(run_vertical_site, site.vertical("loans"), "again"),
+        "randomised buckets",
     ),
     "alignments": (nothing, lambda parties: parties.run(align_site, site.ALIGN, "again"), "aligned"),
     "predictions": (train, lambda parties: parties.run(run_inference, site.PREDICT, "again"), "as often as it does"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("memory", [pytest.param(m, marks=needs_psi if m == "alignments" else []) for m in FORBIDDEN])
@@ -129,8 +135,9 @@ def test_released_sums_belong_to_the_rows(policy: SitePolicy) -> None:
 
 
 def test_the_alignment_still_holds(policy: SitePolicy) -> None:
-    context = SiteContext(SITE, ("site-1", SITE, "site-3"), "later", b"a" * 16, policy.workspace / "runs", policy,
-                  Identity.unsigned(SITE))  # fmt: skip
+    context = SiteContext(
+        SITE, ("site-1", SITE, "site-3"), "later", b"a" * 16, policy.workspace / "runs", policy, Identity.unsigned(SITE)
+    )
     found = load_alignment(context, "aligned", "people")
     ids = pd.read_parquet(policy.workspace / "people.parquet")["id"].to_numpy()
     assert found.n_common == len(found.take(ids)) > 50 and sorted(found.take(ids)) == list(found.take(ids))
@@ -165,7 +172,14 @@ def test_a_change_of_the_policy_is_noticed(policy: SitePolicy) -> None:
     path.write_text(json.dumps({**document, "min_sites": 9}))
     changed = set(policy_changes(SitePolicy.load(policy.workspace, SITE))) & known
     # The workspace has moved, and with it all paths.
-    moved = {"inputs", "registry", "ledgers", "ledger_heads", "runs", *(f"data_sets.{name}" for name in policy.data_sets)}
+    moved = {
+        "inputs",
+        "registry",
+        "ledgers",
+        "ledger_heads",
+        "runs",
+        *(f"data_sets.{name}" for name in policy.data_sets),
+    }
     assert changed == {"min_sites", *moved}
 
 

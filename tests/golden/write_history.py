@@ -35,39 +35,83 @@ FLARES_RIGHTS = {
     },
 }
 WISHES = SetupOptions(
-    {"train": "/data/{site}/train.csv"}, ("masks", "dp_distributed", "paillier"), ("exact_cuts", "explain"), 4, 2,
-    {"train": "person"}, {"train": {"epsilon": 2.0, "delta": 1e-6, "pure_epsilon": 0.5, "rows_per_person": 3}},
+    {"train": "/data/{site}/train.csv"},
+    ("masks", "dp_distributed", "paillier"),
+    ("exact_cuts", "explain"),
+    4,
+    2,
+    {"train": "person"},
+    {"train": {"epsilon": 2.0, "delta": 1e-6, "pure_epsilon": 0.5, "rows_per_person": 3}},
     keep_in="/srv/kept",
-)  # fmt: skip
+)
 EVERY_KEY = {
     "data_sets": {
         "train": {
-            "path": "/data/{site}/train.csv", "format": "csv", "separator": ";", "missing": ["NA", "?"], "max_rows": 5000,
-            "id": "person", "aliases": {"age": "a", "income": "b"},
+            "path": "/data/{site}/train.csv",
+            "format": "csv",
+            "separator": ";",
+            "missing": ["NA", "?"],
+            "max_rows": 5000,
+            "id": "person",
+            "aliases": {"age": "a", "income": "b"},
             "privacy": {"epsilon": 2.0, "delta": 1e-6, "pure_epsilon": 0.5, "rows_per_person": 3},
         },
         "held": {"path": "held.parquet"},
     },
     "allowed_profiles": [
-        "masks", "bfv", "ckks", "plain", "paillier", "okamoto_uchiyama", "dp_distributed",
-        "dp_trusted", "dp_local",
+        "masks",
+        "bfv",
+        "ckks",
+        "plain",
+        "paillier",
+        "okamoto_uchiyama",
+        "dp_distributed",
+        "dp_trusted",
+        "dp_local",
     ],
-    "min_sites": 5, "max_colluders": 2, "min_key_bits": 2048, "min_rows_per_cut": 20, "min_effective_rows": 300,
-    "min_rows_per_node": 6, "max_bins": 512, "max_depth": 9, "max_rounds": 700, "unsigned_sessions": True,
+    "min_sites": 5,
+    "max_colluders": 2,
+    "min_key_bits": 2048,
+    "min_rows_per_cut": 20,
+    "min_effective_rows": 300,
+    "min_rows_per_node": 6,
+    "max_bins": 512,
+    "max_depth": 9,
+    "max_rounds": 700,
+    "unsigned_sessions": True,
     "pinned_fingerprints": {"site-2": "ab" * 32},
     "consents": {
-        "plain_profile": True, "exact_cuts": True, "exact_leaves": True, "fewer_than_three_sites": True,
-        "recompute_with_changes": True, "second_quantile_search": True, "exact_bins": True, "merge_model": True,
-        "explain": True, "exact_use_of_budgeted_data": True,
+        "plain_profile": True,
+        "exact_cuts": True,
+        "exact_leaves": True,
+        "fewer_than_three_sites": True,
+        "recompute_with_changes": True,
+        "second_quantile_search": True,
+        "exact_bins": True,
+        "merge_model": True,
+        "explain": True,
+        "exact_use_of_budgeted_data": True,
     },
-    "inputs": "given", "registry": "reg/{site}", "tracking": False, "arithmetic": "gmpy2", "ledgers": "led/{site}",
-    "runs": "kept_runs", "ledger_heads": "heads/{site}",
+    "inputs": "given",
+    "registry": "reg/{site}",
+    "tracking": False,
+    "arithmetic": "gmpy2",
+    "ledgers": "led/{site}",
+    "runs": "kept_runs",
+    "ledger_heads": "heads/{site}",
     "vertical": {
-        "min_rows_per_node": 30, "max_bins": 16, "max_sums_per_row": 50, "max_split_bits_per_row": 60,
-        "min_intersection": 7, "max_size_ratio": 8, "predictions_per_row": 9, "predictions_per_job": 1000,
+        "min_rows_per_node": 30,
+        "max_bins": 16,
+        "max_sums_per_row": 50,
+        "max_split_bits_per_row": 60,
+        "min_intersection": 7,
+        "max_size_ratio": 8,
+        "predictions_per_row": 9,
+        "predictions_per_job": 1000,
     },
-    "share_data_errors": True, "data_refusals_per_month": 11,
-}  # fmt: skip
+    "share_data_errors": True,
+    "data_refusals_per_month": 11,
+}
 
 
 def policy_values(policy: SitePolicy) -> dict:
@@ -117,8 +161,11 @@ def _paths_in(node: object) -> list[str]:
 
 
 WRITERS: dict[str, Callable[[Path], None]] = {
-    "job_folders.json": write_job_folders, "set_up": write_set_up, "evidence_2": write_evidence, "site_1": write_site,
-}  # fmt: skip
+    "job_folders.json": write_job_folders,
+    "set_up": write_set_up,
+    "evidence_2": write_evidence,
+    "site_1": write_site,
+}
 
 
 if __name__ == "__main__":

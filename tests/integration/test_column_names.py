@@ -26,7 +26,7 @@ from tests.support.private_federation import DATA, PrivateFederation
 from tests.support.vertical_jobs import POLICY, give_columns, run
 from tests.support.vertical_jobs import job as vertical_job
 
-NAMES = ["Größe", "身長 \"cm\"", "🦊", "it's \\ {0} %s", "ß" * 200]
+NAMES = ["Größe", '身長 "cm"', "🦊", "it's \\ {0} %s", "ß" * 200]
 COLOUR, LABEL = "Farbe", "Übel"
 COLOURS, CLASSES = ["rosé", "grün", "blau"], ["nein", "ja"]
 
@@ -83,9 +83,7 @@ def test_a_finished_model_with_lists_is_continued(tmp_path: Path) -> None:
     assert booster.num_boosted_rounds() == 4
     check_model(federation.model("second"), tmp_path)
     turned = {**public, "label_classes": CLASSES[::-1]}
-    outcomes = federation.run(
-        HorizontalJob("train", LABEL, params, 2, initial_model="first.json", **turned), "turned"
-    )
+    outcomes = federation.run(HorizontalJob("train", LABEL, params, 2, initial_model="first.json", **turned), "turned")
     assert "trained with other label_classes" in str(outcomes["site-1"])
 
 
@@ -93,10 +91,16 @@ def test_a_finished_model_with_lists_is_continued(tmp_path: Path) -> None:
 def test_private_trees(tmp_path: Path, method: str) -> None:
     federation = PrivateFederation(tmp_path, frame())
     document = {
-        "data_set": DATA, "label": LABEL, "epsilon": 1.0, "delta": 1e-5, "method": method,
-        "feature_bounds": {name: [-3.0, 3.0] for name in NAMES}, "categories": {COLOUR: COLOURS},
-        "label_classes": CLASSES, "components": {"n_trees": 4},
-    }  # fmt: skip
+        "data_set": DATA,
+        "label": LABEL,
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "method": method,
+        "feature_bounds": {name: [-3.0, 3.0] for name in NAMES},
+        "categories": {COLOUR: COLOURS},
+        "label_classes": CLASSES,
+        "components": {"n_trees": 4},
+    }
     federation.run_private(PrivateTreesJob.from_dict(document)).succeed()
     check_model(federation.model(), tmp_path)
 
@@ -107,14 +111,23 @@ def test_dpboost(tmp_path: Path) -> None:
     budget = {"epsilon": 9.0, "delta": 1e-6, "pure_epsilon": 8.0}
     for number, site in enumerate(parties.sites):
         parties.give(site, "rows", table.iloc[number::3], id="id", privacy=budget)
-    job = DpBoostJob.from_dict({
-        "data_set": "rows", "label": LABEL, "epsilon": 2.0, "feature_bounds": {name: [-3, 3] for name in NAMES},
-        "categories": {COLOUR: COLOURS}, "label_classes": CLASSES, "n_trees": 2, "trees_per_ensemble": 2, "depth": 2,
-    })  # fmt: skip
+    job = DpBoostJob.from_dict(
+        {
+            "data_set": "rows",
+            "label": LABEL,
+            "epsilon": 2.0,
+            "feature_bounds": {name: [-3, 3] for name in NAMES},
+            "categories": {COLOUR: COLOURS},
+            "label_classes": CLASSES,
+            "n_trees": 2,
+            "trees_per_ensemble": 2,
+            "depth": 2,
+        }
+    )
     server = DpBoostServer(job)
-    all_succeed(parties.run(
-        run_dpboost_site, job, on_sum=lambda frame, total: server.answer(frame, total, lambda *spend: None)
-    ))  # fmt: skip
+    all_succeed(
+        parties.run(run_dpboost_site, job, on_sum=lambda frame, total: server.answer(frame, total, lambda *spend: None))
+    )
     check_model((parties.run_folder("site-1", "job") / "model.json").read_bytes(), tmp_path)
 
 

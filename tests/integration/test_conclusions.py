@@ -21,9 +21,13 @@ from tests.support.private_federation import job_of as private_job
 # Steps from the last round to the end: the site dies before it sends its part (at "tamper"), or before it reads the
 # answer that the others have got (at "tamper_reply"). After the first CLOSING sites write, after the second they tidy.
 STEPS = [
-    (Kind.MODEL_CHECK, 1, "tamper"), (Kind.MODEL_CHECK, 1, "tamper_reply"), (Kind.CLOSING, 1, "tamper"),
-    (Kind.CLOSING, 1, "tamper_reply"), (Kind.CLOSING, 2, "tamper"), (Kind.CLOSING, 2, "tamper_reply"),
-]  # fmt: skip
+    (Kind.MODEL_CHECK, 1, "tamper"),
+    (Kind.MODEL_CHECK, 1, "tamper_reply"),
+    (Kind.CLOSING, 1, "tamper"),
+    (Kind.CLOSING, 1, "tamper_reply"),
+    (Kind.CLOSING, 2, "tamper"),
+    (Kind.CLOSING, 2, "tamper_reply"),
+]
 PARTS = (Kind.AGREEMENT, 3)  # the commitments to the parts of a vertical model
 LAST = STEPS[-1]
 
@@ -78,8 +82,11 @@ def contents(parties: Parties, job_id: str) -> list[object]:
         read_part(parties.run_folder(site, job_id) / PASSIVE_FILE, site, PassivePart).part.table
         for site in parties.sites[1:]
     ]
-    return [(parties.run_folder("site-1", job_id) / MASKED_MODEL).read_bytes(), vertical_jobs.merged(parties, job_id),
-            *tables]  # fmt: skip
+    return [
+        (parties.run_folder("site-1", job_id) / MASKED_MODEL).read_bytes(),
+        vertical_jobs.merged(parties, job_id),
+        *tables,
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,13 @@ def test_other_bounds_for_the_same_rows_are_a_second_search(tmp_path):
 
     def run(job_id: str, **changed: list[float]):
         job = HorizontalJob(
-            "train", "label", {"objective": "binary:logistic", "max_bin": 16}, 2, cuts="uniform",
+            "train",
+            "label",
+            {"objective": "binary:logistic", "max_bin": 16},
+            2,
+            cuts="uniform",
             cut_bounds={**bounds, **changed},
-        )  # fmt: skip
+        )
         return federation.run(job, job_id)
 
     succeed(run("first"))

@@ -18,7 +18,7 @@ from nvflare_plugins.attempt import agreement
 from nvflare_plugins.horizontal import site as site_module
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.site.memory.registry_store import read_ledger
-from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_list
 from tests.support import federation as support
 from tests.support.federation import Federation, SiteDied, Tamper, succeed
@@ -26,9 +26,15 @@ from tests.support.federation import Federation, SiteDied, Tamper, succeed
 Change = Callable[[Frame], Frame]
 
 OF_OURS = [
-    Kind.HANDSHAKE, Kind.GROUP_KEY, Kind.AGREEMENT, Kind.CUT_COUNTS, Kind.CUT_PLAN, Kind.SCALE, Kind.MODEL_CHECK,
+    Kind.HANDSHAKE,
+    Kind.GROUP_KEY,
+    Kind.AGREEMENT,
+    Kind.CUT_COUNTS,
+    Kind.CUT_PLAN,
+    Kind.SCALE,
+    Kind.MODEL_CHECK,
     Kind.CLOSING,
-]  # fmt: skip
+]
 OF_XGBOOST = [Kind.ROW_COUNT, Kind.LABEL_MEAN, Kind.HISTOGRAM, Kind.ROOT_SUM, Kind.METRIC]
 KINDS = OF_OURS + OF_XGBOOST
 SEALED_OR_SIGNED = [Kind.HANDSHAKE, Kind.GROUP_KEY, Kind.AGREEMENT, Kind.CUT_PLAN, Kind.MODEL_CHECK]
@@ -200,8 +206,10 @@ def test_a_site_that_dies_is_named_within_the_deadline(federation, kind):
 def test_a_server_that_stalls_is_left_in_time(federation, kind):
     # The server waits for site-2 far beyond the sites' own patience.
     outcomes = federation.run(small_job(), tamper={"site-2": at(kind, die)}, deadline_s=600.0, timeout_s=1.0)
-    assert all("no answer from the server in time" in str(outcomes[site]) or isinstance(outcomes[site], JobAborted)
-               for site in ("site-1", "site-3"))  # fmt: skip
+    assert all(
+        "no answer from the server in time" in str(outcomes[site]) or isinstance(outcomes[site], JobAborted)
+        for site in ("site-1", "site-3")
+    )
     assert_failed_cleanly(federation, outcomes)
 
 
@@ -277,8 +285,10 @@ def test_malformed_answers_of_the_server(federation, kind, what):
     outcomes = federation.run(small_job(), tamper_reply={"site-2": lie})
     assert_failed_cleanly(federation, outcomes)
     # A scale may change for histograms: site-2 then finds itself out of step with the others.
-    assert isinstance(outcomes["site-2"], JobAborted if LIES[what] is LIES["another scale"] and
-                      kind is Kind.HISTOGRAM else ProtocolError)  # fmt: skip
+    assert isinstance(
+        outcomes["site-2"],
+        JobAborted if LIES[what] is LIES["another scale"] and kind is Kind.HISTOGRAM else ProtocolError,
+    )
 
 
 @pytest.mark.parametrize("kind", SEALED_OR_SIGNED, ids=lambda kind: kind.name)
@@ -355,14 +365,25 @@ def test_hostile_text_in_an_abort_is_only_text(federation):
 # -- what is refused before a private byte leaves -----------------------------------------------------------------------
 
 UNSUPPORTED = {
-    "approx": {"tree_method": "approx"}, "exact": {"tree_method": "exact"}, "gblinear": {"booster": "gblinear"},
-    "ranking": {"objective": "rank:ndcg"}, "survival": {"objective": "survival:cox"}, "aft": {"objective": "survival:aft"},
-    "refresh": {"process_type": "update"}, "updater": {"updater": "refresh"}, "gpu": {"device": "cuda"},
-    "sampling": {"sampling_method": "gradient_based"}, "broadcast": {"debug_synchronize": True},
-    "cache": {"max_cached_hist_node": 1}, "margin": {"base_margin": [0.0]}, "typo": {"max_dept": 3},
-    "weights": {"feature_weights": [1, 2, 3]}, "two quantiles": {"objective": "reg:quantileerror", "quantile_alpha": [0.1, 0.9]},
-    "metric": {"eval_metric": "ndcg"}, "custom": {"objective": "my:own"},
-}  # fmt: skip
+    "approx": {"tree_method": "approx"},
+    "exact": {"tree_method": "exact"},
+    "gblinear": {"booster": "gblinear"},
+    "ranking": {"objective": "rank:ndcg"},
+    "survival": {"objective": "survival:cox"},
+    "aft": {"objective": "survival:aft"},
+    "refresh": {"process_type": "update"},
+    "updater": {"updater": "refresh"},
+    "gpu": {"device": "cuda"},
+    "sampling": {"sampling_method": "gradient_based"},
+    "broadcast": {"debug_synchronize": True},
+    "cache": {"max_cached_hist_node": 1},
+    "margin": {"base_margin": [0.0]},
+    "typo": {"max_dept": 3},
+    "weights": {"feature_weights": [1, 2, 3]},
+    "two quantiles": {"objective": "reg:quantileerror", "quantile_alpha": [0.1, 0.9]},
+    "metric": {"eval_metric": "ndcg"},
+    "custom": {"objective": "my:own"},
+}
 
 
 def private_frames(frames: list[tuple[str, bytes]]) -> list[str]:

@@ -76,9 +76,12 @@ def test_a_site_that_may_not_make_a_thread_reports_and_leaves_after_an_abort(tmp
     started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", STUCK_SITE, str(tmp_path), leaver],
-        timeout=240, check=False, capture_output=True, text=True,
+        timeout=240,
+        check=False,
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))},
-    )  # fmt: skip
+    )
     assert "REPORT failed aborted by an operator" in done.stdout, (done.stdout, done.stderr[-3000:])
     assert time.monotonic() - started < 120
     assert (tmp_path / "job" / FLMetaKey.PROCESS_RC_FILE).read_text() == str(done.returncode)

@@ -147,8 +147,9 @@ def test_local_noise_has_the_size_of_all_rows_together(tmp_path: Path) -> None:
     """Statistic: mean square of 8 x 16 noisy row counts, all small beside the noise, over that of the noise; false
     alarm below 1e-4 outside (0.5, 1.7)."""
     federation = PrivateFederation(tmp_path)
-    job = job_of(trust="local", n_rows=900, method="dp_tr_newton",
-                 components={"n_trees": 8, "weight_update": "gradient"})  # fmt: skip
+    job = job_of(
+        trust="local", n_rows=900, method="dp_tr_newton", components={"n_trees": 8, "weight_update": "gradient"}
+    )
     run = federation.run_private(job).succeed()
     assert run.kinds & RELEASED == {"NODE_STATS"}
     counts = [
@@ -323,7 +324,9 @@ def test_jobs_that_are_broken_off_leave_the_budget_to_others(tmp_path: Path) -> 
     """Each once held its whole plan at every site: two of them, and no job on the data set fitted any more."""
     federation = PrivateFederation(tmp_path)
     for number in range(3):
-        run = federation.run_private(job_of(epsilon=1.9), f"attack-{number}", tamper={"site-2": dies_at("CELL_COUNTS", 0)})
+        run = federation.run_private(
+            job_of(epsilon=1.9), f"attack-{number}", tamper={"site-2": dies_at("CELL_COUNTS", 0)}
+        )
         assert isinstance(run.error("site-2"), SiteDied)
     for site in federation.sites:
         ledger = federation.ledger(site)

@@ -21,7 +21,7 @@ import pytest
 from he_processors.errors import CapacityExceeded, ConfigurationError, JobAborted, PolicyRefusal
 from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.site import align_site
-from nvflare_plugins.attempt.job_context import SiteContext, Silent
+from nvflare_plugins.attempt.job_context import Silent, SiteContext
 from nvflare_plugins.failures import REGISTRY_TEXT, ROWS_TEXT, DataRefusal, Decider, TooFewRows, reason_of
 from nvflare_plugins.federboost_vertical.job import BucketJob
 from nvflare_plugins.federboost_vertical.site import run_site as run_buckets
@@ -59,9 +59,14 @@ def table(n_rows: int = 90) -> pd.DataFrame:
 
 def job(**changes: object) -> HorizontalJob:
     fields = {
-        "data_set": "train", "label": "y", "params": {"objective": "binary:logistic", "max_depth": 2}, "num_rounds": 1,
-        "profile": "masks", "features": ["a", "b"], **changes,
-    }  # fmt: skip
+        "data_set": "train",
+        "label": "y",
+        "params": {"objective": "binary:logistic", "max_depth": 2},
+        "num_rounds": 1,
+        "profile": "masks",
+        "features": ["a", "b"],
+        **changes,
+    }
     return HorizontalJob.from_dict(fields)
 
 
@@ -79,10 +84,12 @@ QUERIES: dict[str, tuple[Callable, dict, str]] = {
     "a value beyond float32": (with_value("a", 1e39), {}, "beyond float32"),
     "a value beyond the cuts": (with_value("a", 1e38), {}, "1e38 or more"),
     "an unknown category": (
-        with_value("c", "z"), {"features": ["a", "c"], "categories": {"c": ["x", "y"]}}, "list of 2"
+        with_value("c", "z"),
+        {"features": ["a", "c"], "categories": {"c": ["x", "y"]}},
+        "list of 2",
     ),
     "no rows": (lambda frame: frame.iloc[:0], {}, "has no rows"),
-}  # fmt: skip
+}
 
 
 def federation_of(folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame], **policy: object) -> Federation:
@@ -211,7 +218,13 @@ def counts_at(federation: Federation, site: str, question: Question = Question.R
 
 def floored(folder: Path, **policy: object) -> Federation:
     consents = {"recompute_with_changes": True}
-    policy = {"min_effective_rows": 10, "min_rows_per_node": 0, "data_refusals_per_month": 2, "consents": consents, **policy}
+    policy = {
+        "min_effective_rows": 10,
+        "min_rows_per_node": 0,
+        "data_refusals_per_month": 2,
+        "consents": consents,
+        **policy,
+    }
     federation = Federation(folder, policy=policy)
     federation.give_data("train", table())
     return federation
@@ -233,7 +246,9 @@ def test_a_peers_floor_does_not_use_up_a_sites_refusals(tmp_path: Path, peers_fl
     assert counts_at(federation, "site-3") == {"train": 2}, "there it is the site's own policy"
     frames: list = []
     outcomes = federation.run(job(), "one-too-many", frames=frames)
-    assert type(outcomes["site-1"]) in (PolicyRefusal, JobAborted) and "than its own policy does" in str(outcomes["site-1"])
+    assert type(outcomes["site-1"]) in (PolicyRefusal, JobAborted) and "than its own policy does" in str(
+        outcomes["site-1"]
+    )
     assert "EFFECTIVE_ROWS" not in kinds_of(frames, "site-1"), "no further count may leave the site"
     federation.write_policy("site-3", min_effective_rows=10)
     succeed(federation.run(job(), "honest"))
@@ -376,8 +391,11 @@ def test_the_consent_is_asked_before_any_row_is_read(
 def place_of(folder: Path, site: str = "site-1", **changes: object) -> SiteContext:
     document: dict[str, Any] = {
         "allowed_profiles": ["plain", "masks", "bfv", "ckks", "paillier", "okamoto_uchiyama", "dp_local"],
-        "unsigned_sessions": True, "registry": "registry", "ledgers": "ledgers", **changes,
-    }  # fmt: skip
+        "unsigned_sessions": True,
+        "registry": "registry",
+        "ledgers": "ledgers",
+        **changes,
+    }
     consents = {"plain_profile": True, "exact_bins": True, **document.pop("consents", {})}
     policy = SitePolicy.from_dict({**document, "consents": consents}, workspace=folder, site=site)
     return SiteContext(site, SITES, "job", bytes(16), folder / "runs", policy, Identity.unsigned(site))
@@ -418,18 +436,23 @@ def stored_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "site"),
-    [("horizontal", "site-1"), ("evaluation", "site-1"), ("vertical", "site-1"), ("vertical", "site-2"),
-     ("vertical evaluation", "site-2"), ("inference", "site-1"), ("buckets", "site-1")],
-)  # fmt: skip
+    [
+        ("horizontal", "site-1"),
+        ("evaluation", "site-1"),
+        ("vertical", "site-1"),
+        ("vertical", "site-2"),
+        ("vertical evaluation", "site-2"),
+        ("inference", "site-1"),
+        ("buckets", "site-1"),
+    ],
+)
 def test_data_with_a_budget_take_private_jobs_only(tmp_path: Path, kind: str, site: str, stored_part: None) -> None:
     """Also as an evaluation set, at every party, and before anything is loaded: there is no file at all."""
     sets = {"d": {"path": "d.csv", "id": "id", "privacy": BUDGET}, "e": {"path": "e.csv", "id": "id"}}
     with pytest.raises(PolicyRefusal, match=r"'d' a privacy budget.*consents\.exact_use_of_budgeted_data.*Remedy"):
         take_part(kind, place_of(tmp_path, site, data_sets=sets))
     with pytest.raises(ConfigurationError, match="no file"):
-        take_part(
-            kind, place_of(tmp_path, site, data_sets=sets, consents={"exact_use_of_budgeted_data": True})
-        )
+        take_part(kind, place_of(tmp_path, site, data_sets=sets, consents={"exact_use_of_budgeted_data": True}))
 
 
 # -- every other kind of job ------------------------------------------------------------------------------------------

@@ -199,13 +199,22 @@ def test_rows_whose_buckets_were_sent_are_left_out_and_rows_without_ids_refused(
 # -- DPBoost ----------------------------------------------------------------------------------------------------------
 
 DPBOOST = {
-    "data_set": DATA, "label": "label", "epsilon": 1.0, "feature_bounds": {"x0": [-3, 3], "x1": [-3, 3]},
-    "categories": {"colour": ["red", "green", "blue"]}, "n_trees": 2, "depth": 2,
-}  # fmt: skip
+    "data_set": DATA,
+    "label": "label",
+    "epsilon": 1.0,
+    "feature_bounds": {"x0": [-3, 3], "x1": [-3, 3]},
+    "categories": {"colour": ["red", "green", "blue"]},
+    "n_trees": 2,
+    "depth": 2,
+}
 IDS = {
-    "no id": "", "an id twice": "p0", "an invisible id": "p\u200b1", "a missing id": "NA", "an endless id": "p" * 2000,
+    "no id": "",
+    "an id twice": "p0",
+    "an invisible id": "p\u200b1",
+    "a missing id": "NA",
+    "an endless id": "p" * 2000,
     "an ordinary id": "other",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("strange", [*STRANGE, *IDS])

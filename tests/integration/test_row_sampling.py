@@ -41,9 +41,10 @@ VARIANTS: dict[str, tuple[dict, dict]] = {
     "squared_error": ({"subsample": 0.5, "objective": "reg:squarederror"}, {"weight": "w"}),
     "poisson": ({"subsample": 0.5, "objective": "count:poisson"}, {}),
     "dart_and_columns": (
-        {"subsample": 0.5, "booster": "dart", "rate_drop": 0.5, "colsample_bytree": 0.6, "seed": 5}, {}
+        {"subsample": 0.5, "booster": "dart", "rate_drop": 0.5, "colsample_bytree": 0.6, "seed": 5},
+        {},
     ),
-}  # fmt: skip
+}
 
 
 def names(cases: dict, *slow: str) -> list:
@@ -75,9 +76,7 @@ def train_centrally(frame: pd.DataFrame, training: HorizontalJob, federation: Fe
     fraction, of_round = params.pop("subsample"), draws_of(federation, training)
     reference = xgb.QuantileDMatrix(reference_table(federation.cuts(job_id), {}), max_bin=params["max_bin"])
     true = np.ones(len(frame), np.float32) if training.weight is None else frame[training.weight].to_numpy()
-    rows = xgb.QuantileDMatrix(
-        features.to_numpy(np.float32), label=frame.y, ref=reference, max_bin=params["max_bin"]
-    )
+    rows = xgb.QuantileDMatrix(features.to_numpy(np.float32), label=frame.y, ref=reference, max_bin=params["max_bin"])
     if training.weight is not None:
         rows.set_weight(true)
     if "base_score" not in params:
@@ -248,8 +247,7 @@ def people_read_in_full(federation: Federation, monkeypatch: pytest.MonkeyPatch)
     cuts, people = list(federation.cuts().of_feature), set()
     most = max(ear.roots, key=lambda root: root[:, 1].sum())
     others = [
-        (rows_as_a_histogram(frame.iloc[[row]].drop(columns="y"), cuts, 0.25), frame.y[row])
-        for row in range(150, 450)
+        (rows_as_a_histogram(frame.iloc[[row]].drop(columns="y"), cuts, 0.25), frame.y[row]) for row in range(150, 450)
     ]
     for root in ear.roots:
         difference = most - root
@@ -514,11 +512,13 @@ def test_where_hessians_have_no_bound_leaves_are_counted(tmp_path, name):
 @pytest.mark.parametrize(
     ("params", "num_rounds", "key"),
     [
-        ({"max_bin": 2000}, 2, "max_bins"), ({"max_depth": 17}, 2, "max_depth"), ({}, 5001, "max_rounds"),
+        ({"max_bin": 2000}, 2, "max_bins"),
+        ({"max_depth": 17}, 2, "max_depth"),
+        ({}, 5001, "max_rounds"),
         ({"num_parallel_tree": 51}, 100, "max_rounds"),
         ({"grow_policy": "lossguide", "max_depth": 0, "max_leaves": 70_000}, 2, "max_depth"),
     ],
-)  # fmt: skip
+)
 def test_jobs_beyond_the_sites_limits_are_refused_before_anything_is_sent(tmp_path, params, num_rounds, key):
     federation, frames = Federation(tmp_path), []
     federation.give_data("train", table(90))

@@ -92,7 +92,8 @@ def reused(payloads: list[np.ndarray]) -> str | None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in ("lossguide", "parallel_trees") else []) for name in JOBS]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in ("lossguide", "parallel_trees") else []) for name in JOBS],
 )
 def test_no_keystream_is_used_twice(federation, name):
     """Over all trees, over retries of every single message, and over a restart of the whole job."""
@@ -197,8 +198,10 @@ class Witness:
 
     def _watch_sums(self, monkeypatch):
         real_sum, real_counts, real_integers = (
-            ProtectedSums.sum, ProtectedSums.sum_counts, ProtectedSums._sum_integers,
-        )  # fmt: skip
+            ProtectedSums.sum,
+            ProtectedSums.sum_counts,
+            ProtectedSums._sum_integers,
+        )
 
         def keep(*arrays):
             self.numbers.extend(np.array(a) for a in arrays if a is not None)
@@ -286,8 +289,9 @@ def watched_run(tmp_path, monkeypatch, caplog, profile: str):
     federation = Federation(tmp_path)
     federation.give_data("train", planted_table())
     params = {"objective": "reg:squarederror", "max_bin": 8, "max_depth": 2, "verbosity": 2}
-    training = HorizontalJob("train", "y", params, 2, profile, evaluate_training=True, features=list("abc"),
-                             checkpoint_every=1)  # fmt: skip
+    training = HorizontalJob(
+        "train", "y", params, 2, profile, evaluate_training=True, features=list("abc"), checkpoint_every=1
+    )
     frames: list[tuple[str, bytes]] = []
     succeed(federation.run(training, frames=frames))
     return federation, witness, [data for _, data in frames]
@@ -364,7 +368,7 @@ BAD_DATA = {
     "category": lambda f: f.assign(c=np.where(f.index == 3, f"secret {MARK}", "x")),
     "negative_weight": lambda f: f.assign(b=-float(MARK)),
     "all": lambda f: f.iloc[:0],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BAD_DATA)

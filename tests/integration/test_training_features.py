@@ -106,7 +106,7 @@ ODD_TABLES = {
     "integers": lambda f: f.assign(f0=np.arange(len(f)) * 7919 % 100_000, f1=np.arange(len(f)) % 3),
     "booleans": lambda f: f.assign(f0=f.f0 > 0),
     "one_class": lambda f: f.assign(y=np.float32(1)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("cuts", ["quantile", "exact"])
@@ -131,10 +131,14 @@ def test_values_beyond_the_outermost_cut_are_refused_before_anything_is_sent(tmp
 @pytest.mark.parametrize(
     "params",
     [
-        {}, {"objective": "reg:absoluteerror"}, {"objective": "reg:quantileerror", "quantile_alpha": 0.3},
-        {"objective": "count:poisson"}, {"objective": "multi:softprob", "num_class": 2}, {"subsample": 0.5},
+        {},
+        {"objective": "reg:absoluteerror"},
+        {"objective": "reg:quantileerror", "quantile_alpha": 0.3},
+        {"objective": "count:poisson"},
+        {"objective": "multi:softprob", "num_class": 2},
+        {"subsample": 0.5},
     ],
-)  # fmt: skip
+)
 def test_a_site_of_one_row(tmp_path, params):
     frame = table(200)
     parts = [np.arange(1), np.arange(1, 60), np.arange(60, 200)]
@@ -206,9 +210,15 @@ def test_metrics_are_those_of_the_pooled_rows(tmp_path, params, relative):
     federation = federate(tmp_path, frame, training, held_out)
     history: dict = {}
     central_model(
-        frame, "y", {**LOGISTIC, **params}, federation.cuts(), 4, eval_frame=held_out, evals_result=history,
+        frame,
+        "y",
+        {**LOGISTIC, **params},
+        federation.cuts(),
+        4,
+        eval_frame=held_out,
+        evals_result=history,
         verbose_eval=False,
-    )  # fmt: skip
+    )
     for metric, values in history["eval"].items():
         assert metrics_of(federation, f"eval-{metric}") == pytest.approx(values, rel=relative, abs=0)
         assert len(metrics_of(federation, f"train-{metric}")) == 4
@@ -241,10 +251,15 @@ class Replay(xgb.callback.TrainingCallback):
         return False
 
 
-@pytest.mark.parametrize(("metric", "patience"), [
-    ("logloss", 3), ("auc", 3), ("error", 1),
-    *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("logloss", 1), ("auc", 1), ("error", 3))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("metric", "patience"),
+    [
+        ("logloss", 3),
+        ("auc", 3),
+        ("error", 1),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("logloss", 1), ("auc", 1), ("error", 3))),
+    ],
+)
 def test_early_stopping_decides_as_xgboost_does(tmp_path, metric, patience):
     frame, held_out = table(200, seed=3), table(150, seed=4)
     params = {"eval_metric": metric, "learning_rate": 0.8, "base_score": 0.5}
@@ -254,9 +269,15 @@ def test_early_stopping_decides_as_xgboost_does(tmp_path, metric, patience):
         tmp_path / "stopped", frame, job(params, 25, eval_data_set="held_out", early_stopping_rounds=patience), held_out
     )
     central = central_model(
-        frame, "y", {**LOGISTIC, **params}, stopped.cuts(), 25, eval_frame=held_out, verbose_eval=False,
+        frame,
+        "y",
+        {**LOGISTIC, **params},
+        stopped.cuts(),
+        25,
+        eval_frame=held_out,
+        verbose_eval=False,
         callbacks=[Replay(metric, history), xgb.callback.EarlyStopping(rounds=patience)],
-    )  # fmt: skip
+    )
     booster = xgb.Booster(model_file=bytearray(stopped.model()))
     assert booster.num_boosted_rounds() == central.num_boosted_rounds() < 25
     assert booster.best_iteration == central.best_iteration
@@ -324,9 +345,12 @@ def test_a_model_of_other_cuts_predicts_the_training_rows_as_it_should(tmp_path,
     # The same step with the model's own margins on the raw rows.
     reference = xgb.QuantileDMatrix(reference_table(federation.cuts(), {}), max_bin=12)
     rows = xgb.QuantileDMatrix(
-        features.to_numpy(), label=frame.y, ref=reference, max_bin=12,
+        features.to_numpy(),
+        label=frame.y,
+        ref=reference,
+        max_bin=12,
         base_margin=first.predict(xgb.DMatrix(features), output_margin=True),
-    )  # fmt: skip
+    )
     step = xgb.train({**LOGISTIC, "base_score": 0.5, "max_bin": 12, "nthread": 1}, rows, 1)
     ours = xgb.Booster(model_file=bytearray(federation.model()))[2:].trees_to_dataframe()
     theirs = step.trees_to_dataframe()
@@ -352,9 +376,16 @@ def test_best_iteration_of_a_continued_model_counts_as_xgboost_does(tmp_path):
     training = job(params, 25, initial_model="start.json", eval_data_set="held_out", early_stopping_rounds=2)
     succeed(federation.run(training, "more"))
     central = central_model(
-        frame, "y", {**LOGISTIC, **params}, federation.cuts("more"), 25, initial=first, eval_frame=held_out,
-        verbose_eval=False, early_stopping_rounds=2,
-    )  # fmt: skip
+        frame,
+        "y",
+        {**LOGISTIC, **params},
+        federation.cuts("more"),
+        25,
+        initial=first,
+        eval_frame=held_out,
+        verbose_eval=False,
+        early_stopping_rounds=2,
+    )
     ours = xgb.Booster(model_file=bytearray(federation.model("more")))
     assert ours.best_iteration == central.best_iteration
     assert ours.num_boosted_rounds() == central.num_boosted_rounds()
@@ -367,9 +398,10 @@ def broken_start(what: str, frame: pd.DataFrame) -> bytes:
     if what == "other columns":
         features = features.rename(columns={"f0": "g0"})
     params = {
-        "booster": {**LOGISTIC, "booster": "gblinear"}, "objective": {"objective": "reg:squarederror"},
+        "booster": {**LOGISTIC, "booster": "gblinear"},
+        "objective": {"objective": "reg:squarederror"},
         "number of outputs": {"objective": "multi:softprob", "num_class": 3},
-    }.get(what, LOGISTIC)  # fmt: skip
+    }.get(what, LOGISTIC)
     model = xgb.train({**params, "nthread": 1}, xgb.DMatrix(features, label=frame.y), 0 if what == "no trees" else 1)
     return bytes(model.save_raw("json"))
 
@@ -389,8 +421,10 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_sent(tmp_path, 
 def test_another_initial_model_at_one_site_is_named(tmp_path):
     federation, frame = Federation(tmp_path), table(90)
     federation.give_data("train", frame)
-    models = [xgb.train({**LOGISTIC, "seed": 1, "eta": eta}, xgb.DMatrix(frame.drop(columns="y"), frame.y), 1)
-              for eta in (0.1, 0.2)]  # fmt: skip
+    models = [
+        xgb.train({**LOGISTIC, "seed": 1, "eta": eta}, xgb.DMatrix(frame.drop(columns="y"), frame.y), 1)
+        for eta in (0.1, 0.2)
+    ]
     give_model(federation, bytes(models[0].save_raw("json")))
     give_model(federation, bytes(models[1].save_raw("json")), ["site-3"])
     outcomes = federation.run(job(initial_model="start.json"))
@@ -587,8 +621,10 @@ def test_aucpr_of_a_class_that_one_site_lacks(tmp_path):
 def test_metrics_that_are_no_number_on_the_pooled_rows_are_none_here(tmp_path):
     """No positive anywhere; and labels of 0 under mape, for which XGBoost says infinity."""
     frame, held_out = table(), table(300, seed=5).assign(y=np.float32(0))
-    cases = {"aucpr": ({"eval_metric": "aucpr"}, np.nan),
-             "mape": ({"objective": "reg:squarederror", "eval_metric": ["mape"]}, np.inf)}  # fmt: skip
+    cases = {
+        "aucpr": ({"eval_metric": "aucpr"}, np.nan),
+        "mape": ({"objective": "reg:squarederror", "eval_metric": ["mape"]}, np.inf),
+    }
     for name, (params, expected) in cases.items():
         federation = Federation(tmp_path / name)
         federation.give_data("train", frame)

@@ -47,7 +47,7 @@ def remembered(parties: Parties) -> dict[str, int]:
     return {
         site: len(json.loads((registry_of(parties, site) / "registry.json").read_text())["runs"])
         for site in parties.sites
-    }  # fmt: skip
+    }
 
 
 def predictions_charged(parties: Parties, site: str) -> bool:
@@ -188,9 +188,7 @@ def test_an_explanation_of_too_many_rows_charges_nothing(case, monkeypatch):
 
 def alignments(parties: Parties) -> dict[str, int]:
     paths = {site: registry_of(parties, site) / "alignments" / "alignments.json" for site in parties.sites}
-    return {
-        site: len(json.loads(path.read_text())["runs"]) if path.exists() else 0 for site, path in paths.items()
-    }  # fmt: skip
+    return {site: len(json.loads(path.read_text())["runs"]) if path.exists() else 0 for site, path in paths.items()}
 
 
 @pytest.mark.parametrize(("kind", "nth", "kept"), [(Kind.AGREEMENT, 2, False), (Kind.CONVERSATION, 2, True)])
@@ -216,12 +214,20 @@ WRITERS = {  # what is written, by whom, the write that fails, and what of the c
 }
 
 
-@pytest.mark.parametrize(("writer", "victim"), [
-    ("checkpoint", "site-1"), ("registry", "site-2"), ("ledger_of_sums", "site-2"), ("predictions", "site-2"),
-    ("part", "site-3"),
-    *(pytest.param(*pair, marks=pytest.mark.slow)
-      for pair in (("checkpoint", "site-3"), ("registry", "site-1"), ("part", "site-1"))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("writer", "victim"),
+    [
+        ("checkpoint", "site-1"),
+        ("registry", "site-2"),
+        ("ledger_of_sums", "site-2"),
+        ("predictions", "site-2"),
+        ("part", "site-3"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (("checkpoint", "site-3"), ("registry", "site-1"), ("part", "site-1"))
+        ),
+    ],
+)
 def test_a_full_disk_is_named_at_once_and_the_job_resumes_when_there_is_room(tmp_path, monkeypatch, writer, victim):
     parties = federation(tmp_path, n_rows=150)
     target, name, nth, place = WRITERS[writer]

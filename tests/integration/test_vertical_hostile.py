@@ -123,9 +123,16 @@ def test_short_keys_are_refused(parties, monkeypatch):
     all_end_clearly(parties, run(parties, job(**PAILLIER)), "bits")
 
 
-@pytest.mark.parametrize("answer", [
-    SplitAnswer(0, ()), HistogramAnswer(0, (7,), b""), HistogramAnswer(9, (0,), b""), None,
-], ids=["other_type", "other_node", "other_tree", "nothing"])  # fmt: skip
+@pytest.mark.parametrize(
+    "answer",
+    [
+        SplitAnswer(0, ()),
+        HistogramAnswer(0, (7,), b""),
+        HistogramAnswer(9, (0,), b""),
+        None,
+    ],
+    ids=["other_type", "other_node", "other_tree", "nothing"],
+)
 def test_wrong_answers_are_refused(parties, monkeypatch, answer):
     monkeypatch.setattr(passive.PassiveParty, "_histograms", lambda self, request: answer)
     outcomes = run(parties, job())
@@ -213,27 +220,36 @@ def test_nothing_secret_is_in_another_partys_files_or_messages(parties, toy_keys
         for site in ("site-2", "site-3")
     }
     leaves = [
-        value for tree in trees(active.booster)
-        for value, child in zip(tree["split_conditions"], tree["left_children"], strict=True) if child < 0
-    ]  # fmt: skip
+        value
+        for tree in trees(active.booster)
+        for value, child in zip(tree["split_conditions"], tree["left_children"], strict=True)
+        if child < 0
+    ]
     own = [
-        value for tree in trees(active.booster)
+        value
+        for tree in trees(active.booster)
         for value, child, feature in zip(
             tree["split_conditions"], tree["left_children"], tree["split_indices"], strict=True
         )
         if child >= 0 and feature < 2
-    ]  # fmt: skip
+    ]
     thresholds = {site: [split.threshold for split in found.values()] for site, found in tables.items()}
     assert leaves and own and all(thresholds.values()) and len(secrets) > 100
     label = table(390).y.to_numpy(np.float32)[:300]
     forms = {
         "site-1": [form for site in tables for x in thresholds[site] for form in number_forms(x)],
-        **{site: [
-            *secrets, label.tobytes(), label.astype(np.uint8).tobytes(), np.packbits(label > 0).tobytes(),
-            *(form for x in [*leaves, *own] for form in number_forms(x)),
-            *(form for other in tables if other != site for x in thresholds[other] for form in number_forms(x)),
-        ] for site in tables},
-    }  # fmt: skip
+        **{
+            site: [
+                *secrets,
+                label.tobytes(),
+                label.astype(np.uint8).tobytes(),
+                np.packbits(label > 0).tobytes(),
+                *(form for x in [*leaves, *own] for form in number_forms(x)),
+                *(form for other in tables if other != site for x in thresholds[other] for form in number_forms(x)),
+            ]
+            for site in tables
+        },
+    }
     for site, hidden in forms.items():
         folder = parties.run_folder(site)
         files = b"\n".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
@@ -260,8 +276,11 @@ def partition_bits(model: bytes) -> list[bytes]:
     for tree in trees(model):
         column, threshold = values[:, tree["split_indices"][0]], np.float32(tree["split_conditions"][0])
         goes_left = np.where(np.isnan(column), bool(tree["default_left"][0]), column < threshold)
-        found += [np.packbits(bits, bitorder=order).tobytes()
-                  for bits in (goes_left, ~goes_left) for order in ("little", "big")]  # fmt: skip
+        found += [
+            np.packbits(bits, bitorder=order).tobytes()
+            for bits in (goes_left, ~goes_left)
+            for order in ("little", "big")
+        ]
     return found
 
 

@@ -328,8 +328,10 @@ def test_evidence_of_all_sites_agrees_and_says_what_passed(case):
     for site in SITES[1:]:
         case.parties.set_policy(site, consents={"explain": True, "merge_model": True})
     for action, contents in (
-        ("predict", {"DECISION_REQUEST", "DECISIONS"}), ("explain", {"POSITIONS"}), ("merge", {"THRESHOLDS"}),
-    ):  # fmt: skip
+        ("predict", {"DECISION_REQUEST", "DECISIONS"}),
+        ("explain", {"POSITIONS"}),
+        ("merge", {"THRESHOLDS"}),
+    ):
         succeed(case.run(action, action=action, data_set=None if action == "merge" else "new"))
         logs = [path for site in SITES for path in (case.parties.run_folder(site, action) / "evidence").glob("*.jsonl")]
         assert len(logs) == 3

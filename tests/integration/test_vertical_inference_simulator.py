@@ -50,9 +50,11 @@ def test_prediction_with_what_a_training_job_left(tmp_path: Path) -> None:
     assert training.code == 0, training.output[-4000:]
     workspace = tmp_path / "prediction"
     run = run_simulator(
-        JOBS / "vertical_predict", workspace, vertical_inference.wishes("predict", data),
+        JOBS / "vertical_predict",
+        workspace,
+        vertical_inference.wishes("predict", data),
         lambda: vertical_inference.place_parts(training.workspace, workspace / "local" / "inputs"),
-    )  # fmt: skip
+    )
     assert run.code == 0, run.output[-4000:]
     assert run.summary["status"] == "completed"
     table = pd.read_parquet(run.site("site-1") / "predictions.parquet")

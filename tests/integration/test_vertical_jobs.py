@@ -38,9 +38,16 @@ def same(ours: bytes, theirs: xgb.Booster) -> bool:
 
 def nothing_written(parties: Parties, job_id: str = "job") -> bool:
     names = {ACTIVE_FILE, PASSIVE_FILE, "masked_model.json", "run.json", "report.html"}
-    return not [path for site in parties.sites for path in parties.workspace(site).rglob("*")
-                if path.name in names or "partial" in path.name and path.suffix != ".jsonl" and job_id in str(path)
-                and "evidence" not in str(path)]  # fmt: skip
+    return not [
+        path
+        for site in parties.sites
+        for path in parties.workspace(site).rglob("*")
+        if path.name in names
+        or "partial" in path.name
+        and path.suffix != ".jsonl"
+        and job_id in str(path)
+        and "evidence" not in str(path)
+    ]
 
 
 # -- what comes out ---------------------------------------------------------------------------------------------------
@@ -91,9 +98,7 @@ def test_run_records_and_reports_tell_stages_features_and_metrics(parties):
 def test_early_stopping_and_evaluation_are_those_of_centralized_training(parties):
     params = {**PARAMS, "eta": 1.0, "eval_metric": ["auc", "logloss"]}
     history: dict = {}
-    reference = central(
-        TRAIN, 40, params, held=HELD, early_stopping_rounds=3, evals_result=history
-    )
+    reference = central(TRAIN, 40, params, held=HELD, early_stopping_rounds=3, evals_result=history)
     outcomes = succeed(run(parties, job(eval_data_set="held", early_stopping_rounds=3, num_rounds=40, params=params)))
     n_rounds = len(history["eval"]["auc"])
     assert n_rounds < 40 and outcomes["site-2"].summary == {"n_rounds": n_rounds}
@@ -240,8 +245,10 @@ def test_early_stopping_goes_on_where_a_lost_job_stood(tmp_path):
         outcomes = succeed(run(parties, job(**changes, resume_from="lost"), "resumed"))
         assert outcomes["site-3"].summary == {"n_rounds": n_rounds}
         assert merged(parties, "resumed") == merged(whole)
-        best = [json.loads((of.run_folder("site-1", name) / "run.json").read_text())["best_round"]
-                for of, name in ((whole, "job"), (parties, "resumed"))]  # fmt: skip
+        best = [
+            json.loads((of.run_folder("site-1", name) / "run.json").read_text())["best_round"]
+            for of, name in ((whole, "job"), (parties, "resumed"))
+        ]
         assert best[0] == best[1]
 
 
@@ -328,8 +335,7 @@ def test_a_lost_job_that_aligned_first_resumes_with_the_rows_that_it_found(tmp_p
     for site in parties.sites:  # a second alignment would need consent
         parties.set_policy(site, consents={"plain_profile": True, "exact_bins": True})
     changes = {"alignment": "first", "num_rounds": 6}
-    lost = run(parties, job(**changes), "lost", tamper={"site-2": dies_at(Kind.CONVERSATION, 46)},
-               notices_death=True)  # fmt: skip
+    lost = run(parties, job(**changes), "lost", tamper={"site-2": dies_at(Kind.CONVERSATION, 46)}, notices_death=True)
     assert isinstance(lost["site-2"], SiteDied)
     assert list(parties.run_folder("site-1", "lost").glob("checkpoint-*"))
     succeed(run(parties, job(**changes, resume_from="lost"), "resumed"))
@@ -354,18 +360,22 @@ def test_policies_decide(tmp_path):
     assert not [t for t in parties.transfers if t.frame.kind is Kind.CONVERSATION]
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"active": "site-9"}, "not among the job's sites"),
-    ({"features": {"site-9": ["a"]}}, "not a site of this job"),
-    ({"label": "z"}, "no column 'z'"),
-    ({"params": {**PARAMS, "booster": "dart"}}, "dart"),
-    ({"params": {**PARAMS, "objective": "rank:ndcg"}}, "rank:ndcg"),
-    ({"params": {**PARAMS, "monotone_constraints": {"site-2.f9": 1}}}, "site-2.f9"),
-    ({"initial_model": "none"}, "no part of the model"),
-    ({"resume_from": "none"}, "no checkpoint of none"),
-    ({"eval_data_set": "none"}, "no data set named 'none'"),
-    ({"alignment": "first"}, "names no id column"),
-], ids=lambda value: value if isinstance(value, str) else next(iter(value)))  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"active": "site-9"}, "not among the job's sites"),
+        ({"features": {"site-9": ["a"]}}, "not a site of this job"),
+        ({"label": "z"}, "no column 'z'"),
+        ({"params": {**PARAMS, "booster": "dart"}}, "dart"),
+        ({"params": {**PARAMS, "objective": "rank:ndcg"}}, "rank:ndcg"),
+        ({"params": {**PARAMS, "monotone_constraints": {"site-2.f9": 1}}}, "site-2.f9"),
+        ({"initial_model": "none"}, "no part of the model"),
+        ({"resume_from": "none"}, "no checkpoint of none"),
+        ({"eval_data_set": "none"}, "no data set named 'none'"),
+        ({"alignment": "first"}, "names no id column"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
 def test_what_cannot_work_is_refused_by_name_everywhere(parties, changes, said):
     outcomes = run(parties, job(**changes))
     errors = [outcome for outcome in outcomes.values() if not isinstance(outcome, JobAborted)]

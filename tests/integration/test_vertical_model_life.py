@@ -56,8 +56,12 @@ def test_the_best_rounds_of_a_continued_model(tmp_path):
     parties = federation(tmp_path)
     params = {**PARAMS, "eta": 1.0}
     succeed(run(parties, job(num_rounds=2, params=params), "first"))
-    succeed(run(parties, job(num_rounds=30, params=params, initial_model="first", eval_data_set="held",
-                             early_stopping_rounds=3)))  # fmt: skip
+    succeed(
+        run(
+            parties,
+            job(num_rounds=30, params=params, initial_model="first", eval_data_set="held", early_stopping_rounds=3),
+        )
+    )
     first = central(TRAIN, 2, params)
     reference = central(TRAIN, 30, params, held=HELD, xgb_model=first, early_stopping_rounds=3)
     assert reference.num_boosted_rounds() < 32

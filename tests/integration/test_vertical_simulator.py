@@ -39,13 +39,23 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, pd.DataFram
         own = data[[*columns, *([vertical.LABEL] if number == 0 else [])]]
         own.to_parquet(folder / "data" / site / "rows.parquet", index=False)
     recipe = VerticalXGBRecipe(
-        "exact", active="site-1", data_set="rows", label=vertical.LABEL, params=PARAMS, num_rounds=ROUNDS,
-        preset="exact", key_bits=2048, evaluate_training=True,
-    )  # fmt: skip
+        "exact",
+        active="site-1",
+        data_set="rows",
+        label=vertical.LABEL,
+        params=PARAMS,
+        num_rounds=ROUNDS,
+        preset="exact",
+        key_bits=2048,
+        evaluate_training=True,
+    )
     recipe.export(str(folder / "jobs"))
     for attempt in range(2):  # the simulator's start fails now and then
         workspace = folder / f"ws{attempt}"
-        set_up(workspace, SetupOptions({"rows": str(folder / "data" / "{site}" / "rows.parquet")}, consents=("exact_bins",)))
+        set_up(
+            workspace,
+            SetupOptions({"rows": str(folder / "data" / "{site}" / "rows.parquet")}, consents=("exact_bins",)),
+        )
         policy = workspace / "local" / "veilboost.json"
         policy.write_text(json.dumps({**json.loads(policy.read_text()), "min_key_bits": 2048}))
         run = simulate(folder / "jobs" / "exact", workspace)
@@ -88,9 +98,11 @@ def test_no_secret_is_in_a_folder_where_it_does_not_belong(finished):
     run, data = finished
     active, passive = parts(run)
     leaves = [
-        value for tree in trees(active.booster)
-        for value, child in zip(tree["split_conditions"], tree["left_children"], strict=True) if child < 0
-    ]  # fmt: skip
+        value
+        for tree in trees(active.booster)
+        for value, child in zip(tree["split_conditions"], tree["left_children"], strict=True)
+        if child < 0
+    ]
     thresholds = {site: [split.threshold for split in part.table.values()] for site, part in passive.items()}
     label = data[vertical.LABEL].to_numpy()
     labels = [label.astype(kind).tobytes() for kind in ("<f4", "<f8", "<i8", "u1")] + [np.packbits(label).tobytes()]

@@ -32,10 +32,14 @@ FEATURES = 6
 @pytest.fixture
 def job() -> HorizontalJob:
     return HorizontalJob(
-        "data", "y", {"objective": "binary:logistic", "max_depth": 3, "max_bin": 16, "eval_metric": ["auc", "logloss"]},
-        num_rounds=3, evaluate_training=True, cuts="uniform",
+        "data",
+        "y",
+        {"objective": "binary:logistic", "max_depth": 3, "max_bin": 16, "eval_metric": ["auc", "logloss"]},
+        num_rounds=3,
+        evaluate_training=True,
+        cuts="uniform",
         cut_bounds={f"f{i}": [-3.0, 3.0] for i in range(FEATURES)},
-    )  # fmt: skip
+    )
 
 
 class Run:
@@ -59,9 +63,16 @@ class Run:
             def _keep(self, transfer):
                 f = transfer.frame
                 run.log.record(
-                    transfer.direction, f.counter, f.kind.name, str(f.moment), f.codec.name, f.n_values, f.payload,
-                    f.kind.private, peers=transfer.sites,
-                )  # fmt: skip
+                    transfer.direction,
+                    f.counter,
+                    f.kind.name,
+                    str(f.moment),
+                    f.codec.name,
+                    f.n_values,
+                    f.payload,
+                    f.kind.private,
+                    peers=transfer.sites,
+                )
 
         monkeypatch.setattr(federation, "Aggregator", RecordingAggregator)
         self.outcomes = self.federation.run(job)
@@ -117,7 +128,9 @@ def test_a_site_whose_program_would_send_in_clear_ends_the_job(tmp_path, monkeyp
 
 def test_a_second_attempt_under_the_same_job_id_is_refused_in_words(tmp_path, job):
     sites = Federation(tmp_path)
-    frame = pd.DataFrame(np.random.default_rng(6).normal(size=(90, FEATURES)), columns=[f"f{i}" for i in range(FEATURES)])
+    frame = pd.DataFrame(
+        np.random.default_rng(6).normal(size=(90, FEATURES)), columns=[f"f{i}" for i in range(FEATURES)]
+    )
     sites.give_data("data", frame.assign(y=(frame.f0 > 0).astype(np.float32)))
     succeed(sites.run(job))
     model = sites.model()

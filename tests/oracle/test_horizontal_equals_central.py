@@ -33,7 +33,7 @@ def synthetic(n_rows: int = 20_000) -> pd.DataFrame:
     rng = np.random.default_rng(3)
     features = rng.normal(size=(n_rows, 20)).astype(np.float32)
     features[:, 5] = rng.integers(0, 4, n_rows)
-    label = (features[:, 0] + features[:, 1] * features[:, 2] + features[:, 5] + rng.normal(size=n_rows) > 2)
+    label = features[:, 0] + features[:, 1] * features[:, 2] + features[:, 5] + rng.normal(size=n_rows) > 2
     features[rng.random(features.shape) < 0.07] = np.nan
     features[:, 6], features[:, 7] = 3.0, np.nan
     return pd.DataFrame(features, columns=[f"x{i}" for i in range(20)]).assign(label=label.astype(np.float32))
@@ -74,7 +74,9 @@ EQUAL_TO_CENTRAL = {
     "scale_pos_weight": ({**LOGISTIC, "scale_pos_weight": 3.0}, as_is),
     "parallel_trees": ({**LOGISTIC, "num_parallel_tree": 2}, as_is),
     "column_sampling": (
-        {**LOGISTIC, "colsample_bytree": 0.7, "colsample_bylevel": 0.7, "colsample_bynode": 0.7, "seed": 7}, as_is),
+        {**LOGISTIC, "colsample_bytree": 0.7, "colsample_bylevel": 0.7, "colsample_bynode": 0.7, "seed": 7},
+        as_is,
+    ),
     "monotone": ({**LOGISTIC, "monotone_constraints": "first"}, as_is),
     "interaction": ({**LOGISTIC, "interaction_constraints": "halves"}, as_is),
     "dart": ({**LOGISTIC, "booster": "dart", "rate_drop": 0.3}, as_is),
@@ -89,7 +91,7 @@ EQUAL_TO_CENTRAL = {
     "tweedie": ({"objective": "reg:tweedie"}, regression),
     "softprob": ({"objective": "multi:softprob", "num_class": 3}, classes),
     "softmax": ({"objective": "multi:softmax", "num_class": 3}, classes),
-}  # fmt: skip
+}
 # Adaptive leaves average the sites' medians; vector leaves are compared with plain because XGBoost cannot list their
 # trees. These are equal to `plain`, not to centralized training. Sampled rows are compared with centralized training in
 # tests/integration/test_row_sampling.py.
@@ -104,17 +106,36 @@ EQUAL_TO_PLAIN = {
 TABLES = {"breast": breast, "missing": lambda: synthetic(6_000)}
 # Parameters of the tree meet missing values, objectives meet real data; the other pairs run with the slow tests.
 TREE_PARAMETERS = {
-    "plain_logistic", "lambda_0", "alpha", "gamma", "child_weight_0", "child_weight_20", "delta_step", "lossguide",
-    "max_leaves", "depth_1", "depth_10", "parallel_trees", "column_sampling", "monotone", "interaction", "dart",
-}  # fmt: skip
+    "plain_logistic",
+    "lambda_0",
+    "alpha",
+    "gamma",
+    "child_weight_0",
+    "child_weight_20",
+    "delta_step",
+    "lossguide",
+    "max_leaves",
+    "depth_1",
+    "depth_10",
+    "parallel_trees",
+    "column_sampling",
+    "monotone",
+    "interaction",
+    "dart",
+}
 OBJECTIVES = {"plain_logistic", "base_score"} | (set(EQUAL_TO_CENTRAL) - TREE_PARAMETERS)
 FAST = {("missing", name) for name in TREE_PARAMETERS} | {("breast", name) for name in OBJECTIVES}
 
 
 def pairs(names, fast) -> list:
     """Return every table with every name; those that are not fast run with the slow tests only."""
-    return [pytest.param(TABLES[table], name, marks=[] if (table, name) in fast else [pytest.mark.slow],
-                         id=f"{table}-{name}") for table in TABLES for name in names]  # fmt: skip
+    return [
+        pytest.param(
+            TABLES[table], name, marks=[] if (table, name) in fast else [pytest.mark.slow], id=f"{table}-{name}"
+        )
+        for table in TABLES
+        for name in names
+    ]
 
 
 def prepared(params: dict, frame: pd.DataFrame) -> dict:
@@ -161,14 +182,14 @@ def test_masks_equal_plain(tmp_path, make, name):
 def test_profiles_equal_plain_on_one_grid(tmp_path, profile, objective):
     frame = breast() if objective == "logistic" else regression(breast())
     params = prepared(LOGISTIC if objective == "logistic" else {"objective": "reg:squarederror"}, frame)
-    models = [
-        federate(tmp_path / p, frame, params, p, finest_exponent=-20).model() for p in ("plain", profile)
-    ]  # fmt: skip
+    models = [federate(tmp_path / p, frame, params, p, finest_exponent=-20).model() for p in ("plain", profile)]
     assert models[0] == models[1]
 
 
 @pytest.mark.parametrize(("profile", "tolerance"), [("bfv", LABEL_MEAN_TOLERANCE), ("ckks", 1e-6)])
-@pytest.mark.parametrize("make", [pytest.param(TABLES["breast"], marks=pytest.mark.slow), TABLES["missing"]], ids=TABLES)
+@pytest.mark.parametrize(
+    "make", [pytest.param(TABLES["breast"], marks=pytest.mark.slow), TABLES["missing"]], ids=TABLES
+)
 def test_lattice_profiles_equal_central(tmp_path, make, profile, tolerance):
     frame = make()
     params = prepared(LOGISTIC, frame)
@@ -190,7 +211,9 @@ def test_lattice_profiles_equal_central_over_all_parameters(tmp_path, make, name
     assert leaf_difference(federation.model(), central) <= tolerance
 
 
-@pytest.mark.parametrize("profile", ["masks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bfv", "ckks"))])
+@pytest.mark.parametrize(
+    "profile", ["masks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bfv", "ckks"))]
+)
 def test_early_stopping_on_auc_equals_plain(tmp_path, profile):
     frame, models = breast(), []
     for name in ("plain", profile):
@@ -198,15 +221,24 @@ def test_early_stopping_on_auc_equals_plain(tmp_path, profile):
         federation.give_data("train", frame.iloc[:400])
         federation.give_data("eval", frame.iloc[400:])
         job = HorizontalJob(
-            "train", "label", {**prepared(LOGISTIC, frame), "eval_metric": "auc"}, 30, name, eval_data_set="eval",
-            early_stopping_rounds=3, cuts="exact", finest_exponent=-20,
-        )  # fmt: skip
+            "train",
+            "label",
+            {**prepared(LOGISTIC, frame), "eval_metric": "auc"},
+            30,
+            name,
+            eval_data_set="eval",
+            early_stopping_rounds=3,
+            cuts="exact",
+            finest_exponent=-20,
+        )
         succeed(federation.run(job))
         models.append(federation.model())
     assert models[0] == models[1]
 
 
-@pytest.mark.parametrize("make", [TABLES["breast"], pytest.param(TABLES["missing"], marks=pytest.mark.slow)], ids=TABLES)
+@pytest.mark.parametrize(
+    "make", [TABLES["breast"], pytest.param(TABLES["missing"], marks=pytest.mark.slow)], ids=TABLES
+)
 def test_bfv_equals_central_exactly_when_the_base_score_is_given(tmp_path, make):
     frame = make()
     params = prepared({**LOGISTIC, "base_score": 0.5}, frame)

@@ -53,9 +53,16 @@ def check(folder: Path, frame: pd.DataFrame, params: dict, profile: str, weight:
     federation.give_data("train", frame)
     params = {**TREE, **params}
     job = HorizontalJob(
-        "train", "label", params, ROUNDS, profile, cuts="uniform", cut_bounds=BOUNDS, evaluate_training=True,
+        "train",
+        "label",
+        params,
+        ROUNDS,
+        profile,
+        cuts="uniform",
+        cut_bounds=BOUNDS,
+        evaluate_training=True,
         weight=weight,
-    )  # fmt: skip
+    )
     metrics = succeed(federation.run(job))["site-1"].metrics
     central = central_model(frame, "label", params, federation.cuts(), ROUNDS, weight=weight)
     assert leaf_difference(federation.model(), central) < np.inf, "another structure"

@@ -21,7 +21,7 @@ from nvflare_plugins.private_trees.methods import (
     dp_gbm,
     dp_tr_newton,
     feverless,
-)  # fmt: skip
+)
 from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust
 from nvflare_plugins.private_trees.own_training import train_own_trees
 from nvflare_plugins.private_trees.presets import resolve_method
@@ -41,13 +41,22 @@ METHODS = {
     "partially_random_refined": replace(feverless(), split_method=SplitMethod.PARTIALLY_RANDOM, **REFINED),
     "refined": replace(dp_tr_newton(), **REFINED),
     "refined_batches": batch_iterative_hessian_ebm(0.5, 6),
-    "greedy_averaging": resolve_method("feverless", {
-        "weight_update": "averaging", "batch_size": 6, "n_trees": 6, "ridge": 0, "clip": 1, "learning_rate": 1,
-    }, 6),
+    "greedy_averaging": resolve_method(
+        "feverless",
+        {
+            "weight_update": "averaging",
+            "batch_size": 6,
+            "n_trees": 6,
+            "ridge": 0,
+            "clip": 1,
+            "learning_rate": 1,
+        },
+        6,
+    ),
     "histograms": feverless(),
     "greedy_two_features": replace(dp_gbm(), n_features_per_tree=2, interactions=Interactions.RANDOM),
     "greedy_private_quantiles": replace(feverless(), candidates=CandidateSource.DP_QUANTILE, batch_size=3),
-}  # fmt: skip
+}
 
 
 def plan_for(method: Method, trust: Trust = Trust(), mu: float = 2.0) -> JobPlan:

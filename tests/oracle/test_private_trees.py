@@ -30,7 +30,7 @@ from nvflare_plugins.private_trees.methods import (
     dp_ebm_newton,
     dp_rf,
     dp_tr_newton,
-)  # fmt: skip
+)
 from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust
 from nvflare_plugins.private_trees.training import PrivateTreesPlan, refresh_parameters
 from tests.support.private_simulation import Simulation, Table
@@ -38,9 +38,14 @@ from tests.support.private_trees import split_rows, train_in_process
 
 N_TREES, SEED = 12, 11
 OURS = Method(
-    "mixed", SplitMethod.TOTALLY_RANDOM, WeightUpdate.NEWTON, candidates=CandidateSource.MIXED,
-    interactions=Interactions.ALTERNATING, noise_ridge=3.0, query=LeafQuery.JOINT,
-)  # fmt: skip
+    "mixed",
+    SplitMethod.TOTALLY_RANDOM,
+    WeightUpdate.NEWTON,
+    candidates=CandidateSource.MIXED,
+    interactions=Interactions.ALTERNATING,
+    noise_ridge=3.0,
+    query=LeafQuery.JOINT,
+)
 METHODS = {
     "newton": dp_tr_newton(),
     "one_feature": dp_ebm_newton(),

@@ -126,8 +126,10 @@ VARIANTS = {
     "monotone": ({**LOGISTIC, "monotone_constraints": SPLIT_CONSTRAINTS["monotone_constraints"]}, "binary"),
     "interaction": ({**LOGISTIC, "interaction_constraints": SPLIT_CONSTRAINTS["interaction_constraints"]}, "binary"),
     "everything": (
-        {**LOGISTIC, **SPLIT_CONSTRAINTS, **COLUMNS, "subsample": 0.8, "alpha": 0.3, "gamma": 0.1}, "binary"),
-}  # fmt: skip
+        {**LOGISTIC, **SPLIT_CONSTRAINTS, **COLUMNS, "subsample": 0.8, "alpha": 0.3, "gamma": 0.1},
+        "binary",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -169,7 +171,7 @@ EDGES = {
     "rows_not_whole_bytes": lambda: joined(n_rows=1_003),
     "huge_values": lambda: Joined(table(2_000) * np.float32(1e20), joined(n_rows=2_000).label, (7, 6, 7)),
     "no_missing": lambda: joined(n_rows=2_000, missing=0.0),
-}  # fmt: skip
+}
 
 
 TINY_NODES = {"min_child_weight": 0, "lambda": 0.1}
@@ -211,10 +213,16 @@ def test_early_stopping_and_metrics():
     np.testing.assert_array_equal(outcome.predict(data, 1, n_rounds=kept, output_margin=True), expected)
 
 
-@pytest.mark.parametrize("params", [
-    LOGISTIC, {"objective": "multi:softprob", "num_class": 3}, {**LOGISTIC, "num_parallel_tree": 2, "subsample": 0.7},
-    {"objective": "reg:absoluteerror"},
-], ids=["logistic", "softprob", "forest", "absolute"])  # fmt: skip
+@pytest.mark.parametrize(
+    "params",
+    [
+        LOGISTIC,
+        {"objective": "multi:softprob", "num_class": 3},
+        {**LOGISTIC, "num_parallel_tree": 2, "subsample": 0.7},
+        {"objective": "reg:absoluteerror"},
+    ],
+    ids=["logistic", "softprob", "forest", "absolute"],
+)
 def test_evaluation_does_not_change_the_model(params):
     kinds = {"multi:softprob": "classes", "reg:absoluteerror": "real"}
     data = joined(kinds.get(params["objective"], "binary"), with_valid=True)
@@ -230,9 +238,14 @@ def test_evaluation_does_not_change_the_model(params):
     assert outcome.result.rounds[-1].metrics == pytest.approx(parse_metrics(reference.eval_set(sets)), abs=2e-5)
 
 
-@pytest.mark.parametrize("params", [
-    {**LOGISTIC, "subsample": 0.8, "colsample_bylevel": 0.7}, {"objective": "multi:softprob", "num_class": 3},
-], ids=["logistic", "softprob"])  # fmt: skip
+@pytest.mark.parametrize(
+    "params",
+    [
+        {**LOGISTIC, "subsample": 0.8, "colsample_bylevel": 0.7},
+        {"objective": "multi:softprob", "num_class": 3},
+    ],
+    ids=["logistic", "softprob"],
+)
 def test_continuation(params):
     data = joined("classes" if "num_class" in params else "binary", with_valid=True)
     params = {**params, "max_depth": 4}

@@ -32,7 +32,10 @@ CASES = {
 }
 ROUNDS = 4
 # The quick cases hold each kind of label, tree and table once.
-NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name in ("softmax", "regression", "poisson") else []) for name in CASES]
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in ("softmax", "regression", "poisson") else [])
+    for name in CASES
+]
 
 
 def data(name: str) -> Joined:
@@ -47,9 +50,11 @@ def data(name: str) -> Joined:
     score = x[:, 0] + x[:, 4] * x[:, 11] + 0.5 * x[:, 7] - x[:, 3] + rng.normal(size=len(x)) * 0.3
     kind = CASES[name][1]
     label = {
-        "binary": score > 0, "classes": np.digitize(score, [-1.5, 0.0]), "real": score,
+        "binary": score > 0,
+        "classes": np.digitize(score, [-1.5, 0.0]),
+        "real": score,
         "counts": np.round(np.exp(np.clip(score, None, 2))),
-    }[kind].astype(np.float32)  # fmt: skip
+    }[kind].astype(np.float32)
     widths = (0, 7, 5) if name == "no_own_columns" else (4, 4, 4)
     return Joined(features[:900], label[:900], widths, (features[900:], label[900:]))
 

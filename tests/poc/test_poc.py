@@ -74,14 +74,17 @@ def test_a_vertical_job_whose_party_is_killed_in_round_6_of_8_is_resumed(tmp_pat
         lost, status, _ = poc.run_job(job, changes={**rounds, "alignment": whole})
         killer.join(10)
         assert not killer.is_alive() and status != "FINISHED:COMPLETED"
-        kept = [{int(path.stem.split("-")[1]) for path in poc.kits.glob(f"{site}/veilboost_runs/{lost}/checkpoint-*")}
-                for site in SITES]  # fmt: skip
+        kept = [
+            {int(path.stem.split("-")[1]) for path in poc.kits.glob(f"{site}/veilboost_runs/{lost}/checkpoint-*")}
+            for site in SITES
+        ]
         done = max(set.intersection(*kept))
         assert 5 <= done <= 8, kept
         resumed, status, _ = poc.run_job(job, changes={**rounds, "alignment": whole, "resume_from": lost})
         assert status == "FINISHED:COMPLETED" and f"after {done} rounds" in site_log(poc, "site-3", resumed)
-    models = [(poc.kits / "site-1" / "veilboost_runs" / name / "masked_model.json").read_bytes()
-              for name in (whole, resumed)]  # fmt: skip
+    models = [
+        (poc.kits / "site-1" / "veilboost_runs" / name / "masked_model.json").read_bytes() for name in (whole, resumed)
+    ]
     assert models[0] == models[1]
     for site in SITES:
         assert not list(poc.kits.glob(f"{site}/veilboost_runs/{resumed}/checkpoint-*"))
@@ -89,6 +92,7 @@ def test_a_vertical_job_whose_party_is_killed_in_round_6_of_8_is_resumed(tmp_pat
 
 def kill_after(poc: Poc, site: str, n_rounds: int, other_than: str) -> None:
     """Kill a site's job process as soon as it has kept so many rounds of a new job."""
+
     def kept() -> list[Path]:
         found = poc.kits.glob(f"{site}/veilboost_runs/*/checkpoint-{n_rounds}.json")
         return [path for path in found if path.parent.name != other_than]

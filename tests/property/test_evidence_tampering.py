@@ -18,7 +18,9 @@ from tests.support.examples import examples
 
 PARTIES = (*SITES, "server")
 relaxed = settings(
-    max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(120),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 
@@ -120,7 +122,11 @@ def test_a_changed_message_is_found_even_if_the_chain_is_computed_anew(evidence,
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.integers(10**18, 10**4200)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=5)
+    | st.integers(10**18, 10**4200)
     | st.sampled_from(["\x1b[2J", "\u202eVERIFIED", "\nVERIFIED", "\ud800", "x" * 9000]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,

@@ -44,14 +44,22 @@ BASES: dict[type, dict[str, Any]] = {
     BucketJob: {"data_set": "d", "label": "y", "active": "a"},
     DpBoostJob: {"data_set": "d", "label": "y", "epsilon": 1.0, "feature_bounds": {"a": [0, 1]}},
     PrivateTreesJob: {
-        "data_set": "d", "label": "y", "epsilon": 1.0, "delta": 1e-6, "feature_bounds": {"a": [0, 1]},
+        "data_set": "d",
+        "label": "y",
+        "epsilon": 1.0,
+        "delta": 1e-6,
+        "feature_bounds": {"a": [0, 1]},
     },
-}  # fmt: skip
+}
 RECIPES = {
-    HorizontalXGBRecipe: HorizontalJob, VerticalXGBRecipe: VerticalJob, VerticalInferenceRecipe: InferenceJob,
-    AlignmentRecipe: AlignmentJob, FederBoostVerticalRecipe: BucketJob, DpBoostRecipe: DpBoostJob,
+    HorizontalXGBRecipe: HorizontalJob,
+    VerticalXGBRecipe: VerticalJob,
+    VerticalInferenceRecipe: InferenceJob,
+    AlignmentRecipe: AlignmentJob,
+    FederBoostVerticalRecipe: BucketJob,
+    DpBoostRecipe: DpBoostJob,
     PrivateTreesRecipe: PrivateTreesJob,
-}  # fmt: skip
+}
 
 
 def nested(levels: int, wrap=lambda inner: [inner]) -> Any:
@@ -62,25 +70,86 @@ def nested(levels: int, wrap=lambda inner: [inner]) -> Any:
 
 
 HOSTILE = [
-    10**400, -(10**400), 10**5000, 2**62, 2**63, -(2**63), 2**64 + 1, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf,
-    True, None, "", " ", "\ud800", "\x1b[2J\x1b[32m", "\u202eyes", "x" * 300, "y" * 200_000, [], {}, [[]], [{}], [None],
-    {"a": []}, {"": 1}, {1: 2}, {None: 1}, ["a", "a"], ["\ud800"], [10**400], [1, "1"], {"a": [0, 10**400]},
-    {"a": [math.nan, 1]}, {"a": ["x", 1]}, {"a": {"a": {}}}, {"\x1b[2J": 1}, b"bytes", {1, 2}, 1j, object(),
-]  # fmt: skip
+    10**400,
+    -(10**400),
+    10**5000,
+    2**62,
+    2**63,
+    -(2**63),
+    2**64 + 1,
+    1e308,
+    -1e308,
+    5e-324,
+    math.nan,
+    math.inf,
+    -math.inf,
+    True,
+    None,
+    "",
+    " ",
+    "\ud800",
+    "\x1b[2J\x1b[32m",
+    "\u202eyes",
+    "x" * 300,
+    "y" * 200_000,
+    [],
+    {},
+    [[]],
+    [{}],
+    [None],
+    {"a": []},
+    {"": 1},
+    {1: 2},
+    {None: 1},
+    ["a", "a"],
+    ["\ud800"],
+    [10**400],
+    [1, "1"],
+    {"a": [0, 10**400]},
+    {"a": [math.nan, 1]},
+    {"a": ["x", 1]},
+    {"a": {"a": {}}},
+    {"\x1b[2J": 1},
+    b"bytes",
+    {1, 2},
+    1j,
+    object(),
+]
 
 TAME = [value for value in HOSTILE if not (isinstance(value, int) and value == 10**5000)]  # what hypothesis can print
 HOSTILE += [
-    nested(20), nested(5000), nested(5000, lambda inner: {"a": inner}), {"max_depth": nested(5000)},
-    {"objective": []}, {"eval_metric": [[]]}, {"eval_metric": {"a": 1}}, {"seed": 10**400}, {"max_depth": 2**62},
-    {"monotone_constraints": "(" * 100_000}, {"interaction_constraints": "[" * 100_000}, {"max_bin": 1e308},
-    {"eta": "nan"}, {"base_score": "1" * 5000}, {"n_trees": 2**62}, {"depth": [1]}, {"split_method": []},
-]  # fmt: skip
+    nested(20),
+    nested(5000),
+    nested(5000, lambda inner: {"a": inner}),
+    {"max_depth": nested(5000)},
+    {"objective": []},
+    {"eval_metric": [[]]},
+    {"eval_metric": {"a": 1}},
+    {"seed": 10**400},
+    {"max_depth": 2**62},
+    {"monotone_constraints": "(" * 100_000},
+    {"interaction_constraints": "[" * 100_000},
+    {"max_bin": 1e308},
+    {"eta": "nan"},
+    {"base_score": "1" * 5000},
+    {"n_trees": 2**62},
+    {"depth": [1]},
+    {"split_method": []},
+]
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.integers(10**300, 10**400) | st.floats() | st.text(max_size=8)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(10**300, 10**400)
+    | st.floats()
+    | st.text(max_size=8)
     | st.sampled_from(TAME),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8) | st.sampled_from(["max_depth", "a"]), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=8) | st.sampled_from(["max_depth", "a"]), inner, max_size=3)
+    ),
     max_leaves=6,
-)  # fmt: skip
+)
 relaxed = settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -146,22 +215,48 @@ def test_recipes_refuse_in_words(recipe):
 
 
 PARAMETERS = (
-    "objective", "max_depth", "max_leaves", "max_bin", "eta", "gamma", "lambda", "alpha", "seed", "nthread", "subsample",
-    "colsample_bytree", "base_score", "eval_metric", "num_class", "monotone_constraints", "interaction_constraints",
-    "tree_method", "grow_policy", "booster", "rate_drop", "num_parallel_tree", "multi_strategy", "verbosity", "device",
-)  # fmt: skip
+    "objective",
+    "max_depth",
+    "max_leaves",
+    "max_bin",
+    "eta",
+    "gamma",
+    "lambda",
+    "alpha",
+    "seed",
+    "nthread",
+    "subsample",
+    "colsample_bytree",
+    "base_score",
+    "eval_metric",
+    "num_class",
+    "monotone_constraints",
+    "interaction_constraints",
+    "tree_method",
+    "grow_policy",
+    "booster",
+    "rate_drop",
+    "num_parallel_tree",
+    "multi_strategy",
+    "verbosity",
+    "device",
+)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_every_parameter_with_every_hostile_value(name):
     for value in HOSTILE:
-        refused_in_words(lambda value=value: check_parameters(HorizontalJob("d", "y", params={name: value}).params, ["a"]))
+        refused_in_words(
+            lambda value=value: check_parameters(HorizontalJob("d", "y", params={name: value}).params, ["a"])
+        )
 
 
 @relaxed
 @given(params=st.dictionaries(st.sampled_from(PARAMETERS) | st.text(max_size=8), values, max_size=3))
 def test_any_value_in_any_parameters(params):
-    refused_in_words(lambda: check_parameters(HorizontalJob.from_dict({**BASES[HorizontalJob], "params": params}).params, ["a"]))
+    refused_in_words(
+        lambda: check_parameters(HorizontalJob.from_dict({**BASES[HorizontalJob], "params": params}).params, ["a"])
+    )
 
 
 POLICY_KEYS = tuple(field.name for field in dataclasses.fields(SitePolicy) if field.name not in ("site", "workspace"))
@@ -182,9 +277,21 @@ def test_every_key_of_a_policy_with_every_hostile_value(key, tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[", "{", "nul", "[" * 100_000, '{"a":' * 100_000, '{"tolerated_colluders":' + "9" * 5000 + "}", "\ufeff{}",
-     '{"inputs":"a","inputs":"b"}', '{"tolerated_colluders":NaN}', '{"tolerated_colluders":1e999}', '{"inputs":"\\ud800"}'],
-)  # fmt: skip
+    [
+        "",
+        "[",
+        "{",
+        "nul",
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        '{"tolerated_colluders":' + "9" * 5000 + "}",
+        "\ufeff{}",
+        '{"inputs":"a","inputs":"b"}',
+        '{"tolerated_colluders":NaN}',
+        '{"tolerated_colluders":1e999}',
+        '{"inputs":"\\ud800"}',
+    ],
+)
 def test_any_text_of_a_policy_file_is_read_or_refused(tmp_path, text):
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "veilboost.json").write_text(text, encoding="utf-8")
@@ -205,13 +312,19 @@ def test_any_task_of_the_server_is_read_or_refused(changes):
     good = {"job": BASES[HorizontalJob], "sites": ["site-1", "site-2"], "attempt": "00" * 16, "server": "server.job"}
     data.update({**good, **changes})
     refused = refused_in_words(JobTask.from_shareable, data, "site-1", HorizontalJob)
-    assert refused or changes.get("sites", ["site-1", "site-2"]) == ["site-1", "site-2"] or all(
-        name.isascii() and name.isprintable() and len(name) <= 128 for name in changes["sites"]
+    assert (
+        refused
+        or changes.get("sites", ["site-1", "site-2"]) == ["site-1", "site-2"]
+        or all(name.isascii() and name.isprintable() and len(name) <= 128 for name in changes["sites"])
     )
 
 
 @relaxed
-@given(changes=st.dictionaries(st.sampled_from(["status", "error", "model_hmac", "summary", "evidence"]), values, max_size=4))
+@given(
+    changes=st.dictionaries(
+        st.sampled_from(["status", "error", "model_hmac", "summary", "evidence"]), values, max_size=4
+    )
+)
 @example({"summary": "[" * 100_000})
 @example({"summary": '{"a":' * 100_000})
 @example({"summary": '{"a":' + "9" * 5000 + "}"})

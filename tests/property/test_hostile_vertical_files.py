@@ -19,7 +19,7 @@ from nvflare_plugins.alignment.result import Alignment, _read, save_alignments
 from nvflare_plugins.data_sets.declaration import VerticalRules
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
 from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
-from nvflare_plugins.site.memory.released_sums import ReleasedSums, Released
+from nvflare_plugins.site.memory.released_sums import Released, ReleasedSums
 from nvflare_plugins.site.memory.stored_arrays import read_arrays
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.vertical.guards.guards import Guard
@@ -33,9 +33,34 @@ from nvflare_plugins.vertical_inference.site import _table
 from tests.support.vertical_federation import Joined, federate
 
 ODD = [
-    None, True, 0, -1, 1.5, 1e308, 1e999, float("nan"), 10**30, -(2**63), "", "a", "1", "1e9", "1e999", "nan",
-    "9" * 5000, "\ud800", "\0", [], [1], [1, 2], [[]], {}, {"a": 1}, [None], "x" * 300,
-]  # fmt: skip
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    1e308,
+    1e999,
+    float("nan"),
+    10**30,
+    -(2**63),
+    "",
+    "a",
+    "1",
+    "1e9",
+    "1e999",
+    "nan",
+    "9" * 5000,
+    "\ud800",
+    "\0",
+    [],
+    [1],
+    [1, 2],
+    [[]],
+    {},
+    {"a": 1},
+    [None],
+    "x" * 300,
+]
 IDS = [f"row {number}" for number in range(40)]
 
 
@@ -79,9 +104,12 @@ def npy() -> bytes:
 
 def test_arrays_are_read_as_they_were_written(tmp_path):
     arrays = {
-        "a": np.arange(5, dtype=np.uint64), "b": np.zeros((0, 64), np.int32), "c": np.float32([[1, np.nan]]),
-        "d": np.array(3.5), "e": np.array([True, False]),
-    }  # fmt: skip
+        "a": np.arange(5, dtype=np.uint64),
+        "b": np.zeros((0, 64), np.int32),
+        "c": np.float32([[1, np.nan]]),
+        "d": np.array(3.5),
+        "e": np.array([True, False]),
+    }
     (tmp_path / "f.npz").write_bytes(npz(**arrays))
     found = read_arrays(tmp_path / "f.npz")
     assert found.keys() == arrays.keys()
@@ -106,8 +134,11 @@ def use(ledger: ReleasedSums) -> None:
 
 
 FOREIGN: Mapping[str, Callable[[dict[str, np.ndarray]], bytes]] = {
-    "empty": lambda of: b"", "text": lambda of: b"{}", "one_array": lambda of: npy(),
-    "others": lambda of: npz(a=np.arange(3)), "more": lambda of: npz(**of, more=np.arange(3)),
+    "empty": lambda of: b"",
+    "text": lambda of: b"{}",
+    "one_array": lambda of: npy(),
+    "others": lambda of: npz(a=np.arange(3)),
+    "more": lambda of: npz(**of, more=np.arange(3)),
     "float_keys": lambda of: npz(**{**of, "keys": of["keys"].astype(float)}),
     "no_number": lambda of: npz(**{**of, "share": of["share"] * np.float32(np.nan)}),
     "below_none": lambda of: npz(**{**of, "sums": of["sums"] - 9}),
@@ -116,7 +147,7 @@ FOREIGN: Mapping[str, Callable[[dict[str, np.ndarray]], bytes]] = {
     "objects": lambda of: npz(**{**of, "keys": of["keys"].astype(object)}),
     "numbers": lambda of: npz(**{name: np.array(5) for name in of}),
     "too_few": lambda of: npz(**{**of, "sums": of["sums"][1:]}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FOREIGN)
@@ -237,16 +268,34 @@ def test_positions_whose_splits_name_a_feature_while_none_is_listed_are_refused(
 
 JOBS = {
     VerticalJob: {
-        "active": "a", "data_set": "d", "label": "y", "params": {"max_depth": 3}, "num_rounds": 3,
-        "profile": "paillier", "key_bits": 3072, "preset": "exact", "features": {"a": ["x"]},
-        "label_classes": ["a", "b"], "alignment": "first", "early_stopping_rounds": None, "resume_from": "j", "deadline_s": 0.0,
+        "active": "a",
+        "data_set": "d",
+        "label": "y",
+        "params": {"max_depth": 3},
+        "num_rounds": 3,
+        "profile": "paillier",
+        "key_bits": 3072,
+        "preset": "exact",
+        "features": {"a": ["x"]},
+        "label_classes": ["a", "b"],
+        "alignment": "first",
+        "early_stopping_rounds": None,
+        "resume_from": "j",
+        "deadline_s": 0.0,
     },
     InferenceJob: {
-        "model": "m", "action": "predict", "data_set": "d", "rows": [0, 5], "rounds": [0, 2], "alignment": "first",
-        "file_format": "csv", "batch_rows": 100, "deadline_s": 1.0,
+        "model": "m",
+        "action": "predict",
+        "data_set": "d",
+        "rows": [0, 5],
+        "rounds": [0, 2],
+        "alignment": "first",
+        "file_format": "csv",
+        "batch_rows": 100,
+        "deadline_s": 1.0,
     },
     AlignmentJob: {"data_sets": ["a", "b"], "deadline_s": 1},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", JOBS)

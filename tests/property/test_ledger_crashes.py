@@ -113,9 +113,12 @@ class World:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(
-    st.lists(STEPS, min_size=3, max_size=14), st.integers(1, 120), st.tuples(st.floats(0, 1), st.floats(0, 1)),
-    st.booleans(), st.integers(1, 24),
-)  # fmt: skip
+    st.lists(STEPS, min_size=3, max_size=14),
+    st.integers(1, 120),
+    st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    st.booleans(),
+    st.integers(1, 24),
+)
 def test_power_loss_at_any_operation(
     steps: list[tuple[str, str, object]], crash_at: int, kept: tuple[float, float], is_late: bool, second: int
 ) -> None:
@@ -132,13 +135,21 @@ def test_power_loss_at_any_operation(
 def test_power_loss_at_every_operation_of_one_job() -> None:
     """Every operation in turn, with nothing, half and all of the unsynced bytes kept, of the ledger and of its head."""
     steps = [
-        ("open", "a", 2), ("release", "a", "q0"), ("open", "b", 2), ("close", "a", None), ("release", "b", "q0"),
+        ("open", "a", 2),
+        ("release", "a", "q0"),
+        ("open", "b", 2),
+        ("close", "a", None),
+        ("release", "b", "q0"),
         ("release", "b", "q1"),
-    ]  # fmt: skip
+    ]
     for kept, is_late in (
-        ((0.0, 0.0), False), ((0.0, 0.0), True), ((0.0, 1.0), True), ((1.0, 0.0), False), ((0.5, 0.5), False),
+        ((0.0, 0.0), False),
+        ((0.0, 0.0), True),
+        ((0.0, 1.0), True),
+        ((1.0, 0.0), False),
+        ((0.5, 0.5), False),
         ((1.0, 1.0), True),
-    ):  # fmt: skip
+    ):
         for crash_at in itertools.count(1):
             with tempfile.TemporaryDirectory() as name:
                 world = World(Path(name) / "privacy")

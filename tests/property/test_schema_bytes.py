@@ -16,7 +16,9 @@ names = st.text(PRINTABLE, min_size=1, max_size=12)
 lists = st.lists(names, min_size=1, max_size=4, unique=True).map(tuple)
 column_lists = st.lists(
     st.one_of(st.builds(Column, names, st.just("float")), st.builds(Column, names, st.just("c"), lists)),
-    min_size=1, max_size=5, unique_by=lambda column: column.name,
+    min_size=1,
+    max_size=5,
+    unique_by=lambda column: column.name,
 ).map(tuple)
 schemas = st.builds(Schema, column_lists, names, st.none() | lists, st.none() | names)
 json_values = st.recursive(
@@ -58,9 +60,15 @@ def test_a_flipped_byte_is_valid_or_refused(schema: Schema, data: st.DataObject)
 
 @pytest.mark.parametrize(
     "change",
-    [lambda b: b + b" ", lambda b: b.replace(b'"label":', b'"label":"x","label":'), lambda b: b"[" * 100_000,
-     lambda b: b" " * (16 * 2**20 + 1), lambda b: b.replace(b'"age"', b'"a\\ud800e"'),
-     lambda b: b.replace(b'"age"', b'"a\\u000ae"'), lambda b: b.replace(b'"version":1', b'"version":true')],
+    [
+        lambda b: b + b" ",
+        lambda b: b.replace(b'"label":', b'"label":"x","label":'),
+        lambda b: b"[" * 100_000,
+        lambda b: b" " * (16 * 2**20 + 1),
+        lambda b: b.replace(b'"age"', b'"a\\ud800e"'),
+        lambda b: b.replace(b'"age"', b'"a\\u000ae"'),
+        lambda b: b.replace(b'"version":1', b'"version":true'),
+    ],
 )
 def test_known_tricks(change) -> None:  # type: ignore[no-untyped-def]
     payload = Schema((Column("age", "float"),), "y").to_bytes()

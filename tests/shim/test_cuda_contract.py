@@ -46,7 +46,9 @@ def _cases() -> list[object]:
 
 
 # Of the tests that choose their own moduli, one setup is quick: they do not look at how rows are spread.
-@pytest.fixture(params=["shim-narrow", *(pytest.param(name, marks=pytest.mark.slow) for name in ("shim-wide", "shim-blocks"))])
+@pytest.fixture(
+    params=["shim-narrow", *(pytest.param(name, marks=pytest.mark.slow) for name in ("shim-wide", "shim-blocks"))]
+)
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
 

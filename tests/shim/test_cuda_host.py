@@ -182,10 +182,18 @@ def fresh_devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Non
 LONG = (1 << 2047) + 9
 
 
-@pytest.mark.parametrize(("kernel", "lanes", "operation"), [
-    ("k_mul", 4, "products"), ("k_mul", 16, "products"), ("k_segprod", 4, "segprod"), ("k_power", 16, "powers"),
-    ("k_fixedbase", 16, "powers of one base"), ("k_horner", 4, "horner"), ("k_leave", 4, "entering"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kernel", "lanes", "operation"),
+    [
+        ("k_mul", 4, "products"),
+        ("k_mul", 16, "products"),
+        ("k_segprod", 4, "segprod"),
+        ("k_power", 16, "powers"),
+        ("k_fixedbase", 16, "powers of one base"),
+        ("k_horner", 4, "horner"),
+        ("k_leave", 4, "entering"),
+    ],
+)
 def test_a_device_whose_long_numbers_are_wrong_is_left_for_the_cpu(
     fresh_devices: Callable[..., None], caplog: pytest.LogCaptureFixture, kernel: str, lanes: int, operation: str
 ) -> None:

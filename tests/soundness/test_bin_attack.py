@@ -105,9 +105,13 @@ def test_a_training_gives_its_bins_away_unless_guarded(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "n_trees", "features", "exact", "guarded"), [
-    ("breast", 50, (0, 3, 7, 11, 14), 0.9, 0.2), ("credit2", 100, (1, 4, 8), 0.99, 0.35),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "n_trees", "features", "exact", "guarded"),
+    [
+        ("breast", 50, (0, 3, 7, 11, 14), 0.9, 0.2),
+        ("credit2", 100, (1, 4, 8), 0.99, 0.35),
+    ],
+)
 def test_real_tables(tmp_path, name, n_trees, features, exact, guarded):
     path = DATA / f"{name}.parquet"
     if not path.exists():

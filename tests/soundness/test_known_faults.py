@@ -1,5 +1,4 @@
-"""Faults of other implementations, re-stated as attacks: each works on the fault and fails on ours.
-"""
+"""Faults of other implementations, re-stated as attacks: each works on the fault and fails on ours."""
 
 from __future__ import annotations
 

@@ -157,7 +157,9 @@ def build(config: dict, workspace: Path) -> None:
     """Build a client configuration as FLARE's job process does at a site."""
     path = workspace / "config_fed_client.json"
     path.write_text(json.dumps(config))
-    args = argparse.Namespace(sp_scheme="tcp", sp_target="x:1", client_name="site-1", job_id="j", workspace=str(workspace))
+    args = argparse.Namespace(
+        sp_scheme="tcp", sp_target="x:1", client_name="site-1", job_id="j", workspace=str(workspace)
+    )
     context = FLContext()
     folder = Workspace(str(workspace), "site-1")
     context.set_prop(FLContextKey.WORKSPACE_OBJECT, folder, private=True)
@@ -171,7 +173,7 @@ def build(config: dict, workspace: Path) -> None:
 HONEST = {
     "format_version": 2,
     "executors": [{"tasks": ["veilboost_train"], "executor": {"path": EXECUTORS[3], "args": {}}}],
-}  # fmt: skip
+}
 
 
 def nested(call: dict) -> list[dict]:

@@ -107,9 +107,7 @@ def test_measured_epsilon_is_the_accounted_one(drawn: tuple[np.ndarray, np.ndarr
 def test_the_noise_of_paid_edges() -> None:
     """Counts of nothing but noise: Laplace with parameter 2 / epsilon, since a changed value moves two counts."""
     features = [FeatureBounds(0.0, 1.0 + i) for i in range(40)]
-    noise = release_cell_counts(
-        np.zeros((40, 0), np.float32), features, 16, 0.02, randomness=SeededRandomness(3)
-    ).value
+    noise = release_cell_counts(np.zeros((40, 0), np.float32), features, 16, 0.02, randomness=SeededRandomness(3)).value
     assert noise.size > 8000
     # The scale is 100 counts, so whole numbers are 0.3 % off a continuous one at most: below what 15,000 draws see.
     uniform = np.random.default_rng(0).uniform(-0.5, 0.5, noise.size)

@@ -73,8 +73,13 @@ def test_a_row_keeps_its_draws_wherever_it_stands():
 
 def test_equal_rows_are_drawn_apart():
     table = rows(n_rows=2)
-    twins = Table(np.repeat(table.features[:1], N_ROWS, axis=0), table.feature_names, table.feature_types,
-                  np.repeat(table.label[:1], N_ROWS), "y")  # fmt: skip
+    twins = Table(
+        np.repeat(table.features[:1], N_ROWS, axis=0),
+        table.feature_names,
+        table.feature_types,
+        np.repeat(table.label[:1], N_ROWS),
+        "y",
+    )
     taken = drawn(table=twins)
     assert rate_p_value(taken, 0.3) > ALPHA and counts_p_value(taken.sum(axis=1), N_ROWS, 0.3) > ALPHA
 

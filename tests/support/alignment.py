@@ -38,11 +38,16 @@ def policy_of(folder: Path, party: str, **document: Any) -> SitePolicy:
 
 
 def run_parties(
-    folder: Path, n: int, take_part: Callable[[Channel, Session, SitePolicy], Any],
-    policies: Mapping[str, Mapping[str, Any]] | None = None, tamper: Mapping[str, Tamper] | None = None,
-    tamper_reply: Mapping[str, Tamper] | None = None, frames: list[tuple[str, bytes]] | None = None,
-    job_id: str = "job", recorders: Mapping[str, Any] | None = None,
-) -> list[Any]:  # fmt: skip
+    folder: Path,
+    n: int,
+    take_part: Callable[[Channel, Session, SitePolicy], Any],
+    policies: Mapping[str, Mapping[str, Any]] | None = None,
+    tamper: Mapping[str, Tamper] | None = None,
+    tamper_reply: Mapping[str, Tamper] | None = None,
+    frames: list[tuple[str, bytes]] | None = None,
+    job_id: str = "job",
+    recorders: Mapping[str, Any] | None = None,
+) -> list[Any]:
     """Let every party take part; in rank order, what each returned or the error that ended it."""
     names, attempt = party_names(n), os.urandom(16)
     aggregator = Aggregator(names, attempt, TIMEOUT_S)

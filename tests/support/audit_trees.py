@@ -36,7 +36,7 @@ from nvflare_plugins.private_trees.noise_plan import ServerNoise
 from nvflare_plugins.private_trees.refresh_catalogue import RefreshGrammar, node_statistics
 from nvflare_plugins.private_trees.training import NoisySums, Pay, PrivateTreesPlan, without_ledger
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
-from nvflare_plugins.wire.catalogue import Dtype, Kind, TrainingStep, Op, Phase
+from nvflare_plugins.wire.catalogue import Dtype, Kind, Op, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel, HeadExchange
 from nvflare_plugins.wire.commitments import commitment
 from nvflare_plugins.wire.envelope import unpack, unpack_list
@@ -196,9 +196,14 @@ def run_attempt(setting: Setting, has_canary: bool, run: int, randomness: list[S
         part, train = setting.rows_of(rank, has_canary), setting.train or play
         try:
             train(
-                setting.plan, channel, ProtectedSums(channel, masks, masks), part.columns, part.label,
-                pay=setting.pays(run, rank), randomness=randomness[rank],
-            )  # fmt: skip
+                setting.plan,
+                channel,
+                ProtectedSums(channel, masks, masks),
+                part.columns,
+                part.label,
+                pay=setting.pays(run, rank),
+                randomness=randomness[rank],
+            )
         except Exception as error:  # wakes the other sites; the future raises it
             aggregator.abort(f"{SITES[rank]}: {error}")
             raise
@@ -218,9 +223,17 @@ def _server_evidence(folder: Path, attempt: bytes) -> dict[str, Callable]:
     def note(transfer: Transfer) -> None:
         frame = transfer.frame  # whole, as every short one is: its payload is committed to by the log's own rule
         log.record(
-            transfer.direction, frame.counter, frame.kind.name, str(frame.moment), frame.codec.name, frame.n_values,
-            frame.payload, frame.kind.private, peers=transfer.sites, salt=frame.salt,
-        )  # fmt: skip
+            transfer.direction,
+            frame.counter,
+            frame.kind.name,
+            str(frame.moment),
+            frame.codec.name,
+            frame.n_values,
+            frame.payload,
+            frame.kind.private,
+            peers=transfer.sites,
+            salt=frame.salt,
+        )
 
     return {"on_transfer": note, "attachment": log.signed_head}
 
@@ -239,9 +252,14 @@ def _keep_evidence(folder: Path, channel: Channel) -> None:
 
 
 def play(
-    plan: PrivateTreesPlan, channel: Channel, sums: ProtectedSums, columns: NDArray[np.float32],
-    label: NDArray[np.float32], pay: Pay = without_ledger, randomness: object = None,
-) -> None:  # fmt: skip
+    plan: PrivateTreesPlan,
+    channel: Channel,
+    sums: ProtectedSums,
+    columns: NDArray[np.float32],
+    label: NDArray[np.float32],
+    pay: Pay = without_ledger,
+    randomness: object = None,
+) -> None:
     """Train as ``train_private_trees`` does, with numpy in the place of XGBoost."""
     plan.trust.check_sites(channel.world)
     for number, n_rounds in _rounds(plan, NoisySums(sums, plan, pay, randomness), columns, label):

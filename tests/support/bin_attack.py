@@ -77,9 +77,12 @@ class Recovery:
 
 
 def attack(
-    trees: Sequence[TreeSums], layout: BinLayout, codes: BinCodes, features: Sequence[int] | None = None,
+    trees: Sequence[TreeSums],
+    layout: BinLayout,
+    codes: BinCodes,
+    features: Sequence[int] | None = None,
     n_projections: int = 60,
-) -> Recovery:  # fmt: skip
+) -> Recovery:
     """Recover the bins of all rows and compare them with the truth.
 
     Shapes: codes: uint8 or uint16[n_features, n_rows], the truth.
@@ -99,9 +102,7 @@ def attack(
     frequency = np.concatenate([np.bincount(c, minlength=n + 1) for c, n in zip(codes, layout.n_bins, strict=True)])
     frequency = np.tile(frequency / n_rows, (n_rows, 1))
     solutions = (plain, sharper, np.where(allowed, frequency, -1.0), frequency)
-    return Recovery(
-        equations.rank, equations.rank / n_rows, *(_part_recovered(x, layout, codes) for x in solutions)
-    )
+    return Recovery(equations.rank, equations.rank / n_rows, *(_part_recovered(x, layout, codes) for x in solutions))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -167,9 +168,7 @@ def _left_by_splits(trees: Sequence[TreeSums], layout: BinLayout, n_rows: int) -
     return allowed
 
 
-def _project_on_simplex(
-    x: NDArray[np.float64], allowed: NDArray[np.bool_], layout: BinLayout
-) -> NDArray[np.float64]:
+def _project_on_simplex(x: NDArray[np.float64], allowed: NDArray[np.bool_], layout: BinLayout) -> NDArray[np.float64]:
     """Return the nearest memberships that are at least zero and add up to one for each feature."""
     x = np.where(allowed, x, _NEVER)
     result = np.empty_like(x)

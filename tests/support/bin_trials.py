@@ -55,15 +55,23 @@ def try_preset(joined: Joined, preset: str, folder: Path, n_trees: int, depth: i
     rules, max_share = PRESETS[preset] or (VerticalRules(), MAX_SHARE)
     is_exact = PRESETS[preset] is None
     guard = Guard(
-        rules, ReleasedSums(folder / preset.replace(" ", "_"), "data"), [str(i) for i in range(n_rows)],
-        enforce=not is_exact, max_share=max_share,
-    )  # fmt: skip
+        rules,
+        ReleasedSums(folder / preset.replace(" ", "_"), "data"),
+        [str(i) for i in range(n_rows)],
+        enforce=not is_exact,
+        max_share=max_share,
+    )
     tap = Tap(pair_format(n_rows), n_rows)
     settings = {"objective": "binary:logistic", "max_depth": depth, "max_bin": 32, **params}
     outcome = federate(
-        joined, settings, n_trees, scheme=lambda n: (tap, ClearHistogramMaker), guards=[guard], listen=tap.listen,
+        joined,
+        settings,
+        n_trees,
+        scheme=lambda n: (tap, ClearHistogramMaker),
+        guards=[guard],
+        listen=tap.listen,
         guarded=not is_exact,
-    )  # fmt: skip
+    )
     tap.finish()
     codes = outcome.passives[0]._codes
     return Trial(attack(tap.trees, tap.layout, codes, features), guard.exposure(), tap, codes)

@@ -25,9 +25,11 @@ class Site:
 
 
 def converse(
-    tasks: list[Callable[[Site], object]], tamper: Mapping[str, Tamper] | None = None,
-    tamper_reply: Mapping[str, Tamper] | None = None, seen: list | None = None,
-) -> list[object]:  # fmt: skip
+    tasks: list[Callable[[Site], object]],
+    tamper: Mapping[str, Tamper] | None = None,
+    tamper_reply: Mapping[str, Tamper] | None = None,
+    seen: list | None = None,
+) -> list[object]:
     """Run one task per site, each in a thread with an open session; return results or errors, by rank.
 
     An error of one site ends the attempt for all, as FLARE's controller does it.

@@ -72,7 +72,9 @@ class Attempt:
 
     def _log(self, name: str, role: str) -> EvidenceLog:
         path = self.folder / export_name(name)
-        return EvidenceLog(path, name, self.job_id, self.attempt, self.profile, role=role, clock=lambda: self.clock(name))
+        return EvidenceLog(
+            path, name, self.job_id, self.attempt, self.profile, role=role, clock=lambda: self.clock(name)
+        )
 
     def open_session(self, **changes: dict) -> None:
         self.exchange("HANDSHAKE", "PUBLIC", "setup:0")
@@ -96,9 +98,13 @@ class Attempt:
     def exchange(self, kind: str, codec: str | None = None, phase: str = "update:0", n_values: int = 4) -> None:
         codec = codec or CODEC[self.profile]
         fields = dict(
-            kind=kind, phase=phase, codec=codec, n_values=n_values, private=kind not in PUBLIC_KINDS,
+            kind=kind,
+            phase=phase,
+            codec=codec,
+            n_values=n_values,
+            private=kind not in PUBLIC_KINDS,
             salt=self.salt,
-        )  # fmt: skip
+        )
         sent = {site: hashlib.sha256(f"{site}{self.counter}".encode()).digest() for site in self.sites}
         reply = hashlib.sha256(f"sum{self.counter}".encode()).digest()
         for site in self.sites:

@@ -53,9 +53,14 @@ class DirectTransport:
     """Hands frames to the aggregator of the same process; hooks may change them on the way."""
 
     def __init__(
-        self, aggregator: Aggregator, site: str, tamper: Tamper | None = None, tamper_reply: Tamper | None = None,
-        sends_twice: bool = False, frames: list[tuple[str, bytes]] | None = None,
-    ):  # fmt: skip
+        self,
+        aggregator: Aggregator,
+        site: str,
+        tamper: Tamper | None = None,
+        tamper_reply: Tamper | None = None,
+        sends_twice: bool = False,
+        frames: list[tuple[str, bytes]] | None = None,
+    ):
         """Args: sends_twice: lose the first answer to every frame, so that all are retries; frames: takes the sent ones."""
         self._aggregator = aggregator
         self._site = site
@@ -151,14 +156,26 @@ class Federation:
 
     def write_policy(self, site: str, **changes: object) -> None:
         path = self.workspace(site) / "local" / "veilboost.json"
-        document = json.loads(path.read_text()) if path.exists() else {
-            "allowed_profiles": ["plain", "masks", "bfv", "ckks"], "unsigned_sessions": True,
-            "share_data_errors": True,
-            "consents": {"plain_profile": True, "exact_cuts": True, "exact_leaves": True, "recompute_with_changes": True,
-                         "second_quantile_search": True},
-            # Tiny tables, and every parameter as XGBoost has it: test_row_floors.py is about the floors.
-            "min_effective_rows": 1, "min_rows_per_node": 0, **self.policy,
-        }  # fmt: skip
+        document = (
+            json.loads(path.read_text())
+            if path.exists()
+            else {
+                "allowed_profiles": ["plain", "masks", "bfv", "ckks"],
+                "unsigned_sessions": True,
+                "share_data_errors": True,
+                "consents": {
+                    "plain_profile": True,
+                    "exact_cuts": True,
+                    "exact_leaves": True,
+                    "recompute_with_changes": True,
+                    "second_quantile_search": True,
+                },
+                # Tiny tables, and every parameter as XGBoost has it: test_row_floors.py is about the floors.
+                "min_effective_rows": 1,
+                "min_rows_per_node": 0,
+                **self.policy,
+            }
+        )
         sets = {**document.get("data_sets", {}), **changes.pop("data_sets", {})}
         path.write_text(json.dumps({**document, **changes, "data_sets": sets}))
 
@@ -170,10 +187,16 @@ class Federation:
             (folder / "key").write_bytes(hashlib.sha256(site.encode()).digest())
 
     def run(
-        self, job: HorizontalJob, job_id: str = "job", tamper: Mapping[str, Tamper] | None = None,
-        on_progress: Callable[[str], Callable] | None = None, deadline_s: float = 0.0,
-        timeout_s: float = TIMEOUT_S, notices_death: bool = False, **hooks: object,
-    ) -> dict[str, SiteResult | Exception]:  # fmt: skip
+        self,
+        job: HorizontalJob,
+        job_id: str = "job",
+        tamper: Mapping[str, Tamper] | None = None,
+        on_progress: Callable[[str], Callable] | None = None,
+        deadline_s: float = 0.0,
+        timeout_s: float = TIMEOUT_S,
+        notices_death: bool = False,
+        **hooks: object,
+    ) -> dict[str, SiteResult | Exception]:
         """Run the job; a site that failed has its error in place of a result.
 
         Args:
@@ -193,8 +216,9 @@ class Federation:
             transports[site] = transport
             try:
                 policy = SitePolicy.load(self.workspace(site), site)
-                context = SiteContext(site, self.sites, job_id, attempt, self.workspace(site) / "runs", policy,
-                              Identity.unsigned(site))  # fmt: skip
+                context = SiteContext(
+                    site, self.sites, job_id, attempt, self.workspace(site) / "runs", policy, Identity.unsigned(site)
+                )
                 progress = on_progress(site) if on_progress else None
                 outcomes[site] = run_site(job, context, transport, timeout_s, progress)
             except Exception as error:  # the test decides what it expected
@@ -237,9 +261,16 @@ def succeed(outcomes: Mapping[str, SiteResult | Exception]) -> dict[str, SiteRes
 
 
 def central_model(
-    frame: pd.DataFrame, label: str, params: dict, cuts: Cuts, num_rounds: int, weight: str | None = None,
-    initial: bytes | None = None, n_categories: Mapping[int, int] | None = None, **options: object,
-) -> xgb.Booster:  # fmt: skip
+    frame: pd.DataFrame,
+    label: str,
+    params: dict,
+    cuts: Cuts,
+    num_rounds: int,
+    weight: str | None = None,
+    initial: bytes | None = None,
+    n_categories: Mapping[int, int] | None = None,
+    **options: object,
+) -> xgb.Booster:
     """Train stock XGBoost on the pooled rows with the agreed cuts.
 
     Args:
@@ -250,15 +281,20 @@ def central_model(
     features = frame.drop(columns=[label] + ([weight] if weight else []))
     names = list(features.columns)
     common = {
-        "feature_names": names, "enable_categorical": True,
+        "feature_names": names,
+        "enable_categorical": True,
         "feature_types": ["c" if i in n_categories else "float" for i in range(len(names))],
-    }  # fmt: skip
+    }
     max_bin = params.get("max_bin", 256)
     reference = xgb.QuantileDMatrix(reference_table(cuts, n_categories), max_bin=max_bin, **common)
     matrix = xgb.QuantileDMatrix(
-        features.to_numpy(np.float32), label=frame[label].to_numpy(np.float32),
-        weight=frame[weight].to_numpy(np.float32) if weight else None, ref=reference, max_bin=max_bin, **common,
-    )  # fmt: skip
+        features.to_numpy(np.float32),
+        label=frame[label].to_numpy(np.float32),
+        weight=frame[weight].to_numpy(np.float32) if weight else None,
+        ref=reference,
+        max_bin=max_bin,
+        **common,
+    )
     eval_frame = options.pop("eval_frame", None)
     if eval_frame is not None:
         held_out = xgb.DMatrix(

@@ -42,9 +42,7 @@ def spend_all(folder: Path, name: str, results: Connection) -> None:
     results.send((n_paid, shared))
 
 
-def run_until_killed(
-    folder: Path, ends_with_process: bool, started: Connection, can_resume: bool = False
-) -> None:
+def run_until_killed(folder: Path, ends_with_process: bool, started: Connection, can_resume: bool = False) -> None:
     """Reserve half of the budget, release once, and wait to be killed."""
     ledger = Ledger.open(folder, IDENTITY, BUDGET)
     plan = RepeatedEvent(EVENT, N_AFFORDABLE // 2)

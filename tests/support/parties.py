@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from nvflare_plugins.attempt.job_context import Job, JobResult, SiteContext, Silent
+from nvflare_plugins.attempt.job_context import Job, JobResult, Silent, SiteContext
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
@@ -67,9 +67,13 @@ class Parties:
         path.write_text(json.dumps({**self.policy_of(site), **changes}))
 
     def run(
-        self, run_site: RunSite, job: Job, job_id: str = "job",
-        on_sum: Callable[[Frame, bytes], bytes] | None = None, tamper: Mapping[str, Tamper] | None = None,
-    ) -> dict[str, JobResult | Exception]:  # fmt: skip
+        self,
+        run_site: RunSite,
+        job: Job,
+        job_id: str = "job",
+        on_sum: Callable[[Frame, bytes], bytes] | None = None,
+        tamper: Mapping[str, Tamper] | None = None,
+    ) -> dict[str, JobResult | Exception]:
         """Run the job at all sites; a site that failed has its error in place of an outcome."""
         attempt = os.urandom(16)
         aggregator = Aggregator(self.sites, attempt, TIMEOUT_S, self.transfers.append, on_sum=on_sum)
@@ -79,8 +83,9 @@ class Parties:
             transport = DirectTransport(aggregator, site, (tamper or {}).get(site))
             try:
                 policy = SitePolicy.load(self.workspace(site), site)
-                context = SiteContext(site, self.sites, job_id, attempt, self.workspace(site) / "runs", policy,
-                              Identity.unsigned(site))  # fmt: skip
+                context = SiteContext(
+                    site, self.sites, job_id, attempt, self.workspace(site) / "runs", policy, Identity.unsigned(site)
+                )
                 outcomes[site] = run_site(job, context, transport, TIMEOUT_S, Listener(self.said.setdefault(site, [])))
             except Exception as error:  # the test decides what it expected
                 outcomes[site] = error

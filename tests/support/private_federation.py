@@ -42,9 +42,13 @@ def frame_of(n_rows: int = 900, missing: bool = False) -> pd.DataFrame:
 
 
 PUBLIC = {
-    "data_set": DATA, "label": "label", "epsilon": 1.0, "delta": 1e-5,
-    "feature_bounds": {f"x{i}": [-3.0, 3.0] for i in range(4)}, "categories": {"colour": ["red", "green", "blue"]},
-}  # fmt: skip
+    "data_set": DATA,
+    "label": "label",
+    "epsilon": 1.0,
+    "delta": 1e-5,
+    "feature_bounds": {f"x{i}": [-3.0, 3.0] for i in range(4)},
+    "categories": {"colour": ["red", "green", "blue"]},
+}
 
 
 def job_of(**changes: object) -> PrivateTreesJob:
@@ -101,9 +105,13 @@ class PrivateFederation(Federation):
         return (self.workspace(site) / "veilboost_ledgers" / site / f"{DATA}.ledger").exists()
 
     def run_private(
-        self, job: PrivateTreesJob, job_id: str = "job", tamper: Mapping[str, Tamper] | None = None,
-        server_noise: Mechanism = add_gaussian_noise, sites: tuple[str, ...] | None = None,
-    ) -> Run:  # fmt: skip
+        self,
+        job: PrivateTreesJob,
+        job_id: str = "job",
+        tamper: Mapping[str, Tamper] | None = None,
+        server_noise: Mechanism = add_gaussian_noise,
+        sites: tuple[str, ...] | None = None,
+    ) -> Run:
         """Run the job at all sites (or at some)."""
         attempt, result = os.urandom(16), Run({})
         sites = sites or self.sites
@@ -119,8 +127,9 @@ class PrivateFederation(Federation):
             transport = DirectTransport(aggregator, site, (tamper or {}).get(site), frames=result.frames)
             try:
                 policy = SitePolicy.load(self.workspace(site), site)
-                context = SiteContext(site, sites, job_id, attempt, self.workspace(site) / "runs", policy,
-                              Identity.unsigned(site))  # fmt: skip
+                context = SiteContext(
+                    site, sites, job_id, attempt, self.workspace(site) / "runs", policy, Identity.unsigned(site)
+                )
                 result.outcomes[site] = run_private_trees_site(job, context, transport, TIMEOUT_S)
             except Exception as error:  # the test decides what it expected
                 result.outcomes[site] = SiteDied() if transport.died else error

@@ -30,9 +30,16 @@ class Simulation:
     """One training; ``run`` returns the scores of the test rows."""
 
     def __init__(
-        self, method: Method, train: Table, test: Table, bounds: Sequence[FeatureBounds], plan: NoisePlan, seed: int,
-        mechanism: Mechanism = add_gaussian_noise, noise_factor: float = 1.0,
-    ):  # fmt: skip
+        self,
+        method: Method,
+        train: Table,
+        test: Table,
+        bounds: Sequence[FeatureBounds],
+        plan: NoisePlan,
+        seed: int,
+        mechanism: Mechanism = add_gaussian_noise,
+        noise_factor: float = 1.0,
+    ):
         """Args: noise_factor: total over needed noise where sites add shares (the sum of shares is drawn at once)."""
         self._test, self._plan, self._mechanism, self._noise_factor = test, plan, mechanism, noise_factor
         ridge = noise_proportional_ridge(method.ridge, method.noise_ridge, plan.gradient_std * noise_factor)

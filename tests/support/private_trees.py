@@ -36,10 +36,13 @@ def split_rows(columns: NDArray[np.float32], label: NDArray[np.float32], n_sites
 
 
 def train_in_process(
-    plan: PrivateTreesPlan, parts: Sequence[Part], server_noise: Mechanism = add_gaussian_noise,
-    site_randomness: RandomSource = OS_RANDOMNESS, seen: list | None = None,
+    plan: PrivateTreesPlan,
+    parts: Sequence[Part],
+    server_noise: Mechanism = add_gaussian_noise,
+    site_randomness: RandomSource = OS_RANDOMNESS,
+    seen: list | None = None,
     train: Callable[..., object] | None = None,
-) -> list[TrainedForest]:  # fmt: skip
+) -> list[TrainedForest]:
     """Train at every site; raise the first error.
 
     Args: seen: collects what passes the server; train: takes the place of training random trees.
@@ -49,9 +52,12 @@ def train_in_process(
     attempt = os.urandom(16)
     trusted = plan.trust.is_trusted_aggregator
     aggregator = Aggregator(
-        sites, attempt, TIMEOUT_S, on_transfer=None if seen is None else seen.append,
+        sites,
+        attempt,
+        TIMEOUT_S,
+        on_transfer=None if seen is None else seen.append,
         on_sum=ServerNoise(plan.noise, server_noise).release if trusted else None,
-    )  # fmt: skip
+    )
     pairs = {(i, j): os.urandom(32) for i in range(world) for j in range(i + 1, world)}
     group = os.urandom(32)
     outcomes: list[TrainedForest | Exception] = [None] * world  # type: ignore[list-item]

@@ -22,8 +22,12 @@ WORLD = 3
 N_ROWS, N_FEATURES, MAX_BIN, ROUNDS = 300, 5, 16, 2
 _DTYPES = {1: "<f4", 2: "<f8", 6: "<i4", 7: "<i8", 8: "<u1", 10: "<u4", 11: "<u8"}
 _REDUCE = {
-    0: np.maximum.reduce, 1: np.minimum.reduce, 2: np.add.reduce, 3: np.bitwise_and.reduce, 4: np.bitwise_or.reduce,
-}  # fmt: skip
+    0: np.maximum.reduce,
+    1: np.minimum.reduce,
+    2: np.add.reduce,
+    3: np.bitwise_and.reduce,
+    4: np.bitwise_or.reduce,
+}
 
 CASES: dict[str, dict] = {
     "logistic": {"objective": "binary:logistic", "eval_metric": ["auc", "logloss"]},
@@ -124,17 +128,24 @@ def record(case: dict) -> dict:
         rows = slice(rank * N_ROWS // WORLD, (rank + 1) * N_ROWS // WORLD)
         reference = xgb.QuantileDMatrix(np.sort(features, axis=0)[::20], max_bin=MAX_BIN)
         matrix = xgb.QuantileDMatrix(
-            features[rows], label=labels[rows], weight=weights[rows] if weighted else None, ref=reference,
+            features[rows],
+            label=labels[rows],
+            weight=weights[rows] if weighted else None,
+            ref=reference,
             max_bin=MAX_BIN,
-        )  # fmt: skip
+        )
         with xgb.collective.CommunicatorContext(
-            dmlc_communicator="federated", federated_server_address=address, federated_world_size=WORLD,
+            dmlc_communicator="federated",
+            federated_server_address=address,
+            federated_world_size=WORLD,
             federated_rank=rank,
-        ):  # fmt: skip
+        ):
             booster = xgb.Booster(params, [matrix], model_file=initial)
             for number in range(ROUNDS):
-                for phase, step in (("update", lambda: booster.update(matrix, number)),
-                                    ("evaluate", lambda: booster.eval_set([(matrix, "train")], number))):  # fmt: skip
+                for phase, step in (
+                    ("update", lambda: booster.update(matrix, number)),
+                    ("evaluate", lambda: booster.eval_set([(matrix, "train")], number)),
+                ):
                     if rank == 0:
                         start = len(tracker.calls)
                     step()

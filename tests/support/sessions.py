@@ -47,9 +47,14 @@ class Authority:
         """Issue a certificate with NVFlare's own function; ``more`` goes to it."""
         now = datetime.now(UTC)
         return generate_cert(
-            Subject(site, "org", role), Subject(self.name), key_number(self.number), key_number(key).public_key(),
-            not_valid_before=now + timedelta(days=days[0]), not_valid_after=now + timedelta(days=days[1]), **more,
-        )  # fmt: skip
+            Subject(site, "org", role),
+            Subject(self.name),
+            key_number(self.number),
+            key_number(key).public_key(),
+            not_valid_before=now + timedelta(days=days[0]),
+            not_valid_after=now + timedelta(days=days[1]),
+            **more,
+        )
 
     def identity(self, site: str, key: int, certificate: x509.Certificate | None = None) -> Identity:
         certificate = certificate or self.issue(site, key)
@@ -60,9 +65,14 @@ class Authority:
 def _root(number: int, name: str) -> x509.Certificate:
     now = datetime.now(UTC) - timedelta(days=2)
     return generate_cert(
-        Subject(name), Subject(name), key_number(number), key_number(number).public_key(), ca=True,
-        not_valid_before=now, not_valid_after=now + timedelta(days=360),
-    )  # fmt: skip
+        Subject(name),
+        Subject(name),
+        key_number(number),
+        key_number(number).public_key(),
+        ca=True,
+        not_valid_before=now,
+        not_valid_after=now + timedelta(days=360),
+    )
 
 
 @dataclass
@@ -170,9 +180,14 @@ def run_at_all(relay: Relay, tasks: Sequence[Callable[[], object]]) -> list:
 
 
 def open_all(
-    identities: Sequence[Identity], policies: Sequence[Policy] | None = None, *, tamper: Tamper | None = None,
-    sites: Sequence[str] | None = None, bindings: Sequence[bytes] | None = None, attempts: Sequence[str] | None = None,
-) -> Outcome:  # fmt: skip
+    identities: Sequence[Identity],
+    policies: Sequence[Policy] | None = None,
+    *,
+    tamper: Tamper | None = None,
+    sites: Sequence[str] | None = None,
+    bindings: Sequence[bytes] | None = None,
+    attempts: Sequence[str] | None = None,
+) -> Outcome:
     """Open a session at all sites at once."""
     world = len(identities)
     sites = sites or names(world)

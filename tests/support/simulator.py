@@ -61,10 +61,26 @@ def run_simulator(job: Path, workspace: Path, options: SetupOptions, prepare: Ca
 
 def simulate(job: Path, workspace: Path) -> Run:
     """Run a job folder in a workspace as it is."""
-    command = [str(Path(sys.executable).with_name("nvflare")), "simulator", str(job), "-w", str(workspace), "-n",
-               str(len(SITES)), "-t", str(len(SITES))]  # fmt: skip
+    command = [
+        str(Path(sys.executable).with_name("nvflare")),
+        "simulator",
+        str(job),
+        "-w",
+        str(workspace),
+        "-n",
+        str(len(SITES)),
+        "-t",
+        str(len(SITES)),
+    ]
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        timeout=TIMEOUT_S, cwd=workspace, env={**os.environ, "HOME": str(workspace)},
-    )  # fmt: skip
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+        cwd=workspace,
+        env={**os.environ, "HOME": str(workspace)},
+    )
     return Run(workspace, done.returncode, done.stdout)

@@ -73,25 +73,35 @@ def make_clear(n_rows: int):
 
 
 def federate(
-    joined: Joined, params: dict, num_rounds: int, scheme=make_clear, initial: Outcome | None = None,
-    guards: Sequence[Guard | None] | None = None, listen=lambda link: link, **settings,
-) -> Outcome:  # fmt: skip
+    joined: Joined,
+    params: dict,
+    num_rounds: int,
+    scheme=make_clear,
+    initial: Outcome | None = None,
+    guards: Sequence[Guard | None] | None = None,
+    listen=lambda link: link,
+    **settings,
+) -> Outcome:
     owner, make_maker = scheme(joined.features.shape[0])
     max_bin = params.get("max_bin", 256)
     names = [f"f{i}" for i in range(joined.features.shape[1])]
     checked = check_vertical_parameters({"nthread": 1, **params}, names)
     passives = [
         PassiveParty(
-            [joined.part(i, table) for table in joined.tables], [f"x{j}" for j in range(width)], max_bin,
-            make_maker(), None if initial is None else initial.passives[i - 1].table,
-            None if guards is None else guards[i - 1], limits=TreeLimits.from_effective(checked.effective),
+            [joined.part(i, table) for table in joined.tables],
+            [f"x{j}" for j in range(width)],
+            max_bin,
+            make_maker(),
+            None if initial is None else initial.passives[i - 1].table,
+            None if guards is None else guards[i - 1],
+            limits=TreeLimits.from_effective(checked.effective),
         )
-        for i, width in enumerate(joined.widths) if i
-    ]  # fmt: skip
+        for i, width in enumerate(joined.widths)
+        if i
+    ]
     links = [listen(InProcessLink(passive)) for passive in passives]
     introductions = [
-        (f"site-{i + 2}", passive.schema(), link)
-        for i, (passive, link) in enumerate(zip(passives, links, strict=True))
+        (f"site-{i + 2}", passive.schema(), link) for i, (passive, link) in enumerate(zip(passives, links, strict=True))
     ]
     parties = place_parties(joined.widths[0], introductions)
     sets = [LabelledSet("train", joined.part(0, joined.features), joined.label, joined.weight)]
@@ -118,9 +128,16 @@ def trees(model: bytes) -> list[dict]:
 
 
 _FIELDS = (
-    "left_children", "right_children", "parents", "split_indices", "split_conditions", "default_left", "base_weights",
-    "loss_changes", "sum_hessian",
-)  # fmt: skip
+    "left_children",
+    "right_children",
+    "parents",
+    "split_indices",
+    "split_conditions",
+    "default_left",
+    "base_weights",
+    "loss_changes",
+    "sum_hessian",
+)
 
 
 def first_difference(ours: bytes, theirs: bytes) -> str:

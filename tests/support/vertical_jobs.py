@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import xgboost as xgb
 
-from nvflare_plugins.attempt.job_context import JobResult, SiteContext, RoundFacts, Silent
+from nvflare_plugins.attempt.job_context import JobResult, RoundFacts, Silent, SiteContext
 from nvflare_plugins.flare.executor import error_text
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -65,16 +65,28 @@ def federation(folder: Path, n_sites: int = 3, widths: Sequence[int] = (2, 3, 1)
 def job(**changes: object) -> VerticalJob:
     """Return a small job without encryption."""
     fields = {
-        "active": "site-1", "data_set": "data", "label": "y", "params": PARAMS, "num_rounds": 4, "profile": "plain",
-        "preset": "exact", **changes,
-    }  # fmt: skip
+        "active": "site-1",
+        "data_set": "data",
+        "label": "y",
+        "params": PARAMS,
+        "num_rounds": 4,
+        "profile": "plain",
+        "preset": "exact",
+        **changes,
+    }
     return VerticalJob.from_dict(fields)
 
 
 def run(
-    parties: Parties, of: VerticalJob, job_id: str = "job", *, tamper: Mapping[str, Tamper] | None = None,
-    tamper_reply: Mapping[str, Tamper] | None = None, deadline_s: float = 0.0, notices_death: bool = False,
-) -> dict[str, JobResult | Exception]:  # fmt: skip
+    parties: Parties,
+    of: VerticalJob,
+    job_id: str = "job",
+    *,
+    tamper: Mapping[str, Tamper] | None = None,
+    tamper_reply: Mapping[str, Tamper] | None = None,
+    deadline_s: float = 0.0,
+    notices_death: bool = False,
+) -> dict[str, JobResult | Exception]:
     """Run the job at all sites; a site that failed has its error in place of an outcome.
 
     A hook that raises ``SiteDied`` is a process that is gone and tells nobody: the server's deadline notices it, once
@@ -90,8 +102,9 @@ def run(
         transports[site] = transport
         try:
             policy = SitePolicy.load(parties.workspace(site), site)
-            context = SiteContext(site, parties.sites, job_id, attempt, parties.workspace(site) / "runs", policy,
-                          Identity.unsigned(site))  # fmt: skip
+            context = SiteContext(
+                site, parties.sites, job_id, attempt, parties.workspace(site) / "runs", policy, Identity.unsigned(site)
+            )
             listener = Listener(parties.said.setdefault(site, []))
             outcomes[site] = run_vertical_site(of, context, transport, EXCHANGE_S, listener)
         except Exception as error:  # the test decides what it expected
@@ -141,6 +154,7 @@ def merged(parties: Parties, job_id: str = "job") -> bytes:
 
 def central(frame: pd.DataFrame, num_rounds: int, params: dict = PARAMS, **options: object) -> xgb.Booster:
     """Train stock XGBoost on the joined table."""
+
     def matrix(rows: pd.DataFrame) -> xgb.DMatrix:
         return xgb.DMatrix(rows.drop(columns=[c for c in ("y", "id") if c in rows]).to_numpy(), label=rows.y)
 

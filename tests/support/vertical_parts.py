@@ -28,10 +28,11 @@ def parts_of(outcome: Outcome) -> tuple[ActivePart, dict[str, PassivePart]]:
     own = tuple(json.loads(outcome.result.model)["learner"]["feature_names"][: outcome.n_own])
     active = ActivePart(outcome.result.model, own, parties, outcome.result.best_round)
     passive = {
-        party.name: PassivePart(dict(passive.table), tuple(f"c{i}" for i in range(len(party.schema.aliases))),
-                                party.schema.aliases)
+        party.name: PassivePart(
+            dict(passive.table), tuple(f"c{i}" for i in range(len(party.schema.aliases))), party.schema.aliases
+        )
         for party, passive in zip(outcome.parties, outcome.passives, strict=True)
-    }  # fmt: skip
+    }
     return active, passive
 
 

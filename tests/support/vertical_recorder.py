@@ -68,9 +68,11 @@ def record(case: dict) -> dict:
             return xgb.DMatrix(part, label=label, data_split_mode=DataSplitMode.COL)
 
         with xgb.collective.CommunicatorContext(
-            dmlc_communicator="federated", federated_server_address=address, federated_world_size=WORLD,
+            dmlc_communicator="federated",
+            federated_server_address=address,
+            federated_world_size=WORLD,
             federated_rank=rank,
-        ):  # fmt: skip
+        ):
             train = announced("setup", 0, lambda: matrix(slice(None)))
             valid = announced("setup", 0, lambda: matrix(slice(N_VALID)))
             booster = xgb.Booster(params, [train, valid], model_file=initial)

@@ -174,8 +174,10 @@ def _memory(workload: Workload, profile: str, messages: Sequence[Planned]) -> tu
 
 
 _JOB_TYPES: dict[str, type[Job]] = {
-    "HorizontalController": HorizontalJob, "VerticalController": VerticalJob, "PrivateTreesController": PrivateTreesJob,
-}  # fmt: skip
+    "HorizontalController": HorizontalJob,
+    "VerticalController": VerticalJob,
+    "PrivateTreesController": PrivateTreesJob,
+}
 
 
 def read_job(folder: Path) -> Job:
@@ -242,9 +244,19 @@ def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, mi
 # -- for people -------------------------------------------------------------------------------------------------------
 
 _COLUMNS = (
-    "profile", "XGBoost", "protect", "network", "s/round", "setup", "total", "sent/round", "sent in all", "site RAM",
-    "server RAM", "one site opened by",
-)  # fmt: skip
+    "profile",
+    "XGBoost",
+    "protect",
+    "network",
+    "s/round",
+    "setup",
+    "total",
+    "sent/round",
+    "sent in all",
+    "site RAM",
+    "server RAM",
+    "one site opened by",
+)
 
 
 def render(workload: Workload, network: Network, estimates: Sequence[Estimate]) -> str:

@@ -125,9 +125,13 @@ def _seconds_per_tree(workload: Workload, rows: int, features: int) -> float:
     # A noisy label keeps the trees full, as the plan assumes.
     label = (table[:, 0] + rng.normal(size=rows) > 0).astype(np.float32)
     parameters: dict[str, Any] = {
-        "objective": "binary:logistic", "max_depth": workload.depth, "max_bin": workload.bins, "nthread": 1,
-        "min_child_weight": 0, "base_score": 0.5,
-    }  # fmt: skip
+        "objective": "binary:logistic",
+        "max_depth": workload.depth,
+        "max_bin": workload.bins,
+        "nthread": 1,
+        "min_child_weight": 0,
+        "base_score": 0.5,
+    }
     if workload.max_leaves:
         parameters |= {"grow_policy": "lossguide", "max_leaves": workload.max_leaves}
     booster = xgb.Booster(parameters, [matrix := xgb.QuantileDMatrix(table, label, max_bin=workload.bins)])

@@ -80,9 +80,10 @@ class PredictionBudget:
         total[np.searchsorted(everyone, asked)] += times
         if (total[np.searchsorted(everyone, asked)] > self._rules.predictions_per_row).any():
             raise self._refusal(
-                "predictions_per_row", "has answered for rows of this job as often as it does",
+                "predictions_per_row",
+                "has answered for rows of this job as often as it does",
                 "name other rows (rows, data_set)",
-            )  # fmt: skip
+            )
         return everyone, total
 
     def _hashes(self, row_ids: Sequence[str]) -> NDArray[np.uint64]:

@@ -96,9 +96,7 @@ class Registry:
     Privacy: purely local. Holds no row, value or sum except the agreed cuts, which are in every model anyway.
     """
 
-    def __init__(
-        self, root: Path, site: str, consents: Consents, randomness: RandomSource = OS_RANDOMNESS
-    ) -> None:
+    def __init__(self, root: Path, site: str, consents: Consents, randomness: RandomSource = OS_RANDOMNESS) -> None:
         self._root, self._site, self._consents = root, site, consents
         self._last: tuple[tuple[int, ...], RegistryState] = ((), RegistryState())
         for folder in (root, root / "rows", root / "cuts"):
@@ -208,8 +206,12 @@ class Registry:
             to_search = tuple(feature for feature in features if feature not in known)
             if to_search:
                 search = Search(
-                    run.run_id, this.sites, _digest(settings), record.n_rows,
-                    {feature: record.columns[feature] for feature in to_search}, None,
+                    run.run_id,
+                    this.sites,
+                    _digest(settings),
+                    record.n_rows,
+                    {feature: record.columns[feature] for feature in to_search},
+                    None,
                 )
                 self._write(replace(ledger, searches=(*ledger.searches, search)))
         return CutPlan(known, to_search)

@@ -89,10 +89,16 @@ def write_ledger(path: Path, ledger: RegistryState) -> None:
     """
     terms: dict[tuple[str, tuple[str, ...], str, str], int] = {}
     runs = [
-        (run.run_id, run.job_id, terms.setdefault((run.fingerprint, run.sites, run.parameters, run.draw), len(terms)),
-         run.started, run.state, run.trees)
+        (
+            run.run_id,
+            run.job_id,
+            terms.setdefault((run.fingerprint, run.sites, run.parameters, run.draw), len(terms)),
+            run.started,
+            run.state,
+            run.trees,
+        )
         for run in ledger.runs
-    ]  # fmt: skip
+    ]
     parts = {
         "version": str(_VERSION),
         "data": json.dumps({fingerprint: asdict(record) for fingerprint, record in ledger.data.items()}),

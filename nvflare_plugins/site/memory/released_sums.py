@@ -58,9 +58,13 @@ class Released:
     def nothing(cls) -> Released:
         """Return the ledger of a data set that nothing was released of."""
         return cls(
-            np.empty(0, np.uint64), np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32),
-            np.empty(0, np.int64), np.empty((0, KEY_BITS), np.int32),
-        )  # fmt: skip
+            np.empty(0, np.uint64),
+            np.empty(0, np.int32),
+            np.empty(0, np.float32),
+            np.empty(0, np.int32),
+            np.empty(0, np.int64),
+            np.empty((0, KEY_BITS), np.int32),
+        )
 
     def enter(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the rows' places in the ledger, entering those that are new at the end. Shapes: int64[n_rows]."""
@@ -166,9 +170,13 @@ def _fits_together(stored: Mapping[str, NDArray[Any]]) -> bool:
     """Tell whether arrays have the types and shapes of a ledger, and counts that cannot be below none."""
     n_rows, n_sets = stored["keys"].shape[:1], stored["sizes"].shape[:1]
     expected = {
-        "keys": ("u8", n_rows), "sums": ("i4", n_rows), "share": ("f4", n_rows), "split_bits": ("i4", n_rows),
-        "sizes": ("i8", n_sets), "fingerprints": ("i4", (*n_sets, KEY_BITS)),
-    }  # fmt: skip
+        "keys": ("u8", n_rows),
+        "sums": ("i4", n_rows),
+        "share": ("f4", n_rows),
+        "split_bits": ("i4", n_rows),
+        "sizes": ("i8", n_sets),
+        "fingerprints": ("i4", (*n_sets, KEY_BITS)),
+    }
     if any(stored[name].dtype != kind or stored[name].shape != shape for name, (kind, shape) in expected.items()):
         return False
     # A share that is no number is not at least 0 either.

@@ -122,9 +122,11 @@ class SentRows:
             return set()
         with self._locked() as (_, _, records):
             return {
-                str(row) for record in records
-                if not data_set or record.get("data_set", data_set) != data_set for row in record["rows"]
-            }  # fmt: skip
+                str(row)
+                for record in records
+                if not data_set or record.get("data_set", data_set) != data_set
+                for row in record["rows"]
+            }
 
     @contextmanager
     def _locked(self) -> Iterator[tuple[BinaryIO, bytes, list[dict[str, Any]]]]:

@@ -26,9 +26,19 @@ _HEADER = re.compile(
 )
 _MAX_DIMENSIONS = 2
 _DAMAGED = (
-    OSError, ValueError, TypeError, KeyError, EOFError, NotImplementedError, RuntimeError, OverflowError, MemoryError,
-    struct.error, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    OverflowError,
+    MemoryError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:

@@ -38,24 +38,10 @@ KEY_BITS_FLOOR = 2048
 _SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
 
 
-
-
 def own_workspace(folder: Path, site: str) -> Path:
     """Return a site's workspace. Workspaces of a simulator or POC keep each site's in a folder of the site's name."""
     inner = folder / site
     return inner if (inner / POLICY_FILE).is_file() else folder
-
-
-
-
-
-
-
-
-
-
-
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +196,20 @@ class SitePolicy:
     def fingerprint(self) -> str:
         """Return a hash of what the policy allows, for the evidence. Paths are left out: they are nobody's business."""
         allowed = {
-            name: value for name, value in dataclasses.asdict(self).items()
-            if name not in (
-                "site", "workspace", "data_sets", "inputs", "registry", "ledgers", "ledger_heads", "runs",
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if name
+            not in (
+                "site",
+                "workspace",
+                "data_sets",
+                "inputs",
+                "registry",
+                "ledgers",
+                "ledger_heads",
+                "runs",
             )
-        }  # fmt: skip
+        }
         return hashlib.sha256(json.dumps(allowed, sort_keys=True).encode()).hexdigest()
 
     def data_set(self, name: str) -> DataSet:
@@ -545,11 +540,17 @@ class _Reader:
         max_rows = self.integer(f"{key}.max_rows", given.get("max_rows", 0), 0)
         file_format = self._format(key, path, given.get("format"), loader)
         return DataSet(
-            name, path, file_format, loader, separator, tuple(missing), max_rows,
+            name,
+            path,
+            file_format,
+            loader,
+            separator,
+            tuple(missing),
+            max_rows,
             id=self.text(f"{key}.id", given["id"]) if "id" in given else None,
             aliases=self.aliases(f"{key}.aliases", given.get("aliases", {})),
             privacy=self.privacy(f"{key}.privacy", given["privacy"]) if "privacy" in given else None,
-        )  # fmt: skip
+        )
 
     def _format(self, key: str, path: Path, given: object, loader: str | None) -> str:
         by_suffix = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}

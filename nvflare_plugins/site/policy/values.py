@@ -6,8 +6,16 @@ import dataclasses
 from dataclasses import dataclass
 
 PROFILES = (
-    "plain", "masks", "bfv", "ckks", "paillier", "okamoto_uchiyama", "dp_distributed", "dp_trusted", "dp_local",
-)  # fmt: skip
+    "plain",
+    "masks",
+    "bfv",
+    "ckks",
+    "paillier",
+    "okamoto_uchiyama",
+    "dp_distributed",
+    "dp_trusted",
+    "dp_local",
+)
 DEFAULT_PROFILES = ("masks", "bfv", "paillier", "dp_distributed")
 _PRIVATE = "dp_"
 MIN_EFFECTIVE_ROWS = 100

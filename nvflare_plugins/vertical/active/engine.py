@@ -26,7 +26,7 @@ from nvflare_plugins.vertical.active.xgboost_random import ColumnSampler, XGBoos
 from nvflare_plugins.vertical.model.tree_routing import PathWalker, TreeStructure
 from nvflare_plugins.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS, GradientOwner, Timer, untimed
 from nvflare_plugins.vertical.protocol.links import Party
-from nvflare_plugins.wire.catalogue import TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import Phase, TrainingStep
 from nvflare_plugins.wire.expand_entries import ENTRY_SIZE, ExpandEntry, pack_entry, unpack_entry
 from nvflare_plugins.wire.vertical_catalogue import VerticalKind, VerticalMessage
 
@@ -62,10 +62,16 @@ class ActiveEngine:
     """Handles the classified messages of one training (a ``Handler`` of the mediator)."""
 
     def __init__(
-        self, settings: EngineSettings, parties: Sequence[Party], own_sets: Sequence[NDArray[np.float32]],
-        owner: GradientOwner, scale: GradientScale, earlier_trees: Sequence[TreeStructure] = (),
-        on_tree: Callable[[NDArray[np.int32]], None] = lambda leaf_of_row: None, timer: Timer = untimed,
-    ):  # fmt: skip
+        self,
+        settings: EngineSettings,
+        parties: Sequence[Party],
+        own_sets: Sequence[NDArray[np.float32]],
+        owner: GradientOwner,
+        scale: GradientScale,
+        earlier_trees: Sequence[TreeStructure] = (),
+        on_tree: Callable[[NDArray[np.int32]], None] = lambda leaf_of_row: None,
+        timer: Timer = untimed,
+    ):
         """Prepare for one training.
 
         Args:
@@ -104,15 +110,28 @@ class ActiveEngine:
         self.trees: list[TreeStructure] = list(earlier_trees)
         k = VerticalKind
         self._answers: dict[VerticalKind, Callable[[bytes], bytes]] = {
-            k.COLUMN_COUNTS: self._column_counts, k.TOTAL_COLUMNS: self._total_columns,
-            k.EMPTY_RANKS: lambda buffer: buffer, k.FEATURE_COUNT: self._feature_count,
-            k.SKETCH_COLUMNS: self._feature_count, k.ERROR_LENGTH: self._no_error, k.VALUE_LENGTH: _kept,
-            k.BASE_SCORE: _kept, k.MODEL_PARAMETERS: _kept, k.LEAF_VALUES: _kept, k.METRIC: self._metric,
-            k.GRADIENTS: self._take_gradients, k.SAMPLER_SEED: self._take_seed, k.ENTRY_COUNT: self._entry_count,
-            k.ENTRY_SIZES: self._entry_sizes, k.ENTRY_BYTES: self._entry_bytes, k.ENTRIES: self._entries,
-            k.ROW_DECISIONS: self._row_decisions, k.ROW_MISSING: self._row_missing,
-            k.TREE_DECISIONS: self._tree_decisions, k.TREE_MISSING: self._tree_missing,
-        }  # fmt: skip
+            k.COLUMN_COUNTS: self._column_counts,
+            k.TOTAL_COLUMNS: self._total_columns,
+            k.EMPTY_RANKS: lambda buffer: buffer,
+            k.FEATURE_COUNT: self._feature_count,
+            k.SKETCH_COLUMNS: self._feature_count,
+            k.ERROR_LENGTH: self._no_error,
+            k.VALUE_LENGTH: _kept,
+            k.BASE_SCORE: _kept,
+            k.MODEL_PARAMETERS: _kept,
+            k.LEAF_VALUES: _kept,
+            k.METRIC: self._metric,
+            k.GRADIENTS: self._take_gradients,
+            k.SAMPLER_SEED: self._take_seed,
+            k.ENTRY_COUNT: self._entry_count,
+            k.ENTRY_SIZES: self._entry_sizes,
+            k.ENTRY_BYTES: self._entry_bytes,
+            k.ENTRIES: self._entries,
+            k.ROW_DECISIONS: self._row_decisions,
+            k.ROW_MISSING: self._row_missing,
+            k.TREE_DECISIONS: self._tree_decisions,
+            k.TREE_MISSING: self._tree_missing,
+        }
 
     @property
     def trees_per_round(self) -> int:
@@ -145,11 +164,12 @@ class ActiveEngine:
             raise ProtocolError(DISAGREE.format("the number of trees"))
         for ours, theirs in zip(self.trees[-n:], model_trees, strict=True):
             same = (
-                np.array_equal(ours.left, theirs.left) and np.array_equal(ours.right, theirs.right)
+                np.array_equal(ours.left, theirs.left)
+                and np.array_equal(ours.right, theirs.right)
                 and np.array_equal(ours.feature, theirs.feature)
                 and np.array_equal(ours.threshold, theirs.threshold)
                 and np.array_equal(ours.default_left, theirs.default_left)
-            )  # fmt: skip
+            )
             if not same:
                 raise ProtocolError(DISAGREE.format("a finished tree"))
 
@@ -212,16 +232,22 @@ class ActiveEngine:
             columns[self._n_own :] = False
         parties = [
             PartySums(
-                party, len(self.trees), columns, self._owner, self._formula, encoded.unit, self._monotone,
-                settings.deadline_s, settings.guarded,
+                party,
+                len(self.trees),
+                columns,
+                self._owner,
+                self._formula,
+                encoded.unit,
+                self._monotone,
+                settings.deadline_s,
+                settings.guarded,
             )
-            for party in self._parties if columns[party.columns].any() and party.name not in self._closed
-        ]  # fmt: skip
+            for party in self._parties
+            if columns[party.columns].any() and party.name not in self._closed
+        ]
         if parties:
             self._send_gradients(encoded, parties)
-        self._growth = TreeGrowth(
-            params, self._formula, encoded, parties, self._n_columns, self._sampler.node_columns
-        )
+        self._growth = TreeGrowth(params, self._formula, encoded, parties, self._n_columns, self._sampler.node_columns)
 
     def _send_gradients(self, encoded: EncodedGradients, parties: Sequence[PartySums]) -> None:
         """Encrypt block by block, so that one is on its way while the next is made, and ask for the root."""

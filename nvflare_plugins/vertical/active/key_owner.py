@@ -39,6 +39,8 @@ def open_owner(job: VerticalJob, n_rows: int, backend: str) -> tuple[GradientOwn
         return ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, pairs.max_additions, b"")
     owner = gradient_owner(_GENERATORS[job.profile](job.key_bits), pairs, backend)
     return owner, owner.setup()
+
+
 _MOST_STOCKED = 1 << 18  # randomisers: some 200 MB at 3072 bits
 _FILL_STEP = 1 << 10  # randomisers made at a time: decryption, which others wait for, waits for one step at most
 

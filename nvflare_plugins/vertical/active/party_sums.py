@@ -42,9 +42,17 @@ class PartySums:
     """
 
     def __init__(
-        self, party: Party, tree: int, columns: NDArray[np.bool_], owner: GradientOwner, formula: SplitFormula,
-        unit: GradientUnit, monotone: NDArray[np.int8], deadline_s: float, may_withhold: bool = False,
-    ):  # fmt: skip
+        self,
+        party: Party,
+        tree: int,
+        columns: NDArray[np.bool_],
+        owner: GradientOwner,
+        formula: SplitFormula,
+        unit: GradientUnit,
+        monotone: NDArray[np.int8],
+        deadline_s: float,
+        may_withhold: bool = False,
+    ):
         """Prepare for one tree.
 
         Args:

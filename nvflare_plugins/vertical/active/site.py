@@ -58,9 +58,14 @@ class ActiveSite:
         start, job = self._start, self._start.job
         start.enter_round(start.n_done)
         with Requester(
-            start.attempt.channel, start.attempt.session, PURPOSE, start.pace(INTRODUCTION_BYTES),
-            start.transport.abort, on_turn=lambda turn: start.round_done(self._rows[turn]), first_turn=start.n_done,
-        ) as self._asking:  # fmt: skip
+            start.attempt.channel,
+            start.attempt.session,
+            PURPOSE,
+            start.pace(INTRODUCTION_BYTES),
+            start.transport.abort,
+            on_turn=lambda turn: start.round_done(self._rows[turn]),
+            first_turn=start.n_done,
+        ) as self._asking:
             # Within the conversation, which shows the others that this site is alive.
             owner, setup = open_owner(job, start.data.train.table.n_rows, start.context.policy.arithmetic)
             start.progress.say(self._scheme_line())
@@ -69,9 +74,16 @@ class ActiveSite:
             start.stages.take()
             with self._stocked(owner) as stocked:
                 result = train_vertical(
-                    params, self._sets(), parties, TimedOwner(stocked, start.stages), start.data.columns,
-                    self._settings(), self._model, self._after_round, timer=start.stages.measure,
-                )  # fmt: skip
+                    params,
+                    self._sets(),
+                    parties,
+                    TimedOwner(stocked, start.stages),
+                    start.data.columns,
+                    self._settings(),
+                    self._model,
+                    self._after_round,
+                    timer=start.stages.measure,
+                )
         columns = tuple(PartyColumns(party.name, party.schema.aliases) for party in parties)
         part = ActivePart(result.model, start.data.columns, columns, result.best_round)
         best = None if result.best_round is None else result.best_round - self._n_initial
@@ -91,9 +103,7 @@ class ActiveSite:
         start, notes = self._start, self._start.notes
         ranks = [rank for rank in range(start.attempt.channel.world) if rank != start.active_rank]
         names = [start.attempt.channel.sites[rank] for rank in ranks]
-        links = [
-            ConversationLink(self._asking, rank, name, notes) for rank, name in zip(ranks, names, strict=True)
-        ]
+        links = [ConversationLink(self._asking, rank, name, notes) for rank, name in zip(ranks, names, strict=True)]
         unknown = PartySchema((1,), (1,), ("f0",))
         parties = place_parties(0, [(name, unknown, link) for name, link in zip(names, links, strict=True)])
         asked = [link.ask(setup) for link in links]
@@ -184,11 +194,16 @@ class ActiveSite:
             label = start.data.train.table.label
             own = max(start.job.own_rounds - start.n_done, 0)
             report = purity_report(result.leaf_purities, start.trees_per_round, own, label)
-            facts = [(name, "" if value is None else f"{value:.4f}") for name, value in (
-                ("largest class alone", report.guess), ("first round", report.first_round),
-                ("second round", report.second_round), ("later rounds", report.later_rounds),
-                ("first round with passive parties", report.first_shared_round),
-            )]  # fmt: skip
+            facts = [
+                (name, "" if value is None else f"{value:.4f}")
+                for name, value in (
+                    ("largest class alone", report.guess),
+                    ("first round", report.first_round),
+                    ("second round", report.second_round),
+                    ("later rounds", report.later_rounds),
+                    ("first round with passive parties", report.first_shared_round),
+                )
+            ]
             text = (
                 "How often a passive party that knows which rows share a leaf would guess their label, had it been "
                 f"told each leaf's most frequent one. {report.own_rounds} rounds used this party's columns alone."

@@ -107,9 +107,12 @@ class SplitFormula:
         return self._weight_gain(g, h, self.weight(g, h, bounds))
 
     def split_gain(
-        self, left: tuple[NDArray, NDArray], right: tuple[NDArray, NDArray], monotone: NDArray[np.int8],
+        self,
+        left: tuple[NDArray, NDArray],
+        right: tuple[NDArray, NDArray],
+        monotone: NDArray[np.int8],
         bounds: WeightBounds,
-    ) -> NDArray[np.float32]:  # fmt: skip
+    ) -> NDArray[np.float32]:
         """Return the gains of splits; minus infinity where a monotone constraint forbids one.
 
         Shapes: left, right: (float64[n], float64[n]); monotone: int8[n], broadcastable; result: float32[n].
@@ -166,9 +169,12 @@ class PartyEvaluator:
         self._is_bin[self._missing_slot] = False
         self._monotone = monotone[self._feature]
         # XGBoost scans a second time from the last bin down: on a tie the highest bin wins.
-        self._downwards = np.concatenate([
-            np.arange(end - 1, start - 1, -1) for start, end in zip(layout.starts[:-1], layout.starts[1:], strict=True)
-        ])  # fmt: skip
+        self._downwards = np.concatenate(
+            [
+                np.arange(end - 1, start - 1, -1)
+                for start, end in zip(layout.starts[:-1], layout.starts[1:], strict=True)
+            ]
+        )
 
     def best_splits(self, sums: list[BinSums], nodes: list[NodeToSplit]) -> list[Candidate | None]:
         """Return each node's best split with a positive loss change, or None.
@@ -207,9 +213,12 @@ class PartyEvaluator:
         return running - before[:, self._feature]
 
     def _loss_changes(
-        self, left_g: NDArray[np.int64], left_h: NDArray[np.int64], nodes: list[NodeToSplit],
+        self,
+        left_g: NDArray[np.int64],
+        left_h: NDArray[np.int64],
+        nodes: list[NodeToSplit],
         allowed: NDArray[np.bool_],
-    ) -> NDArray[np.float32]:  # fmt: skip
+    ) -> NDArray[np.float32]:
         """Return the loss change of every split; -inf where there is none. Shapes: float32[n_nodes, n_slots]."""
         left = self._unit.decode(left_g, left_h)
         total_g, total_h = _column([n.total.g for n in nodes]), _column([n.total.h for n in nodes])
@@ -222,9 +231,13 @@ class PartyEvaluator:
         return np.where(usable, change, np.float32(-np.inf))
 
     def _pick(
-        self, changes: NDArray[np.float32], node: NodeToSplit, default_left: bool, left_g: NDArray[np.int64],
+        self,
+        changes: NDArray[np.float32],
+        node: NodeToSplit,
+        default_left: bool,
+        left_g: NDArray[np.int64],
         left_h: NDArray[np.int64],
-    ) -> Candidate | None:  # fmt: skip
+    ) -> Candidate | None:
         """Take the first of the largest loss changes in XGBoost's order: lowest feature, then along its scan."""
         slot = int(self._downwards[np.argmax(changes[self._downwards])]) if default_left else int(np.argmax(changes))
         if not changes[slot] > 0:

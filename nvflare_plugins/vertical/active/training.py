@@ -21,7 +21,7 @@ from nvflare_plugins.vertical.model.model import mask_columns, structures
 from nvflare_plugins.vertical.model.tree_routing import TreeStructure
 from nvflare_plugins.vertical.protocol.gradient_scheme import GradientOwner, Timer, untimed
 from nvflare_plugins.vertical.protocol.links import Party
-from nvflare_plugins.wire.catalogue import TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import Phase, TrainingStep
 from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.vertical_catalogue import VerticalGrammar, VerticalShape
 from nvflare_plugins.xgb.communicator import Federated
@@ -182,9 +182,11 @@ def _engine_settings(
 
 
 def _shape(
-    params: TrainingParameters, sets: Sequence[LabelledSet], engine: ActiveEngine,
+    params: TrainingParameters,
+    sets: Sequence[LabelledSet],
+    engine: ActiveEngine,
     earlier: Sequence[TreeStructure] | None,
-) -> VerticalShape:  # fmt: skip
+) -> VerticalShape:
     continued, limits = earlier is not None, TreeLimits.from_effective(params.effective)
     # A set is predicted every round; pruned nodes keep their places.
     new_nodes = engine.trees_per_round * (2 * limits.most_splits(sets[0].features.shape[0]) + 1)
@@ -205,18 +207,24 @@ def _shape(
 
 class _Loop:
     def __init__(
-        self, mediator: Mediator, engine: ActiveEngine, settings: VerticalSettings,
+        self,
+        mediator: Mediator,
+        engine: ActiveEngine,
+        settings: VerticalSettings,
         on_round: Callable[[VerticalRound, xgb.Booster], None] | None,
-    ):  # fmt: skip
+    ):
         self._mediator = mediator
         self._engine = engine
         self._settings = settings
         self._on_round = on_round
 
     def run(
-        self, params: Mapping[str, object], sets: Sequence[LabelledSet], eval_sets: Sequence[int],
+        self,
+        params: Mapping[str, object],
+        sets: Sequence[LabelledSet],
+        eval_sets: Sequence[int],
         initial_model: bytes | None,
-    ) -> VerticalResult:  # fmt: skip
+    ) -> VerticalResult:
         matrices = [
             xgb.DMatrix(s.features, label=s.label, weight=s.weight, data_split_mode=DataSplitMode.COL) for s in sets
         ]

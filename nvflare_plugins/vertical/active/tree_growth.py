@@ -50,9 +50,14 @@ class TreeGrowth:
     """The state of one growing tree."""
 
     def __init__(
-        self, params: TreeParameters, formula: SplitFormula, gradients: EncodedGradients, parties: Sequence[PartySums],
-        n_columns: int, node_columns: Callable[[int], NDArray[np.bool_]],
-    ):  # fmt: skip
+        self,
+        params: TreeParameters,
+        formula: SplitFormula,
+        gradients: EncodedGradients,
+        parties: Sequence[PartySums],
+        n_columns: int,
+        node_columns: Callable[[int], NDArray[np.bool_]],
+    ):
         """Args: node_columns: samples the columns of a node of the given depth, in XGBoost's order."""
         self._params = params
         self._formula = formula
@@ -204,9 +209,15 @@ class TreeGrowth:
 
         feature = sums.party.first_column + candidate.feature
         return ExpandEntry(
-            node, self._nodes[node].depth, float(candidate.loss_change), feature, candidate.default_left, 0.0,
-            decode(candidate.left), decode(candidate.right),
-        )  # fmt: skip
+            node,
+            self._nodes[node].depth,
+            float(candidate.loss_change),
+            feature,
+            candidate.default_left,
+            0.0,
+            decode(candidate.left),
+            decode(candidate.right),
+        )
 
     def _offer_of(self, node: int, sums: PartySums) -> Candidate | None:
         offer = self._nodes[node].offer

@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from he_processors.histogram.bins import BinCodes
 from nvflare_plugins.data_sets.declaration import VerticalRules
-from nvflare_plugins.site.memory.released_sums import ReleasedSums, Released, differences, fingerprint_of
+from nvflare_plugins.site.memory.released_sums import Released, ReleasedSums, differences, fingerprint_of
 from nvflare_plugins.vertical.passive.cut_points import CutPoints
 
 FOLDER = "released_bins"
@@ -107,9 +107,15 @@ class Guard:
     """Decides for one job which nodes' sums may leave, and charges them durably before they do."""
 
     def __init__(
-        self, rules: VerticalRules, ledger: ReleasedSums, row_ids: Sequence[str], *, row_fraction: float = 1.0,
-        enforce: bool = True, max_share: float = MAX_SHARE,
-    ):  # fmt: skip
+        self,
+        rules: VerticalRules,
+        ledger: ReleasedSums,
+        row_ids: Sequence[str],
+        *,
+        row_fraction: float = 1.0,
+        enforce: bool = True,
+        max_share: float = MAX_SHARE,
+    ):
         """Args: see ``open``. max_share: sums per row, on average over a node's rows, for experiments."""
         self._rules = rules
         self._ledger = ledger
@@ -128,9 +134,15 @@ class Guard:
 
     @classmethod
     def open(
-        cls, rules: VerticalRules, registry: Path, data_set: str, row_ids: Sequence[str], *, row_fraction: float = 1.0,
+        cls,
+        rules: VerticalRules,
+        registry: Path,
+        data_set: str,
+        row_ids: Sequence[str],
+        *,
+        row_fraction: float = 1.0,
         enforce: bool = True,
-    ) -> Guard:  # fmt: skip
+    ) -> Guard:
         """Open the guard of one job.
 
         Args:
@@ -240,11 +252,18 @@ class Guard:
         sums, share, bits = (of[self._places] for of in (released.sums, released.share, released.split_bits))
         return Exposure(
             self._n_sums,
-            int(sums.max(initial=0)), float(sums.mean()), self._rules.max_sums_per_row if self._enforce else None,
-            float(share.max(initial=0)), float(share.mean()), self._max_share if self._enforce else None,
-            self._n_released, self._n_withheld,
-            int(bits.max(initial=0)), float(bits.mean()), self._rules.max_split_bits_per_row if self._enforce else None,
-        )  # fmt: skip
+            int(sums.max(initial=0)),
+            float(sums.mean()),
+            self._rules.max_sums_per_row if self._enforce else None,
+            float(share.max(initial=0)),
+            float(share.mean()),
+            self._max_share if self._enforce else None,
+            self._n_released,
+            self._n_withheld,
+            int(bits.max(initial=0)),
+            float(bits.mean()),
+            self._rules.max_split_bits_per_row if self._enforce else None,
+        )
 
     def _read(self) -> Released:
         released = self._ledger.read()

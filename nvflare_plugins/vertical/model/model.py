@@ -95,9 +95,13 @@ class FederatedModel:
         self._empty = _without_trees(document)
 
     def predict(
-        self, own: NDArray[np.float32], data_set: int, n_rounds: int | None = None, output_margin: bool = False,
+        self,
+        own: NDArray[np.float32],
+        data_set: int,
+        n_rounds: int | None = None,
+        output_margin: bool = False,
         first_round: int = 0,
-    ) -> NDArray[np.float32]:  # fmt: skip
+    ) -> NDArray[np.float32]:
         """Predict rows as XGBoost does with the merged model, bit for bit.
 
         Shapes: own: float32[n_rows, n_own_columns], aligned with the passive parties' rows; result as from XGBoost.

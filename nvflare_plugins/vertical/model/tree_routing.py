@@ -98,9 +98,7 @@ class PathWalker:
                 tree = trees[d.tree]
                 position[d.tree, d.rows] = np.where(d.goes_left, tree.left[d.node], tree.right[d.node])
 
-    def _ask(
-        self, questions: list[_OpenQuestion], first_tree: int, data_set: int, n_rows: int
-    ) -> list[Decision]:
+    def _ask(self, questions: list[_OpenQuestion], first_tree: int, data_set: int, n_rows: int) -> list[Decision]:
         asked = []
         for party in self._parties:
             columns = party.columns
@@ -114,8 +112,7 @@ class PathWalker:
             if [bits.n for bits in answer.goes_left] != [q.rows.size for q in own]:
                 raise ProtocolError(f"{party.name} decided other rows than it was asked about")
             answers += [
-                Decision(q.tree, q.node, q.rows, bits.unpack())
-                for q, bits in zip(own, answer.goes_left, strict=True)
+                Decision(q.tree, q.node, q.rows, bits.unpack()) for q, bits in zip(own, answer.goes_left, strict=True)
             ]
         return answers
 

@@ -49,10 +49,16 @@ class PassiveParty:
     """
 
     def __init__(
-        self, sets: Sequence[NDArray[np.float32]], aliases: Sequence[str], max_bin: int, maker: HistogramAggregator,
-        table: PrivateTable | None = None, guard: Guard | None = None, most_trees: int | None = None,
+        self,
+        sets: Sequence[NDArray[np.float32]],
+        aliases: Sequence[str],
+        max_bin: int,
+        maker: HistogramAggregator,
+        table: PrivateTable | None = None,
+        guard: Guard | None = None,
+        most_trees: int | None = None,
         limits: TreeLimits = NO_LIMITS,
-    ):  # fmt: skip
+    ):
         """Prepare the party's tables; call it outside a communicator.
 
         Args:

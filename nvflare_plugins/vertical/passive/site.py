@@ -54,9 +54,13 @@ def open_guard(job: VerticalJob, policy: SitePolicy, data: PartyData, parameters
     for one in predicted_sets(data):
         _budget(policy, one).check(one.row_ids())
     return Guard.open(
-        policy.vertical, policy.registry, data.train.data_set.name, data.train.row_ids(),
-        row_fraction=float(parameters.effective["subsample"]), enforce=job.preset == Preset.GUARDED.value,
-    )  # fmt: skip
+        policy.vertical,
+        policy.registry,
+        data.train.data_set.name,
+        data.train.row_ids(),
+        row_fraction=float(parameters.effective["subsample"]),
+        enforce=job.preset == Preset.GUARDED.value,
+    )
 
 
 def _budget(policy: SitePolicy, one: PartySet) -> PredictionBudget:
@@ -95,10 +99,16 @@ class PassiveSite:
         start.enter_round(start.n_done)
         longest = start.sizes.longest_question(len(start.data.columns), len(self._table))
         Responder(
-            start.attempt.channel, start.attempt.session, PURPOSE, start.pace(longest), start.transport.abort,
-            start.active_rank, lambda data: answer_bytes(data, start.job.active, self._answer, start.notes),
-            self._turned, start.n_done,
-        ).run()  # fmt: skip
+            start.attempt.channel,
+            start.attempt.session,
+            PURPOSE,
+            start.pace(longest),
+            start.transport.abort,
+            start.active_rank,
+            lambda data: answer_bytes(data, start.job.active, self._answer, start.notes),
+            self._turned,
+            start.n_done,
+        ).run()
         if self._party is None:
             raise ProtocolError("the active party ended the training before it began")
         part = PassivePart(dict(self._party.table), start.data.columns, start.data.aliases)
@@ -139,11 +149,19 @@ class PassiveSite:
             if found.key_bits < job.key_bits:
                 raise ProtocolError("the active party announced a shorter key than the job's")
         maker = histogram_maker(
-            setup, start.data.train.table.n_rows, allow_clear=not job.is_encrypted,
-            backend=start.context.policy.arithmetic, timer=start.stages.measure,
-        )  # fmt: skip
+            setup,
+            start.data.train.table.n_rows,
+            allow_clear=not job.is_encrypted,
+            backend=start.context.policy.arithmetic,
+            timer=start.stages.measure,
+        )
         self._party = PassiveParty(
-            start.data.features(), start.data.aliases, start.parameters.max_bin, maker, self._table, self._guard,
+            start.data.features(),
+            start.data.aliases,
+            start.parameters.max_bin,
+            maker,
+            self._table,
+            self._guard,
             most_trees=(job.num_rounds - start.n_done) * start.trees_per_round,
             limits=TreeLimits.from_effective(start.parameters.effective),
         )
@@ -165,7 +183,8 @@ class PassiveSite:
     def _sections(self) -> tuple[ReportSection, ...]:
         start, found = self._start, self._guard.exposure()
         features = ReportSection(
-            "This party's features", columns=("column", "alias"),
+            "This party's features",
+            columns=("column", "alias"),
             rows=tuple(zip(start.data.columns, start.data.aliases, strict=True)),
-        )  # fmt: skip
+        )
         return features, bins_section(found, start.job.preset)

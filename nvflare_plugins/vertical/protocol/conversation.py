@@ -32,7 +32,7 @@ from typing import Any, Protocol
 
 from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
 from nvflare_plugins.failures import machine_failure, reason_of
-from nvflare_plugins.vertical.protocol.fragmentation import Flag, Inbox, Outbox, ConversationStep
+from nvflare_plugins.vertical.protocol.fragmentation import ConversationStep, Flag, Inbox, Outbox
 from nvflare_plugins.wire.catalogue import Kind
 
 _log = logging.getLogger(__name__)
@@ -154,9 +154,15 @@ class Requester:
     """
 
     def __init__(
-        self, channel: RoutingChannel, session: PairSeal, purpose: str, pace: FlowControl, interrupt: Callable[[str], None],
-        on_turn: Callable[[int], None] = lambda turn: None, first_turn: int = 0,
-    ):  # fmt: skip
+        self,
+        channel: RoutingChannel,
+        session: PairSeal,
+        purpose: str,
+        pace: FlowControl,
+        interrupt: Callable[[str], None],
+        on_turn: Callable[[int], None] = lambda turn: None,
+        first_turn: int = 0,
+    ):
         """Prepare a conversation.
 
         Args:
@@ -323,10 +329,17 @@ class Responder:
     """The side that answers. ``run`` takes part until the asking site ends the conversation."""
 
     def __init__(
-        self, channel: RoutingChannel, session: PairSeal, purpose: str, pace: FlowControl, interrupt: Callable[[str], None],
-        asker: int, answer: Callable[[bytes], bytes], on_turn: Callable[[int], None] = lambda turn: None,
+        self,
+        channel: RoutingChannel,
+        session: PairSeal,
+        purpose: str,
+        pace: FlowControl,
+        interrupt: Callable[[str], None],
+        asker: int,
+        answer: Callable[[bytes], bytes],
+        on_turn: Callable[[int], None] = lambda turn: None,
         first_turn: int = 0,
-    ):  # fmt: skip
+    ):
         """Prepare to answer.
 
         Args:

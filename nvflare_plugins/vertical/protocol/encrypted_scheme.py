@@ -26,7 +26,7 @@ from he_processors.ciphertext_wire import (
     decode_ciphertexts,
     decode_for_decryption,
     encode_ciphertexts,
-)  # fmt: skip
+)
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.fixed_pairs import PairFormat
 from he_processors.histogram.bins import BinCodes, BinLayout
@@ -96,9 +96,12 @@ class EncryptedHistogramMaker:
     """A passive party's half: adds ciphertexts into bins, packs and hides the sums."""
 
     def __init__(
-        self, public_key: PublicKey, pair_format: PairFormat, backend: str = registry.AUTO,
+        self,
+        public_key: PublicKey,
+        pair_format: PairFormat,
+        backend: str = registry.AUTO,
         timer: Timer = untimed,
-    ):  # fmt: skip
+    ):
         """Args: timer: measures the stages "histogram" and "pack"."""
         self._public_key = public_key
         self._timer = timer
@@ -134,9 +137,10 @@ class EncryptedHistogramMaker:
 
 
 def gradient_owner(
-    private_key: PaillierPrivateKey | OkamotoUchiyamaPrivateKey, pair_format: PairFormat,
+    private_key: PaillierPrivateKey | OkamotoUchiyamaPrivateKey,
+    pair_format: PairFormat,
     backend: str = registry.AUTO,
-) -> EncryptedGradientOwner:  # fmt: skip
+) -> EncryptedGradientOwner:
     """Open the key owner's half."""
     if isinstance(private_key, PaillierPrivateKey):
         encryptor = encryption.owner_encryptor(private_key, backend)
@@ -149,9 +153,14 @@ def gradient_owner(
 
 
 def histogram_maker(
-    setup: TrainingSetup, n_rows: int, *, allow_clear: bool = False, backend: str = registry.AUTO,
-    allow_toy_keys: bool = False, timer: Timer = untimed,
-) -> HistogramAggregator:  # fmt: skip
+    setup: TrainingSetup,
+    n_rows: int,
+    *,
+    allow_clear: bool = False,
+    backend: str = registry.AUTO,
+    allow_toy_keys: bool = False,
+    timer: Timer = untimed,
+) -> HistogramAggregator:
     """Open a passive party's half from the active party's announcement.
 
     Args:

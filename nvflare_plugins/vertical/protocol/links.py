@@ -39,9 +39,7 @@ class Party:
         return slice(self.first_column, self.first_column + len(self.schema.n_bins))
 
 
-def place_parties(
-    n_own_columns: int, introductions: list[tuple[str, PartySchema, PassiveLink]]
-) -> tuple[Party, ...]:
+def place_parties(n_own_columns: int, introductions: list[tuple[str, PartySchema, PassiveLink]]) -> tuple[Party, ...]:
     """Order the columns of all parties: the active party's first, then each passive party's."""
     parties, column = [], n_own_columns
     for name, schema, link in introductions:

@@ -166,9 +166,7 @@ class TrainingSetup:
 
     @classmethod
     def _read(cls, data: _Reader) -> Self:
-        return cls(
-            data.number("B", 255), data.number("H", 62), data.number("I", MAX_ROWS, 1), data.blob(1 << 20)
-        )
+        return cls(data.number("B", 255), data.number("H", 62), data.number("I", MAX_ROWS, 1), data.blob(1 << 20))
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,9 +297,7 @@ class SplitRequest:
     @classmethod
     def _read(cls, data: _Reader) -> Self:
         def read() -> OwnedSplit:
-            return OwnedSplit(
-                data.node(), data.number("I", _MAX_FEATURES), data.number("i", 1 << 16, -1), data.flag()
-            )
+            return OwnedSplit(data.node(), data.number("I", _MAX_FEATURES), data.number("i", 1 << 16, -1), data.flag())
 
         return cls(data.node(), data.items(read))
 
@@ -383,10 +379,18 @@ Message = Request | Answer
 _TYPES: dict[int, type[Message]] = {
     type_.CODE: type_
     for type_ in (
-        PartySchema, TrainingSetup, TreeGradients, MoreGradients, HistogramRequest, HistogramAnswer, SplitRequest,
-        SplitAnswer, DecisionRequest, DecisionAnswer,
+        PartySchema,
+        TrainingSetup,
+        TreeGradients,
+        MoreGradients,
+        HistogramRequest,
+        HistogramAnswer,
+        SplitRequest,
+        SplitAnswer,
+        DecisionRequest,
+        DecisionAnswer,
     )
-}  # fmt: skip
+}
 
 
 def to_bytes(message: Message) -> bytes:

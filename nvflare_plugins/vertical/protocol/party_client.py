@@ -29,11 +29,17 @@ from nvflare_plugins.vertical.protocol.messages import (
 )
 
 _CONTENT: dict[type[Message], Content] = {
-    PartySchema: Content.SCHEMA, TrainingSetup: Content.SETUP, TreeGradients: Content.GRADIENTS,
-    MoreGradients: Content.GRADIENTS, HistogramRequest: Content.HISTOGRAM_REQUEST, HistogramAnswer: Content.HISTOGRAMS,
-    SplitRequest: Content.SPLITS, SplitAnswer: Content.PARTITIONS, DecisionRequest: Content.DECISION_REQUEST,
+    PartySchema: Content.SCHEMA,
+    TrainingSetup: Content.SETUP,
+    TreeGradients: Content.GRADIENTS,
+    MoreGradients: Content.GRADIENTS,
+    HistogramRequest: Content.HISTOGRAM_REQUEST,
+    HistogramAnswer: Content.HISTOGRAMS,
+    SplitRequest: Content.SPLITS,
+    SplitAnswer: Content.PARTITIONS,
+    DecisionRequest: Content.DECISION_REQUEST,
     DecisionAnswer: Content.DECISIONS,
-}  # fmt: skip
+}
 _CIPHERTEXTS = {
     VerticalProfile.PAILLIER.value: Protection.PAILLIER,
     VerticalProfile.OKAMOTO_UCHIYAMA.value: Protection.OKAMOTO_UCHIYAMA,
@@ -95,9 +101,7 @@ class ConversationLink:
         return answer
 
 
-def answer_bytes(
-    data: bytes, peer: str, answer: Callable[[Request], Answer | None], notes: ContentRecorder
-) -> bytes:
+def answer_bytes(data: bytes, peer: str, answer: Callable[[Request], Answer | None], notes: ContentRecorder) -> bytes:
     """Answer a request in its byte form, at a passive party.
 
     Raises:

@@ -15,9 +15,17 @@ from tests.bench import bench_dp
 from tests.bench.dp_published import authors_best, published_methods
 
 ASKED_FOR = {
-    "auc", "log_loss", "best_published", "wins", "ties", "losses", "seconds_per_model", "rounds", "epsilon_spent",
+    "auc",
+    "log_loss",
+    "best_published",
+    "wins",
+    "ties",
+    "losses",
+    "seconds_per_model",
+    "rounds",
+    "epsilon_spent",
     "ablation",
-}  # fmt: skip
+}
 
 
 @pytest.fixture

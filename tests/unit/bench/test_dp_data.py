@@ -13,10 +13,13 @@ from tests.bench.dp_data import SEEDS, load, preparation, set_name, split
 
 def frame(n_rows: int = 60) -> pd.DataFrame:
     rng = np.random.default_rng(0)
-    return pd.DataFrame({
-        "age": rng.integers(18, 90, n_rows), "split": rng.normal(size=n_rows),
-        "outcome": rng.permutation(["no", "yes"] * (n_rows // 2)),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "age": rng.integers(18, 90, n_rows),
+            "split": rng.normal(size=n_rows),
+            "outcome": rng.permutation(["no", "yes"] * (n_rows // 2)),
+        }
+    )
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
@@ -58,15 +61,18 @@ def test_dropped_rows_are_counted(tmp_path: Path) -> None:
     assert preparation(str(path), "outcome") == "mine: 6 of 60 rows have gaps and are dropped (10.0 %)"
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda d: d.rename(columns={"outcome": "y"}), "no column 'outcome'.*--label.*age, split, y"),
-    (lambda d: d.assign(outcome=d.age), "distinct values"),
-    (lambda d: d.assign(outcome=1), "1 distinct values"),
-    (lambda d: d[["outcome"]], "no column beside the label"),
-    (lambda d: d.assign(age=np.inf), "not finite"),
-    (lambda d: d.assign(outcome=np.arange(len(d)) < 3), "at least 10 rows of each class"),
-    (lambda d: d.assign(age=np.nan), "every row of .* has a gap.*age: 60"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda d: d.rename(columns={"outcome": "y"}), "no column 'outcome'.*--label.*age, split, y"),
+        (lambda d: d.assign(outcome=d.age), "distinct values"),
+        (lambda d: d.assign(outcome=1), "1 distinct values"),
+        (lambda d: d[["outcome"]], "no column beside the label"),
+        (lambda d: d.assign(age=np.inf), "not finite"),
+        (lambda d: d.assign(outcome=np.arange(len(d)) < 3), "at least 10 rows of each class"),
+        (lambda d: d.assign(age=np.nan), "every row of .* has a gap.*age: 60"),
+    ],
+)
 def test_what_cannot_be_used_is_refused_with_the_reason(tmp_path: Path, change, message: str) -> None:
     path = tmp_path / "mine.parquet"
     change(frame()).to_parquet(path)

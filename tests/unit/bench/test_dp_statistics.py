@@ -42,7 +42,11 @@ def test_the_report_counts_outcomes_per_arm() -> None:
     report.add("trusted", "a 1", high, low)
     report.add("distributed", "a 0.1", low, high)
     text = report.as_json(extra=1)
-    for part in ('"wins": {"trusted": 2, "distributed": 0}', '"losses": {"trusted": 0, "distributed": 1}',
-                 '"rounds": {"trusted": 25, "distributed": 25}', '"extra": 1'):  # fmt: skip
+    for part in (
+        '"wins": {"trusted": 2, "distributed": 0}',
+        '"losses": {"trusted": 0, "distributed": 1}',
+        '"rounds": {"trusted": 25, "distributed": 25}',
+        '"extra": 1',
+    ):
         assert part in text
     assert "\n" not in text

@@ -104,9 +104,13 @@ def test_discrete_noise_costs_what_the_oracle_finds_and_no_less(scale: float, co
     # Discretisation makes the oracle pessimistic by up to 1e-4 in epsilon for each query.
     assert cost.epsilon(1e-6) >= oracle.get_epsilon_for_delta(1e-6) - 1e-4 * count
     exact = compose(RepeatedEvent(GaussianEvent(scale / sensitivity, ROW), count))
-    assert exact.delta(3.0) < cost.delta(3.0) <= compose(
-        RepeatedEvent(GaussianEvent(scale / sensitivity * math.sqrt(1 - 10 / scale**2), ROW), count)
-    ).delta(3.0)
+    assert (
+        exact.delta(3.0)
+        < cost.delta(3.0)
+        <= compose(RepeatedEvent(GaussianEvent(scale / sensitivity * math.sqrt(1 - 10 / scale**2), ROW), count)).delta(
+            3.0
+        )
+    )
 
 
 @pytest.mark.parametrize("scale", [4.0, 5.5, 11.0])

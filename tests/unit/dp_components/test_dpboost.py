@@ -31,9 +31,12 @@ KEY = bytes(range(16))
 CUTS = by_rule(uniform_candidates, [FeatureBounds(0, 1)] * 3, 8)
 NO_NOISE = 1e9
 PLANS = [
-    DpBoostPlan(0.7), DpBoostPlan(2.7, 30, 11, start_share=0.07), DpBoostPlan(0.1, 50, 7, depth=3), para(1.3, 12),
+    DpBoostPlan(0.7),
+    DpBoostPlan(2.7, 30, 11, start_share=0.07),
+    DpBoostPlan(0.1, 50, 7, depth=3),
+    para(1.3, 12),
     seq(3.3, 17),
-]  # fmt: skip
+]
 
 
 def data(n: int = 900, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -228,11 +231,18 @@ def test_a_ledger_that_is_charged_tree_by_tree_counts_an_ensemble_once(plan: DpB
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"epsilon": 0.0}, {"epsilon": float("nan")}, {"n_trees": 0}, {"depth": 13}, {"depth": True},
-        {"learning_rate": 1.0}, {"ridge": 0.0}, {"n_trees": 400, "trees_per_ensemble": 400},
-        {"start_share": 1.0}, {"start_share": -0.1},
+        {"epsilon": 0.0},
+        {"epsilon": float("nan")},
+        {"n_trees": 0},
+        {"depth": 13},
+        {"depth": True},
+        {"learning_rate": 1.0},
+        {"ridge": 0.0},
+        {"n_trees": 400, "trees_per_ensemble": 400},
+        {"start_share": 1.0},
+        {"start_share": -0.1},
     ],
-)  # fmt: skip
+)
 def test_impossible_plans_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError):
         DpBoostPlan(**{"epsilon": 1.0, **wrong})

@@ -45,9 +45,7 @@ def test_filtering_drops_large_gradients_and_nothing_else() -> None:
         filter_by_gradient([math.nan])
 
 
-@given(
-    st.lists(st.integers(-ONE, ONE), max_size=30), st.integers(-ONE, ONE), st.sampled_from([1e-6, 0.1, 1.0, 50.0])
-)
+@given(st.lists(st.integers(-ONE, ONE), max_size=30), st.integers(-ONE, ONE), st.sampled_from([1e-6, 0.1, 1.0, 50.0]))
 def test_no_row_changes_a_gain_by_more_than_the_bound(rows: list[int], row: int, ridge: float) -> None:
     exact = Fraction(ridge)
     before = term(Fraction(sum(rows), ONE), len(rows), exact)
@@ -98,9 +96,7 @@ def test_leaves_carry_exactly_the_noise_of_the_leaf_budget() -> None:
     """20,000 leaves; KS, false alarm below 1e-5 on either side; 2/3 and 3/2 of the noise must be rejected."""
     epsilon, n = 0.5, 20_000
     bound = clip_bound(GRADIENTS, 0.1, 0)
-    release = release_leaves(
-        np.zeros(n, int), np.zeros(n, int), GRADIENTS, RIDGE, bound, epsilon, SeededRandomness(1)
-    )
+    release = release_leaves(np.zeros(n, int), np.zeros(n, int), GRADIENTS, RIDGE, bound, epsilon, SeededRandomness(1))
     assert release.event == LaplaceEvent(epsilon, ROW)
     scale = 1 / (1 + RIDGE / ONE) / epsilon
     values = np.ldexp(release.value.astype(float), -LEAF_BITS)
@@ -133,10 +129,12 @@ def test_splits_are_drawn_with_the_corrected_sensitivity() -> None:
     grads, counts = level()
     source, epsilon, copies = SeededRandomness(2), 4.0, 100
     many = np.tile(grads, (copies, 1)), np.tile(counts, (copies, 1))  # nodes of a level are drawn apart
-    draws = np.concatenate([
-        np.reshape(choose_splits(TABLE, *many, GRADIENTS, 0.1, epsilon, source).value, (copies, 2))
-        for _ in range(12_000 // copies)
-    ])  # fmt: skip
+    draws = np.concatenate(
+        [
+            np.reshape(choose_splits(TABLE, *many, GRADIENTS, 0.1, epsilon, source).value, (copies, 2))
+            for _ in range(12_000 // copies)
+        ]
+    )
     utility = gains(TABLE, grads, counts, 0.1)
 
     def p_value(node: int, sensitivity: float) -> float:

@@ -50,7 +50,8 @@ def test_probability_of_huge_margins_is_finite() -> None:
 def test_a_margin_that_is_not_a_number_is_refused() -> None:
     with pytest.raises(ValueError, match="finite"):
         NewtonWeights().row_statistics(
-            np.array([np.nan], dtype=np.float32), np.zeros(1, dtype=np.float32), LeafQuery.JOINT)  # fmt: skip
+            np.array([np.nan], dtype=np.float32), np.zeros(1, dtype=np.float32), LeafQuery.JOINT
+        )
 
 
 def test_the_joint_query_is_refused_for_counts() -> None:

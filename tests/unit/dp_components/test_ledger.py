@@ -334,8 +334,13 @@ def test_closing_deletes_replies_and_keeps_the_costs_of_all_jobs(ledger: Ledger,
     ledger.close_job("a")
     records = [json.loads(line) for line in ledger_files(folder)[0].read_text().splitlines()]
     assert [(r["record"], r.get("job")) for r in records] == [
-        ("ledger", None), ("budget", None), ("head", None), ("history", None), ("open", "b"), ("release", "b")
-    ]  # fmt: skip
+        ("ledger", None),
+        ("budget", None),
+        ("head", None),
+        ("history", None),
+        ("open", "b"),
+        ("release", "b"),
+    ]
     assert list(records[3]["jobs"]) == ["a"]
     np.testing.assert_array_equal(ledger.release("b", "tree 0", never), [123456789, -123456789])
     assert Ledger.open(folder, IDENTITY, BUDGET).spent().pure_epsilon == 0.5
@@ -434,10 +439,11 @@ def test_a_ledger_of_the_time_before_heads_is_read_gets_one_and_is_compacted(fol
     path = folder / "credit.ledger"
     events, journal = [{"count": 2, **event_document(EVENT)}], Journal(path)
     old = [
-        {**ledger_record(IDENTITY), "at": "then"}, {**budget_record(BUDGET), "at": "then"},
+        {**ledger_record(IDENTITY), "at": "then"},
+        {**budget_record(BUDGET), "at": "then"},
         {"record": "closed", "job": "a", "opened": "then", "spent": events, "n_releases": 2, "at": "then"},
         {"record": "open", "job": "b", "plan": events, "at": "then"},
-    ]  # fmt: skip
+    ]
     for record in old:
         journal.append(record)
     ledger = Ledger.open(folder, IDENTITY, BUDGET)
@@ -473,10 +479,17 @@ def test_a_cut_ledger_is_refused_and_the_loss_is_charged_once_accepted(ledger: L
         accepting.accept_cut()
 
 
-@pytest.mark.parametrize("content", [
-    None, b"", b"{}", b"[]", b'{"position": [0, "x"], "following": null, "spent": []}',
-    b'{"position": [9, "0123456789abcdef0123456789abcdef"], "following": null, "spent": [0, 0, -1, 0]}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b"",
+        b"{}",
+        b"[]",
+        b'{"position": [0, "x"], "following": null, "spent": []}',
+        b'{"position": [9, "0123456789abcdef0123456789abcdef"], "following": null, "spent": [0, 0, -1, 0]}',
+    ],
+)
 def test_a_lost_or_damaged_head_is_refused_and_then_costs_the_whole_budget(
     ledger: Ledger, folder: Path, content: bytes | None
 ) -> None:

@@ -74,9 +74,9 @@ SAMPLERS = {
     "gaussian": lambda source: sample_discrete_gaussian(2.0**29 * 1.1, 300, source),
     "gaussian, largest": lambda source: sample_discrete_gaussian(2.0**44, 300, source),
     "laplace": lambda source: sample_discrete_laplace(12345.678, 300, source),
-    "exponential": lambda source: choose_exponentially(
-        np.arange(40), Sensitivity(3.0, Norm.UTILITY, ROW), 1.0, source
-    ).value,
+    "exponential": lambda source: (
+        choose_exponentially(np.arange(40), Sensitivity(3.0, Norm.UTILITY, ROW), 1.0, source).value
+    ),
     "response": lambda source: randomise_buckets(np.full((200, 2), 1), [16, 3], 2.0, randomness=source).value,
 }
 FAST = {name: sample(SeededRandomness(7)) for name, sample in SAMPLERS.items()}

@@ -127,15 +127,15 @@ def test_partially_random_trees_choose_the_best_of_the_drawn_candidates() -> Non
         drawn = random.Random(seed)
         candidates = [drawn.randrange(10) for _ in range(4)]
         query = PartiallyRandomQuery(
-            bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, exact, random.Random(seed))  # fmt: skip
+            bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, exact, random.Random(seed)
+        )
         tree = grow(bins, query, 1).tree
         assert (tree.feature[0], tree.candidate[0]) == (2, candidates[2])
 
 
 def test_partially_random_left_sums_are_exact_without_noise() -> None:
     bins, pairs = planted(500)
-    query = PartiallyRandomQuery(
-        bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, exact, random.Random(1))  # fmt: skip
+    query = PartiallyRandomQuery(bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, exact, random.Random(1))
     grown = grow(bins, query, 3)
     leaf = grown.tree.leaf_of_rows(bins)
     for i, sums in enumerate(grown.leaf_sums):

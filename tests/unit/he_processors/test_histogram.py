@@ -158,12 +158,20 @@ def _okamoto_uchiyama(backend: str):
     return key.public_key, ou_encryption.owner_encryptor(key, backend), decryptor
 
 
-@pytest.mark.parametrize(("backend", "scheme"), [
-    # The reference takes its time: one scheme shows that it counts the same.
-    pytest.param(backend, scheme, id=f"{backend}-{scheme.__name__}",
-                 marks=[pytest.mark.slow] if backend == "reference" and scheme is not _okamoto_uchiyama else [])
-    for backend in available_backends() for scheme in (_paillier, _paillier_one_prime, _okamoto_uchiyama)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backend", "scheme"),
+    [
+        # The reference takes its time: one scheme shows that it counts the same.
+        pytest.param(
+            backend,
+            scheme,
+            id=f"{backend}-{scheme.__name__}",
+            marks=[pytest.mark.slow] if backend == "reference" and scheme is not _okamoto_uchiyama else [],
+        )
+        for backend in available_backends()
+        for scheme in (_paillier, _paillier_one_prime, _okamoto_uchiyama)
+    ],
+)
 def test_whole_round_is_exact(scheme, backend: str) -> None:
     public_key, encryptor, decryptor = scheme(backend)
     packing = PackingLayout.fit(FORMAT, decryptor.plaintext_bits)

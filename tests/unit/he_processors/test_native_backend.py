@@ -245,10 +245,12 @@ def test_horner(variant: str, group: int, shift_bits: int) -> None:
     arithmetic = toy(variant, threads=2)
     values, x = draw(arithmetic, 29)
     expected = [
-        product([pow(v, 1 << shift_bits * j, arithmetic.modulus) for j, v in enumerate(values[i : i + group])],
-                arithmetic.modulus)
+        product(
+            [pow(v, 1 << shift_bits * j, arithmetic.modulus) for j, v in enumerate(values[i : i + group])],
+            arithmetic.modulus,
+        )
         for i in range(0, 29, group)
-    ]  # fmt: skip
+    ]
     assert ints(arithmetic, arithmetic.horner(x, group, shift_bits)) == expected
     with pytest.raises(ValueError, match="at least 1"):
         arithmetic.horner(x, 0, 1)
@@ -308,8 +310,13 @@ def test_results_do_not_share_memory_with_inputs(variant: str) -> None:
     arithmetic = toy(variant)
     values, x = draw(arithmetic, 12)
     everything = np.arange(12, dtype=np.int32)
-    for y in (arithmetic.take(x, everything), arithmetic.concat([x]), arithmetic.pow_const(x, 1),
-              arithmetic.segprod(x, everything, np.arange(13)), arithmetic.horner(x, 1, 1)):  # fmt: skip
+    for y in (
+        arithmetic.take(x, everything),
+        arithmetic.concat([x]),
+        arithmetic.pow_const(x, 1),
+        arithmetic.segprod(x, everything, np.arange(13)),
+        arithmetic.horner(x, 1, 1),
+    ):
         y.limbs[:] = 0
     assert ints(arithmetic, x) == values
 

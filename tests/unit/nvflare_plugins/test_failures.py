@@ -96,13 +96,19 @@ def place(tmp_path):
     frame = pd.DataFrame({"a": np.arange(60.0), "y": np.arange(60) % 2})
     federation.give_data("train", frame)
     policy = SitePolicy.load(federation.workspace("site-1"), "site-1")
-    return SiteContext("site-1", federation.sites, "job", bytes(16), tmp_path / "runs", policy, Identity.unsigned("site-1"))
+    return SiteContext(
+        "site-1", federation.sites, "job", bytes(16), tmp_path / "runs", policy, Identity.unsigned("site-1")
+    )
 
 
 ENDS = [
-    *(error for error, _, _ in LACKS[:7]), KeyError("4711"), ZeroDivisionError(), JobAborted("said so"),
-    KeyboardInterrupt(), SystemExit(1),
-]  # fmt: skip
+    *(error for error, _, _ in LACKS[:7]),
+    KeyError("4711"),
+    ZeroDivisionError(),
+    JobAborted("said so"),
+    KeyboardInterrupt(),
+    SystemExit(1),
+]
 
 
 @pytest.mark.parametrize("error", ENDS, ids=lambda error: type(error).__name__)

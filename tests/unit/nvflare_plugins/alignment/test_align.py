@@ -218,9 +218,21 @@ def test_a_party_with_another_order_or_other_rows_is_noticed_by_all(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "offer", [b"", b"{}", b"[]", b"\xff", b'[{"train": 0}, 1, 1]', b'[{"train": 1e9}, 1, 1]', b"[" * 5000, b"[1, 1, 1]",
-              b'[{"train": true}, 1, 1]', b'[{"train": 999999999999}, 1, 1]', b'[{"train": 5}, 1, 1, 1]'],
-)  # fmt: skip
+    "offer",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        b'[{"train": 0}, 1, 1]',
+        b'[{"train": 1e9}, 1, 1]',
+        b"[" * 5000,
+        b"[1, 1, 1]",
+        b'[{"train": true}, 1, 1]',
+        b'[{"train": 999999999999}, 1, 1]',
+        b'[{"train": 5}, 1, 1, 1]',
+    ],
+)
 def test_a_hostile_offer_ends_the_job(tmp_path, offer):
     def session_of(rank: int, session: Any) -> Any:
         lie = Proxy(session, seal_to_all=lambda plain, purpose: session.seal_to_all(offer, purpose))

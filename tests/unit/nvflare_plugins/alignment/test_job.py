@@ -20,11 +20,18 @@ def test_a_job_comes_back():
 @pytest.mark.parametrize(
     "document",
     [
-        {}, {"data_sets": []}, {"data_sets": "train"}, {"data_sets": ["a", "a"]}, {"data_sets": [""]},
-        {"data_sets": [1]}, {"data_sets": ["a"], "deadline_s": -1}, {"data_sets": ["a"], "deadline_s": float("nan")},
-        {"data_sets": ["a"], "deadline_s": True}, {"data_sets": ["a"], "profile": "plain"},
+        {},
+        {"data_sets": []},
+        {"data_sets": "train"},
+        {"data_sets": ["a", "a"]},
+        {"data_sets": [""]},
+        {"data_sets": [1]},
+        {"data_sets": ["a"], "deadline_s": -1},
+        {"data_sets": ["a"], "deadline_s": float("nan")},
+        {"data_sets": ["a"], "deadline_s": True},
+        {"data_sets": ["a"], "profile": "plain"},
     ],
-)  # fmt: skip
+)
 def test_other_jobs_are_refused(document):
     with pytest.raises(ConfigurationError):
         AlignmentJob.from_dict(document)

@@ -98,7 +98,9 @@ def test_a_data_set_that_left_the_policy_is_refused(context):
 
 def test_other_sites_are_refused(context):
     save(context)
-    other = SiteContext("party-a", ("party-a", "party-c"), "now", context.attempt, context.runs, context.policy, context.identity)
+    other = SiteContext(
+        "party-a", ("party-a", "party-c"), "now", context.attempt, context.runs, context.policy, context.identity
+    )
     with pytest.raises(ConfigurationError, match="other sites"):
         load_alignment(other, "job", "train")
 

@@ -15,7 +15,7 @@ from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, 
 from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.result import FILE, load_alignment
 from nvflare_plugins.alignment.site import align_site
-from nvflare_plugins.attempt.job_context import JobResult, SiteContext, Silent
+from nvflare_plugins.attempt.job_context import JobResult, Silent, SiteContext
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.site.certificates import Identity
@@ -37,7 +37,9 @@ def places(folder: Path, ids: list[list[object]], **policy: Any) -> list[SiteCon
         pd.DataFrame({"person": own, "x": 1.0}).to_parquet(folder / name / "people.parquet")
         data_sets = {"people": {"path": "people.parquet", "id": "person"}}
         of_party = policy_of(folder, name, data_sets=data_sets, **policy)
-        made.append(SiteContext(name, NAMES, "job-1", attempt, folder / name / "runs", of_party, Identity.unsigned(name)))
+        made.append(
+            SiteContext(name, NAMES, "job-1", attempt, folder / name / "runs", of_party, Identity.unsigned(name))
+        )
     return made
 
 
@@ -47,7 +49,9 @@ def run(parties: list[SiteContext], job: AlignmentJob = JOB) -> list[JobResult |
 
     def take_part(context: SiteContext) -> None:
         try:
-            outcomes[context.site] = align_site(job, context, DirectTransport(aggregator, context.site), TIMEOUT_S, Silent())
+            outcomes[context.site] = align_site(
+                job, context, DirectTransport(aggregator, context.site), TIMEOUT_S, Silent()
+            )
         except VeilBoostError as error:
             outcomes[context.site] = error
             aggregator.abort(f"{context.site}: {error}")

@@ -79,7 +79,7 @@ def test_credit_card_tree_has_the_known_number_of_values():
         (Workload(8, 1, depth=9), [1, 1, 2, 4, 4, 4, 4, 4, 4]),
         (Workload(10_000, 1, depth=0, max_leaves=4), [1, 1, 1]),
     ],
-)  # fmt: skip
+)
 def test_built_nodes(workload, nodes):
     assert built_nodes(workload) == nodes
 
@@ -87,9 +87,7 @@ def test_built_nodes(workload, nodes):
 def test_messages_of_a_multiclass_round_with_missing_values():
     workload = Workload(1000, 4, bins=16, depth=3, outputs=3, metrics=2, missing=True)
     found = {(m.kind, m.n_values): m.messages for m in round_messages(workload)}
-    assert found == {
-        (Kind.HISTOGRAM, 128): 6, (Kind.HISTOGRAM, 256): 3, (Kind.ROOT_SUM, 2): 3, (Kind.METRIC, 11): 2
-    }  # fmt: skip
+    assert found == {(Kind.HISTOGRAM, 128): 6, (Kind.HISTOGRAM, 256): 3, (Kind.ROOT_SUM, 2): 3, (Kind.METRIC, 11): 2}
 
 
 def test_cut_search_takes_32_steps_and_public_bounds_none():
@@ -213,18 +211,37 @@ def job_folder(folder: Path, job: dict, controller: str = "HorizontalController"
 
 
 JOB = {
-    "data_set": "d", "label": "y", "num_rounds": 7, "eval_data_set": "e", "cuts": "uniform",
+    "data_set": "d",
+    "label": "y",
+    "num_rounds": 7,
+    "eval_data_set": "e",
+    "cuts": "uniform",
     "cut_bounds": {"f0": [0, 1]},
-    "params": {"objective": "multi:softprob", "num_class": 4, "max_depth": 3, "max_bin": 32, "num_parallel_tree": 2,
-               "eval_metric": ["mlogloss", "merror"]},
-}  # fmt: skip
+    "params": {
+        "objective": "multi:softprob",
+        "num_class": 4,
+        "max_depth": 3,
+        "max_bin": 32,
+        "num_parallel_tree": 2,
+        "eval_metric": ["mlogloss", "merror"],
+    },
+}
 
 
 def test_shape_is_taken_from_a_job_folder(tmp_path):
     job = read_job(job_folder(tmp_path, JOB))
     assert job == HorizontalJob.from_dict(JOB)
     assert workload_of_job(job, 1000, 6, 5, False) == Workload(
-        1000, 6, bins=32, depth=3, sites=5, rounds=7, outputs=4, parallel_trees=2, metrics=2, cuts="uniform",
+        1000,
+        6,
+        bins=32,
+        depth=3,
+        sites=5,
+        rounds=7,
+        outputs=4,
+        parallel_trees=2,
+        metrics=2,
+        cuts="uniform",
         row_sets=2,
     )
 

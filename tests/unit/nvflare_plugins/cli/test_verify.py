@@ -212,13 +212,15 @@ def test_sites_with_different_models(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
-    [({"parameters_hash": "bb"}, "different parameters hash"),
-     ({"signed": False, "certificate": None}, "different signed"),
-     ({"public_key_fingerprints": {}}, "different public keys"),
-     ({"versions": {"xgboost": "3.2.1"}}, "versions of xgboost"),
-     ({"certificate": "certificate of site-3"}, "names another site"),
-     ({"certificate": "certificate of site-2, forged"}, "not the one that the sites verified")],
-)  # fmt: skip
+    [
+        ({"parameters_hash": "bb"}, "different parameters hash"),
+        ({"signed": False, "certificate": None}, "different signed"),
+        ({"public_key_fingerprints": {}}, "different public keys"),
+        ({"versions": {"xgboost": "3.2.1"}}, "versions of xgboost"),
+        ({"certificate": "certificate of site-3"}, "names another site"),
+        ({"certificate": "certificate of site-2, forged"}, "not the one that the sites verified"),
+    ],
+)
 def test_session_that_the_sites_do_not_agree_on(tmp_path, changes, expected):
     attempt = Attempt(tmp_path, signed=True)
     attempt.open_session(**{"site-2": changes})
@@ -231,9 +233,12 @@ def test_sites_must_have_had_the_same_protection(tmp_path, odd):
     facts = {"key_bits": 3072, "epsilon": "1", "preset": "guarded"}
     attempt = Attempt(tmp_path)
     attempt.open_session(
-        **{"site-1": {"protection": facts}, "site-2": {"protection": facts | {"own": "x"}},
-           "site-3": {"protection": facts | odd}}
-    )  # fmt: skip
+        **{
+            "site-1": {"protection": facts},
+            "site-2": {"protection": facts | {"own": "x"}},
+            "site-3": {"protection": facts | odd},
+        }
+    )
     attempt.round(0)
     text = only_failures(attempt.finish())
     assert text.count("different protection") == 1
@@ -313,7 +318,9 @@ def test_foreign_text_cannot_steer_the_terminal(tmp_path):
     assert "\x1b" not in render(check(attempt.close()))
 
 
-STEERING = "\x1b[2J\x1b[32mVERIFIED\n\r\u202e\u2066\u200b\x9b1m\ud800" + "a\u0301\u0302\u0303\u0304\u0305\u0306" + "x" * 5000
+STEERING = (
+    "\x1b[2J\x1b[32mVERIFIED\n\r\u202e\u2066\u200b\x9b1m\ud800" + "a\u0301\u0302\u0303\u0304\u0305\u0306" + "x" * 5000
+)
 
 
 def is_tame(text: str) -> bool:
@@ -322,11 +329,26 @@ def is_tame(text: str) -> bool:
 
 @pytest.mark.parametrize(
     ("type_", "field"),
-    [("content", "peer"), ("content", "what"), ("content", "protection"), ("message", "kind"), ("message", "codec"),
-     ("message", "phase"), ("message", "sha256"), ("local", "kind"), ("local", "how"), ("spend", "event"),
-     ("spend", "epsilon"), ("session", "parameters_hash"), ("open", "attempt"), ("open", "profile"), ("open", "time"),
-     ("end", "reason"), ("model", "hmac")],
-)  # fmt: skip
+    [
+        ("content", "peer"),
+        ("content", "what"),
+        ("content", "protection"),
+        ("message", "kind"),
+        ("message", "codec"),
+        ("message", "phase"),
+        ("message", "sha256"),
+        ("local", "kind"),
+        ("local", "how"),
+        ("spend", "event"),
+        ("spend", "epsilon"),
+        ("session", "parameters_hash"),
+        ("open", "attempt"),
+        ("open", "profile"),
+        ("open", "time"),
+        ("end", "reason"),
+        ("model", "hmac"),
+    ],
+)
 def test_no_field_of_a_log_steers_the_terminal(tmp_path, capsys, type_, field):
     """A peer's name once reached the terminal as it stood, and a line break wrote a verdict of its own."""
     attempt = Attempt(tmp_path)
@@ -446,8 +468,9 @@ def test_contents_of_sealed_messages_are_shown(tmp_path):
     assert "gradient pairs of the rows: Paillier ciphertexts" in text
     [document] = verify_module.to_json(result)["attempts"]
     assert [(c["sender"], c["what"], c["size"]) for c in document["contents"]] == [
-        ("site-1", "GRADIENTS", 100), ("site-2", "HISTOGRAMS", 100),
-    ]  # fmt: skip
+        ("site-1", "GRADIENTS", 100),
+        ("site-2", "HISTOGRAMS", 100),
+    ]
 
 
 def test_contents_on_which_two_parties_differ(tmp_path):
@@ -477,9 +500,13 @@ def test_thresholds_that_left_in_a_training_are_a_leak(tmp_path):
 
 @pytest.mark.parametrize(
     ("what", "protection"),
-    [(Content.GRADIENTS, Protection.CLEAR), (Content.BUCKETS, Protection.CLEAR),
-     (Content.BLINDED_IDS, Protection.PAILLIER), (Content.THRESHOLDS, Protection.CLEAR)],
-)  # fmt: skip
+    [
+        (Content.GRADIENTS, Protection.CLEAR),
+        (Content.BUCKETS, Protection.CLEAR),
+        (Content.BLINDED_IDS, Protection.PAILLIER),
+        (Content.THRESHOLDS, Protection.CLEAR),
+    ],
+)
 def test_a_log_refuses_content_without_its_protection(tmp_path, what, protection):
     log = Attempt(tmp_path, profile="paillier").logs["site-1"]
     with pytest.raises(ProtocolError, match="refused"):

@@ -11,17 +11,20 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.schema import Column, Schema, compare
 from nvflare_plugins.data_sets.table import Table
 
-BASE = Schema(
-    (Column("age", "float"), Column("sex", "c", ("f", "m")), Column("bmi", "float")), "y", ("no", "yes"), "w"
-)
+BASE = Schema((Column("age", "float"), Column("sex", "c", ("f", "m")), Column("bmi", "float")), "y", ("no", "yes"), "w")
 
 
 def test_schema_of_a_table_and_round_trip() -> None:
     table = Table(
-        features=np.zeros((2, 3), np.float32), feature_names=("age", "sex", "bmi"),
+        features=np.zeros((2, 3), np.float32),
+        feature_names=("age", "sex", "bmi"),
         feature_types=("float", "c", "float"),
-        label=np.zeros(2, np.float32), label_name="y", weight=np.ones(2, np.float32), weight_name="w",
-        categories={"sex": ("f", "m")}, label_classes=("no", "yes"),
+        label=np.zeros(2, np.float32),
+        label_name="y",
+        weight=np.ones(2, np.float32),
+        weight_name="w",
+        categories={"sex": ("f", "m")},
+        label_classes=("no", "yes"),
     )
     assert Schema.of(table) == BASE
     assert Schema.from_bytes(BASE.to_bytes()) == BASE

@@ -40,10 +40,16 @@ def test_csv_with_missing_values_booleans_and_order(tmp_path: Path) -> None:
 
 def test_csv_and_parquet_and_loader_give_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
-    frame = pd.DataFrame({
-        "x": rng.normal(size=50), "n": rng.integers(0, 9, 50), "c": rng.choice(["red", "green"], 50),
-        "ok": rng.integers(0, 2, 50).astype(bool), "y": rng.choice(["no", "yes"], 50), "w": rng.gamma(2, size=50),
-    })
+    frame = pd.DataFrame(
+        {
+            "x": rng.normal(size=50),
+            "n": rng.integers(0, 9, 50),
+            "c": rng.choice(["red", "green"], 50),
+            "ok": rng.integers(0, 2, 50).astype(bool),
+            "y": rng.choice(["no", "yes"], 50),
+            "w": rng.gamma(2, size=50),
+        }
+    )
     frame.loc[::7, "x"] = np.nan
     frame.loc[::5, "c"] = None
     frame.to_csv(tmp_path / "t.csv.gz", index=False)
@@ -131,9 +137,7 @@ def test_refusals_name_the_column_never_a_value(tmp_path: Path, text: str, said:
     assert SECRET not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("weights", "said"), [("-1\n2", "negative"), ("\n3", "lacks values"), ("inf\n1", "infin")]
-)
+@pytest.mark.parametrize(("weights", "said"), [("-1\n2", "negative"), ("\n3", "lacks values"), ("inf\n1", "infin")])
 def test_weights(tmp_path: Path, weights: str, said: str) -> None:
     rows = "\n".join(f"1,0,{w}" for w in weights.split("\n"))
     with refused(said):

@@ -24,7 +24,7 @@ from nvflare_plugins.dpboost.server import DpBoostServer, steps
 from nvflare_plugins.dpboost.site import run_dpboost_site
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.site.policy import policy as site_policy
-from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation
 from tests.support.parties import Parties, succeed
 from tests.support.seeded_randomness import SeededRandomness
@@ -32,10 +32,17 @@ from tests.support.seeded_randomness import SeededRandomness
 BUDGET = {"epsilon": 9.0, "delta": 1e-6, "pure_epsilon": 8.0}
 NEXT_TO_NO_NOISE = 590.0
 FIELDS = {
-    "data_set": "rows", "label": "y", "epsilon": 2.0, "feature_bounds": {"a": [0, 1], "b": [0, 1]},
-    "categories": {"c": ["red", "green", "blue"]}, "n_trees": 4, "trees_per_ensemble": 2, "depth": 2,
-    "learning_rate": 0.3, "n_candidates": 8,
-}  # fmt: skip
+    "data_set": "rows",
+    "label": "y",
+    "epsilon": 2.0,
+    "feature_bounds": {"a": [0, 1], "b": [0, 1]},
+    "categories": {"c": ["red", "green", "blue"]},
+    "n_trees": 4,
+    "trees_per_ensemble": 2,
+    "depth": 2,
+    "learning_rate": 0.3,
+    "n_candidates": 8,
+}
 
 
 def job(**changes: object) -> DpBoostJob:
@@ -54,20 +61,23 @@ def table(n: int = 900) -> pd.DataFrame:
 
 @pytest.fixture
 def sites(tmp_path: Path) -> Parties:
-    parties = Parties(
-        tmp_path, policy={"unsigned_sessions": True, "data_sets": {}, "allowed_profiles": ["dp_trusted"]}
-    )
+    parties = Parties(tmp_path, policy={"unsigned_sessions": True, "data_sets": {}, "allowed_profiles": ["dp_trusted"]})
     for number, site in enumerate(parties.sites):
         parties.give(site, "rows", table().iloc[number::3], id="id", privacy=BUDGET)
     return parties
 
 
-def run(parties: Parties, wanted: DpBoostJob, job_id: str = "job", **options: object) -> dict[str, JobResult | Exception]:
+def run(
+    parties: Parties, wanted: DpBoostJob, job_id: str = "job", **options: object
+) -> dict[str, JobResult | Exception]:
     server, spends = DpBoostServer(wanted, options.pop("randomness", SeededRandomness(1))), options.pop("spends", [])
     return parties.run(
-        run_dpboost_site, wanted, job_id,
-        on_sum=lambda frame, total: server.answer(frame, total, lambda *spend: spends.append(spend)), **options,
-    )  # fmt: skip
+        run_dpboost_site,
+        wanted,
+        job_id,
+        on_sum=lambda frame, total: server.answer(frame, total, lambda *spend: spends.append(spend)),
+        **options,
+    )
 
 
 def ledger(parties: Parties, site: str) -> Ledger:
@@ -152,9 +162,10 @@ def test_no_frame_holds_one_sites_sums_and_the_reply_holds_no_sum(sites: Parties
     n_bins = sum(n + 1 for n in wanted.candidates().counts)
     succeed(run(sites, wanted))
     contributions = [
-        np.frombuffer(t.frame.payload, "<i8") for t in sites.transfers
+        np.frombuffer(t.frame.payload, "<i8")
+        for t in sites.transfers
         if t.frame.kind in (Kind.HISTOGRAM, Kind.NODE_STATS) and t.direction == "received"
-    ]  # fmt: skip
+    ]
     assert len(contributions) == 3 * 4 * 3
     assert all(np.abs(values.astype(float)).max() > 2.0**55 for values in contributions)  # masked: uniform words
     sizes = {len(t.frame.payload) for t in sites.transfers if t.frame.kind is Kind.HISTOGRAM and t.direction == "sent"}
@@ -218,10 +229,17 @@ def frame(wanted: DpBoostJob, **changes: object) -> Frame:
     first = next(steps(wanted))
     n_bins = sum(n + 1 for n in wanted.candidates().counts)
     facts = {
-        "type": FrameType.CONTRIBUTION, "operation": Operation.SUM, "kind": first.kind, "moment": first.moment,
-        "codec": Codec.MASKED, "rank": 0, "counter": 9, "attempt": bytes(16), "payload": b"",
+        "type": FrameType.CONTRIBUTION,
+        "operation": Operation.SUM,
+        "kind": first.kind,
+        "moment": first.moment,
+        "codec": Codec.MASKED,
+        "rank": 0,
+        "counter": 9,
+        "attempt": bytes(16),
+        "payload": b"",
         "n_values": math.prod(first.shape(n_bins)),
-    }  # fmt: skip
+    }
     return Frame(**{**facts, **changes})
 
 
@@ -230,9 +248,13 @@ def test_the_server_answers_only_what_the_plan_pays_for() -> None:
     good = frame(wanted)
     zeros = bytes(8 * good.n_values)
     for changes in (
-        {"kind": Kind.NODE_STATS}, {"kind": Kind.ROOT_SUM}, {"moment": TrainingStep(Phase.UPDATE, 1)}, {"codec": Codec.PLAIN},
-        {"n_values": good.n_values - 1}, {"n_values": 2 * good.n_values},
-    ):  # fmt: skip
+        {"kind": Kind.NODE_STATS},
+        {"kind": Kind.ROOT_SUM},
+        {"moment": TrainingStep(Phase.UPDATE, 1)},
+        {"codec": Codec.PLAIN},
+        {"n_values": good.n_values - 1},
+        {"n_values": 2 * good.n_values},
+    ):
         with pytest.raises(ProtocolError, match="pays for no such sum"):
             DpBoostServer(wanted).answer(frame(wanted, **changes), zeros, print)
     sums = np.zeros((2, good.n_values // 2), dtype="<i8")
@@ -267,14 +289,30 @@ def test_the_model_for_xgboost_predicts_the_same() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"epsilon": 0}, {"epsilon": float("inf")}, {"feature_bounds": {}, "categories": {}}, {"features": ["a", "z"]},
-        {"features": ["a"]}, {"feature_bounds": {"a": [1, 1]}}, {"categories": {"a": ["x", "y"]}},
-        {"categories": {"c": ["x"]}}, {"label_bounds": [3, 3]}, {"label_bounds": [0, 1], "label_classes": ["n", "y"]},
-        {"variant": "other"}, {"depth": 13}, {"learning_rate": 1.0}, {"n_trees": 0}, {"n_candidates": 0},
-        {"rows_per_person": 0}, {"profile": "masks"}, {"tracking": True}, {"n_trees": 400, "trees_per_ensemble": 400},
-        {"eval_metric": "auc"}, {"start_share": 0.1}, {"start_share": 1, "label_bounds": [0, 1]},
+        {"epsilon": 0},
+        {"epsilon": float("inf")},
+        {"feature_bounds": {}, "categories": {}},
+        {"features": ["a", "z"]},
+        {"features": ["a"]},
+        {"feature_bounds": {"a": [1, 1]}},
+        {"categories": {"a": ["x", "y"]}},
+        {"categories": {"c": ["x"]}},
+        {"label_bounds": [3, 3]},
+        {"label_bounds": [0, 1], "label_classes": ["n", "y"]},
+        {"variant": "other"},
+        {"depth": 13},
+        {"learning_rate": 1.0},
+        {"n_trees": 0},
+        {"n_candidates": 0},
+        {"rows_per_person": 0},
+        {"profile": "masks"},
+        {"tracking": True},
+        {"n_trees": 400, "trees_per_ensemble": 400},
+        {"eval_metric": "auc"},
+        {"start_share": 0.1},
+        {"start_share": 1, "label_bounds": [0, 1]},
     ],
-)  # fmt: skip
+)
 def test_impossible_jobs_are_refused(wrong: dict) -> None:
     with pytest.raises(ConfigurationError):
         job(**wrong)

@@ -36,20 +36,35 @@ def name(common_name: str, role=None) -> x509.Name:
 def certificate(subject, key, issuer, issuer_key, *, ca=False, end=None, role=None, names=()):
     end = end or datetime.now(UTC) + timedelta(days=30)
     builder = (
-        x509.CertificateBuilder().subject_name(name(subject, role)).issuer_name(name(issuer)).public_key(key.public_key())
-        .serial_number(x509.random_serial_number()).not_valid_before(end - timedelta(days=60)).not_valid_after(end)
+        x509.CertificateBuilder()
+        .subject_name(name(subject, role))
+        .issuer_name(name(issuer))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(end - timedelta(days=60))
+        .not_valid_after(end)
         .add_extension(x509.BasicConstraints(ca, None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
-    )  # fmt: skip
+    )
     if ca:
         others = dict.fromkeys(
-            ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
-             "encipher_only", "decipher_only"), False,
-        )  # fmt: skip
+            (
+                "digital_signature",
+                "content_commitment",
+                "key_encipherment",
+                "data_encipherment",
+                "key_agreement",
+                "encipher_only",
+                "decipher_only",
+            ),
+            False,
+        )
         builder = builder.add_extension(x509.KeyUsage(key_cert_sign=True, crl_sign=True, **others), critical=True)
     else:
-        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(host) for host in names or (subject,)]), critical=False)
+        builder = builder.add_extension(
+            x509.SubjectAlternativeName([x509.DNSName(host) for host in names or (subject,)]), critical=False
+        )
     return builder.sign(issuer_key, hashes.SHA256())
 
 
@@ -88,13 +103,17 @@ def run(folder, project, monkeypatch, sites=SITES, clock=lambda party: utc_now()
     attempt = Attempt(folder, signed=True, sites=sites, clock=clock)
     identities = {site: project.identities[site] for site in sites}
     prints = {s: i.chain[0].fingerprint(hashes.SHA256()).hex() for s, i in identities.items()}
-    attempt.open_session(**{
-        site: {
-            "certificate": identity.chain_pem.decode(), "certificate_fingerprints": prints, "signer": identity.sign,
-            **changes.get(site, {}),
+    attempt.open_session(
+        **{
+            site: {
+                "certificate": identity.chain_pem.decode(),
+                "certificate_fingerprints": prints,
+                "signer": identity.sign,
+                **changes.get(site, {}),
+            }
+            for site, identity in identities.items()
         }
-        for site, identity in identities.items()
-    })  # fmt: skip
+    )
     attempt.round(0)
     return attempt.finish()
 
@@ -203,11 +222,13 @@ def test_the_root_never_comes_from_the_evidence(tmp_path, project, monkeypatch, 
 
 @pytest.mark.parametrize(
     ("party", "role", "names", "words"),
-    [("server1.bank.example", None, (), "is the name of a server"),
-     ("server2", "server", (), "belongs to a server or an administrator"),
-     ("admin@bank.example", "project_admin", (), "belongs to a server or an administrator"),
-     ("hosts", None, ("hosts", "other.bank.example"), "lists host names")],
-)  # fmt: skip
+    [
+        ("server1.bank.example", None, (), "is the name of a server"),
+        ("server2", "server", (), "belongs to a server or an administrator"),
+        ("admin@bank.example", "project_admin", (), "belongs to a server or an administrator"),
+        ("hosts", None, ("hosts", "other.bank.example"), "lists host names"),
+    ],
+)
 def test_certificates_of_servers_and_administrators_sign_for_no_site(
     tmp_path, project, monkeypatch, party, role, names, words
 ):
@@ -289,10 +310,13 @@ def test_times_in_the_future_are_refused(tmp_path, project, monkeypatch, days):
 def as_first_format(folder):
     """Turn evidence into that of the first format, as an older release (or a forger) would write it, unsigned."""
     for path in folder.glob("*.jsonl"):
-        rewrite(path, lambda records: [
-            (record.pop("time", None), record.update(format="veilboost-evidence-1") if "format" in record else None)
-            for record in records
-        ])  # fmt: skip
+        rewrite(
+            path,
+            lambda records: [
+                (record.pop("time", None), record.update(format="veilboost-evidence-1") if "format" in record else None)
+                for record in records
+            ],
+        )
 
 
 def test_evidence_without_times_is_judged_today_unless_told(tmp_path, monkeypatch):

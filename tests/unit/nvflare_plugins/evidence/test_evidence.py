@@ -93,10 +93,21 @@ def test_message_record_holds_sizes_and_hash_but_no_payload(tmp_path):
     send(log, 7, payload=b"\x01\x02secret", salt=b"s" * 16)
     path = log.close()
     assert records(path)[1] == {
-        "type": "message", "n": 1, "direction": "sent", "counter": 7, "kind": "HISTOGRAM", "phase": "update:0",
-        "codec": "MASKED", "private": True, "n_values": 1, "size": 8, "sha256": commitment(b"\x01\x02secret", b"s" * 16),
-        "salt": "frame", "peers": ["server"], "hash": records(path)[1]["hash"],
-    }  # fmt: skip
+        "type": "message",
+        "n": 1,
+        "direction": "sent",
+        "counter": 7,
+        "kind": "HISTOGRAM",
+        "phase": "update:0",
+        "codec": "MASKED",
+        "private": True,
+        "n_values": 1,
+        "size": 8,
+        "sha256": commitment(b"\x01\x02secret", b"s" * 16),
+        "salt": "frame",
+        "peers": ["server"],
+        "hash": records(path)[1]["hash"],
+    }
     assert b"secret" not in path.read_bytes()
 
 
@@ -201,19 +212,25 @@ def test_bad_heads_are_refused(tmp_path):
 def test_head_statement_binds_job_attempt_site_and_place():
     head = SignedHead("site-1", 3, b"d" * 32)
     statements = {
-        head.statement("job", "a"), head.statement("job", "b"), head.statement("job2", "a"),
+        head.statement("job", "a"),
+        head.statement("job", "b"),
+        head.statement("job2", "a"),
         SignedHead("site-2", 3, b"d" * 32).statement("job", "a"),
         SignedHead("site-1", 4, b"d" * 32).statement("job", "a"),
         SignedHead("site-1", 3, b"e" * 32).statement("job", "a"),
-    }  # fmt: skip
+    }
     assert len(statements) == 6
 
 
 def test_signed_session_needs_signer_and_certificate(tmp_path):
     facts = dict(
-        sites=["site-1"], public_key_fingerprints={}, certificate_fingerprints={}, parameters_hash="ab",
-        policy_hash="cd", versions={"xgboost": "3.2.0"},
-    )  # fmt: skip
+        sites=["site-1"],
+        public_key_fingerprints={},
+        certificate_fingerprints={},
+        parameters_hash="ab",
+        policy_hash="cd",
+        versions={"xgboost": "3.2.0"},
+    )
     log = make_log(tmp_path)
     with pytest.raises(ValueError, match="signer"):
         log.session(signed=True, **facts)
@@ -233,10 +250,23 @@ def test_names_that_are_paths_or_unprintable_are_refused(tmp_path, name):
 
 @pytest.mark.parametrize(
     "line",
-    [b"", b"[]", b"{", b'{"a":1.5}', b'{"a":NaN}', b'{"b":1,"a":1}', b'{"a":1,"a":1}', b'{"a": 1}', b"\xff",
-     b'{"a":"\xc3\xa9"}', b"[" * 100_000, b'{"a":' * 5_000 + b"1" + b"}" * 5_000, b'{"a":' + b"9" * 5_000 + b"}",
-     b'{"a":"' + b"x" * (1 << 20) + b'"}'],
-)  # fmt: skip
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"a":1.5}',
+        b'{"a":NaN}',
+        b'{"b":1,"a":1}',
+        b'{"a":1,"a":1}',
+        b'{"a": 1}',
+        b"\xff",
+        b'{"a":"\xc3\xa9"}',
+        b"[" * 100_000,
+        b'{"a":' * 5_000 + b"1" + b"}" * 5_000,
+        b'{"a":' + b"9" * 5_000 + b"}",
+        b'{"a":"' + b"x" * (1 << 20) + b'"}',
+    ],
+)
 def test_hostile_lines_are_refused(line):
     with pytest.raises(ProtocolError):
         parse_line(line)

@@ -47,10 +47,14 @@ def test_any_bytes_are_a_block_or_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda d: d[:-1], lambda d: d + b"\0", lambda d: b"X" + d[1:], lambda d: d[:4] + b"\2" + d[5:],
-        lambda d: d[:-1] + b"\2", lambda d: d[:15] + b"\0" + d[16:],
+        lambda d: d[:-1],
+        lambda d: d + b"\0",
+        lambda d: b"X" + d[1:],
+        lambda d: d[:4] + b"\2" + d[5:],
+        lambda d: d[:-1] + b"\2",
+        lambda d: d[:15] + b"\0" + d[16:],
     ],
-)  # fmt: skip
+)
 def test_changed_blocks_are_refused(change: Callable[[bytes], bytes]) -> None:
     with pytest.raises(ProtocolError):
         BucketBlock.from_bytes(change(block().to_bytes()), 5, 2)
@@ -78,9 +82,7 @@ def trained(n_rows: int = 3000) -> tuple[np.ndarray, list[np.ndarray], np.ndarra
     others = [rng.uniform(-0.5, 1.5, (2, n_rows)).astype(np.float32), rng.normal(size=(1, n_rows)).astype(np.float32)]
     others[0][1, rng.random(n_rows) < 0.2] = np.nan
     label = (np.nan_to_num(own[0]) + others[0][0] * others[1][0] > 0.5).astype(np.float32)
-    blocks = [
-        BucketBlock(tuple(n + 1 for n in e.counts), e.bin_rows(x)) for e, x in zip(EDGES, others, strict=True)
-    ]
+    blocks = [BucketBlock(tuple(n + 1 for n in e.counts), e.bin_rows(x)) for e, x in zip(EDGES, others, strict=True)]
     parameters = check_bucket_parameters({"objective": "binary:logistic", "max_depth": 4}, 16)
     return own, others, label, train_on_buckets(own, label, blocks, parameters, 12, cores=2)
 

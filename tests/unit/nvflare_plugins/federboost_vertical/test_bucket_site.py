@@ -38,10 +38,15 @@ PASSIVE = tuple(PUBLIC)
 
 def table(seed: int = 0) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
-    frame = pd.DataFrame({
-        "id": [f"p{i}" for i in range(N_ROWS)], "own": rng.random(N_ROWS), "age": rng.random(N_ROWS),
-        "sex": rng.integers(0, 2, N_ROWS), "income": rng.normal(size=N_ROWS),
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "id": [f"p{i}" for i in range(N_ROWS)],
+            "own": rng.random(N_ROWS),
+            "age": rng.random(N_ROWS),
+            "sex": rng.integers(0, 2, N_ROWS),
+            "income": rng.normal(size=N_ROWS),
+        }
+    )
     frame["label"] = ((frame.own + frame.age * frame.sex + 0.5 * frame.income) > 0.7).astype(int)
     return frame
 
@@ -49,9 +54,7 @@ def table(seed: int = 0) -> pd.DataFrame:
 @pytest.fixture
 def parties(tmp_path: Path) -> Parties:
     """Three parties; every file has its rows in another order."""
-    parties = Parties(
-        tmp_path, policy={"unsigned_sessions": True, "data_sets": {}, "allowed_profiles": ["dp_local"]}
-    )
+    parties = Parties(tmp_path, policy={"unsigned_sessions": True, "data_sets": {}, "allowed_profiles": ["dp_local"]})
     columns = {"site-1": ["id", "own", "label"], **{site: ["id", *PUBLIC[site]] for site in PASSIVE}}
     for number, site in enumerate(parties.sites):
         mixed = table().sample(frac=1, random_state=number)
@@ -69,9 +72,7 @@ def job(**changes: object) -> BucketJob:
 
 def parts(parties: Parties, job_id: str = "job") -> list:
     kinds = {site: PassivePart if site in PUBLIC else ActivePart for site in parties.sites}
-    return [
-        find_part(parties.workspace(s) / "runs", parties.folder, job_id, s, kind).part for s, kind in kinds.items()
-    ]
+    return [find_part(parties.workspace(s) / "runs", parties.folder, job_id, s, kind).part for s, kind in kinds.items()]
 
 
 def ledger(parties: Parties, site: str) -> Ledger:
@@ -288,11 +289,21 @@ def test_a_missing_id_column_is_refused(parties: Parties) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"epsilon": 0}, {"epsilon": float("nan")}, {"edges_epsilon": 4.0}, {"edges_epsilon": -1}, {"unit": "person"},
-        {"n_buckets": 1}, {"n_buckets": 256}, {"profile": "plain"}, {"tracking": True}, {"num_rounds": 0},
-        {"features": []}, {"alignment": ""}, {"description": ""},
+        {"epsilon": 0},
+        {"epsilon": float("nan")},
+        {"edges_epsilon": 4.0},
+        {"edges_epsilon": -1},
+        {"unit": "person"},
+        {"n_buckets": 1},
+        {"n_buckets": 256},
+        {"profile": "plain"},
+        {"tracking": True},
+        {"num_rounds": 0},
+        {"features": []},
+        {"alignment": ""},
+        {"description": ""},
     ],
-)  # fmt: skip
+)
 def test_impossible_jobs_are_refused(wrong: dict) -> None:
     with pytest.raises(ConfigurationError):
         job(**wrong)

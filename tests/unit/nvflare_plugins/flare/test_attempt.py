@@ -53,17 +53,26 @@ class Federation:
         cells = {site: f"{site}.job" for site in SITES}
         self.folder = folder
         self.attempt = ServerAttempt(
-            cell=FakeCell(network, "server.job"), site_cells=cells, job_id="job", profile="masks",
-            deadline_s=deadline_s, folder=folder, clock=self.clock,
-        )  # fmt: skip
+            cell=FakeCell(network, "server.job"),
+            site_cells=cells,
+            job_id="job",
+            profile="masks",
+            deadline_s=deadline_s,
+            folder=folder,
+            clock=self.clock,
+        )
         self.cells = {site: FakeCell(network, name, site) for site, name in cells.items()}
         self.channels = {
             site: Channel(
-                site, SITES, "job", bytes.fromhex(self.attempt.attempt),
-                SiteTransport(cell, "server.job", self.attempt.attempt), 60.0,
+                site,
+                SITES,
+                "job",
+                bytes.fromhex(self.attempt.attempt),
+                SiteTransport(cell, "server.job", self.attempt.attempt),
+                60.0,
             )
             for site, cell in self.cells.items()
-        }  # fmt: skip
+        }
 
     def gather(self, *sites: str) -> dict[str, object]:
         results: dict[str, object] = {}
@@ -254,9 +263,15 @@ def test_frames_that_break_the_protocol_name_their_sender(federation: Federation
 
 @pytest.mark.parametrize(
     "document",
-    [{}, {"status": "fine"}, {"status": COMPLETED, "error": 1}, {"status": COMPLETED, "summary": "{"},
-     {"status": COMPLETED, "summary": "[]"}, {"status": COMPLETED, "evidence": "text"}],
-)  # fmt: skip
+    [
+        {},
+        {"status": "fine"},
+        {"status": COMPLETED, "error": 1},
+        {"status": COMPLETED, "summary": "{"},
+        {"status": COMPLETED, "summary": "[]"},
+        {"status": COMPLETED, "evidence": "text"},
+    ],
+)
 def test_unusable_reports_fail_the_attempt(federation: Federation, document: dict) -> None:
     with pytest.raises(ProtocolError):
         SiteReport.from_dict(document)

@@ -50,10 +50,19 @@ def test_good_task() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"job": "x"}, {"sites": None}, {"sites": ["site-2", "site-1"]}, {"sites": ["site-1", "site-1"]},
-     {"sites": ["site-1"]}, {"sites": [1, 2]}, {"attempt": "00"}, {"attempt": 7}, {"server": "site-1.job"},
-     {"server": None}],
-)  # fmt: skip
+    [
+        {"job": "x"},
+        {"sites": None},
+        {"sites": ["site-2", "site-1"]},
+        {"sites": ["site-1", "site-1"]},
+        {"sites": ["site-1"]},
+        {"sites": [1, 2]},
+        {"attempt": "00"},
+        {"attempt": 7},
+        {"server": "site-1.job"},
+        {"server": None},
+    ],
+)
 def test_wrong_tasks_are_refused(changes: dict) -> None:
     with pytest.raises(ProtocolError):
         JobTask.from_shareable(task(**changes), "site-2", HorizontalJob)
@@ -134,8 +143,10 @@ def test_a_site_whose_set_up_is_incomplete_takes_no_part(tmp_path: Path) -> None
     assert run_idle(context)["status"] == "completed"
     resources = tmp_path / "local" / "resources.json"
     document = json.loads(resources.read_text())
-    for change, what in (({"class_allow_list": ["nvflare_plugins.flare."]}, "nvflare_plugins.flare."),
-                         ({"allow_log_streaming": True}, "stream")):  # fmt: skip
+    for change, what in (
+        ({"class_allow_list": ["nvflare_plugins.flare."]}, "nvflare_plugins.flare."),
+        ({"allow_log_streaming": True}, "stream"),
+    ):
         resources.write_text(json.dumps({**document, **change}))
         reply = run_idle(context)
         assert reply["status"] == "failed" and what in reply["error"] and "veilboost site-setup" in reply["error"]

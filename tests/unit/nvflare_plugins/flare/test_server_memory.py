@@ -19,7 +19,7 @@ from nvflare_plugins.flare import pieces as pieces_module
 from nvflare_plugins.flare.pieces import CHUNK_BYTES, Assembly, Label, pieces
 from nvflare_plugins.flare.transport import CHANNEL, TOPIC_ABORT, TOPIC_REPLY, FrameServer
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
-from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.commitments import commitment
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, unpack
 
@@ -93,9 +93,19 @@ def words_frame(
     rank: int, payload: bytes, counter: int = 0, attachment: bytes = b"", codec: Codec = Codec.MASKED
 ) -> bytes:
     return Frame(
-        FrameType.CONTRIBUTION, Operation.SUM, Kind.HISTOGRAM, TrainingStep(Phase.UPDATE, 3), codec, rank, counter, ATTEMPT,
-        len(payload) // 8, payload, attachment, SALT,
-    ).pack()  # fmt: skip
+        FrameType.CONTRIBUTION,
+        Operation.SUM,
+        Kind.HISTOGRAM,
+        TrainingStep(Phase.UPDATE, 3),
+        codec,
+        rank,
+        counter,
+        ATTEMPT,
+        len(payload) // 8,
+        payload,
+        attachment,
+        SALT,
+    ).pack()
 
 
 def cut(frame: bytes, number: int = 1) -> list[Message]:
@@ -141,9 +151,19 @@ def test_memory_for_encrypted_sums_does_not_grow_with_the_sites() -> None:
     for rank in range(n_sites):
         content = public if rank == 0 else b""
         key = Frame(
-            FrameType.CONTRIBUTION, Operation.GATHER, Kind.HE_PUBLIC, TrainingStep(Phase.SETUP), Codec.BFV, rank, 0, ATTEMPT,
-            0, content, b"", SALT,
-        )  # fmt: skip
+            FrameType.CONTRIBUTION,
+            Operation.GATHER,
+            Kind.HE_PUBLIC,
+            TrainingStep(Phase.SETUP),
+            Codec.BFV,
+            rank,
+            0,
+            ATTEMPT,
+            0,
+            content,
+            b"",
+            SALT,
+        )
         server.aggregator.submit(server.sites[rank], key.pack(), lambda answer: None)
     sums: list[bytes] = []
     tracemalloc.start()
@@ -267,10 +287,18 @@ def test_a_long_frame_out_of_place_ends_the_attempt_at_its_first_piece(
     server = Server(3)
     server.aggregator.submit(server.sites[1], words_frame(1, bytes(4000)), lambda answer: None)
     fields = {
-        "type": FrameType.CONTRIBUTION, "operation": Operation.SUM, "kind": Kind.HISTOGRAM,
-        "moment": TrainingStep(Phase.UPDATE, 3), "codec": Codec.MASKED, "rank": 0, "counter": 0, "attempt": ATTEMPT,
-        "n_values": 500, "payload": bytes(4000), "salt": SALT,
-    }  # fmt: skip
+        "type": FrameType.CONTRIBUTION,
+        "operation": Operation.SUM,
+        "kind": Kind.HISTOGRAM,
+        "moment": TrainingStep(Phase.UPDATE, 3),
+        "codec": Codec.MASKED,
+        "rank": 0,
+        "counter": 0,
+        "attempt": ATTEMPT,
+        "n_values": 500,
+        "payload": bytes(4000),
+        "salt": SALT,
+    }
     tracemalloc.start()
     try:
         server.deliver(0, cut(Frame(**{**fields, **change}).pack())[0])

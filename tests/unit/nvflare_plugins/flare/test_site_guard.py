@@ -93,7 +93,9 @@ ROLES = ["project_admin", "member", "super", None]
 
 
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("command", ["cat data.csv", "head -c 100 data.csv", "tail data.csv", "grep -n 4711 data.csv", "ls"])
+@pytest.mark.parametrize(
+    "command", ["cat data.csv", "head -c 100 data.csv", "tail data.csv", "grep -n 4711 data.csv", "ls"]
+)
 def test_no_role_that_a_server_names_runs_a_shell_command(site: Path, role: str | None, command: str) -> None:
     start_guard(site)
     answer = shell(command, role)

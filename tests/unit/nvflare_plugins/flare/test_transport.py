@@ -275,9 +275,20 @@ def test_messages_of_another_attempt_are_ignored() -> None:
 
 @pytest.mark.parametrize(
     "label",
-    [None, [], [ATTEMPT, 1, 2], [1, 1, 1, 0], [ATTEMPT, "1", 1, 0], [ATTEMPT, True, 1, 0], [ATTEMPT, 0, 1, 0],
-     [ATTEMPT, 1, -1, 0], [ATTEMPT, 1, 1, 2], [ATTEMPT, 1, MAX_FRAME_BYTES + 1, 0], [ATTEMPT, 1, 10**30, 0]],
-)  # fmt: skip
+    [
+        None,
+        [],
+        [ATTEMPT, 1, 2],
+        [1, 1, 1, 0],
+        [ATTEMPT, "1", 1, 0],
+        [ATTEMPT, True, 1, 0],
+        [ATTEMPT, 0, 1, 0],
+        [ATTEMPT, 1, -1, 0],
+        [ATTEMPT, 1, 1, 2],
+        [ATTEMPT, 1, MAX_FRAME_BYTES + 1, 0],
+        [ATTEMPT, 1, 10**30, 0],
+    ],
+)
 def test_invalid_labels_are_violations(label: object) -> None:
     federation = Federation()
     federation.cells["site-2"].fire_and_forget(CHANNEL, TOPIC_FRAME, SERVER, Message({"veilboost": label}, b"x"))

@@ -209,9 +209,10 @@ def flare_context(workspace: Path) -> FLContext:
     FakeCell(network, SERVER).register_request_cb(CHANNEL, TOPIC_BEAT, lambda message: None)
     cell = SimpleNamespace(core_cell=FakeCell(network, "site-1.job", "site-1"))
     engine = SimpleNamespace(
-        get_workspace=lambda: SimpleNamespace(get_root_dir=lambda: str(workspace)), get_cell=lambda: cell,
+        get_workspace=lambda: SimpleNamespace(get_root_dir=lambda: str(workspace)),
+        get_cell=lambda: cell,
         fire_event=lambda *event: None,
-    )  # fmt: skip
+    )
     context = FLContext()
     context.set_prop(ReservedKey.IDENTITY_NAME, "site-1", private=False)
     context.set_prop(FLContextKey.CURRENT_RUN, "job", private=False)

@@ -20,8 +20,16 @@ SCALES = (1e-6, 1e-3, 1.0, 1e3, 1e6, 1e9)
 def table(label: np.ndarray, weight: np.ndarray | None = None) -> Table:
     features = np.random.default_rng(0).normal(size=(label.size, 2)).astype(np.float32)
     return Table(
-        features, ("a", "b"), ("float", "float"), label.astype(np.float32), "y", weight, n_missing=(), categories={},
-        label_classes=None, notes=(),
+        features,
+        ("a", "b"),
+        ("float", "float"),
+        label.astype(np.float32),
+        "y",
+        weight,
+        n_missing=(),
+        categories={},
+        label_classes=None,
+        notes=(),
     )
 
 
@@ -30,8 +38,9 @@ def skewed(scale: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("objective", ["reg:squarederror", "count:poisson", "reg:gamma", "reg:tweedie",
-                                       "reg:pseudohubererror"])  # fmt: skip
+@pytest.mark.parametrize(
+    "objective", ["reg:squarederror", "count:poisson", "reg:gamma", "reg:tweedie", "reg:pseudohubererror"]
+)
 def test_sums_of_first_gradients_lie_below_the_bounds_and_not_far(objective, scale):
     label = skewed(scale).astype(np.float32)
     bounds = value_bounds(check_parameters({"objective": objective}, ["a", "b"]), [table(label)])
@@ -47,10 +56,12 @@ def first_pairs(objective: str, label: np.ndarray) -> tuple[np.ndarray, np.ndarr
         "reg:squarederror": (mean - label, ones),
         "count:poisson": (mean - label, ones * mean * np.exp(0.7)),
         "reg:gamma": (1 - label / mean, label / mean),
-        "reg:tweedie": (mean ** (2 - power) - label * mean ** (1 - power),
-                        label * (power - 1) * mean ** (1 - power) + (2 - power) * mean ** (2 - power)),
+        "reg:tweedie": (
+            mean ** (2 - power) - label * mean ** (1 - power),
+            label * (power - 1) * mean ** (1 - power) + (2 - power) * mean ** (2 - power),
+        ),
         "reg:pseudohubererror": (label / np.sqrt(1 + np.square(label)), ones),
-    }[objective]  # fmt: skip
+    }[objective]
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -79,9 +90,11 @@ def test_a_scale_of_its_own_for_each_metric(scale):
     bounds = value_bounds(params, [table(label)])
     at_mean = label.mean()
     sums = {
-        "rmse": np.square(label - at_mean).sum(), "mae": np.abs(label - at_mean).sum(),
-        "rmsle": np.square(np.log1p(label) - np.log1p(at_mean)).sum(), "mape": (np.abs(label - at_mean) / label).sum(),
-    }  # fmt: skip
+        "rmse": np.square(label - at_mean).sum(),
+        "mae": np.abs(label - at_mean).sum(),
+        "rmsle": np.square(np.log1p(label) - np.log1p(at_mean)).sum(),
+        "mape": (np.abs(label - at_mean) / label).sum(),
+    }
     assert all(sums[name] <= bounds[metric_quantity(name)] for name in metrics)
     assert ROWS <= bounds[Family.WEIGHTS] < 8 * ROWS
 
@@ -100,13 +113,16 @@ def test_labels_of_zero_and_a_given_base_score():
     assert bounds[Family.GRADIENTS] >= ROWS * 0.5
 
 
-@pytest.mark.parametrize(("params", "weighted", "finest"), [
-    ({"objective": "binary:logistic"}, False, False),
-    ({"objective": "binary:logistic"}, True, True),
-    ({"objective": "binary:logistic", "scale_pos_weight": 1000.0}, False, True),
-    ({"objective": "reg:squarederror"}, False, True),
-    ({"objective": "reg:pseudohubererror", "huber_slope": 1e6}, False, True),
-    ({"objective": "multi:softprob", "num_class": 3}, False, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("params", "weighted", "finest"),
+    [
+        ({"objective": "binary:logistic"}, False, False),
+        ({"objective": "binary:logistic"}, True, True),
+        ({"objective": "binary:logistic", "scale_pos_weight": 1000.0}, False, True),
+        ({"objective": "reg:squarederror"}, False, True),
+        ({"objective": "reg:pseudohubererror", "huber_slope": 1e6}, False, True),
+        ({"objective": "multi:softprob", "num_class": 3}, False, False),
+    ],
+)
 def test_only_bounded_gradients_of_unweighted_rows_make_do_with_fewer_bits(params, weighted, finest):
     assert (coarsest_pairs(check_parameters(params, ["a", "b"]), weighted) == 0.0) is finest

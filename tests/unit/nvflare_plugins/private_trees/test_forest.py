@@ -14,10 +14,13 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.private_trees.forest import draw_forest, initial_model
 from nvflare_plugins.private_trees.methods import dp_rf, dp_tr_newton
 
-CANDIDATES = Candidates((
-    np.linspace(-1, 1, 7, dtype=np.float32), np.array([0.1, 1 / 3, 2.5e-8 + 1], dtype=np.float32),
-    np.arange(4, dtype=np.float32),
-))  # fmt: skip
+CANDIDATES = Candidates(
+    (
+        np.linspace(-1, 1, 7, dtype=np.float32),
+        np.array([0.1, 1 / 3, 2.5e-8 + 1], dtype=np.float32),
+        np.arange(4, dtype=np.float32),
+    )
+)
 METHOD = replace(dp_tr_newton(), n_trees=6)
 
 
@@ -25,11 +28,14 @@ def test_xgboost_follows_every_row_to_the_leaf_that_we_do() -> None:
     """Rows on the candidates themselves, beside them, and missing."""
     forest = draw_forest(METHOD, CANDIDATES, 5)
     rng = np.random.default_rng(0)
-    columns = np.stack([
-        np.concatenate([cuts, np.nextafter(cuts, np.float32(np.inf)), rng.uniform(-2, 4, 60 - 2 * cuts.size),
-                        [np.nan] * 4])[:60]
-        for cuts in CANDIDATES.of_feature
-    ]).astype(np.float32)  # fmt: skip
+    columns = np.stack(
+        [
+            np.concatenate(
+                [cuts, np.nextafter(cuts, np.float32(np.inf)), rng.uniform(-2, 4, 60 - 2 * cuts.size), [np.nan] * 4]
+            )[:60]
+            for cuts in CANDIDATES.of_feature
+        ]
+    ).astype(np.float32)
     rng.permuted(columns, axis=1, out=columns)
     booster = xgb.Booster(model_file=bytearray(initial_model(forest, METHOD)))
     leaves = booster.predict(xgb.DMatrix(columns.T, nthread=1), pred_leaf=True).astype(int)

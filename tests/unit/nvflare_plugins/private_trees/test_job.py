@@ -23,50 +23,72 @@ def refused(match: str, **changes: object) -> None:
 
 
 def test_a_job_survives_json() -> None:
-    job = job_of(method="dp_ebm_newton", trust="trusted_aggregator", features=["x1", "colour"],
-                 feature_bounds={"x1": [0, 2.5]}, categories={"colour": ["a", "b"]})  # fmt: skip
+    job = job_of(
+        method="dp_ebm_newton",
+        trust="trusted_aggregator",
+        features=["x1", "colour"],
+        feature_bounds={"x1": [0, 2.5]},
+        categories={"colour": ["a", "b"]},
+    )
     assert PrivateTreesJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
     assert job.profile == "dp_trusted" and job_of().profile == "dp_distributed"
     assert job.bounds_of("x1") == FeatureBounds(0.0, 2.5) and job.bounds_of("colour") == FeatureBounds(0.0, 1.0)
 
 
-@pytest.mark.parametrize("name", [
-    "eval_data_set", "eval_metric", "evaluate_training", "early_stopping_rounds", "params", "base_score",
-    "scale_pos_weight", "initial_model", "cuts", "num_rounds",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "eval_data_set",
+        "eval_metric",
+        "evaluate_training",
+        "early_stopping_rounds",
+        "params",
+        "base_score",
+        "scale_pos_weight",
+        "initial_model",
+        "cuts",
+        "num_rounds",
+    ],
+)
 def test_what_nothing_pays_for_is_refused_by_name(name: str) -> None:
     refused(f"{name} is refused in private training", **{name: "anything"})
 
 
-@pytest.mark.parametrize(("match", "changes"), [
-    ("unknown fields: surprise", {"surprise": 1}),
-    ("tracking must be off", {"tracking": True}),
-    ("epsilon must be", {"epsilon": 0.0}),
-    ("epsilon must be", {"epsilon": float("nan")}),
-    ("delta must be", {"delta": 1.0}),
-    ("max_weight, their public bound", {"weight": "w"}),
-    ("max_weight must be", {"weight": "w", "max_weight": 0}),
-    ("colluders must be at least 1", {"colluders": 0}),
-    ("would know all of the noise", {"n_sites": 3, "colluders": 3}),
-    ("cannot be resumed", {"trust": "trusted_aggregator", "resume_from": "job"}),
-    ("trust='nobody' is unknown", {"trust": "nobody"}),
-    ("method='best' is unknown", {"method": "best"}),
-    ("unknown components: lambda", {"components": {"lambda": 1}}),
-    ("exact quantiles are data", {"components": {"candidates": "quantile"}}),
-    ("split_method='magic' is unknown", {"components": {"split_method": "magic"}}),
-    ("depth must be a whole number from 1 to 7", {"components": {"depth": 8}}),
-    ("grower='me' is unknown", {"components": {"grower": "me"}}),
-    ("is for histogram trees", {"components": {"grower": "xgboost"}}),
-    ("is for histogram trees", {"method": "feverless", "components": {"grower": "xgboost", "n_features_per_tree": 1}}),
-    ("multiple of batch_size", {"components": {"n_trees": 10, "batch_size": 4}}),
-    ("its bound is that of the logistic loss", {"components": {"weight_update": "gradient"}}),
-    ("rows_per_person", {"rows_per_person": 0}),
-    ("lacks public bounds of x9", {"features": ["x0", "x9"]}),
-    ("what is no feature: colour", {"features": ["x0", "x1", "x2", "x3"]}),
-    ("two finite numbers", {"feature_bounds": {"x0": [1.0, 1.0]}}),
-    ("both given for colour", {"feature_bounds": {"colour": [0, 1]}}),
-    ("list of two", {"label_classes": ["a", "b", "c"]}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("match", "changes"),
+    [
+        ("unknown fields: surprise", {"surprise": 1}),
+        ("tracking must be off", {"tracking": True}),
+        ("epsilon must be", {"epsilon": 0.0}),
+        ("epsilon must be", {"epsilon": float("nan")}),
+        ("delta must be", {"delta": 1.0}),
+        ("max_weight, their public bound", {"weight": "w"}),
+        ("max_weight must be", {"weight": "w", "max_weight": 0}),
+        ("colluders must be at least 1", {"colluders": 0}),
+        ("would know all of the noise", {"n_sites": 3, "colluders": 3}),
+        ("cannot be resumed", {"trust": "trusted_aggregator", "resume_from": "job"}),
+        ("trust='nobody' is unknown", {"trust": "nobody"}),
+        ("method='best' is unknown", {"method": "best"}),
+        ("unknown components: lambda", {"components": {"lambda": 1}}),
+        ("exact quantiles are data", {"components": {"candidates": "quantile"}}),
+        ("split_method='magic' is unknown", {"components": {"split_method": "magic"}}),
+        ("depth must be a whole number from 1 to 7", {"components": {"depth": 8}}),
+        ("grower='me' is unknown", {"components": {"grower": "me"}}),
+        ("is for histogram trees", {"components": {"grower": "xgboost"}}),
+        (
+            "is for histogram trees",
+            {"method": "feverless", "components": {"grower": "xgboost", "n_features_per_tree": 1}},
+        ),
+        ("multiple of batch_size", {"components": {"n_trees": 10, "batch_size": 4}}),
+        ("its bound is that of the logistic loss", {"components": {"weight_update": "gradient"}}),
+        ("rows_per_person", {"rows_per_person": 0}),
+        ("lacks public bounds of x9", {"features": ["x0", "x9"]}),
+        ("what is no feature: colour", {"features": ["x0", "x1", "x2", "x3"]}),
+        ("two finite numbers", {"feature_bounds": {"x0": [1.0, 1.0]}}),
+        ("both given for colour", {"feature_bounds": {"colour": [0, 1]}}),
+        ("list of two", {"label_classes": ["a", "b", "c"]}),
+    ],
+)
 def test_refusals(match: str, changes: dict) -> None:
     refused(match, **changes)
 
@@ -83,13 +105,25 @@ def test_every_preset_resolves(name: str) -> None:
 
 
 def test_components_change_a_preset_one_by_one() -> None:
-    method = resolve_method("dp_tr_newton", {
-        "candidates": "dp_quantile", "query": "joint", "n_trees": 30, "batch_size": 10, "interactions": "random",
-        "n_features_per_tree": 2, "learning_rate": 1,
-    }, 5)  # fmt: skip
+    method = resolve_method(
+        "dp_tr_newton",
+        {
+            "candidates": "dp_quantile",
+            "query": "joint",
+            "n_trees": 30,
+            "batch_size": 10,
+            "interactions": "random",
+            "n_features_per_tree": 2,
+            "learning_rate": 1,
+        },
+        5,
+    )
     assert (method.candidates.name, method.query.name, method.n_trees, method.batch_size) == (
-        "DP_QUANTILE", "JOINT", 30, 10,
-    )  # fmt: skip
+        "DP_QUANTILE",
+        "JOINT",
+        30,
+        10,
+    )
     assert "changed" in method.name
     assert resolve_method("dp_rf", {"n_trees": 40}, 5).batch_size == 40
 

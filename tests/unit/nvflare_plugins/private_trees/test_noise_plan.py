@@ -16,7 +16,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.private_trees.default_2026_11 import DEFAULT
 from nvflare_plugins.private_trees.methods import dp_rf, dp_tr_newton
 from nvflare_plugins.private_trees.noise_plan import NoisePlan, ServerNoise, Trust, planned_events
-from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation
 
 M, DELTA = 23, 1 / 21_000
@@ -66,8 +66,18 @@ def test_fewer_or_more_sites_than_calibrated_are_refused() -> None:
 
 
 def frame(kind: Kind, n_values: int) -> Frame:
-    return Frame(FrameType.CONTRIBUTION, Operation.SUM, kind, TrainingStep(Phase.UPDATE), Codec.MASKED, 0, 0, b"a" * 16,
-                 n_values, b"")  # fmt: skip
+    return Frame(
+        FrameType.CONTRIBUTION,
+        Operation.SUM,
+        kind,
+        TrainingStep(Phase.UPDATE),
+        Codec.MASKED,
+        0,
+        0,
+        b"a" * 16,
+        n_values,
+        b"",
+    )
 
 
 def test_the_server_noises_pairs_and_refuses_the_rest() -> None:

@@ -88,8 +88,14 @@ def test_sites_go_on_only_where_all_replay_the_same(tmp_path: Path) -> None:
     assert told["two"] == history_after(tmp_path / "elsewhere", *states["two"])
     for alike in (["none"] * 3, ["two"] * 3, ["two", "three", "two"], ["none", "one", "none"]):
         paid.begin([told[name] for name in alike])
-    for mixed in (["one", "three", "three"], ["none", "two", "two"], ["two", "other", "two"], ["one", "two", "other"],
-                  ["other", "three", "three"], ["one", "two", "three"]):  # fmt: skip
+    for mixed in (
+        ["one", "three", "three"],
+        ["none", "two", "two"],
+        ["two", "other", "two"],
+        ["one", "two", "other"],
+        ["other", "three", "three"],
+        ["one", "two", "three"],
+    ):
         with pytest.raises(PolicyRefusal, match="drawn afresh at one site and replayed"):
             paid.begin([told[name] for name in mixed])
     with pytest.raises(ProtocolError):

@@ -24,12 +24,15 @@ def test_the_job_folder_says_what_differs_from_the_defaults(tmp_path: Path) -> N
     assert PrivateTreesJob.from_dict(job) == PrivateTreesJob.from_dict(recipe.job.to_dict())
 
 
-@pytest.mark.parametrize(("match", "changes"), [
-    ("early_stopping_rounds is refused", {"early_stopping_rounds": 5}),
-    ("feature_bounds is empty", {"feature_bounds": {}}),
-    ("cannot tolerate", {"colluders": 3, "sites": ["a", "b", "c"]}),
-    ("unknown components", {"components": {"eta": 1}}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("match", "changes"),
+    [
+        ("early_stopping_rounds is refused", {"early_stopping_rounds": 5}),
+        ("feature_bounds is empty", {"feature_bounds": {}}),
+        ("cannot tolerate", {"colluders": 3, "sites": ["a", "b", "c"]}),
+        ("unknown components", {"components": {"eta": 1}}),
+    ],
+)
 def test_refusals(match: str, changes: dict) -> None:
     with pytest.raises(ConfigurationError, match=match):
         PrivateTreesRecipe("private", **{**GIVEN, **changes})

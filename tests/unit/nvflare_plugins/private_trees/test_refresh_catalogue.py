@@ -14,7 +14,7 @@ from dp_components.split_methods.tree import LEAF
 from he_processors.errors import ProtocolError
 from nvflare_plugins.private_trees.forest import Forest
 from nvflare_plugins.private_trees.refresh_catalogue import RefreshGrammar, leaf_integers, node_statistics
-from nvflare_plugins.wire.catalogue import Dtype, Kind, TrainingStep, Op, Phase
+from nvflare_plugins.wire.catalogue import Dtype, Kind, Op, Phase, TrainingStep
 
 TREES = tuple(grow_totally_random([5, 5], [0, 1], 3, random.Random(s)) for s in range(4))
 FOREST = Forest(TREES, Candidates((np.arange(5, dtype=np.float32),) * 2), 2)
@@ -35,10 +35,16 @@ def test_one_message_a_round_of_exactly_the_public_size() -> None:
     assert message.kind is Kind.NODE_STATS and message.reply_size == size(1)
 
 
-@pytest.mark.parametrize(("call", "dtype", "op", "more"), [
-    ("Allreduce", Dtype.FLOAT64, Op.SUM, 0), ("Allreduce", Dtype.FLOAT32, Op.MAX, 0),
-    ("Allreduce", Dtype.FLOAT64, Op.MAX, 16), ("Allgather", 0, 0, 0), ("Broadcast", 0, 0, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "dtype", "op", "more"),
+    [
+        ("Allreduce", Dtype.FLOAT64, Op.SUM, 0),
+        ("Allreduce", Dtype.FLOAT32, Op.MAX, 0),
+        ("Allreduce", Dtype.FLOAT64, Op.MAX, 16),
+        ("Allgather", 0, 0, 0),
+        ("Broadcast", 0, 0, 0),
+    ],
+)
 def test_anything_else_is_refused(call: str, dtype: int, op: int, more: int) -> None:
     with pytest.raises(ProtocolError, match="unknown message"):
         entered().classify(call, dtype, op, size(0) + more)

@@ -18,10 +18,17 @@ def test_guarded_jobs_ask_for_as_many_bins_as_policies_allow_unless_told():
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [({"sites": ["b", "c"]}, "active party"), ({"profile": "masks"}, "profile"), ({"preset": "open"}, "preset"),
-     ({"params": {"booster": "dart"}}, "dart"), ({"params": {"objective": "rank:ndcg"}}, "rank"),
-     ({"key_bits": 1024}, "key_bits"), ({"surprise": 1}, "surprise"), ({"alignment": "frist"}, "did you mean 'first'")],
-)  # fmt: skip
+    [
+        ({"sites": ["b", "c"]}, "active party"),
+        ({"profile": "masks"}, "profile"),
+        ({"preset": "open"}, "preset"),
+        ({"params": {"booster": "dart"}}, "dart"),
+        ({"params": {"objective": "rank:ndcg"}}, "rank"),
+        ({"key_bits": 1024}, "key_bits"),
+        ({"surprise": 1}, "surprise"),
+        ({"alignment": "frist"}, "did you mean 'first'"),
+    ],
+)
 def test_what_no_party_would_accept_is_refused_here(wrong, words):
     with pytest.raises(ConfigurationError, match=words):
         VerticalXGBRecipe("job", **{**FACTS, **wrong})

@@ -90,10 +90,21 @@ def test_report_holds_every_part(folder):
     html = build_report(run_record(), folder)
     text = structure(html).text
     for expected in (
-        "Learning curve", "mean of the sites' local values", "centralized XGBoost", "Time per round", "1.5 MB out",
-        "needle", "splits", "the server and one site", "W-1 sites together", "gradient histograms", "intact",
-        "UNSIGNED", "max_depth", "pairwise masks",
-    ):  # fmt: skip
+        "Learning curve",
+        "mean of the sites' local values",
+        "centralized XGBoost",
+        "Time per round",
+        "1.5 MB out",
+        "needle",
+        "splits",
+        "the server and one site",
+        "W-1 sites together",
+        "gradient histograms",
+        "intact",
+        "UNSIGNED",
+        "max_depth",
+        "pairwise masks",
+    ):
         assert expected in text, expected
 
 
@@ -110,10 +121,18 @@ def test_report_needs_nothing_from_outside(folder):
 def test_foreign_text_is_escaped(folder):
     hostile = "<script>alert(1)</script>"
     run = run_record(
-        job_id=hostile, site=hostile, profile=hostile, status=hostile, registry=hostile, notes=(hostile,),
-        params={hostile: hostile}, cuts={"a": [hostile]}, traffic=(TrafficRow(hostile, hostile, True, 1, 1, 1),),
-        rounds=(RoundRow(0, 1.0, {f"{hostile}-{hostile}": 0.5}),), comparison=(Curve(hostile, hostile, (0.1,)),),
-    )  # fmt: skip
+        job_id=hostile,
+        site=hostile,
+        profile=hostile,
+        status=hostile,
+        registry=hostile,
+        notes=(hostile,),
+        params={hostile: hostile},
+        cuts={"a": [hostile]},
+        traffic=(TrafficRow(hostile, hostile, True, 1, 1, 1),),
+        rounds=(RoundRow(0, 1.0, {f"{hostile}-{hostile}": 0.5}),),
+        comparison=(Curve(hostile, hostile, (0.1,)),),
+    )
     assert "script" not in structure(build_report(run, folder)).tags
 
 
@@ -121,11 +140,18 @@ def test_foreign_text_does_not_reorder_or_flood_the_page(folder):
     """Marks of writing direction turn "not signed" around; a lone surrogate could not even be written."""
     hostile = "\u202e\u2066deifirev\x1b[2J\ud800\x00" + "x" * 100_000
     run = run_record(
-        job_id=hostile, site=hostile, profile=hostile, status=hostile, registry=hostile, notes=(hostile,),
-        params={hostile: hostile}, traffic=(TrafficRow(hostile, hostile, True, 1, 1, 1),),
-        rounds=(RoundRow(0, 1.0, {f"{hostile}-{hostile}": 0.5}),), comparison=(Curve(hostile, hostile, (0.1,)),),
+        job_id=hostile,
+        site=hostile,
+        profile=hostile,
+        status=hostile,
+        registry=hostile,
+        notes=(hostile,),
+        params={hostile: hostile},
+        traffic=(TrafficRow(hostile, hostile, True, 1, 1, 1),),
+        rounds=(RoundRow(0, 1.0, {f"{hostile}-{hostile}": 0.5}),),
+        comparison=(Curve(hostile, hostile, (0.1,)),),
         sections=(ReportSection(hostile, (hostile,), (hostile,), ((hostile,),)),),
-    )  # fmt: skip
+    )
     page = build_report(run, folder)
     assert all(line.isprintable() for line in page.split("\n"))
     assert "x" * 5000 not in page
@@ -206,9 +232,15 @@ def test_command_line_rebuilds_the_file(folder, capsys):
 def test_sections_of_a_kind_of_job_are_drawn_and_survive_the_file(folder):
     hostile = "<script>alert(1)</script>"
     section = ReportSection(
-        "Own <section>", ("a paragraph",), ("name", hostile), (("x", hostile),), (("bar", 2.0, hostile),),
-        (PointCurve(hostile, ((1.0, 0.1), (2.0, 0.2))),), "round", "epsilon",
-    )  # fmt: skip
+        "Own <section>",
+        ("a paragraph",),
+        ("name", hostile),
+        (("x", hostile),),
+        (("bar", 2.0, hostile),),
+        (PointCurve(hostile, ((1.0, 0.1), (2.0, 0.2))),),
+        "round",
+        "epsilon",
+    )
     run = run_record(title="Another kind of job", sections=(section,))
     run.write(folder)
     assert RunRecord.read(folder).sections == (section,)

@@ -32,8 +32,17 @@ def check(certificate: x509.Certificate, site: str = "site-1", **changes) -> x50
 
 
 def key_usage(**true) -> x509.KeyUsage:
-    names = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
-             "key_cert_sign", "crl_sign", "encipher_only", "decipher_only")  # fmt: skip
+    names = (
+        "digital_signature",
+        "content_commitment",
+        "key_encipherment",
+        "data_encipherment",
+        "key_agreement",
+        "key_cert_sign",
+        "crl_sign",
+        "encipher_only",
+        "decipher_only",
+    )
     return x509.KeyUsage(**{name: true.get(name, False) for name in names})
 
 
@@ -44,13 +53,15 @@ def test_certificates_of_provision_and_of_requests_are_accepted():
     provisioned = AUTHORITY.issue("site-1", 1)
     assert check(provisioned) == provisioned
     requested = AUTHORITY.issue(
-        "site-1", 1, role="client",
+        "site-1",
+        1,
+        role="client",
         extra_extensions=[
             (x509.BasicConstraints(ca=False, path_length=None), True),
             (key_usage(digital_signature=True, key_encipherment=True), True),
             (CLIENT_AND_SERVER, False),
         ],
-    )  # fmt: skip
+    )
     assert check(requested) == requested
 
 
@@ -109,9 +120,12 @@ def test_expired_roots_are_refused():
 def test_chains_through_an_intermediate_authority():
     middle = AUTHORITY.issue("middle", 4, ca=True)
     leaf = generate_cert(
-        Subject("site-1"), Subject("middle", "org"), key_number(4), key_number(1).public_key(),
+        Subject("site-1"),
+        Subject("middle", "org"),
+        key_number(4),
+        key_number(1).public_key(),
         not_valid_before=NOW - timedelta(days=1),
-    )  # fmt: skip
+    )
     encoded = [c.public_bytes(Encoding.DER) for c in (leaf, middle)]
     assert check_site_chain(encoded, "site-1", AUTHORITY.root, SERVERS, NOW) == leaf
     with pytest.raises(AuthenticationError, match="does not lead"):
@@ -214,7 +228,9 @@ def test_any_changed_byte_of_a_certificate_ends_in_words(flip):
         changed = data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :]
         text = f"-----BEGIN CERTIFICATE-----\n{base64.encodebytes(changed).decode()}-----END CERTIFICATE-----\n"
         for ask in (
-            lambda: check_site_chain([changed], "site-1", AUTHORITY.root, SERVERS, NOW), lambda: without_root.certified("site-1", text, ()), lambda: without_root.check(text, b"a", b"b"),
-        ):  # fmt: skip
+            lambda: check_site_chain([changed], "site-1", AUTHORITY.root, SERVERS, NOW),
+            lambda: without_root.certified("site-1", text, ()),
+            lambda: without_root.check(text, b"a", b"b"),
+        ):
             with contextlib.suppress(AuthenticationError):
                 ask()

@@ -93,12 +93,16 @@ def test_what_deploy_prepare_leaves_is_found(tmp_path: Path) -> None:
     """FLARE's own step: it writes resources.json.default anew, with its list and streaming, and removes resources.json."""
     folder = ready(kit(tmp_path / "x"))
     default = {
-        "class_allow_list": list(DEFAULT_CLASS_ALLOW_LIST), "class_list_enforcement_mode": "enforce",
-        "allow_log_streaming": True, "components": [],
-    }  # fmt: skip
+        "class_allow_list": list(DEFAULT_CLASS_ALLOW_LIST),
+        "class_list_enforcement_mode": "enforce",
+        "allow_log_streaming": True,
+        "components": [],
+    }
     (folder / f"{RESOURCES}.default").write_text(json.dumps(default))
     assert not list(gaps(folder))
-    _patch_resources(folder, "docker_launcher", "nvflare.app_opt.job_launcher.docker_launcher.ClientDockerJobLauncher", {})
+    _patch_resources(
+        folder, "docker_launcher", "nvflare.app_opt.job_launcher.docker_launcher.ClientDockerJobLauncher", {}
+    )
     assert [gap for gap in gaps(folder) if "lacks" in gap or "stream" in gap] == list(gaps(folder))
     assert len(list(gaps(folder))) == 2
     ready(folder)
@@ -125,21 +129,35 @@ def test_the_server_may_stream_its_own_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize("right", ["byoc", "BYOC", "shell_commands", *SHELL_RIGHTS, "*"])
 def test_a_right_in_any_form_is_found_and_taken(who: object, right: str) -> None:
     role = who if right == "*" else {"view": "any", right: who}
-    document = {"format_version": "1.0", "permissions": {"Some Role": role, "other": {"byoc": "none", "cat": "not any"}}}
+    document = {
+        "format_version": "1.0",
+        "permissions": {"Some Role": role, "other": {"byoc": "none", "cat": "not any"}},
+    }
     assert len(granted(document)) == 1
     closed = without_denied(document)
     assert granted(closed) == [] and closed["permissions"]["Some Role"]["view"] == (who if right == "*" else "any")
     assert without_denied(closed) == closed
 
 
-@pytest.mark.parametrize("document", [None, [], {}, {"permissions": {"a": "any"}}, {"format_version": "1.0"},
-                                      {"format_version": "1.0", "permissions": {"a": {"byoc": 1}}},
-                                      {"format_version": "1.0", "permissions": {"a": 7}}])  # fmt: skip
+@pytest.mark.parametrize(
+    "document",
+    [
+        None,
+        [],
+        {},
+        {"permissions": {"a": "any"}},
+        {"format_version": "1.0"},
+        {"format_version": "1.0", "permissions": {"a": {"byoc": 1}}},
+        {"format_version": "1.0", "permissions": {"a": 7}},
+    ],
+)
 def test_rights_that_flare_cannot_read_count_as_granted(document: object) -> None:
     assert granted(document)
 
 
-@pytest.mark.parametrize("folder", ["/tmp/elsewhere", "../elsewhere", "a/../../b", "..", "a\\..\\b", "C:\\x", "", 5, None, "a\n"])
+@pytest.mark.parametrize(
+    "folder", ["/tmp/elsewhere", "../elsewhere", "a/../../b", "..", "a\\..\\b", "C:\\x", "", 5, None, "a\n"]
+)
 def test_a_job_cannot_have_metrics_written_elsewhere(folder):
     with pytest.raises(ConfigurationError, match="tracking receiver writes to .*Remedy: leave tb_folder out"):
         check_tracking([object(), TBAnalyticsReceiver(tb_folder=folder)])

@@ -91,7 +91,8 @@ def test_a_site_list_without_this_site_or_with_a_repeat_is_refused(tmp_path: Pat
         ({"unsigned_sessions": "yes"}, "unsigned_sessions"),
         ({"pinned_fingerprints": {"site-2": "abc"}}, "pinned_fingerprints"),
         ({"registry": ""}, "registry"),
-        ({"min_effective_rows": 0}, "min_effective_rows"), ({"min_effective_rows": 10**400}, "min_effective_rows"),
+        ({"min_effective_rows": 0}, "min_effective_rows"),
+        ({"min_effective_rows": 10**400}, "min_effective_rows"),
         ({"min_rows_per_node": -1}, "min_rows_per_node"),
         ({"max_bins": 1}, "max_bins"),
         ({"max_depth": 0}, "max_depth"),
@@ -155,9 +156,11 @@ def test_new_profiles_rules_and_consents_have_safe_defaults():
 
 def test_privacy_ids_and_aliases_of_a_data_set():
     entry = {
-        "path": "d.csv", "id": "customer", "aliases": {"income": "x1"},
+        "path": "d.csv",
+        "id": "customer",
+        "aliases": {"income": "x1"},
         "privacy": {"epsilon": 1, "delta": 1e-6, "rows_per_person": 3},
-    }  # fmt: skip
+    }
     data_set = _policy(data_sets={"d": entry}).data_set("d")
     assert data_set.id == "customer" and data_set.aliases == {"income": "x1"}
     budget = data_set.privacy
@@ -166,12 +169,22 @@ def test_privacy_ids_and_aliases_of_a_data_set():
 
 @pytest.mark.parametrize(
     "privacy",
-    [{"epsilon": 1.0}, {"epsilon": 0, "delta": 1e-6}, {"epsilon": 1, "delta": 1}, {"epsilon": 1, "delta": -1e-9},
-     {"epsilon": float("inf"), "delta": 1e-6}, {"epsilon": 1, "delta": 1e-6, "rows_per_person": 0}, [],
-     {"epsilon": 1, "delta": 1e-6, "surprise": 1}, {"epsilon": 1e6, "delta": 1e-6}, {"epsilon": 65, "delta": 1e-6},
-     {"epsilon": 1, "delta": 0.5}, {"epsilon": 1, "delta": 0.011},
-     {"epsilon": 1, "delta": 1e-6, "pure_epsilon": 1.1}],
-)  # fmt: skip
+    [
+        {"epsilon": 1.0},
+        {"epsilon": 0, "delta": 1e-6},
+        {"epsilon": 1, "delta": 1},
+        {"epsilon": 1, "delta": -1e-9},
+        {"epsilon": float("inf"), "delta": 1e-6},
+        {"epsilon": 1, "delta": 1e-6, "rows_per_person": 0},
+        [],
+        {"epsilon": 1, "delta": 1e-6, "surprise": 1},
+        {"epsilon": 1e6, "delta": 1e-6},
+        {"epsilon": 65, "delta": 1e-6},
+        {"epsilon": 1, "delta": 0.5},
+        {"epsilon": 1, "delta": 0.011},
+        {"epsilon": 1, "delta": 1e-6, "pure_epsilon": 1.1},
+    ],
+)
 def test_budgets_that_are_none_are_refused(privacy):
     with pytest.raises(ConfigurationError, match="privacy"):
         _policy(data_sets={"d": {"path": "d.csv", "privacy": privacy}})
@@ -179,9 +192,11 @@ def test_budgets_that_are_none_are_refused(privacy):
 
 def test_wrong_rules_aliases_and_backends_are_refused():
     for document in (
-        {"vertical": {"max_bins": 0}}, {"vertical": {"max_binz": 8}}, {"arithmetic": "abacus"},
+        {"vertical": {"max_bins": 0}},
+        {"vertical": {"max_binz": 8}},
+        {"arithmetic": "abacus"},
         {"data_sets": {"d": {"path": "d.csv", "aliases": {"a": "x", "b": "x"}}}},
-    ):  # fmt: skip
+    ):
         with pytest.raises(ConfigurationError):
             _policy(**document)
 
@@ -212,7 +227,9 @@ def test_floors_of_several_sites_are_the_largest_of_each(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("document", "n_sites", "expected"),
     [
-        ({}, 5, 3), ({"max_colluders": 3}, 5, 5), ({"min_sites": 1}, 5, 3),
+        ({}, 5, 3),
+        ({"max_colluders": 3}, 5, 5),
+        ({"min_sites": 1}, 5, 3),
         ({"min_sites": 1, "consents": {"fewer_than_three_sites": True}}, 5, 3),
         ({"min_sites": 1, "max_colluders": 0, "consents": {"fewer_than_three_sites": True}}, 5, 2),
         ({"min_sites": 1, "consents": {"fewer_than_three_sites": True}}, 1, 1),
@@ -228,8 +245,12 @@ def test_the_size_of_a_job_is_limited_by_key(tmp_path: Path) -> None:
     limited = policy(tmp_path, max_bins=64, max_depth=5, max_rounds=10)
     limited.check_size(64, 5, 0, 10)
     limited.check_size(64, 0, 32, 10)
-    for size, key in (((65, 5, 0, 10), "max_bins"), ((64, 6, 0, 10), "max_depth"), ((64, 0, 33, 10), "max_depth"),
-                      ((64, 5, 0, 11), "max_rounds")):  # fmt: skip
+    for size, key in (
+        ((65, 5, 0, 10), "max_bins"),
+        ((64, 6, 0, 10), "max_depth"),
+        ((64, 0, 33, 10), "max_depth"),
+        ((64, 5, 0, 11), "max_rounds"),
+    ):
         with pytest.raises(PolicyRefusal, match=f"Policy key: {key}."):
             limited.check_size(*size)
 

@@ -33,8 +33,10 @@ def kit(path: Path, role: str = "client") -> Path:
     (path / "local").mkdir()
     (path / "startup" / f"fed_{role}.json").write_text("{}")
     default = {
-        "format_version": 2, "class_allow_list": list(DEFAULT_CLASS_ALLOW_LIST), "components": [{"id": "kept"}],
-    }  # fmt: skip
+        "format_version": 2,
+        "class_allow_list": list(DEFAULT_CLASS_ALLOW_LIST),
+        "components": [{"id": "kept"}],
+    }
     (path / "local" / "resources.json.default").write_text(json.dumps(default))
     (path / "local" / "authorization.json.default").write_text(json.dumps(FLARES_RIGHTS))
     return path
@@ -84,7 +86,9 @@ def test_second_call_changes_nothing(tmp_path: Path) -> None:
 def test_existing_policy_changes_only_where_asked(tmp_path: Path) -> None:
     site = kit(tmp_path / "hospital-a")
     (site / "local" / "veilboost.json").write_text(json.dumps({"min_sites": 5, "data_sets": {"a": {"path": "/a.csv"}}}))
-    assert set_up(site, SetupOptions({"b": "/b.csv"}))[-1:] == [f'{site}/local/veilboost.json: data_sets.b.path = "/b.csv"']
+    assert set_up(site, SetupOptions({"b": "/b.csv"}))[-1:] == [
+        f'{site}/local/veilboost.json: data_sets.b.path = "/b.csv"'
+    ]
     document = json.loads((site / "local" / "veilboost.json").read_text())
     assert document == {"min_sites": 5, "data_sets": {"a": {"path": "/a.csv"}, "b": {"path": "/b.csv"}}}
 
@@ -114,9 +118,7 @@ def test_every_part_of_a_budget_can_be_set_from_the_command_line(tmp_path: Path)
         ("a=2,1e-6,pure_epsilon=0.5,rows_per_person=3", (2.0, 1e-6, 0.5, 3)),
         ("a=4,1e-7,rows_per_person=5", (4.0, 1e-7, 0.5, 5)),
     ):
-        options = parser.parse_args(
-            ["site-setup", str(tmp_path / "ws"), "--data-set", "a=/a.csv", "--budget", text]
-        )
+        options = parser.parse_args(["site-setup", str(tmp_path / "ws"), "--data-set", "a=/a.csv", "--budget", text])
         assert options.func(options) == 0
         budget = SitePolicy.load(tmp_path / "ws", "site-1").data_set("a").privacy
         assert (budget.epsilon, budget.delta, budget.pure_epsilon, budget.rows_per_person) == expected
@@ -124,8 +126,17 @@ def test_every_part_of_a_budget_can_be_set_from_the_command_line(tmp_path: Path)
 
 @pytest.mark.parametrize(
     "text",
-    ["a", "a=1", "a=1,2,3", "a=x,1e-6", "=1,1e-6", "a=1,1e-6,pure=1", "a=1,1e-6,rows_per_person=1.5",
-     "a=1,1e-6,epsilon=3", "a=1,1e-6,pure_epsilon=1,pure_epsilon=2"],
+    [
+        "a",
+        "a=1",
+        "a=1,2,3",
+        "a=x,1e-6",
+        "=1,1e-6",
+        "a=1,1e-6,pure=1",
+        "a=1,1e-6,rows_per_person=1.5",
+        "a=1,1e-6,epsilon=3",
+        "a=1,1e-6,pure_epsilon=1,pure_epsilon=2",
+    ],
 )
 def test_budgets_that_are_none_are_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
@@ -286,8 +297,20 @@ def test_foreign_folder_admin_kit_and_file_are_refused(tmp_path: Path) -> None:
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
-    arguments = ["site-setup", str(tmp_path / "ws"), "--data-set", "train=relative/{site}.csv", "--min-sites", "2",
-                 "--profile", "plain", "--consent", "plain_profile", "--max-colluders", "0"]  # fmt: skip
+    arguments = [
+        "site-setup",
+        str(tmp_path / "ws"),
+        "--data-set",
+        "train=relative/{site}.csv",
+        "--min-sites",
+        "2",
+        "--profile",
+        "plain",
+        "--consent",
+        "plain_profile",
+        "--max-colluders",
+        "0",
+    ]
     args = parser.parse_args(arguments)
     assert args.func(args) == 0 and "relative/{site}.csv" in capsys.readouterr().out
     policy = SitePolicy.load(tmp_path / "ws", "site-1")

@@ -61,10 +61,18 @@ def moved(by: int):
     return lambda sums: changed(2, -by)(changed(0, by)(sums))
 
 
-@pytest.mark.parametrize("change", [
-    changed(0, 1), changed(1, 1), changed(-1, -1), moved(1 << 61), lambda sums: sums[:-8],
-    lambda sums: sums + bytes(16),
-], ids=["gradient", "hessian", "missing", "out_of_bounds", "short", "long"])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        changed(0, 1),
+        changed(1, 1),
+        changed(-1, -1),
+        moved(1 << 61),
+        lambda sums: sums[:-8],
+        lambda sums: sums + bytes(16),
+    ],
+    ids=["gradient", "hessian", "missing", "out_of_bounds", "short", "long"],
+)
 def test_sums_that_cannot_be_right_are_refused_with_one_message(change):
     with pytest.raises(ProtocolError) as caught:
         federate(data(), PARAMS, 2, scheme=scheme_with(change))
@@ -83,15 +91,19 @@ def nothing_left(answer):
     return answer
 
 
-@pytest.mark.parametrize("change", [
-    nothing_left,
-    lambda a: dataclasses.replace(a, tree=9) if isinstance(a, SplitAnswer) else a,
-    lambda a: dataclasses.replace(a, tree=9) if isinstance(a, HistogramAnswer) else a,
-    lambda a: dataclasses.replace(a, nodes=(4,)) if isinstance(a, HistogramAnswer) else a,
-    lambda a: DecisionAnswer(()) if isinstance(a, HistogramAnswer) else a,
-    lambda a: DecisionAnswer(()) if isinstance(a, DecisionAnswer) else a,
-    lambda a: DecisionAnswer(()) if a is None else a,
-], ids=["rows", "split_tree", "sum_tree", "nodes", "type", "decisions", "begin"])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        nothing_left,
+        lambda a: dataclasses.replace(a, tree=9) if isinstance(a, SplitAnswer) else a,
+        lambda a: dataclasses.replace(a, tree=9) if isinstance(a, HistogramAnswer) else a,
+        lambda a: dataclasses.replace(a, nodes=(4,)) if isinstance(a, HistogramAnswer) else a,
+        lambda a: DecisionAnswer(()) if isinstance(a, HistogramAnswer) else a,
+        lambda a: DecisionAnswer(()) if isinstance(a, DecisionAnswer) else a,
+        lambda a: DecisionAnswer(()) if a is None else a,
+    ],
+    ids=["rows", "split_tree", "sum_tree", "nodes", "type", "decisions", "begin"],
+)
 def test_answers_to_other_questions_are_refused(monkeypatch, change):
     answering(monkeypatch, change)
     with pytest.raises(ProtocolError, match="site-"):
@@ -137,9 +149,17 @@ def test_another_sequence_of_random_numbers_is_noticed(monkeypatch):
         federate(data(), PARAMS, 2)
 
 
-@pytest.mark.parametrize("change", [
-    {"max_depth": 2}, {"max_depth": 4}, {"max_leaves": 3}, {"lossguide": True}, {"min_split_loss": np.float32(20)},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_depth": 2},
+        {"max_depth": 4},
+        {"max_leaves": 3},
+        {"lossguide": True},
+        {"min_split_loss": np.float32(20)},
+    ],
+    ids=str,
+)
 def test_another_growth_of_the_tree_is_noticed(monkeypatch, change):
     honest = training._engine_settings
 

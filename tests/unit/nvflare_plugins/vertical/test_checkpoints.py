@@ -27,10 +27,19 @@ def test_the_last_three_come_back_and_are_private(folder):
     assert read_checkpoints(folder) == {}
 
 
-@pytest.mark.parametrize("change", [
-    {"content": "other"}, {"n_rounds": 4}, {"tag": None}, {"format": "x"}, {"digest": ""}, {"content": None},
-    {"content": "\ud800"},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"content": "other"},
+        {"n_rounds": 4},
+        {"tag": None},
+        {"format": "x"},
+        {"digest": ""},
+        {"content": None},
+        {"content": "\ud800"},
+    ],
+    ids=str,
+)
 def test_a_damaged_one_is_left_out(folder, change):
     path = folder.checkpoints()[6]
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from he_processors.errors import AuthenticationError, JobAborted, ProtocolError, VeilBoostError
-from nvflare_plugins.vertical.protocol.conversation import Responder, Requester, FlowControl
-from nvflare_plugins.vertical.protocol.fragmentation import Flag, Fragment, ConversationStep
+from nvflare_plugins.vertical.protocol.conversation import FlowControl, Requester, Responder
+from nvflare_plugins.vertical.protocol.fragmentation import ConversationStep, Flag, Fragment
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import pack_list, unpack, unpack_list
 from tests.support.conversations import Site, converse
@@ -29,16 +29,20 @@ def steps_pass(site: Site, until: int) -> None:
 
 
 def asking(site: Site, turns: list | None = None, **options) -> Requester:
-    return Requester(site.channel, site.session, "test", options.pop("pace", PACE), site.transport.abort,
-                  (turns if turns is not None else []).append)  # fmt: skip
+    return Requester(
+        site.channel,
+        site.session,
+        "test",
+        options.pop("pace", PACE),
+        site.transport.abort,
+        (turns if turns is not None else []).append,
+    )
 
 
 def answering(answer, turns: list | None = None, pace: FlowControl = PACE, purpose: str = "test"):
     def task(site: Site):
         on_turn = (turns if turns is not None else []).append
-        return Responder(
-            site.channel, site.session, purpose, pace, site.transport.abort, 0, answer, on_turn
-        ).run()
+        return Responder(site.channel, site.session, purpose, pace, site.transport.abort, 0, answer, on_turn).run()
 
     return task
 
@@ -290,7 +294,7 @@ CHANGES = {
     "cut": lambda parts, before: [part[:20] for part in parts],
     "moved": lambda parts, before: [parts[2], b"", parts[0]] if parts[0] else [b"", parts[2], parts[1]],
     "added": lambda parts, before: [parts[0] or b"x", parts[1] or b"x", parts[2] or b"x"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -318,7 +322,7 @@ HOSTILE_STEPS = {
     "too_long": [ConversationStep(Flag.MORE, i, 0, (Fragment(0, False, bytes(1 << 20)),)) for i in range(5)],
     "garbage": [b"VLBC nonsense"],
     "part_too_long": [bytes(4 << 20)],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE_STEPS)
@@ -339,7 +343,7 @@ HOSTILE_ANSWERS = {
     "question": ConversationStep(Flag.MORE, 0, 0, ()),
     "other_number": ConversationStep(Flag.ANSWERS, 1, 0, ()),
     "garbage": b"",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE_ANSWERS)

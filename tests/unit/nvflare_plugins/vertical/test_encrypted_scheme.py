@@ -24,11 +24,15 @@ def test_an_announced_key_reads_back_under_its_own_scheme_only(key):
         unpack_public_key(other.value, data, allow_toy_keys=True)
 
 
-@pytest.mark.parametrize("key", [
-    PaillierPublicKey(3 * N),  # nearly every draw of 97 units would fail: the party would draw for ever
-    PaillierPublicKey((1 << (1 << 15)) + 1),  # a longer one would only cost the party time
-    OkamotoUchiyamaPublicKey(N, toy_paillier().p),  # a base that is no unit
-], ids=["small_factor", "too_long", "no_unit"])  # fmt: skip
+@pytest.mark.parametrize(
+    "key",
+    [
+        PaillierPublicKey(3 * N),  # nearly every draw of 97 units would fail: the party would draw for ever
+        PaillierPublicKey((1 << (1 << 15)) + 1),  # a longer one would only cost the party time
+        OkamotoUchiyamaPublicKey(N, toy_paillier().p),  # a base that is no unit
+    ],
+    ids=["small_factor", "too_long", "no_unit"],
+)
 def test_keys_that_would_hang_or_mislead_a_party_are_refused(key):
     with pytest.raises(ProtocolError):
         unpack_public_key(key.scheme.value, public_key_to_bytes(key), allow_toy_keys=True)

@@ -7,11 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.vertical.protocol.fragmentation import Flag, Fragment, Inbox, Outbox, ConversationStep
+from nvflare_plugins.vertical.protocol.fragmentation import ConversationStep, Flag, Fragment, Inbox, Outbox
 
 FRAGMENTS = st.builds(Fragment, st.integers(0, 1 << 40), st.booleans(), st.binary(max_size=40))
 STEPS = st.builds(
-    ConversationStep, st.sampled_from(Flag), st.integers(0, 1 << 60), st.integers(0, 1 << 30),
+    ConversationStep,
+    st.sampled_from(Flag),
+    st.integers(0, 1 << 60),
+    st.integers(0, 1 << 30),
     st.lists(FRAGMENTS, max_size=5).map(tuple),
 )
 
@@ -65,13 +68,17 @@ def test_messages_in_fragments_of_any_size_come_back(messages, limits):
     assert received == messages and not inbox.is_open and outbox.take(1) == ()
 
 
-@pytest.mark.parametrize("fragments", [
-    [Fragment(1, True, b"a")],
-    [Fragment(0, False, b"a"), Fragment(1, True, b"b")],
-    [Fragment(0, True, b"a"), Fragment(0, True, b"a")],
-    [Fragment(0, False, b"")],
-    [Fragment(0, False, b"x" * 60), Fragment(0, True, b"x" * 60)],
-], ids=["skipped", "unfinished", "replayed", "endless", "too_long"])  # fmt: skip
+@pytest.mark.parametrize(
+    "fragments",
+    [
+        [Fragment(1, True, b"a")],
+        [Fragment(0, False, b"a"), Fragment(1, True, b"b")],
+        [Fragment(0, True, b"a"), Fragment(0, True, b"a")],
+        [Fragment(0, False, b"")],
+        [Fragment(0, False, b"x" * 60), Fragment(0, True, b"x" * 60)],
+    ],
+    ids=["skipped", "unfinished", "replayed", "endless", "too_long"],
+)
 def test_fragments_out_of_place_are_refused(fragments):
     with pytest.raises(ProtocolError):
         Inbox(100).put(tuple(fragments))

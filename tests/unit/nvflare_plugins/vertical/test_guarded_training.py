@@ -55,17 +55,28 @@ def guarded(joined: Joined, num_rounds: int, guards: list[Guard], **params):
     tap = Tap(pair_format(N_ROWS), N_ROWS)
     listen = tap.listen if len(guards) == 1 else lambda link: link
     outcome = federate(
-        joined, {**PARAMS, **params}, num_rounds, scheme=lambda n_rows: (tap, ClearHistogramMaker), guards=guards,
-        listen=listen, guarded=True,
-    )  # fmt: skip
+        joined,
+        {**PARAMS, **params},
+        num_rounds,
+        scheme=lambda n_rows: (tap, ClearHistogramMaker),
+        guards=guards,
+        listen=listen,
+        guarded=True,
+    )
     tap.finish()
     return outcome, tap
 
 
-@pytest.mark.parametrize("params", [
-    {}, {"grow_policy": "lossguide", "max_leaves": 12, "max_depth": 0}, {"num_parallel_tree": 3, "subsample": 0.5},
-    {"colsample_bytree": 0.5, "colsample_bynode": 0.6},
-], ids=["depthwise", "lossguide", "forest", "columns"])  # fmt: skip
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"grow_policy": "lossguide", "max_leaves": 12, "max_depth": 0},
+        {"num_parallel_tree": 3, "subsample": 0.5},
+        {"colsample_bytree": 0.5, "colsample_bynode": 0.6},
+    ],
+    ids=["depthwise", "lossguide", "forest", "columns"],
+)
 def test_no_released_set_and_no_difference_within_a_tree_is_below_the_floor(tmp_path, params):
     fraction = params.get("subsample", 1.0)
     outcome, tap = guarded(data(), 4, [guard(tmp_path, row_fraction=fraction)], **params)
@@ -217,8 +228,9 @@ def test_guarded_jobs_refuse_answers_about_other_nodes(monkeypatch, change):
 
 def test_a_split_of_a_withheld_node_is_refused(tmp_path):
     joined = data()
-    party = PassiveParty([joined.part(1, joined.features)], ["a", "b", "c"], 32, ClearHistogramMaker(), None,
-                         guard(tmp_path))  # fmt: skip
+    party = PassiveParty(
+        [joined.part(1, joined.features)], ["a", "b", "c"], 32, ClearHistogramMaker(), None, guard(tmp_path)
+    )
     party.answer(TreeGradients(0, Bits.of(np.ones(3, dtype=bool)), np.zeros((N_ROWS, 2), "<i8").tobytes()))
     assert party.answer(HistogramRequest(0, ())).nodes == (0,)
     few = Bits.of(np.arange(N_ROWS) < 10)

@@ -34,9 +34,17 @@ def admit(guard: Guard, left: np.ndarray, rows: np.ndarray = EVERYONE) -> bool:
     return guard.admit([divided(left, rows)])[0]
 
 
-@pytest.mark.parametrize(("n_left", "row_fraction", "expected"), [
-    (20, 1.0, True), (19, 1.0, False), (0, 1.0, False), (1981, 1.0, False), (39, 0.5, False), (40, 0.5, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n_left", "row_fraction", "expected"),
+    [
+        (20, 1.0, True),
+        (19, 1.0, False),
+        (0, 1.0, False),
+        (1981, 1.0, False),
+        (39, 0.5, False),
+        (40, 0.5, True),
+    ],
+)
 def test_both_children_need_as_many_rows_as_the_floor(tmp_path, n_left, row_fraction, expected):
     guard = open_guard(tmp_path, row_fraction=row_fraction)
     assert guard.admit_root()
@@ -55,15 +63,33 @@ def after_a_tree_with(folder, left: np.ndarray, **options) -> Guard:
     return guard
 
 
-@pytest.mark.parametrize(("other", "expected"), [
-    (EVERYONE[:500], True),  # the same set again
-    (EVERYONE[500:], True),
-    (EVERYONE[:495], False), (EVERYONE[:501], False), (EVERYONE[5:500], False),
-    (EVERYONE[9:509], False),  # as many rows, 18 of them others
-    (EVERYONE[490:], False),  # nearly the complement
-    (EVERYONE[:700], True), (EVERYONE[100:600], True), (EVERYONE[1000:1500], True),
-], ids=["same", "complement", "5_less", "1_more", "5_others", "18_others", "near_complement", "far", "200_others",
-        "disjoint"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (EVERYONE[:500], True),  # the same set again
+        (EVERYONE[500:], True),
+        (EVERYONE[:495], False),
+        (EVERYONE[:501], False),
+        (EVERYONE[5:500], False),
+        (EVERYONE[9:509], False),  # as many rows, 18 of them others
+        (EVERYONE[490:], False),  # nearly the complement
+        (EVERYONE[:700], True),
+        (EVERYONE[100:600], True),
+        (EVERYONE[1000:1500], True),
+    ],
+    ids=[
+        "same",
+        "complement",
+        "5_less",
+        "1_more",
+        "5_others",
+        "18_others",
+        "near_complement",
+        "far",
+        "200_others",
+        "disjoint",
+    ],
+)
 def test_a_set_that_hardly_differs_from_one_of_another_tree_is_withheld(tmp_path, other, expected):
     assert admit(after_a_tree_with(tmp_path, EVERYONE[:500]), other) is expected
 
@@ -117,9 +143,17 @@ def test_estimated_differences_are_right_on_average_and_zero_for_equal_sets(tmp_
     assert differences(fingerprint_of(keys), fingerprint_of(keys[::-1])[None])[0] == 0
 
 
-@pytest.mark.parametrize(("ids", "expected"), [
-    (IDS[:-3], False), ([*IDS, "new"], False), (IDS[::-1], True), (IDS[:1500], True), (IDS[:-19] + IDS[:0], False),
-], ids=["3_left", "1_joined", "other_order", "500_left", "19_left"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        (IDS[:-3], False),
+        ([*IDS, "new"], False),
+        (IDS[::-1], True),
+        (IDS[:1500], True),
+        (IDS[:-19] + IDS[:0], False),
+    ],
+    ids=["3_left", "1_joined", "other_order", "500_left", "19_left"],
+)
 def test_another_job_on_nearly_the_same_rows_gets_nothing(tmp_path, ids, expected):
     assert open_guard(tmp_path).admit_root()
     assert open_guard(tmp_path, ids).admit_root() is expected
@@ -240,11 +274,16 @@ def test_two_jobs_at_once_share_one_ledger(tmp_path):
     assert not other.admit_root()
 
 
-@pytest.mark.parametrize("damage", [
-    lambda folder: next(folder.glob("*.npz")).write_bytes(b"not a ledger"),
-    lambda folder: next(folder.glob("*.npz")).write_bytes(next(folder.glob("*.npz")).read_bytes()[:-40]),
-    lambda folder: (folder / "key").unlink(), lambda folder: (folder / "key").write_bytes(b"short"),
-], ids=["other_file", "cut_file", "no_key", "short_key"])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: next(folder.glob("*.npz")).write_bytes(b"not a ledger"),
+        lambda folder: next(folder.glob("*.npz")).write_bytes(next(folder.glob("*.npz")).read_bytes()[:-40]),
+        lambda folder: (folder / "key").unlink(),
+        lambda folder: (folder / "key").write_bytes(b"short"),
+    ],
+    ids=["other_file", "cut_file", "no_key", "short_key"],
+)
 def test_a_damaged_ledger_is_refused(tmp_path, damage):
     open_guard(tmp_path)
     damage(tmp_path / FOLDER)

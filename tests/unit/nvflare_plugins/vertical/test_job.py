@@ -17,27 +17,31 @@ def test_defaults_are_the_safe_ones_and_come_back():
     assert VerticalJob.from_dict(job.to_dict()) == job
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"active": ""}, "active"),
-    ({"label": None}, "label"),
-    ({"profile": "masks"}, "masks"),
-    ({"preset": "none"}, "preset"),
-    ({"num_rounds": 0}, "num_rounds"),
-    ({"num_rounds": True}, "num_rounds"),
-    ({"key_bits": 1024}, "key_bits"),
-    ({"own_rounds": -1}, "own_rounds"),
-    ({"features": {"a": "x"}}, "features"),
-    ({"features": ["x"]}, "features"),
-    ({"categories": {}}, "categories is refused"),
-    ({"base_margin": "m"}, "base_margin is refused"),
-    ({"colour": 1}, "unknown fields: colour"),
-    ({"early_stopping_rounds": 3}, "eval_data_set"),
-    ({"deadline_s": float("inf")}, "deadline_s"),
-    ({"deadline_s": True}, "deadline_s"),
-    ({"params": {1: 2}}, "params"),
-    ({"label_classes": [1.5]}, "label_classes"),
-    ({"alignment": ""}, "alignment"),
-], ids=lambda value: value if isinstance(value, str) else next(iter(value)))  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"active": ""}, "active"),
+        ({"label": None}, "label"),
+        ({"profile": "masks"}, "masks"),
+        ({"preset": "none"}, "preset"),
+        ({"num_rounds": 0}, "num_rounds"),
+        ({"num_rounds": True}, "num_rounds"),
+        ({"key_bits": 1024}, "key_bits"),
+        ({"own_rounds": -1}, "own_rounds"),
+        ({"features": {"a": "x"}}, "features"),
+        ({"features": ["x"]}, "features"),
+        ({"categories": {}}, "categories is refused"),
+        ({"base_margin": "m"}, "base_margin is refused"),
+        ({"colour": 1}, "unknown fields: colour"),
+        ({"early_stopping_rounds": 3}, "eval_data_set"),
+        ({"deadline_s": float("inf")}, "deadline_s"),
+        ({"deadline_s": True}, "deadline_s"),
+        ({"params": {1: 2}}, "params"),
+        ({"label_classes": [1.5]}, "label_classes"),
+        ({"alignment": ""}, "alignment"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
 def test_wrong_values_are_named(changes, said):
     with pytest.raises(ConfigurationError, match=said):
         VerticalJob.from_dict({**LEAST, **changes})

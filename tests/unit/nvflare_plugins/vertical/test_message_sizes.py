@@ -21,11 +21,16 @@ def job(**changes: object) -> VerticalJob:
     return VerticalJob.from_dict({"active": "site-1", "data_set": "d", "label": "y", **changes})
 
 
-@pytest.mark.parametrize(("params", "limits"), [
-    ({"max_depth": 12, "min_child_weight": 0}, DEEP), ({"max_depth": 2}, TreeLimits(2, 0)),
-    ({"grow_policy": "lossguide", "max_depth": 0, "max_leaves": 40}, TreeLimits(0, 40)),
-    ({"num_parallel_tree": 5, "max_depth": 4}, TreeLimits(4, 0)),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("params", "limits"),
+    [
+        ({"max_depth": 12, "min_child_weight": 0}, DEEP),
+        ({"max_depth": 2}, TreeLimits(2, 0)),
+        ({"grow_policy": "lossguide", "max_depth": 0, "max_leaves": 40}, TreeLimits(0, 40)),
+        ({"num_parallel_tree": 5, "max_depth": 4}, TreeLimits(4, 0)),
+    ],
+    ids=str,
+)
 def test_all_messages_of_a_training_fit(monkeypatch, params, limits):
     """Without the allowance for headers, which would hide a bound that is too small in tests."""
     monkeypatch.setattr(message_sizes, "_FIELDS_BYTES", 256)

@@ -46,17 +46,19 @@ def schemas(draw):
 MESSAGES = st.one_of(
     schemas(),
     st.builds(TrainingSetup, st.integers(0, 255), st.integers(0, 62), st.integers(1, 2**31 - 1), BLOBS),
-    st.builds(TreeGradients, NODES, BITS, BLOBS), st.builds(MoreGradients, NODES, BLOBS),
+    st.builds(TreeGradients, NODES, BITS, BLOBS),
+    st.builds(MoreGradients, NODES, BLOBS),
     st.builds(HistogramRequest, NODES, tuples(st.builds(NodePartition, NODES, NODES, NODES, BITS))),
     st.builds(HistogramAnswer, NODES, tuples(NODES), BLOBS, tuples(NODES)),
     st.builds(
-        SplitRequest, NODES,
+        SplitRequest,
+        NODES,
         tuples(st.builds(OwnedSplit, NODES, st.integers(0, 1 << 20), st.integers(-1, 1 << 16), st.booleans())),
     ),
     st.builds(SplitAnswer, NODES, tuples(BITS)),
     st.builds(DecisionRequest, NODES, tuples(st.builds(PathQuery, NODES, NODES, BITS))),
     st.builds(DecisionAnswer, tuples(BITS)),
-)  # fmt: skip
+)
 
 
 @given(MESSAGES)

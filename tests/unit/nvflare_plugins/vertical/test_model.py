@@ -15,9 +15,12 @@ from nvflare_plugins.vertical.model.private_table import NOTHING_ABOVE, PrivateS
 def model() -> bytes:
     """One tree: the root belongs to the active party, node 1 to a passive one."""
     tree = {
-        "left_children": [1, 3, -1, -1, -1], "right_children": [2, 4, -1, -1, -1], "split_indices": [0, 2, 0, 0, 0],
-        "split_conditions": [0.5, 0.0, 0.1, 0.2, 0.3], "default_left": [0, 1, 0, 0, 0],
-    }  # fmt: skip
+        "left_children": [1, 3, -1, -1, -1],
+        "right_children": [2, 4, -1, -1, -1],
+        "split_indices": [0, 2, 0, 0, 0],
+        "split_conditions": [0.5, 0.0, 0.1, 0.2, 0.3],
+        "default_left": [0, 1, 0, 0, 0],
+    }
     learner = {"gradient_booster": {"model": {"trees": [tree]}}, "feature_names": [], "feature_types": []}
     return json.dumps({"learner": learner}).encode()
 
@@ -31,10 +34,17 @@ def test_merging_restores_the_float32():
     assert structure.threshold[1] == np.float32(0.1) and structure.threshold[0] == np.float32(0.5)
 
 
-@pytest.mark.parametrize("table", [
-    {}, {(0, 1): PrivateSplit(0, np.float32(0.1), True)}, {(0, 1): PrivateSplit(1, np.float32(0.1), False)},
-    {(0, 0): SPLIT}, {(0, 1): SPLIT, (0, 2): SPLIT},
-], ids=["nobody", "other_feature", "other_direction", "own_node", "a_leaf"])  # fmt: skip
+@pytest.mark.parametrize(
+    "table",
+    [
+        {},
+        {(0, 1): PrivateSplit(0, np.float32(0.1), True)},
+        {(0, 1): PrivateSplit(1, np.float32(0.1), False)},
+        {(0, 0): SPLIT},
+        {(0, 1): SPLIT, (0, 2): SPLIT},
+    ],
+    ids=["nobody", "other_feature", "other_direction", "own_node", "a_leaf"],
+)
 def test_tables_of_another_model_are_refused(table):
     with pytest.raises(ConfigurationError):
         merge(model(), 1, [(1, table)])
@@ -58,7 +68,8 @@ def test_tables_survive_the_disk_bit_for_bit():
     thresholds = rng.integers(0, 2**32, 500, dtype=np.uint32).view(np.float32)
     table = {
         (i, i % 7): PrivateSplit(i % 3, value, bool(i % 2), (None, NOTHING_ABOVE)[i % 2])
-        for i, value in enumerate(thresholds) if np.isfinite(value)
+        for i, value in enumerate(thresholds)
+        if np.isfinite(value)
     }
     read, aliases = table_from_json(table_to_json(table, ("a", "b", "c")))
     table[3, 9] = PrivateSplit(0, np.float32(1), False, (3, True))
@@ -67,12 +78,21 @@ def test_tables_survive_the_disk_bit_for_bit():
     assert all(read[key].threshold.tobytes() == split.threshold.tobytes() for key, split in table.items())
 
 
-@pytest.mark.parametrize("text", [
-    "", "[]", "{}", '{"aliases": ["a"], "splits": [[0, 0, 1, "1", 0, null]]}',
-    '{"aliases": ["a"], "splits": [[0, 0, 0, "1", 0]]}', '{"aliases": ["a"], "splits": [[0, 3, 0, "1", 0, [1, 0]]]}',
-    '{"aliases": 3}', '{"aliases": ["a"], "splits": [[Infinity, 0, 0, "1", 0, null]]}',
-    '{"aliases": ["a"], "splits": [[0, 0, 0, "nan", 0, null]]}', "[" * 100_000,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"aliases": ["a"], "splits": [[0, 0, 1, "1", 0, null]]}',
+        '{"aliases": ["a"], "splits": [[0, 0, 0, "1", 0]]}',
+        '{"aliases": ["a"], "splits": [[0, 3, 0, "1", 0, [1, 0]]]}',
+        '{"aliases": 3}',
+        '{"aliases": ["a"], "splits": [[Infinity, 0, 0, "1", 0, null]]}',
+        '{"aliases": ["a"], "splits": [[0, 0, 0, "nan", 0, null]]}',
+        "[" * 100_000,
+    ],
+)
 def test_other_files_are_refused(text):
     with pytest.raises(ConfigurationError):
         table_from_json(text)

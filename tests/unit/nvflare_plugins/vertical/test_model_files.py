@@ -30,9 +30,12 @@ SITES = ("site-1", "site-2", "site-3")
 
 def booster() -> bytes:
     tree = {
-        "left_children": [1, 3, -1, -1, -1], "right_children": [2, 4, -1, -1, -1], "split_indices": [0, 2, 0, 0, 0],
-        "split_conditions": [0.5, 0.0, 1e-7, -0.2, 0.3], "default_left": [0, 1, 0, 0, 0],
-    }  # fmt: skip
+        "left_children": [1, 3, -1, -1, -1],
+        "right_children": [2, 4, -1, -1, -1],
+        "split_indices": [0, 2, 0, 0, 0],
+        "split_conditions": [0.5, 0.0, 1e-7, -0.2, 0.3],
+        "default_left": [0, 1, 0, 0, 0],
+    }
     learner = {"gradient_booster": {"model": {"trees": [tree]}}, "feature_names": [], "feature_types": []}
     return model_bytes({"learner": learner, "version": [3, 2, 0]})
 
@@ -94,7 +97,7 @@ CHANGES = {
     "format": lambda d: d.update(format="veilboost-vertical-part-2"),
     "no_part": lambda d: d.pop("part"),
     "part_is_a_list": lambda d: d.update(part=[]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -118,6 +121,7 @@ def test_a_changed_leaf_and_an_unmasked_threshold_are_refused(folders):
     path = folders["site-1"] / ACTIVE_FILE
     original = path.read_bytes()
     for node in (1, 3):
+
         def change(document, node=node):
             model = document["part"]["booster"]["learner"]["gradient_booster"]["model"]
             model["trees"][0]["split_conditions"][node] = 7.0

@@ -88,9 +88,9 @@ HOSTILE = {
     "no_features": TreeGradients(1, Bits.of(np.zeros(3, dtype=bool)), PAIRS.tobytes()),
     "other_tree": HistogramRequest(5, ()),
     "root_twice": HistogramRequest(0, ()),
-    "child_of_child": HistogramRequest(0, (
-        NodePartition(0, 1, 2, LEFT), NodePartition(2, 3, 4, Bits.of(halves()[~halves()]))
-    )),
+    "child_of_child": HistogramRequest(
+        0, (NodePartition(0, 1, 2, LEFT), NodePartition(2, 3, 4, Bits.of(halves()[~halves()])))
+    ),
     "unknown_node": HistogramRequest(0, (NodePartition(7, 8, 9, LEFT),)),
     "wrong_rows": HistogramRequest(0, (NodePartition(0, 1, 2, Bits.of(np.ones(3, dtype=bool))),)),
     "child_is_parent": HistogramRequest(0, (NodePartition(0, 0, 0, LEFT),)),
@@ -101,7 +101,7 @@ HOSTILE = {
     "split_other_tree": SplitRequest(3, (OwnedSplit(0, 0, 0, False),)),
     "foreign_node": DecisionRequest(0, (PathQuery(0, 0, Bits.of(np.ones(N_ROWS, dtype=bool))),)),
     "foreign_set": DecisionRequest(2, (PathQuery(0, 0, LEFT),)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -110,9 +110,14 @@ def test_requests_out_of_place_are_refused(name):
         party().answer(HOSTILE[name])
 
 
-@pytest.mark.parametrize("request_", [
-    HistogramRequest(0, (NodePartition(0, 1, 2, LEFT),)), SplitRequest(0, (OwnedSplit(0, 0, 0, False),)),
-], ids=["partition", "split"])  # fmt: skip
+@pytest.mark.parametrize(
+    "request_",
+    [
+        HistogramRequest(0, (NodePartition(0, 1, 2, LEFT),)),
+        SplitRequest(0, (OwnedSplit(0, 0, 0, False),)),
+    ],
+    ids=["partition", "split"],
+)
 def test_a_node_whose_sums_were_not_given_is_neither_divided_nor_split(request_):
     with pytest.raises(ProtocolError):
         party(is_begun=False).answer(request_)
@@ -164,9 +169,13 @@ def test_trees_beyond_those_of_the_job_are_refused():
 def limited(**limits: int) -> PassiveParty:
     features = np.random.default_rng(0).normal(size=(N_ROWS, 3)).astype(np.float32)
     return PassiveParty(
-        [features], ["a", "b", "c"], 4, ClearHistogramMaker(), most_trees=2,
+        [features],
+        ["a", "b", "c"],
+        4,
+        ClearHistogramMaker(),
+        most_trees=2,
         limits=TreeLimits(**{"max_depth": 0, "max_leaves": 0, **limits}),
-    )  # fmt: skip
+    )
 
 
 def grow(passive: PassiveParty, splits: str, tree: int = 0) -> None:
@@ -182,10 +191,19 @@ def grow(passive: PassiveParty, splits: str, tree: int = 0) -> None:
             node, n_rows = node + 2, n_rows - 2
 
 
-@pytest.mark.parametrize(("limits", "most"), [
-    ({"max_depth": 1}, "s"), ({"max_depth": 3}, "pps"), ({"max_leaves": 2}, "s"), ({"max_leaves": 4}, "pps"),
-    ({"max_depth": 3, "max_leaves": 10}, "pps"), ({"max_depth": 9, "max_leaves": 4}, "pps"), ({}, "ppppppps"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [
+        ({"max_depth": 1}, "s"),
+        ({"max_depth": 3}, "pps"),
+        ({"max_leaves": 2}, "s"),
+        ({"max_leaves": 4}, "pps"),
+        ({"max_depth": 3, "max_leaves": 10}, "pps"),
+        ({"max_depth": 9, "max_leaves": 4}, "pps"),
+        ({}, "ppppppps"),
+    ],
+    ids=str,
+)
 def test_trees_grow_as_far_as_the_job_allows_and_no_further(limits, most):
     passive = limited(**limits)
     grow(passive, most)
@@ -202,9 +220,17 @@ def test_more_splits_than_leaves_allow_are_refused():
         passive.answer(SplitRequest(0, (OwnedSplit(1, 0, 1, False), OwnedSplit(2, 0, 1, False))))
 
 
-@pytest.mark.parametrize(("depth", "leaves", "n_rows", "expected"), [
-    (3, 0, 1000, 7), (3, 5, 1000, 4), (0, 0, 1000, 1000), (6, 0, 10, 10), (10**9, 0, 10, 10), (0, 1, 10, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("depth", "leaves", "n_rows", "expected"),
+    [
+        (3, 0, 1000, 7),
+        (3, 5, 1000, 4),
+        (0, 0, 1000, 1000),
+        (6, 0, 10, 10),
+        (10**9, 0, 10, 10),
+        (0, 1, 10, 0),
+    ],
+)
 def test_the_most_splits_of_a_tree(depth, leaves, n_rows, expected):
     assert TreeLimits(depth, leaves).most_splits(n_rows) == expected
 

@@ -37,12 +37,15 @@ def fields(*of: type) -> set[str]:
 
 OPTIONS = fields(*JOBS)
 CHOICES = {
-    "preset": {one.value for one in Preset}, "action": {one.value for one in Action},
+    "preset": {one.value for one in Preset},
+    "action": {one.value for one in Action},
     "profile": {one.value for one in VerticalProfile},
-}  # fmt: skip
+}
 KEYS = {
-    **dict.fromkeys(fields(SitePolicy)), "vertical": fields(VerticalRules), "consents": fields(Consents),
-}  # fmt: skip
+    **dict.fromkeys(fields(SitePolicy)),
+    "vertical": fields(VerticalRules),
+    "consents": fields(Consents),
+}
 PARAMETERS = {*ALIASES, *ALIASES.values(), *check_parameters({}, ["a"]).agreed}
 NAMED = OPTIONS | PARAMETERS | fields(SitePolicy) | {"id column"}
 
@@ -62,9 +65,13 @@ def raised_texts() -> Iterator[tuple[str, str]]:
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             is_raise = isinstance(node, ast.Raise) and node.exc is not None
-            is_check = isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)) and (
-                getattr(node.func, "attr", getattr(node.func, "id", "")) in ("check_consent", "expect", "_refusal")
-            )  # fmt: skip
+            is_check = (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, (ast.Attribute, ast.Name))
+                and (
+                    getattr(node.func, "attr", getattr(node.func, "id", "")) in ("check_consent", "expect", "_refusal")
+                )
+            )
             if is_raise or is_check:
                 joined = [inner for inner in ast.walk(node) if isinstance(inner, ast.JoinedStr)]
                 parts = {id(part) for one in joined for part in one.values}

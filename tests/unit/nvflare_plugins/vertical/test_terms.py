@@ -21,9 +21,14 @@ class ToyKey:
 
 PROOF = RowsProof(ToyKey(), [rows_content([b"ann", b"bob"]), b""])
 MINE = VerticalTerms(
-    {"xgboost": "3.2.0", "veilboost": "1"}, {"label": "y"}, {"agreed": {}}, [5, 3], PROOF.of(0), "m",
+    {"xgboost": "3.2.0", "veilboost": "1"},
+    {"label": "y"},
+    {"agreed": {}},
+    [5, 3],
+    PROOF.of(0),
+    "m",
     {"2": "aa", "4": "bb"},
-)  # fmt: skip
+)
 THEIRS = dataclasses.replace(MINE, rows=PROOF.of(1))
 SITES = ("site-1", "site-2")
 
@@ -49,17 +54,21 @@ def test_equal_terms_agree_on_the_last_common_checkpoint():
     assert meet(dataclasses.replace(THEIRS, checkpoints={})) == 0
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"versions": {"xgboost": "3.2.1", "veilboost": "1"}}, "xgboost 3.2.1"),
-    ({"job": {"label": "z"}}, "'label'"),
-    ({"parameters": {"agreed": {"eta": 1}}}, "'agreed'"),
-    ({"n_rows": [5, 4]}, "another number of rows"),
-    ({"n_rows": [5]}, "another number of rows"),
-    ({"rows": PROOF.of(1)[:1]}, "another number of data sets"),
-    ({"rows": ["ac", ""]}, "another order"),
-    ({"rows": ["", ""]}, "all, or none"),
-    ({"model": "n"}, "another model"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"versions": {"xgboost": "3.2.1", "veilboost": "1"}}, "xgboost 3.2.1"),
+        ({"job": {"label": "z"}}, "'label'"),
+        ({"parameters": {"agreed": {"eta": 1}}}, "'agreed'"),
+        ({"n_rows": [5, 4]}, "another number of rows"),
+        ({"n_rows": [5]}, "another number of rows"),
+        ({"rows": PROOF.of(1)[:1]}, "another number of data sets"),
+        ({"rows": ["ac", ""]}, "another order"),
+        ({"rows": ["", ""]}, "all, or none"),
+        ({"model": "n"}, "another model"),
+    ],
+    ids=str,
+)
 def test_a_difference_is_named(change, said):
     with pytest.raises(ConfigurationError, match=said):
         meet(dataclasses.replace(THEIRS, **change))
@@ -71,11 +80,19 @@ def test_a_proof_that_is_no_hexadecimal_text_is_refused(proof):
         meet(dataclasses.replace(THEIRS, rows=[proof, ""]))
 
 
-@given(st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.sampled_from(
-        ["versions", "job", "parameters", "n_rows", "rows", "model", "checkpoints", "x"]), inner, max_size=8),
-))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+        lambda inner: (
+            st.lists(inner, max_size=8)
+            | st.dictionaries(
+                st.sampled_from(["versions", "job", "parameters", "n_rows", "rows", "model", "checkpoints", "x"]),
+                inner,
+                max_size=8,
+            )
+        ),
+    )
+)
 def test_hostile_documents_are_refused(document):
     with pytest.raises((ProtocolError, ConfigurationError)):
         agree(MINE, [MINE.to_bytes(), json.dumps(document).encode()], SITES, 0, PROOF)

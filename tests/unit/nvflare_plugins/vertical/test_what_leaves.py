@@ -65,7 +65,9 @@ def test_no_gradient_leaf_or_threshold_is_on_the_wire(monkeypatch):
         wire, secrets, outcome = recorded(monkeypatch, encrypted)
         assert len(secrets) > 100 and len(wire) > 100_000
         assert not [secret for secret in secrets if secret in wire]
-        numbers = [x for tree in trees(outcome.result.model) for x in [*tree["split_conditions"], *tree["base_weights"]]]
+        numbers = [
+            x for tree in trees(outcome.result.model) for x in [*tree["split_conditions"], *tree["base_weights"]]
+        ]
         thresholds = [split.threshold for passive in outcome.passives for split in passive.table.values()]
         assert len(numbers) > 20 and thresholds
         patterns = [np.float32(x).tobytes() for x in numbers if abs(x) > 1e-6] + [x.tobytes() for x in thresholds]

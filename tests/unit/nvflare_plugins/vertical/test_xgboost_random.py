@@ -52,9 +52,7 @@ def used_columns(params: dict, n_columns: int, n_trees: int) -> list[set[int]]:
     matrix = xgb.DMatrix(rng.normal(size=(3_000, n_columns)).astype(F), label=rng.normal(size=3_000))
     booster = xgb.train({"tree_method": "hist", "max_depth": 9, "nthread": 1, **params}, matrix, n_trees)
     frame = booster.trees_to_dataframe()
-    return [
-        {int(name[1:]) for name in tree.Feature if name != "Leaf"} for _, tree in frame.groupby("Tree", sort=True)
-    ]
+    return [{int(name[1:]) for name in tree.Feature if name != "Leaf"} for _, tree in frame.groupby("Tree", sort=True)]
 
 
 @pytest.mark.parametrize("n_columns", [7, 8, 20, 33])

@@ -13,9 +13,11 @@ from nvflare_plugins.vertical.model.private_table import PrivateSplit
 from nvflare_plugins.vertical_inference.explanations import RowPositions
 
 TABLE = {
-    (0, 0): PrivateSplit(2, np.float32(0.5), True), (0, 2): PrivateSplit(2, np.float32(-1.0), False),
-    (1, 0): PrivateSplit(2, np.float32(0.5), False), (1, 4): PrivateSplit(0, np.float32(7.0), False),
-}  # fmt: skip
+    (0, 0): PrivateSplit(2, np.float32(0.5), True),
+    (0, 2): PrivateSplit(2, np.float32(-1.0), False),
+    (1, 0): PrivateSplit(2, np.float32(0.5), False),
+    (1, 4): PrivateSplit(0, np.float32(7.0), False),
+}
 PART = PassivePart(TABLE, ("a", "b", "c"), ("f0", "f1", "f2"))
 FEATURES = np.array([[7, 0, -1], [6.5, 0, -2], [np.nan, 0, 0.5], [9, 0, np.nan]], dtype=np.float32)
 

@@ -46,8 +46,9 @@ def ask(party: PathOwner, batch: int, *queries: PathQuery) -> list[list[bool]]:
 def test_rows_of_batches_go_where_their_values_say():
     party = owner()
     assert ask(party, 0, PathQuery(0, 3, rows(0, 2)), PathQuery(4, 0, rows(0, 1, 2))) == [
-        [True, False], [True, False, False],
-    ]  # fmt: skip
+        [True, False],
+        [True, False, False],
+    ]
     assert ask(party, 1, PathQuery(0, 3, rows(0, 1, n=2))) == [[True, False]]
     assert ask(party, 1, PathQuery(4, 0, rows(0, n=2))) == [[False]]
 
@@ -63,7 +64,7 @@ PATHS = {
     (7, 2): PrivateSplit(0, np.float32(9.0), False, NOTHING_ABOVE),
     (7, 4): PrivateSplit(0, np.float32(0.5), False, (1, True)),
     (7, 6): PrivateSplit(0, np.float32(9.0), False, (1, False)),
-}  # fmt: skip
+}
 
 
 def path_owner() -> PathOwner:
@@ -114,7 +115,7 @@ HOSTILE = {
     "more_than_it_has": [DecisionRequest(0, (PathQuery(0, 3, rows(0)),) * 3)],
     "another_request": [HistogramRequest(0, ())],
     "setup": [TrainingSetup(0, 40, 5, b"")],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)

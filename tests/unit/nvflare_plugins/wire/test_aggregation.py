@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from he_processors.errors import JobAborted, ProtocolError
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer, add_words
-from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel, HeadExchange, RescaleRequested
 from nvflare_plugins.wire.envelope import (
     Codec,
@@ -23,7 +23,7 @@ from nvflare_plugins.wire.envelope import (
     pack_list,
     unpack,
     unpack_list,
-)  # fmt: skip
+)
 
 SITES = ("a", "b", "c")
 ATTEMPT = bytes(range(16))
@@ -31,10 +31,17 @@ ATTEMPT = bytes(range(16))
 
 def frame(rank: int, counter: int = 0, **changes) -> Frame:
     fields = {
-        "type": FrameType.CONTRIBUTION, "operation": Operation.SUM, "kind": Kind.HISTOGRAM,
-        "moment": TrainingStep(Phase.UPDATE, 3), "codec": Codec.MASKED, "rank": rank, "counter": counter,
-        "attempt": ATTEMPT, "n_values": 2, "payload": np.array([rank, 10], dtype="<u8").tobytes(),
-    }  # fmt: skip
+        "type": FrameType.CONTRIBUTION,
+        "operation": Operation.SUM,
+        "kind": Kind.HISTOGRAM,
+        "moment": TrainingStep(Phase.UPDATE, 3),
+        "codec": Codec.MASKED,
+        "rank": rank,
+        "counter": counter,
+        "attempt": ATTEMPT,
+        "n_values": 2,
+        "payload": np.array([rank, 10], dtype="<u8").tobytes(),
+    }
     fields |= changes
     fields.setdefault("salt", b"s" * 16 if fields["codec"].is_salted else b"")
     return Frame(**fields)

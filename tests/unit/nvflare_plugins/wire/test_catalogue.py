@@ -9,7 +9,7 @@ import pytest
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.horizontal.training import training_shape
-from nvflare_plugins.wire.catalogue import HorizontalGrammar, Kind, TrainingStep, Phase, TrainingShape
+from nvflare_plugins.wire.catalogue import HorizontalGrammar, Kind, Phase, TrainingShape, TrainingStep
 from nvflare_plugins.xgb.parameters import check_parameters
 from tests.support import recorder
 
@@ -50,9 +50,17 @@ def test_no_recorded_message_is_longer_than_the_shape_says(name):
 def test_kinds_of_a_logistic_round_in_order():
     kinds = replay(HorizontalGrammar(shape_of(TRACES["logistic"])), TRACES["logistic"])
     assert kinds[:10] == [
-        Kind.FEATURE_COUNT, Kind.ROW_COUNT, Kind.LABEL_MEAN, Kind.MODEL_PARAMETERS, Kind.SAMPLER_SEED,
-        Kind.HISTOGRAM, Kind.ROOT_SUM, Kind.HISTOGRAM, Kind.HISTOGRAM, Kind.METRIC_SIZE,
-    ]  # fmt: skip
+        Kind.FEATURE_COUNT,
+        Kind.ROW_COUNT,
+        Kind.LABEL_MEAN,
+        Kind.MODEL_PARAMETERS,
+        Kind.SAMPLER_SEED,
+        Kind.HISTOGRAM,
+        Kind.ROOT_SUM,
+        Kind.HISTOGRAM,
+        Kind.HISTOGRAM,
+        Kind.METRIC_SIZE,
+    ]
 
 
 @pytest.mark.parametrize("name", ["logistic", "vector_leaf", "absolute_error", "softprob"])
@@ -104,7 +112,12 @@ def _accepts(trace: dict, phase_index: int, calls: list) -> bool:
 def test_sketches_gradient_broadcasts_and_unknown_calls_are_refused():
     grammar = HorizontalGrammar(shape_of(TRACES["logistic"]))
     grammar.enter(TrainingStep(Phase.UPDATE, 0))
-    for call in (["Allreduce", 1, 2, 71088], ["Allreduce", 11, 2, 312], ["Broadcast", 0, 0, 2400], ["Allgather", 0, 0, 8]):
+    for call in (
+        ["Allreduce", 1, 2, 71088],
+        ["Allreduce", 11, 2, 312],
+        ["Broadcast", 0, 0, 2400],
+        ["Allgather", 0, 0, 8],
+    ):
         with pytest.raises(ProtocolError, match="unknown message"):
             grammar.classify(*call)
 

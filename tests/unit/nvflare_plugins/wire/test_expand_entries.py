@@ -15,9 +15,16 @@ from nvflare_plugins.wire.expand_entries import ENTRY_SIZE, ExpandEntry, pack_en
 REALS = st.floats(width=32, allow_nan=False)
 DOUBLES = st.tuples(st.floats(allow_nan=False), st.floats(allow_nan=False))
 ENTRIES = st.builds(
-    ExpandEntry, st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1), REALS, st.integers(0, 2**31 - 1), st.booleans(),
-    REALS, DOUBLES, DOUBLES,
-)  # fmt: skip
+    ExpandEntry,
+    st.integers(0, 2**31 - 1),
+    st.integers(0, 2**31 - 1),
+    REALS,
+    st.integers(0, 2**31 - 1),
+    st.booleans(),
+    REALS,
+    DOUBLES,
+    DOUBLES,
+)
 
 
 @given(ENTRIES)
@@ -61,10 +68,18 @@ def test_cut_and_extended_entries_are_refused(cut):
             unpack_entry(broken)
 
 
-@pytest.mark.parametrize(("held", "offered", "is_replaced"), [
-    ((1.0, 5), (2.0, 9), True), ((2.0, 5), (1.0, 1), False), ((2.0, 5), (2.0, 9), False), ((2.0, 5), (2.0, 1), True),
-    ((0.0, 0), (0.0, 3), False), ((1.0, 5), (np.inf, 1), False), ((1.0, 5), (-np.inf, 1), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("held", "offered", "is_replaced"),
+    [
+        ((1.0, 5), (2.0, 9), True),
+        ((2.0, 5), (1.0, 1), False),
+        ((2.0, 5), (2.0, 9), False),
+        ((2.0, 5), (2.0, 1), True),
+        ((0.0, 0), (0.0, 3), False),
+        ((1.0, 5), (np.inf, 1), False),
+        ((1.0, 5), (-np.inf, 1), False),
+    ],
+)
 def test_replacement_rule(held, offered, is_replaced):
     first, second = (ExpandEntry(0, 0, change, feature) for change, feature in (held, offered))
     assert first.is_replaced_by(second) == is_replaced

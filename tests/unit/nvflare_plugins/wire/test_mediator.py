@@ -28,10 +28,10 @@ from nvflare_plugins.wire.catalogue import (
     HorizontalGrammar,
     Kind,
     Message,
-    TrainingStep,
     Phase,
     TrainingShape,
-)  # fmt: skip
+    TrainingStep,
+)
 from nvflare_plugins.wire.federated_proto import SERVICE, reply_class, request_class
 from nvflare_plugins.wire.mediator import Mediator
 
@@ -67,9 +67,11 @@ def train_one_round(handler: Echo, before_update=lambda mediator: None) -> Media
     with Mediator(HorizontalGrammar(shape(data)), 0, handler) as mediator:
         try:
             with xgb.collective.CommunicatorContext(
-                dmlc_communicator="federated", federated_server_address=mediator.address, federated_world_size=1,
+                dmlc_communicator="federated",
+                federated_server_address=mediator.address,
+                federated_world_size=1,
                 federated_rank=0,
-            ):  # fmt: skip
+            ):
                 booster = xgb.Booster({"objective": "binary:logistic", "nthread": 1, "max_bin": MAX_BIN}, [data])
                 before_update(mediator)
                 mediator.enter(TrainingStep(Phase.UPDATE, 0))
@@ -293,14 +295,19 @@ def test_long_messages_are_refused_before_they_take_memory():
         assert peak_bytes() - before < 30_000_000 and mediator.error is None
         options = [("grpc.max_send_message_length", -1)]
         with grpc.insecure_channel(mediator.address, options) as channel, pytest.raises(grpc.RpcError) as raised:
-            channel.unary_unary(f"/{SERVICE}/Allreduce")(bytes(HorizontalGrammar(shape(data)).largest_message_bytes + 5000))
+            channel.unary_unary(f"/{SERVICE}/Allreduce")(
+                bytes(HorizontalGrammar(shape(data)).largest_message_bytes + 5000)
+            )
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "more bytes than any message" in str(mediator.error)
 
 
 def test_bytes_that_are_no_message_are_refused_in_words():
     with Mediator(HorizontalGrammar(shape(matrix())), 0, Echo()) as mediator:
-        with grpc.insecure_channel(mediator.address) as channel, pytest.raises(grpc.RpcError, match="none of its protocol"):
+        with (
+            grpc.insecure_channel(mediator.address) as channel,
+            pytest.raises(grpc.RpcError, match="none of its protocol"),
+        ):
             channel.unary_unary(f"/{SERVICE}/Allreduce")(b"\xff" * 50)
         assert isinstance(mediator.error, ProtocolError)
 

@@ -15,7 +15,7 @@ from he_processors.fixed_point import Grid, Grids, exponent_of
 from he_processors.masks import PairwiseMasks
 from nvflare_plugins.wire import profiles
 from nvflare_plugins.wire.aggregation import Aggregator
-from nvflare_plugins.wire.catalogue import Kind, TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, FrameType, unpack
 from nvflare_plugins.wire.profiles import BfvSums, CkksSums, MaskedSums, PlainSums
@@ -135,9 +135,11 @@ def test_a_value_that_outgrows_its_scale_changes_the_scale_and_is_never_summed_p
     assert all(result == [1.5, 5000.5] for result in results.values())
     kinds = [(frame.type, frame.kind, frame.counter) for frame in wires["b"].frames]
     assert kinds == [
-        (FrameType.CONTRIBUTION, Kind.SCALE, 0), (FrameType.RESCALE, Kind.HISTOGRAM, 1),
-        (FrameType.CONTRIBUTION, Kind.SCALE, 2), (FrameType.CONTRIBUTION, Kind.HISTOGRAM, 3),
-    ]  # fmt: skip
+        (FrameType.CONTRIBUTION, Kind.SCALE, 0),
+        (FrameType.RESCALE, Kind.HISTOGRAM, 1),
+        (FrameType.CONTRIBUTION, Kind.SCALE, 2),
+        (FrameType.CONTRIBUTION, Kind.HISTOGRAM, 3),
+    ]
     assert [f.payload for f in wires["b"].frames if f.type is FrameType.RESCALE] == [b""]
 
 
@@ -266,8 +268,10 @@ def test_gradients_and_hessians_keep_their_own_digits():
 def test_a_metrics_numerator_takes_no_digits_from_its_count():
     def work(sums: ProtectedSums, rank: int):
         sums.agree_scales({metric_quantity("rmse"): 1e18, metric_quantity("mae"): 1e3, Family.WEIGHTS: 1000.0})
-        return [sums.sum(Kind.METRIC, np.array([x, 100.0 + rank]), name).tolist() for name, x in
-                (("rmse", 1e17 / 3), ("mae", 0.1))]  # fmt: skip
+        return [
+            sums.sum(Kind.METRIC, np.array([x, 100.0 + rank]), name).tolist()
+            for name, x in (("rmse", 1e17 / 3), ("mae", 0.1))
+        ]
 
     results, _ = federate(work)
     assert results["b"][0] == [pytest.approx(1e17), 303.0] and results["b"][1] == [pytest.approx(0.3, rel=1e-12), 303.0]

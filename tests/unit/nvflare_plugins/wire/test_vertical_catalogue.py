@@ -8,7 +8,7 @@ import json
 import pytest
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.wire.catalogue import TrainingStep, Phase
+from nvflare_plugins.wire.catalogue import Phase, TrainingStep
 from nvflare_plugins.wire.vertical_catalogue import VerticalGrammar, VerticalKind, VerticalShape
 from nvflare_plugins.xgb.parameters import check_parameters
 from tests.support import recorder, vertical_recorder
@@ -25,10 +25,17 @@ def shape_of(trace: dict) -> VerticalShape:
     params = check_parameters(case, [f"f{i}" for i in range(recorder.N_FEATURES)])
     n_outputs, parallel = params.objective.n_outputs, case.get("num_parallel_tree", 1)
     return VerticalShape(
-        recorder.WORLD, (recorder.N_ROWS, vertical_recorder.N_VALID), n_outputs, n_outputs * parallel,
-        params.objective.adaptive_leaf, not continued and "base_score" not in case, continued, parallel > 1, (0, 1),
+        recorder.WORLD,
+        (recorder.N_ROWS, vertical_recorder.N_VALID),
+        n_outputs,
+        n_outputs * parallel,
+        params.objective.adaptive_leaf,
+        not continued and "base_score" not in case,
+        continued,
+        parallel > 1,
+        (0, 1),
         len(params.metrics),
-    )  # fmt: skip
+    )
 
 
 def replay(trace: dict, phases: list | None = None) -> list:
@@ -63,10 +70,25 @@ def test_kinds_and_reply_sizes_of_a_first_round():
     messages = replay(TRACES["logistic"])[6:24]
     k = VerticalKind
     assert [m.kind for m in messages] == [
-        k.FEATURE_COUNT, k.ERROR_LENGTH, k.VALUE_LENGTH, k.BASE_SCORE, k.MODEL_PARAMETERS, k.ERROR_LENGTH,
-        k.VALUE_LENGTH, k.GRADIENTS, k.SAMPLER_SEED, k.SKETCH_COLUMNS, k.ENTRY_COUNT, k.ENTRY_SIZES, k.ENTRY_BYTES,
-        k.ENTRIES, k.ROW_DECISIONS, k.ROW_MISSING, k.ENTRY_COUNT, k.ENTRY_SIZES,
-    ]  # fmt: skip
+        k.FEATURE_COUNT,
+        k.ERROR_LENGTH,
+        k.VALUE_LENGTH,
+        k.BASE_SCORE,
+        k.MODEL_PARAMETERS,
+        k.ERROR_LENGTH,
+        k.VALUE_LENGTH,
+        k.GRADIENTS,
+        k.SAMPLER_SEED,
+        k.SKETCH_COLUMNS,
+        k.ENTRY_COUNT,
+        k.ENTRY_SIZES,
+        k.ENTRY_BYTES,
+        k.ENTRIES,
+        k.ROW_DECISIONS,
+        k.ROW_MISSING,
+        k.ENTRY_COUNT,
+        k.ENTRY_SIZES,
+    ]
     assert [m.reply_size for m in messages[:10]] == [4, 0, 0, 0, 0, 0, 0, 0, 0, 4]
     assert [m.reply_size for m in messages[10:13]] == [24, 24, 24] and messages[17].reply_size == 48
     assert [m.reply_size for m in messages[14:16]] == [38, 38]

@@ -39,7 +39,11 @@ def plain() -> tuple[bytes, np.ndarray]:
 def test_names_of_all_scripts_survive_a_rewritten_document(plain):
     model, features = plain
     matrix = xgb.DMatrix(features, feature_names=NAMES)
-    for copy in (model_bytes(json.loads(model)), strip_sum_hessian(model), with_lists(model, NAMES, {}, ["nein", "ja"])):
+    for copy in (
+        model_bytes(json.loads(model)),
+        strip_sum_hessian(model),
+        with_lists(model, NAMES, {}, ["nein", "ja"]),
+    ):
         assert booster_of(copy).feature_names == NAMES
         assert np.array_equal(booster_of(copy).predict(matrix), booster_of(model).predict(matrix))
 
@@ -53,9 +57,13 @@ def test_a_model_without_lists_stays_as_it_is(plain):
 def coloured(colours: list, sizes: list) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
     """Return a frame of words, the positions in the lists, and a label that needs them."""
     codes = np.column_stack([RNG.integers(0, len(colours), 400), RNG.integers(0, len(sizes), 400)])
-    frame = pd.DataFrame({
-        "x": RNG.normal(size=400), "colour": [colours[c] for c in codes[:, 0]], "size": [sizes[c] for c in codes[:, 1]],
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "x": RNG.normal(size=400),
+            "colour": [colours[c] for c in codes[:, 0]],
+            "size": [sizes[c] for c in codes[:, 1]],
+        }
+    )
     positions = np.column_stack([frame.x, codes]).astype(np.float32)
     return frame, positions, (codes[:, 0] % 2) * 2.0 + (codes[:, 1] == 1)
 

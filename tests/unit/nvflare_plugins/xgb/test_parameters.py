@@ -77,8 +77,8 @@ def row_gradient(params: dict[str, object], margin: float, label: float, weight:
 
 @pytest.mark.parametrize(
     ("objective", "more"),
-    [(name, {}) for name in OBJECTIVES] + [("binary:logistic", {"scale_pos_weight": 7.0}),
-                                           ("binary:logitraw", {"scale_pos_weight": 0.1})],
+    [(name, {}) for name in OBJECTIVES]
+    + [("binary:logistic", {"scale_pos_weight": 7.0}), ("binary:logitraw", {"scale_pos_weight": 0.1})],
 )
 def test_bounds_hold_for_the_gradients_of_the_wheel_and_are_nearly_reached(objective: str, more: dict) -> None:
     params = {"objective": objective, **EXTRA.get(objective, {}), **more}
@@ -183,12 +183,25 @@ def test_refused_by_name(params: dict[str, object], said: str) -> None:
 
 def test_normal_form_is_one_document_for_equal_jobs() -> None:
     one = check_parameters(
-        {"eta": 0.1, "lambda": 2, "monotone_constraints": {"sex": -1}, "interaction_constraints": [["bmi", "age"]],
-         "nthread": 1}, NAMES,
+        {
+            "eta": 0.1,
+            "lambda": 2,
+            "monotone_constraints": {"sex": -1},
+            "interaction_constraints": [["bmi", "age"]],
+            "nthread": 1,
+        },
+        NAMES,
     )
     two = check_parameters(
-        {"interaction_constraints": "[[0,1]]", "monotone_constraints": "(0,0,-1)", "reg_lambda": 2.0,
-         "learning_rate": 0.1, "verbosity": 0, "tree_method": "auto"}, NAMES,
+        {
+            "interaction_constraints": "[[0,1]]",
+            "monotone_constraints": "(0,0,-1)",
+            "reg_lambda": 2.0,
+            "learning_rate": 0.1,
+            "verbosity": 0,
+            "tree_method": "auto",
+        },
+        NAMES,
     )
     assert one.document() == two.document()
     assert json.loads(json.dumps(one.document())) == one.document()

@@ -58,8 +58,14 @@ def test_the_same_run_again_is_the_same_release(registry: Registry) -> None:
     assert reserve(registry, table(names=("b", "c")), job_id="job-5").verdict is Verdict.OTHER_PARAMETERS
 
 
-DRAWS = [describe_draw(), describe_draw(0.98), describe_draw(0.5), describe_draw(1.0, "w"), describe_draw(0.98, "w"),
-         describe_draw(1.0, "subsample 0.98")]  # fmt: skip
+DRAWS = [
+    describe_draw(),
+    describe_draw(0.98),
+    describe_draw(0.5),
+    describe_draw(1.0, "w"),
+    describe_draw(0.98, "w"),
+    describe_draw(1.0, "subsample 0.98"),
+]
 
 
 @pytest.mark.parametrize("second", DRAWS)
@@ -122,12 +128,16 @@ DIFFERENCES = {
     "a site less, other columns": (table(names=("b", "c")), spec(), {"sites": SITES[:2]}),
     "a site less, renamed copy": (table(), spec("copy", "copy.csv"), {"sites": SITES[:2]}),
     "a site less, renamed copy with other columns": (
-        table(names=("b", "d")), spec("copy", "copy.csv"), {"sites": SITES[:2]}
+        table(names=("b", "d")),
+        spec("copy", "copy.csv"),
+        {"sites": SITES[:2]},
     ),
     "a row less": (table(rows=slice(1, None)), spec(), {}),
     "a row less in a renamed copy": (table(rows=slice(1, None)), spec("copy", "copy.csv"), {}),
     "a row less, other columns, same file under another name": (
-        table(names=("b", "c"), rows=slice(1, None)), spec("copy"), {}
+        table(names=("b", "c"), rows=slice(1, None)),
+        spec("copy"),
+        {},
     ),
     "a value changed": (one_value_changed(), spec(), {}),
     "two rows swapped their labels": (labels_swapped(), spec(), {}),
@@ -200,7 +210,8 @@ def test_resume_only_with_the_same_sites_rows_and_parameters(registry: Registry)
     registry.trees_complete(reserve(registry, table()), 20)
     point = ResumePoint("job-1", 20)
     for changes, said in (
-        ({"sites": SITES[:2]}, "site set"), ({"parameters": b"q"}, "parameters"),
+        ({"sites": SITES[:2]}, "site set"),
+        ({"parameters": b"q"}, "parameters"),
         ({"resume": ResumePoint("job-1", 21)}, "left 20 complete trees"),
         ({"resume": ResumePoint("job-9", 20)}, "no record"),
     ):
@@ -274,7 +285,10 @@ def test_the_command_finds_a_simulated_site(tmp_path: Path, capsys: pytest.Captu
         assert "job-1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("damage", ["text", "key lost", "version", "state", "terms", "fields", "rows lost", "rows cut", "rows torn", "rows added"])
+@pytest.mark.parametrize(
+    "damage",
+    ["text", "key lost", "version", "state", "terms", "fields", "rows lost", "rows cut", "rows torn", "rows added"],
+)
 def test_damage_is_refused_not_forgotten(tmp_path: Path, damage: str) -> None:
     reserve(Registry(tmp_path, "site-1", Consents()), table())
     file = tmp_path / "registry.json"
@@ -309,9 +323,11 @@ def test_a_registry_of_the_first_format_is_read_and_written_anew(tmp_path: Path)
     file = tmp_path / "registry.json"
     ledger = read_ledger(file)
     old = {
-        "version": 1, "data": {name: asdict(record) for name, record in ledger.data.items()},
-        "runs": [asdict(run) for run in ledger.runs], "searches": [],
-    }  # fmt: skip
+        "version": 1,
+        "data": {name: asdict(record) for name, record in ledger.data.items()},
+        "runs": [asdict(run) for run in ledger.runs],
+        "searches": [],
+    }
     file.write_text(json.dumps(old, indent=1))
     assert read_ledger(file) == ledger
     registry = Registry(tmp_path, "site-1", Consents())

@@ -14,10 +14,13 @@ import nvflare_plugins
 from nvflare_plugins.site.memory.stored_arrays import read_arrays
 
 ARRAYS = {
-    "floats": np.array([1.5, np.nan, -0.0], dtype=np.float32), "empty": np.empty(0, np.uint64),
-    "bytes": np.frombuffer(b"{}", dtype=np.uint8), "matrix": np.arange(6, dtype=np.int64).reshape(3, 2),
-    "no rows": np.empty((0, 61), dtype=np.uint32), "counts": np.array([2**40]),
-}  # fmt: skip
+    "floats": np.array([1.5, np.nan, -0.0], dtype=np.float32),
+    "empty": np.empty(0, np.uint64),
+    "bytes": np.frombuffer(b"{}", dtype=np.uint8),
+    "matrix": np.arange(6, dtype=np.int64).reshape(3, 2),
+    "no rows": np.empty((0, 61), dtype=np.uint32),
+    "counts": np.array([2**40]),
+}
 
 
 def saved(path: Path, **arrays: np.ndarray) -> Path:
@@ -88,8 +91,17 @@ def test_any_cut_or_changed_file_is_refused_or_read_alike(tmp_path):
         assert all(array.tolist() == [0, 1, 2, 3] for array in found.values())
 
 
-@pytest.mark.parametrize("array", [np.array(["text"]), np.array([{}], dtype=object), np.zeros((1, 1, 1)), np.array([1 + 2j]),
-                                   np.asfortranarray(np.zeros((2, 3)))], ids=["text", "object", "3d", "complex", "order"])  # fmt: skip
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(["text"]),
+        np.array([{}], dtype=object),
+        np.zeros((1, 1, 1)),
+        np.array([1 + 2j]),
+        np.asfortranarray(np.zeros((2, 3))),
+    ],
+    ids=["text", "object", "3d", "complex", "order"],
+)
 def test_other_arrays_are_refused(tmp_path, array):
     with pytest.raises(ValueError):
         read_arrays(saved(tmp_path / "a.npz", one=array))
