@@ -8,8 +8,8 @@ LABEL ?=
 PROFILE ?= masks
 ROUNDS ?= 10
 CASES ?=
-# Files of tests side by side; those of one file share what they set up.
-PARALLEL ?= -n auto --maxprocesses 4 --dist loadfile
+# Tests side by side; a process without any left takes some of the others, so that no core waits for the longest file.
+PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: demo test test-all bench-horizontal bench-he bench-vertical bench-cuda bench-dp clean
 

@@ -448,7 +448,9 @@ FLOORED = {
 }
 
 
-@pytest.mark.parametrize("name", names(FLOORED, "lossguide", "hinge", "absolute_error", "scale_pos_weight", "sampled"))
+@pytest.mark.parametrize(
+    "name", names(FLOORED, "lossguide", "softprob", "hinge", "absolute_error", "scale_pos_weight", "sampled")
+)
 def test_no_node_holds_fewer_rows_than_the_sites_ask_for(tmp_path, name):
     params, raised = FLOORED[name]
     params, frame = {"max_depth": 8, "reg_lambda": 0.0, **params}, table(400)

@@ -109,8 +109,19 @@ ODD_TABLES = {
 }
 
 
-@pytest.mark.parametrize("cuts", ["quantile", "exact"])
-@pytest.mark.parametrize("name", ODD_TABLES)
+@pytest.mark.parametrize(
+    ("name", "cuts"),
+    [
+        pytest.param(
+            name,
+            cuts,
+            id=f"{name}-{cuts}",
+            marks=[pytest.mark.slow] if cuts == "exact" and name not in ("only_missing", "huge", "integers") else [],
+        )
+        for name in ODD_TABLES
+        for cuts in ("quantile", "exact")
+    ],
+)
 def test_odd_tables_equal_central(tmp_path, name, cuts):
     frame = ODD_TABLES[name](table(200))
     params = {"base_score": 0.5} if name == "one_class" else {}
@@ -134,8 +145,8 @@ def test_values_beyond_the_outermost_cut_are_refused_before_anything_is_sent(tmp
         {},
         {"objective": "reg:absoluteerror"},
         {"objective": "reg:quantileerror", "quantile_alpha": 0.3},
-        {"objective": "count:poisson"},
-        {"objective": "multi:softprob", "num_class": 2},
+        pytest.param({"objective": "count:poisson"}, marks=pytest.mark.slow),
+        pytest.param({"objective": "multi:softprob", "num_class": 2}, marks=pytest.mark.slow),
         {"subsample": 0.5},
     ],
 )
@@ -148,7 +159,9 @@ def test_a_site_of_one_row(tmp_path, params):
     assert masked.model() == plain.model()
 
 
-@pytest.mark.parametrize("profile", ["masks", "bfv", pytest.param("ckks", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "profile", ["masks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bfv", "ckks"))]
+)
 def test_ten_sites(tmp_path, profile):
     frame = table(600)
     federation = federate(tmp_path, frame, job(num_rounds=2, profile=profile), n_sites=10)
@@ -255,9 +268,11 @@ class Replay(xgb.callback.TrainingCallback):
     ("metric", "patience"),
     [
         ("logloss", 3),
-        ("auc", 3),
         ("error", 1),
-        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("logloss", 1), ("auc", 1), ("error", 3))),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (("logloss", 1), ("auc", 1), ("auc", 3), ("error", 3))
+        ),
     ],
 )
 def test_early_stopping_decides_as_xgboost_does(tmp_path, metric, patience):

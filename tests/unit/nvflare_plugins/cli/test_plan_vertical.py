@@ -9,6 +9,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.plan import command as plan_module
+from nvflare_plugins.cli.plan import vertical as vertical_module
 from nvflare_plugins.cli.plan.vertical import CipherRates, VerticalWorkload, estimate_vertical, render_vertical
 
 RATES = CipherRates(
@@ -51,7 +52,8 @@ def test_text_names_every_party():
     assert "active party" in text and "passive party 2" in text and "3 own and 2 + 4 foreign features" in text
 
 
-def test_command_measures_real_rates(capsys):
+def test_command_measures_real_rates(capsys, monkeypatch):
+    monkeypatch.setattr(vertical_module, "_REPEATS", 1)
     parser = argparse.ArgumentParser()
     plan_module.add_parser(parser.add_subparsers())
     words = "plan --rows 5000 --features 2 --foreign-features 3 --depth 3 --bins 16 --key-bits 2048 --json"
