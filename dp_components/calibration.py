@@ -29,15 +29,15 @@ def noise_multiplier_for(
     Privacy: noise standard deviation / L2 sensitivity of each query; the composition is exact, n / s^2 = mu^2.
 
     Args:
-        n_queries: Number of queries over the same rows; disjoint bins or leaves of one query count once.
-        epsilon: The whole epsilon.
-        delta: The whole delta.
-        pure_epsilon: The part of epsilon that pure mechanisms of the same job use.
-        rows_per_person: Rows of one person that are protected together; the noise grows in proportion.
-        slack_share: The part of delta kept for the slack of discrete noise; 0 for continuous noise.
+        n_queries: number of queries over the same rows; disjoint bins or leaves of one query count once.
+        epsilon: the whole epsilon.
+        delta: the whole delta.
+        pure_epsilon: the part of epsilon that pure mechanisms of the same job use.
+        rows_per_person: rows of one person that are protected together; the noise grows in proportion.
+        slack_share: the part of delta kept for the slack of discrete noise; 0 for continuous noise.
 
     Raises:
-        ValueError: Arguments out of range.
+        ValueError: arguments out of range.
     """
     if n_queries < 1 or rows_per_person < 1:
         raise ValueError("n_queries and rows_per_person must be at least 1")
@@ -51,13 +51,13 @@ def calibrate(plan: Callable[[float], Event], epsilon: float, delta: float, *, r
     """Return the least noise scale with which a whole plan keeps (epsilon, delta), up to ``rounding``, rounded up.
 
     Args:
-        plan: Noise scale -> the events of the job; a larger scale must cost less.
-        epsilon: To keep at ``delta``.
-        delta: To keep.
-        rounding: Relative width of the bracket at which the search ends.
+        plan: noise scale -> the events of the job; a larger scale must cost less.
+        epsilon: to keep at ``delta``.
+        delta: to keep.
+        rounding: relative width of the bracket at which the search ends.
 
     Raises:
-        ValueError: No scale from 1e-6 to 1e12 keeps it.
+        ValueError: no scale from 1e-6 to 1e12 keeps it.
     """
 
     def is_kept(scale: float) -> bool:

@@ -23,11 +23,11 @@ class NoiseShares:
     """How the noise is divided.
 
     Attributes:
-        n_sites: Sites that add a share; all of them must be alive in every sum.
-        n_colluders: Sites that may pool what they know, the observer included: at least 1, fewer than ``n_sites``.
+        n_sites: sites that add a share; all of them must be alive in every sum.
+        n_colluders: sites that may pool what they know, the observer included: at least 1, fewer than ``n_sites``.
 
     Raises:
-        PrivacyRefusal: The numbers leave no noise, or leave none unknown to some site.
+        PrivacyRefusal: the numbers leave no noise, or leave none unknown to some site.
     """
 
     n_sites: int
@@ -59,7 +59,7 @@ class NoiseShares:
         """Refuse a sum to which fewer sites contribute than the noise was calibrated for.
 
         Raises:
-            PrivacyRefusal: Sites are missing, and their shares with them.
+            PrivacyRefusal: sites are missing, and their shares with them.
         """
         if n_live < self.n_sites:
             raise PrivacyRefusal(
@@ -88,7 +88,7 @@ def add_noise_share(
         The site's noised sums with the ``DiscreteGaussianEvent`` of the honest sites' total.
 
     Raises:
-        ValueError: As ``add_gaussian_noise``.
+        ValueError: as ``add_gaussian_noise``.
     Reference: Kairouz, Liu and Steinke, The Distributed Discrete Gaussian Mechanism, Theorem 9.
     """
     exact = require_integers(sums, sensitivity)

@@ -50,12 +50,12 @@ class DiscreteGaussianEvent:
     P(share = y) is proportional to exp(-y^2 / (2 s^2)) on the integers.
 
     Attributes:
-        noise_multiplier: Least standard deviation of the summed noise divided by the L2 sensitivity, where both are
+        noise_multiplier: least standard deviation of the summed noise divided by the L2 sensitivity, where both are
             measured after scaling each coordinate by its weight.
-        relation: What neighbouring data sets differ in.
-        scales: Pairs (s, number of coordinates): the parameter s of one share in grid units, and how many coordinates
+        relation: what neighbouring data sets differ in.
+        scales: pairs (s, number of coordinates): the parameter s of one share in grid units, and how many coordinates
             of the query have it.
-        n_shares: Shares that an adversary does not know: 1 for a trusted aggregator, sites minus colluders otherwise.
+        n_shares: shares that an adversary does not know: 1 for a trusted aggregator, sites minus colluders otherwise.
     """
 
     noise_multiplier: float
@@ -100,8 +100,8 @@ class LocalRandomisedResponseEvent:
     """Each value of a row replaced on its own by randomised response over its buckets.
 
     Attributes:
-        epsilon: Per value; this alone is the guarantee at the element level (CHANGE_VALUE).
-        n_values: Values of one row that are randomised: a whole row costs ``n_values * epsilon``.
+        epsilon: per value; this alone is the guarantee at the element level (CHANGE_VALUE).
+        n_values: values of one row that are randomised: a whole row costs ``n_values * epsilon``.
         relation: CHANGE_VALUE prices one value; every other relation prices the whole row.
     """
 
@@ -147,13 +147,13 @@ class DisjointPartEvent:
     on its own (by a keyed hash of its id, say) and never by fixed sizes of parts, which depend on the other rows.
 
     Attributes:
-        event: What was run on the part; a simple event.
-        partition: Name of the partition within its job, for instance "ensemble 3"; another assignment of the rows is
+        event: what was run on the part; a simple event.
+        partition: name of the partition within its job, for instance "ensemble 3"; another assignment of the rows is
             another partition and needs another name.
-        part: Number of the part in it.
+        part: number of the part in it.
 
     Raises:
-        ValueError: The relation is REPLACE_ROW, under which a row may leave one part and enter another.
+        ValueError: the relation is REPLACE_ROW, under which a row may leave one part and enter another.
     Reference: ALGORITHMS of the project, 2, D4.
     """
 
@@ -227,7 +227,7 @@ def simple_events(event: Event) -> Iterator[tuple[PricedEvent, int]]:
     """Yield the simple events (and parts) of a composition with their counts.
 
     Raises:
-        UnknownEvent: Something in it is not an event of this module.
+        UnknownEvent: something in it is not an event of this module.
     """
     match event:
         case RepeatedEvent(event=inner, count=count):
@@ -248,7 +248,7 @@ def event_document(event: PricedEvent) -> dict[str, object]:
     """Return a simple event or a part as JSON values.
 
     Raises:
-        UnknownEvent: It is not a simple event of this module.
+        UnknownEvent: it is not a simple event of this module.
     """
     if isinstance(event, DisjointPartEvent):
         return {**event_document(event.event), "partition": event.partition, "part": event.part}
@@ -269,8 +269,8 @@ def event_from_document(document: Mapping[str, object]) -> PricedEvent:
     """Read what ``event_document`` writes, and nothing else.
 
     Raises:
-        UnknownEvent: The event is not known.
-        ValueError: A field is missing, superfluous or impossible.
+        UnknownEvent: the event is not known.
+        ValueError: a field is missing, superfluous or impossible.
     """
     values = dict(document)
     if "partition" in values:

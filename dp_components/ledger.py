@@ -66,11 +66,11 @@ class Quote:
     """What a plan would cost. Nothing was written.
 
     Attributes:
-        fits: Whether the budget allows it now.
-        plan: Its cost.
-        held: What is spent, or promised to open jobs, without it.
-        limit: The budget.
-        message: For a person.
+        fits: whether the budget allows it now.
+        plan: its cost.
+        held: what is spent, or promised to open jobs, without it.
+        limit: the budget.
+        message: for a person.
     """
 
     fits: bool
@@ -87,7 +87,7 @@ class Ledger:
         """Open an existing ledger as it is; ``Ledger.open`` also creates one.
 
         Args:
-            heads: Folder of its head, as ``Ledger.open`` was given it. None reads without checking for a missing end;
+            heads: folder of its head, as ``Ledger.open`` was given it. None reads without checking for a missing end;
                 nothing can be written then.
         """
         self._journal = Journal(path)
@@ -105,13 +105,13 @@ class Ledger:
         on priced for as many rows. They cannot be lowered, which would make what was promised cheaper afterwards.
 
         Args:
-            heads: Folder of the ledgers' heads, best one that is not restored together with ``folder``; None takes
+            heads: folder of the ledgers' heads, best one that is not restored together with ``folder``; None takes
                 ``heads`` in it. A ledger of the time before heads gets one now.
 
         Raises:
-            ValueError: The name of the data set is not a plain file name.
-            PrivacyRefusal: The ledger is there with another neighbouring relation or site, or more rows per person.
-            LedgerDamaged: The file is not a ledger.
+            ValueError: the name of the data set is not a plain file name.
+            PrivacyRefusal: the ledger is there with another neighbouring relation or site, or more rows per person.
+            LedgerDamaged: the file is not a ledger.
         """
         if not _DATA_SET.fullmatch(identity.data_set):
             raise ValueError("the name of a data set has letters, digits and _ . @ + - only")
@@ -142,7 +142,7 @@ class Ledger:
         """Say what a plan would cost and whether it fits, without writing anything.
 
         Raises:
-            UnknownEvent, ValueError, PrivacyRefusal: The plan cannot be priced, or not in this ledger.
+            UnknownEvent, ValueError, PrivacyRefusal: the plan cannot be priced, or not in this ledger.
         """
         with self._locked() as state:
             return self._quote(state, count_events(plan), job_id or "the job", job_id)
@@ -163,9 +163,9 @@ class Ledger:
                 next job that is opened interrupts it first.
 
         Raises:
-            SecondOpinionDiffers: See accounting/second_opinion.py.
-            PrivacyRefusal: The plan would overdraw the budget, the job is closed, or is open with another plan.
-            UnknownEvent, ValueError: The plan cannot be priced.
+            SecondOpinionDiffers: see accounting/second_opinion.py.
+            PrivacyRefusal: the plan would overdraw the budget, the job is closed, or is open with another plan.
+            UnknownEvent, ValueError: the plan cannot be priced.
         """
         counts = count_events(plan)
         _require_text("job id", job_id)
@@ -203,7 +203,7 @@ class Ledger:
         Nothing changes while another process goes on with the job.
 
         Raises:
-            PrivacyRefusal: The job is not open, or was interrupted before.
+            PrivacyRefusal: the job is not open, or was interrupted before.
         """
         with self._locked() as state:
             _running_job(state, job_id)
@@ -216,7 +216,7 @@ class Ledger:
         """Reserve more for an open job, say for what must be drawn afresh after a crash: a new charge.
 
         Raises:
-            PrivacyRefusal: It would overdraw the budget, or the job is not open.
+            PrivacyRefusal: it would overdraw the budget, or the job is not open.
         """
         more = count_events(plan)
         with self._locked() as state:
@@ -233,15 +233,15 @@ class Ledger:
             on, the model's state included: the cached answer is given whenever it is the same.
 
         Args:
-            job_id: An open job.
-            query: What is asked, printable ASCII up to 300 characters; hash what is longer.
-            make: Draws the release. Called at most once, under the ledger's lock: it must neither wait for others nor
+            job_id: an open job.
+            query: what is asked, printable ASCII up to 300 characters; hash what is longer.
+            make: draws the release. Called at most once, under the ledger's lock: it must neither wait for others nor
                 use the ledger.
 
         Raises:
-            PrivacyRefusal: The job is not open, has spent its plan, or the site has lowered its budget below what
+            PrivacyRefusal: the job is not open, has spent its plan, or the site has lowered its budget below what
                 is spent. Nothing is handed out and nothing charged.
-            OSError: The charge could not be written. Nothing is handed out; it may have been charged.
+            OSError: the charge could not be written. Nothing is handed out; it may have been charged.
         """
         _require_text("query", query)
         with self._locked() as state:
@@ -262,7 +262,7 @@ class Ledger:
         """Return the queries of an open job that would be answered from the cache, in the order of their release.
 
         Raises:
-            PrivacyRefusal: The job is not open.
+            PrivacyRefusal: the job is not open.
         """
         with self._locked() as state:
             return tuple(_open_job(state, job_id).replies)
@@ -271,7 +271,7 @@ class Ledger:
         """End a job: what it has not used becomes free again, and its cached replies are deleted.
 
         Raises:
-            PrivacyRefusal: The job is not open.
+            PrivacyRefusal: the job is not open.
         """
         with self._locked() as state:
             _open_job(state, job_id)
@@ -314,7 +314,7 @@ class Ledger:
         """Return what one job has released so far, priced for one person.
 
         Raises:
-            PrivacyRefusal: There is no such job.
+            PrivacyRefusal: there is no such job.
         """
         with self._locked() as state:
             if job_id in state.closed.jobs:
@@ -338,8 +338,8 @@ class Ledger:
         spent. Answers that are missing are drawn and charged afresh.
 
         Raises:
-            PrivacyRefusal: Nothing is missing.
-            LedgerDamaged: The lines that are there are damaged, or the journal is gone: only a copy of it helps.
+            PrivacyRefusal: nothing is missing.
+            LedgerDamaged: the lines that are there are damaged, or the journal is gone: only a copy of it helps.
         """
         if self._head is None:
             raise ValueError("a cut is accepted where the head is known")

@@ -64,7 +64,7 @@ class Journal:
         """Return the records written since the last call, and whether they start again from the first one.
 
         Raises:
-            LedgerDamaged: The file is not what this module writes.
+            LedgerDamaged: the file is not what this module writes.
         """
         try:
             descriptor = os.open(self.path, os.O_RDWR)

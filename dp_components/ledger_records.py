@@ -26,10 +26,10 @@ class LedgerIdentity:
     """Whose ledger it is, and what its guarantee means.
 
     Attributes:
-        site: The site.
-        data_set: The name of the data set at the site.
-        relation: The neighbouring relation of all its events.
-        rows_per_person: Rows of one person that are protected together; every charge is priced for that many.
+        site: the site.
+        data_set: the name of the data set at the site.
+        relation: the neighbouring relation of all its events.
+        rows_per_person: rows of one person that are protected together; every charge is priced for that many.
     """
 
     site: str
@@ -49,13 +49,13 @@ class Budget:
     """What all jobs on a data set may spend together; stated by the site, never by a job.
 
     Attributes:
-        epsilon: The whole epsilon.
-        delta: The whole delta, public.
-        pure_epsilon: The part of epsilon reserved for pure mechanisms; Gaussians get the rest.
-        zcdp_rho: Reserved for mechanisms known by their Renyi divergence only.
+        epsilon: the whole epsilon.
+        delta: the whole delta, public.
+        pure_epsilon: the part of epsilon reserved for pure mechanisms; Gaussians get the rest.
+        zcdp_rho: reserved for mechanisms known by their Renyi divergence only.
 
     Raises:
-        ValueError: The parts do not fit together.
+        ValueError: the parts do not fit together.
     """
 
     epsilon: float
@@ -191,7 +191,7 @@ class LedgerState:
         """Take in one record.
 
         Raises:
-            LedgerDamaged: It is not what the ledger writes, or does not follow from the records before it.
+            LedgerDamaged: it is not what the ledger writes, or does not follow from the records before it.
         """
         reader = _READERS.get(str(record.get("record")))
         if reader is None:
@@ -360,8 +360,8 @@ def summarise_closed(records: list[Record], state: LedgerState) -> list[Record]:
     Opening a ledger then takes one line for all of them, and the price of each different spending once.
 
     Args:
-        records: All records of a ledger.
-        state: What they add up to.
+        records: all records of a ledger.
+        state: what they add up to.
     """
     closed = state.closed
     kept = [record for record in records if record["record"] != "history" and record.get("job") not in closed.jobs]

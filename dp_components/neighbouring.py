@@ -13,10 +13,10 @@ class NeighbouringRelation(Enum):
     """What may differ between neighbouring data sets. Protected is a record, never a whole site.
 
     Attributes:
-        ADD_OR_REMOVE_ROW: One row is there or not: the relation of Maddock et al. and the default.
-        REPLACE_ROW: One row has other features and another label; twice the sensitivity of a sum.
-        CHANGE_LABEL: One row has another label; its features, and so the nodes it falls into, are public.
-        CHANGE_VALUE: One feature value of one row differs (FederBoost's element level).
+        ADD_OR_REMOVE_ROW: one row is there or not: the relation of Maddock et al. and the default.
+        REPLACE_ROW: one row has other features and another label; twice the sensitivity of a sum.
+        CHANGE_LABEL: one row has another label; its features, and so the nodes it falls into, are public.
+        CHANGE_VALUE: one feature value of one row differs (FederBoost's element level).
     """
 
     ADD_OR_REMOVE_ROW = "add_or_remove_row"

@@ -40,6 +40,7 @@ def random_below(bound: int, n: int, source: RandomSource) -> NDArray[np.int64]:
     """Draw ``n`` integers uniformly from [0, bound) by rejection.
 
     Shapes: result: int64[n].
+
     Raises:
         ValueError: ``bound`` is not in [1, 2^62].
     """

@@ -43,10 +43,10 @@ class Sensitivity:
     Units: ``bound`` in grid units.
 
     Attributes:
-        bound: The bound, in ``norm``, after coordinate i of the query's last axis is multiplied by ``weights[i]``.
-        norm: The norm of the bound.
-        relation: What neighbouring data sets differ in.
-        weights: One positive weight per coordinate of the last axis; (1.0,) stands for equal weights.
+        bound: the bound, in ``norm``, after coordinate i of the query's last axis is multiplied by ``weights[i]``.
+        norm: the norm of the bound.
+        relation: what neighbouring data sets differ in.
+        weights: one positive weight per coordinate of the last axis; (1.0,) stands for equal weights.
     """
 
     bound: float
@@ -100,13 +100,13 @@ def clip_logistic_rows(
     Args:
         grad: p - y, without weights.
         hess: p (1 - p), without weights.
-        relation: What neighbouring data sets differ in.
-        row_weights: Public or row-wise weights, clipped to [0, ``max_row_weight``]; None for 1.
-        max_row_weight: Public bound of the weights (for scale_pos_weight s: max(1, s)).
-        grid_bits: The grid is 2^-grid_bits.
+        relation: what neighbouring data sets differ in.
+        row_weights: public or row-wise weights, clipped to [0, ``max_row_weight``]; None for 1.
+        max_row_weight: public bound of the weights (for scale_pos_weight s: max(1, s)).
+        grid_bits: the grid is 2^-grid_bits.
 
     Raises:
-        ValueError: Values that are not finite, shapes that differ, weights without a usable bound, or the relation is
+        ValueError: values that are not finite, shapes that differ, weights without a usable bound, or the relation is
             one in which no row changes.
     Reference: ALGORITHMS of the project, 6.2: c^2 <= (1 + q) / (q^2 (1 - q)), least at q^2 + q = 1, where it is phi^5.
     """
@@ -146,15 +146,15 @@ def clip_rows(
     Privacy: the norm of the weighted bounds for ADD_OR_REMOVE_ROW, twice that for REPLACE_ROW and CHANGE_LABEL.
 
     Args:
-        values: The rows.
-        bounds: Public bounds of the absolute values.
-        relation: What neighbouring data sets differ in.
+        values: the rows.
+        bounds: public bounds of the absolute values.
+        relation: what neighbouring data sets differ in.
         norm: L1 or L2.
-        weights: Weight of each coordinate in the norm; its noise is smaller by that factor. None for 1.
-        grid_bits: The grid is 2^-grid_bits.
+        weights: weight of each coordinate in the norm; its noise is smaller by that factor. None for 1.
+        grid_bits: the grid is 2^-grid_bits.
 
     Raises:
-        ValueError: Values that are not finite, a bound that is not on or above the grid, shapes that differ.
+        ValueError: values that are not finite, a bound that is not on or above the grid, shapes that differ.
     """
     limits = np.array([grid_bound(bound, grid_bits) for bound in bounds], dtype=np.int64)
     scale = tuple(float(w) for w in weights) if weights is not None else (1.0,) * len(limits)
@@ -193,7 +193,7 @@ def count_sensitivity(
     Privacy: replacing a row moves two counts of each group.
 
     Raises:
-        ValueError: No count, no known relation, or not an L1 or L2 norm.
+        ValueError: no count, no known relation, or not an L1 or L2 norm.
     """
     if n_counted < 1:
         raise ValueError("a row enters at least one count")
@@ -214,7 +214,7 @@ def grid_integers(sums: ArrayLike, grid_bits: int = GRID_BITS) -> NDArray[np.int
     Shapes: sums: float64[...]; result: int64 of the same shape, in units of 2^-grid_bits.
 
     Raises:
-        ValueError: A sum is not on the grid: then a value that was never clipped has entered it.
+        ValueError: a sum is not on the grid: then a value that was never clipped has entered it.
     """
     scaled = np.ldexp(np.asarray(sums, dtype=np.float64), grid_bits)
     if not np.all(np.isfinite(scaled)) or np.any(np.abs(scaled) > 2.0**53) or np.any(scaled != np.rint(scaled)):
@@ -226,7 +226,7 @@ def grid_bound(bound: float, grid_bits: int) -> int:
     """Return a public bound in grid units, rounded down: values are truncated toward zero below it.
 
     Raises:
-        ValueError: The bound is not finite, not above the grid, or above 2^(31 - grid_bits).
+        ValueError: the bound is not finite, not above the grid, or above 2^(31 - grid_bits).
     """
     if not 0 <= grid_bits <= 30:
         raise ValueError("grid_bits must be in [0, 30]")

@@ -9,9 +9,9 @@ class TrustModel(Enum):
     """The trust model of a private job; it stands in the job and in the evidence.
 
     Attributes:
-        TRUSTED_AGGREGATOR: The server sees the exact sums and adds the noise once.
-        DISTRIBUTED: Each site adds its share of the noise under masks: nobody ever sees an exact sum of all sites.
-        LOCAL: Each site noises every row by itself; the sums are never exact anywhere else.
+        TRUSTED_AGGREGATOR: the server sees the exact sums and adds the noise once.
+        DISTRIBUTED: each site adds its share of the noise under masks: nobody ever sees an exact sum of all sites.
+        LOCAL: each site noises every row by itself; the sums are never exact anywhere else.
     """
 
     TRUSTED_AGGREGATOR = "trusted_aggregator"

@@ -70,7 +70,9 @@ class BfvProcessor:
         """Draw a fresh key for sums over ``n_summands`` sites and return its secret bytes.
 
         Security: seal them to the other sites; they must never reach the server or a disk.
-        Raises: ValueError, if BFV cannot add that many messages.
+
+        Raises:
+            ValueError: BFV cannot add that many messages.
         """
         return generate_secret(_SCHEME, make_context(_SCHEME, choose_plain_modulus(n_summands)), n_summands)
 
@@ -88,7 +90,9 @@ class BfvProcessor:
 
         Shapes: integers: int64[n_values], n_values >= 1.
         Capacity: each at most capacity / n_summands in magnitude.
-        Raises: CapacityExceeded; nothing was encrypted then.
+
+        Raises:
+            CapacityExceeded: nothing was encrypted then.
         """
         bound = self.capacity // self.n_summands
         if integers.size and not -bound <= int(integers.min()) <= int(integers.max()) <= bound:
@@ -99,7 +103,9 @@ class BfvProcessor:
         """Decrypt the sum of what sites encrypted with ``encrypt``.
 
         Shapes: result: int64[n_values].
-        Raises: ProtocolError, if the payload is malformed, under another key or of another length.
+
+        Raises:
+            ProtocolError: the payload is malformed, under another key or of another length.
         """
         return from_residues(self.decrypt_residues(payload, n_values), self.plain_modulus)
 
@@ -107,7 +113,10 @@ class BfvProcessor:
         """Encrypt residues modulo t, masked ones as a rule.
 
         Shapes: residues: uint64[n_values], each below ``plain_modulus``; n_values >= 1.
-        Raises: TypeError, ValueError.
+
+        Raises:
+            TypeError: another dtype or shape.
+            ValueError: no residue, or one that is not below ``plain_modulus``.
         """
         if residues.dtype != np.uint64 or residues.ndim != 1:
             raise TypeError("residues must be a one-dimensional array of uint64")
@@ -121,7 +130,9 @@ class BfvProcessor:
         """Decrypt a sum of residues modulo t.
 
         Shapes: result: uint64[n_values], each below ``plain_modulus``.
-        Raises: ProtocolError, as ``decrypt``.
+
+        Raises:
+            ProtocolError: as ``decrypt``.
         """
         slots = [self._encoder.decode_uint64(plaintext) for plaintext in self._key.decrypt(payload, n_values)]
         return np.array(slots, dtype=np.uint64).reshape(-1)[:n_values]
@@ -141,7 +152,9 @@ def add_ciphertexts(public_parameters: bytes, payloads: Sequence[bytes]) -> byte
     """Add the fresh messages of all sites, at the server.
 
     Security: needs no key; hostile bytes are refused before they are used, and SEAL is not involved.
-    Raises: ProtocolError.
+
+    Raises:
+        ProtocolError: a message that is malformed, or under another key.
     """
     return add_messages(public_parameters, payloads, _SCHEME)
 

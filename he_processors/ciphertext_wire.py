@@ -75,7 +75,10 @@ def encode_ciphertexts(header: CiphertextHeader, arithmetic: ModBatch, ciphertex
 
     Shapes:   ciphertexts: Residues[header.count].
     Security: packed bins must have been re-randomised (``pack_and_hide``); single pairs are fresh encryptions.
-    Raises:   KeyMismatch if the arithmetic is not the key's; ValueError if the count is not the header's.
+
+    Raises:
+        KeyMismatch: the arithmetic is not the key's.
+        ValueError: the count is not the header's.
     """
     _check_arithmetic(header, arithmetic)
     if len(ciphertexts) != header.count:
@@ -87,6 +90,7 @@ def decode_ciphertexts(message: bytes | memoryview, expected: CiphertextHeader, 
     """Read ciphertexts that arithmetic goes on with.
 
     Shapes: result: Residues[expected.count].
+
     Raises:
         ProtocolError: the header differs from ``expected`` in any bit, the length is not exact, or a residue is zero,
             not below the modulus or not coprime to it.
@@ -101,7 +105,9 @@ def decode_for_decryption(
     """Read ciphertexts to decrypt, after the same checks.
 
     Shapes: result: uint8[expected.count, width].
-    Raises: as ``decode_ciphertexts``.
+
+    Raises:
+        ProtocolError, KeyMismatch: as ``decode_ciphertexts``.
     """
     return _checked(message, expected, arithmetic)[0]
 

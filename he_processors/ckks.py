@@ -14,10 +14,10 @@ step is 2^40 in the plaintext.
 Noise below the grid. Encoding rounds every coefficient, and what it rounds off depends on the integers of one site
 alone. A site that decrypts the sum would see the sum of these remainders under three units of lattice noise, and could
 test guesses of another site's vector by them: for a message of one count, all candidates, which finds the count
-(tests/soundness/test_ckks_sum_noise.py). So each site adds uniform noise of at most 0.05 / W steps to all slots, used or
-not, before it encodes: 2^27 units in a coefficient for W = 3, 2^18 for W = 1024, where a remainder is at most 1/2. That
-hides the remainders of any number of messages a job has. It does not hide the errors of the FFT (part 3 below) as far
-where integers come near the capacity: there a site that already knew another's whole vector to the last grid step
+(tests/soundness/test_ckks_sum_noise.py). So each site adds uniform noise of at most 0.05 / W steps to all slots, used
+or not, before it encodes: 2^27 units in a coefficient for W = 3, 2^18 for W = 1024, where a remainder is at most 1/2.
+That hides the remainders of any number of messages a job has. It does not hide the errors of the FFT (part 3 below) as
+far where integers come near the capacity: there a site that already knew another's whole vector to the last grid step
 could confirm it.
 
 Why rounding fails with probability below 2^-40 per message. The error of a decrypted sum of W messages, in integer
@@ -89,7 +89,9 @@ class CkksProcessor:
         """Draw a fresh key for sums over ``n_summands`` sites and return its secret bytes.
 
         Security: seal them to the other sites; they must never reach the server or a disk.
-        Raises: ValueError, if CKKS cannot add that many messages.
+
+        Raises:
+            ValueError: CKKS cannot add that many messages.
         """
         return generate_secret(_SCHEME, _context(), n_summands)
 
@@ -112,7 +114,11 @@ class CkksProcessor:
 
         Shapes: integers: int64[n_values], n_values >= 1.
         Capacity: each at most capacity / n_summands in magnitude.
-        Raises: CapacityExceeded (nothing was encoded then); TypeError, ValueError.
+
+        Raises:
+            CapacityExceeded: an integer is too large; nothing was encoded then.
+            TypeError: another dtype or shape.
+            ValueError: no integer.
         """
         if integers.dtype != np.int64 or integers.ndim != 1:
             raise TypeError("integers must be a one-dimensional array of int64")
@@ -129,8 +135,10 @@ class CkksProcessor:
         """Decrypt the sum of all sites' integers.
 
         Shapes: result: int64[n_values], exact.
-        Raises: ProtocolError, if the payload is malformed, under another key or of another length, or if the sum does
-            not lie on the integer grid.
+
+        Raises:
+            ProtocolError: the payload is malformed, under another key or of another length, or if the sum does not lie
+                on the integer grid.
         """
         slots = [self._encoder.decode_complex(plaintext) for plaintext in self._key.decrypt(payload, n_values)]
         values = np.array(slots, dtype=np.complex128).view(np.float64).reshape(-1)[:n_values]
@@ -165,7 +173,9 @@ def add_ciphertexts(public_parameters: bytes, payloads: Sequence[bytes]) -> byte
     """Add the fresh messages of all sites, at the server.
 
     Security: needs no key; hostile bytes are refused before they are used, and SEAL is not involved.
-    Raises: ProtocolError.
+
+    Raises:
+        ProtocolError: a message that is malformed, or under another key.
     """
     return add_messages(public_parameters, payloads, _SCHEME)
 

@@ -92,7 +92,9 @@ class PairFormat:
         """Round values to the grid, half to even.
 
         Shapes: values: float[n]; result: int64[n].
-        Raises: CapacityExceeded if a value is not finite or outside [low, high]; nothing is encoded then.
+
+        Raises:
+            CapacityExceeded: a value is not finite or outside [low, high]; nothing is encoded then.
         """
         values = np.asarray(values, dtype=np.float64)
         if values.size and not (low <= values.min() and values.max() <= high):  # NaN fails the comparison
@@ -105,8 +107,10 @@ class PairFormat:
         """Encode gradients and hessians.
 
         Shapes: g, h: float[n]; results: int64[n].
-        Raises: CapacityExceeded if a value is out of bounds or there are more rows than one bin may hold;
-            ValueError if the lengths differ.
+
+        Raises:
+            CapacityExceeded: a value is out of bounds or there are more rows than one bin may hold.
+            ValueError: the lengths differ.
         """
         if np.shape(g) != np.shape(h) or np.ndim(g) != 1:
             raise ValueError("g and h must be vectors of equal length")

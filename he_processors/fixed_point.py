@@ -42,7 +42,9 @@ class Grid:
         """Round to the grid, half to even.
 
         Shapes: values: float64[n]; result: int64[n].
-        Raises: CapacityExceeded, if a value is not finite or larger than the bound; nothing was encoded then.
+
+        Raises:
+            CapacityExceeded: a value is not finite or larger than the bound; nothing was encoded then.
         """
         return Grids((self,)).encode(values)
 
@@ -74,7 +76,9 @@ class Grids:
         """Round to the grids, half to even.
 
         Shapes: values: float64[n], n a multiple of the number of grids; result: int64[n].
-        Raises: CapacityExceeded, if a value is not finite or larger than its bound; nothing was encoded then.
+
+        Raises:
+            CapacityExceeded: a value is not finite or larger than its bound; nothing was encoded then.
         """
         return np.rint(self._scaled(values)).astype(np.int64).reshape(-1)
 
@@ -85,7 +89,9 @@ class Grids:
         the error would grow with the root of its length. A split's left side is such a run of bins.
 
         Shapes: values: float64[n], n a multiple of the number of grids; result: int64[n].
-        Raises: CapacityExceeded, as ``encode``.
+
+        Raises:
+            CapacityExceeded: as ``encode``.
         """
         scaled = self._scaled(values)
         rounded = np.rint(scaled)
@@ -118,7 +124,8 @@ def _negated_minimum(values: NDArray[np.float64], **options: object) -> NDArray[
 def exponent_of(bound: float) -> int:
     """Return the smallest e with bound <= 2^e; -1022 for a bound of zero.
 
-    Raises: CapacityExceeded, if the bound is not finite.
+    Raises:
+        CapacityExceeded: the bound is not finite.
     """
     if not np.isfinite(bound):
         raise CapacityExceeded("a bound is not finite")

@@ -1,7 +1,7 @@
 """Key agreement between the sites of one job attempt: fresh X25519 keys, HKDF, transcript, confirmation.
 
-The order of the protocol is the business of ``nvflare_plugins.attempt.session``. This file holds its arithmetic: values in,
-bytes out, no state and no network. Everything that is hashed goes through ``encode_fields``, so that two different
+The order of the protocol is the business of ``nvflare_plugins.attempt.session``. This file holds its arithmetic: values
+in, bytes out, no state and no network. Everything that is hashed goes through ``encode_fields``, so that two different
 lists of fields can never give the same bytes.
 """
 

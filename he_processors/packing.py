@@ -57,7 +57,9 @@ class PackingLayout:
         Shapes: plaintexts: signed integers[n_ciphertexts(n_bins)]; results: g and h, int64[n_bins].
         Security: every digit lies within the capacity of the format and all spare bits are clear, or nothing is
             returned. Bounds of single nodes and known totals are checked where they are known.
-        Raises: ProtocolError, with one fixed message.
+
+        Raises:
+            ProtocolError: with one fixed message.
         """
         if len(plaintexts) != self.n_ciphertexts(n_bins):
             raise ProtocolError(REFUSED)
@@ -96,6 +98,7 @@ def bit_field(rows: NDArray[np.uint8], first_bit: int, n_bits: int) -> NDArray[n
     """Read the same bit field of every row.
 
     Shapes: rows: uint8[n, width], little-endian, at least nine bytes from the field's first; result: uint64[n].
+
     Args:
         first_bit: position of the lowest bit.
         n_bits: length, 1 to 64.

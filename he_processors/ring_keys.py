@@ -23,7 +23,9 @@ def generate_secret(scheme: RingScheme, context: seal.SEALContext, n_summands: i
 
     Security: whoever has the bytes opens every ciphertext of the job: seal them to the other sites, keep them in memory
         only. Randomness of keys and ciphertexts is SEAL's own: seeds from the operating system, expanded by BLAKE2xb.
-    Raises: ValueError, if the scheme cannot add that many messages.
+
+    Raises:
+        ValueError: the scheme cannot add that many messages.
     """
     facts = KeyFacts.new(scheme, n_summands)
     key = seal.KeyGenerator(context).secret_key()

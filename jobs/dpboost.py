@@ -2,7 +2,7 @@
 
     python jobs/dpboost.py --run --workspace DIR     makes data for three sites in DIR/data and runs it over them
     python jobs/dpboost.py --write                   writes jobs/dpboost/
-    python jobs/dpboost.py --data DIR                only the sites' files (breast cancer, rows dealt out), and the policy
+    python jobs/dpboost.py --data DIR                only the sites' files (breast cancer), and the policy
 
 Elsewhere a site's policy must name the data set ``patients`` with its id column, state a pure privacy budget for it,
 and allow the profile dp_trusted; ``policy`` in this file shows it.

@@ -2,7 +2,7 @@
 
     python jobs/federboost_vertical.py --run --workspace DIR     makes data for three parties in DIR/data and trains
     python jobs/federboost_vertical.py --write                   writes jobs/federboost_vertical/
-    python jobs/federboost_vertical.py --data DIR                only the parties' files of breast cancer, and the policy
+    python jobs/federboost_vertical.py --data DIR                only the parties' files (breast cancer), and the policy
 
 Elsewhere a party's policy must name the data sets ``breast_parts`` and ``breast_parts_test`` with their id column,
 state a privacy budget for the first, and allow the profile dp_local; its input folder holds ``bucket_features.json``.

@@ -5,7 +5,8 @@
     python jobs/private_trees.py --write                            writes jobs/private_trees_<name>/
 
 The rows are invented within the bounds, or come from ``--prepare FILE``: a Parquet or CSV file of the UCI set "default
-of credit card clients" with the columns named in ``BOUNDS`` and a column ``label`` of 0 and 1. A prepared DIR is what ``nvflare simulator jobs/private_trees_default -w DIR -n 3 -t 3`` takes too.
+of credit card clients" with the columns named in ``BOUNDS`` and a column ``label`` of 0 and 1. A prepared DIR is what
+``nvflare simulator jobs/private_trees_default -w DIR -n 3 -t 3`` takes too.
 
 The bounds below are round numbers after the set's public description and the literature on it, and stand for what a
 site's experts would know without the rows. Values outside are clipped.
@@ -72,7 +73,7 @@ def write(folder: Path) -> list[Path]:
 
 
 def invented_rows(n_rows: int = 30_000) -> pd.DataFrame:
-    """Return rows with the set's columns, where no file of it is at hand: uniform, and a label that two of them tell."""
+    """Return rows with the set's columns, where no file of it is at hand: uniform; two columns tell the label."""
     random = np.random.default_rng(1)
     frame = pd.DataFrame({name: random.integers(low, high + 1, n_rows) for name, (low, high) in BOUNDS.items()})
     risk = frame.PAY_0 - frame.LIMIT_BAL / 250_000 + random.normal(size=n_rows)

@@ -5,8 +5,8 @@
     python jobs/vertical.py --run guarded --workspace DIR --table credit.parquet --label default --parties 2
 
 ``paillier`` trains in the preset ``exact``, which equals centralized training and which every passive party's policy
-must consent to (exact_bins). ``guarded`` keeps to what a policy allows by default; it wants tables of thousands of rows.
-``plain`` is ``paillier`` without encryption.
+must consent to (exact_bins). ``guarded`` keeps to what a policy allows by default; it wants tables of thousands of
+rows. ``plain`` is ``paillier`` without encryption.
 
 The parties' tables overlap in most rows, in different orders; the job finds the common ones by private set intersection
 (extra ``psi``) before it trains. The job folders are what ``nvflare simulator`` and ``nvflare job submit`` take as they

@@ -92,7 +92,8 @@ def _is_printable(text: str) -> bool:
 def job_id_or_none(name: str, value: object, keyword: str | None = None) -> None:
     """Complain about anything but None, the id of a job or a keyword; also about the keyword misspelt.
 
-    Raises: ConfigurationError.
+    Raises:
+        ConfigurationError: the value is none of these.
     """
     if value is None or (keyword is not None and value == keyword):
         return

@@ -25,7 +25,7 @@ _REASONS = {
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
     errno.ENOMEM: _MEMORY,
-    errno.EAGAIN: "the system gives no more threads or processes: raise the limit (ulimit -u, or that of the container)",
+    errno.EAGAIN: "the system gives no more threads or processes: raise the limit (ulimit -u, or the container's)",
     errno.ENOENT: _GONE,
     errno.ENOTDIR: _GONE,
     errno.EIO: _DEVICE,
@@ -61,8 +61,9 @@ class DataRefusal(ConfigurationError):
 class Decider(Enum):
     """Whose doing it was, as this site sees it, that too few rows of all sites together carry weight.
 
-    OWN_ROWS: this site's own policy wants more, and more rows here would have been enough. DEMAND: another site's policy,
-    or the rows that the job draws, ask for more than this site's policy does. OTHERS: the other sites' rows alone.
+    OWN_ROWS: this site's own policy wants more, and more rows here would have been enough. DEMAND: another site's
+    policy, or the rows that the job draws, ask for more than this site's policy does. OTHERS: the other sites' rows
+    alone.
     """
 
     OWN_ROWS = "own rows"

@@ -28,7 +28,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> Path:
 
 
 def write_durably(path: Path, content: bytes, mode: int = 0o644) -> Path:
-    """Write a file whole, so that it is there and not the old one if the machine stops right after. Returns its path."""
+    """Write a file whole, there and not the old one if the machine stops right after; return its path."""
     write_atomically(path, content, mode)
     folder = os.open(path.parent, os.O_RDONLY)
     try:

@@ -139,7 +139,8 @@ class Poc:
         Args:
             changes: fields of the job to set, such as the id of a job before it.
 
-        Returns: job id, status, folder of the result.
+        Returns:
+            Job id, status, folder of the result.
         """
         copy = self.folder / "jobs" / job.name  # FLARE signs the folder it submits, in place
         shutil.copytree(job, copy, dirs_exist_ok=True)

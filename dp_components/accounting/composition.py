@@ -44,9 +44,9 @@ class PrivacyCost:
 
     Attributes:
         mu_squared: Gaussian part: mu^2 of the exact GDP guarantee.
-        pure_epsilon: Sum of the pure epsilons.
-        zcdp_rho: Part known by its Renyi divergence only.
-        total_variation: Distance between the noise sampled and the noise accounted (discrete_slack.py).
+        pure_epsilon: sum of the pure epsilons.
+        zcdp_rho: part known by its Renyi divergence only.
+        total_variation: distance between the noise sampled and the noise accounted (discrete_slack.py).
     """
 
     mu_squared: float = 0.0
@@ -126,8 +126,8 @@ def compose(events: Event | Iterable[Event]) -> PrivacyCost:
     """Return the exact cost of events that use the same rows, or disjoint parts of them.
 
     Raises:
-        UnknownEvent: An event is not known; it is never taken to be free.
-        ValueError: Two events have different neighbouring relations: their costs must not be added.
+        UnknownEvent: an event is not known; it is never taken to be free.
+        ValueError: two events have different neighbouring relations: their costs must not be added.
     """
     counts = count_events(events)
     relation_of(counts)
@@ -174,7 +174,7 @@ def relation_of(events: Iterable[PricedEvent]) -> NeighbouringRelation | None:
     """Return the one neighbouring relation of simple events; None for no events.
 
     Raises:
-        ValueError: There are several.
+        ValueError: there are several.
     """
     relations = {event.relation for event in events}
     if len(relations) > 1:
@@ -187,8 +187,8 @@ def cost_of(event: PricedEvent) -> PrivacyCost:
     """Return the cost of one simple event.
 
     Raises:
-        UnknownEvent: The event is not known.
-        ValueError: Discrete noise on a grid too coarse for the exact bound.
+        UnknownEvent: the event is not known.
+        ValueError: discrete noise on a grid too coarse for the exact bound.
     """
     match event:
         case GaussianEvent():
@@ -219,15 +219,15 @@ def gaussian_limit(
     """Return the limit that gives Gaussians all that the other parts leave of (epsilon, delta).
 
     Args:
-        epsilon: The whole epsilon.
-        delta: The whole delta; public, never computed from the data. 0 leaves nothing for Gaussians.
-        pure_epsilon: The part of epsilon kept for pure mechanisms.
-        zcdp_rho: What is kept for mechanisms known by their Renyi divergence only. Anything above 0 costs the
+        epsilon: the whole epsilon.
+        delta: the whole delta; public, never computed from the data. 0 leaves nothing for Gaussians.
+        pure_epsilon: the part of epsilon kept for pure mechanisms.
+        zcdp_rho: what is kept for mechanisms known by their Renyi divergence only. Anything above 0 costs the
             Gaussians their exact bound, because the sum is then accounted by its divergence.
-        slack_share: The part of delta kept for the slack of discrete noise.
+        slack_share: the part of delta kept for the slack of discrete noise.
 
     Raises:
-        ValueError: Arguments out of range, or the other parts alone are too much.
+        ValueError: arguments out of range, or the other parts alone are too much.
     """
     in_range = 0 <= pure_epsilon <= epsilon <= _LARGEST_EPSILON and 0 <= delta < 1 and 0 <= slack_share < 1
     if not in_range or not 0 <= zcdp_rho < math.inf:

@@ -39,8 +39,8 @@ def summed_shares_distance(share_scale: float, n_shares: int) -> float:
     """Bound the total variation distance of a sum of discrete Gaussians from one discrete Gaussian.
 
     Args:
-        share_scale: Parameter of each share, in grid units, at least 4.
-        n_shares: Number of independent shares.
+        share_scale: parameter of each share, in grid units, at least 4.
+        n_shares: number of independent shares.
 
     Reference: Kairouz, Liu and Steinke, The Distributed Discrete Gaussian Mechanism (arXiv 2102.06387), Theorem 9:
         likelihood ratios within exp(+-t), t = 10 sum_{k < n} exp(-2 pi^2 s^2 k / (k + 1)); the distance is below t.
@@ -55,8 +55,8 @@ def discrete_distance(scales: tuple[tuple[float, int], ...], n_shares: int) -> f
     """Return the total distance over all coordinates of one query.
 
     Args:
-        scales: Pairs (parameter of one share in grid units, number of coordinates).
-        n_shares: Independent shares per coordinate.
+        scales: pairs (parameter of one share in grid units, number of coordinates).
+        n_shares: independent shares per coordinate.
     """
     return math.fsum(
         n_coordinates * (_DISTANCE + summed_shares_distance(scale, n_shares)) for scale, n_coordinates in scales

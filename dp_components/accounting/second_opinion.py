@@ -36,15 +36,15 @@ def check_second_opinion(events: Event | Iterable[Event], delta: float) -> Secon
     """Compare our epsilon of a plan's Gaussian part with autodp's.
 
     Args:
-        events: The plan.
-        delta: At which epsilon is compared.
+        events: the plan.
+        delta: at which epsilon is compared.
 
     Returns:
         Both figures; None if the plan has no Gaussian part, of which there are no two opinions.
 
     Raises:
-        SecondOpinionDiffers: They disagree beyond rounding, or autodp is not installed or fails.
-        UnknownEvent: The plan cannot be priced.
+        SecondOpinionDiffers: they disagree beyond rounding, or autodp is not installed or fails.
+        UnknownEvent: the plan cannot be priced.
     """
     counts = count_events(events)
     mu_squared = compose(events).mu_squared

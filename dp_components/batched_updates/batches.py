@@ -11,7 +11,9 @@ def batch_sizes(n_trees: int, batch_size: int) -> list[int]:
     """Divide the trees into batches; the last one holds what is left.
 
     Privacy: no effect; every tree remains one query.
-    Raises: ValueError, unless 1 <= batch_size.
+
+    Raises:
+        ValueError: unless 1 <= batch_size.
     Reference: Maddock et al., section 5.2.
     """
     if batch_size < 1 or n_trees < 1:

@@ -70,7 +70,7 @@ def public_edges(features: Sequence[Feature], n_buckets: int) -> Candidates:
     Privacy: touches no data.
 
     Raises:
-        ValueError: No features, or not 2 to 255 buckets.
+        ValueError: no features, or not 2 to 255 buckets.
     """
     _require_buckets(features, n_buckets)
     return Candidates(tuple(_even_edges(feature, n_buckets) for feature in features))
@@ -89,7 +89,7 @@ def count_cells(
         does so in every counted feature. A missing value counts in the last cell, as it does in the buckets.
 
     Raises:
-        ValueError: Other shapes, a relation in which the number of rows changes, or every feature has few enough values
+        ValueError: other shapes, a relation in which the number of rows changes, or every feature has few enough values
             to be cut for nothing (``public_edges``).
     """
     _require_buckets(features, n_buckets)
@@ -132,14 +132,14 @@ def paid_edges(
     Privacy: post-processing.
 
     Args:
-        counts: The value of ``release_cell_counts``.
-        epsilon: With which it was released; cells within the noise count as empty.
-        features: As it was released.
-        n_buckets: As it was released.
-        relation: As it was released.
+        counts: the value of ``release_cell_counts``.
+        epsilon: with which it was released; cells within the noise count as empty.
+        features: as it was released.
+        n_buckets: as it was released.
+        relation: as it was released.
 
     Raises:
-        ValueError: Another number of counts than these features have cells.
+        ValueError: another number of counts than these features have cells.
     """
     _require_buckets(features, n_buckets)
     grids = {i: _cells(f) for i, f in enumerate(features) if needs_counts(f, n_buckets)}

@@ -32,14 +32,14 @@ def release_buckets(
         costs twice.
 
     Args:
-        columns: The party's features.
-        edges: From ``public_edges``, or from ``paid_edges`` whose price was charged.
-        epsilon: Per value.
+        columns: the party's features.
+        edges: from ``public_edges``, or from ``paid_edges`` whose price was charged.
+        epsilon: per value.
         relation: CHANGE_VALUE or REPLACE_ROW.
-        randomness: Source of the noise.
+        randomness: source of the noise.
 
     Raises:
-        ValueError: Other features than the edges have, or another relation.
+        ValueError: other features than the edges have, or another relation.
     Reference: FederBoost, section 4.1; ALGORITHMS of the project, 3.1 (d).
     """
     if relation not in _RELATIONS:
@@ -59,7 +59,7 @@ def transition_probabilities(n_buckets: int, epsilon: float) -> NDArray[np.float
     Shapes: result: float64[true, sent].
 
     Raises:
-        ValueError: No bucket, or ``epsilon`` is not a number above 0.
+        ValueError: no bucket, or ``epsilon`` is not a number above 0.
     """
     if n_buckets < 1 or not 0 < epsilon < math.inf:
         raise ValueError("needs at least one bucket and a finite epsilon above 0")

@@ -22,7 +22,7 @@ class ThresholdParty:
         """Remember the edges and the identifiers of the rows whose buckets were sent.
 
         Raises:
-            ValueError: There are no training rows: then nothing could be refused.
+            ValueError: there are no training rows: then nothing could be refused.
         """
         self._edges = edges
         self._training_ids = frozenset(training_ids)
@@ -35,7 +35,7 @@ class ThresholdParty:
         Privacy: public, or paid with the edges.
 
         Raises:
-            ValueError: There is no such feature, or no edge after such a bucket.
+            ValueError: there is no such feature, or no edge after such a bucket.
         """
         if not 0 <= feature < len(self._edges.of_feature) or not 0 <= bucket < self._edges.counts[feature]:
             raise ValueError("no edge of this party")
@@ -49,8 +49,8 @@ class ThresholdParty:
         Shapes: column: float32[n_rows], true values of the feature; result: bool[n_rows].
 
         Raises:
-            PrivacyRefusal: One of the rows was trained on.
-            ValueError: Not one identifier per row, or no such split.
+            PrivacyRefusal: one of the rows was trained on.
+            ValueError: not one identifier per row, or no such split.
         """
         if column.shape != (len(record_ids),):
             raise ValueError("needs one identifier per row")

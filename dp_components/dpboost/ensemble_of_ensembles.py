@@ -84,15 +84,15 @@ class EnsembleTrainer:
         """Bin the rows.
 
         Args:
-            sites: All sites, under names that differ.
-            candidates: Public split candidates, or ones that were paid for; never values of the data.
-            loss: With its public bounds.
-            plan: Parameters and budget.
-            key: Of the rows' assignment to trees, the same at all sites.
-            randomness: Source of the noise.
+            sites: all sites, under names that differ.
+            candidates: public split candidates, or ones that were paid for; never values of the data.
+            loss: with its public bounds.
+            plan: parameters and budget.
+            key: of the rows' assignment to trees, the same at all sites.
+            randomness: source of the noise.
 
         Raises:
-            ValueError: No site, two sites of one name, other features than the candidates have, impossible labels, or
+            ValueError: no site, two sites of one name, other features than the candidates have, impossible labels, or
                 a start that is paid for two classes.
         """
         if not sites or len({site.site for site in sites}) != len(sites):
@@ -165,17 +165,17 @@ def train(
         through ``publish`` before the next one sees it.
 
     Args:
-        sites: As in ``EnsembleTrainer``, like the next four.
-        candidates: See there.
-        loss: See there.
-        plan: See there.
-        key: See there.
-        publish: Usually ``partial(ledger.release, job_id)``, after ``ledger.open_job(job_id, plan.event())``.
-        randomness: Source of the noise.
+        sites: as in ``EnsembleTrainer``, like the next four.
+        candidates: see there.
+        loss: see there.
+        plan: see there.
+        key: see there.
+        publish: usually ``partial(ledger.release, job_id)``, after ``ledger.open_job(job_id, plan.event())``.
+        randomness: source of the noise.
 
     Raises:
-        ValueError: Arguments that do not fit together.
-        PrivacyRefusal: From ``publish``: the budget does not allow it.
+        ValueError: arguments that do not fit together.
+        PrivacyRefusal: from ``publish``: the budget does not allow it.
     """
     trainer = EnsembleTrainer(sites, candidates, loss, plan, key, randomness)
     start = 0

@@ -22,12 +22,12 @@ def clip_bound(gradients: Sensitivity, learning_rate: float, position: int) -> i
     Units: 2^-LEAF_BITS.
 
     Args:
-        gradients: Sensitivity of a sum of gradients, hence g*.
+        gradients: sensitivity of a sum of gradients, hence g*.
         learning_rate: eta.
         position: 0 for the first tree; counts as the plan says.
 
     Raises:
-        ValueError: Nothing is left of the weight after so many trees.
+        ValueError: nothing is left of the weight after so many trees.
     """
     bound = math.floor(math.ldexp(gradients.bound * (1 - learning_rate) ** position, LEAF_BITS - GRID_BITS))
     if bound < 1:

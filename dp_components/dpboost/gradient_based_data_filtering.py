@@ -32,7 +32,7 @@ def filter_by_gradient(grad: ArrayLike) -> FilteredRows:
         a sum: g* when a row is added or removed.
 
     Raises:
-        ValueError: A gradient is not finite.
+        ValueError: a gradient is not finite.
     Reference: DPBoost, section "Gradient-based Data Filtering".
     """
     gradients = np.asarray(grad, dtype=np.float64)

@@ -40,15 +40,15 @@ class DpBoostPlan:
     """Parameters of a model; the defaults are those of the paper's experiments.
 
     Attributes:
-        epsilon: Of the whole model; pure.
+        epsilon: of the whole model; pure.
         n_trees: T.
         trees_per_ensemble: T_e. Trees of one ensemble use disjoint rows; ensembles use the same rows again.
-        depth: Of every tree; trees are complete.
+        depth: of every tree; trees are complete.
         learning_rate: eta.
         ridge: lambda; above 0.
-        sharing: How the trees of an ensemble share the rows.
-        clips_over_all_trees: Whether geometric clipping counts all trees, or begins anew in each ensemble.
-        start_share: Part of epsilon that pays for the score to start from (paid_start.py); 0 starts from 0.
+        sharing: how the trees of an ensemble share the rows.
+        clips_over_all_trees: whether geometric clipping counts all trees, or begins anew in each ensemble.
+        start_share: part of epsilon that pays for the score to start from (paid_start.py); 0 starts from 0.
     """
 
     epsilon: float
@@ -116,7 +116,7 @@ class DpBoostPlan:
         """Return the settings of one tree, each with the whole budget of its ensemble.
 
         Raises:
-            ValueError: Geometric clipping leaves nothing of so late a tree.
+            ValueError: geometric clipping leaves nothing of so late a tree.
         """
         position = tree + (ensemble * self.trees_per_ensemble if self.clips_over_all_trees else 0)
         bound = clip_bound(gradient_sensitivity(), self.learning_rate, position)

@@ -28,15 +28,15 @@ def assign_records(
     Privacy:  depends on nothing but the record's identifier, so a neighbouring data set moves no other record.
 
     Args:
-        key: The job's key, the same at all sites.
-        site: Name of the site.
-        record_ids: Stable identifiers; a row number is none, because removing a row would move those after it.
-        ensemble: Number of the ensemble; each has an assignment of its own.
-        shares: Probability of each tree.
+        key: the job's key, the same at all sites.
+        site: name of the site.
+        record_ids: stable identifiers; a row number is none, because removing a row would move those after it.
+        ensemble: number of the ensemble; each has an assignment of its own.
+        shares: probability of each tree.
 
     Raises:
-        ValueError: The key is too short, or an identifier is empty.
-        TypeError: An identifier is not a text.
+        ValueError: the key is too short, or an identifier is empty.
+        TypeError: an identifier is not a text.
     """
     if not MIN_KEY_BYTES <= len(key) <= hashlib.blake2b.MAX_KEY_SIZE:
         raise ValueError(f"the key of the assignment needs {MIN_KEY_BYTES} to {hashlib.blake2b.MAX_KEY_SIZE} bytes")

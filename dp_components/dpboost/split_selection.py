@@ -35,7 +35,7 @@ class SplitTable:
         """Number the candidates.
 
         Raises:
-            ValueError: There are none.
+            ValueError: there are none.
         """
         counts = candidates.counts
         if sum(counts) == 0:
@@ -96,7 +96,7 @@ def choose_splits(
     Privacy: exactly ``epsilon`` for the level, because a row lies in one of its nodes. Utility sensitivity 3 g*^2.
 
     Raises:
-        ValueError: More rows than ``MAX_ROWS``.
+        ValueError: more rows than ``MAX_ROWS``.
     Reference: DPBoost, Algorithm 1, lines 4 to 10.
     """
     if int(table.totals(counts).sum()) > MAX_ROWS:

@@ -11,7 +11,9 @@ def cyclical_features(tree: int, n_features: int, k: int) -> list[int]:
     which features meet in a tree, but favours none.
 
     Privacy: touches no data.
-    Raises: ValueError, unless 1 <= k <= n_features.
+
+    Raises:
+        ValueError: unless 1 <= k <= n_features.
     Reference: Maddock et al., section 5.1, item 1.
     """
     if not 1 <= k <= n_features:

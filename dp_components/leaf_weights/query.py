@@ -40,7 +40,9 @@ def clip_pairs(query: LeafQuery, g: NDArray[np.float64], h: NDArray[np.float64],
 
     Shapes: g, h: float64[n_rows].
     Privacy: the bounds hold in integers afterwards, whatever came in.
-    Raises: ValueError, if a value is not finite, or for the joint query of rows without the joint bound.
+
+    Raises:
+        ValueError: a value is not finite, or for the joint query of rows without the joint bound.
     Reference: Maddock et al., section 4.2; the joint query is ours.
     """
     if query is LeafQuery.JOINT:

@@ -29,8 +29,11 @@ def sample_discrete_gaussian(scale: float, n: int, randomness: RandomSource = OS
 
 @dataclass(frozen=True, slots=True)
 class _DiscreteGaussian:
-    """Energy y^2 / (2 s^2). With w >= s, exp(-(j w)^2 / (2 s^2)) 2^j is largest at j = 1, where it is 2 / sqrt(e) =
-    1.2131, and 13/16 of that is below 1."""
+    """Energy y^2 / (2 s^2).
+
+    With w >= s, exp(-(j w)^2 / (2 s^2)) 2^j is largest at j = 1, where it is 2 / sqrt(e) = 1.2131, and 13/16 of that is
+    below 1.
+    """
 
     scale: float
     envelope: float = 13 / 16

@@ -31,9 +31,9 @@ def toss(probabilities: NDArray[np.float64], exact: ExactProbability, randomness
     Security: takes a number of steps that depends on the outcome; timing is outside the threat model.
 
     Args:
-        probabilities: Approximate probabilities, as near as ``RELATIVE_ERROR`` says.
-        exact: The exact ones, asked for only where the approximation does not decide.
-        randomness: Source of the bits.
+        probabilities: approximate probabilities, as near as ``RELATIVE_ERROR`` says.
+        exact: the exact ones, asked for only where the approximation does not decide.
+        randomness: source of the bits.
     """
     words = random_words(probabilities.size, randomness)
     uniform = np.ldexp(words.astype(np.float64), -64)

@@ -30,7 +30,7 @@ def choose_exponentially(
         The index of the chosen candidate, int64[1], with an ``ExponentialEvent``.
 
     Raises:
-        ValueError: No candidates, no integers, not a utility sensitivity, or ``epsilon`` is out of range.
+        ValueError: no candidates, no integers, not a utility sensitivity, or ``epsilon`` is out of range.
     Reference: McSherry and Talwar, Mechanism Design via Differential Privacy; DPBoost, Algorithm 1.
     """
     values = np.asarray(utilities)
@@ -58,9 +58,9 @@ def utility_sensitivity(bound: float, grid: float, sensitivity: Sensitivity) -> 
     """Return the sensitivity of real utilities after ``grid_utilities``: rounding adds at most one grid unit.
 
     Args:
-        bound: The most that one neighbouring step changes any real utility.
-        grid: The grid's step.
-        sensitivity: Of the rows; its relation is taken over.
+        bound: the most that one neighbouring step changes any real utility.
+        grid: the grid's step.
+        sensitivity: of the rows; its relation is taken over.
     """
     units = bound / grid * (1 + 2.0**-40) + 1
     return Sensitivity(units, Norm.UTILITY, sensitivity.relation)
@@ -72,7 +72,7 @@ def grid_utilities(utilities: ArrayLike, grid: float) -> np.ndarray:
     Shapes: utilities: float64[n]; result: int64[n], in units of ``grid``.
 
     Raises:
-        ValueError: They are not finite, or too large for the grid.
+        ValueError: they are not finite, or too large for the grid.
     """
     scaled = np.floor(np.asarray(utilities, dtype=np.float64) / grid)
     if not np.all(np.abs(scaled) <= 2.0**52):

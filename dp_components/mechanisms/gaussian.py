@@ -26,20 +26,20 @@ def add_gaussian_noise(
 
     Shapes:  sums: int64[..., n_coordinates], the last axis as the sensitivity's weights; or any shape for weight 1.
     Units:   grid units, as the sensitivity.
-    Privacy: one query; the release is 1/noise_multiplier-GDP up to what accounting/discrete_slack.py adds. Coordinate i has
-        standard deviation noise_multiplier * bound / weights[i]. Every coordinate is noised, empty ones too.
+    Privacy: one query; the release is 1/noise_multiplier-GDP up to what accounting/discrete_slack.py adds. Coordinate i
+        has standard deviation noise_multiplier * bound / weights[i]. Every coordinate is noised, empty ones too.
 
     Args:
-        sums: The exact query, of integers.
-        sensitivity: Its L2 sensitivity.
-        noise_multiplier: Standard deviation over sensitivity.
-        randomness: Source of the noise.
+        sums: the exact query, of integers.
+        sensitivity: its L2 sensitivity.
+        noise_multiplier: standard deviation over sensitivity.
+        randomness: source of the noise.
 
     Returns:
         The noised sums with a ``DiscreteGaussianEvent``.
 
     Raises:
-        ValueError: Not an L2 sensitivity, not integers, another number of coordinates, a noise out of range.
+        ValueError: not an L2 sensitivity, not integers, another number of coordinates, a noise out of range.
     """
     exact = require_integers(sums, sensitivity)
     value = exact + draw_noise(exact.shape, share_scales(sensitivity, noise_multiplier), randomness)
@@ -52,9 +52,9 @@ def gaussian_event(
     """Return the event that a release will carry, for a plan made before anything is drawn.
 
     Args:
-        n_values: Number of values of the query in all.
-        sensitivity: The query's.
-        noise_multiplier: As it will be given to the mechanism.
+        n_values: number of values of the query in all.
+        sensitivity: the query's.
+        noise_multiplier: as it will be given to the mechanism.
         n_shares: 1, or the shares unknown to a coalition (``NoiseShares.n_honest``).
     """
     scales = share_scales(sensitivity, noise_multiplier, n_shares)
@@ -71,7 +71,7 @@ def share_scales(sensitivity: Sensitivity, noise_multiplier: float, n_shares: in
     Units: grid units.
 
     Raises:
-        ValueError: It is not an L2 sensitivity, or the multiplier is not a number above 0.
+        ValueError: it is not an L2 sensitivity, or the multiplier is not a number above 0.
     """
     if sensitivity.norm is not Norm.L2:
         raise ValueError("Gaussian noise needs an L2 sensitivity")
@@ -85,7 +85,7 @@ def require_integers(sums: ArrayLike, sensitivity: Sensitivity) -> NDArray[np.in
     """Return the query as int64.
 
     Raises:
-        ValueError: It has no values, is not of integers, comes near the end of int64, or its last axis does not match.
+        ValueError: it has no values, is not of integers, comes near the end of int64, or its last axis does not match.
     """
     exact = np.asarray(sums)
     if exact.dtype.kind not in "iu" or exact.size == 0 or exact.ndim == 0:

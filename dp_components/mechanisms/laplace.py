@@ -24,7 +24,7 @@ def add_laplace_noise(
     Privacy: exactly ``epsilon``, delta 0: the likelihood ratio of any output is at most exp(|difference|_1 / b).
 
     Raises:
-        ValueError: Not an L1 sensitivity with one weight, not integers, or ``epsilon`` is out of range.
+        ValueError: not an L1 sensitivity with one weight, not integers, or ``epsilon`` is out of range.
     Reference: Ghosh, Roughgarden and Sundararajan, Universally utility-maximizing privacy mechanisms.
     """
     if sensitivity.norm is not Norm.L1 or sensitivity.weights not in ((1.0,), (1.0,) * len(sensitivity.weights)):

@@ -31,7 +31,7 @@ def randomise_buckets(
         The randomised buckets with a ``LocalRandomisedResponseEvent``; a feature with one bucket is sent as it is.
 
     Raises:
-        ValueError: A bucket is out of range, shapes differ, or ``epsilon`` is out of range.
+        ValueError: a bucket is out of range, shapes differ, or ``epsilon`` is out of range.
     Reference: FederBoost (Tian et al.), section 4; ALGORITHMS of the project, 3.1, with q per feature.
     """
     ids, sizes = np.asarray(buckets), np.asarray(n_buckets)

@@ -101,7 +101,7 @@ def require_scale(scale: float) -> float:
     """Return a scale that the sampler can hold.
 
     Raises:
-        ValueError: It is not in (0, 2^44] grid units.
+        ValueError: it is not in (0, 2^44] grid units.
     """
     if not 0 < scale <= LARGEST_SCALE:
         raise ValueError("the noise scale must be above 0 and at most 2^44 grid units: use a coarser grid")

@@ -6,6 +6,8 @@ Where a bin holds more than its share, a candidate is added inside it; bins that
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -56,5 +58,5 @@ def _fill(kept: list[float], n_candidates: int) -> NDArray[np.float64]:
     if len(kept) < 2 or len(kept) >= n_candidates:
         return np.array(kept)
     parts = -(-n_candidates // len(kept))
-    gaps = [np.linspace(a, b, parts, endpoint=False) for a, b in zip(kept[:-1], kept[1:], strict=True)]
+    gaps = [np.linspace(a, b, parts, endpoint=False) for a, b in itertools.pairwise(kept)]
     return np.concatenate([*gaps, [kept[-1]]])

@@ -25,7 +25,9 @@ def check_ciphertexts(ciphertexts: NDArray[np.uint8], public_key: PublicKey) -> 
     """Refuse what is no ciphertext, before any of it is decrypted.
 
     Shapes: ciphertexts: uint8[n, width].
-    Raises: ProtocolError, with one fixed message, if one is zero, not below the modulus or not coprime to it.
+
+    Raises:
+        ProtocolError: with one fixed message, if one is zero, not below the modulus or not coprime to it.
     """
     if not np.all(less_than(ciphertexts, public_key.modulus)):
         raise ProtocolError(REFUSED)
@@ -51,7 +53,9 @@ class OnePrimeLogarithm(StaysInProcess):
         """Return m modulo p for each ciphertext.
 
         Shapes: ciphertexts: uint8[n, width]; result: n integers in [0, p).
-        Raises: ProtocolError if a ciphertext is not a unit modulo p.
+
+        Raises:
+            ProtocolError: a ciphertext is not a unit modulo p.
         """
         width = byte_width(int(self._square))
         reduced = rows_from_ints((gmpy2.mpz(c) % self._square for c in ints_from_rows(ciphertexts)), width)

@@ -102,7 +102,9 @@ class OwnerRandomisers:
         """Draw ``n`` fresh n-th residues.
 
         Shapes: result: Residues[n].
-        Raises: ArithmeticFault if the batch fails its check; none of it is returned.
+
+        Raises:
+            ArithmeticFault: the batch fails its check; none of it is returned.
         """
         large, small = self._larger.draw(n), self._smaller.draw(n)
         joined = self._join(large.residues, small.residues)

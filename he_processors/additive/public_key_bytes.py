@@ -41,6 +41,7 @@ def public_key_from_bytes(data: bytes, *, allow_toy_keys: bool = False) -> Publi
     Security: lengths, and that n is odd, no prime, no perfect power and without small factors. Whether n has the
         structure that hides plaintexts and re-randomised sums cannot be seen: the key owner is taken to be honest but
         curious.
+
     Args:
         data: the bytes as received.
         allow_toy_keys: accept short keys; True in tests only.

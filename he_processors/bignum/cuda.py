@@ -43,7 +43,8 @@ def load() -> Callable[[int], CudaBatch]:
 
     The factory raises BackendUnavailable if a device does not compute numbers of that length as the CPU does.
 
-    Raises: BackendUnavailable if CuPy, a driver, a device or the run-time compiler is missing or fails.
+    Raises:
+        BackendUnavailable: CuPy, a driver, a device or the run-time compiler is missing or fails.
     """
     devices = _checked_devices()
 
@@ -59,7 +60,8 @@ def load() -> Callable[[int], CudaBatch]:
 def _check_length(devices: tuple[Device, ...], bits: int) -> None:
     """Compare every kernel, in both shapes, with the CPU on each device, for a modulus of this length.
 
-    Raises: BackendUnavailable, naming the operation that differs.
+    Raises:
+        BackendUnavailable: naming the operation that differs.
     """
     pair = shapes_for(bits)
     for number, device in enumerate(devices):
@@ -123,7 +125,9 @@ class CudaBatch:
         devices: the devices to use.
         shapes: how the kernels spread numbers, if not as suits the modulus.
 
-    Raises: ValueError if the modulus is even or too small; BackendUnavailable if it is too long or a device fails.
+    Raises:
+        ValueError: the modulus is even or too small.
+        BackendUnavailable: it is too long or a device fails.
     """
 
     name = "cuda"

@@ -37,7 +37,9 @@ class CudaFixedBase:
         """Raise the base to each exponent.
 
         Shapes: exponents: uint8[n, ceil(exponent_bits / 8)], little-endian; result: Residues[n].
-        Raises: ValueError if an exponent needs more than ``exponent_bits`` bits.
+
+        Raises:
+            ValueError: an exponent needs more than ``exponent_bits`` bits.
         """
         check_exponents(exponents, self._exponent_bits)
         window, tables = self._tables_for(len(exponents))

@@ -30,7 +30,9 @@ class FixedBase(Protocol):
         """Raise the base to each exponent.
 
         Shapes: exponents: uint8[n, ceil(exponent_bits / 8)], little-endian; result: Residues[n].
-        Raises: ValueError if an exponent needs more than ``exponent_bits`` bits.
+
+        Raises:
+            ValueError: an exponent needs more than ``exponent_bits`` bits.
         """
 
 

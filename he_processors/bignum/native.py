@@ -60,7 +60,8 @@ def load(variant: str, threads: int | None = None) -> Callable[[int], NativeBatc
         variant: the instruction set.
         threads: how many threads share a batch; by default ``VEILBOOST_THREADS`` or one for each core.
 
-    Raises: BackendUnavailable if the extension was not built or this machine lacks the instructions.
+    Raises:
+        BackendUnavailable: the extension was not built or this machine lacks the instructions.
     """
     if _bignum is None:
         raise BackendUnavailable("the native extension was not built")
@@ -302,7 +303,9 @@ class NativeFixedBase:
         """Raise the base to each exponent.
 
         Shapes: exponents: uint8[n, ceil(exponent_bits / 8)], little-endian; result: Residues[n].
-        Raises: ValueError if an exponent needs more than ``exponent_bits`` bits.
+
+        Raises:
+            ValueError: an exponent needs more than ``exponent_bits`` bits.
         """
         check_exponents(exponents, self._exponent_bits)
         table, window = self._table_for(len(exponents))

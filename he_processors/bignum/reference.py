@@ -5,6 +5,7 @@ Every other backend is compared with this one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,7 +30,9 @@ class ReferenceFixedBase:
         """Raise the base to each exponent.
 
         Shapes: exponents: uint8[n, ceil(exponent_bits / 8)], little-endian; result: Residues[n].
-        Raises: ValueError if an exponent needs more than ``exponent_bits`` bits.
+
+        Raises:
+            ValueError: an exponent needs more than ``exponent_bits`` bits.
         """
         check_exponents(exponents, self._exponent_bits)
         return [self._arithmetic.power(self._base, int.from_bytes(row.tobytes(), "little")) for row in exponents]
@@ -93,7 +96,7 @@ class ReferenceBatch:
         modulus, one = self._modulus, self.number(1 % self.modulus)
         row_of, bounds = order.tolist(), starts.tolist()
         products = []
-        for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+        for begin, end in itertools.pairwise(bounds):
             product = one
             for row in row_of[begin:end]:
                 product = product * residues[row] % modulus

@@ -6,6 +6,7 @@ parallelism that they need.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -25,7 +26,8 @@ if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's t
 def default_threads() -> int:
     """Return the number of threads: the environment variable ``VEILBOOST_THREADS``, or one for each core.
 
-    Raises: ConfigurationError if the variable is not a positive number.
+    Raises:
+        ConfigurationError: the variable is not a positive number.
     """
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if text is None:
@@ -40,7 +42,7 @@ def row_blocks(n_rows: int, threads: int, multiple: int) -> list[slice]:
     n_units = -(-n_rows // multiple)
     n_blocks = max(1, min(threads, n_units))
     bounds = [min(n_rows, n_units * block // n_blocks * multiple) for block in range(n_blocks + 1)]
-    return [slice(begin, end) for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
 
 
 def run_blocks(function: Callable[[Block], object], blocks: list[Block], threads: int) -> None:

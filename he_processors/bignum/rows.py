@@ -25,7 +25,9 @@ def rows_from_ints(values: Iterable[int], width: int) -> NDArray[np.uint8]:
     """Write non-negative integers as rows.
 
     Shapes: result: uint8[n, width], writable.
-    Raises: OverflowError if a value does not fit ``width`` bytes.
+
+    Raises:
+        OverflowError: a value does not fit ``width`` bytes.
     """
     joined = bytearray().join(int(value).to_bytes(width, "little") for value in values)
     return np.frombuffer(joined, dtype=np.uint8).reshape(-1, width)
@@ -49,7 +51,9 @@ def shift_signed(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Add 2^(8 * width - 1) to integers in two's complement, so that none is negative.
 
     Shapes: rows: uint8[n, width], two's complement; result: uint8[n, width], plain.
-    Raises: ValueError for another dtype or shape.
+
+    Raises:
+        ValueError: another dtype or shape.
     """
     if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] < 1:
         raise ValueError("plaintexts must be uint8[n, width]")
@@ -104,7 +108,9 @@ def random_rows_below(n: int, bound: int, source: RandomSource = OS_RANDOMNESS) 
     """Draw ``n`` integers uniformly from [0, bound) by rejection.
 
     Shapes: result: uint8[n, byte_width(bound - 1)], writable.
-    Raises: ValueError if bound < 2.
+
+    Raises:
+        ValueError: bound < 2.
     """
     if bound < 2:
         raise ValueError("bound must be at least 2")

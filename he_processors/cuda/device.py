@@ -121,7 +121,8 @@ def cuda_errors(cupy: Any) -> tuple[type[BaseException], ...]:
 def open_devices() -> tuple[Device, ...]:
     """Return every CUDA device of this machine.
 
-    Raises: BackendUnavailable if CuPy, a driver or a device is missing.
+    Raises:
+        BackendUnavailable: CuPy, a driver or a device is missing.
     """
     try:
         import cupy

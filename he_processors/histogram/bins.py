@@ -43,7 +43,10 @@ class BinLayout:
         """Check a matrix of bin codes.
 
         Shapes: codes: uint8 or uint16[n_features, n_rows].
-        Raises: TypeError for another dtype; ValueError if the shape or a code does not fit this layout.
+
+        Raises:
+            TypeError: another dtype.
+            ValueError: the shape or a code does not fit this layout.
         """
         if codes.dtype not in (np.uint8, np.uint16):
             raise TypeError("bin codes must be uint8 or uint16")

@@ -62,7 +62,9 @@ def decrypt_level(
     """Decrypt the packed histograms of a level and check them.
 
     Shapes: ciphertexts: uint8[n_ciphertexts, width], as received; result: one BinSums for each of ``totals``.
-    Raises: ProtocolError, with one fixed message, if any value of any node is not what it must be.
+
+    Raises:
+        ProtocolError: with one fixed message, if any value of any node is not what it must be.
     """
     plaintexts = decryptor.decrypt(ciphertexts)
     g, h = packing.unpack(plaintexts, len(totals) * layout.n_slots)
@@ -76,7 +78,8 @@ def decrypt_level(
 def check_node(sums: BinSums, total: NodeTotal, layout: BinLayout, pair_format: PairFormat) -> None:
     """Check one node: every bin within the node's bounds, every feature's bins summing to the node exactly.
 
-    Raises: ProtocolError, with one fixed message.
+    Raises:
+        ProtocolError: with one fixed message.
     """
     if total.n_rows < 0 or total.n_rows > pair_format.max_additions:
         raise ProtocolError(REFUSED)
@@ -95,7 +98,8 @@ def subtract_sibling(
 ) -> BinSums:
     """Return the histogram of the child that was not built, checked like a decrypted one.
 
-    Raises: ProtocolError, with one fixed message.
+    Raises:
+        ProtocolError: with one fixed message.
     """
     sibling = BinSums(parent.g - child.g, parent.h - child.h)
     check_node(sibling, sibling_total, layout, pair_format)

@@ -88,6 +88,7 @@ def plan_level(
     """Plan the histograms of several nodes.
 
     Shapes: codes: uint8 or uint16[n_features, n_rows]; node_rows: for each node int32[n_node_rows], rows of codes.
+
     Args:
         codes: bin codes, checked against the layout by the caller once (``layout.check_codes``).
         layout: the bins of each feature.

@@ -31,7 +31,9 @@ class OkamotoUchiyamaDecryptor:
         """Decrypt.
 
         Shapes: ciphertexts: uint8[n, width] in wire form; result: n signed integers.
-        Raises: ProtocolError if a ciphertext is not a unit below n.
+
+        Raises:
+            ProtocolError: a ciphertext is not a unit below n.
         """
         check_ciphertexts(ciphertexts, self.public_key)
         return [centred(plaintext, self._logarithm.p) for plaintext in self._logarithm.recover(ciphertexts)]

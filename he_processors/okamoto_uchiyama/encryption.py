@@ -53,8 +53,10 @@ class OkamotoUchiyamaEncryptor:
         """Encrypt signed integers.
 
         Shapes: plaintexts: uint8[n, plaintext_bytes], two's complement, little-endian; result: Residues[n].
-        Raises: CapacityExceeded if rows are not ``plaintext_bytes`` wide, ValueError for another dtype or shape;
-            nothing is encrypted then.
+
+        Raises:
+            CapacityExceeded: rows are not ``plaintext_bytes`` wide.
+            ValueError: another dtype or shape; nothing is encrypted then.
         """
         shifted = shift_signed(plaintexts)
         if shifted.shape[1] != self._plaintext_bytes:

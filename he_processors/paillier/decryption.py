@@ -29,7 +29,9 @@ class PaillierDecryptor:
         """Decrypt.
 
         Shapes: ciphertexts: uint8[n, width] in wire form; result: n signed integers.
-        Raises: ProtocolError if a ciphertext is not a unit below n^2.
+
+        Raises:
+            ProtocolError: a ciphertext is not a unit below n^2.
         """
         check_ciphertexts(ciphertexts, self.public_key)
         p, q = self._p_half.p, self._q_half.p
@@ -55,7 +57,9 @@ class OnePrimeDecryptor:
         """Decrypt.
 
         Shapes: ciphertexts: uint8[n, width] in wire form; result: n signed integers.
-        Raises: ProtocolError if a ciphertext is not a unit below n^2.
+
+        Raises:
+            ProtocolError: a ciphertext is not a unit below n^2.
         """
         check_ciphertexts(ciphertexts, self.public_key)
         return [centred(plaintext, self._half.p) for plaintext in self._half.recover(ciphertexts)]

@@ -37,8 +37,10 @@ class PaillierEncryptor:
         """Encrypt signed integers.
 
         Shapes: plaintexts: uint8[n, width], two's complement, little-endian; result: Residues[n].
-        Raises: CapacityExceeded if a plaintext is not in (-n, n), ValueError for another dtype or shape; nothing is
-            encrypted then.
+
+        Raises:
+            CapacityExceeded: a plaintext is not in (-n, n).
+            ValueError: another dtype or shape; nothing is encrypted then.
         """
         # 1 + m n = (m + s) n + (1 - s n): the shift s makes narrow rows non-negative without widening them to n.
         shifted = shift_signed(plaintexts)

@@ -141,8 +141,8 @@ def check_hellos(
             raise ProtocolError(f"a hello of another site stands in the place of {site}")
         if hello.release != mine.release:
             raise ConfigurationError(
-                f"{site} runs VeilBoost {printable(hello.release, 40)} where this site runs {mine.release}: install the same "
-                "version at every site"
+                f"{site} runs VeilBoost {printable(hello.release, 40)} where this site runs {mine.release}: install "
+                "the same version at every site"
             )
         if hello.binding != mine.binding:
             raise ConfigurationError(f"{site} was started with another job configuration than this site")

@@ -250,7 +250,9 @@ class Session:
         Returns:
             The secret.
 
-        Raises: ProtocolError, AuthenticationError.
+        Raises:
+            ProtocolError: a message that is none of a secret.
+            AuthenticationError: it was not sealed by rank 0 for this site.
         """
         self._require_open()
         if (secret is None) == (self.rank == 0):
@@ -276,8 +278,9 @@ class Session:
     def verify(self, rank: int, data: bytes, signature: bytes | None) -> None:
         """Check what the site of ``rank`` got from ``sign``.
 
-        Raises: AuthenticationError; a missing signature passes only from a site that entered unsigned, which
-            this site's own policy has accepted.
+        Raises:
+            AuthenticationError: a missing signature passes only from a site that entered unsigned, which this site's
+                own policy has accepted.
         """
         certificate = self._peers[rank].certificate
         if certificate is None:

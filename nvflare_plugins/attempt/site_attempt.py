@@ -180,7 +180,8 @@ def open_attempt(
         evidence = EvidenceLog(path, context.site, context.job_id, channel.attempt, job.profile)
     except FileExistsError:
         raise ConfigurationError(
-            f"{context.site} has evidence of job {context.job_id} already, which is never overwritten: submit the job anew"
+            f"{context.site} has evidence of job {context.job_id} already, which is never overwritten: submit the job "
+            "anew"
         ) from None
     channel.recorder = evidence
     try:

@@ -81,6 +81,7 @@ def _run(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"cannot read {options.model}: {error.strerror}") from None
     write_atomically(options.output, strip_sum_hessian(model))
     print(
-        f"wrote {options.output}: sum_hessian is 0.0 throughout, SHAP values are NaN; thresholds and leaves still tell about the data"
+        f"wrote {options.output}: sum_hessian is 0.0 throughout, SHAP values are NaN; thresholds and leaves still tell "
+        "about the data"
     )
     return 0

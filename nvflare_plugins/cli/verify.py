@@ -1,8 +1,8 @@
 """``veilboost verify``: check the evidence of a job and print what it shows, in a table a person can read.
 
 Input is a folder (or files) with the logs that sites and server exported; the server's job result holds them all. What
-the logs cannot bring along is the root that certificates are checked against: it comes from the caller's own startup kit
-(``--root-ca``), never from the evidence, which a forger would hand over with a root of his own.
+the logs cannot bring along is the root that certificates are checked against: it comes from the caller's own startup
+kit (``--root-ca``), never from the evidence, which a forger would hand over with a root of his own.
 """
 
 from __future__ import annotations

@@ -44,12 +44,12 @@ class DataRecord:
     """What the registry keeps of one version of a data set; JSON values only.
 
     Attributes:
-        fingerprint: Keyed hash of all rows, in any order.
-        name: The data set's name in the policy.
-        source: Keyed hash of its path.
-        n_rows: Number of rows.
-        columns: Column name -> keyed hash of its values, in any order; label and weight included.
-        identifying: Columns with so many distinct values that equal hashes mean the same rows.
+        fingerprint: keyed hash of all rows, in any order.
+        name: the data set's name in the policy.
+        source: keyed hash of its path.
+        n_rows: number of rows.
+        columns: column name -> keyed hash of its values, in any order; label and weight included.
+        identifying: columns with so many distinct values that equal hashes mean the same rows.
     """
 
     fingerprint: str
@@ -63,8 +63,8 @@ class DataRecord:
         """Return how this version relates to an earlier one.
 
         Args:
-            earlier: The other version.
-            overlap: Number of row hashes in common (0 if the columns differ).
+            earlier: the other version.
+            overlap: number of row hashes in common (0 if the columns differ).
         """
         if self.fingerprint == earlier.fingerprint:
             return Relation.SAME
@@ -84,7 +84,8 @@ def identify(
 ) -> tuple[DataRecord, NDArray[np.uint64]]:
     """Return the record of a table and its sorted row hashes.
 
-    Args: ids: what names the rows, if something does; they count as part of the rows then.
+    Args:
+        ids: what names the rows, if something does; they count as part of the rows then.
     Shapes:   row hashes: uint64[n_rows].
     Security: the key stays at the site; so do the hashes.
     """

@@ -67,7 +67,7 @@ class Schema:
         """Parse a peer's document.
 
         Raises:
-            ProtocolError: Not exactly what ``to_bytes`` writes for some schema.
+            ProtocolError: not exactly what ``to_bytes`` writes for some schema.
         """
         if len(payload) > MAX_DOCUMENT_BYTES:
             raise ProtocolError("a peer's schema document is too long.")
@@ -134,7 +134,7 @@ def compare(mine: Schema, theirs: Schema, their_site: str) -> None:
     """Refuse a peer whose schema differs, naming the first difference in column order.
 
     Raises:
-        ConfigurationError: The schemas differ.
+        ConfigurationError: the schemas differ.
     """
     for own, other in zip(mine.columns, theirs.columns, strict=False):
         _compare_column(own, other, mine, theirs, their_site)

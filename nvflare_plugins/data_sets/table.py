@@ -43,11 +43,11 @@ class Table:
     Attributes:
         feature_types: "float" or "c" (categorical) per column, as XGBoost names them. Whether numbers happen to be
             whole at this site is not a type: it would differ between sites.
-        n_missing: Missing values per column.
-        categories: Public list of every categorical column.
-        label_classes: Public list of label classes, if the job gives one.
-        notes: What a person at this site should know, in sentences; counts only.
-        ids: The column of ids as it stands, of the same reading of the file; None unless asked for.
+        n_missing: missing values per column.
+        categories: public list of every categorical column.
+        label_classes: public list of label classes, if the job gives one.
+        notes: what a person at this site should know, in sentences; counts only.
+        ids: the column of ids as it stands, of the same reading of the file; None unless asked for.
     """
 
     features: NDArray[np.float32]
@@ -104,25 +104,25 @@ def load_table(
     """Load a site's data set.
 
     Args:
-        spec: From the site's policy.
-        label: Name of the label column; None for a party of a vertical job without it.
-        weight: Name of the column of row weights.
-        features: Columns to train on, in this order; None takes all others in the order of the file, but for the
+        spec: from the site's policy.
+        label: name of the label column; None for a party of a vertical job without it.
+        weight: name of the column of row weights.
+        features: columns to train on, in this order; None takes all others in the order of the file, but for the
             column of ids.
-        categories: Column -> its public list of categories.
-        label_classes: The label's public list of classes; the label becomes the position in it.
-        unknown_is_missing: Categories outside the list count as missing instead of being refused.
-        may_lack_features: A table with nothing but the label will do (the party with the label of a vertical job).
-        with_ids: Read the policy's column of ids too, at once with the others: a file replaced between two readings
+        categories: column -> its public list of categories.
+        label_classes: the label's public list of classes; the label becomes the position in it.
+        unknown_is_missing: categories outside the list count as missing instead of being refused.
+        may_lack_features: a table with nothing but the label will do (the party with the label of a vertical job).
+        with_ids: read the policy's column of ids too, at once with the others: a file replaced between two readings
             would give rows the ids of others.
-        repair: Refuse nothing because of a row: values beyond float32 become its largest number, text where a number
+        repair: refuse nothing because of a row: values beyond float32 become its largest number, text where a number
             should be and categories outside the list are missing, and so are labels and weights that cannot be read, or
             are negative. The caller leaves such rows out (``Table.kept``). There may be no rows at all.
 
     Privacy: everything stays at the site.
 
     Raises:
-        ConfigurationError: The data set lacks a column; a ``DataRefusal``: it cannot be read, or holds what cannot be
+        ConfigurationError: the data set lacks a column; a ``DataRefusal``: it cannot be read, or holds what cannot be
             trained on.
     """
     lists = {name: _public_list(name, values) for name, values in (categories or {}).items()}
@@ -169,7 +169,7 @@ def column_names(
     """Return the features that ``load_table`` would load; reads the header alone, so that a job can be checked first.
 
     Raises:
-        ConfigurationError: As ``load_table``, for columns that the data set lacks.
+        ConfigurationError: as ``load_table``, for columns that the data set lacks.
     """
     special = [name for name in (label, weight) if name is not None]
     return tuple(_feature_names(TabularFile(spec).column_names, special, features, spec))

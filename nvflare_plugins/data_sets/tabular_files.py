@@ -42,10 +42,10 @@ class TabularFile:
     Privacy: everything stays local; no message holds a value.
 
     Args:
-        repair: Repair row by row instead of refusing (see the module).
+        repair: repair row by row instead of refusing (see the module).
 
     Raises:
-        ConfigurationError: The file is missing, or has two columns of one name; a ``DataRefusal``: it is unreadable.
+        ConfigurationError: the file is missing, or has two columns of one name; a ``DataRefusal``: it is unreadable.
     """
 
     def __init__(self, spec: DataSet, repair: bool = False) -> None:
@@ -68,7 +68,7 @@ class TabularFile:
         """Return columns by name; ``text`` columns of a CSV file keep their text exactly as it stands.
 
         Raises:
-            DataRefusal: Unreadable rows; unless repairing, no rows, or more rows than the policy allows.
+            DataRefusal: unreadable rows; unless repairing, no rows, or more rows than the policy allows.
         """
         try:
             table = self._read_table(numeric, text)
@@ -90,7 +90,7 @@ class TabularFile:
         Shapes: result: float64[n_rows].
 
         Raises:
-            ConfigurationError: The file declares another type, such as dates; a ``DataRefusal``: its values are text.
+            ConfigurationError: the file declares another type, such as dates; a ``DataRefusal``: its values are text.
         """
         if pa.types.is_dictionary(column.type) and not _is_text(column.type.value_type):
             column = column.cast(column.type.value_type)
@@ -140,8 +140,8 @@ class TabularFile:
         if not shown.str.fullmatch(_NUMBER).all():
             raise self._refusal(
                 f"column {name!r} holds text that is no number: give the job a public category list for it (a label: "
-                "label_classes), name its missing-value texts in the policy, or leave it out of features. A column that "
-                "names the rows is the data set's id in the policy"
+                "label_classes), name its missing-value texts in the policy, or leave it out of features. A column "
+                "that names the rows is the data set's id in the policy"
             )
         values[present] = shown.astype(np.float64)
         return values
@@ -165,14 +165,14 @@ class TabularFile:
         if self._spec.format == "parquet":
             return self._read_parquet(columns)
         as_text = pa.binary() if self._repair else pa.string()  # bytes need not be UTF-8
-        types = {name: pa.float64() for name in numeric} | {name: as_text for name in text}
+        types = {name: pa.float64() for name in numeric} | dict.fromkeys(text, as_text)
         try:
             if self._repair and self._has_missing_number():
                 raise pa.ArrowInvalid("Arrow compares such texts before it strips them, and _number afterwards")
             return self._read_csv(columns, types)
         except pa.ArrowInvalid:
             # Some column is not all numbers: read it all as text, so that true/false work and text can be named.
-            return self._read_csv(columns, {name: as_text for name in columns})
+            return self._read_csv(columns, dict.fromkeys(columns, as_text))
 
     def _has_missing_number(self) -> bool:
         """Return whether a number stands for missing, as -999 does in some files."""

@@ -94,8 +94,8 @@ def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
     spec = context.policy.check_job(JobTerms(job.profile, job.data_set), context.sites)
     if spec.privacy is not None and spec.privacy.rows_per_person > job.rows_per_person:
         raise PolicyRefusal(
-            f"at {context.site} one person has up to {spec.privacy.rows_per_person} rows, and the job's epsilon is meant "
-            f"for {job.rows_per_person}. Policy key: data_sets.{job.data_set}.privacy.rows_per_person. Remedy: "
+            f"at {context.site} one person has up to {spec.privacy.rows_per_person} rows, and the job's epsilon is "
+            f"meant for {job.rows_per_person}. Policy key: data_sets.{job.data_set}.privacy.rows_per_person. Remedy: "
             f"rows_per_person={spec.privacy.rows_per_person} in the job, which raises the noise"
         )
     if spec.id is None:

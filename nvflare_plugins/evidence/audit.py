@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Protocol
 
 from he_processors.errors import AuthenticationError
@@ -41,7 +41,8 @@ class CertificateAuthority(Protocol):
     def certified(self, site: str, certificate: str, moments: Sequence[datetime]) -> Certified:
         """Check that a certificate (PEM) belonged to ``site`` at these moments; none if the evidence tells no time.
 
-        Raises: AuthenticationError.
+        Raises:
+            AuthenticationError: it did not, or no authority that is believed says so.
         """
 
     def check(self, certificate: str, statement: bytes, signature: bytes) -> None:
@@ -189,7 +190,7 @@ def _times(logs: Sequence[Log], now: datetime) -> Iterator[str]:
         yield "some of the logs state times and some do not: they are not of one attempt"
     for log in logs:
         stated = list(log.times.values())  # in the order of the records
-        if any(later < earlier - MAX_CLOCK_ERROR for earlier, later in zip(stated, stated[1:], strict=False)):
+        if any(later < earlier - MAX_CLOCK_ERROR for earlier, later in pairwise(stated)):
             yield f"{log.site}: its times run backwards"
         if any(moment > now + MAX_CLOCK_ERROR for moment in stated):
             yield f"{log.site}: it states a time that lies in the future"
@@ -288,7 +289,7 @@ def _server_counters(server: Log, sites: Sequence[str]) -> Iterator[str]:
         if (
             counter != place
             or heard != list(sites)
-            or not (told == heard and turns == ["received", "sent"] or unanswered)
+            or not ((told == heard and turns == ["received", "sent"]) or unanswered)
         ):
             yield f"server: exchange {place} is not one message received from and one sent to every site"
             return

@@ -15,9 +15,9 @@ One ``EvidenceLog`` lives at every site and one at the server. The order of call
     log.end("completed")                        only now, or log.end("aborted", reason) at any time
     log.close() -> path of the finished file
 
-``abandon(reason)`` in place of the last two ends a log whatever happens, also on a full disk: some room is set aside for
-that when the log is opened. Until ``close`` the file is called ``<path>.partial``: a finished name means a finished log.
-The file holds hashes, sizes, names and public fingerprints only.
+``abandon(reason)`` in place of the last two ends a log whatever happens, also on a full disk: some room is set aside
+for that when the log is opened. Until ``close`` the file is called ``<path>.partial``: a finished name means a finished
+log. The file holds hashes, sizes, names and public fingerprints only.
 
 Who sees evidence? The server has all logs, whoever downloads the job's result too, and every site gets the heads of all
 logs during the job, which hash each record. So a hash that can be tested against guesses tells a site what it never

@@ -85,24 +85,25 @@ _VERTICAL_NOTES = (
 _NOISED = "The noised sums, which the guarantee covers, and its own share of the noise."
 _DP_NOTES = (
     "The guarantee is about one row of the union of all sites, not about a site as a whole; a person with u rows costs "
-    "u times as much (in mu of Gaussian differential privacy), which the ledger counts. No site sees a person's rows at "
-    "the others: rows_per_person must be the most that one person has at all sites together.",
+    "u times as much (in mu of Gaussian differential privacy), which the ledger counts. No site sees a person's rows "
+    "at the others: rows_per_person must be the most that one person has at all sites together.",
     "Feature bounds, category lists, the number of rows behind delta and the tree structure's seed are public: whoever "
     "writes the job must not take them from the data.",
     "What a job cannot use (a third class, an infinite value, a missing label) is left out or repaired at the site, "
-    "and only its own log says so. A file that cannot be read at all ends the job in one fixed text: that is seen, and no "
-    "epsilon covers it.",
+    "and only its own log says so. A file that cannot be read at all ends the job in one fixed text: that is seen, and "
+    "no epsilon covers it.",
     "The ledger of each site says what was spent over all jobs, and refuses a job that would overdraw it.",
 )
 _LAST_SITE = "Everything the last site sends: pooled sums minus their own contributions."
 
 _NOTES_FOR_HORIZONTAL = (
     "The trained model is known to every site. Its thresholds are agreed cut points (with cuts=quantile found without "
-    "dividing a bracket of fewer than k rows, with cuts=exact real data values) and its leaves are statistics of rows. Copies that "
-    "leave a site carry no sum_hessian, which removes row counts but not what thresholds and leaves tell.",
-    "Under reg:absoluteerror and reg:quantileerror each leaf, and the base score, is a mean of the sites' own quantiles of "
-    "labels: where one site alone has rows in a leaf, it holds the label of one of them. Sites refuse such jobs unless their "
-    "policy consents (exact_leaves). In vertical jobs leaves stay at the party that has the labels.",
+    "dividing a bracket of fewer than k rows, with cuts=exact real data values) and its leaves are statistics of rows. "
+    "Copies that leave a site carry no sum_hessian, which removes row counts but not what thresholds and leaves tell.",
+    "Under reg:absoluteerror and reg:quantileerror each leaf, and the base score, is a mean of the sites' own "
+    "quantiles of labels: where one site alone has rows in a leaf, it holds the label of one of them. Sites refuse "
+    "such jobs unless their policy consents (exact_leaves). In vertical jobs leaves stay at the party that has the "
+    "labels.",
     "Every site sees pooled sums of small nodes and bins; one that holds one row shows that row's gradient, not whose "
     "row it is. With cuts=uniform or logarithmic, and with category lists, whoever writes the job chooses the bins.",
     "Number formats are agreed by a secure maximum of powers of two, from which a site learns the largest of the "
@@ -117,9 +118,9 @@ _NOTES_FOR_OTHERS = (
 )
 
 _NOTES_FOR_ALL = (
-    "This is about VeilBoost's messages. Whether FLARE shows more is for each site's set-up: after `veilboost site-setup` "
-    "no role runs shell commands or code of its own there, and only listed classes start. A site that FLARE's defaults "
-    "rule gives a hostile server, and a project's administrator, whatever its process can read.",
+    "This is about VeilBoost's messages. Whether FLARE shows more is for each site's set-up: after `veilboost "
+    "site-setup` no role runs shell commands or code of its own there, and only listed classes start. A site that "
+    "FLARE's defaults rule gives a hostile server, and a project's administrator, whatever its process can read.",
 )
 
 THREAT_MODELS = {
@@ -208,7 +209,8 @@ THREAT_MODELS = {
             profile="dp_distributed",
             codecs=_SAFE,
             summary="Differential privacy; each site adds its share of the noise under masks.",
-            server_alone="Sizes, order and timing of the messages and what the job itself says. No contribution, no sum.",
+            server_alone="Sizes, order and timing of the messages and what the job itself says. No contribution, no "
+            "sum.",
             one_site=_NOISED,
             server_and_one_site="The noised sums; the guarantee counts up to the stated number of colluding sites.",
             all_but_one="With more colluders than the job states, the last site's sums under its own share alone.",

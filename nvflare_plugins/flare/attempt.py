@@ -52,6 +52,7 @@ class SiteReport:
     """What a site hands in at the end of its task.
 
     Privacy: the summary and the evidence are what leaves the site; neither holds a row, a gradient or the model.
+
     Attributes:
         model_hmac: hex, keyed under the sites' group key: equal for equal models, and of no use to the server else.
     """
@@ -76,7 +77,8 @@ class SiteReport:
     def from_dict(cls, document: Mapping[str, Any]) -> SiteReport:
         """Read what a site sent.
 
-        Raises: ProtocolError.
+        Raises:
+            ProtocolError: it is not a report.
         """
         status, evidence = document.get("status"), document.get("evidence", b"")
         texts = [document.get(name, "") for name in ("error", "model_hmac", "summary")]
@@ -221,7 +223,8 @@ class ServerAttempt:
     def finish(self) -> str | None:
         """Write evidence and summary.
 
-        Returns: why the attempt failed, or None if all sites completed with the same model.
+        Returns:
+            Why the attempt failed, or None if all sites completed with the same model.
         """
         if self.missing:
             self.fail(f"no result from {', '.join(self.missing)}")

@@ -102,7 +102,8 @@ class JobController(Controller):
     def _wait_for_sites(self, abort_signal: Signal) -> list[Client]:
         """Return the clients that take part, by name; none if the job was aborted meanwhile.
 
-        Raises: ConfigurationError if they are not there in time, or are not named as a list.
+        Raises:
+            ConfigurationError: they are not there in time, or are not named as a list.
         """
         named = checked_sites(self.sites)
         deadline = time.monotonic() + START_TIMEOUT_S

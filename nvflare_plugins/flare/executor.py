@@ -61,15 +61,16 @@ class JobTask:
     def from_shareable(cls, data: Shareable, site: str, job_type: type[Job]) -> JobTask:
         """Read the task strictly.
 
-        Raises: ProtocolError or ConfigurationError.
+        Raises:
+            ProtocolError, ConfigurationError: it is not a job of this kind.
         """
         job, sites, attempt, server = (data.get(name) for name in ("job", "sites", "attempt", "server"))
         if not isinstance(job, dict) or not isinstance(attempt, str) or not isinstance(server, str):
             raise ProtocolError("the server sent a task that is not a VeilBoost task")
         if not isinstance(sites, list) or len(sites) > MAX_SITES or not all(map(is_name, sites)):
             raise ProtocolError(
-                "the server sent a task with an unusable list of sites: a name has up to 128 letters, digits and _ . @ - "
-                "or blanks"
+                "the server sent a task with an unusable list of sites: a name has up to 128 letters, digits and _ . @ "
+                "- or blanks"
             )
         if sites != sorted(set(sites)) or site not in sites:
             raise ProtocolError(f"the server's list of sites is not sorted, or lacks {site}")
@@ -95,7 +96,8 @@ class JobExecutor(Executor):
         Args:
             timeout_s: longest wait for one exchange; the server's own deadline comes first.
 
-        Raises: VeilBoostError.
+        Raises:
+            VeilBoostError: what ended the attempt.
         """
         raise NotImplementedError
 

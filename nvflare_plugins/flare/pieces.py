@@ -68,8 +68,11 @@ class Assembly:
     def add(self, label: Label, payload: object) -> bytes | None:
         """Take one piece.
 
-        Returns: the whole frame once it is complete, else None.
-        Raises:  ProtocolError if the piece does not fit the frame.
+        Returns:
+            The whole frame once it is complete, else None.
+
+        Raises:
+            ProtocolError: the piece does not fit the frame.
         """
         self.take(label, payload)
         return b"".join(self.ready()) if self.is_complete else None

@@ -1,9 +1,9 @@
 """What ``veilboost site-setup`` starts in FLARE's process of a site or server (not in its job processes).
 
-A site's FLARE process believes the role that the server's message names, grants everything to the role "super", and asks
-about rights only where the message says so. A hostile or taken-over server could so read files by shell commands, send
-code with a job, or have folders deleted that are no job's. The guard takes these doors out for every role. What a server
-can do to jobs in other ways, to end, delay or withhold them, it does not prevent.
+A site's FLARE process believes the role that the server's message names, grants everything to the role "super", and
+asks about rights only where the message says so. A hostile or taken-over server could so read files by shell commands,
+send code with a job, or have folders deleted that are no job's. The guard takes these doors out for every role. What a
+server can do to jobs in other ways, to end, delay or withhold them, it does not prevent.
 """
 
 from __future__ import annotations

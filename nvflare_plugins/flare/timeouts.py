@@ -6,8 +6,8 @@ Nothing is ever waited for without end:
   when a site has been silent for SILENCE_LIMIT_S, and names it; a site ends its part when the server has been. Any
   message counts as a sign of life. Shorter silence (a lost line, a stopped process) is survived.
 * A site that hears nothing of its own frame for QUERY_INTERVAL_S asks the server what has become of it (transport.py).
-* A site that lives and sends signs but is missing from an exchange has ``exchange_deadline_s``: the slowest site's local
-  work between two exchanges, plus the transfer of the messages that this exchange really has.
+* A site that lives and sends signs but is missing from an exchange has ``exchange_deadline_s``: the slowest site's
+  local work between two exchanges, plus the transfer of the messages that this exchange really has.
 * A site's own wait for a reply is the last resort against a server that sends signs and never answers.
 * After the end of a job a site's work has STOP_GRACE_S to return. Work that does not (XGBoost waits without end for a
   thread that the system refused) is left behind, evidence and report are made without it, and the process is left.

@@ -131,7 +131,8 @@ class SiteTransport:
     def exchange(self, frame: bytes, timeout_s: float) -> bytes:
         """Send a frame and wait for its reply.
 
-        Raises: JobAborted if the job was ended meanwhile, or if no reply came within timeout_s.
+        Raises:
+            JobAborted: the job was ended meanwhile, or if no reply came within timeout_s.
         """
         if len(frame) > MAX_FRAME_BYTES:
             raise ValueError(f"a frame of {len(frame)} bytes is larger than {MAX_FRAME_BYTES}")

@@ -58,7 +58,8 @@ def _start(thread: threading.Thread) -> None:
 class Work:
     """One function, at work in a thread of its own.
 
-    Raises: JobAborted if the system refuses the thread.
+    Raises:
+        JobAborted: the system refuses the thread.
     """
 
     def __init__(self, function: Callable[[], JobResult]) -> None:
@@ -195,7 +196,8 @@ class Guard:
 
     Its thread exists from the beginning: when it is needed the system may refuse to make one.
 
-    Args: run_folder: the job's folder, in which FLARE's parent process looks for the return code.
+    Args:
+        run_folder: the job's folder, in which FLARE's parent process looks for the return code.
     """
 
     def __init__(

@@ -38,7 +38,8 @@ class HorizontalJob:
         profile: `masks`, `bfv`, `ckks` or `plain`.
         eval_data_set: name of an evaluation set in every site's policy; evaluated after each round.
         evaluate_training: evaluate the training set too, which costs one exchange per metric and round.
-        weight: column of sample weights. Another one over the same rows counts as changed rows at the sites' registries.
+        weight: column of sample weights. Another one over the same rows counts as changed rows at the sites'
+            registries.
         features: columns to train on, in this order; None means all columns of the file but label and weight.
         categories: public category list of each categorical column.
         unknown_category_is_missing: treat other categories as missing instead of refusing the data.
@@ -129,8 +130,8 @@ class HorizontalJob:
             raise ConfigurationError("max_bin=2 leaves no cut point inside the outermost two; give max_bin 3 or more")
         if self.params.get("multi_strategy") == "multi_output_tree" and self.categories:
             raise ConfigurationError(
-                "multi_strategy=multi_output_tree takes no categories in XGBoost 3.2; leave multi_strategy out, or give "
-                "the categorical columns as numbers"
+                "multi_strategy=multi_output_tree takes no categories in XGBoost 3.2; leave multi_strategy out, or "
+                "give the categorical columns as numbers"
             )
 
     def to_dict(self) -> dict[str, Any]:

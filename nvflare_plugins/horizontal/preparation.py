@@ -65,7 +65,8 @@ class Prepared:
     def release(self, job: HorizontalJob, rows_per_node: int) -> bytes:
         """Return what decides what the run releases about the rows, for the registry.
 
-        Args: rows_per_node: the floor that the sites have agreed on, which decides min_child_weight.
+        Args:
+            rows_per_node: the floor that the sites have agreed on, which decides min_child_weight.
         """
         fields = {name: value for name, value in job.to_dict().items() if name not in _NOT_RELEASED}
         document = {"job": fields, "parameters": self.parameters.document(), "rows_per_node": rows_per_node}

@@ -26,8 +26,8 @@ from nvflare_plugins.xgb.parameters import TrainingParameters
 
 TOO_FEW = (
     "too few rows or sites carry weight. Policy keys: min_effective_rows, min_sites, max_colluders, "
-    "consents.fewer_than_three_sites. Remedy: train on more rows or at more sites, bring subsample nearer to one half or "
-    "leave it out, choose weights (scale_pos_weight, too) that differ less, or ask the sites to lower the keys."
+    "consents.fewer_than_three_sites. Remedy: train on more rows or at more sites, bring subsample nearer to one half "
+    "or leave it out, choose weights (scale_pos_weight, too) that differ less, or ask the sites to lower the keys."
 )
 """The same text at all sites, whatever was too few: it says neither where nor by how much."""
 _DEFAULT_CHILD_WEIGHT = 1.0  # XGBoost's

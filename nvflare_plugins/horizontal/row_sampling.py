@@ -52,11 +52,14 @@ class RowDraws:
     """
 
     def __init__(self, secret: bytes, table: Table, fraction: float, at_least_one: bool = False):
-        """Args:
-        secret: 32 bytes of this site, see ``Registry.secret``.
-        fraction: chance of a row, in (0, 1).
-        at_least_one: where a round draws none of the rows with weight, one takes part all the same. XGBoost 3.2
-            confuses the leaves of absolute and quantile error at a site without rows, and the models then differ.
+        """Draw from a secret.
+
+        Args:
+            secret: 32 bytes of this site, see ``Registry.secret``.
+            table: this site's training rows.
+            fraction: chance of a row, in (0, 1).
+            at_least_one: where a round draws none of the rows with weight, one takes part all the same. XGBoost 3.2
+                confuses the leaves of absolute and quantile error at a site without rows, and the models then differ.
         """
         self._secret = secret
         self._at_least_one_of = None
@@ -90,9 +93,13 @@ class SampledWeights:
         draws: RowDraws | None,
         estimates_base_score: bool,
     ):
-        """Args:
-        draws: None, if every round trains on all rows: nothing is ever changed then.
-        estimates_base_score: XGBoost's first update begins with an estimate from all rows.
+        """Weigh the rows of a matrix.
+
+        Args:
+            matrix: what XGBoost trains on.
+            weight: float32[n_rows], of the job's own; None for 1 each.
+            draws: None, if every round trains on all rows: nothing is ever changed then.
+            estimates_base_score: XGBoost's first update begins with an estimate from all rows.
         """
         self._matrix, self._weight, self._draws = matrix, weight, draws
         self._estimates = estimates_base_score

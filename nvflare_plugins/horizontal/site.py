@@ -107,7 +107,8 @@ def _run_site(
         evidence = EvidenceLog(path, context.site, context.job_id, channel.attempt, job.profile)
     except FileExistsError:
         raise ConfigurationError(
-            f"{context.site} has evidence of job {context.job_id} already, which is never overwritten: submit the job anew"
+            f"{context.site} has evidence of job {context.job_id} already, which is never overwritten: submit the job "
+            "anew"
         ) from None
     channel.recorder = evidence
     try:
@@ -357,7 +358,8 @@ class _Attempt:
         different = [s for r, s in enumerate(sites) if proofs[r] != self._proof(r, "model check", model)]
         if different:
             raise ProtocolError(
-                f"the final models differ between the sites; none was written (unlike this site: {', '.join(different)})"
+                "the final models differ between the sites; none was written "
+                f"(unlike this site: {', '.join(different)})"
             )
 
     def _proof(self, rank: int, purpose: str, data: bytes) -> bytes:

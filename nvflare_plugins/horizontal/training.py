@@ -96,11 +96,13 @@ class TrainingHandler:
         on_base_score: Callable[[], None] | None = None,
         label_sum: float | None = None,
     ):
-        """Args:
-        root_bins: bins of a feature that no site lacks values in; its bins add up to the root sum.
-        starts_at_rate: the objective is logistic and its first prediction is the pooled label mean.
-        on_base_score: called while XGBoost waits, between its estimate of the base score and its first gradients.
-        label_sum: weighted sum of this site's labels, where the first prediction is their pooled mean.
+        """Serve one training.
+
+        Args:
+            root_bins: bins of a feature that no site lacks values in; its bins add up to the root sum.
+            starts_at_rate: the objective is logistic and its first prediction is the pooled label mean.
+            on_base_score: called while XGBoost waits, between its estimate of the base score and its first gradients.
+            label_sum: weighted sum of this site's labels, where the first prediction is their pooled mean.
         """
         self._label_sum = label_sum
         self._on_base_score = on_base_score

@@ -79,7 +79,9 @@ def check_weights(sums: ProtectedSums, parameters: TrainingParameters, weighted:
     rounding of XGBoost's own sums over all rows; but that of a small node's is finer.
 
     Privacy: decided from the agreed scales, so at all sites alike.
-    Raises: ConfigurationError.
+
+    Raises:
+        ConfigurationError: they do.
     """
     if not weighted:
         return

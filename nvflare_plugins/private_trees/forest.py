@@ -47,11 +47,13 @@ def draw_forest(method: Method, candidates: Candidates, seed: int) -> Forest:
     """Draw the structure of every tree.
 
     Privacy: touches no data; the seed is public and must not seed any noise.
-    Raises: ConfigurationError, if the batches do not fill the forest: XGBoost knows one batch size only.
+
+    Raises:
+        ConfigurationError: the batches do not fill the forest: XGBoost knows one batch size only.
     """
     if method.n_trees % method.batch_size:
         raise ConfigurationError("the number of trees must be a multiple of the batch size")
-    draws = random.Random(seed)
+    draws = random.Random(seed)  # noqa: S311 - the splits are public, and every site must draw the same
     counts = candidates.counts
     trees = tuple(
         grow_totally_random(counts, tree_features(method, number, len(counts), draws), method.depth, draws)

@@ -79,7 +79,7 @@ class ForestGrower:
         self._method, self._rows, self._bounds = method, rows, list(bounds)
         self._plan, self._release, self._noise_factor = plan, release, noise_factor
         self._ridge = ridge
-        self._draws = random.Random(seed)
+        self._draws = random.Random(seed)  # noqa: S311 - public draws, which every site must make alike
         self._weights = method.weight_update.weights()
         self._fresh: dict[int, NDArray[np.float64]] = {}
         self._totals: dict[int, float] = {}

@@ -118,10 +118,15 @@ def train_greedy_trees(
 
     Shapes: columns: float32[n_features, n_rows]; label: float32[n_rows] of 0 and 1; row_weights: float32[n_rows] in
         [0, 1], in units of the public largest weight.
-    Args: n_reports: rows that report under local noise, if some were left out.
+
+    Args:
+        n_reports: rows that report under local noise, if some were left out.
     Privacy: every bin of every histogram is noised, empty ones too; ``plan.noise`` pays for depth x features queries
         per tree.
-    Raises: VeilBoostError, what ended the training. ConfigurationError, for what XGBoost's grower cannot do.
+
+    Raises:
+        VeilBoostError: what ended the training.
+        ConfigurationError: what XGBoost's grower cannot do.
     """
     _check(plan, columns)
     plan.trust.check_sites(channel.world)

@@ -187,7 +187,8 @@ class PrivateTreesJob:
     def check_features(self, names: list[str] | tuple[str, ...]) -> None:
         """Refuse features without public bounds or categories, and bounds of columns that are no features.
 
-        Raises: ConfigurationError, which names them.
+        Raises:
+            ConfigurationError: it names them.
         """
         missing = [name for name in names if name not in self.feature_bounds and name not in self.categories]
         if missing:

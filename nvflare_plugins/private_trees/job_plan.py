@@ -189,7 +189,8 @@ class ReleaseSchedule:
     def take(self, kind: Kind, number: int, n_values: int) -> PlannedMessage:
         """Return the planned message for so many values in a round, -1 being before the first.
 
-        Raises: ProtocolError, for a sum that the plan does not pay for now, in kind, number or size.
+        Raises:
+            ProtocolError: a sum that the plan does not pay for now, in kind, number or size.
         """
         for i in range(self._next, len(self._messages)):
             message = self._messages[i]
@@ -200,6 +201,7 @@ class ReleaseSchedule:
 
 
 def planned_messages(plan: PrivateTreesPlan) -> Iterator[PlannedMessage]:
+    """Yield the messages of a training whose content is noised, in order."""
     method = plan.method
     if method.candidates.is_paid:
         cells = sum(dp_quantiles.public_grid(b).size + 1 for b in plan.bounds)

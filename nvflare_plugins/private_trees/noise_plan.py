@@ -140,7 +140,9 @@ class Trust:
     def check_sites(self, n_sites: int) -> None:
         """Refuse another number of sites than the noise was divided for.
 
-        Raises: ConfigurationError; PrivacyRefusal, if sites are missing.
+        Raises:
+            ConfigurationError: another number of sites.
+            PrivacyRefusal: so few that too little noise is left.
         """
         if self.shares is not None:
             self.shares.check_live(n_sites)

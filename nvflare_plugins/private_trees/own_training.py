@@ -1,5 +1,6 @@
-"""One site's training of what XGBoost cannot train, or not as well: histogram trees, partially random ones, refined
-candidates.
+"""One site's training of what XGBoost cannot train, or not as well.
+
+That is: histogram trees, partially random ones, refined candidates.
 
 XGBoost can grow histogram trees, and does so in greedy_training.py where a job asks for it. It does not know which bins
 a node's own splits have emptied: their noise enters its sums, and models are worse at the same epsilon. Measured on
@@ -41,9 +42,13 @@ def train_own_trees(
 
     Shapes: columns: float32[n_features, n_rows], NaN is missing and goes right; label: float32[n_rows] of 0 and 1;
         row_weights: float32[n_rows] in [0, 1].
-    Args: n_reports: rows that report under local noise, if some were left out.
+
+    Args:
+        n_reports: rows that report under local noise, if some were left out.
     Privacy: what leaves the site is one message per level, noised and paid for; sites see the noisy sums.
-    Raises: VeilBoostError, what ended the training.
+
+    Raises:
+        VeilBoostError: what ended the training.
     """
     training = plan.training
     training.trust.check_sites(channel.world)

@@ -1,5 +1,8 @@
-"""A site's ledger in one job: the whole plan is reserved before anything is released, each release charged before it
-leaves; what a failed attempt has not used is free again."""
+"""A site's ledger in one job.
+
+The whole plan is reserved before anything is released, each release charged before it leaves; what a failed attempt has
+not used is free again.
+"""
 
 from __future__ import annotations
 
@@ -88,8 +91,8 @@ class Payment:
         if any(query.partition(_ROWS)[2] != self._rows for query in self._replays):
             self.abandon()
             raise DataRefusal(
-                f"the rows of data set {job.data_set!r} at {context.site} are not those on which job {self._job_id} was "
-                "begun: it cannot be resumed. Submit it anew, to be charged anew"
+                f"the rows of data set {job.data_set!r} at {context.site} are not those on which job {self._job_id} "
+                "was begun: it cannot be resumed. Submit it anew, to be charged anew"
             )
 
     def history(self) -> bytes:

@@ -57,7 +57,9 @@ def leaf_integers(buffer: bytes, trees: Sequence[Tree]) -> NDArray[np.int64]:
     """Read the leaves' exact sums out of XGBoost's buffer and leave the inner nodes behind.
 
     Shapes: result: int64[2 * n_leaves], (G, H) by turns. Units: 2^-20.
-    Raises: ProtocolError, if a sum is off the grid: then the rows were not bounded by this project's objective.
+
+    Raises:
+        ProtocolError: a sum is off the grid: then the rows were not bounded by this project's objective.
     """
     nodes = np.frombuffer(buffer, dtype="<f8").reshape(-1, 2)
     leaves = nodes[np.concatenate([tree.feature == LEAF for tree in trees])]

@@ -151,7 +151,9 @@ def agree_candidates(plan: PrivateTreesPlan, columns: NDArray[np.float32], sums:
     """Return the split candidates; paid ones cost one exchange.
 
     Shapes: columns: float32[n_features, n_rows].
-    Raises: ConfigurationError, for candidates that are not private.
+
+    Raises:
+        ConfigurationError: candidates that are not private.
     """
     method = plan.method
     if method.candidates in (CandidateSource.QUANTILE, CandidateSource.ITERATIVE_HESSIAN):
@@ -191,9 +193,13 @@ def train_private_trees(
 
     Shapes: columns: float32[n_features, n_rows], NaN is missing; label: float32[n_rows] of 0 and 1; row_weights:
         float32[n_rows] in [0, 1], in units of the public largest weight.
-    Args: n_reports: rows that report under local noise, if some were left out.
+
+    Args:
+        n_reports: rows that report under local noise, if some were left out.
     Privacy: the sites and the server see the noisy sums that ``plan.noise`` pays for, and nothing else of the rows.
-    Raises: VeilBoostError, what ended the training.
+
+    Raises:
+        VeilBoostError: what ended the training.
     """
     if plan.method.split_method is not SplitMethod.TOTALLY_RANDOM:
         raise ConfigurationError("this path trains totally random trees")

@@ -72,7 +72,8 @@ class JobRecipe(Recipe):
             folder = Path(env.workspace_root) / self.name
             if not (folder / POLICY_FILE).is_file():
                 raise ConfigurationError(
-                    f"the simulator's sites have no policy: run `veilboost site-setup {folder} --data-set NAME=PATH` first"
+                    f"the simulator's sites have no policy: run `veilboost site-setup {folder} --data-set NAME=PATH` "
+                    "first"
                 )
             check_set_up(folder, str(folder))
         return super().run(env, *args, **kwargs)

@@ -113,7 +113,8 @@ class Identity:
     def sign(self, statement: bytes) -> bytes:
         """Sign a statement with the certificate's key. The caller makes sure that it begins with its own domain.
 
-        Raises: ValueError, for a site without certificate.
+        Raises:
+            ValueError: a site without certificate.
         """
         key = self._private_key
         if isinstance(key, rsa.RSAPrivateKey):

@@ -12,10 +12,11 @@ or "no" whether one row is there. So a check that looked at rows says nothing to
   that run at the same time may exceed that by their number. A local command starts the count anew, so that no submitter
   can lock a site for good.
 
-* What all sites find alike from the sum of their counts (``TooFewRows``) is one bit over the rows of all of them. A site
-  counts it among the others where its own policy asks for so many rows. Where another site's policy or the job's sample
-  asks for more than that, it has a count of its own, and a full one stops such jobs alone: whoever asks for ten million
-  rows would otherwise stop all jobs of all sites. Where this site's rows could not have changed it, it is not counted.
+* What all sites find alike from the sum of their counts (``TooFewRows``) is one bit over the rows of all of them. A
+  site counts it among the others where its own policy asks for so many rows. Where another site's policy or the job's
+  sample asks for more than that, it has a count of its own, and a full one stops such jobs alone: whoever asks for ten
+  million rows would otherwise stop all jobs of all sites. Where this site's rows could not have changed it, it is not
+  counted.
 
 The counts are kept in one file of mode 0600 in the registry's folder, by names of data sets: no row, no reason.
 """

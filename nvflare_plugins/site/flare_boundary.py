@@ -200,13 +200,13 @@ def check_set_up(workspace: Path, name: str) -> None:
     still lies there. In the simulator there are no rights to check.
 
     Raises:
-        ConfigurationError: Something is missing; the message names it and the command.
+        ConfigurationError: something is missing; the message names it and the command.
     """
     found = list(gaps(workspace))
     if found:
         raise ConfigurationError(
-            f"{name} is not completely set up for VeilBoost jobs: {'; '.join(found)}. Remedy: run `veilboost site-setup "
-            "DIR` on its workspace, and restart it if it is no simulator."
+            f"{name} is not completely set up for VeilBoost jobs: {'; '.join(found)}. Remedy: run `veilboost "
+            "site-setup DIR` on its workspace, and restart it if it is no simulator."
         )
 
 
@@ -216,14 +216,15 @@ def check_tracking(components: Iterable[object]) -> None:
     FLARE's receiver writes nothing there by itself, but only its log says so, and the job would go on without.
 
     Raises:
-        ConfigurationError: Its ``tb_folder`` is absolute, leads upwards or is no name of folders.
+        ConfigurationError: its ``tb_folder`` is absolute, leads upwards or is no name of folders.
     """
     for component in components:
         folder = getattr(component, "tb_folder", "tb_events")
         if not isinstance(folder, str) or not _FOLDER.fullmatch(folder) or ".." in folder.split("/"):
             raise ConfigurationError(
-                f"the job's tracking receiver writes to {shown(folder)}, and may only write below the job's own folder. "
-                "Remedy: leave tb_folder out, or give a relative path of letters, digits and _ . - without '..'."
+                f"the job's tracking receiver writes to {shown(folder)}, and may only write below the job's own "
+                "folder. Remedy: leave tb_folder out, or give a relative path of letters, digits and _ . - without "
+                "'..'."
             )
 
 

@@ -7,11 +7,12 @@ Files in the folder ``local`` are touched, and nothing of a job:
   of its log files to the server is switched off: FLARE's default sends the error log, with the traces of libraries that
   may quote values, and any job may ask for the whole log. What the server should know of a failure, jobs of this
   package report by themselves.
-* ``authorization.json``: custom code in jobs (byoc) and the console's shell commands (cat, ls, grep, head, tail, pwd) are
-  denied to every role; all other rights stay.
-* ``veilboost__p_resources.json``: starts a guard in FLARE's process, which holds to that whatever role the server names.
-* ``veilboost.json``: the site's policy, which no job can change. A new one is strict; an existing one changes only where
-  an option says so.
+* ``authorization.json``: custom code in jobs (byoc) and the console's shell commands (cat, ls, grep, head, tail, pwd)
+  are denied to every role; all other rights stay.
+* ``veilboost__p_resources.json``: starts a guard in FLARE's process, which holds to that whatever role the server
+  names.
+* ``veilboost.json``: the site's policy, which no job can change. A new one is strict; an existing one changes only
+  where an option says so.
 
 Calling it again changes nothing more. Running jobs keep what they started with; FLARE reads rights and guard when it
 starts. Jobs refuse to begin where any of this is missing.
@@ -83,8 +84,11 @@ def set_up(folder: Path, options: SetupOptions = SetupOptions()) -> list[str]:
         folder: a simulator workspace (may be empty or not exist yet), a POC workspace or one project of it, or the
             startup kit of one production site or server.
 
-    Returns: one sentence per change; empty if there was nothing to do.
-    Raises:  ConfigurationError: the folder is none of these, or a file in it cannot be used.
+    Returns:
+        One sentence per change; empty if there was nothing to do.
+
+    Raises:
+        ConfigurationError: the folder is none of these, or a file in it cannot be used.
     """
     changes: list[str] = []
     for path, role in workspaces(folder):
@@ -99,7 +103,8 @@ def set_up(folder: Path, options: SetupOptions = SetupOptions()) -> list[str]:
 def workspaces(folder: Path) -> list[tuple[Path, Role]]:
     """Return the workspaces that a folder stands for, with their roles.
 
-    Raises: ConfigurationError.
+    Raises:
+        ConfigurationError: the folder stands for none.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigurationError(f"{folder} is not a folder")
@@ -403,8 +408,9 @@ def add_parser(subparsers: Any) -> None:
         action="append",
         default=[],
         help="let jobs start more of FLARE than VeilBoost needs: its monitoring (event counts and times), its MLflow "
-        "receiver (the job names the address that the server writes to), or `flare`, its whole list: for sites that run "
-        "other jobs too, and whose data those jobs then read and send without VeilBoost's policy; `none` takes it back",
+        "receiver (the job names the address that the server writes to), or `flare`, its whole list: for sites that "
+        "run other jobs too, and whose data those jobs then read and send without VeilBoost's policy; `none` "
+        "takes it back",
     )
     parser.set_defaults(func=_main)
 

@@ -29,6 +29,7 @@ class MessageSizes:
     """What decides how long messages get.
 
     Units: bytes per ciphertext; of the clear profile, per pair.
+
     Attributes:
         set_rows: rows of the training set and of further sets.
         pairs_per_ciphertext: bins of a histogram that share one.

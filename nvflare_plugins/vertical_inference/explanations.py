@@ -108,7 +108,8 @@ class RowPositions:
 class Explainer:
     """The active party's model with ranks in the place of other parties' thresholds, and rows to match.
 
-    Raises: ConfigurationError: a party's positions do not belong to this model.
+    Raises:
+        ConfigurationError: a party's positions do not belong to this model.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Explainer:
         """Put the model and the rows together.
 
         Shapes: own: float32[n_rows, n_own_columns].
+
         Args:
             positions: by party.
             rounds: as ``inference.rounds_of``.

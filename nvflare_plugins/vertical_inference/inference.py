@@ -129,8 +129,11 @@ def parties_of(part: ActivePart, links: Mapping[str, PassiveLink], n_rows: int) 
 def rounds_of(part: ActivePart, rounds: str | list[int]) -> tuple[int, int]:
     """Return the first round to use and the one after the last.
 
-    Args: rounds: "all", "best" (up to the best round of early stopping) or [first, end], as XGBoost's iteration_range.
-    Raises: ConfigurationError: the model has no such rounds.
+    Args:
+        rounds: "all", "best" (up to the best round of early stopping) or [first, end], as XGBoost's iteration_range.
+
+    Raises:
+        ConfigurationError: the model has no such rounds.
     """
     indptr = json.loads(part.booster)["learner"]["gradient_booster"]["model"]["iteration_indptr"]
     n_rounds = len(indptr) - 1
@@ -160,10 +163,15 @@ def predict(
     """Predict at the active party, equal to centralized XGBoost in every bit.
 
     Shapes: own: float32[n_rows, n_own_columns]; the passive parties hold the same rows in the same order.
+
     Args:
         links: ways to the passive parties by name; each leads to a ``PathOwner`` with the same ``batch_rows``.
         on_batch: called with the number of batches done and of all.
-    Raises: ConfigurationError, ProtocolError, JobAborted.
+
+    Raises:
+        ConfigurationError: the links are not to the parties of this model, or it has no such rounds.
+        ProtocolError: an answer is not what the protocol allows.
+        JobAborted: a party did not answer in time.
     """
     parties = parties_of(part, links, own.shape[0])
     first, end = rounds_of(part, rounds)

@@ -24,6 +24,7 @@ class Rows:
     """Rows in their order.
 
     Shapes: features: float32[n_rows, n_columns], NaN is missing.
+
     Attributes:
         ids: canonical ids; None if the policy names no id column for the data set.
         first: position of the first row in the whole set.

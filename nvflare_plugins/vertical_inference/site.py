@@ -207,7 +207,8 @@ def _binding(job: InferenceJob, context: SiteContext) -> bytes:
 def _agree(run: _Run, sets: list[Rows]) -> None:
     """Compare job and model with the other parties, then the rows too.
 
-    Raises: ConfigurationError: a difference; how many rows a party has is not said.
+    Raises:
+        ConfigurationError: a difference; how many rows a party has is not said.
     """
     rank = run.attempt.channel.rank
     proof = RowsProof(run.attempt.session, [rows_content(rows.ids) for rows in sets])
@@ -221,7 +222,8 @@ def _agree(run: _Run, sets: list[Rows]) -> None:
 def _allow(run: _Run, part: Part, rows: Rows) -> None:
     """Go on once every owner would answer for the rows; nobody has charged anything before.
 
-    Raises: PolicyRefusal: this site's budget is spent, or the rows' randomised buckets were sent under local privacy.
+    Raises:
+        PolicyRefusal: this site's budget is spent, or the rows' randomised buckets were sent under local privacy.
     """
     if isinstance(part, PassivePart):
         # True values of rows whose randomised buckets were sent would undo what was paid for, whichever model asks.

@@ -326,9 +326,9 @@ class Aggregator:
                     answer = known.answers[frame.rank]
                 else:
                     exchange = self._enter(frame, len(frame.payload))
-                    if frame.operation is Operation.ROUTE:
-                        if unpack_list(frame.payload, len(self._sites))[frame.rank]:
-                            raise ProtocolError("sent a routed message to itself")
+                    is_routed = frame.operation is Operation.ROUTE
+                    if is_routed and unpack_list(frame.payload, len(self._sites))[frame.rank]:
+                        raise ProtocolError("sent a routed message to itself")
                     self._settle(exchange, replace(frame, payload=b""), committed, reply)
                     return exchange
         reply(answer)

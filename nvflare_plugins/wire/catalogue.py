@@ -219,7 +219,7 @@ def _local(kind: Kind, dtype: Dtype, op: Op, size: int) -> _Expected:
 def _broadcast(kind: Kind, most: int) -> _Expected:
     # Rank 0 sends the content, every other rank an empty buffer. The content follows from what all sites agreed on
     # and from sums that all sites received, so it is the same everywhere and need not travel.
-    return _Expected(kind, Answer.LOCAL, "Broadcast", None, None, range(0, most + 1))
+    return _Expected(kind, Answer.LOCAL, "Broadcast", None, None, range(most + 1))
 
 
 def _sum(kind: Kind, dtype: Dtype, size: int, metric: str = "") -> _Expected:

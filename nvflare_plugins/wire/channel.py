@@ -130,7 +130,9 @@ class Channel:
         """Say, instead of contributing, that this site's values do not fit the agreed scale.
 
         Privacy: the server learns which site asked; the other sites learn that one did.
-        Raises: RescaleRequested, always.
+
+        Raises:
+            RescaleRequested: always.
         """
         self._exchange(FrameType.RESCALE, Operation.SUM, kind, codec, b"", n_values)
         raise ProtocolError("the server answered a request for another scale with a sum")

@@ -119,8 +119,11 @@ def unpack(data: bytes) -> Frame:
 def unpack_head(data: bytes, size: int) -> tuple[Frame, slice]:
     """Parse the beginning of a frame of ``size`` bytes strictly.
 
-    Returns: the frame without payload and attachment, and where the payload lies in the whole.
-    Raises: ProtocolError, as ``unpack``.
+    Returns:
+        The frame without payload and attachment, and where the payload lies in the whole.
+
+    Raises:
+        ProtocolError: as ``unpack``.
     """
     if len(data) < _HEADER.size:
         raise ProtocolError(f"frame of {len(data)} bytes is shorter than its header")

@@ -35,6 +35,7 @@ MAX_MESSAGE_BYTES = (1 << 31) - 1  # of protobuf
 _FRAME_BYTES = 1 << 10  # the fields of a call beside its buffer
 _WORKERS = 4  # XGBoost has one call under way at a time; the others turn strangers away, and serve an abort's retry
 _LOOPBACK = "127.0.0.1"
+_NO_PROXY = "no_grpc_proxy"  # gRPC reads it in this spelling
 _log = logging.getLogger(__name__)
 
 
@@ -143,7 +144,7 @@ class Mediator:
                 with self._lock:
                     return make_reply(receive_buffer=self._serve(call, _only(call, requests)))
             except _Stranger:
-                context.abort(grpc.StatusCode.PERMISSION_DENIED, "VeilBoost: another process is not served here")
+                return context.abort(grpc.StatusCode.PERMISSION_DENIED, "VeilBoost: another process is not served here")
             except VeilBoostError as error:
                 self.abort(error)
             except Exception as error:  # the edge of the process: XGBoost must not be left waiting
@@ -151,7 +152,7 @@ class Mediator:
                 if known is None:
                     _log.exception("mediator failed")
                 self.abort(JobAborted(known or "internal error in the mediator; the site's log has the trace"))
-            context.abort(grpc.StatusCode.INTERNAL, f"VeilBoost: {self.error}")
+            return context.abort(grpc.StatusCode.INTERNAL, f"VeilBoost: {self.error}")
 
         return serve
 
@@ -175,8 +176,9 @@ class Mediator:
     def _check_peer(self, context: grpc.ServicerContext) -> None:
         """Serve only connections of this very process. Raises: _Stranger.
 
-        Both ends must be those of a socket that this process holds open now. A port alone would not do: another user may
-        come from the same port of another loopback address, or from the same port once XGBoost's connection has gone.
+        Both ends must be those of a socket that this process holds open now. A port alone would not do: another user
+        may come from the same port of another loopback address, or from the same port once XGBoost's connection has
+        gone.
         """
         peer = context.peer()
         if self._own_end is None or self._own_end[0] != peer or not self._is_own_end(*self._own_end):
@@ -216,10 +218,11 @@ def _open_sockets() -> Iterator[int]:
 def _copy_of_socket(descriptor: int) -> socket.socket:
     """Return a socket of our own on what a descriptor stands for, which may be something else by now.
 
-    A copy of the descriptor of a locked file would keep the lock that its owner believes to have given back, so none may
-    stay behind.
+    A copy of the descriptor of a locked file would keep the lock that its owner believes to have given back, so none
+    may stay behind.
 
-    Raises: OSError.
+    Raises:
+        OSError: it stands for no socket.
     """
     copy = os.dup(descriptor)
     try:
@@ -250,9 +253,9 @@ def _address(end: tuple[Any, ...]) -> str:
 def _keep_loopback_from_proxies() -> None:
     """Make XGBoost's client connect directly even where the environment names a web proxy.
 
-    gRPC takes ``http_proxy`` for loopback addresses too: XGBoost would then offer its unprotected sums to the proxy, and
-    wait for ever. gRPC reads the exceptions whenever a client is made, ``no_proxy`` only without ``no_grpc_proxy``.
+    gRPC takes ``http_proxy`` for loopback addresses too: XGBoost would then offer its unprotected sums to the proxy,
+    and wait for ever. gRPC reads the exceptions whenever a client is made, ``no_proxy`` only without ``no_grpc_proxy``.
     """
-    exceptions = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""
+    exceptions = os.environ.get(_NO_PROXY) or os.environ.get("no_proxy") or ""
     if _LOOPBACK not in exceptions.split(","):
-        os.environ["no_grpc_proxy"] = ",".join(filter(None, (exceptions, _LOOPBACK)))
+        os.environ[_NO_PROXY] = ",".join(filter(None, (exceptions, _LOOPBACK)))

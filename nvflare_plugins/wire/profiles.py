@@ -55,7 +55,8 @@ def _split(masked: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the low halves of the words, then the high halves.
 
     Privacy: added without a carry between them, the halves of all sites tell how often the low ones overflowed. The
-        words are masked: given their sum, all but one site's are uniform, so that these overflows say nothing of values.
+        words are masked: given their sum, all but one site's are uniform, so that these overflows say nothing of
+            values.
     """
     return np.concatenate([masked & np.uint64((1 << 32) - 1), masked >> _LIMB_BITS])
 

@@ -1,11 +1,11 @@
 """Protected sums of real numbers: scale, encode, protect, add at the server, reveal, decode.
 
-Scales. Every quantity (gradients, hessians, weights, labels, each metric's numerator) has a fixed-point grid of its own,
-as fine as the capacity allows for the largest value that any site may send. The sites find that largest value together
-by a secure maximum of exponents. Each site learns from it the largest exponent of the others, and nothing else: that is
-the maximum, but for a site that is alone at the top, which can take its own part from the sums and so finds the second.
-The server learns nothing. When training outgrows a scale, all sites agree on a new one and encode anew; the message
-that did not fit was never summed.
+Scales. Every quantity (gradients, hessians, weights, labels, each metric's numerator) has a fixed-point grid of its
+own, as fine as the capacity allows for the largest value that any site may send. The sites find that largest value
+together by a secure maximum of exponents. Each site learns from it the largest exponent of the others, and nothing
+else: that is the maximum, but for a site that is alone at the top, which can take its own part from the sums and so
+finds the second. The server learns nothing. When training outgrows a scale, all sites agree on a new one and encode
+anew; the message that did not fit was never summed.
 
 Resolution. With bound B (a power of two, at least every site's value) and W sites the step is W B / 2^62, W rounded up
 to a power of two, and a sum is off by at most W/2 steps; a sum over any run of bins by at most W steps. Counts of rows
@@ -139,8 +139,14 @@ class ProtectedSums:
         rows; which site's it was stays hidden.
 
         Shapes: values: float64[n], the same n at all sites; result: float64[n], identical at all sites.
-        Args: metric: its name, for METRIC alone.
-        Raises: CapacityExceeded, if a value is not finite; ProtocolError; JobAborted.
+
+        Args:
+            metric: its name, for METRIC alone.
+
+        Raises:
+            CapacityExceeded: a value is not finite.
+            ProtocolError: the answer is not a sum of this exchange.
+            JobAborted: the job was ended meanwhile.
         """
         if kind is Kind.METRIC:
             return self._sum_metric(values, metric)

@@ -2,8 +2,8 @@
 
 One XGBoost, rank 0, has the label; its mediator answers for every other rank. ``VerticalGrammar.classify`` names the
 messages in the order in which XGBoost sends them and refuses all others, as the horizontal catalogue does. How many
-nodes a level has follows from the data: the grammar bounds those sizes, and the engine (vertical/active/engine.py), which
-follows the growth of each tree, checks them exactly.
+nodes a level has follows from the data: the grammar bounds those sizes, and the engine (vertical/active/engine.py),
+which follows the growth of each tree, checks them exactly.
 
 Nothing here leaves the process by itself. Feature names do not pass through XGBoost (they would be sent), and neither
 does the callback for early stopping: their messages are unknown here, hence refused.

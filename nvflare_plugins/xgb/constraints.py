@@ -18,10 +18,10 @@ def check_monotone_constraints(given: object, feature_names: Sequence[str]) -> s
 
     Args:
         given: ``{"age": 1}``, ``[1, 0, -1]`` or ``"(1,0,-1)"``.
-        feature_names: The agreed columns, in order.
+        feature_names: the agreed columns, in order.
 
     Raises:
-        ConfigurationError: An unknown column, a wrong number of entries, or an entry other than -1, 0, 1.
+        ConfigurationError: an unknown column, a wrong number of entries, or an entry other than -1, 0, 1.
     """
     name = "monotone_constraints"
     if isinstance(given, str):
@@ -46,10 +46,10 @@ def check_interaction_constraints(given: object, feature_names: Sequence[str]) -
 
     Args:
         given: ``[["age", "sex"], ["bmi"]]``, ``[[0, 1], [2]]`` or the same as JSON text.
-        feature_names: The agreed columns, in order.
+        feature_names: the agreed columns, in order.
 
     Raises:
-        ConfigurationError: Not a list of non-empty lists, or an unknown column.
+        ConfigurationError: not a list of non-empty lists, or an unknown column.
     """
     name = "interaction_constraints"
     if isinstance(given, str):

@@ -1,4 +1,4 @@
-"""XGBoost's model document: written so that XGBoost reads it back as it was, with the public lists that give it meaning.
+"""XGBoost's model document, with the public lists that give it meaning.
 
 A model trained on positions in public lists says nothing of the lists by itself: a frame whose categories stand in
 another order would be scored silently wrong. XGBoost 3.1 and later keep the categories of the training frame in the
@@ -66,8 +66,10 @@ def with_lists(
 
 
 def without_lists(model: bytes) -> bytes:
-    """Return a model that training can go on from: XGBoost compares its lists with those of the training matrix, which
-    holds positions and has none. Models without lists come back as they are.
+    """Return a model that training can go on from.
+
+    XGBoost compares its lists with those of the training matrix, which holds positions and has none. Models without
+    lists come back as they are.
     """
     document = json.loads(bytes(xgb.Booster(model_file=bytearray(model)).save_raw("json")))
     learner = document["learner"]

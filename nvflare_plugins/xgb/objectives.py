@@ -51,15 +51,15 @@ class ObjectiveFacts:
 
     Attributes:
         name: XGBoost's name of the objective.
-        task: The family of its metrics.
-        n_outputs: Outputs per row: ``num_class`` for multiclass objectives, else 1.
-        gradient_bound: Largest |gradient|, or None.
-        hessian_bound: Largest hessian, or None.
+        task: the family of its metrics.
+        n_outputs: outputs per row: ``num_class`` for multiclass objectives, else 1.
+        gradient_bound: largest |gradient|, or None.
+        hessian_bound: largest hessian, or None.
         needs_label_range: True exactly if one of the bounds is None.
-        adaptive_leaf: Leaves are replaced by a mean of local residual quantiles after each tree.
-        base_score_source: How ``base_score`` is estimated in this job (a continued model estimates none).
-        label_rule: The labels that are accepted.
-        default_metric: The metric XGBoost would choose.
+        adaptive_leaf: leaves are replaced by a mean of local residual quantiles after each tree.
+        base_score_source: how ``base_score`` is estimated in this job (a continued model estimates none).
+        label_rule: the labels that are accepted.
+        default_metric: the metric XGBoost would choose.
     """
 
     name: str
@@ -83,7 +83,7 @@ class ObjectiveFacts:
         Privacy: any column can be a job's label, so that others read a fixed text.
 
         Raises:
-            DataRefusal: Some labels break the objective's rule.
+            DataRefusal: some labels break the objective's rule.
         """
         n_bad = int(np.count_nonzero(~self.accepts(label)))
         if n_bad:
@@ -233,10 +233,10 @@ def objective_facts(params: dict[str, object]) -> ObjectiveFacts:
     """Return the facts of a job's objective.
 
     Args:
-        params: Checked parameters under XGBoost's canonical names (see ``parameters.check_parameters``).
+        params: checked parameters under XGBoost's canonical names (see ``parameters.check_parameters``).
 
     Raises:
-        ConfigurationError: The objective, or ``base_score`` for it, is not supported.
+        ConfigurationError: the objective, or ``base_score`` for it, is not supported.
     """
     name = str(params["objective"])
     for prefix, reason in _REFUSED_OBJECTIVES.items():
@@ -324,7 +324,7 @@ def check_metric(metric: object, facts: ObjectiveFacts) -> str:
     """Return a metric's name if it fits the objective and its messages are known.
 
     Raises:
-        ConfigurationError: Unknown or refused metric, or one that does not fit the objective.
+        ConfigurationError: unknown or refused metric, or one that does not fit the objective.
     """
     if not isinstance(metric, str):
         raise ConfigurationError("eval_metric: every metric is a name (text).")

@@ -182,11 +182,11 @@ class TrainingParameters:
     """Checked XGBoost parameters of one job.
 
     Attributes:
-        agreed: What every site must have equal, under XGBoost's canonical names; JSON values only.
-        metrics: Metrics to evaluate, in order; empty means none.
-        objective: Facts for the scales and the catalogue.
-        effective: What XGBoost itself makes of the parameters (tree, booster and objective settings as text).
-        requested_threads: The job's ``nthread``, or 0 for "as many as the site allows".
+        agreed: what every site must have equal, under XGBoost's canonical names; JSON values only.
+        metrics: metrics to evaluate, in order; empty means none.
+        objective: facts for the scales and the catalogue.
+        effective: what XGBoost itself makes of the parameters (tree, booster and objective settings as text).
+        requested_threads: the job's ``nthread``, or 0 for "as many as the site allows".
         verbosity: XGBoost's log level at this site.
     """
 
@@ -209,7 +209,7 @@ class TrainingParameters:
         """Return the parameters for ``xgb.train`` at this site.
 
         Args:
-            cores: Cores that this process may use; None asks the operating system.
+            cores: cores that this process may use; None asks the operating system.
         """
         return {
             **self.agreed,
@@ -241,13 +241,13 @@ def check_parameters(
     Call it outside a communicator: the probe Booster would otherwise send messages.
 
     Args:
-        params: Parameters as for ``xgb.train``; ``eval_metric`` may be among them.
-        feature_names: The agreed columns, in order; constraints may name them.
-        metrics: The metrics, if the job holds them apart; None takes ``eval_metric``, else the objective's default;
+        params: parameters as for ``xgb.train``; ``eval_metric`` may be among them.
+        feature_names: the agreed columns, in order; constraints may name them.
+        metrics: the metrics, if the job holds them apart; None takes ``eval_metric``, else the objective's default;
             an empty list evaluates nothing.
 
     Raises:
-        ConfigurationError: A parameter is unknown, refused, out of range, or does not fit the objective; the
+        ConfigurationError: a parameter is unknown, refused, out of range, or does not fit the objective; the
             message names it and the remedy.
     """
     expect("params must be a dictionary of XGBoost parameters", isinstance(params, Mapping))
@@ -358,8 +358,8 @@ def effective_parameters(params: Mapping[str, object], n_features: int) -> dict[
     """Ask XGBoost what it makes of the parameters, and refuse what it would only warn about.
 
     Args:
-        params: Parameters under canonical names, ``eval_metric`` included.
-        n_features: Number of columns, so that the probe needs no data.
+        params: parameters under canonical names, ``eval_metric`` included.
+        n_features: number of columns, so that the probe needs no data.
 
     Raises:
         ConfigurationError: XGBoost rejects a parameter, does not use one, or changes one.

@@ -20,7 +20,7 @@ class RoundRecord:
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Read XGBoost's evaluation line ``[0]\\ttrain-auc:0.9\\t...`` into {"train-auc": 0.9}."""
+    r"""Read XGBoost's evaluation line ``[0]\ttrain-auc:0.9\t...`` into {"train-auc": 0.9}."""
     metrics = {}
     for part in text.split("\t")[1:]:
         name, _, value = part.rpartition(":")

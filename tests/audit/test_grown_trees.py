@@ -85,7 +85,7 @@ def measured_mu(method: Method, n_runs: int = 500, n_features_paid: int = 2, fac
 class RootAgain(HistogramQuery):
     """Releases a node's own sums beside its histograms, although any feature's bins add up to them."""
 
-    def best(self, nodes):  # noqa: ANN001, ANN201
+    def best(self, nodes):
         for node in nodes:
             self._add_noise(self._pairs[node.rows].sum(axis=0).reshape(1, 1, 1, 2))
         return super().best(nodes)

@@ -67,7 +67,7 @@ def write_policy(workspace: Path, data_sets: Mapping[str, Path], consents: Seque
     document = {
         "data_sets": {name: {"path": str(path)} for name, path in data_sets.items()},
         "allowed_profiles": ["plain", "masks", "bfv", "ckks"],
-        "consents": {name: True for name in ("plain_profile", *consents)},
+        "consents": dict.fromkeys(("plain_profile", *consents), True),
     }
     (workspace / POLICY_FILE).parent.mkdir(parents=True, exist_ok=True)
     (workspace / POLICY_FILE).write_text(json.dumps(document))

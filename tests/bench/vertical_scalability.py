@@ -1,7 +1,8 @@
 """SecureBoost's scalability figures, redrawn: one boosting round against depth, features and rows.
 
 Every point is a training of two rounds with Paillier at full key length, one process for each party; the second round
-counts (CPU seconds: the mean of both). Progress goes to stderr; the last line is one JSON object. With --figure the curves are drawn as one SVG.
+counts (CPU seconds: the mean of both). Progress goes to stderr; the last line is one JSON object. With --figure the
+curves are drawn as one SVG.
 
 Run: python -m tests.bench.vertical_scalability [--figure FILE.svg]
 Reference: SecureBoost (Cheng et al., 2021), figure 5.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from functools import cache
 
@@ -155,7 +156,7 @@ def test_segmented_products(arithmetic: ModBatch) -> None:
     order = rng.integers(0, len(values), starts[-1] + 3).astype(np.int32)  # and rows after the last one
     products = arithmetic.segprod(residues, order, starts)
     expected = []
-    for begin, end in zip(starts[:-1], starts[1:], strict=True):
+    for begin, end in itertools.pairwise(starts):
         total = 1 % m
         for row in order[begin:end]:
             total = total * values[row] % m
@@ -174,7 +175,7 @@ def test_long_segments_among_short_ones(backend: str) -> None:
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     order = np.random.default_rng(4).integers(0, len(values), starts[-1]).astype(np.int32)
     expected = []
-    for begin, end in zip(starts[:-1], starts[1:], strict=True):
+    for begin, end in itertools.pairwise(starts):
         total = 1
         for row in order[begin:end]:
             total = total * values[row] % m

@@ -1,7 +1,8 @@
 """Randomness that repeats itself through whole jobs, in the place of the operating system's.
 
-A draw depends on the party that draws, on the function that asks, and on how often that function has asked there before;
-so a job gives the same model again although its sites run in threads, and although the code between two draws changes.
+A draw depends on the party that draws, on the function that asks, and on how often that function has asked there
+before; so a job gives the same model again although its sites run in threads, and although the code between two draws
+changes.
 """
 
 from __future__ import annotations

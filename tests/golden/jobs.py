@@ -107,7 +107,7 @@ def rows_over_sites(folder: Path, frame: pd.DataFrame, name: str = "rows", **fac
     """Deal the rows out to three sites in shares of 1/2, 1/3 and 1/6."""
     parties = Parties(folder, policy={"data_sets": {}, **POLICY})
     number = np.arange(len(frame)) % 6
-    for site, mine in zip(parties.sites, (number < 3, (3 <= number) & (number < 5), number == 5), strict=True):
+    for site, mine in zip(parties.sites, (number < 3, (number >= 3) & (number < 5), number == 5), strict=True):
         parties.give(site, name, frame[mine], **facts)
     return parties
 

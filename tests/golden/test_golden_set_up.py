@@ -1,4 +1,4 @@
-"""Job folders that lie about, and sites that were set up, before: FLARE still builds the one and the other still runs."""
+"""Job folders and set-up sites from before: FLARE still builds the one, and the other still runs."""
 
 from __future__ import annotations
 

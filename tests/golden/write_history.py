@@ -122,7 +122,7 @@ def policy_values(policy: SitePolicy) -> dict:
 
 
 def write_set_up(folder: Path) -> None:
-    """Write the files of a site and a server after ``veilboost site-setup``, and policies with what they are read as."""
+    """Write what ``veilboost site-setup`` leaves at a site and a server, and policies with what they are read as."""
     for name, role in (("hospital-a", "client"), ("server", "server")):
         kit = folder / name
         (kit / "startup").mkdir(parents=True)

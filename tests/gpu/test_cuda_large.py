@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import gmpy2
@@ -109,6 +110,6 @@ def test_paillier_on_the_gpu(open_batch: Callable[[int], CudaBatch], key_bits: i
     starts = np.array([0, 1000, 1000, 1001, 3000], dtype=np.int64)
     sums = encryptor.arithmetic.segprod(encrypted, order, starts)
     packed = encryptor.arithmetic.to_wire(encryptor.arithmetic.horner(sums, 2, 100))
-    expected = [sum(values[row] for row in order[a:b]) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    expected = [sum(values[row] for row in order[a:b]) for a, b in itertools.pairwise(starts)]
     pairs = [low + (high << 100) for low, high in zip(expected[::2], expected[1::2], strict=True)]
     assert list(PaillierDecryptor(key, "cuda").decrypt(packed)) == pairs

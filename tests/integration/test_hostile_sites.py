@@ -99,7 +99,8 @@ def assert_failed_cleanly(federation: Federation, outcomes, job_id: str = "job")
         assert not registry.exists() or all(run.state == "reserved" for run in read_ledger(registry).runs)
 
 
-# -- sites that send nonsense -------------------------------------------------------------------------------------------
+# -- sites that send nonsense
+# -------------------------------------------------------------------------------------------
 
 NONSENSE: dict[str, Callable[[bytes], bytes]] = {
     "cut short": lambda data: data[:-1],
@@ -200,7 +201,8 @@ def test_a_peer_with_deeply_nested_terms_is_refused(federation, monkeypatch):
     assert_failed_cleanly(federation, federation.run(small_job()))
 
 
-# -- sites that die, servers that stall ---------------------------------------------------------------------------------
+# -- sites that die, servers that stall
+# ---------------------------------------------------------------------------------
 
 
 def die(data: bytes) -> bytes:
@@ -261,7 +263,8 @@ def test_lost_answers_cost_nothing(federation):
     assert federation.model("once") == federation.model("twice")
 
 
-# -- servers that lie ---------------------------------------------------------------------------------------------------
+# -- servers that lie
+# ---------------------------------------------------------------------------------------------------
 
 
 def shifted(frame: Frame) -> Frame:
@@ -374,7 +377,8 @@ def test_hostile_text_in_an_abort_is_only_text(federation):
     assert all("\x1b" not in str(error) and len(str(error)) < 5000 for error in outcomes.values())
 
 
-# -- what is refused before a private byte leaves -----------------------------------------------------------------------
+# -- what is refused before a private byte leaves
+# -----------------------------------------------------------------------
 
 UNSUPPORTED = {
     "approx": {"tree_method": "approx"},

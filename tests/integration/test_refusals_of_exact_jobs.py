@@ -209,7 +209,8 @@ def test_the_registry_says_no_more_than_that_it_refuses(tmp_path: Path) -> None:
     assert [end["reason"] for end in ends if end["type"] == "end"] == [REGISTRY_TEXT[: len(ends[0]["reason"])]]
 
 
-# -- floors that others ask for ------------------------------------------------------------------------------------------
+# -- floors that others ask for
+# ------------------------------------------------------------------------------------------
 
 
 def counts_at(federation: Federation, site: str, question: Question = Question.ROWS) -> dict[str, int]:
@@ -268,7 +269,7 @@ def test_a_jobs_sample_does_not_use_up_a_sites_refusals(tmp_path: Path) -> None:
 
 
 def test_what_a_sites_own_rows_decide_is_counted_as_before(tmp_path: Path) -> None:
-    """A weight column of few ones, under this site's own floor; and one of zeros at the other sites, which says nothing."""
+    """A weight column of few ones, under this site's own floor; one of zeros at the other sites says nothing."""
     federation = floored(tmp_path)
     few = table().assign(w=0.0)
     few.loc[::30, "w"] = 1.0

@@ -162,7 +162,8 @@ def test_parallel_trees_with_sampled_rows_are_refused_before_anything_is_sent(tm
     assert any("num_parallel_tree" in str(error) for error in outcomes.values()) and not frames
 
 
-# -- attacks ------------------------------------------------------------------------------------------------------------
+# -- attacks
+# ------------------------------------------------------------------------------------------------------------
 
 
 def rows_by_public_seed(n_rows: int, fraction: float, seed: int, n_rounds: int) -> list[np.ndarray]:
@@ -422,7 +423,8 @@ def test_what_every_site_counts_is_capped(tmp_path, monkeypatch):
     assert counted == [[1, 200]] * 3
 
 
-# -- floors -------------------------------------------------------------------------------------------------------------
+# -- floors
+# -------------------------------------------------------------------------------------------------------------
 
 
 def smallest_leaf(federation: Federation, frame: pd.DataFrame, job_id: str = "job") -> int:

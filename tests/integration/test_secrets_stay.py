@@ -65,7 +65,8 @@ def record(federation: Federation, training: HorizontalJob, job_id: str = "job",
     return [(site, unpack(data)) for site, data in frames]
 
 
-# -- masks --------------------------------------------------------------------------------------------------------------
+# -- masks
+# --------------------------------------------------------------------------------------------------------------
 
 
 def masked_words(frames: list[tuple[str, Frame]]) -> dict[str, list[np.ndarray]]:
@@ -173,7 +174,8 @@ def test_a_sum_without_blinding_would_be_noticed(tmp_path, monkeypatch):
     assert revealed_sums(tmp_path) == 1
 
 
-# -- plaintexts, keys, features, ids ------------------------------------------------------------------------------------
+# -- plaintexts, keys, features, ids
+# ------------------------------------------------------------------------------------
 
 ROW_ID = "patient-XYZZY-%05d"
 HEX_OR_TEXT = re.compile(r"[-+]?\d+\.?\d*(?:[eE][-+]?\d+)?")
@@ -355,7 +357,8 @@ def test_files_that_hold_secrets_are_private(tmp_path, monkeypatch, caplog):
                 assert path.stat().st_mode & 0o077 == 0, path.name
 
 
-# -- errors -------------------------------------------------------------------------------------------------------------
+# -- errors
+# -------------------------------------------------------------------------------------------------------------
 
 MARK = "7351.9375"  # exact in float32: no rounding changes how it would be printed
 BAD_DATA = {

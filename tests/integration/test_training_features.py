@@ -44,7 +44,8 @@ def federate(folder, frame, training: HorizontalJob, held_out: pd.DataFrame | No
     return federation
 
 
-# -- data ---------------------------------------------------------------------------------------------------------------
+# -- data
+# ---------------------------------------------------------------------------------------------------------------
 
 COLOURS = [f"colour {i}" for i in range(9)]
 
@@ -197,7 +198,8 @@ def test_growing_gradients_find_new_scales(tmp_path):
     assert np.abs(prediction).max() > 1e6
 
 
-# -- metrics, early stopping --------------------------------------------------------------------------------------------
+# -- metrics, early stopping
+# --------------------------------------------------------------------------------------------
 
 
 def metrics_of(federation: Federation, name: str) -> list[float]:
@@ -307,7 +309,8 @@ def test_early_stopping_without_a_metric_is_refused(tmp_path):
     assert any("eval_metric" in str(e) for e in federation.run(training).values())
 
 
-# -- continuation and resumption ----------------------------------------------------------------------------------------
+# -- continuation and resumption
+# ----------------------------------------------------------------------------------------
 
 
 def give_model(federation: Federation, model: bytes, sites=None) -> None:
@@ -559,7 +562,8 @@ def test_a_job_that_ended_well_is_not_resumed(tmp_path):
     assert all(isinstance(e, (ConfigurationError, JobAborted)) for e in federation.run(resumed, "again").values())
 
 
-# -- results ------------------------------------------------------------------------------------------------------------
+# -- results
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_model_is_equal_everywhere_and_stock_xgboost_reads_it(tmp_path, caplog):
@@ -581,7 +585,8 @@ def test_tuples_and_lists_in_a_job_mean_the_same(tmp_path):
     assert leaf_difference(federation.model(), central) <= LABEL_MEAN_TOLERANCE
 
 
-# -- metrics that are no number at one site ------------------------------------------------------------------------------
+# -- metrics that are no number at one site
+# ------------------------------------------------------------------------------
 
 
 def one_class_at_site_1() -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -195,7 +195,7 @@ def test_importance_is_in_a_file_and_in_the_report(case):
     assert "site-2.x1" in report and "Federated prediction" in report
 
 
-@pytest.mark.parametrize("action, key", [("merge", "consents.merge_model"), ("explain", "consents.explain")])
+@pytest.mark.parametrize(("action", "key"), [("merge", "consents.merge_model"), ("explain", "consents.explain")])
 def test_one_owner_without_consent_is_enough(case, action, key):
     case.parties.set_policy("site-2", consents={"merge_model": True, "explain": True})
     outcomes = case.run(action=action, data_set=None if action == "merge" else "new")
@@ -286,7 +286,7 @@ def test_parts_of_different_models_never_meet(case, tmp_path):
     assert any("another model" in str(error) for error in errors(outcomes))
 
 
-@pytest.mark.parametrize("site, name", [("site-1", ACTIVE_FILE), ("site-3", PASSIVE_FILE)])
+@pytest.mark.parametrize(("site", "name"), [("site-1", ACTIVE_FILE), ("site-3", PASSIVE_FILE)])
 def test_a_site_without_its_part_says_so(case, site, name):
     (case.parties.run_folder(site, TRAINING) / name).unlink()
     text = only_error(case.run(), ConfigurationError)

@@ -43,10 +43,7 @@ def nothing_written(parties: Parties, job_id: str = "job") -> bool:
         for site in parties.sites
         for path in parties.workspace(site).rglob("*")
         if path.name in names
-        or "partial" in path.name
-        and path.suffix != ".jsonl"
-        and job_id in str(path)
-        and "evidence" not in str(path)
+        or ("partial" in path.name and path.suffix != ".jsonl" and job_id in str(path) and "evidence" not in str(path))
     ]
 
 

@@ -141,7 +141,7 @@ def flips(frame: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("site", ["site-1", "site-3"])
-@pytest.mark.parametrize("act, kind", [(fails, JobAborted), (flips, AuthenticationError)], ids=["fails", "flips"])
+@pytest.mark.parametrize(("act", "kind"), [(fails, JobAborted), (flips, AuthenticationError)], ids=["fails", "flips"])
 def test_a_party_that_fails_midway_leaves_no_result(tmp_path, site, act, kind):
     parties = federation(tmp_path)
     succeed(run(parties, job()))

@@ -83,7 +83,7 @@ def test_margins_values_and_classes(name):
         np.testing.assert_array_equal(ours.margin, reference.predict(matrix, output_margin=True))
         np.testing.assert_array_equal(ours.value, reference.predict(matrix))
     objective = CASES[name][0]["objective"]
-    if objective.startswith("reg:") or objective.startswith("count:"):
+    if objective.startswith(("reg:", "count:")):
         assert ours.classes is None
     elif "softprob" in objective:
         np.testing.assert_array_equal(ours.classes, np.argmax(reference.predict(matrix), axis=1))

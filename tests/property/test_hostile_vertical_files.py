@@ -230,10 +230,8 @@ def test_any_table_is_merged_or_refused(model):
     draw = random.Random(2)
     documents = [json.dumps(mutated(honest, draw)).encode(errors="surrogatepass") for _ in range(800)]
     for data in (*documents, b"", b"\xff", b"[" * 100_000, b"9" * 5000):
-        try:
+        with suppress(ProtocolError, ConfigurationError):
             merge(active.booster, 2, [(2, _table(data, passive.aliases))])
-        except (ProtocolError, ConfigurationError):
-            pass
 
 
 def test_a_threshold_that_is_a_list_is_refused():
@@ -250,14 +248,12 @@ def test_any_positions_are_explained_or_refused(model):
     draw = random.Random(3)
     site = active.parties[0].site
     for data in (honest, *(damaged(honest, draw) for _ in range(150))):
-        try:
+        with suppress(ProtocolError, ConfigurationError):
             Explainer(active, features[:, :2], {site: RowPositions.from_bytes(data, len(features))})
-        except (ProtocolError, ConfigurationError):
-            pass
 
 
 def test_positions_whose_splits_name_a_feature_while_none_is_listed_are_refused(model):
-    active, passive, features = model
+    _active, passive, features = model
     told = RowPositions.of(passive, features[:, 2:])
     nothing = RowPositions(told.features[:0], told.splits * np.uint32([1, 1, 0, 1]), told.positions[:, :0])
     with pytest.raises(ProtocolError, match="do not list"):

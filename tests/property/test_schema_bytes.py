@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -42,20 +43,16 @@ def test_any_bytes_are_refused_cleanly(payload: bytes) -> None:
 def test_any_changed_field_is_valid_or_refused(schema: Schema, key: str, value: object) -> None:
     document = json.loads(schema.to_bytes()) | {key: value}
     payload = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
-    try:
+    with contextlib.suppress(ProtocolError):
         assert Schema.from_bytes(payload).to_bytes() == payload
-    except ProtocolError:
-        pass
 
 
 @given(schemas, st.data())
 def test_a_flipped_byte_is_valid_or_refused(schema: Schema, data: st.DataObject) -> None:
     payload = bytearray(schema.to_bytes())
     payload[data.draw(st.integers(0, len(payload) - 1))] ^= data.draw(st.integers(1, 255))
-    try:
+    with contextlib.suppress(ProtocolError):
         assert Schema.from_bytes(bytes(payload)).to_bytes() == bytes(payload)
-    except ProtocolError:
-        pass
 
 
 @pytest.mark.parametrize(

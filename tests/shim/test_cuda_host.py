@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -73,7 +74,7 @@ def test_a_row_order_larger_than_a_slab_is_worked_off_in_parts(monkeypatch: pyte
     starts = np.array([1, 4, 4, 11, 12, 14], dtype=np.int64)
     order = np.random.default_rng(2).integers(0, 5, 15).astype(np.int32)
     expected = []
-    for begin, end in zip(starts[:-1], starts[1:], strict=True):
+    for begin, end in itertools.pairwise(starts):
         product = 1
         for row in order[begin:end]:
             product = product * values[row] % MODULUS
@@ -290,7 +291,7 @@ def test_slabs_cover_every_segment_once() -> None:
     starts = np.array([0, 5, 5, 9, 30, 30, 31, 33], dtype=np.int64)
     slabs = list(segment_slabs(starts, 10))
     assert slabs[0][0] == 0 and slabs[-1][1] == 7
-    assert all(left[1] == right[0] for left, right in zip(slabs, slabs[1:], strict=False))
+    assert all(left[1] == right[0] for left, right in itertools.pairwise(slabs))
     assert all(starts[b] - starts[a] <= 10 or b == a + 1 for a, b in slabs)
 
 
@@ -313,7 +314,7 @@ def test_power_programs_compute_the_power() -> None:
 
 def test_table_plan_multiplies_the_powers_of_each_digit() -> None:
     order, starts = table_segments(3, 2)
-    sums = [sum(1 << j for j in order[a:b]) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    sums = [sum(1 << j for j in order[a:b]) for a, b in itertools.pairwise(starts)]
     assert sums == [d << (3 * i) for i in range(2) for d in range(8)]
     assert table_window(1024, 10**6, 256, 40 << 20) == 10
     window = table_window(3072, 10**9, 768, 40 << 20)

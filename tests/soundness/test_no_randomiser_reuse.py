@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import threading
@@ -47,7 +48,7 @@ def test_across_threads_that_share_an_encryptor() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    flat = sum(seen, [])
+    flat = list(itertools.chain.from_iterable(seen))
     assert len(flat) == 4 * 62 and len(set(flat)) == len(flat)
 
 
@@ -79,7 +80,7 @@ def test_across_spawned_processes() -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=context) as executor:
         parts = list(executor.map(_zeros_of_a_new_encryptor, [20, 20, 20]))
-    flat = sum(parts, [])
+    flat = list(itertools.chain.from_iterable(parts))
     assert len(set(flat)) == 60
 
 

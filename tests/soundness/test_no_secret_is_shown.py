@@ -41,7 +41,7 @@ def _secrets() -> list[str]:
     numbers = [paillier.p, paillier.q, paillier.p_generator, paillier.q_generator]
     numbers += [other.p, other.q, other.p_generator, other.q_generator, SECRET_PLAINTEXT]
     texts = [form for number in numbers for form in (str(number), f"{number:x}")]
-    return [text.lower() for text in texts + [str(SECRET_GRADIENT)[:10], PASSPHRASE.decode()]]
+    return [text.lower() for text in [*texts, str(SECRET_GRADIENT)[:10], PASSPHRASE.decode()]]
 
 
 def _round(key: PaillierPrivateKey) -> tuple[PaillierDecryptor, PackingLayout, BinLayout, np.ndarray, NodeTotal]:

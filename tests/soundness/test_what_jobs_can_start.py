@@ -137,7 +137,8 @@ def test_what_is_listed_writes_nothing_when_it_is_built(tmp_path: Path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
-# -- the attack ---------------------------------------------------------------------------------------------------------
+# -- the attack
+# ---------------------------------------------------------------------------------------------------------
 
 
 def rewriting(module: str) -> dict:

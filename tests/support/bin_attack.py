@@ -86,6 +86,7 @@ def attack(
     """Recover the bins of all rows and compare them with the truth.
 
     Shapes: codes: uint8 or uint16[n_features, n_rows], the truth.
+
     Args:
         features: the features to attack; all by default. They are attacked one by one, so a sample tells the rate.
         n_projections: steps of the search that knows that a row is in one bin.

@@ -80,31 +80,31 @@ class Attempt:
         self.exchange("HANDSHAKE", "PUBLIC", "setup:0")
         for site in self.sites:
             certificate = toy_certificate(site)
-            facts = dict(
-                sites=self.sites,
-                signed=self.signed,
-                public_key_fingerprints={s: hashlib.sha256(s.encode()).hexdigest() for s in self.sites},
-                certificate_fingerprints={
+            facts = {
+                "sites": self.sites,
+                "signed": self.signed,
+                "public_key_fingerprints": {s: hashlib.sha256(s.encode()).hexdigest() for s in self.sites},
+                "certificate_fingerprints": {
                     s: hashlib.sha256(toy_certificate(s).encode()).hexdigest() for s in self.sites if self.signed
                 },
-                parameters_hash="aa" * 32,
-                policy_hash=hashlib.sha256(site.encode()).hexdigest(),
-                versions={"xgboost": "3.2.0", "veilboost": "0.1.0"},
-                certificate=certificate if self.signed else None,
-                signer=(lambda statement, c=certificate: toy_signature(c, statement)) if self.signed else None,
-            )
+                "parameters_hash": "aa" * 32,
+                "policy_hash": hashlib.sha256(site.encode()).hexdigest(),
+                "versions": {"xgboost": "3.2.0", "veilboost": "0.1.0"},
+                "certificate": certificate if self.signed else None,
+                "signer": (lambda statement, c=certificate: toy_signature(c, statement)) if self.signed else None,
+            }
             self.logs[site].session(**{**facts, **changes.get(site, {})})
 
     def exchange(self, kind: str, codec: str | None = None, phase: str = "update:0", n_values: int = 4) -> None:
         codec = codec or CODEC[self.profile]
-        fields = dict(
-            kind=kind,
-            phase=phase,
-            codec=codec,
-            n_values=n_values,
-            private=kind not in PUBLIC_KINDS,
-            salt=self.salt,
-        )
+        fields = {
+            "kind": kind,
+            "phase": phase,
+            "codec": codec,
+            "n_values": n_values,
+            "private": kind not in PUBLIC_KINDS,
+            "salt": self.salt,
+        }
         sent = {site: hashlib.sha256(f"{site}{self.counter}".encode()).digest() for site in self.sites}
         reply = hashlib.sha256(f"sum{self.counter}".encode()).digest()
         for site in self.sites:

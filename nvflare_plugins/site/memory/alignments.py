@@ -5,13 +5,13 @@ sets of his own can ask for one id after another; and two alignments that differ
 difference. So the ids of a data set take part in one alignment, whose result later jobs reuse; a further one needs this
 site's consent.
 
-``reserve`` comes first and is durable; ``mark_sent`` comes right before the first blinded id leaves, and from then on the
-alignment counts whatever happens. ``cancel`` is for one that ended before; if the process dies before, the next
+``reserve`` comes first and is durable; ``mark_sent`` comes right before the first blinded id leaves, and from then on
+the alignment counts whatever happens. ``cancel`` is for one that ended before; if the process dies before, the next
 ``reserve`` takes its reservation back.
 
 Files, all of mode 0600 in a folder of mode 0700: ``alignments.json`` (readable by a person), ``ids/`` (sorted 8-byte
-keyed hashes), ``key``, ``lock``, and a mark for each job that has reserved and sent nothing yet. Without the key the hashes tell nothing; with it a guessed id can be tested, which
-is why both stay at the site.
+keyed hashes), ``key``, ``lock``, and a mark for each job that has reserved and sent nothing yet. Without the key the
+hashes tell nothing; with it a guessed id can be tested, which is why both stay at the site.
 """
 
 from __future__ import annotations

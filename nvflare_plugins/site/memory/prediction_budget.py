@@ -57,7 +57,9 @@ class PredictionBudget:
     def charge(self, row_ids: Sequence[str]) -> None:
         """Charge a job's rows, durably; nothing is charged if any of them may not be asked for.
 
-        Args: row_ids: ids of the rows that the job asks for; a row that comes twice counts twice.
+        Args:
+            row_ids: ids of the rows that the job asks for; a row that comes twice counts twice.
+
         Raises:
             PolicyRefusal: more rows than one job may ask for, or a row that was asked for too often before.
             ConfigurationError: the file is damaged.

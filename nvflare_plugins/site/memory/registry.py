@@ -125,19 +125,19 @@ class Registry:
         """Decide whether a run may take place and, if so, record it durably.
 
         Args:
-            table: The rows of the run.
-            spec: The data set they come from.
+            table: the rows of the run.
+            spec: the data set they come from.
             job_id: FLARE's job id.
-            sites: The data-bearing sites of the job.
-            parameters: The agreed canonical document of the job, without rounds, ids and resumption; kept as a hash.
-            resume: The interrupted job to continue; None for a fresh start.
-            beside: Reservations of the same job for its other data sets, with which it is not compared.
-            ids: What names the rows, where something does: rows of few columns are alike by chance.
-            draw: See ``describe_draw``. Another one is a change of the rows.
+            sites: the data-bearing sites of the job.
+            parameters: the agreed canonical document of the job, without rounds, ids and resumption; kept as a hash.
+            resume: the interrupted job to continue; None for a fresh start.
+            beside: reservations of the same job for its other data sets, with which it is not compared.
+            ids: what names the rows, where something does: rows of few columns are alike by chance.
+            draw: see ``describe_draw``. Another one is a change of the rows.
 
         Raises:
-            DataRefusal: The run would recompute a released quantity with another site set or changed rows.
-            ConfigurationError: There is no such interrupted job or checkpoint, or the registry is damaged.
+            DataRefusal: the run would recompute a released quantity with another site set or changed rows.
+            ConfigurationError: there is no such interrupted job or checkpoint, or the registry is damaged.
         """
         record, rows = identify(table, spec, self._key, ids)
         with self._locked():
@@ -178,12 +178,12 @@ class Registry:
         ``to_search`` with the peers.
 
         Args:
-            run: The reserved run.
-            features: The columns of the run.
-            settings: What fixes the search (bins, least rows per cut, method), canonical.
+            run: the reserved run.
+            features: the columns of the run.
+            settings: what fixes the search (bins, least rows per cut, method), canonical.
 
         Raises:
-            DataRefusal: A column was searched before with other settings, and the policy has no consent.
+            DataRefusal: a column was searched before with other settings, and the policy has no consent.
         """
         with self._locked():
             ledger = self._read()
@@ -220,11 +220,11 @@ class Registry:
         """Keep the cuts that this run's search agreed on.
 
         Args:
-            run: The reserved run.
-            cuts: Exactly the features that ``plan_cuts`` gave to search -> float32[n].
+            run: the reserved run.
+            cuts: exactly the features that ``plan_cuts`` gave to search -> float32[n].
 
         Raises:
-            ValueError: Other features than planned.
+            ValueError: other features than planned.
         """
         with self._locked():
             ledger = self._read()
@@ -254,7 +254,7 @@ class Registry:
         A resumed run stays: it stands for trees that the job before it has released.
 
         Raises:
-            ValueError: The run has recorded a release (a search or a tree).
+            ValueError: the run has recorded a release (a search or a tree).
         """
         if run.verdict is Verdict.RESUMED:
             return

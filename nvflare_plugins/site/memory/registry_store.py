@@ -61,7 +61,7 @@ def read_ledger(path: Path) -> RegistryState:
     """Read the file; no file is an empty ledger.
 
     Raises:
-        LookupError, TypeError, ValueError, AttributeError: It is not what ``write_ledger`` writes.
+        LookupError, TypeError, ValueError, AttributeError: it is not what ``write_ledger`` writes.
     """
     if not path.exists():
         return RegistryState()

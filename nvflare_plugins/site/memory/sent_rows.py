@@ -11,7 +11,8 @@ under the budget of another data set: no ledger adds the two up. So, whatever th
 
 A data set without an id column might hold any row, and is refused before it is read. The policy's consent
 ``exact_use_of_budgeted_data`` lifts this for horizontal jobs, private trees and DPBoost. The other way round, a row
-that was used before has shown what it has shown; then the buckets protect the rest of it only. Alignment uses ids alone.
+that was used before has shown what it has shown; then the buckets protect the rest of it only. Alignment uses ids
+alone.
 
 The file holds keyed hashes of identifiers, mode 0600, with its key: whoever reads it can test guesses of identifiers.
 Keep it: deleting it forgets which rows must be refused.

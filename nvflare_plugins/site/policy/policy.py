@@ -49,34 +49,34 @@ class SitePolicy:
     """The policy of one site. In ``veilboost.json`` every key may be left out; the default is the safe choice.
 
     Attributes:
-        site: This site's name (from FLARE, not from the file).
-        workspace: The site's workspace; relative paths of the file start here (not from the file either).
-        data_sets: Name -> ``{"path": ..., "format": "csv" | "parquet", "loader": ..., "separator": ...,
+        site: this site's name (from FLARE, not from the file).
+        workspace: the site's workspace; relative paths of the file start here (not from the file either).
+        data_sets: name -> ``{"path": ..., "format": "csv" | "parquet", "loader": ..., "separator": ...,
             "missing": [...], "max_rows": ..., "id": ..., "aliases": {...}, "privacy": {"epsilon": ..., "delta": ...,
             "pure_epsilon": ..., "rows_per_person": ...}}``; only ``path`` is needed. ``{site}`` in a path becomes the
             site's name. Jobs name a data set and never see a path.
-        allowed_profiles: Profiles a job may use. Default masks, bfv, paillier and dp_distributed. ckks: the server
+        allowed_profiles: profiles a job may use. Default masks, bfv, paillier and dp_distributed. ckks: the server
             together with any one site opens every site's messages. dp_trusted: the server sees exact sums. dp_local:
             each row's report is noised by itself (trees), or each value (buckets). okamoto_uchiyama: weaker against
             parties that cheat. plain needs the consent as well.
-        min_sites: Fewest data-bearing sites. Default 3.
-        max_colluders: How many other sites might pool what they see. The job must have at least two more sites
+        min_sites: fewest data-bearing sites. Default 3.
+        max_colluders: how many other sites might pool what they see. The job must have at least two more sites
             than that, so that the sum still mixes this site with an honest one. Default 1.
-        min_key_bits: Shortest Paillier key. Default 3072 (128-bit security); 2048 is the least (112-bit).
-        min_rows_per_cut: Fewest pooled rows that a cut may single out (k). Default 10.
-        min_effective_rows: Fewest pooled effective rows that train a tree of a horizontal job. Default 100. A row counts
-            as its weight's share of the largest weight, rounded up to a power of two, and as ``subsample``: a weight
-            column of two ones, or of two large and many tiny weights, is two rows, and a sample of a hundredth of
-            1,000 rows is ten. ``scale_pos_weight`` is a weight of the rows with label 1. As many rows must be left out
-            where rows are drawn: the difference of two rounds that lack few rows shows these few, so that 1,000 rows
-            allow ``subsample`` from 0.1 to 0.9. A site that has less than half a row's weight does not count as one.
-            This is never more than Kish's effective sample size (sum w)^2 / (sum w^2), and unlike it
+        min_key_bits: shortest Paillier key. Default 3072 (128-bit security); 2048 is the least (112-bit).
+        min_rows_per_cut: fewest pooled rows that a cut may single out (k). Default 10.
+        min_effective_rows: fewest pooled effective rows that train a tree of a horizontal job. Default 100. A row
+            counts as its weight's share of the largest weight, rounded up to a power of two, and as ``subsample``: a
+            weight column of two ones, or of two large and many tiny weights, is two rows, and a sample of a hundredth
+            of 1,000 rows is ten. ``scale_pos_weight`` is a weight of the rows with label 1. As many rows must be left
+            out where rows are drawn: the difference of two rounds that lack few rows shows these few, so that 1,000
+            rows allow ``subsample`` from 0.1 to 0.9. A site that has less than half a row's weight does not count as
+            one. This is never more than Kish's effective sample size (sum w)^2 / (sum w^2), and unlike it
             can be added over sites in counts that are capped at what is needed, so that the sum says little more than
             the decision. As a site may claim rows that it does not have, each looks at its own too: its Kish size must
             be its share of this number, or a quarter of its rows if these are few. An evaluation set must have as many:
             each metric is a sum over it, after every round. With sampling the rows really drawn vary around that
             number.
-        min_rows_per_node: Fewest pooled rows in a node of a horizontal job's trees. Default 4; 0 for no floor. It is
+        min_rows_per_node: fewest pooled rows in a node of a horizontal job's trees. Default 4; 0 for no floor. It is
             enforced beforehand: min_child_weight is at least this number times the largest hessian that a row can
             have, which is the objective's bound times the largest weight (rounded up to a power of two). A job that
             leaves min_child_weight out gets the larger of XGBoost's 1 and that number, the same at all sites, and the
@@ -85,37 +85,37 @@ class SitePolicy:
             reg:squaredlogerror) or XGBoost does not keep to min_child_weight (multi_output_tree), the sites add up
             the rows of each leaf after every tree, and the job ends at the first leaf with fewer: that tree's sums
             have been seen by then. It bounds nodes, not the bins of a node, which may hold a single row.
-        max_bins: Most bins of a feature in a horizontal job (max_bin). Default 1024.
-        max_depth: Most levels of a tree in a horizontal job; trees without such a limit may have 2^max_depth leaves.
+        max_bins: most bins of a feature in a horizontal job (max_bin). Default 1024.
+        max_depth: most levels of a tree in a horizontal job; trees without such a limit may have 2^max_depth leaves.
             Default 16.
-        max_rounds: Most rounds of a horizontal job, times num_parallel_tree. Default 5000.
-        unsigned_sessions: Accept peers without certificates (the simulator has none). Default false.
-        pinned_fingerprints: Site name -> SHA-256 fingerprint (hex) of its certificate; other certificates of that
+        max_rounds: most rounds of a horizontal job, times num_parallel_tree. Default 5000.
+        unsigned_sessions: accept peers without certificates (the simulator has none). Default false.
+        pinned_fingerprints: site name -> SHA-256 fingerprint (hex) of its certificate; other certificates of that
             site are refused.
-        consents: See ``Consents``.
-        inputs: Folder with models that a job may continue from, by file name. Default "inputs".
-        registry: Folder of the registry against differencing; may contain ``{site}``. Default
+        consents: see ``Consents``.
+        inputs: folder with models that a job may continue from, by file name. Default "inputs".
+        registry: folder of the registry against differencing; may contain ``{site}``. Default
             "veilboost_registry/{site}". Keep it: deleting it forgets what was released.
-        runs: Folder with the site's results (models, reports, evidence); may contain ``{site}``. Default
+        runs: folder with the site's results (models, reports, evidence); may contain ``{site}``. Default
             "veilboost_runs". Registry, ledgers and runs may lie outside FLARE's workspace: `site-setup --keep-in DIR`.
-        tracking: Metrics per round, which are pooled over all sites, may be streamed to the server. Default true.
-        arithmetic: Backend of big-number arithmetic at this site: auto (the fastest there is), cuda, ifma, avx2,
+        tracking: metrics per round, which are pooled over all sites, may be streamed to the server. Default true.
+        arithmetic: backend of big-number arithmetic at this site: auto (the fastest there is), cuda, ifma, avx2,
             portable or gmpy2. One that is not there ends the job.
-        ledgers: Folder of the privacy ledgers; may contain ``{site}``. Default "veilboost_ledgers/{site}". Keep it:
+        ledgers: folder of the privacy ledgers; may contain ``{site}``. Default "veilboost_ledgers/{site}". Keep it:
             deleting it forgets what was spent.
-        ledger_heads: Folder of the files that say how far each ledger was written, so that one that lacks its last
+        ledger_heads: folder of the files that say how far each ledger was written, so that one that lacks its last
             records is refused; may contain ``{site}``. Default "heads" in ``ledgers``; a new policy says
             "veilboost_registry/{site}/ledger_heads". Best a folder that no backup restores together with ``ledgers``.
-        vertical: See ``VerticalRules``.
-        share_data_errors: Tell the server and the other sites why a check of this site's rows failed (which column,
+        vertical: see ``VerticalRules``.
+        share_data_errors: tell the server and the other sites why a check of this site's rows failed (which column,
             which kind of value; no value, count or row). Default false: then they read one text that is the same for
             all reasons, because a job that asks for the wrong thing on purpose would learn whether some row is there.
             Reasons of differentially private jobs are never shared.
-        data_refusals_per_month: Jobs that may fail because of the rows of a data set within 31 days; each tells one
+        data_refusals_per_month: jobs that may fail because of the rows of a data set within 31 days; each tells one
             bit. Then jobs on it are refused before its rows are looked at, until time has passed or `veilboost
-            registry DIR --site NAME --reset-refusals DATA_SET` starts the count anew. Jobs that fail because another site,
-            or the job's ``subsample``, asks for more pooled rows than ``min_effective_rows`` are counted apart, and a full
-            count stops such jobs alone. Default 20.
+            registry DIR --site NAME --reset-refusals DATA_SET` starts the count anew. Jobs that fail because another
+            site, or the job's ``subsample``, asks for more pooled rows than ``min_effective_rows`` are counted apart,
+            and a full count stops such jobs alone. Default 20.
     """
 
     site: str
@@ -150,7 +150,7 @@ class SitePolicy:
         """Read ``<workspace>/local/veilboost.json``.
 
         Raises:
-            ConfigurationError: The file is missing, not JSON, or does not hold what it should.
+            ConfigurationError: the file is missing, not JSON, or does not hold what it should.
         """
         path = workspace / POLICY_FILE
         try:
@@ -172,13 +172,13 @@ class SitePolicy:
         """Build a policy from the content of ``veilboost.json``.
 
         Args:
-            document: The parsed JSON.
-            workspace: Start of relative paths.
-            site: This site's name.
-            key_bits_floor: Least ``min_key_bits``; only tests may lower it.
+            document: the parsed JSON.
+            workspace: start of relative paths.
+            site: this site's name.
+            key_bits_floor: least ``min_key_bits``; only tests may lower it.
 
         Raises:
-            ConfigurationError: An unknown key, or a wrong value; the message names the key.
+            ConfigurationError: an unknown key, or a wrong value; the message names the key.
         """
         if not _SITE_NAME.fullmatch(site):
             raise ConfigurationError("a site name has letters, digits and _ . @ - only.")
@@ -216,7 +216,7 @@ class SitePolicy:
         """Return a data set by the name that jobs use.
 
         Raises:
-            PolicyRefusal: This site has no data set of that name.
+            PolicyRefusal: this site has no data set of that name.
         """
         if name not in self.data_sets:
             raise self._refusal("data_sets", f"has no data set named {name!r}", "ask the site to add it")
@@ -226,7 +226,7 @@ class SitePolicy:
         """Return a data set for a job that uses its values, in whatever role. Call it before anything is loaded.
 
         Raises:
-            PolicyRefusal: This site has no data set of that name, or it has a privacy budget, which a job under that
+            PolicyRefusal: this site has no data set of that name, or it has a privacy budget, which a job under that
                 profile would not keep.
         """
         data_set = self.data_set(name)
@@ -238,10 +238,10 @@ class SitePolicy:
         """Check the consent to use a data set with a privacy budget without differential privacy.
 
         Args:
-            why: Why this use is such a one, for the refusal.
+            why: why this use is such a one, for the refusal.
 
         Raises:
-            PolicyRefusal: It is not given.
+            PolicyRefusal: it is not given.
         """
         self.check_consent(
             "exact_use_of_budgeted_data",
@@ -253,7 +253,7 @@ class SitePolicy:
         """Return the path of an input (a model to continue from) that a job names.
 
         Raises:
-            PolicyRefusal: The name is not a plain file name, or there is no such file in the inputs folder.
+            PolicyRefusal: the name is not a plain file name, or there is no such file in the inputs folder.
         """
         path = self.inputs / name
         plain = name not in ("", ".", "..") and Path(name).name == name and "\\" not in name and "\0" not in name
@@ -265,7 +265,7 @@ class SitePolicy:
         """Check a job before anything is sent, and return the data set that it names.
 
         Raises:
-            PolicyRefusal: The policy forbids what the job asks for; the message names the key and the remedy.
+            PolicyRefusal: the policy forbids what the job asks for; the message names the key and the remedy.
         """
         self._check_protection(job)
         if job.exact_cuts and not self.consents.exact_cuts:
@@ -281,7 +281,7 @@ class SitePolicy:
         """Check a vertical job, whose parties hold other columns of the same rows: nothing is summed over sites.
 
         Raises:
-            PolicyRefusal: The policy forbids what the job asks for; the message names the key and the remedy.
+            PolicyRefusal: the policy forbids what the job asks for; the message names the key and the remedy.
         """
         self._check_protection(job, "paillier")
         if self.site not in sites or len(set(sites)) != len(sites) or len(sites) < 2:
@@ -292,10 +292,10 @@ class SitePolicy:
         """Check a consent by its name.
 
         Args:
-            what: What this site does not do, for the refusal: "does not ...".
+            what: what this site does not do, for the refusal: "does not ...".
 
         Raises:
-            PolicyRefusal: It is not given.
+            PolicyRefusal: it is not given.
         """
         if not getattr(self.consents, name):
             raise self._refusal(f"consents.{name}", what, remedy)
@@ -320,7 +320,7 @@ class SitePolicy:
         """Check the sites that really hold rows; call it again when that is known from the handshake.
 
         Raises:
-            PolicyRefusal: Too few sites, or too few beyond the tolerated colluders.
+            PolicyRefusal: too few sites, or too few beyond the tolerated colluders.
         """
         names = set(data_bearing)
         if self.site not in names or len(names) != len(data_bearing):
@@ -353,13 +353,13 @@ class SitePolicy:
         """Check how much a horizontal job asks for.
 
         Args:
-            bins: Most bins of a feature.
-            depth: Most levels of a tree; 0 for no limit.
-            leaves: Most leaves of a tree, where its depth has no limit.
-            rounds: Boosting rounds, times the parallel trees of each.
+            bins: most bins of a feature.
+            depth: most levels of a tree; 0 for no limit.
+            leaves: most leaves of a tree, where its depth has no limit.
+            rounds: boosting rounds, times the parallel trees of each.
 
         Raises:
-            PolicyRefusal: It is more than this site allows.
+            PolicyRefusal: it is more than this site allows.
         """
         too_deep = depth > self.max_depth or (depth == 0 and leaves > 2**self.max_depth)
         for key, is_over, what, name in (
@@ -380,7 +380,7 @@ def template(data_sets: Mapping[str, str] | None = None) -> str:
     """Return the text of a new ``veilboost.json`` with every key at its safe default.
 
     Args:
-        data_sets: Data-set name -> path, to be written into it.
+        data_sets: data-set name -> path, to be written into it.
     """
     document = {
         "data_sets": {name: {"path": path} for name, path in (data_sets or {}).items()},
@@ -396,7 +396,7 @@ def template(data_sets: Mapping[str, str] | None = None) -> str:
         "max_rounds": 5000,
         "unsigned_sessions": False,
         "pinned_fingerprints": {},
-        "consents": {name: False for name in Consents.__dataclass_fields__},
+        "consents": dict.fromkeys(Consents.__dataclass_fields__, False),
         "inputs": "inputs",
         "registry": "veilboost_registry/{site}",
         "tracking": True,
@@ -593,7 +593,7 @@ def _refuse_shared_files(key: str, data_sets: Iterable[DataSet]) -> None:
     """Refuse two data sets on one file: each has budgets, caps and counts of its own, and the rows would have both.
 
     Raises:
-        ConfigurationError: Two paths lead to one file, after ``{site}``, links and ``..`` are resolved; or two names
+        ConfigurationError: two paths lead to one file, after ``{site}``, links and ``..`` are resolved; or two names
             are hard links to one.
     """
     owners: dict[object, str] = {}

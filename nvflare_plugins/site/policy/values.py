@@ -32,21 +32,21 @@ class Consents:
     """What a site agrees to although it discloses more than the defaults do. All are False unless set.
 
     Attributes:
-        plain_profile: Private messages may leave in clear (profile plain).
-        exact_cuts: Cuts may be exact order statistics: they disclose single real values, also of one row.
-        exact_leaves: Horizontal leaves may be means of the sites' own quantiles of labels (reg:absoluteerror,
+        plain_profile: private messages may leave in clear (profile plain).
+        exact_cuts: cuts may be exact order statistics: they disclose single real values, also of one row.
+        exact_leaves: horizontal leaves may be means of the sites' own quantiles of labels (reg:absoluteerror,
             reg:quantileerror): where one site alone has rows in a leaf, it discloses the label of one of them.
-        fewer_than_three_sites: Jobs with one or two data-bearing sites: with two, the sum minus one's own part is
+        fewer_than_three_sites: jobs with one or two data-bearing sites: with two, the sum minus one's own part is
             the other's.
-        recompute_with_changes: Training again with another site set or changed rows: the difference of two runs
+        recompute_with_changes: training again with another site set or changed rows: the difference of two runs
             shows what the changed site or rows contributed.
-        second_quantile_search: A second quantile search, or other spaced cuts, over the same data.
-        exact_bins: Vertical training in the preset `exact`: the party with the label can work out in which bin of
+        second_quantile_search: a second quantile search, or other spaced cuts, over the same data.
+        exact_bins: vertical training in the preset `exact`: the party with the label can work out in which bin of
             this site's features each row lies.
-        merge_model: This site's thresholds may be written into an ordinary model.
-        explain: Explanations of predictions: the party with the label learns where its rows lie among this site's
+        merge_model: this site's thresholds may be written into an ordinary model.
+        explain: explanations of predictions: the party with the label learns where its rows lie among this site's
             thresholds.
-        exact_use_of_budgeted_data: Jobs without differential privacy on a data set that has a privacy budget, in any
+        exact_use_of_budgeted_data: jobs without differential privacy on a data set that has a privacy budget, in any
             role, and jobs on rows whose randomised buckets were sent. They are entered into no ledger: the budget then
             no longer bounds what others learn of the rows. (Alignment reads ids alone and needs no such consent; it
             tells which ids a set has, also one with a budget.)
@@ -81,9 +81,9 @@ class Floors:
     """The least that the sites of a horizontal job ask for; all sites take the largest of all.
 
     Attributes:
-        effective_rows: Pooled effective rows of a job, see ``SitePolicy.min_effective_rows``.
-        rows_per_node: Pooled rows of a node, see ``SitePolicy.min_rows_per_node``.
-        sites: Sites that hold rows of positive weight.
+        effective_rows: pooled effective rows of a job, see ``SitePolicy.min_effective_rows``.
+        rows_per_node: pooled rows of a node, see ``SitePolicy.min_rows_per_node``.
+        sites: sites that hold rows of positive weight.
     """
 
     effective_rows: int

@@ -31,8 +31,11 @@ _GENERATORS = {
 def open_owner(job: VerticalJob, n_rows: int, backend: str) -> tuple[GradientOwner, TrainingSetup]:
     """Generate the job's key and open the half that holds it.
 
-    Args: backend: of big-number arithmetic at this site.
-    Returns: the half, and what passive parties need.
+    Args:
+        backend: of big-number arithmetic at this site.
+
+    Returns:
+        The half, and what passive parties need.
     """
     pairs = pair_format(n_rows)
     if not job.is_encrypted:

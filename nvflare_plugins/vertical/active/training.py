@@ -78,7 +78,8 @@ class VerticalRound:
 class VerticalResult:
     """The active party's part of a trained model, thresholds of other parties masked, as XGBoost JSON.
 
-    Attributes: leaf_purities: of each tree of this training, in order; none for regression.
+    Attributes:
+        leaf_purities: of each tree of this training, in order; none for regression.
     """
 
     model: bytes

@@ -85,7 +85,8 @@ class TreeGrowth:
     def offers(self, own: Sequence[ExpandEntry]) -> list[ExpandEntry]:
         """Evaluate the pending nodes, and follow XGBoost's choice between its own entries and these offers.
 
-        Raises: ProtocolError if XGBoost evaluated other nodes than the engine expects.
+        Raises:
+            ProtocolError: XGBoost evaluated other nodes than the engine expects.
         """
         expected = [(node, self._nodes[node].depth) for node in self.pending]
         if [(entry.node, entry.depth) for entry in own] != expected:
@@ -114,7 +115,9 @@ class TreeGrowth:
         """Have the passive parties divide the nodes whose splits they won.
 
         Shapes: decisions: bool[n_rows], XGBoost's own; theirs are written into it.
-        Raises: ProtocolError if a party divides rows otherwise than its sums said.
+
+        Raises:
+            ProtocolError: a party divides rows otherwise than its sums said.
         """
         asked = []
         for sums in self.parties:

@@ -84,7 +84,9 @@ def sampled_rows(n_rows: int, subsample: np.float32, tree_seed: int) -> NDArray[
     """Return which rows a tree keeps; the same for every number of threads.
 
     Shapes: result: bool[n_rows].
-    Args: tree_seed: the draw of the global generator that belongs to the tree.
+
+    Args:
+        tree_seed: the draw of the global generator that belongs to the tree.
     """
     state = np.full(n_rows + 1, _ROW_FACTOR, dtype=np.uint64)
     state[0] = tree_seed or 1

@@ -65,6 +65,7 @@ class Exposure:
     Units: independent sums of one feature (every feature is counted as if it took part in all); a node's gradients and
         its hessians are two, and a sibling that follows by subtraction is none. ``per_row`` counts the sums that a row
         is in; ``share`` divides every sum among its rows: its mean over the rows is equations per unknown.
+
     Attributes:
         n_sums: of this job alone.
         nodes_released, nodes_withheld: of this job, siblings included.
@@ -226,7 +227,8 @@ class Guard:
     def charge_splits(self, nodes: Sequence[NDArray[np.int32]]) -> None:
         """Charge splits of this party before it tells which rows go left: one bit for every row of their nodes.
 
-        Args: nodes: the rows of each node; their sums must have been admitted.
+        Args:
+            nodes: the rows of each node; their sums must have been admitted.
 
         Raises:
             PolicyRefusal: a row has no bit left. The sums would have been withheld, had it been so when they were due:

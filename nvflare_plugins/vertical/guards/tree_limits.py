@@ -18,7 +18,8 @@ ROOT = 0
 class TreeLimits:
     """What the parameters of the job allow.
 
-    Attributes: max_depth, max_leaves: as XGBoost's; 0 for no limit.
+    Attributes:
+        max_depth, max_leaves: as XGBoost's; 0 for no limit.
     """
 
     max_depth: int

@@ -105,6 +105,7 @@ class FederatedModel:
         """Predict rows as XGBoost does with the merged model, bit for bit.
 
         Shapes: own: float32[n_rows, n_own_columns], aligned with the passive parties' rows; result as from XGBoost.
+
         Args:
             data_set: number of the set at the passive parties.
             n_rounds: use the rounds before this one; None uses all.

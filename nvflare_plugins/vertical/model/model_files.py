@@ -132,8 +132,12 @@ def write_part(folder: Path, site: str, part: Part, identity: ModelIdentity, com
     """Write a site's part into the run's folder, whole or not at all, readable by the owner of the process alone.
 
     Privacy: stays at the site. A passive party's file holds its thresholds, the active party's the leaves.
-    Args: commitment: what ``commit`` returned for this part; its digest is the site's in ``identity``.
-    Raises: ValueError: the identity does not hold this commitment.
+
+    Args:
+        commitment: what ``commit`` returned for this part; its digest is the site's in ``identity``.
+
+    Raises:
+        ValueError: the identity does not hold this commitment.
     """
     content = _content(part)
     if _own_commitment(identity, site) != commitment.digest or _digest(content, commitment.nonce) != commitment.digest:
@@ -154,7 +158,8 @@ def write_part(folder: Path, site: str, part: Part, identity: ModelIdentity, com
 def read_part(path: Path, site: str, expected: type[P]) -> StoredPart[P]:
     """Read a site's part.
 
-    Args: expected: ``ActivePart`` or ``PassivePart``; ``Part`` where the file decides which of them the site is.
+    Args:
+        expected: ``ActivePart`` or ``PassivePart``; ``Part`` where the file decides which of them the site is.
 
     Raises:
         ConfigurationError: no such file, damaged, of another site or another kind, or changed since the training.
@@ -187,7 +192,8 @@ def find_part(folders: Path, inputs: Path, job_id: str, site: str, expected: typ
         folders: where the site keeps its runs.
         inputs: the site's input folder: ``<job id>.<site>.json`` there stands in for a run folder that is gone.
 
-    Raises: ConfigurationError, as ``read_part``.
+    Raises:
+        ConfigurationError: as ``read_part``.
     """
     if not job_id or Path(job_id).name != job_id or job_id in (".", "..") or "\0" in job_id or "\\" in job_id:
         raise ConfigurationError("the model is named by the id of the job that trained it")

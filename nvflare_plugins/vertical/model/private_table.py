@@ -20,6 +20,7 @@ class PrivateSplit:
     """One split of a passive party.
 
     Units: threshold in the feature's own unit; values below it go left.
+
     Attributes:
         above: node of the party's nearest split above this one in the tree, and whether this one lies to its left;
             ``NOTHING_ABOVE`` if it has none there, None if the party does not know the tree.

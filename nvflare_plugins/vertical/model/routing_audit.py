@@ -29,7 +29,9 @@ class AnsweredPaths:
         """Note the answer for a node before it is given.
 
         Shapes: rows: bool[n_rows]; goes_left: bool[n], one for each of the chosen rows.
-        Raises: ProtocolError: the node was asked for before, or is not on the path of one of the rows.
+
+        Raises:
+            ProtocolError: the node was asked for before, or is not on the path of one of the rows.
         """
         if (tree, node) in self._answered:
             raise ProtocolError(REFUSED)

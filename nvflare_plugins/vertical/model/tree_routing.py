@@ -73,6 +73,7 @@ class PathWalker:
 
         Shapes: own: float32[n_rows, n_own_columns]; result: leaves int32[n_trees, n_rows], and what passive
             parties decided on the way (``tree`` counts from the first of ``trees``).
+
         Args:
             first_tree: number of the first of ``trees`` in the model.
             data_set: number of the data set at the passive parties.

@@ -7,6 +7,7 @@ Reference: XGBoost 3.2, src/common/quantile.cc (MakeCuts), src/common/hist_util.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -59,7 +60,9 @@ def find_cut_points(features: NDArray[np.float32], max_bin: int) -> CutPoints:
     Call it outside a communicator: inside, XGBoost would send the sketch.
 
     Shapes: features: float32[n_rows, n_features]; NaN is missing.
-    Raises: ConfigurationError if XGBoost refuses the values (an infinity, for example).
+
+    Raises:
+        ConfigurationError: XGBoost refuses the values (an infinity, for example).
     """
     try:
         matrix = xgb.QuantileDMatrix(features, max_bin=max_bin, nthread=1)
@@ -67,6 +70,6 @@ def find_cut_points(features: NDArray[np.float32], max_bin: int) -> CutPoints:
     except (xgb.core.XGBoostError, ValueError):
         # The reason could quote values.
         raise ConfigurationError("XGBoost refuses the feature table: check it for infinite values") from None
-    parts = [values[start:end].astype(np.float32) for start, end in zip(starts[:-1], starts[1:], strict=True)]
+    parts = [values[start:end].astype(np.float32) for start, end in itertools.pairwise(starts)]
     # XGBoost lists a value below all others before each feature's bounds.
     return CutPoints(tuple(part[1:] for part in parts), np.array([part[0] for part in parts], dtype=np.float32))

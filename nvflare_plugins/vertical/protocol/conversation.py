@@ -185,8 +185,11 @@ class Requester:
     def ask(self, rank: int, question: bytes, read: Callable[[bytes], Any] = bytes) -> PendingAnswer:
         """Queue a question to a site; wait only if too much is queued already.
 
-        Args: read: turns the answer's bytes into the future's result; its VeilBoostErrors become the future's.
-        Raises: VeilBoostError, what ended the conversation.
+        Args:
+            read: turns the answer's bytes into the future's result; its VeilBoostErrors become the future's.
+
+        Raises:
+            VeilBoostError: what ended the conversation.
         """
         asked = PendingAnswer(self, read)
         with self._changed:
@@ -410,7 +413,7 @@ class Responder:
             with self._changed:
                 self._changed.wait_for(lambda: self._questions or self._over)
                 if self._over:
-                    return
+                    return None
                 question = self._questions.popleft()
             try:
                 answer = self._answer(question)

@@ -23,7 +23,7 @@ from he_processors.packing import REFUSED
 _PAIR = np.dtype("<i8")
 _BLOCK_ROWS = 1 << 14
 GRADIENT_BLOCK_ROWS = 1 << 13
-"""Rows whose gradients travel together: few enough that encrypting and sending overlap, many enough for fast batches."""
+"""Rows whose gradients travel together: few, so that encrypting and sending overlap, but enough for fast batches."""
 
 
 Timer = Callable[[str], AbstractContextManager[None]]
@@ -59,7 +59,8 @@ class HistogramAggregator(Protocol):
     def add_gradients(self, gradients: bytes) -> None:
         """Take the next block of the tree's protected pairs, all that are missing or GRADIENT_BLOCK_ROWS of them.
 
-        Raises: ProtocolError if they are not exactly so many valid ones.
+        Raises:
+            ProtocolError: they are not exactly so many valid ones.
         """
 
     def sum_bins(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:

@@ -25,7 +25,8 @@ class PassiveLink(Protocol):
 class Party:
     """One passive party as the active party knows it.
 
-    Attributes: first_column: where its columns start among those of all parties.
+    Attributes:
+        first_column: where its columns start among those of all parties.
     """
 
     name: str

@@ -123,7 +123,9 @@ class PartySchema:
     """A passive party introduces its table.
 
     Privacy: row counts, how many bins each feature has, and the aliases it chose; no value and no threshold.
-    Attributes: set_rows: rows of the training set and of each further set, in the agreed order.
+
+    Attributes:
+        set_rows: rows of the training set and of each further set, in the agreed order.
     """
 
     CODE: ClassVar[int] = 1
@@ -151,7 +153,9 @@ class TrainingSetup:
     """The active party announces the number format and its public key.
 
     Privacy: the format depends on the number of rows alone; the gradients' scale stays with the active party.
-    Attributes: public_key: parameters of the additive scheme; empty for the stand-in without encryption.
+
+    Attributes:
+        public_key: parameters of the additive scheme; empty for the stand-in without encryption.
     """
 
     CODE: ClassVar[int] = 2
@@ -173,7 +177,8 @@ class TrainingSetup:
 class TreeGradients:
     """Begins a tree with the encrypted gradient pairs of its first block of rows.
 
-    Attributes: features: which of the party's features the tree may use (column sampling).
+    Attributes:
+        features: which of the party's features the tree may use (column sampling).
     """
 
     CODE: ClassVar[int] = 3
@@ -336,7 +341,9 @@ class DecisionRequest:
     """Asks an owner which of the rows that reach its nodes go left there.
 
     Privacy: tells the party which rows reach its nodes; asks for no bit off a row's path.
-    Attributes: data_set: position among the agreed sets; 0 is the training set.
+
+    Attributes:
+        data_set: position among the agreed sets; 0 is the training set.
     """
 
     CODE: ClassVar[int] = 8

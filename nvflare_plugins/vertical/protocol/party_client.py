@@ -56,7 +56,8 @@ class ContentLog(Protocol):
 class ContentRecorder:
     """Notes in the evidence what passes between this site and the others.
 
-    Attributes: has_told: whether this site has told more than its public key.
+    Attributes:
+        has_told: whether this site has told more than its public key.
     """
 
     def __init__(self, evidence: ContentLog, profile: str):

@@ -70,7 +70,8 @@ class VerticalTerms:
     def compare(self, theirs: VerticalTerms, site: str, due: Sequence[str]) -> None:
         """Refuse a party that does not mean the same job, model and rows.
 
-        Args: due: the proofs that the party sends if it holds this site's rows in this site's order.
+        Args:
+            due: the proofs that the party sends if it holds this site's rows in this site's order.
 
         Raises:
             ConfigurationError: the first difference, named.
@@ -104,7 +105,8 @@ def _compare_rows(due: Sequence[str], theirs: Sequence[str], site: str) -> None:
 class RowsProof:
     """Proofs that a party holds rows in an order, which no other party can copy: each names the party that gives it.
 
-    Attributes: contents: for each data set what the proof covers; empty without ids.
+    Attributes:
+        contents: for each data set what the proof covers; empty without ids.
     """
 
     session: GroupKey

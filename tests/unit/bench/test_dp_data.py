@@ -62,7 +62,7 @@ def test_dropped_rows_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    ("change", "message"),
     [
         (lambda d: d.rename(columns={"outcome": "y"}), "no column 'outcome'.*--label.*age, split, y"),
         (lambda d: d.assign(outcome=d.age), "distinct values"),

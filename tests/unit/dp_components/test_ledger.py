@@ -86,7 +86,8 @@ def test_a_refusal_names_the_part_that_is_too_much(folder: Path) -> None:
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0, 10.0, 30.0, 64.0])
 def test_a_larger_budget_allows_whatever_a_smaller_one_does(folder: Path, epsilon: float) -> None:
     """Discrete noise once had a slack that counted 1 + e^epsilon times: a budget of 10 refused a job of 8, and raising
-    it, as the refusal advised, made it worse."""
+    it, as the refusal advised, made it worse.
+    """
     multiplier = noise_multiplier_for(200, epsilon, 1e-6) * (1 + 1e-8)
     event = gaussian_event(128, clip_logistic_rows([0.5], [0.25]).sensitivity, multiplier, 2)
     for budget in (epsilon, min(1.25 * epsilon, 64.0), 64.0):

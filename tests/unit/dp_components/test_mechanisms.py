@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from decimal import Context, Decimal
 from fractions import Fraction
 
@@ -62,10 +61,9 @@ def test_neighbouring_words_decide_at_once(n_bits: int) -> None:
 
 
 @pytest.fixture
-def always_exact(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def always_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send every coin through decimal arithmetic: the naive twin of the fast path."""
     monkeypatch.setattr(exact_bernoulli, "RELATIVE_ERROR", 1e9)
-    yield
 
 
 SAMPLERS = {

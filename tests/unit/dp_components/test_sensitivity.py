@@ -63,7 +63,7 @@ def test_the_bound_holds_for_any_floats(rows: list[tuple[float, float, float]], 
 
 @given(st.integers(0, 2**GRID_BITS), st.integers(0, 1))
 def test_the_bound_holds_with_equality_nearby_on_the_worst_curve(g: int, sign: int) -> None:
-    """h far above its bound for every g: the clip leaves the largest integer that is allowed, or one less."""
+    """H far above its bound for every g: the clip leaves the largest integer that is allowed, or one less."""
     values = clip_logistic_rows([(-1) ** sign * g / 2**GRID_BITS], [1.0]).values[0]
     assert not norm_exceeds(int(values[0]), int(values[1]), 2**GRID_BITS)
     assert norm_exceeds(int(values[0]), int(values[1]) + 2, 2**GRID_BITS)

@@ -187,7 +187,7 @@ def test_no_node_is_split_where_earlier_splits_left_nothing_to_divide(is_histogr
         common = (np.minimum(bins, 3), pairs.astype(np.int64), range(4), [3] * 4, 1.0, 2.0, loud)
         query = HistogramQuery(*common) if is_histogram else PartiallyRandomQuery(*common, random.Random(seed))
         tree = grow(bins, query, 5).tree
-        open_nodes = [(0, {f: (0, 3) for f in range(4)})]
+        open_nodes = [(0, dict.fromkeys(range(4), (0, 3)))]
         while open_nodes:
             node, ranges = open_nodes.pop()
             if tree.feature[node] == LEAF:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import threading
@@ -39,7 +40,7 @@ def test_each_randomiser_is_handed_out_once() -> None:
     pool.fill(20)
     taken = [values(pool.draw(n)) for n in (3, 5, 1, 11, 30)]
     assert [len(part) for part in taken] == [3, 5, 1, 11, 30]
-    flat = sum(taken, [])
+    flat = list(itertools.chain.from_iterable(taken))
     assert len(set(flat)) == len(flat)
     assert len(pool) == 0
 
@@ -71,7 +72,7 @@ def test_threads_take_disjoint_randomisers() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    flat = sum(taken, [])
+    flat = list(itertools.chain.from_iterable(taken))
     assert len(flat) == 8 * sum(range(1, 30))
     assert len(set(flat)) == len(flat)
 

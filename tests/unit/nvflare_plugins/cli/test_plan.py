@@ -146,7 +146,8 @@ def test_a_larger_gradient_makes_histograms_wide_earlier():
 
 
 def test_estimate_of_known_numbers():
-    # One message of 2 x 16 values x 8 bytes per round (depth 1, 1 feature, 16 bins) and one metric of 2 values and 2 flags.
+    # One message of 2 x 16 values x 8 bytes per round (depth 1, 1 feature, 16 bins) and one metric of 2 values and 2
+    # flags.
     workload = Workload(rows=90, features=1, bins=16, depth=1, sites=3, rounds=10, cuts="uniform")
     network = Network(latency_s=0.5, site_bytes_per_s=1e3, server_bytes_per_s=1e3)
     result = estimate(workload, "masks", network, TreeRate(1.0, 0.1), ProtectionRate(0.01, 0.001), 1000)

@@ -223,14 +223,14 @@ def test_head_statement_binds_job_attempt_site_and_place():
 
 
 def test_signed_session_needs_signer_and_certificate(tmp_path):
-    facts = dict(
-        sites=["site-1"],
-        public_key_fingerprints={},
-        certificate_fingerprints={},
-        parameters_hash="ab",
-        policy_hash="cd",
-        versions={"xgboost": "3.2.0"},
-    )
+    facts = {
+        "sites": ["site-1"],
+        "public_key_fingerprints": {},
+        "certificate_fingerprints": {},
+        "parameters_hash": "ab",
+        "policy_hash": "cd",
+        "versions": {"xgboost": "3.2.0"},
+    }
     log = make_log(tmp_path)
     with pytest.raises(ValueError, match="signer"):
         log.session(signed=True, **facts)

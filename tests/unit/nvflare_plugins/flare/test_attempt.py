@@ -181,7 +181,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 def test_an_operators_abort_is_blamed_on_no_site(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """All sites are stopped and say so; that the others waited for site-3 at the moment is not why."""
     monkeypatch.setattr(attempt_module, "STOP_ANSWER_S", 60.0)
-    for site, cell in federation.cells.items():
+    for cell in federation.cells.values():
         cell.fire_and_forget(CHANNEL, TOPIC_BEAT, "server.job", Message({}, STOPPING))
     threading.Timer(0.2, federation.attempt.stop).start()
     started = time.monotonic()

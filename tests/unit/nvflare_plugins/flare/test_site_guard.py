@@ -1,4 +1,5 @@
-"""The guard in FLARE's process: a server that names any role, or none, gets no shell, no custom code, no foreign folder.
+"""The guard in FLARE's process: a server that names any role, or none, gets no shell, no custom code, no foreign
+folder.
 
 FLARE's own agent, processors and deployer answer the messages that a hostile server would send.
 """
@@ -42,7 +43,7 @@ SECRET = "age,income\n4711,123"
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """FLARE's process of a site, with rights as set-up writes them and without the guard; all is put back afterwards."""
+    """FLARE's process of a site, with rights as set-up writes them and no guard; all is put back afterwards."""
     for folder in ("startup", "local", "veilboost_ledgers"):
         (tmp_path / folder).mkdir()
     (tmp_path / "data.csv").write_text(SECRET)
@@ -78,7 +79,7 @@ class Engine:
 
 
 def shell(command: str, role: str | None) -> str:
-    """Send a shell command as the server does, and return what comes back; ``role`` None leaves out what FLARE checks."""
+    """Send a shell command as the server does; return what comes back. ``role`` None leaves out what FLARE checks."""
     agent = FedAdminAgent("agent", SimpleNamespace(register_request_cb=lambda **_: None), Engine())
     agent.register_processor(shell_cmd.ShellCommandProcessor())
     message = Message(SysCommandTopic.SHELL, command)

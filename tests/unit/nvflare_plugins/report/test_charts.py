@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -28,7 +29,7 @@ def test_ticks_enclose_the_data_in_equal_steps(low, width):
     assert 2 <= len(found) <= 9
     slack = 1e-6 * (1 + abs(low) + width)
     assert found[0] <= low + slack and found[-1] >= low + width - slack
-    steps = [b - a for a, b in zip(found, found[1:], strict=False)]
+    steps = [b - a for a, b in itertools.pairwise(found)]
     assert max(steps) == pytest.approx(min(steps), rel=1e-6, abs=1e-8 * (1 + abs(low)))
 
 

@@ -90,7 +90,7 @@ def test_lost_or_spoilt_files_are_found(tmp_path: Path, content: str | None) -> 
 
 
 def test_what_deploy_prepare_leaves_is_found(tmp_path: Path) -> None:
-    """FLARE's own step: it writes resources.json.default anew, with its list and streaming, and removes resources.json."""
+    """FLARE's own step writes resources.json.default anew, with its list and streaming; resources.json goes."""
     folder = ready(kit(tmp_path / "x"))
     default = {
         "class_allow_list": list(DEFAULT_CLASS_ALLOW_LIST),

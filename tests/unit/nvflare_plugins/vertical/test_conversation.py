@@ -56,7 +56,7 @@ def test_questions_to_several_sites_are_answered_in_order():
         with asking(site) as talk:
             futures = [talk.ask(rank, f"{rank} {i}".encode()) for i in range(20) for rank in (1, 2)]
             first = [future.result(PATIENCE_S) for future in futures]
-            return first + [talk.ask(2, b"again").result(PATIENCE_S)]
+            return [*first, talk.ask(2, b"again").result(PATIENCE_S)]
 
     results = converse([lead, answering(shout), answering(lambda q: q + b"!")])
     assert results[0] == [x for i in range(20) for x in (f"1 {i}".encode(), f"2 {i}!".encode())] + [b"again!"]

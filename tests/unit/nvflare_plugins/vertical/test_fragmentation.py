@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,19 +31,15 @@ def test_changed_steps_are_refused_or_other_steps(step, data):
     raw = bytearray(step.to_bytes())
     position = data.draw(st.integers(0, len(raw) - 1))
     raw[position] ^= data.draw(st.integers(1, 255))
-    try:
+    with contextlib.suppress(ProtocolError):
         assert ConversationStep.from_bytes(bytes(raw)).to_bytes() == bytes(raw)
-    except ProtocolError:
-        pass
 
 
 @given(st.binary(max_size=200))
 def test_hostile_bytes_are_refused(data):
     for raw in (data, ConversationStep(Flag.MORE, 0, 0, ()).to_bytes()[:18] + data):
-        try:
+        with contextlib.suppress(ProtocolError):
             assert ConversationStep.from_bytes(raw).to_bytes() == raw
-        except ProtocolError:
-            pass
 
 
 @given(STEPS, st.integers(0, 300))

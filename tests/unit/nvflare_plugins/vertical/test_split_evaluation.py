@@ -25,17 +25,17 @@ UNIT = GradientUnit(-12, -11)
 
 
 def parameters(**changes) -> TreeParameters:
-    reals = dict(
-        reg_lambda=1,
-        reg_alpha=0,
-        min_split_loss=0,
-        min_child_weight=1,
-        max_delta_step=0,
-        subsample=1,
-        colsample_bytree=1,
-        colsample_bylevel=1,
-        colsample_bynode=1,
-    )
+    reals = {
+        "reg_lambda": 1,
+        "reg_alpha": 0,
+        "min_split_loss": 0,
+        "min_child_weight": 1,
+        "max_delta_step": 0,
+        "subsample": 1,
+        "colsample_bytree": 1,
+        "colsample_bylevel": 1,
+        "colsample_bynode": 1,
+    }
     reals |= {name: value for name, value in changes.items() if name in reals}
     monotone = changes.get("monotone", ())
     return TreeParameters(

@@ -255,7 +255,8 @@ def test_a_stranger_does_not_end_the_job():
             import os, sys, time, grpc
             channels = [grpc.insecure_channel(sys.argv[1]) for _ in range(8)]
             # Calls that never send their message, which would occupy whoever waits for it.
-            hanging = [channel.stream_unary(sys.argv[2]).future(iter(lambda: time.sleep(600), 0)) for channel in channels]
+            calls = [channel.stream_unary(sys.argv[2]) for channel in channels]
+            hanging = [call.future(iter(lambda: time.sleep(600), 0)) for call in calls]
             codes = [call.code().name for call in hanging]
             try:
                 channels[0].unary_unary(sys.argv[2])(b"nonsense" * 100, timeout=100)
@@ -278,7 +279,7 @@ def peak_bytes() -> int:
 
 
 def test_long_messages_are_refused_before_they_take_memory():
-    """Three calls of 500 MB once took 1.6 GiB. Strangers' are not read at all, those of this process to the catalogue."""
+    """Three calls of 500 MB once took 1.6 GiB: strangers' are not read at all, this process's up to the catalogue."""
     data = matrix()
     with Mediator(HorizontalGrammar(shape(data)), 0, Echo()) as mediator:
         Path("/proc/self/clear_refs").write_text("5")  # start the peak anew

@@ -279,7 +279,7 @@ def test_a_metrics_numerator_takes_no_digits_from_its_count():
 
 @pytest.mark.parametrize(("bad", "seen"), [(np.inf, np.inf), (np.nan, np.nan)])
 def test_a_metric_that_is_no_number_at_one_site_is_so_for_all_and_the_site_stays_hidden(bad, seen):
-    """mape of a row with label 0: XGBoost gives infinity on the pooled rows as well."""
+    """Mape of a row with label 0: XGBoost gives infinity on the pooled rows as well."""
 
     def work(sums: ProtectedSums, rank: int):
         sums.agree_scales({metric_quantity("mape"): 8.0, Family.WEIGHTS: 8.0})

@@ -112,7 +112,7 @@ def test_any_single_change_of_a_trace_is_refused(name):
             changes = [["Broadcast" if call == "Allgather" else "Allgather", dtype, op, size + 1]]
             if call == "Allreduce":
                 changes += [[call, 2, op, size], [call, dtype, 1, size]]
-            if call == "Broadcast" and size > 1000 or (dtype, op) == (8, 4) and phase == "update" and c > 4:
+            if (call == "Broadcast" and size > 1000) or ((dtype, op) == (8, 4) and phase == "update" and c > 4):
                 changes.append([call, dtype, op, size - 1])
             for changed in changes:
                 mutated = [*calls[:c], changed, *calls[c + 1 :]]

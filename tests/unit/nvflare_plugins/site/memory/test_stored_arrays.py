@@ -82,7 +82,7 @@ def test_any_cut_or_changed_file_is_refused_or_read_alike(tmp_path):
         changed.write_bytes(good[:length])
         with pytest.raises(ValueError):
             read_arrays(changed)
-    for position in range(0, len(good)):
+    for position in range(len(good)):
         changed.write_bytes(good[:position] + bytes([good[position] ^ 0xFF]) + good[position + 1 :])
         try:
             found = read_arrays(changed)
