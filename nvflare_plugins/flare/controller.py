@@ -20,7 +20,8 @@ from nvflare_plugins.attempt.job_context import Job
 from nvflare_plugins.checks import checked_sites, shown
 from nvflare_plugins.evidence.format import is_name
 from nvflare_plugins.failures import machine_failure, reason_of
-from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServerAttempt, ServerSum
+from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServerAttempt
+from nvflare_plugins.flare.kinds import kind_of
 from nvflare_plugins.flare.timeouts import (
     ABORT_GRACE_S,
     EXPIRE_POLL_S,
@@ -34,15 +35,16 @@ TRAIN_TASK = "veilboost_train"
 
 
 class JobController(Controller):
-    """Runs one job over the sites that FLARE gives it. Each kind of job has a subclass that names its ``job_type``.
+    """Runs one job of any kind over the sites that FLARE gives it.
 
     Args:
         job: the job (``to_dict()`` of its class).
         sites: sites that must take part; None means every site that FLARE assigned to the job.
         min_clients: fewest sites that must take part.
+        kind: name of the job's kind (kinds.py); None where the class has it.
     """
 
-    job_type: type[Job]
+    kind: str = ""
 
     def __init__(
         self,
@@ -50,16 +52,15 @@ class JobController(Controller):
         sites: list[str] | None = None,
         min_clients: int = 3,
         task_check_period: float = 0.2,
+        kind: str | None = None,
     ) -> None:
         super().__init__(task_check_period=task_check_period)
+        if kind is not None:
+            self.kind = kind
         self.job = job
         self.sites = sites
         self.min_clients = min_clients
         self._attempt: ServerAttempt | None = None
-
-    def on_sum(self, job: Job, n_sites: int) -> ServerSum | None:
-        """Return what turns added words into the answer, for jobs whose server is trusted to add noise; None else."""
-        return None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Nothing to prepare: everything happens in control_flow."""
@@ -85,7 +86,7 @@ class JobController(Controller):
         try:
             check_set_up(Path(self._engine.get_workspace().get_root_dir()), "the server")
             check_tracking(self._engine.run_manager.components.values())
-            job = self.job_type.from_dict(self.job)
+            job = kind_of(self.kind).job.from_dict(self.job)
             clients = self._wait_for_sites(abort_signal)
             reason = self._run(job, clients, abort_signal, fl_ctx) if clients else "aborted before it began"
         except Exception as error:  # the edge of the process: FLARE would end the job without saying why
@@ -137,7 +138,7 @@ class JobController(Controller):
             deadline_s=exchange_deadline_s(job),
             transfer_s=None if job.deadline_s else transfer_s,
             folder=Path(self._engine.get_workspace().get_run_dir(job_id)) / RESULT_FOLDER,
-            on_sum=self.on_sum(job, len(clients)),
+            on_sum=kind_of(self.kind).answer_sum(job, len(clients)),
         )
         self._attempt = attempt
         task = self._task(job, attempt, core_cell.get_fqcn())

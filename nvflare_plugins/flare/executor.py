@@ -26,13 +26,14 @@ from he_processors.errors import (
     ProtocolError,
     VeilBoostError,
 )
-from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, RoundFacts, SiteContext
+from nvflare_plugins.attempt.job_context import Job, JobResult, RoundFacts, SiteContext
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.evidence.format import export_name, is_name
 from nvflare_plugins.evidence.log import end_abandoned
 from nvflare_plugins.failures import machine_failure, reason_of
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED, SiteReport
 from nvflare_plugins.flare.controller import TRAIN_TASK
+from nvflare_plugins.flare.kinds import kind_of
 from nvflare_plugins.flare.timeouts import HEARTBEAT_S, site_timeout_s
 from nvflare_plugins.flare.transport import SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work
@@ -40,7 +41,6 @@ from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.flare_boundary import check_set_up
 from nvflare_plugins.site.memory.policy_memory import policy_changes
 from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES
 
 METRICS_EVENT = "fed.analytix_log_stats"  # what FLARE's tracking receivers on the server listen to
@@ -80,30 +80,20 @@ class JobTask:
 
 
 class JobExecutor(Executor):
-    """Takes part in a job at one site. What the site allows is in its own policy, nothing in the job's configuration.
+    """Takes part in a job of any kind at one site. What the site allows is in its own policy, nothing in the job's
+    configuration.
 
-    Each kind of job has a subclass that names its ``job_type`` and says how to ``take_part``.
+    Args:
+        kind: name of the job's kind (kinds.py); None where the class has it.
     """
 
-    job_type: type[Job]
+    kind: str = ""
     _beats: Beats | None = None
 
-    def take_part(
-        self, job: Job, place: SiteContext, transport: Transport, timeout_s: float, progress: Progress
-    ) -> JobResult:
-        """Take part in one attempt of the job.
-
-        Args:
-            timeout_s: longest wait for one exchange; the server's own deadline comes first.
-
-        Raises:
-            VeilBoostError: what ended the attempt.
-        """
-        raise NotImplementedError
-
-    def metrics_site(self, job: Job, sites: tuple[str, ...]) -> str:
-        """Return the one site that streams metrics to the server, where the job asks for it: all have the same."""
-        return sites[0]
+    def __init__(self, kind: str | None = None) -> None:
+        super().__init__()
+        if kind is not None:
+            self.kind = kind
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Go on with the signs of life until the server has the site's report, or the run is over."""
@@ -149,9 +139,9 @@ class JobExecutor(Executor):
         self.log_info(fl_ctx, f"the site's policy: {policy.fingerprint()}")
 
     def _run(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal, policy: SitePolicy) -> JobResult:
-        site = fl_ctx.get_identity_name()
-        task = JobTask.from_shareable(shareable, site, self.job_type)
-        place = SiteContext(
+        site, kind = fl_ctx.get_identity_name(), kind_of(self.kind)
+        task = JobTask.from_shareable(shareable, site, kind.job)
+        context = SiteContext(
             site,
             task.sites,
             fl_ctx.get_job_id(),
@@ -168,7 +158,7 @@ class JobExecutor(Executor):
         guard = Guard(policy.workspace / fl_ctx.get_job_id())
         watch = Watch(transport, self._beats, abort_signal, progress.heartbeat)
         try:
-            return watch.wait(Work(lambda: self.take_part(task.job, place, transport, timeout_s, progress)))
+            return watch.wait(Work(lambda: kind.run(task.job, context, transport, timeout_s, progress)))
         except Stuck:
             guard.arm(JobReturnCode.ABORTED if abort_signal.triggered else JobReturnCode.EXCEPTION)
             raise
@@ -179,7 +169,7 @@ class JobExecutor(Executor):
 
     def _metric_sender(self, task: JobTask, site: str, fl_ctx: FLContext) -> Callable[[str, float, int], None] | None:
         """Return a function that streams one metric to the server, at one site only."""
-        if not task.job.tracking or site != self.metrics_site(task.job, task.sites):
+        if not task.job.tracking or site != kind_of(self.kind).metrics_site(task.job, task.sites):
             return None
         engine = fl_ctx.get_engine()
 

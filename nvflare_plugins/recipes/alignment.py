@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nvflare_plugins.alignment.job import AlignmentJob
-from nvflare_plugins.checks import checked_sites, plain
-from nvflare_plugins.flare.alignment import AlignmentController, AlignmentExecutor
 from nvflare_plugins.recipes.job_recipe import JobRecipe
 
 
@@ -31,6 +28,9 @@ class AlignmentRecipe(JobRecipe):
         ConfigurationError: a setting that no site would accept.
     """
 
+    kind = "alignment"
+    fewest = 2
+
     def __init__(
         self,
         name: str,
@@ -40,7 +40,4 @@ class AlignmentRecipe(JobRecipe):
         min_clients: int | None = None,
         deadline_s: float = 0.0,
     ) -> None:
-        job = AlignmentJob.from_dict({"data_sets": plain(data_sets), "deadline_s": deadline_s})
-        fields = job.to_dict() if deadline_s else {"data_sets": job.data_sets}
-        fewest = min_clients if min_clients is not None else len(checked_sites(sites) or ()) or 2
-        super().__init__(name, job, AlignmentController, AlignmentExecutor, fields, sites, fewest)
+        super().__init__(name, {"data_sets": data_sets, "deadline_s": deadline_s}, sites, min_clients)

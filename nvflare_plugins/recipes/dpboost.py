@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nvflare_plugins.checks import plain
-from nvflare_plugins.dpboost.job import DpBoostJob
-from nvflare_plugins.flare.dpboost import DpBoostController, DpBoostExecutor
-from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
-
-_SHOWN = ("data_set", "label", "epsilon", "feature_bounds", "variant", "n_trees", "depth", "profile")
+from nvflare_plugins.recipes.job_recipe import JobRecipe
 
 
 class DpBoostRecipe(JobRecipe):
@@ -42,6 +37,9 @@ class DpBoostRecipe(JobRecipe):
         ConfigurationError: a setting that no site would accept.
     """
 
+    kind = "dpboost"
+    stated = ("data_set", "label", "epsilon", "feature_bounds", "variant", "n_trees", "depth", "profile")
+
     def __init__(
         self,
         name: str,
@@ -62,14 +60,9 @@ class DpBoostRecipe(JobRecipe):
             "label": label,
             "epsilon": epsilon,
             "variant": variant,
-            "feature_bounds": plain(feature_bounds or {}),
-            "categories": plain(categories or {}),
-            "label_bounds": plain(label_bounds),
+            "feature_bounds": feature_bounds or {},
+            "categories": categories or {},
+            "label_bounds": label_bounds,
             **settings,
         }
-        job = DpBoostJob.from_dict(document)
-        least = DpBoostJob(job.data_set, job.label, job.epsilon, job.feature_bounds, job.categories)
-        fields = changed_fields(job, least, _SHOWN)
-        if job.categories:
-            fields["categories"] = job.categories
-        super().__init__(name, job, DpBoostController, DpBoostExecutor, fields, sites, min_clients)
+        super().__init__(name, document, sites, min_clients)

@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from he_processors.errors import ConfigurationError
-from nvflare_plugins.checks import checked_sites, plain
-from nvflare_plugins.federboost_vertical.job import BucketJob
 from nvflare_plugins.federboost_vertical.training import check_bucket_parameters
-from nvflare_plugins.flare.bucket_ldp import BucketController, BucketExecutor
-from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
-
-_SHOWN = ("data_set", "active", "label", "epsilon", "unit", "edges_epsilon", "n_buckets", "num_rounds", "profile")
+from nvflare_plugins.recipes.job_recipe import JobRecipe
 
 
 class FederBoostVerticalRecipe(JobRecipe):
@@ -45,6 +39,19 @@ class FederBoostVerticalRecipe(JobRecipe):
         ConfigurationError: a setting or parameter that no site would accept.
     """
 
+    kind = "federboost_vertical"
+    stated = (
+        "data_set",
+        "active",
+        "label",
+        "epsilon",
+        "unit",
+        "edges_epsilon",
+        "n_buckets",
+        "num_rounds",
+        "profile",
+    )
+
     def __init__(
         self,
         name: str,
@@ -70,13 +77,10 @@ class FederBoostVerticalRecipe(JobRecipe):
             "unit": unit,
             "edges_epsilon": edges_epsilon,
             "n_buckets": n_buckets,
-            "params": plain(params or {}),
+            "params": params or {},
             "num_rounds": num_rounds,
             **settings,
         }
-        job = BucketJob.from_dict(document)
-        check_bucket_parameters(job.params, job.n_buckets)
-        if sites is not None and active not in (checked_sites(sites) or ()):
-            raise ConfigurationError(f"the active party {active} is not among the sites")
-        fields = changed_fields(job, BucketJob(job.data_set, job.active, job.label), _SHOWN)
-        super().__init__(name, job, BucketController, BucketExecutor, fields, sites, min_clients)
+        super().__init__(name, document, sites, min_clients)
+        check_bucket_parameters(self.job.params, self.job.n_buckets)
+        self.needs_site(active)

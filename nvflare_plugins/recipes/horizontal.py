@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nvflare_plugins.checks import plain
-from nvflare_plugins.flare.horizontal import HorizontalController, HorizontalExecutor
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
+from nvflare_plugins.recipes.job_recipe import JobRecipe
 from nvflare_plugins.xgb.parameters import check_parameters
 
 _NEEDS_COLUMNS = ("monotone_constraints", "interaction_constraints")
-_KEPT = ("data_set", "label", "profile", "num_rounds")
 
 
 class HorizontalXGBRecipe(JobRecipe):
@@ -44,6 +41,9 @@ class HorizontalXGBRecipe(JobRecipe):
         ConfigurationError: a setting or parameter that no site would accept.
     """
 
+    kind = "horizontal"
+    stated = ("data_set", "label", "profile", "num_rounds")
+
     def __init__(
         self,
         name: str,
@@ -61,16 +61,14 @@ class HorizontalXGBRecipe(JobRecipe):
         document = {
             "data_set": data_set,
             "label": label,
-            "params": plain(params or {}),
+            "params": params or {},
             "num_rounds": num_rounds,
             "profile": profile,
             "cuts": cuts,
             **settings,
         }
-        job = HorizontalJob.from_dict(document)
-        _check_early(job)
-        fields = changed_fields(job, HorizontalJob(job.data_set, job.label), _KEPT)
-        super().__init__(name, job, HorizontalController, HorizontalExecutor, fields, sites, min_clients)
+        super().__init__(name, document, sites, min_clients)
+        _check_early(self.job)
 
 
 def _check_early(job: HorizontalJob) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nvflare_plugins.checks import checked_sites
-from nvflare_plugins.flare.inference import InferenceController, InferenceExecutor
-from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
-from nvflare_plugins.vertical_inference.job import InferenceJob
+from nvflare_plugins.recipes.job_recipe import JobRecipe
 
 
 class VerticalInferenceRecipe(JobRecipe):
@@ -39,6 +36,10 @@ class VerticalInferenceRecipe(JobRecipe):
         ConfigurationError: a setting that no site would accept.
     """
 
+    kind = "vertical_inference"
+    stated = ("model", "action")
+    fewest = 2
+
     def __init__(
         self,
         name: str,
@@ -52,7 +53,4 @@ class VerticalInferenceRecipe(JobRecipe):
         **settings: Any,
     ) -> None:
         document = {"model": model, "action": action, "data_set": data_set, "alignment": alignment, **settings}
-        job = InferenceJob.from_dict(document)
-        fields = changed_fields(job, InferenceJob(model, action="merge"), kept=("model", "action"))
-        fewest = min_clients if min_clients is not None else len(checked_sites(sites) or ()) or 2
-        super().__init__(name, job, InferenceController, InferenceExecutor, fields, sites, fewest)
+        super().__init__(name, document, sites, min_clients)

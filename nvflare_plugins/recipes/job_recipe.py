@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 from nvflare.job_config.api import FedJob
@@ -12,10 +13,10 @@ from nvflare.recipe import Run, SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.attempt.job_context import Job
-from nvflare_plugins.checks import checked_sites
-from nvflare_plugins.flare.controller import TRAIN_TASK, JobController
-from nvflare_plugins.flare.executor import JobExecutor
+from nvflare_plugins.checks import checked_sites, plain
+from nvflare_plugins.flare.components import controller_of, executor_of
+from nvflare_plugins.flare.controller import TRAIN_TASK
+from nvflare_plugins.flare.kinds import kind_of
 from nvflare_plugins.site.flare_boundary import check_set_up
 from nvflare_plugins.site.policy.policy import POLICY_FILE
 
@@ -25,42 +26,54 @@ OUR_PACKAGES = ["nvflare_plugins", "he_processors", "dp_components"]
 class JobRecipe(Recipe):
     """A FLARE job made of one of our jobs.
 
+    A subclass for each kind of job says what its kind is and which fields its job folders always state, gives the
+    settings names and words, and may refuse what the job alone allows.
+
     Args:
         name: name of the FLARE job.
-        job: what the sites shall do.
-        controller, executor: classes in ``nvflare_plugins.flare`` for this kind of job.
-        fields: the job's fields that the job folder states: those that a person would want to read.
+        document: the job's fields, as its class reads them; a field at its default stays out of the job folder.
         sites: the sites that take part; None means all that FLARE assigns to the job.
-        min_clients: fewest sites; default 3, or the number of ``sites``.
+        min_clients: fewest sites; default ``fewest``, or the number of ``sites``.
+
+    Raises:
+        ConfigurationError: a setting that no site would accept.
     """
+
+    kind: ClassVar[str]
+    stated: ClassVar[tuple[str, ...]] = ()
+    fewest: ClassVar[int] = 3
 
     def __init__(
         self,
         name: str,
-        job: Job,
-        controller: type[JobController],
-        executor: type[JobExecutor],
-        fields: dict[str, Any],
+        document: Mapping[str, Any],
         sites: Sequence[str] | None = None,
         min_clients: int | None = None,
     ) -> None:
-        self.job = job
+        kind = kind_of(self.kind)
+        self.job: Any = kind.job.from_dict({key: plain(value) for key, value in document.items()})
         self.sites = checked_sites(sites)
-        self.min_clients = min_clients if min_clients is not None else len(self.sites or ()) or 3
+        self.min_clients = min_clients if min_clients is not None else len(self.sites or ()) or self.fewest
         if self.sites is not None and self.min_clients > len(self.sites):
             raise ConfigurationError(f"min_clients is {self.min_clients}, but only {len(self.sites)} sites are named")
         # fail_fast: without a site the job cannot go on, so FLARE need not wait whether it comes back.
         flare_job = FedJob(name=name, min_clients=self.min_clients, mandatory_clients=self.sites, fail_fast=True)
         flare_job.set_app_packages(OUR_PACKAGES)  # sites have the package installed; no code travels with the job
-        flare_job.to_server(controller(fields, self.sites, self.min_clients), id="veilboost_controller")
-        if job.tracking:
+        fields = stated_fields(self.job, self.stated)
+        flare_job.to_server(controller_of(kind, fields, self.sites, self.min_clients), id="veilboost_controller")
+        if self.job.tracking:
             flare_job.to_server(TBAnalyticsReceiver(tb_folder="tb_events"), id="tb_receiver")
         if self.sites is None:
-            flare_job.to_clients(executor(), tasks=[TRAIN_TASK])
+            flare_job.to_clients(executor_of(kind), tasks=[TRAIN_TASK])
         else:
             for site in self.sites:
-                flare_job.to(executor(), site, tasks=[TRAIN_TASK])
+                flare_job.to(executor_of(kind), site, tasks=[TRAIN_TASK])
         super().__init__(flare_job)
+
+    def needs_site(self, site: str) -> None:
+        """Refuse a job whose sites are named and lack one that it cannot do without. Raises: ConfigurationError."""
+        if self.sites is not None and site not in self.sites:
+            raise ConfigurationError(f"the active party {site!r} is not among the sites")
 
     def run(self, env: ExecEnv, *args: Any, **kwargs: Any) -> Run:
         """Run the job as FLARE does; a simulator whose folder is not set up is refused before it starts.
@@ -79,7 +92,15 @@ class JobRecipe(Recipe):
         return super().run(env, *args, **kwargs)
 
 
-def changed_fields(job: Job, defaults: Job, kept: Sequence[str]) -> dict[str, Any]:
-    """Return the job without the fields at their defaults, so that a person can read the job folder."""
-    unset = defaults.to_dict()
-    return {name: value for name, value in job.to_dict().items() if name in kept or value != unset[name]}
+def stated_fields(job: Any, stated: Sequence[str]) -> dict[str, Any]:
+    """Return the job without the fields at their defaults, so that a person can read the job folder.
+
+    Args:
+        stated: fields that are kept in any case.
+    """
+    defaults = {each.name: _default(each) for each in dataclasses.fields(job)}
+    return {name: value for name, value in job.to_dict().items() if name in stated or value != defaults[name]}
+
+
+def _default(field: dataclasses.Field[Any]) -> object:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nvflare_plugins.checks import plain
-from nvflare_plugins.flare.private_trees import PrivateTreesController, PrivateTreesExecutor
-from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
-
-_KEPT = ("data_set", "label", "epsilon", "delta", "method", "trust")
+from nvflare_plugins.recipes.job_recipe import JobRecipe
 
 
 class PrivateTreesRecipe(JobRecipe):
@@ -48,6 +43,9 @@ class PrivateTreesRecipe(JobRecipe):
         ConfigurationError: a setting that no site would accept.
     """
 
+    kind = "private_trees"
+    stated = ("data_set", "label", "epsilon", "delta", "method", "trust")
+
     def __init__(
         self,
         name: str,
@@ -70,14 +68,12 @@ class PrivateTreesRecipe(JobRecipe):
             "label": label,
             "epsilon": epsilon,
             "delta": delta,
-            "feature_bounds": plain(feature_bounds or {}),
-            "categories": plain(categories or {}),
+            "feature_bounds": feature_bounds or {},
+            "categories": categories or {},
             "method": method,
-            "components": plain(components or {}),
+            "components": components or {},
             "trust": trust,
             **settings,
         }
-        job = PrivateTreesJob.from_dict(document)
-        fields = changed_fields(job, PrivateTreesJob(data_set, label, epsilon, delta), _KEPT)
-        super().__init__(name, job, PrivateTreesController, PrivateTreesExecutor, fields, sites, min_clients)
-        JobPlan.of(job, len(self.sites or ()) or self.min_clients)  # refuses what no site could train
+        super().__init__(name, document, sites, min_clients)
+        JobPlan.of(self.job, len(self.sites or ()) or self.min_clients)  # refuses what no site could train

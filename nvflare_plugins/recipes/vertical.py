@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from he_processors.errors import ConfigurationError
-from nvflare_plugins.checks import checked_sites, plain
 from nvflare_plugins.data_sets.declaration import VerticalRules
-from nvflare_plugins.flare.vertical import VerticalController, VerticalExecutor
-from nvflare_plugins.recipes.job_recipe import JobRecipe, changed_fields
-from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.recipes.job_recipe import JobRecipe
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 from nvflare_plugins.xgb.parameters import ALIASES
 
 _NEEDS_COLUMNS = ("monotone_constraints", "interaction_constraints")
-_KEPT = ("active", "data_set", "label", "profile", "preset", "num_rounds")
 
 
 class VerticalXGBRecipe(JobRecipe):
@@ -51,6 +46,10 @@ class VerticalXGBRecipe(JobRecipe):
         ConfigurationError: a setting or parameter that no party would accept.
     """
 
+    kind = "vertical"
+    stated = ("active", "data_set", "label", "profile", "preset", "num_rounds")
+    fewest = 2
+
     def __init__(
         self,
         name: str,
@@ -66,9 +65,9 @@ class VerticalXGBRecipe(JobRecipe):
         min_clients: int | None = None,
         **settings: Any,
     ) -> None:
-        given = plain(params or {})
-        if preset == "guarded" and isinstance(given, dict) and not {"max_bin", "max_bins"} & set(given):
-            given["max_bin"] = VerticalRules().max_bins
+        given = params or {}
+        if preset == "guarded" and isinstance(given, Mapping) and not {"max_bin", "max_bins"} & set(given):
+            given = {**given, "max_bin": VerticalRules().max_bins}
         document = {
             "active": active,
             "data_set": data_set,
@@ -79,12 +78,8 @@ class VerticalXGBRecipe(JobRecipe):
             "preset": preset,
             **settings,
         }
-        job = VerticalJob.from_dict(document)
+        super().__init__(name, document, sites, min_clients)
         # Constraints name columns of all parties, which are known only when these meet.
-        free = {key: value for key, value in job.params.items() if ALIASES.get(key, key) not in _NEEDS_COLUMNS}
+        free = {key: value for key, value in self.job.params.items() if ALIASES.get(key, key) not in _NEEDS_COLUMNS}
         check_vertical_parameters(free, ["any"])
-        if sites is not None and active not in (checked_sites(sites) or ()):
-            raise ConfigurationError(f"the active party {active!r} is not among the sites")
-        fields = changed_fields(job, VerticalJob(active, data_set, label), _KEPT)
-        fewest = min_clients if min_clients is not None else len(checked_sites(sites) or ()) or 2
-        super().__init__(name, job, VerticalController, VerticalExecutor, fields, sites, fewest)
+        self.needs_site(active)

@@ -17,6 +17,7 @@ from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.flare.kinds import kind_of
 from nvflare_plugins.site.flare_boundary import check_set_up
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.setup import set_up
@@ -70,7 +71,7 @@ def test_flare_builds_shipped_folders_under_the_list_of_a_set_up_site(
     config = SHIPPED["folders"][folder][side]
     (built,) = build(config, side, workspace)
     if side == "server":
-        job = built.job_type.from_dict(built.job)
+        job = kind_of(built.kind).job.from_dict(built.job)
         given = config["workflows"][0]["args"]["job"]
         assert given and {name: job.to_dict()[name] for name in given} == given
 

@@ -31,35 +31,34 @@ from nvflare_plugins.xgb.communicator import Federated
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.wire.mediator import Mediator
-from tests.unit.nvflare_plugins.flare.test_work import HangingExecutor, flare_context, task
+from tests.unit.nvflare_plugins.flare.test_work import executor_that, flare_context, task
 
 workspace, leaver = Path(sys.argv[1]), sys.argv[2]
 sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="nvflare.private.fed.app.client.worker_process")
 work.LEAVE_S = 2.0
 
 
-class Site(HangingExecutor):
-    def take_part(self, job, place, transport, timeout_s, progress):
-        folder = RunFolder(place.runs, place.job_id).create()
-        path = folder.evidence / export_name(place.site)
-        log = EvidenceLog(path, place.site, place.job_id, place.attempt.hex(), job.profile)
-        matrix = xgb.DMatrix(np.random.default_rng(0).random((100, 3)), label=np.arange(100) % 2, nthread=1)
-        everything = types.SimpleNamespace(
-            enter=lambda moment: None, answer=lambda message, buffer: buffer,
-            classify=lambda call, dtype, op, size: types.SimpleNamespace(kind=None, reply_size=size),
-        )
-        with Mediator(everything, 0, everything) as mediator:
-            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (used, used))
-            with Federated(mediator, 2, 0):
-                xgb.Booster({"nthread": 1, "tree_method": "hist"}, [matrix]).update(matrix, 0)
-        raise SystemExit(f"not stuck: {log.site}")
+def stuck(job, context, transport, timeout_s, progress):
+    folder = RunFolder(context.runs, context.job_id).create()
+    path = folder.evidence / export_name(context.site)
+    log = EvidenceLog(path, context.site, context.job_id, context.attempt.hex(), job.profile)
+    matrix = xgb.DMatrix(np.random.default_rng(0).random((100, 3)), label=np.arange(100) % 2, nthread=1)
+    everything = types.SimpleNamespace(
+        enter=lambda moment: None, answer=lambda message, buffer: buffer,
+        classify=lambda call, dtype, op, size: types.SimpleNamespace(kind=None, reply_size=size),
+    )
+    with Mediator(everything, 0, everything) as mediator:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used, used))
+        with Federated(mediator, 2, 0):
+            xgb.Booster({"nthread": 1, "tree_method": "hist"}, [matrix]).update(matrix, 0)
+    raise SystemExit(f"not stuck: {log.site}")
 
 
 def main():
     context, signal = flare_context(workspace), Signal()
     threading.Timer(3.0, signal.trigger, [True]).start()
-    reply = Site().execute(TRAIN_TASK, task(), context, signal)
+    reply = executor_that(stuck).execute(TRAIN_TASK, task(), context, signal)
     print("REPORT", reply["status"], reply["error"], flush=True)
     if leaver == "guard":
         threading.Event().wait()

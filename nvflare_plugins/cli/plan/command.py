@@ -10,9 +10,10 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from dp_components.errors import PrivacyError
@@ -42,6 +43,7 @@ from nvflare_plugins.cli.plan.vertical import (
     vertical_json,
 )
 from nvflare_plugins.evidence.threat_model import HORIZONTAL, THREAT_MODELS, leakage_class
+from nvflare_plugins.flare.components import kind_of_controller
 from nvflare_plugins.formatting import human_bytes
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.row_floors import counts_leaves
@@ -173,41 +175,32 @@ def _memory(workload: Workload, profile: str, messages: Sequence[Planned]) -> tu
 # -- from a job folder ------------------------------------------------------------------------------------------------
 
 
-_JOB_TYPES: dict[str, type[Job]] = {
-    "HorizontalController": HorizontalJob,
-    "VerticalController": VerticalJob,
-    "PrivateTreesController": PrivateTreesJob,
-}
-
-
 def read_job(folder: Path) -> Job:
-    """Read the training job in a FLARE job folder, by its controller.
+    """Read the job in a FLARE job folder.
 
     Raises:
-        ConfigurationError: no server configuration, or no training that can be planned in it.
+        ConfigurationError: no server configuration with a job of ours in it, or one that no site would accept.
     """
     for path in sorted(folder.glob(f"*/config/{SERVER_CONFIGURATION}")):
         try:
-            found = _find_controller(json.loads(path.read_text(encoding="utf-8")))
+            job = _find_job(json.loads(path.read_text(encoding="utf-8")))
         except ValueError:
             raise ConfigurationError(f"{path} is not valid JSON") from None
-        if found is not None:
-            job_type, job = found
-            return job_type.from_dict(job)
-    raise ConfigurationError(
-        f"{folder} is not the folder of a horizontal, vertical or private training: no {SERVER_CONFIGURATION} holds one"
-    )
+        if job is not None:
+            return job
+    raise ConfigurationError(f"{folder} is not the folder of a VeilBoost job: no {SERVER_CONFIGURATION} holds one")
 
 
-def _find_controller(value: Any) -> tuple[type[Job], Mapping[str, Any]] | None:
+def _find_job(value: Any) -> Job | None:
     if isinstance(value, dict):
-        job_type = _JOB_TYPES.get(str(value.get("path", "")).rpartition(".")[2])
         arguments = value.get("args")
-        if job_type is not None and isinstance(arguments, dict) and isinstance(arguments.get("job"), dict):
-            return job_type, arguments["job"]
+        if isinstance(arguments, dict) and isinstance(arguments.get("job"), dict):
+            kind = kind_of_controller(value.get("path"), arguments)
+            if kind is not None:
+                return kind.job.from_dict(arguments["job"])
         value = list(value.values())
     if isinstance(value, list):
-        return next((found for item in value if (found := _find_controller(item)) is not None), None)
+        return next((found for item in value if (found := _find_job(item)) is not None), None)
     return None
 
 
@@ -365,6 +358,10 @@ def _plan(arguments: argparse.Namespace) -> str:
     job = None if arguments.job is None else read_job(arguments.job)
     if isinstance(job, PrivateTreesJob):
         return _plan_private(arguments, job)
+    if not isinstance(job, (HorizontalJob, VerticalJob, NoneType)):
+        raise ConfigurationError(
+            f"{arguments.job}: horizontal, vertical and private trainings can be planned, not this"
+        )
     if arguments.rows is None or arguments.features is None:
         raise ConfigurationError("give --rows and --features: they are not in a job")
     if isinstance(job, VerticalJob) or arguments.foreign_features is not None:

@@ -206,7 +206,10 @@ def test_tree_rate_is_measured_on_the_workloads_shape():
 def job_folder(folder: Path, job: dict, controller: str = "HorizontalController") -> Path:
     config = folder / "app" / "config"
     config.mkdir(parents=True)
-    document = {"format_version": 2, "workflows": [{"id": "c", "path": f"x.{controller}", "args": {"job": job}}]}
+    document = {
+        "format_version": 2,
+        "workflows": [{"id": "c", "path": f"nvflare_plugins.flare.horizontal.{controller}", "args": {"job": job}}],
+    }
     (config / "config_fed_server.json").write_text(json.dumps(document))
     return folder
 
@@ -248,9 +251,9 @@ def test_shape_is_taken_from_a_job_folder(tmp_path):
 
 
 def test_folders_without_a_job_are_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="not the folder of a horizontal, vertical or private training"):
+    with pytest.raises(ConfigurationError, match="not the folder of a VeilBoost job"):
         read_job(tmp_path)
-    with pytest.raises(ConfigurationError, match="not the folder of a horizontal, vertical or private training"):
+    with pytest.raises(ConfigurationError, match="not the folder of a VeilBoost job"):
         read_job(job_folder(tmp_path / "b", {"data_set": "d", "label": "y"}, "OtherController"))
     (tmp_path / "b" / "app" / "config" / "config_fed_server.json").write_text("{")
     with pytest.raises(ConfigurationError, match="not valid JSON"):

@@ -29,7 +29,6 @@ from nvflare_plugins.flare.attempt import (
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.timeouts import START_SILENCE_S
 from nvflare_plugins.flare.transport import CHANNEL, STOPPING, TOPIC_BEAT, SiteTransport
-from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
 from tests.support.flare_network import FakeCell, Network
@@ -296,13 +295,11 @@ def test_a_controller_that_cannot_go_on_ends_the_attempt_and_says_why(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Controller(JobController):
-        job_type = HorizontalJob
-
         def _run(self, *_: object) -> None:
             self._attempt = federation.attempt
             raise OSError(errno.EROFS, "Read-only file system", "/srv/secret")
 
-    controller, said = Controller({"data_set": "train", "label": "y"}), []
+    controller, said = Controller({"data_set": "train", "label": "y"}, kind="horizontal"), []
     monkeypatch.setattr(controller_module, "check_set_up", lambda *_: None)
     monkeypatch.setattr(controller, "_engine", MagicMock(), raising=False)
     monkeypatch.setattr(controller, "_wait_for_sites", lambda *_: [object()])
@@ -316,10 +313,7 @@ def test_a_controller_that_cannot_go_on_ends_the_attempt_and_says_why(
 def test_a_job_whose_metrics_would_be_written_elsewhere_is_refused_before_it_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Controller(JobController):
-        job_type = HorizontalJob
-
-    controller, said, waited = Controller({"data_set": "train", "label": "y"}), [], []
+    controller, said, waited = JobController({"data_set": "train", "label": "y"}, kind="horizontal"), [], []
     engine = MagicMock()
     engine.run_manager.components = {"tb": SimpleNamespace(tb_folder="/srv/elsewhere")}
     monkeypatch.setattr(controller_module, "check_set_up", lambda *_: None)

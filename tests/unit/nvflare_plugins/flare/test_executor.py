@@ -20,7 +20,6 @@ from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.flare import executor, timeouts
 from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.executor import (
-    JobExecutor,
     JobTask,
     ProgressLog,
     error_text,
@@ -30,7 +29,7 @@ from nvflare_plugins.flare.pieces import MAX_FRAME_BYTES
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.site.setup import SetupOptions, set_up
 from nvflare_plugins.xgb.rounds import RoundRecord
-from tests.unit.nvflare_plugins.flare.test_work import flare_context
+from tests.unit.nvflare_plugins.flare.test_work import executor_that, flare_context
 from tests.unit.nvflare_plugins.flare.test_work import task as work_task
 
 JOB = HorizontalJob("train", "y")
@@ -125,17 +124,12 @@ def test_graces_fit_into_each_other() -> None:
     assert 60.0 + 2 * timeouts.BEAT_INTERVAL_S < timeouts.SILENCE_LIMIT_S <= 90.0
 
 
-class Idle(JobExecutor):
-    """A kind of job that does nothing."""
-
-    job_type = HorizontalJob
-
-    def take_part(self, job, place, transport, timeout_s, progress) -> JobResult:
-        return JobResult("00", f"kept in {place.runs}")
+def idle(job, context, transport, timeout_s, progress) -> JobResult:
+    return JobResult("00", f"kept in {context.runs}")
 
 
 def run_idle(context: FLContext) -> Shareable:
-    return Idle().execute(TRAIN_TASK, work_task(), context, Signal())
+    return executor_that(idle).execute(TRAIN_TASK, work_task(), context, Signal())
 
 
 def test_a_site_whose_set_up_is_incomplete_takes_no_part(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.flare import work as work_module
 from nvflare_plugins.flare.executor import TRAIN_TASK, JobExecutor
+from nvflare_plugins.flare.kinds import KINDS, JobKind, RunSite
 from nvflare_plugins.flare.timeouts import FLARE_STOP_GRACE_S, SILENCE_LIMIT_S, STOP_GRACE_S, STOP_REASON_S
 from nvflare_plugins.flare.transport import CHANNEL, STOPPING, TOPIC_BEAT, SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work, leave_process, serves_one_site
@@ -182,24 +183,26 @@ def hanging_finalize(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Even
     release.set()
 
 
-class HangingExecutor(JobExecutor):
-    """Opens evidence and fails inside a communicator that then does not close."""
+def hang(job, context, transport, timeout_s, progress) -> JobResult:
+    """Open evidence and fail inside a communicator that then does not close."""
+    folder = RunFolder(context.runs, context.job_id).create()
+    path = folder.evidence / export_name(context.site)
+    log = EvidenceLog(path, context.site, context.job_id, context.attempt.hex(), job.profile)
+    mediator = SimpleNamespace(address="", error=None)
+    try:
+        with Federated(mediator, 2, 0):
+            raise ConfigurationError("the label has one class only")
+    except ConfigurationError as error:
+        log.end("aborted", str(error))
+        raise
+    finally:
+        log.close()
 
-    job_type = HorizontalJob
 
-    def take_part(self, job, place, transport, timeout_s, progress) -> JobResult:
-        folder = RunFolder(place.runs, place.job_id).create()
-        path = folder.evidence / export_name(place.site)
-        log = EvidenceLog(path, place.site, place.job_id, place.attempt.hex(), job.profile)
-        mediator = SimpleNamespace(address="", error=None)
-        try:
-            with Federated(mediator, 2, 0):
-                raise ConfigurationError("the label has one class only")
-        except ConfigurationError as error:
-            log.end("aborted", str(error))
-            raise
-        finally:
-            log.close()
+def executor_that(run: RunSite) -> JobExecutor:
+    """Return an executor of a kind of job whose part at a site is the function."""
+    KINDS["tried"] = JobKind("tried", HorizontalJob, run)
+    return JobExecutor("tried")
 
 
 def flare_context(workspace: Path) -> FLContext:
@@ -233,7 +236,7 @@ def test_a_finalize_that_hangs_costs_neither_report_nor_evidence(
     context = flare_context(tmp_path)
     before = set(threading.enumerate())
     started = time.monotonic()
-    reply = HangingExecutor().execute(TRAIN_TASK, task(), context, Signal())
+    reply = executor_that(hang).execute(TRAIN_TASK, task(), context, Signal())
     assert time.monotonic() - started < 50
     assert reply["status"] == "failed" and "the label has one class only" in reply["error"]
     log = read_log(tmp_path / "veilboost_runs" / "job" / "evidence" / export_name("site-1"))

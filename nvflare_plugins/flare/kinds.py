@@ -1,0 +1,110 @@
+"""The table of job kinds. Controller, executor, recipes, plans and the conformance suite follow from its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.alignment.job import AlignmentJob
+from nvflare_plugins.alignment.site import align_site
+from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, SiteContext
+from nvflare_plugins.checks import shown
+from nvflare_plugins.dpboost.job import DpBoostJob
+from nvflare_plugins.dpboost.server import DpBoostServer
+from nvflare_plugins.dpboost.site import run_dpboost_site
+from nvflare_plugins.federboost_vertical.job import BucketJob
+from nvflare_plugins.federboost_vertical.site import run_site as run_bucket_site
+from nvflare_plugins.flare.attempt import ServerSum
+from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.site import run_site as run_horizontal_site
+from nvflare_plugins.private_trees.job import PrivateTreesJob
+from nvflare_plugins.private_trees.job_plan import JobPlan
+from nvflare_plugins.private_trees.server import TrustedServer
+from nvflare_plugins.private_trees.site import run_private_trees_site
+from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.vertical.site import run_vertical_site
+from nvflare_plugins.vertical_inference.job import InferenceJob
+from nvflare_plugins.vertical_inference.site import run_inference
+from nvflare_plugins.wire.channel import Transport
+
+RunSite = Callable[[Any, SiteContext, Transport, float, Progress], JobResult]
+"""Takes part in one attempt at one site: (job, context, transport, longest wait for an exchange in seconds, progress).
+
+Raises: VeilBoostError: what ended the attempt at this site.
+"""
+
+AnswerSum = Callable[[Any, int], ServerSum | None]
+"""(job, number of sites) -> what turns added words into the answer at a server that is trusted with sums; None else."""
+
+
+def _sees_no_sum(job: Job, n_sites: int) -> ServerSum | None:
+    return None
+
+
+def _first_site(job: Job, sites: tuple[str, ...]) -> str:
+    return sites[0]
+
+
+@dataclass(frozen=True, slots=True)
+class JobKind:
+    """One kind of job.
+
+    Attributes:
+        name: what a job's configuration calls it.
+        job: reads the job and says what it may not say.
+        run: a site's part.
+        answer_sum: the server's part beyond adding, if it has one.
+        metrics_site: the one site that streams metrics to the server, where the job asks for it; (job, sites) -> site.
+        alias: "module.Stem" below ``nvflare_plugins.flare`` of the two classes that job folders name, for kinds older
+            than this table; without it they name ``JobController`` and ``JobExecutor``, and the kind as an argument.
+    """
+
+    name: str
+    job: type[Job]
+    run: RunSite
+    answer_sum: AnswerSum = _sees_no_sum
+    metrics_site: Callable[[Any, tuple[str, ...]], str] = _first_site
+    alias: str = ""
+
+
+def _train_horizontal(
+    job: HorizontalJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
+) -> JobResult:
+    result = run_horizontal_site(job, context, transport, timeout_s, progress)
+    return JobResult(result.model_hmac, f"the model is {result.model_path}", {"n_rounds": result.n_rounds})
+
+
+def _noise_of_trees(job: PrivateTreesJob, n_sites: int) -> ServerSum | None:
+    plan = JobPlan.of(job, n_sites)
+    return TrustedServer(plan).answer if plan.training.trust.is_trusted_aggregator else None
+
+
+def _choices_of_dpboost(job: DpBoostJob, n_sites: int) -> ServerSum | None:
+    return DpBoostServer(job).answer
+
+
+def _active_party(job: VerticalJob, sites: tuple[str, ...]) -> str:
+    return job.active  # it alone knows the metrics
+
+
+_ROWS = (
+    JobKind("alignment", AlignmentJob, align_site, alias="alignment.Alignment"),
+    JobKind("dpboost", DpBoostJob, run_dpboost_site, _choices_of_dpboost, alias="dpboost.DpBoost"),
+    JobKind("federboost_vertical", BucketJob, run_bucket_site, alias="bucket_ldp.Bucket"),
+    JobKind("horizontal", HorizontalJob, _train_horizontal, alias="horizontal.Horizontal"),
+    JobKind(
+        "private_trees", PrivateTreesJob, run_private_trees_site, _noise_of_trees, alias="private_trees.PrivateTrees"
+    ),
+    JobKind("vertical", VerticalJob, run_vertical_site, metrics_site=_active_party, alias="vertical.Vertical"),
+    JobKind("vertical_inference", InferenceJob, run_inference, alias="inference.Inference"),
+)
+KINDS: dict[str, JobKind] = {kind.name: kind for kind in _ROWS}
+
+
+def kind_of(name: object) -> JobKind:
+    """Return a kind by the name that a job's configuration gives. Raises: ConfigurationError."""
+    if not isinstance(name, str) or name not in KINDS:
+        raise ConfigurationError(f"there is no kind of job {shown(name)}; there are {', '.join(sorted(KINDS))}")
+    return KINDS[name]
