@@ -154,7 +154,7 @@ class DisjointPartEvent:
 
     Raises:
         ValueError: the relation is REPLACE_ROW, under which a row may leave one part and enter another.
-    Reference: ALGORITHMS of the project, 2, D4.
+    Reference: dp_components/README.md, section 8.
     """
 
     event: SimpleEvent

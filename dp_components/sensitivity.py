@@ -108,7 +108,7 @@ def clip_logistic_rows(
     Raises:
         ValueError: values that are not finite, shapes that differ, weights without a usable bound, or the relation is
             one in which no row changes.
-    Reference: ALGORITHMS of the project, 6.2: c^2 <= (1 + q) / (q^2 (1 - q)), least at q^2 + q = 1, where it is phi^5.
+    Reference: dp_components/README.md, section 4: c^2 <= (1 + q) / (q^2 (1 - q)), least where q^2 + q = 1: phi^5.
     """
     bound = grid_bound(max_row_weight, grid_bits)
     weights = _row_weights(row_weights, max_row_weight)

@@ -1,4 +1,4 @@
-"""The arrows between the packages point downwards only (DESIGN, code layout)."""
+"""The arrows between the packages point downwards only (nvflare_plugins/README.md)."""
 
 from __future__ import annotations
 

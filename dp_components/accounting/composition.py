@@ -5,7 +5,7 @@ sum of pure epsilons, rho of mechanisms known by their Renyi divergence only, an
 noise. The parts are not converted into each other: Gaussian (0.1, 1/21000)-DP costs mu^2 = 0.0013, the pure epsilon
 0.1 as a Gaussian guarantee eleven times that. A budget limits each part on its own.
 
-Reference: ALGORITHMS of the project, 4; fully adaptive composition of Gaussians: arXiv 2210.17520.
+Reference: dp_components/README.md, section 5; fully adaptive composition of Gaussians: arXiv 2210.17520.
 """
 
 from __future__ import annotations

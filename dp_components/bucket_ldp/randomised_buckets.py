@@ -40,7 +40,7 @@ def release_buckets(
 
     Raises:
         ValueError: other features than the edges have, or another relation.
-    Reference: FederBoost, section 4.1; ALGORITHMS of the project, 3.1 (d).
+    Reference: FederBoost, section 4.1; dp_components/README.md, section 9.
     """
     if relation not in _RELATIONS:
         raise ValueError(f"randomised buckets say nothing about {relation.value}: rows are matched before")

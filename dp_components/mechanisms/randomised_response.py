@@ -32,7 +32,7 @@ def randomise_buckets(
 
     Raises:
         ValueError: a bucket is out of range, shapes differ, or ``epsilon`` is out of range.
-    Reference: FederBoost (Tian et al.), section 4; ALGORITHMS of the project, 3.1, with q per feature.
+    Reference: FederBoost (Tian et al.), section 4; dp_components/README.md, section 9, with q per feature.
     """
     ids, sizes = np.asarray(buckets), np.asarray(n_buckets)
     if ids.ndim != 2 or sizes.shape != ids.shape[1:] or ids.dtype.kind not in "iu" or sizes.dtype.kind not in "iu":

@@ -7,7 +7,7 @@
  * a product of two numbers below 4 * S is below 2 * S again. Only leaving for the wire reduces modulo N.
  *
  * Nothing here runs in constant time, and tables are indexed by secret digits: the timing side channel on the machine
- * of the key owner is outside the threat model (README).
+ * of the key owner is outside the threat model (SECURITY.md).
  */
 #ifndef VEILBOOST_BIGNUM_H
 #define VEILBOOST_BIGNUM_H

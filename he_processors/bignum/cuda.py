@@ -5,7 +5,7 @@ host memory and is copied in when an operation needs it. Besides the interface, 
 ``add`` and ``lift`` (see ``batch_ops.py``) and ``from_wide``.
 
 Security: nothing here runs in constant time. Exponents are erased from device memory after use; whoever shares the
-device with the key owner could otherwise learn about them, and is outside the threat model (README).
+device with the key owner could otherwise learn about them, and is outside the threat model (SECURITY.md).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ representation. Besides the interface, ``NativeBatch`` offers ``scale``, ``add``
 
 Security: nothing here runs in constant time. Fixed-base tables are indexed by digits of the exponent and
 ``pow_const`` follows the bits of its exponent, so that someone who shares the machine's caches with the key owner
-could learn about them; that adversary is outside the threat model (README).
+could learn about them; that adversary is outside the threat model (SECURITY.md).
 """
 
 from __future__ import annotations

@@ -23,15 +23,20 @@ _SUBCOMMANDS = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return the exit code: 0 well, 1 refused or failed, 2 wrong usage; ``verify`` has more."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command and of all its subcommands."""
     parser = argparse.ArgumentParser(
         prog="veilboost", description="Private federated XGBoost for NVIDIA FLARE, on the stock XGBoost wheel."
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
     for module in _SUBCOMMANDS:
         import_module(module).add_parser(subparsers)
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return the exit code: 0 well, 1 refused or failed, 2 wrong usage; ``verify`` has more."""
+    options = make_parser().parse_args(arguments)
     try:
         return options.func(options) or 0
     except (VeilBoostError, PrivacyError) as error:

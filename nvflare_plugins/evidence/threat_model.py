@@ -1,4 +1,4 @@
-"""What each profile protects against whom: one place for ``verify``, the report and the README.
+"""What each profile protects against whom: one place for ``verify``, the report and SECURITY.md.
 
 Everyone is honest but curious. The entries say what the named parties learn about another site's rows beyond the
 trained model and the public job. W is the number of sites.
@@ -296,7 +296,7 @@ def notes_for(profile: str) -> tuple[str, ...]:
 
 
 def markdown_table(profiles: tuple[str, ...]) -> str:
-    """Return the table of some profiles as Markdown for the README."""
+    """Return the table of some profiles as Markdown for SECURITY.md."""
     models = [THREAT_MODELS[profile] for profile in profiles]
     lines = ["| what they learn | " + " | ".join(f"`{model.profile}`" for model in models) + " |"]
     lines.append("|---" * (len(models) + 1) + "|")

@@ -33,7 +33,7 @@ class HorizontalJob:
     Attributes:
         data_set: name of the training set in every site's policy.
         label: label column.
-        params: XGBoost parameters (README lists the supported ones).
+        params: XGBoost parameters (jobs/README.md lists the supported ones).
         num_rounds: boosting rounds.
         profile: `masks`, `bfv`, `ckks` or `plain`.
         eval_data_set: name of an evaluation set in every site's policy; evaluated after each round.

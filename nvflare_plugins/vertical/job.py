@@ -46,7 +46,7 @@ class VerticalJob:
         active: site that has the label; all other sites of the job are passive parties.
         data_set: name of the training set in every site's policy.
         label: label column at the active party.
-        params: XGBoost parameters (README lists the supported ones). Columns of passive parties have the names
+        params: XGBoost parameters (jobs/README.md lists the supported ones). Columns of passive parties have the names
             ``<site>.<alias>`` in constraints. With ``subsample`` below 1 the active party replaces ``seed`` by a secret
             one, which its ``run.json`` names: a public seed would tell which rows a tree sampled.
         num_rounds: boosting rounds.

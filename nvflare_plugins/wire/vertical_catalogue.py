@@ -31,7 +31,7 @@ class _KindFacts:
 
 
 class VerticalKind(Enum):
-    """What a message of rank 0 is about; V numbers as in the project's notes on the wire."""
+    """What a message of rank 0 is about; numbered in the order of wire/PROTOCOL.md."""
 
     COLUMN_COUNTS = _KindFacts(1, False, "columns of each rank")
     TOTAL_COLUMNS = _KindFacts(2, False, "columns of all ranks")
@@ -212,7 +212,7 @@ class VerticalGrammar:
             raise ProtocolError(
                 f"unknown message in phase {self._moment}: {call} (dtype {dtype}, op {op}) of {size} bytes; due is: "
                 f"{', '.join(map(str, allowed)) or 'the end of the phase'}. What the catalogue of XGBoost 3.2 does not "
-                "hold is refused: check that the parameters of the job are on the supported list of the README"
+                "hold is refused: check that the parameters of the job are on the supported list of jobs/README.md"
             )
         self._advance(expected, size)
         n_values = size // _ITEM_SIZE.get(expected.kind, 8)

@@ -1,7 +1,7 @@
 """The privacy that noisy histograms claim, attacked at their handler: 20 trees of depth 1.
 
 XGBoost's messages are played; margins stand still at the score where a row's gradient pair has its largest length. The
-adversary sees every reply and knows all rows but the canary. Reference: ALGORITHMS of the project, 7.
+adversary sees every reply and knows all rows but the canary. Reference: dp_components/README.md, section 11.
 """
 
 from __future__ import annotations

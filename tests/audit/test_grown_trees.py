@@ -1,6 +1,7 @@
 """The privacy that greedy trees grown by the sites claim, attacked: histogram trees, the default grower's.
 
-The adversary knows all rows but the canary, every noisy sum and the model. Reference: ALGORITHMS of the project, 7.
+The adversary knows all rows but the canary, every noisy sum and the model. Reference:
+dp_components/README.md, section 11.
 """
 
 from __future__ import annotations

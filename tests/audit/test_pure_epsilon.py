@@ -4,7 +4,7 @@ Their epsilon is pure, so an adversary may watch for one well-chosen outcome: it
 than e^epsilon between the two worlds. Each audit places its data where the sensitivity is really reached. Noise is
 seeded; over random seeds correct code would be accused once in a thousand audits.
 
-Reference: ALGORITHMS of the project, 2 (D1, D2, D4) and 3.1.
+Reference: dp_components/README.md, sections 8 and 9.
 """
 
 from __future__ import annotations

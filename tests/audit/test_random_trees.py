@@ -5,7 +5,7 @@ An adversary who knows everything but the canary tells two worlds apart by the l
 fault that a user would meet at epsilon 0.1 is the same code. Noise is seeded, so that no result changes from run to
 run; over random seeds, correct code would be accused once in a thousand audits.
 
-Reference: ALGORITHMS of the project, 7.
+Reference: dp_components/README.md, section 11.
 """
 
 from __future__ import annotations

@@ -362,7 +362,7 @@ def test_a_server_cannot_hide_differing_models_by_echoing_each_sites_own_proof(f
 
 
 def test_what_a_server_can_do_that_lies_to_all_sites_alike(federation):
-    """The README calls the server honest but curious: the same wrong sum at all sites is a wrong model, unnoticed."""
+    """SECURITY.md calls the server honest but curious: the same wrong sum at all sites is a wrong model, unnoticed."""
     replies = {site: at(Kind.HISTOGRAM, on_frame(shifted)) for site in federation.sites}
     succeed(federation.run(small_job(), "honest"))
     succeed(federation.run(small_job(), "lied-to", tamper_reply=replies))

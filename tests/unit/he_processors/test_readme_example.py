@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 
-def test_the_example_of_the_readme_runs_and_is_exact() -> None:
-    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+def test_the_example_of_the_folders_readme_runs_and_is_exact() -> None:
+    text = (Path(__file__).parents[3] / "he_processors" / "README.md").read_text(encoding="utf-8")
     section = text[text.index("## Homomorphic arithmetic as a library") :]
     (code,) = re.findall(r"```python\n(.*?)```", section[: section.index("\n## ", 3)], re.DOTALL)
     names: dict[str, object] = {}

@@ -60,7 +60,7 @@ def test_markdown_holds_every_cell(profiles):
     assert len({line.count("|") for line in table.splitlines()}) == 1
 
 
-@pytest.mark.parametrize("profiles", [HORIZONTAL, VERTICAL, PRIVATE])
-def test_readme_holds_the_same_tables(profiles):
+@pytest.mark.parametrize("profiles", [HORIZONTAL, VERTICAL, PRIVATE, ALIGNMENT + INFERENCE])
+def test_security_md_holds_the_same_tables(profiles):
     # Print one with: python -c "from nvflare_plugins.evidence.threat_model import *; print(markdown_table(HORIZONTAL))"
-    assert markdown_table(profiles) in (Path(__file__).parents[4] / "README.md").read_text(encoding="utf-8")
+    assert markdown_table(profiles) in (Path(__file__).parents[4] / "SECURITY.md").read_text(encoding="utf-8")

@@ -1,0 +1,189 @@
+"""What the documents say: links, file names, commands, policy keys and tables are compared with the repository."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+
+from nvflare_plugins.cli.main import make_parser
+from nvflare_plugins.data_sets.declaration import DataSet, PrivacyBudget, VerticalRules
+from nvflare_plugins.recipes.job_recipe import JobRecipe
+from nvflare_plugins.site.policy.policy import SitePolicy, template
+from nvflare_plugins.site.policy.values import Consents
+from nvflare_plugins.vertical.protocol import messages
+from nvflare_plugins.vertical.protocol.fragmentation import Flag
+from nvflare_plugins.wire.catalogue import Dtype, Kind, Op, Phase
+from nvflare_plugins.wire.envelope import Codec, FrameType, Operation
+from nvflare_plugins.wire.vertical_catalogue import VerticalKind
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("nvflare_plugins", "he_processors", "dp_components", "jobs", "poc_workspace", "tests")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
+HISTORY = ROOT / "CHANGELOG.md"  # names what earlier versions had
+POLICY = ROOT / "jobs" / "README.md"
+PROTOCOL = ROOT / "nvflare_plugins" / "wire" / "PROTOCOL.md"
+LONGEST_README = 150
+
+_FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_SOURCE_NAME = re.compile(r"[\w./*-]+\.(?:py|md|toml|yml|c|h|cuh|svg)")
+
+
+def named(path: Path) -> str:
+    """Return a document's name for the list of tests."""
+    return str(path.relative_to(ROOT))
+
+
+def prose(path: Path) -> str:
+    """Return a document without its blocks of code."""
+    return _FENCE.sub("", path.read_text(encoding="utf-8"))
+
+
+def anchors(path: Path) -> set[str]:
+    """Return what links may lead to in a document, as code hosts make it from headings."""
+    headings = re.findall(r"(?m)^#+ (.*)$", prose(path))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands(path: Path) -> Iterator[list[str]]:
+    """Yield the command lines of a document: indented blocks, and those between backticks."""
+    text = path.read_text(encoding="utf-8")
+    lines = re.findall(r"(?m)^    ((?:veilboost|make|python) .*)$", text)
+    lines += [line.replace("\n", " ") for line in re.findall(r"`((?:veilboost|make|python) [^`]+)`", prose(path))]
+    for line in lines:
+        yield shlex.split(line.partition("  #")[0])
+
+
+def rows(path: Path, heading: str | None = None) -> Iterator[list[str]]:
+    """Yield the cells of all rows of tables, below one heading or in a whole document."""
+    text = path.read_text(encoding="utf-8")
+    if heading is not None:
+        text = re.split(r"(?m)^#+ ", text.partition(f" {heading}\n")[2])[0]
+    for line in re.findall(r"(?m)^\| (.*) \|$", text):
+        yield [cell.strip().strip("`") for cell in line.split(" | ")]
+
+
+def test_the_readme_is_a_front_door() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= LONGEST_README
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=named)
+def test_relative_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        other = (path.parent / name).resolve() if name else path
+        assert other.exists(), f"{named(path)} links to {target}, which is not there"
+        assert not anchor or anchor in anchors(other), f"{named(path)} links to {target}: no such heading"
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if path != HISTORY], ids=named)
+def test_names_of_files_and_modules_exist(path: Path) -> None:
+    for name in re.findall(r"`([^`\s]+)`", prose(path)):
+        if _SOURCE_NAME.fullmatch(name) or name.split("/")[0] in FOLDERS and "/" in name:
+            assert any(any(start.glob(name)) for start in (ROOT, path.parent)), f"{named(path)} names {name}: no file"
+        elif re.fullmatch(r"(?:nvflare_plugins|he_processors|dp_components|tests)(?:\.[a-z_]+)+", name):
+            assert importlib.util.find_spec(name) is not None, f"{named(path)} names {name}, which is no module"
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if path != HISTORY], ids=named)
+def test_commands_exist_with_their_options(path: Path) -> None:
+    targets = re.findall(r"(?m)^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    variables = re.findall(r"(?m)^(\w+) \?=", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    choices = next(a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
+    for words in commands(path):
+        given = [word.partition("=")[0] for word in words if word.startswith("--")]
+        if words[0] == "make":
+            assert words[1] in targets, words
+            assert {word.partition("=")[0] for word in words[2:] if "=" in word} <= set(variables), words
+        elif words[0] == "veilboost":
+            assert words[1] in choices, words
+            assert set(given) <= set(choices[words[1]]._option_string_actions), words
+        elif words[1].endswith(".py"):
+            source = (ROOT / words[1]).read_text(encoding="utf-8")
+            assert all(f'"{option}"' in source for option in given), words
+        else:
+            assert words[1] == "-m" and importlib.util.find_spec(words[2]) is not None, words
+
+
+def test_a_command_that_is_not_there_is_noticed(tmp_path: Path) -> None:
+    document = tmp_path / "x.md"
+    document.write_text("    make demo DATA=x   # comment\n\nand `veilboost plan --rows 3`.\n")
+    assert list(commands(document)) == [["make", "demo", "DATA=x"], ["veilboost", "plan", "--rows", "3"]]
+
+
+def documented_keys() -> dict[str, object]:
+    """Return the policy keys of the reference with what holds where they are left out."""
+    keys = {}
+    for cells in rows(POLICY):
+        if len(cells) == 4 and re.fullmatch(r"[a-z_]+(\.\w+)*", cells[0]) and cells[0] != "key":
+            keys[cells[0]] = (
+                json.loads(cells[1]) if cells[1][:1] in '"[{-0123456789tfn' and cells[1] != "needed" else None
+            )
+    return keys
+
+
+def declared_keys() -> dict[str, object]:
+    """Return every key of a policy with its default in JSON: dataclasses say it."""
+    keys: dict[str, object] = {name: None for name in json.loads(template())}
+    nested = {"consents": Consents, "vertical": VerticalRules}
+    nested |= {"data_sets.NAME": DataSet, "data_sets.NAME.privacy": PrivacyBudget}
+    for prefix, kind in nested.items():
+        for field in fields(kind):
+            default = field.default_factory() if field.default_factory is not MISSING else field.default
+            keys[f"{prefix}.{field.name}"] = None if default is MISSING else default
+    del keys["data_sets.NAME.name"]  # the key itself
+    return json.loads(json.dumps(keys))
+
+
+def test_every_policy_key_is_documented_with_its_default() -> None:
+    documented, declared = documented_keys(), declared_keys()
+    assert set(documented) == set(declared)
+    nested = {key: value for key, value in declared.items() if "." in key}
+    assert {key: documented[key] for key in nested} == nested
+    top = {key: value for key, value in documented.items() if "." not in key}
+    left_out = SitePolicy.from_dict({}, workspace=Path("/workspace"), site="bank")
+    assert SitePolicy.from_dict(top, workspace=Path("/workspace"), site="bank") == left_out
+    assert len(top) == len(SitePolicy.__dataclass_fields__) - 2  # site and workspace are not of the file
+
+
+def test_the_protocol_lists_every_message() -> None:
+    kinds = {(str(kind.code), kind.name, "yes" if kind.private else "no") for kind in Kind}
+    assert {tuple(cells[:3]) for cells in rows(PROTOCOL, "3. Kinds")} >= kinds
+    of_rank_0 = {(str(kind.value.number), kind.name, "yes" if kind.private else "no") for kind in VerticalKind}
+    assert {tuple(cells[:3]) for cells in rows(PROTOCOL, "Vertical training, at the active party")} >= of_rank_0
+    frames = {tuple(cells[:2]) for cells in rows(PROTOCOL, "Types, operations, codecs")}
+    assert frames >= {(code.name, str(code.value)) for codes in (FrameType, Operation, Codec) for code in codes}
+    parties = {tuple(cells[:2]) for cells in rows(PROTOCOL, "6. Conversations and vertical messages")}
+    assert parties >= {(str(code), type_.__name__) for code, type_ in messages._TYPES.items()}
+
+
+def test_the_protocol_numbers_types_phases_and_flags() -> None:
+    text = PROTOCOL.read_text(encoding="utf-8")
+    assert all(f"{phase.value} `{phase.name}`" in text for phase in Phase)
+    assert all(f"{flag.value} `{flag.name}`" in text for flag in Flag)
+    types, type_codes, operations, operation_codes = rows(PROTOCOL, "1. What XGBoost says")
+    assert dict(zip(types[1:], type_codes[1:], strict=True)) == {d.name.lower(): str(d.value) for d in Dtype}
+    assert (
+        dict(zip(operations[1:], operation_codes[1:], strict=True)).items()
+        >= {op.name: str(op.value) for op in Op}.items()
+    )
+
+
+def test_recipes_of_the_documents_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run: list[JobRecipe] = []
+    monkeypatch.setattr(JobRecipe, "execute", lambda recipe, env: run.append(recipe), raising=False)
+    monkeypatch.chdir(tmp_path)
+    for path in (ROOT / "README.md", POLICY):
+        for code in re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):
+            exec(code, {})  # noqa: S102  # the document's own code
+    assert len(run) == 2
+    assert len(list(tmp_path.glob("jobs/*/meta.json"))) == 3
