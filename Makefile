@@ -11,7 +11,7 @@ CASES ?=
 # Tests side by side; a process without any left takes some of the others, so that no core waits for the longest file.
 PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-all bench-horizontal bench-he bench-vertical bench-cuda bench-dp clean
+.PHONY: demo test test-all matrix bench-horizontal bench-he bench-vertical bench-cuda bench-dp clean
 
 demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)")
@@ -21,6 +21,10 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "not gpu" $(CASES)
+
+# Under every Python, XGBoost and FLARE that this machine can install: about ten minutes each.
+matrix:
+	.ci/matrix
 
 bench-horizontal: $(STAMP)
 	$(BIN)/python -m tests.bench.bench_horizontal

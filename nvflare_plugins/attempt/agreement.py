@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from typing import Any, Protocol
 
-import xgboost as xgb
-
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.checks import is_whole
 from nvflare_plugins.data_sets.schema import Schema, compare
@@ -23,7 +21,6 @@ from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, pack_list, unpack_list
 
-SUPPORTED_XGBOOST = "3.2."
 _PURPOSE = "agreement"
 _MAX_DOCUMENT = 1 << 24
 
@@ -40,23 +37,6 @@ def versions() -> dict[str, str]:
     """Return the versions that every site reports; those of XGBoost and VeilBoost must be equal."""
     names = ("xgboost", "veilboost", "nvflare", "numpy", "tenseal")
     return {**{name: version(name) for name in names}, "python": platform.python_version()}
-
-
-def check_xgboost() -> None:
-    """Refuse an XGBoost whose messages the catalogue does not describe.
-
-    Raises:
-        ConfigurationError: another release than 3.2, or a build without federated learning.
-    """
-    if not xgb.__version__.startswith(SUPPORTED_XGBOOST):
-        raise ConfigurationError(
-            f"this site runs xgboost {xgb.__version__}; the catalogue describes {SUPPORTED_XGBOOST}x: "
-            f"pip install 'xgboost=={SUPPORTED_XGBOOST}*'"
-        )
-    if not xgb.build_info().get("USE_FEDERATED"):
-        raise ConfigurationError(
-            "this site's xgboost was built without federated learning (the package xgboost-cpu is): pip install xgboost"
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from dp_components.events import Release
 from dp_components.trust import TrustModel
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
 from he_processors.masks import MessageLabel, PairwiseMasks
-from nvflare_plugins.attempt.agreement import check_xgboost, versions
+from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.job_context import JobResult, Progress, Silent, SiteContext
 from nvflare_plugins.attempt.payment import JobLedger
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
@@ -44,6 +44,7 @@ from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.xgb.model_json import check_names_survive, with_lists
+from nvflare_plugins.xgb.versions import installed_release
 
 TITLE = "DPBoost"
 _PAID = np.zeros(1, dtype=np.int64)  # the noise is the server's: a site's ledger is charged and keeps no reply
@@ -58,7 +59,7 @@ def run_dpboost_site(
     Raises:
         VeilBoostError: what ended the attempt at this site. A refusal comes before anything is released.
     """
-    check_xgboost()
+    installed_release()
     with reading_rows(context.policy, job.profile, (job.data_set,)):
         return _run_dpboost_site(job, context, transport, timeout_s, progress)
 

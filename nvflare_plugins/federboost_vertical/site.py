@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.attempt.agreement import check_xgboost, versions
+from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.job_context import JobResult, Progress, Silent, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.data_sets.declaration import DataSet
@@ -47,6 +47,7 @@ from nvflare_plugins.vertical.model.model_files import (
 from nvflare_plugins.vertical.model.private_table import PrivateTable
 from nvflare_plugins.wire.catalogue import Phase, TrainingStep
 from nvflare_plugins.wire.channel import Transport
+from nvflare_plugins.xgb.versions import installed_release
 
 TITLE = "Vertical XGBoost on randomised buckets (FederBoost)"
 _MAX_FEATURES = 1 << 16
@@ -74,7 +75,7 @@ def run_site(
     Raises:
         VeilBoostError: what ended the attempt at this site.
     """
-    check_xgboost()
+    installed_release()
     with reading_rows(context.policy, job.profile, (job.data_set,)):
         return _run_site(job, context, transport, timeout_s, progress)
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.attempt.agreement import check_xgboost
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.data_sets.declaration import DataSet
@@ -29,6 +28,7 @@ from nvflare_plugins.xgb.continuation import check_initial_model
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE, CutMode, spaced_cuts
 from nvflare_plugins.xgb.model_json import check_lists, without_lists
 from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters
+from nvflare_plugins.xgb.versions import installed_release
 
 _log = logging.getLogger(__name__)
 # Fields of a job that do not change what a run releases about the rows, or only how much of it.
@@ -80,7 +80,7 @@ def prepare(job: HorizontalJob, context: SiteContext) -> Prepared:
         PolicyRefusal: the site's policy forbids the job.
         ConfigurationError: job, parameters, data or the installed XGBoost are not usable; the message says which.
     """
-    check_xgboost()
+    installed_release()
     policy = context.policy
     exact = job.cuts == CutMode.EXACT.value
     terms = JobTerms(job.profile, job.data_set, exact, job.min_rows_per_cut, tracking=job.tracking)

@@ -30,6 +30,7 @@ from nvflare_plugins.wire.sums import Family, ProtectedSums
 from nvflare_plugins.xgb.communicator import Federated
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.rounds import MAX_LEVEL_BATCH, RoundRecord, parse_metrics
+from nvflare_plugins.xgb.versions import installed_release
 
 
 class LocalLog(Protocol):
@@ -80,6 +81,7 @@ def training_shape(
         base_score=source,
         eval_metrics=params.metrics,
         n_eval_sets=n_eval_sets,
+        column_seed=installed_release().sends_column_seed,
     )
 
 

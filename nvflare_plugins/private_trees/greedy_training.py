@@ -47,6 +47,7 @@ from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.communicator import Federated
 from nvflare_plugins.xgb.cuts import Cuts, reference_table
+from nvflare_plugins.xgb.versions import installed_release
 
 
 class NoisyHistogramHandler:
@@ -235,4 +236,5 @@ def _shape(plan: PrivateTreesPlan, n_sites: int, bins: NDArray[np.int64]) -> Tra
         base_score=BaseScoreSource.GIVEN,
         eval_metrics=(),
         n_eval_sets=0,
+        column_seed=installed_release().sends_column_seed,
     )

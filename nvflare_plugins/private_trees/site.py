@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import PolicyRefusal
 from he_processors.masks import PairwiseMasks
-from nvflare_plugins.attempt.agreement import Terms, agree, check_xgboost, versions
+from nvflare_plugins.attempt.agreement import Terms, agree, versions
 from nvflare_plugins.attempt.job_context import JobResult, Progress, Silent, SiteContext
 from nvflare_plugins.attempt.session import Session
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
@@ -43,6 +43,7 @@ from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.model_json import check_names_survive, with_lists
+from nvflare_plugins.xgb.versions import installed_release
 
 TITLE = "Differentially private federated trees"
 _log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ def run_private_trees_site(
     Raises:
         VeilBoostError: what ended the attempt at this site. A refusal comes before anything is released.
     """
-    check_xgboost()
+    installed_release()
     with reading_rows(context.policy, job.profile, (job.data_set,)):
         return _run_site(job, context, transport, timeout_s, progress)
 

@@ -17,7 +17,7 @@ from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolErro
 from nvflare_plugins.alignment.align import align, confirm
 from nvflare_plugins.alignment.blinding import psi_library
 from nvflare_plugins.alignment.result import load_alignment, save_alignments
-from nvflare_plugins.attempt.agreement import check_xgboost, versions
+from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
@@ -47,6 +47,7 @@ from nvflare_plugins.vertical.protocol.terms import RowsProof, VerticalTerms, ag
 from nvflare_plugins.vertical.vertical_context import TrainedPart, VerticalContext
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters
+from nvflare_plugins.xgb.versions import installed_release
 
 MASKED_MODEL = "masked_model.json"
 
@@ -274,7 +275,7 @@ def _prepare(job: VerticalJob, context: SiteContext) -> _Prepared:
         PolicyRefusal: the site's policy forbids the job.
         ConfigurationError: job, parameters, data or the installed XGBoost are not usable; the message says which.
     """
-    check_xgboost()
+    installed_release()
     policy, is_active = context.policy, context.site == job.active
     if job.active not in context.sites:
         raise ConfigurationError(f"the active party {job.active!r} is not among the job's sites")

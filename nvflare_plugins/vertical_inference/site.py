@@ -21,7 +21,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.alignment.align import align, confirm
 from nvflare_plugins.alignment.blinding import psi_library
 from nvflare_plugins.alignment.result import load_alignment
-from nvflare_plugins.attempt.agreement import check_xgboost, versions
+from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.evidence.contents import Content, Protection
@@ -51,6 +51,7 @@ from nvflare_plugins.vertical_inference.inference import PathOwner, predict, rou
 from nvflare_plugins.vertical_inference.job import Action, InferenceJob
 from nvflare_plugins.vertical_inference.rows import Rows, load_rows
 from nvflare_plugins.wire.channel import Transport
+from nvflare_plugins.xgb.versions import installed_release
 
 _PURPOSE = "prediction"
 _SHOWN_FEATURES = 20
@@ -168,7 +169,7 @@ def _prepare(job: InferenceJob, context: SiteContext) -> tuple[StoredPart[Part],
         PolicyRefusal: the site's policy forbids the job.
         ConfigurationError: the site has no part of the model, or its data are not usable.
     """
-    check_xgboost()
+    installed_release()
     stored: StoredPart[Part] = find_part(context.runs, context.policy.inputs, job.model, context.site, Part)
     _check_parties(stored.identity, context)
     action = Action(job.action)

@@ -1,8 +1,9 @@
-"""The catalogue: every message of XGBoost 3.2 in horizontal training, by phase, call, dtype, reduce op and exact size.
+"""The catalogue: every message of XGBoost 3.2 and 3.3 in horizontal training, by phase, call, dtype, reduce op and exact size.
 
 This is the only code that looks into XGBoost's buffers. ``HorizontalGrammar.classify`` takes the messages in the order
 in which XGBoost sends them and names each one; what does not fit aborts the job, because a message that nobody knows
-could carry anything. The order was read from XGBoost 3.2's source and recorded from real runs (tests/golden).
+could carry anything. The order was read from XGBoost's source and recorded from real runs (tests/golden); releases differ by
+``TrainingShape.column_seed`` alone.
 
 Several kinds need no network: what they ask for is public and was agreed before training, or follows from what the
 site already holds. They are answered by the mediator (``Answer.LOCAL``).
@@ -172,6 +173,7 @@ class TrainingShape:
     base_score: BaseScoreSource
     eval_metrics: tuple[str, ...]
     n_eval_sets: int
+    column_seed: bool  # rank 0 broadcasts a seed for the columns, as XGBoost 3.2 does
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +295,7 @@ class HorizontalGrammar:
         if expected is None:
             raise ProtocolError(
                 f"unknown message in phase {self._moment}: {call} (dtype {dtype}, op {op}) of {size} bytes; due is: "
-                f"{self._names()}. What the catalogue of XGBoost 3.2 does not hold is refused: check that the "
+                f"{self._names()}. What the catalogue of XGBoost does not hold is refused: check that the "
                 "parameters of the job are on the supported list of jobs/README.md"
             )
         self._advance(expected, size)
@@ -361,7 +363,7 @@ class HorizontalGrammar:
     def _first_estimate(self) -> list[_Expected]:
         shape, source = self._shape, self._shape.base_score
         if source is BaseScoreSource.CONTINUED:
-            return [_broadcast(Kind.SAMPLER_SEED, 4)]
+            return self._column_seed()
         due = [_local(Kind.FEATURE_COUNT, Dtype.UINT32, Op.MAX, 4)]
         if source is BaseScoreSource.MEAN and not shape.weighted:
             due.append(_sum(Kind.ROW_COUNT, Dtype.INT64, 8))
@@ -373,8 +375,10 @@ class HorizontalGrammar:
             due.append(_sum(Kind.LABEL_MEAN, Dtype.FLOAT32, 4 * shape.n_outputs))
         if source is not BaseScoreSource.GIVEN:
             due.append(_broadcast(Kind.MODEL_PARAMETERS, MAX_MODEL_PARAMETERS))
-        due.append(_broadcast(Kind.SAMPLER_SEED, 4))
-        return due
+        return due + self._column_seed()
+
+    def _column_seed(self) -> list[_Expected]:
+        return [_broadcast(Kind.SAMPLER_SEED, 4)] if self._shape.column_seed else []
 
     def _root(self) -> list[_Expected]:
         shape = self._shape

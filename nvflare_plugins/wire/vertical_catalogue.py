@@ -76,6 +76,7 @@ class VerticalShape:
         estimates_base_score: neither base_score nor a model to continue from is given.
         predicts_training: XGBoost's prediction cache does not hold the training rows, as with several trees at once.
         eval_sets: positions in ``matrix_rows`` of the sets to evaluate, in order.
+        column_seed: rank 0 broadcasts a seed for the columns, as XGBoost 3.2 does.
         most_nodes: most nodes of all trees that one prediction walks through.
     """
 
@@ -89,6 +90,7 @@ class VerticalShape:
     predicts_training: bool
     eval_sets: tuple[int, ...]
     n_metrics: int
+    column_seed: bool
     most_nodes: int = 1 << 30
 
 
@@ -211,7 +213,7 @@ class VerticalGrammar:
         if expected is None:
             raise ProtocolError(
                 f"unknown message in phase {self._moment}: {call} (dtype {dtype}, op {op}) of {size} bytes; due is: "
-                f"{', '.join(map(str, allowed)) or 'the end of the phase'}. What the catalogue of XGBoost 3.2 does not "
+                f"{', '.join(map(str, allowed)) or 'the end of the phase'}. What the catalogue of XGBoost does not "
                 "hold is refused: check that the parameters of the job are on the supported list of jobs/README.md"
             )
         self._advance(expected, size)
@@ -298,7 +300,8 @@ class VerticalGrammar:
         gradients = _broadcast(_K.GRADIENTS, _exactly(8 * shape.matrix_rows[0] * shape.n_outputs))
         due += [_NO_ERROR, _COUNT, gradients]
         if first:
-            due.append(_broadcast(_K.SAMPLER_SEED, _exactly(4)))
+            if shape.column_seed:
+                due.append(_broadcast(_K.SAMPLER_SEED, _exactly(4)))
             due.append(_reduce(_K.SKETCH_COLUMNS, Dtype.UINT32, _MAX, _exactly(4)))
         return [*due, _ENTRY_HEAD]
 

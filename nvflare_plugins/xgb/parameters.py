@@ -321,7 +321,7 @@ def _check_combinations(params: dict[str, object], constraints: Mapping[str, obj
         if objective not in OBJECTIVE_PARAMETERS["num_class"]:
             raise ConfigurationError("multi_strategy=multi_output_tree needs a multi: objective.")
         if params["booster"] == "dart" or constraints:
-            raise ConfigurationError("XGBoost 3.2 has neither dart nor constraints with multi_output_tree.")
+            raise ConfigurationError("XGBoost has neither dart nor constraints with multi_output_tree.")
 
 
 def _check_constraints(constraints: Mapping[str, object], feature_names: Sequence[str]) -> dict[str, object]:
@@ -378,6 +378,8 @@ def effective_parameters(params: Mapping[str, object], n_features: int) -> dict[
             raise ConfigurationError(f"XGBoost does not use the parameters {unused['names'].strip()}; leave them out.")
     effective = _leaves(config)
     for name, value in params.items():
+        if name == "booster":
+            continue  # XGBoost 3.3 takes dart as gbtree with dropout; which of the two decides is in its parameters
         if name in effective and not _same_value(value, effective[name]):
             raise ConfigurationError(f"XGBoost changes {name}={shown(value)} to {effective[name]!r}; give that value.")
     return effective

@@ -105,7 +105,8 @@ def test_owners_remember_which_of_their_splits_lie_below_which(name):
             is_left = child != 0 and tree["left_children"][above] == child
             assert split.above == ((above, is_left) if child != 0 else NOTHING_ABOVE)
             n_below += child != 0
-    assert n_below or CASES[name][0]["max_depth"] in (1, 3)
+    # Not every case has a party with two splits on one path; XGBoost 3.3 cuts some columns elsewhere.
+    assert n_below or CASES[name][0]["max_depth"] in (1, 3) or (name == "lossguide" and xgb.__version__ >= "3.3")
 
 
 def test_classes_are_those_of_xgboosts_classifier():

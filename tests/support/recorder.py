@@ -16,8 +16,9 @@ import numpy as np
 import xgboost as xgb
 
 from nvflare_plugins.wire.federated_proto import CALLS, SERVICE, reply_class, request_class
+from nvflare_plugins.xgb.versions import RELEASES, known_release
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "horizontal_traces.json"
+GOLDEN = Path(__file__).parent.parent / "golden"
 WORLD = 3
 N_ROWS, N_FEATURES, MAX_BIN, ROUNDS = 300, 5, 16, 2
 _DTYPES = {1: "<f4", 2: "<f8", 6: "<i4", 7: "<i8", 8: "<u1", 10: "<u4", 11: "<u8"}
@@ -28,6 +29,29 @@ _REDUCE = {
     3: np.bitwise_and.reduce,
     4: np.bitwise_or.reduce,
 }
+
+
+def traces(kind: str) -> dict[str, dict]:
+    """Return the traces of all releases by name; the names of later ones end with the release."""
+    found = json.loads((GOLDEN / f"{kind}_traces.json").read_text())
+    for release in RELEASES[1:]:
+        later = json.loads((GOLDEN / f"{kind}_traces_{release.version}.json").read_text())
+        found |= {f"{name} {release.version}": trace for name, trace in later.items()}
+    return found
+
+
+def write_traces(kind: str, traced: dict[str, dict]) -> None:
+    """Write the traces of the release that is installed."""
+    release = known_release(xgb.__version__)
+    suffix = "" if release is RELEASES[0] else f"_{release.version}"
+    (GOLDEN / f"{kind}_traces{suffix}.json").write_text(json.dumps(traced, indent=None) + "\n")
+
+
+def installed_name(name: str) -> str:
+    """Return the name under which ``traces`` has a case of the release that is installed."""
+    release = known_release(xgb.__version__)
+    return name if release is RELEASES[0] else f"{name} {release.version}"
+
 
 CASES: dict[str, dict] = {
     "logistic": {"objective": "binary:logistic", "eval_metric": ["auc", "logloss"]},
@@ -164,4 +188,4 @@ def record(case: dict) -> dict:
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps({name: record(case) for name, case in CASES.items()}, indent=None) + "\n")
+    write_traces("horizontal", {name: record(case) for name, case in CASES.items()})

@@ -6,17 +6,14 @@ Three real XGBoost ranks meet at a plain tracker; the calls of rank 0, which has
 
 from __future__ import annotations
 
-import json
 import threading
-from pathlib import Path
 
 import numpy as np
 import xgboost as xgb
 from xgboost.core import DataSplitMode
 
-from tests.support.recorder import WORLD, _Tracker, data
+from tests.support.recorder import WORLD, _Tracker, data, write_traces
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "vertical_traces.json"
 ROUNDS, N_VALID = 2, 61
 COLUMNS = ([0, 1], [2], [3, 4])
 
@@ -91,4 +88,4 @@ def record(case: dict) -> dict:
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps({name: record(case) for name, case in CASES.items()}, indent=None) + "\n")
+    write_traces("vertical", {name: record(case) for name, case in CASES.items()})

@@ -42,6 +42,7 @@ class EngineSettings:
         own_rounds: first rounds that use the active party's columns alone (Completely SecureBoost).
         guarded: passive parties may keep the sums of nodes; without them their features do not compete there.
         n_metrics: metrics of each evaluation set.
+        column_seed: XGBoost seeds one generator for all columns of the training, and says with what.
         eval_sets: numbers of the data sets to evaluate, in order; 0 is the training set.
         caches_training: XGBoost keeps its predictions of the training rows up to date while it trains.
     """
@@ -52,6 +53,7 @@ class EngineSettings:
     parallel_trees: int
     eval_sets: tuple[int, ...]
     n_metrics: int
+    column_seed: bool
     caches_training: bool
     own_rounds: int = 0
     guarded: bool = False
@@ -93,7 +95,7 @@ class ActiveEngine:
         monotone = settings.params.monotone
         self._monotone = np.array(monotone or [0] * self._n_columns, dtype=np.int8)
         self._walker = PathWalker(self._parties, self._n_own, settings.deadline_s)
-        self._twister = XGBoostRandom(settings.seed)
+        self._random = XGBoostRandom(settings.seed)
         self._sampler: ColumnSampler | None = None
         self._phase, self._round = Phase.SETUP, 0
         self._gradients = np.empty((0, 0, 2), dtype=np.float32)
@@ -204,15 +206,22 @@ class ActiveEngine:
         shape = (self._n_rows, self._settings.n_outputs, 2)
         self._gradients = np.frombuffer(buffer, dtype="<f4").reshape(shape)
         self._trees_begun = 0
+        if self._sampler is None and not self._settings.column_seed:
+            self._sampler = ColumnSampler(self._settings.params, self._n_columns, self._fresh_generator)
         if self._sampler is not None:
             self._begin_tree()
         return b""
 
+    def _fresh_generator(self) -> XGBoostRandom:
+        return XGBoostRandom(self._random.draw())
+
     def _take_seed(self, buffer: bytes) -> bytes:
         seed = int.from_bytes(buffer, "little")
-        if seed != self._twister.draw():
+        if seed != self._random.draw():
             raise ProtocolError(DISAGREE.format("the sequence of random numbers"))
-        self._sampler = ColumnSampler(self._settings.params, self._n_columns, seed)
+        generator = XGBoostRandom(seed)
+        self._sampler = ColumnSampler(self._settings.params, self._n_columns, lambda: generator)
+        self._sampler.begin_tree()  # XGBoost 3.2 samples once more when it sets itself up
         self._begin_tree()
         return b""
 
@@ -220,7 +229,7 @@ class ActiveEngine:
         settings, params = self._settings, self._settings.params
         g, h = self._gradients[:, self._trees_begun // settings.parallel_trees].T
         if params.subsample < 1:
-            keep = sampled_rows(self._n_rows, params.subsample, self._twister.draw())
+            keep = sampled_rows(self._n_rows, params.subsample, self._random.draw())
             g, h = np.where(keep, g, np.float32(0)), np.where(keep, h, np.float32(0))
         self._sampler.begin_tree()
         self._trees_begun += 1

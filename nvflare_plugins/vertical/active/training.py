@@ -28,6 +28,7 @@ from nvflare_plugins.xgb.communicator import Federated
 from nvflare_plugins.xgb.objectives import Task
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.rounds import parse_metrics
+from nvflare_plugins.xgb.versions import installed_release
 
 _MAXIMISED = ("auc", "aucpr")
 
@@ -175,6 +176,7 @@ def _engine_settings(
         parallel_trees=parallel,
         eval_sets=tuple(range(0 if settings.evaluate_training else 1, len(sets))) if params.metrics else (),
         n_metrics=len(params.metrics),
+        column_seed=installed_release().sends_column_seed,
         caches_training=parallel == 1,
         own_rounds=settings.own_rounds,
         guarded=settings.guarded,
@@ -202,6 +204,7 @@ def _shape(
         predicts_training=int(params.effective.get("num_parallel_tree", 1)) > 1,
         eval_sets=engine.eval_sets,
         n_metrics=len(params.metrics),
+        column_seed=installed_release().sends_column_seed,
         most_nodes=sum(tree.n_nodes for tree in earlier or ()) + new_nodes,
     )
 

@@ -1,19 +1,21 @@
 """XGBoost's random numbers: which rows and columns it samples.
 
 XGBoost draws them from its own generators, so the engine draws the same ones: a Mersenne twister seeded with ``seed``
-for each training, another one for columns, and a linear congruential sequence for the rows of a tree. The shuffle is
+for each training, another one for columns (3.2: one for the training; 3.3: a fresh one for each sample), and a linear
+congruential sequence for the rows of a tree. The shuffle is
 that of the standard library that the wheel is built with (libstdc++ of GCC 10).
 
 Security: reproducible by design: who knows the seed knows which rows each tree sampled, and a tree of few rows tells a
     party that sees how nodes divide which of those rows have equal labels. The seed in the job is known to all, so rows
     are drawn from one that the active party makes (``with_own_seed``). XGBoost's generator takes 32 bits of it: a party
     that searches them all may find it, from the columns drawn or from nodes of few rows.
-Reference: XGBoost 3.2, src/common/random.h, src/tree/hist/sampler.cc.
+Reference: XGBoost 3.2 and 3.3, src/common/random.h, src/common/random.cc, src/tree/hist/sampler.cc.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,15 +101,21 @@ def sampled_rows(n_rows: int, subsample: np.float32, tree_seed: int) -> NDArray[
 class ColumnSampler:
     """Which columns a tree, a level and a node may use.
 
-    One sampler serves a whole training: its generator goes on from tree to tree.
+    One sampler serves a whole training.
     """
 
-    def __init__(self, params: TreeParameters, n_columns: int, seed: int):
+    def __init__(self, params: TreeParameters, n_columns: int, generator: Callable[[], XGBoostRandom]):
+        """Prepare for one training.
+
+        Args:
+            generator: gives what the next sample is drawn from: XGBoost 3.2 goes on with one generator from tree to
+                tree, 3.3 seeds one for each sample.
+        """
         self._params = params
         self._n_columns = n_columns
-        self._twister = XGBoostRandom(seed)
+        self._generator = generator
         self._levels: dict[int, list[int]] = {}
-        self._tree = self._begin()  # XGBoost samples once more when it sets itself up
+        self._tree = list(range(n_columns))
 
     def _begin(self) -> list[int]:
         self._levels = {}
@@ -134,7 +142,7 @@ class ColumnSampler:
         if share == 1:
             return columns
         chosen = list(columns)
-        self._twister.shuffle(chosen)
+        self._generator().shuffle(chosen)
         return sorted(chosen[: max(1, int(share * np.float32(len(columns))))])
 
     def _mask(self, columns: list[int]) -> NDArray[np.bool_]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import xgboost as xgb
 
 from nvflare_plugins.vertical.active.xgboost_random import ColumnSampler, XGBoostRandom, sampled_rows
+from nvflare_plugins.xgb.versions import installed_release
 from tests.unit.nvflare_plugins.vertical.test_split_evaluation import parameters
 
 F = np.float32
@@ -46,6 +48,15 @@ def test_rows_follow_the_linear_congruential_sequence(seed):
     assert sampled_rows(50, F(0.7), seed).tolist() == expected
 
 
+def generator_of(seed: int) -> Callable[[], XGBoostRandom]:
+    """Return what gives a training's column sampler its generator, as the installed XGBoost has it."""
+    shared = XGBoostRandom(seed)
+    if installed_release().sends_column_seed:
+        own = XGBoostRandom(shared.draw())
+        return lambda: own
+    return lambda: XGBoostRandom(shared.draw())
+
+
 def used_columns(params: dict, n_columns: int, n_trees: int) -> list[set[int]]:
     """Return the columns that each tree of a central training may split on: deep trees on noise use nearly all."""
     rng = np.random.default_rng(0)
@@ -60,7 +71,9 @@ def used_columns(params: dict, n_columns: int, n_trees: int) -> list[set[int]]:
 def test_tree_columns_are_those_of_xgboost(n_columns, share):
     used = used_columns({"colsample_bytree": share, "seed": 5}, n_columns, 4)
     params = dataclasses.replace(parameters(), colsample_bytree=F(share))
-    sampler = ColumnSampler(params, n_columns, XGBoostRandom(5).draw())
+    sampler = ColumnSampler(params, n_columns, generator_of(5))
+    if installed_release().sends_column_seed:
+        sampler.begin_tree()  # which samples once more when it sets itself up
     for columns in used:
         sampler.begin_tree()
         allowed = set(np.flatnonzero(sampler.tree_columns()))
@@ -69,7 +82,7 @@ def test_tree_columns_are_those_of_xgboost(n_columns, share):
 
 def test_level_columns_are_kept_and_node_columns_drawn_anew():
     params = dataclasses.replace(parameters(), colsample_bylevel=F(0.5), colsample_bynode=F(0.5))
-    sampler = ColumnSampler(params, 40, 3)
+    sampler = ColumnSampler(params, 40, generator_of(3))
     sampler.begin_tree()
     nodes = [sampler.node_columns(1) for _ in range(30)]
     level = np.any(nodes, axis=0)

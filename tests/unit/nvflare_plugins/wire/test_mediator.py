@@ -34,6 +34,7 @@ from nvflare_plugins.wire.catalogue import (
 )
 from nvflare_plugins.wire.federated_proto import SERVICE, reply_class, request_class
 from nvflare_plugins.wire.mediator import Mediator
+from nvflare_plugins.xgb.versions import installed_release
 
 N_FEATURES, MAX_BIN = 3, 8
 
@@ -59,7 +60,7 @@ def matrix() -> xgb.QuantileDMatrix:
 
 def shape(data: xgb.QuantileDMatrix) -> TrainingShape:
     n_bins = int(data.get_quantile_cut()[0][-1]) - N_FEATURES
-    return TrainingShape(1, N_FEATURES, n_bins, 1, 1, False, 4, False, False, BaseScoreSource.MEAN, (), 0)
+    return TrainingShape(1, N_FEATURES, n_bins, 1, 1, False, 4, False, False, BaseScoreSource.MEAN, (), 0, installed_release().sends_column_seed)
 
 
 def train_one_round(handler: Echo, before_update=lambda mediator: None) -> Mediator:
