@@ -17,12 +17,13 @@ from nvflare_plugins.cli.main import make_parser
 from nvflare_plugins.data_sets.declaration import DataSet, PrivacyBudget, VerticalRules
 from nvflare_plugins.recipes.job_recipe import JobRecipe
 from nvflare_plugins.site.policy.policy import SitePolicy, template
-from nvflare_plugins.site.policy.values import Consents
+from nvflare_plugins.site.policy.values import PROFILES, Consents
 from nvflare_plugins.vertical.protocol import messages
 from nvflare_plugins.vertical.protocol.fragmentation import Flag
 from nvflare_plugins.wire.catalogue import Dtype, Kind, Op, Phase
 from nvflare_plugins.wire.envelope import Codec, FrameType, Operation
 from nvflare_plugins.wire.vertical_catalogue import VerticalKind
+from nvflare_plugins.xgb.versions import RELEASES
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("nvflare_plugins", "he_processors", "dp_components", "jobs", "poc_workspace", "tests")
@@ -88,7 +89,7 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if path != HISTORY], ids=named)
 def test_names_of_files_and_modules_exist(path: Path) -> None:
     for name in re.findall(r"`([^`\s]+)`", prose(path)):
-        if _SOURCE_NAME.fullmatch(name) or name.split("/")[0] in FOLDERS and "/" in name:
+        if _SOURCE_NAME.fullmatch(name) or (name.split("/")[0] in FOLDERS and "/" in name):
             assert any(any(start.glob(name)) for start in (ROOT, path.parent)), f"{named(path)} names {name}: no file"
         elif re.fullmatch(r"(?:nvflare_plugins|he_processors|dp_components|tests)(?:\.[a-z_]+)+", name):
             assert importlib.util.find_spec(name) is not None, f"{named(path)} names {name}, which is no module"
@@ -133,7 +134,7 @@ def documented_keys() -> dict[str, object]:
 
 def declared_keys() -> dict[str, object]:
     """Return every key of a policy with its default in JSON: dataclasses say it."""
-    keys: dict[str, object] = {name: None for name in json.loads(template())}
+    keys: dict[str, object] = dict.fromkeys(json.loads(template()))
     nested = {"consents": Consents, "vertical": VerticalRules}
     nested |= {"data_sets.NAME": DataSet, "data_sets.NAME.privacy": PrivacyBudget}
     for prefix, kind in nested.items():
@@ -152,6 +153,8 @@ def test_every_policy_key_is_documented_with_its_default() -> None:
     top = {key: value for key, value in documented.items() if "." not in key}
     left_out = SitePolicy.from_dict({}, workspace=Path("/workspace"), site="bank")
     assert SitePolicy.from_dict(top, workspace=Path("/workspace"), site="bank") == left_out
+    allowed = next(cells[2] for cells in rows(POLICY) if cells[0] == "allowed_profiles")
+    assert re.findall(r"`(\w+)`", f"`{allowed}`") == list(PROFILES)
     assert len(top) == len(SitePolicy.__dataclass_fields__) - 2  # site and workspace are not of the file
 
 
@@ -176,6 +179,11 @@ def test_the_protocol_numbers_types_phases_and_flags() -> None:
         dict(zip(operations[1:], operation_codes[1:], strict=True)).items()
         >= {op.name: str(op.value) for op in Op}.items()
     )
+
+
+def test_documents_name_the_known_releases_of_xgboost() -> None:
+    for path in (ROOT / "README.md", ROOT / "nvflare_plugins" / "README.md", PROTOCOL):
+        assert all(release.version in path.read_text(encoding="utf-8") for release in RELEASES), named(path)
 
 
 def test_recipes_of_the_documents_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
