@@ -1,10 +1,11 @@
-"""The arrows between the packages point downwards only (nvflare_plugins/README.md)."""
+"""The arrows between the packages, and the rooms of nvflare_plugins, point downwards (nvflare_plugins/README.md)."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,21 +16,76 @@ FORBIDDEN = {
     "he_processors": {"nvflare", "xgboost", "dp_components", "nvflare_plugins", "jobs", "tests"},
     "nvflare_plugins": {"jobs", "tests"},
 }
+PLUGINS = "nvflare_plugins"
+KINDS = ("horizontal", "alignment", "vertical", "vertical_inference", "private_trees", "dpboost", "federboost_vertical")
+LEVELS = (
+    ("failures", "files", "formatting", "checks"),
+    ("wire",),
+    ("data_sets",),
+    ("site",),
+    ("evidence",),
+    ("xgb",),
+    ("report",),
+    ("attempt",),
+    KINDS,
+    ("flare",),
+    ("recipes",),
+    ("cli",),
+)
+"""Rooms of nvflare_plugins, the lowest first. A room imports from its own level's and lower rooms only."""
+BETWEEN_KINDS = {
+    "vertical": ("alignment",),
+    "vertical_inference": ("alignment", "vertical"),
+    # It makes parts of a vertical model, over aligned rows, under the vertical rules for XGBoost's parameters.
+    "federboost_vertical": ("alignment", "vertical.model", "vertical.parameters"),
+    # Both turn trees that are arrays into XGBoost's document.
+    "dpboost": ("private_trees.forest", "private_trees.methods"),
+}
+"""What one kind of job may take from another; every other kind stands by itself."""
 
 
-def imported(source: str) -> set[str]:
-    """Return the top-level packages that a module names in import statements or in calls of import_module."""
+def imported_modules(source: str) -> set[str]:
+    """Return what a module names in import statements or in calls of import_module, with the names that it takes."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if function in ("import_module", "__import__"):
                 names.add(str(node.args[0].value))
-    return {name.split(".")[0] for name in names}
+    return names
+
+
+def imported(source: str) -> set[str]:
+    """Return the top-level packages that a module imports."""
+    return {name.split(".")[0] for name in imported_modules(source)}
+
+
+def room_of(parts: Sequence[str]) -> str:
+    """Return the room that a module below nvflare_plugins is in, or is."""
+    return parts[0].removesuffix(".py")
+
+
+def arrows() -> Iterator[tuple[str, str, str]]:
+    """Yield (module's path, its room, what it imports from another room, below nvflare_plugins)."""
+    for path in sorted((ROOT / PLUGINS).rglob("*.py")):
+        parts = path.relative_to(ROOT / PLUGINS).parts
+        for name in imported_modules(path.read_text()):
+            package, _, inner = name.partition(".")
+            if package == PLUGINS and room_of(inner.split(".")) != room_of(parts):
+                yield "/".join(parts), room_of(parts), inner
+
+
+def is_allowed(room: str, inner: str) -> bool:
+    """Tell whether a room may import a module of another one."""
+    level = {name: number for number, names in enumerate(LEVELS) for name in names}
+    other = room_of(inner.split("."))
+    if room in KINDS and other in KINDS:
+        return any(inner == part or inner.startswith(f"{part}.") for part in BETWEEN_KINDS.get(room, ()))
+    return level[other] <= level[room]
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)
@@ -38,6 +94,31 @@ def test_no_module_imports_upwards(package: str) -> None:
     assert len(modules) > 5
     wrong = {str(m.relative_to(ROOT)): imported(m.read_text()) & FORBIDDEN[package] for m in modules}
     assert not {module: names for module, names in wrong.items() if names}
+
+
+def test_every_room_has_a_level() -> None:
+    rooms = {room_of(path.relative_to(ROOT / PLUGINS).parts) for path in (ROOT / PLUGINS).rglob("*.py")}
+    assert rooms - {"__init__"} == {room for rooms in LEVELS for room in rooms}
+
+
+def test_rooms_import_from_lower_ones_only() -> None:
+    found = list(arrows())
+    assert len(found) > 500
+    assert [(module, inner) for module, room, inner in found if not is_allowed(room, inner)] == []
+
+
+def test_every_exception_between_kinds_is_used() -> None:
+    used = {(room, inner) for _, room, inner in arrows()}
+    for room, parts in BETWEEN_KINDS.items():
+        for part in parts:
+            assert any(who == room and f"{inner}.".startswith(f"{part}.") for who, inner in used), (room, part)
+
+
+def test_wrong_arrows_are_noticed() -> None:
+    assert not is_allowed("wire", "site.policy.policy.SitePolicy")
+    assert not is_allowed("horizontal", "vertical.job.VerticalJob")
+    assert not is_allowed("dpboost", "private_trees.site.run_private_trees_site")
+    assert is_allowed("vertical", "alignment.result.Alignment") and is_allowed("cli", "flare.kinds.KINDS")
 
 
 def test_every_way_of_importing_is_noticed() -> None:
