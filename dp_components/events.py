@@ -164,7 +164,7 @@ class DisjointPartEvent:
     def __post_init__(self) -> None:
         if isinstance(self.part, bool) or not isinstance(self.part, int) or self.part < 0:
             raise ValueError("part must be a whole number of at least 0")
-        if type(self.event) in (DisjointPartEvent, RepeatedEvent, ComposedEvent):
+        if isinstance(self.event, DisjointPartEvent | RepeatedEvent | ComposedEvent):
             raise ValueError("a part holds one simple event: repeat or compose the parts instead")
         if not isinstance(self.partition, str) or not 0 < len(self.partition) <= 100:
             raise ValueError("a partition has a name of up to 100 characters")

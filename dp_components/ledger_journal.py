@@ -139,8 +139,8 @@ class Journal:
     def _accept(self, line: bytes) -> Record:
         """Parse one line and bind it to those before."""
         try:
-            record = json.loads(line)
-            check = record.pop(_CHECK)
+            record: Record = json.loads(line)
+            check = str(record.pop(_CHECK))
             ending = f', "{_CHECK}": "{check}"}}\n'.encode()
         except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
             raise LedgerDamaged(f"{self.path.name} has a line that is not a record.") from None

@@ -264,8 +264,9 @@ class LedgerState:
         numbers = [self.closed.spending(_counter(events)) for events in spendings]
         for job, (opened, closed, n_releases, number) in jobs.items():
             self._require_new(job)
-            texts = isinstance(opened, str) and isinstance(closed, str)
-            if not texts or type(n_releases) is not int or type(number) is not int or min(n_releases, number) < 0:
+            if not isinstance(opened, str) or not isinstance(closed, str):
+                raise TypeError("not a job that has ended")
+            if type(n_releases) is not int or type(number) is not int or min(n_releases, number) < 0:
                 raise TypeError("not a job that has ended")
             self.closed.add(job, ClosedJob(opened, closed, n_releases, numbers[number]))
 

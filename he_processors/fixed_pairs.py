@@ -99,7 +99,8 @@ class PairFormat:
         values = np.asarray(values, dtype=np.float64)
         if values.size and not (low <= values.min() and values.max() <= high):  # NaN fails the comparison
             raise CapacityExceeded("a gradient is not finite or outside the bounds of the number format")
-        return np.rint(np.ldexp(values, self.fraction_bits)).astype(np.int64)
+        result: NDArray[np.int64] = np.rint(np.ldexp(values, self.fraction_bits)).astype(np.int64)
+        return result
 
     def encode_pairs(
         self, g: NDArray[np.floating], h: NDArray[np.floating]
@@ -139,4 +140,6 @@ class PairFormat:
         """Return the least integer that no encoded value within ``bound`` exceeds."""
         # Rounding is monotone, so the encoded bound bounds every encoded value; the product is exact in integers.
         numerator, denominator = bound.as_integer_ratio()
-        return -((-numerator * 2 ** max(self.fraction_bits, 0)) // (denominator * 2 ** max(-self.fraction_bits, 0)))
+        return int(
+            -((-numerator * 2 ** max(self.fraction_bits, 0)) // (denominator * 2 ** max(-self.fraction_bits, 0)))
+        )

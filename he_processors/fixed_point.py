@@ -7,11 +7,14 @@ uses the same exponents gives the same model, bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import CapacityExceeded
+
+_Number = TypeVar("_Number", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,9 @@ class Grids:
 
         Shapes: values: float64[n], n a multiple of the number of grids.
         """
+        columns = self._columns(values)
         # NaN propagates through both and fails the comparison.
-        largest = np.maximum(*(f(self._columns(values), axis=0, initial=0.0) for f in (np.max, _negated_minimum)))
+        largest = np.maximum(columns.max(axis=0, initial=0.0), -columns.min(axis=0, initial=0.0))
         return [not x <= 2.0**grid.bound_exponent for x, grid in zip(largest, self.of, strict=True)]
 
     def encode(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -113,12 +117,8 @@ class Grids:
     def _steps(self) -> NDArray[np.float64]:
         return np.ldexp(1.0, [grid.exponent for grid in self.of])
 
-    def _columns(self, values: NDArray) -> NDArray:
+    def _columns(self, values: NDArray[_Number]) -> NDArray[_Number]:
         return values.reshape(-1, len(self.of))
-
-
-def _negated_minimum(values: NDArray[np.float64], **options: object) -> NDArray[np.float64]:
-    return -np.min(values, **options)
 
 
 def exponent_of(bound: float) -> int:

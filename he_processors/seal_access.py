@@ -98,7 +98,7 @@ def _read_object(save: Callable[[str], None]) -> bytes:
         return bytes(content)
     if compression != _ZSTANDARD:
         raise BackendUnavailable("SEAL was built with a compressor that VeilBoost does not read")
-    return pa.Codec("zstd").decompress(content, decompressed_size=_frame_content_size(content), asbytes=True)
+    return bytes(pa.Codec("zstd").decompress(content, decompressed_size=_frame_content_size(content), asbytes=True))
 
 
 def _frame_content_size(frame: memoryview) -> int:

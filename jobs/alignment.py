@@ -39,7 +39,7 @@ def write_data(folder: Path) -> SetupOptions:
 def write(folder: Path) -> Path:
     """Write the job folder below a folder, replacing what was there under its name."""
     job = recipe()
-    path = folder / job.name
+    path = folder / str(job.name)
     shutil.rmtree(path, ignore_errors=True)
     job.export(str(folder))
     return path

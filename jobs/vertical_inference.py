@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
+from typing import Any
 
 from nvflare.recipe import SimEnv
 
@@ -32,7 +33,7 @@ _CONSENTS = {"predict": (), "explain": ("explain",), "merge": ("merge_model",)}
 
 def recipe(action: str, model: str = SIMULATED) -> VerticalInferenceRecipe:
     """Return the job of one action with the model of a training job, on the test set of breast cancer."""
-    rows = {} if action == "merge" else {"data_set": DATA_SET, "alignment": "first"}
+    rows: dict[str, Any] = {} if action == "merge" else {"data_set": DATA_SET, "alignment": "first"}
     return VerticalInferenceRecipe(f"vertical_{action}", model=model, action=action, **rows)
 
 

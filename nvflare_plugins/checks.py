@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, TypeGuard
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.formatting import printable
@@ -145,7 +145,7 @@ def is_text(value: object) -> bool:
     return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and value.isprintable()
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Tell whether a value is a finite number."""
     if isinstance(value, int):
         return not isinstance(value, bool) and abs(value) <= _LARGEST

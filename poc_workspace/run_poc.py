@@ -283,7 +283,7 @@ def say(text: str) -> None:
 def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+        return int(listener.getsockname()[1])
 
 
 def run_steps(poc: Poc, steps: Sequence[Step]) -> bool:

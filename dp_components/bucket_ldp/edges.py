@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,7 +193,7 @@ def _cells(feature: FeatureBounds | PublicValues) -> NDArray[np.float32]:
     return public_grid(feature)
 
 
-def needs_counts(feature: Feature, n_buckets: int) -> bool:
+def needs_counts(feature: Feature, n_buckets: int) -> TypeGuard[FeatureBounds | PublicValues]:
     """Say whether equal-count buckets of a feature must be paid for: it has more cells than buckets."""
     if isinstance(feature, PublicEdges):
         return False

@@ -56,4 +56,4 @@ def gain_bound(gradients: Sensitivity) -> float:
 
     Units: of g squared.
     """
-    return 3 * (gradients.bound / 2**GRID_BITS) ** 2
+    return float(3 * (gradients.bound / 2**GRID_BITS) ** 2)

@@ -110,7 +110,8 @@ class DpBoostPlan:
         size = self.ensemble_size(ensemble)
         falling = 1.0 if self.sharing is RowSharing.EQUAL else 1 - self.learning_rate
         weights = falling ** np.arange(size)
-        return weights / weights.sum()
+        result: NDArray[np.float64] = weights / weights.sum()
+        return result
 
     def tree_settings(self, ensemble: int, tree: int) -> TreeSettings:
         """Return the settings of one tree, each with the whole budget of its ensemble.

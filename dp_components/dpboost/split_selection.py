@@ -50,7 +50,7 @@ class SplitTable:
     @property
     def n_bins(self) -> int:
         """Bins of all features together."""
-        return self.bins_of_feature[-1].stop
+        return int(self.bins_of_feature[-1].stop)
 
     def left_sums(self, bin_sums: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return what goes left at each candidate. Shapes: bin_sums: int64[..., n_bins]; result [..., n_candidates]."""
@@ -59,7 +59,8 @@ class SplitTable:
 
     def totals(self, bin_sums: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sums per node: every feature's bins hold every row once."""
-        return bin_sums[..., self.bins_of_feature[0]].sum(axis=-1)
+        result: NDArray[np.int64] = bin_sums[..., self.bins_of_feature[0]].sum(axis=-1)
+        return result
 
 
 def gains(
@@ -76,7 +77,8 @@ def gains(
     n_right = table.totals(counts)[:, np.newaxis] - n_left
 
     def half(sums: NDArray[np.int64], n: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.ldexp(sums.astype(np.float64), -GRID_BITS) ** 2 / (n + ridge)
+        result: NDArray[np.float64] = np.ldexp(sums.astype(np.float64), -GRID_BITS) ** 2 / (n + ridge)
+        return result
 
     return half(left, n_left) + half(right, n_right)
 

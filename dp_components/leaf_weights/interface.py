@@ -40,5 +40,4 @@ def leaf_outputs(sums: Sums, ridge: float, clip: float, scale: float) -> NDArray
     weight = -gradient / np.where(positive, hessian + np.float64(np.float32(ridge)), 1.0)
     if clip:
         weight = np.clip(weight, -np.float64(np.float32(clip)), np.float64(np.float32(clip)))
-    weight = np.where(positive, weight, 0.0).astype(np.float32)
-    return weight * np.float32(scale)
+    return np.where(positive, weight, 0.0).astype(np.float32) * np.float32(scale)

@@ -76,7 +76,8 @@ def _keep(target: SymmetricTarget, n: int, randomness: RandomSource) -> NDArray[
 
     probability = np.ldexp(np.exp(-target.energy(magnitude.astype(np.float64))) * target.envelope, j)
     is_kept = toss(probability, exact, randomness) & ~(is_negative & (magnitude == 0))
-    return np.where(is_negative, -magnitude, magnitude)[is_kept]
+    result: NDArray[np.int64] = np.where(is_negative, -magnitude, magnitude)[is_kept]
+    return result
 
 
 def _geometric(fields: NDArray[np.uint64], randomness: RandomSource) -> NDArray[np.int64]:

@@ -74,7 +74,8 @@ def _cuts_of_feature(
         return grid[:: max(1, grid.size // n_candidates)][:n_candidates]
     wanted = reached[-1] * (np.arange(n_candidates) + 0.5) / n_candidates
     chosen = np.unique(np.searchsorted(reached, wanted))
-    return grid[chosen[chosen < grid.size]]
+    result: NDArray[np.float32] = grid[chosen[chosen < grid.size]]
+    return result
 
 
 def union(first: Candidates, second: Candidates) -> Candidates:

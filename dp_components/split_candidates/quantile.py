@@ -13,4 +13,5 @@ def non_private_quantile_candidates(values: NDArray[np.float32], n_candidates: i
     Privacy: none. The candidates are values of single rows; no mechanism of this project releases them.
     Reference: Maddock et al., section 4.5.1, where they serve as the non-private reference too.
     """
-    return np.quantile(values, np.arange(n_candidates) / n_candidates)
+    result: NDArray[np.float64] = np.quantile(values, np.arange(n_candidates) / n_candidates)
+    return result

@@ -15,4 +15,4 @@ def uniform_candidates(bounds: FeatureBounds, n_candidates: int) -> NDArray[np.f
     Privacy: touches no data.
     Reference: Maddock et al., section 4.5.1.
     """
-    return bounds.low + np.arange(n_candidates) * ((bounds.high - bounds.low) / n_candidates)
+    return bounds.low + np.arange(n_candidates, dtype=np.float64) * ((bounds.high - bounds.low) / n_candidates)

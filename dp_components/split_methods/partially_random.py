@@ -70,7 +70,8 @@ class PartiallyRandomQuery:
     def _left_sums(self, rows: NDArray[np.intp], cuts: list[tuple[int, int]]) -> NDArray[np.int64]:
         features, candidates = map(list, zip(*cuts, strict=True))
         goes_left = self._bins[np.ix_(features, rows)] <= np.array(candidates)[:, None]
-        return (goes_left @ self._pairs[rows].astype(np.float64)).astype(np.int64)
+        result: NDArray[np.int64] = (goes_left @ self._pairs[rows].astype(np.float64)).astype(np.int64)
+        return result
 
     def _best_of_node(
         self, node: OpenNode, cuts: list[tuple[int, int]], left: NDArray[np.float64]

@@ -27,13 +27,14 @@ def gain(gradient: NDArray[np.float64], hessian: NDArray[np.float64], ridge: flo
     positive = hessian > 0
     curvature = np.where(positive, hessian + ridge, 1.0)
     weight = np.where(positive, np.clip(-gradient / curvature, -clip, clip), 0.0)
-    return -(2.0 * gradient * weight + curvature * weight**2)
+    result: NDArray[np.float64] = -(2.0 * gradient * weight + curvature * weight**2)
+    return result
 
 
 def split_scores(
     left: NDArray[np.float64], right: NDArray[np.float64], totals: NodeTotals, ridge: float, clip: float
 ) -> NDArray[np.float64]:
     """Return half of what each split gains. Shapes: left, right: float64[..., 2] of (G, H); result: float64[...]."""
-    parent = gain(np.float64(totals.gradient), np.float64(totals.hessian), ridge, clip)
+    parent = gain(np.array(totals.gradient), np.array(totals.hessian), ridge, clip)
     sides = gain(left[..., 0], left[..., 1], ridge, clip) + gain(right[..., 0], right[..., 1], ridge, clip)
     return 0.5 * (sides - parent)

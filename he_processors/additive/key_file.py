@@ -81,7 +81,7 @@ def read_fingerprint(path: Path) -> str:
     Raises:
         ConfigurationError: the file is no key file, or others may read or write it.
     """
-    return _PREFIX.unpack_from(_read_private(path))[2].hex()
+    return str(_PREFIX.unpack_from(_read_private(path))[2].hex())
 
 
 def _key_from_json(body: bytes) -> PrivateKey:

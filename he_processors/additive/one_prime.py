@@ -64,6 +64,7 @@ class OnePrimeLogarithm(StaysInProcess):
         return [int(self._logarithm(gmpy2.mpz(value)) * self._inverse % self._p) for value in values]
 
     def _logarithm(self, value: int) -> int:
+        quotient: int
         quotient, rest = gmpy2.f_divmod(value - 1, self._p)
         if rest:
             raise ProtocolError(REFUSED)

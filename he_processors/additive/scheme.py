@@ -69,8 +69,10 @@ class RandomiserSource(Protocol):
 class Encryptor(Protocol):
     """Encrypts signed integers in batches."""
 
-    public_key: PublicKey
-    arithmetic: ModBatch
+    @property
+    def public_key(self) -> PublicKey: ...
+    @property
+    def arithmetic(self) -> ModBatch: ...
 
     def encrypt(self, plaintexts: NDArray[np.uint8]) -> Residues:
         """Encrypt. Shapes: plaintexts: uint8[n, width], two's complement, little-endian; result: Residues[n]."""

@@ -12,11 +12,15 @@ a device whose memory is far from numpy's:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.bignum.rows import add_mod, ints_from_rows, rows_from_ints, widen
+
+_Operation = Callable[..., Residues]
 
 
 def constant(arithmetic: ModBatch, value: int) -> Residues:
@@ -26,7 +30,7 @@ def constant(arithmetic: ModBatch, value: int) -> Residues:
 
 def scale(arithmetic: ModBatch, residues: Residues, factor: Residues) -> Residues:
     """Multiply every row by one row. Shapes: residues: Residues[n]; factor: Residues[1]; result: Residues[n]."""
-    own = getattr(arithmetic, "scale", None)
+    own: _Operation | None = getattr(arithmetic, "scale", None)
     if own is not None:
         return own(residues, factor)
     return arithmetic.mul(residues, arithmetic.take(factor, np.zeros(len(residues), dtype=np.int64)))
@@ -34,7 +38,7 @@ def scale(arithmetic: ModBatch, residues: Residues, factor: Residues) -> Residue
 
 def add(arithmetic: ModBatch, a: Residues, b: Residues) -> Residues:
     """Add element by element. Shapes: a, b: Residues[n]; or b: Residues[1], added to every row."""
-    own = getattr(arithmetic, "add", None)
+    own: _Operation | None = getattr(arithmetic, "add", None)
     if own is not None:
         return own(a, b)
     total = add_mod(arithmetic.to_wire(a), arithmetic.to_wire(b), arithmetic.modulus)
@@ -43,7 +47,7 @@ def add(arithmetic: ModBatch, a: Residues, b: Residues) -> Residues:
 
 def lift(target: ModBatch, source: ModBatch, residues: Residues) -> Residues:
     """Take the canonical residues of a smaller modulus as residues of ``target``."""
-    own = getattr(target, "lift", None)
+    own: _Operation | None = getattr(target, "lift", None)
     if own is not None:
         return own(source, residues)
     return target.from_wire(widen(source.to_wire(residues), target.width))
@@ -51,7 +55,7 @@ def lift(target: ModBatch, source: ModBatch, residues: Residues) -> Residues:
 
 def from_wide(arithmetic: ModBatch, rows: NDArray[np.uint8]) -> Residues:
     """Take integers of any width in, reduced by the modulus. Shapes: rows: uint8[n, any width]."""
-    own = getattr(arithmetic, "from_wide", None)
+    own: _Operation | None = getattr(arithmetic, "from_wide", None)
     if own is not None:
         return own(rows)
     if rows.dtype != np.uint8 or rows.ndim != 2:

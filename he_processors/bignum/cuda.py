@@ -64,6 +64,8 @@ def _check_length(devices: tuple[Device, ...], bits: int) -> None:
         BackendUnavailable: naming the operation that differs.
     """
     pair = shapes_for(bits)
+    if pair is None:
+        raise ValueError(f"the kernels hold no modulus of {bits} bits")
     for number, device in enumerate(devices):
         for shape in {pair.narrow, pair.wide}:
             batch = CudaBatch(random_modulus(bits), devices=(device,), shapes=ShapePair(shape, shape))

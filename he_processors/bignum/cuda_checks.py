@@ -33,7 +33,7 @@ def first_disagreement(batch: ModBatch, source: RandomSource = OS_RANDOMNESS) ->
 
     Operands: 0, 1, the two largest residues, and random ones.
     """
-    trusted = ReferenceBatch(batch.modulus)
+    trusted: ModBatch = ReferenceBatch(batch.modulus)  # type: ignore[assignment]  # its residues are plain lists
     edges = rows_from_ints([0, 1, batch.modulus - 1, batch.modulus - 2], batch.width)
     rows = np.concatenate([edges, random_rows_below(_N_RANDOM, batch.modulus, source)])
     for name, operation in _operations(len(rows), batch.modulus, source):

@@ -55,11 +55,13 @@ class GmpBatch(ReferenceBatch):
 
     def number(self, value: int) -> int:
         """Return ``value`` as a GMP integer."""
-        return gmpy2.mpz(value)
+        number: int = gmpy2.mpz(value)
+        return number
 
     def power(self, base: int, exponent: int) -> int:
         """Return base ** exponent modulo the modulus."""
-        return gmpy2.powmod(base, exponent, self._modulus)
+        power: int = gmpy2.powmod(base, exponent, self._modulus)
+        return power
 
     def fixed_base(self, base: int, exponent_bits: int) -> GmpFixedBase:
         """Prepare powers of one base for exponents of at most ``exponent_bits`` bits."""

@@ -35,7 +35,7 @@ from he_processors.bignum.rows import byte_width
 from he_processors.errors import BackendUnavailable, ProtocolError
 
 try:
-    from he_processors._native import _bignum
+    from he_processors._native import _bignum  # type: ignore[attr-defined]  # built from C, where there is a compiler
 except ImportError:
     _bignum = None
 
@@ -81,7 +81,7 @@ class NativeResidues:
     kind: tuple[str, int]
 
     def __len__(self) -> int:
-        return self.limbs.shape[0]
+        return int(self.limbs.shape[0])
 
     def __repr__(self) -> str:
         return f"NativeResidues({len(self)} rows)"
@@ -151,7 +151,7 @@ class NativeBatch:
 
     def concat(self, parts: list[NativeResidues]) -> NativeResidues:
         """Join batches in order."""
-        return self._residues(np.concatenate([self._empty(0)] + [self._limbs(part) for part in parts]))
+        return self._residues(np.concatenate([self._empty(0), *(self._limbs(part) for part in parts)]))
 
     def mul(self, a: NativeResidues, b: NativeResidues) -> NativeResidues:
         """Multiply element by element; ``a`` and ``b`` may be the same object. Raises: ValueError on lengths."""

@@ -24,26 +24,30 @@ _log = logging.getLogger(__name__)
 
 
 def _load_reference() -> ModBatchFactory:
-    return importlib.import_module("he_processors.bignum.reference").ReferenceBatch
+    factory: ModBatchFactory = importlib.import_module("he_processors.bignum.reference").ReferenceBatch
+    return factory
 
 
 def _load_gmpy2() -> ModBatchFactory:
     try:
-        return importlib.import_module("he_processors.bignum.gmp").GmpBatch
+        factory: ModBatchFactory = importlib.import_module("he_processors.bignum.gmp").GmpBatch
+        return factory
     except ImportError as error:
         raise BackendUnavailable("gmpy2 is not installed") from error
 
 
 def _load_native(variant: str) -> ModBatchFactory:
     try:
-        return importlib.import_module("he_processors.bignum.native").load(variant)
+        factory: ModBatchFactory = importlib.import_module("he_processors.bignum.native").load(variant)
+        return factory
     except ImportError as error:
         raise BackendUnavailable("the native extension was not built") from error
 
 
 def _load_cuda() -> ModBatchFactory:
     try:
-        return importlib.import_module("he_processors.bignum.cuda").load()
+        factory: ModBatchFactory = importlib.import_module("he_processors.bignum.cuda").load()
+        return factory
     except ImportError as error:
         raise BackendUnavailable("CuPy is not installed") from error
 

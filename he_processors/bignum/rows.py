@@ -72,7 +72,7 @@ def less_than(rows: NDArray[np.uint8], bound: int) -> NDArray[np.bool_]:
         return np.ones(rows.shape[0], dtype=np.bool_)
     words = _words(rows, n_words)
     bound_words = _words(rows_from_ints([bound], n_words * _WORD_BYTES), n_words)[0]
-    is_less = words[:, -1] < bound_words[-1]
+    is_less: NDArray[np.bool_] = words[:, -1] < bound_words[-1]
     undecided = np.flatnonzero(words[:, -1] == bound_words[-1])
     for word_idx in range(n_words - 2, -1, -1):
         column = words[undecided, word_idx]

@@ -70,7 +70,8 @@ class CupyDevice:
         self.table_bytes = _TABLE_BYTES
 
     def active(self) -> AbstractContextManager[Any]:
-        return self._device
+        result: AbstractContextManager[Any] = self._device
+        return result
 
     def free_bytes(self) -> int:
         with self._device:
@@ -83,7 +84,8 @@ class CupyDevice:
 
     def download(self, array: Array) -> np.ndarray:
         with self._device:
-            return self.xp.asnumpy(array)
+            result: np.ndarray = self.xp.asnumpy(array)
+            return result
 
     def launch(self, shape: Shape, kernel: str, groups: int, arguments: tuple[Any, ...]) -> None:
         blocks = -(-groups * shape.lanes // THREADS_PER_BLOCK)

@@ -116,4 +116,5 @@ def _feature_sums_equal(values: NDArray[np.int64], layout: BinLayout, expected: 
     low = np.add.reduceat(values & 0xFFFFFFFF, starts)
     high = np.add.reduceat(values >> 32, starts)
     low_expected, high_expected = expected & 0xFFFFFFFF, expected >> 32
-    return (high + (low >> 32) == high_expected) & (low & 0xFFFFFFFF == low_expected)
+    result: NDArray[np.bool_] = (high + (low >> 32) == high_expected) & (low & 0xFFFFFFFF == low_expected)
+    return result

@@ -40,7 +40,8 @@ def psi_library() -> ModuleType:
             'the alignment of rows needs openmined-psi: pip install "veilboost[psi]" (Linux with glibc 2.35 or later; '
             f"{type(error).__name__})"
         ) from None
-    return psi
+    library: ModuleType = psi
+    return library
 
 
 class BlindingKey:
@@ -76,7 +77,10 @@ class BlindingKey:
         return _in_parts(points, lambda part: self._power(self._unblinding, part))
 
     def _power(self, key: Any, points: list[bytes]) -> Sequence[bytes]:
-        return key.ProcessRequest(self._request(reveal_intersection=True, encrypted_elements=points)).encrypted_elements
+        result: Sequence[bytes] = key.ProcessRequest(
+            self._request(reveal_intersection=True, encrypted_elements=points)
+        ).encrypted_elements
+        return result
 
 
 def _in_parts(values: Sequence[Any], work: Callable[[list[Any]], Sequence[bytes]]) -> list[bytes]:

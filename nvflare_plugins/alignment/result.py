@@ -78,7 +78,7 @@ def save_alignments(
         ],
     }
     content = io.BytesIO()
-    arrays = {f"positions_{number}": a.positions for number, a in enumerate(alignments)}
+    arrays: dict[str, Any] = {f"positions_{number}": a.positions for number, a in enumerate(alignments)}
     np.savez(content, header=np.frombuffer(json.dumps(header).encode(), dtype=np.uint8), **arrays)
     return write_durably(folder / FILE, content.getvalue(), mode=0o600)
 

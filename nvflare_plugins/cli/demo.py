@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,10 +42,10 @@ class Task:
         federated_metric: XGBoost's name of the metric that the sites evaluate together.
     """
 
-    params: dict
+    params: dict[str, Any]
     metric: str
     federated_metric: str
-    label_classes: list | None = None
+    label_classes: list[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Split:
     test: pd.DataFrame
     label: str
     task: Task
-    categories: dict[str, list]
+    categories: dict[str, list[Any]]
 
 
 def task_of(label: pd.Series) -> Task:
@@ -201,7 +202,7 @@ def columns(frame: pd.DataFrame, data: Split) -> NDArray[np.float32]:
     return values
 
 
-def layout(data: Split) -> dict:
+def layout(data: Split) -> dict[str, Any]:
     """Return names and types of the features, for XGBoost's matrices."""
     names = [name for name in data.train.columns if name != data.label]
     types = ["c" if name in data.categories else "float" for name in names]
@@ -211,8 +212,9 @@ def layout(data: Split) -> dict:
 def labels(frame: pd.DataFrame, data: Split) -> NDArray[np.float64]:
     """Return labels as numbers."""
     if data.task.label_classes is None:
-        return frame[data.label].to_numpy(np.float64)
-    return pd.Categorical(frame[data.label], categories=data.task.label_classes).codes.astype(np.float64)
+        return np.asarray(frame[data.label], dtype=np.float64)
+    codes = pd.Categorical(frame[data.label], categories=data.task.label_classes).codes
+    return np.asarray(codes, dtype=np.float64)
 
 
 def score(booster: xgb.Booster, rows: xgb.DMatrix, task: Task) -> list[float]:
@@ -231,7 +233,7 @@ def score(booster: xgb.Booster, rows: xgb.DMatrix, task: Task) -> list[float]:
     return scores
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("demo", help="run the main job on one machine beside centralized XGBoost")
     parser.add_argument("--data", type=Path, help="CSV or Parquet file; default: scikit-learn's breast cancer set")

@@ -33,13 +33,16 @@ def summarise(data: Split, job: HorizontalJob, folder: Path) -> None:
     """
     run_folder = next((folder / "simulator" / "demo" / "site-1" / "veilboost_runs").iterdir())
     record = RunRecord.read(run_folder)
-    booster = xgb.Booster(model_file=str(run_folder / record.model))
+    if record.model is None:
+        raise ProtocolError("the run of the demo has no model")
+    model = run_folder / record.model
+    booster = xgb.Booster(model_file=str(model))
     test = xgb.DMatrix(columns(data.test, data), label=labels(data.test, data), **layout(data))
     ours = score(booster, test, data.task)
     job = dataclasses.replace(job, params={**job.params, **_raised(record)})
     same_cuts = train_centrally(data, job, Cuts.from_lists(json.loads((run_folder / "cuts.json").read_text())))
     own_cuts = train_centrally(data, job, None)
-    central, stock = (score(model, test, data.task) for model in (same_cuts, own_cuts))
+    central, stock = (score(other, test, data.task) for other in (same_cuts, own_cuts))
     _print_scores(data.task.metric, record, ours, central, stock)
     _print_difference(booster, same_cuts, test)
     for note in record.notes:
@@ -57,7 +60,7 @@ def summarise(data: Split, job: HorizontalJob, folder: Path) -> None:
         raise ProtocolError(f"the evidence does not verify: see `veilboost verify {evidence}`")
     print("\nEvidence of all sites and the server agrees (UNSIGNED: the simulator has no certificates).\n")
     for what, path in (
-        ("model", run_folder / record.model),
+        ("model", model),
         ("report", report),
         ("evidence", evidence),
         ("log", folder / "simulator.log"),

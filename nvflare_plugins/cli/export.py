@@ -48,7 +48,7 @@ def check_has_sum_hessian(model: bytes, purpose: str) -> None:
 
 def _parse(model: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(model)
+        document: dict[str, Any] = json.loads(model)
         document["learner"]["gradient_booster"]
     except (ValueError, KeyError, TypeError):
         raise ConfigurationError(
@@ -61,12 +61,13 @@ def _trees(document: dict[str, Any]) -> list[dict[str, Any]]:
     booster = document["learner"]["gradient_booster"]
     booster = booster.get("gbtree", booster)  # dart wraps its trees
     try:
-        return booster["model"]["trees"]
+        trees: list[dict[str, Any]] = booster["model"]["trees"]
+        return trees
     except (KeyError, TypeError):
         raise ConfigurationError("the model holds no trees") from None
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("export", help="write a copy of a model that may leave the site")
     parser.add_argument("model", type=Path, help="model.json of a run")

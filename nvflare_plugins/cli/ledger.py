@@ -15,7 +15,7 @@ def ledger_folder(policy: SitePolicy) -> Path:
     return policy.ledgers
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("ledger", help="show what a site has spent of its privacy budgets")
     parser.add_argument(

@@ -10,7 +10,7 @@ from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("registry", help="list the runs and searches that a site remembers")
     parser.add_argument(

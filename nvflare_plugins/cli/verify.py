@@ -428,7 +428,7 @@ def to_json(result: Verification) -> dict[str, Any]:
     }
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``veilboost verify``."""
     parser = subparsers.add_parser(
         "verify",

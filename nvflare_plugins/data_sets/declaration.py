@@ -57,6 +57,9 @@ class VerticalRules:
     predictions_per_job: int = 100_000
 
 
+MISSING_TEXTS = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None")
+
+
 @dataclass(frozen=True, slots=True)
 class DataSet:
     """Where a named data set of this site lies and how it is read; the job knows only the name.
@@ -82,7 +85,7 @@ class DataSet:
     format: str
     loader: str | None = None
     separator: str = ","
-    missing: tuple[str, ...] = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None")
+    missing: tuple[str, ...] = MISSING_TEXTS
     max_rows: int = 0
     id: str | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)

@@ -94,7 +94,8 @@ def _texts(column: pa.ChunkedArray | pa.Array, data_set: str) -> list[str | None
             f"data set {data_set!r}: its id column holds {kind}; ids are text or whole numbers. (A column of whole "
             "numbers with gaps becomes one of floating point in many tools.)"
         )
-    return column.to_pylist()
+    result: list[str | None] = column.to_pylist()
+    return result
 
 
 def _canonical(text: str) -> str | None:

@@ -65,7 +65,7 @@ class Table:
 
     @property
     def n_rows(self) -> int:
-        return self.features.shape[0]
+        return int(self.features.shape[0])
 
     def kept(self, is_usable: NDArray[np.bool_], why: str) -> Table:
         """Return the rows that a job can use; how many are left out stands in this site's own log.

@@ -241,7 +241,7 @@ def _first_line(path: Path) -> bytes:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _values_of_texts(column: pa.ChunkedArray, number: Callable[[str], float]) -> NDArray[np.float64]:
@@ -250,7 +250,10 @@ def _values_of_texts(column: pa.ChunkedArray, number: Callable[[str], float]) ->
     encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode()
     texts = encoded.dictionary.to_pylist()
     values = np.array([*(np.nan if text is None else number(text) for text in texts), np.nan])
-    return values[encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False).astype(np.int64)]
+    result: NDArray[np.float64] = values[
+        encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False).astype(np.int64)
+    ]
+    return result
 
 
 def _call_loader(spec: DataSet, repair: bool) -> pa.Table:

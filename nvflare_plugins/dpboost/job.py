@@ -66,10 +66,10 @@ class DpBoostJob:
     label: str
     epsilon: float
     feature_bounds: dict[str, list[float]] = field(default_factory=dict)
-    categories: dict[str, list] = field(default_factory=dict)
+    categories: dict[str, list[Any]] = field(default_factory=dict)
     features: list[str] | None = None
     label_bounds: list[float] | None = None
-    label_classes: list | None = None
+    label_classes: list[Any] | None = None
     variant: str = "dpboost"
     n_trees: int = 50
     trees_per_ensemble: int | None = None
@@ -144,7 +144,7 @@ class DpBoostJob:
         """Return parameters and budget of one row; a person with more rows gets as much protection as asked for."""
         per_ensemble = self.trees_per_ensemble if self.trees_per_ensemble is not None else self.n_trees
         epsilon = self.epsilon / self.rows_per_person * _BELOW
-        common = {
+        common: dict[str, Any] = {
             "depth": self.depth,
             "learning_rate": self.learning_rate,
             "ridge": self.ridge,

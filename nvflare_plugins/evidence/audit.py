@@ -202,17 +202,17 @@ def _times(logs: Sequence[Log], now: datetime) -> Iterator[str]:
 
 def _certificates(sites: Sequence[Log], authority: CertificateAuthority) -> Iterator[str]:
     """The certificate that a signed log brings along is the one that its session was opened with, and its own."""
-    signed = [log for log in sites if log.session is not None and log.session["signed"]]
-    stated = [log.times["session"] for log in signed if "session" in log.times]
+    signed = [(log, log.session) for log in sites if log.session is not None and log.session["signed"]]
+    stated = [log.times["session"] for log, _ in signed if "session" in log.times]
     moments = sorted({min(stated), max(stated)}) if stated else ()
     owners: dict[str, str] = {}
-    for log in signed:
+    for log, session in signed:
         try:
-            believed = authority.certified(log.site, log.session["certificate"] or "", moments)
+            believed = authority.certified(log.site, session["certificate"] or "", moments)
         except AuthenticationError as error:
             yield f"{log.site}: the certificate cannot be believed: {error}"
             continue
-        if believed.fingerprint != log.session["certificates"].get(log.site):
+        if believed.fingerprint != session["certificates"].get(log.site):
             yield f"{log.site}: the certificate in the log is not the one that the sites verified"
         if owners.setdefault(believed.public_key, log.site) != log.site:
             yield f"{log.site} and {owners[believed.public_key]} signed with one and the same key"

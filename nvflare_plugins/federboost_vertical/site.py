@@ -12,6 +12,7 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, ProtocolError
@@ -94,7 +95,7 @@ def _run_site(
     }
     with open_attempt(job, context, transport, timeout_s, binding, protection) as attempt:
         party = ActiveParty if context.site == job.active else BucketSender
-        return party(attempt, prepared, progress or Silent()).run()
+        return party(attempt, job, prepared, progress or Silent()).run()
 
 
 def prepare(job: BucketJob, context: SiteContext) -> Prepared:
@@ -120,12 +121,21 @@ def prepare(job: BucketJob, context: SiteContext) -> Prepared:
     return Prepared(rows, _aliases(spec, description.names), description)
 
 
+Thing = TypeVar("Thing")
+
+
+def _required(value: Thing | None) -> Thing:
+    """Return what a party of this kind has: the active one a label, the others a description."""
+    if value is None:
+        raise ValueError("a party of the other kind")
+    return value
+
+
 class _Party:
     """The steps that both kinds of parties share; every exchange is one of all sites."""
 
-    def __init__(self, attempt: SiteAttempt, prepared: Prepared, progress: Progress) -> None:
-        self._attempt, self._prepared, self._progress = attempt, prepared, progress
-        self._job: BucketJob = attempt.job
+    def __init__(self, attempt: SiteAttempt, job: BucketJob, prepared: Prepared, progress: Progress) -> None:
+        self._attempt, self._job, self._prepared, self._progress = attempt, job, prepared, progress
         self._channel = attempt.channel
         self._rows = prepared.rows
         self._active = self._channel.sites.index(self._job.active)
@@ -183,7 +193,7 @@ class ActiveParty(_Party):
         n_features = [len(block.n_buckets) for block in blocks]
         self._progress.say(f"training on {len(rows.names)} own features and {sum(n_features)} that came as buckets")
         parameters = check_bucket_parameters(dict(job.params), job.n_buckets)
-        trained = train_on_buckets(rows.columns, rows.label, blocks, parameters, job.num_rounds)
+        trained = train_on_buckets(rows.columns, _required(rows.label), blocks, parameters, job.num_rounds)
         model, splits = divide_model(trained, len(rows.names), n_features)
         parts = {rank: item.to_bytes() for rank, item in zip(self._passive, splits, strict=True)}
         attempt.route_sealed("splits", parts, Content.SPLITS, Protection.CLEAR)
@@ -209,7 +219,7 @@ class BucketSender(_Party):
 
     def run(self) -> JobResult:
         """Pay, send, and turn the splits that are this party's into a private table."""
-        rows, description = self._rows, self._prepared.description
+        rows, description = self._rows, _required(self._prepared.description)
         self._check_rows()
         SentRows(self._attempt.context.policy).refuse(rows.ids, self._job.data_set)
         payment = BucketPayment(self._job, self._attempt, description.features, rows.id_bytes())

@@ -84,4 +84,4 @@ def checked_job_id(job_id: object) -> str:
     checked = _flares_check(job_id)
     if not _JOB_ID.fullmatch(checked):
         raise ValueError("not the id of a job")
-    return checked
+    return str(checked)

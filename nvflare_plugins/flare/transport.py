@@ -123,7 +123,7 @@ class SiteTransport:
         self._abort_reason: str | None = None
         self._life_signs = LifeSigns([server], clock)
         self.is_stopping = False  # FLARE stops this site's part: its signs of life say so
-        cell.register_request_cb(CHANNEL, TOPIC_BEAT, self._accepts)
+        cell.register_request_cb(CHANNEL, TOPIC_BEAT, self._on_beat)
         cell.register_request_cb(CHANNEL, TOPIC_REPLY, self._on_reply)
         cell.register_request_cb(CHANNEL, TOPIC_STATE, self._on_state)
         cell.register_request_cb(CHANNEL, TOPIC_ABORT, self._on_abort)
@@ -213,6 +213,9 @@ class SiteTransport:
             self._cell.fire_and_forget(CHANNEL, topic, self._server, message, optional=True)
         except RuntimeError as error:
             raise JobAborted("this site's connection to the FLARE server has been closed") from error
+
+    def _on_beat(self, message: Message) -> None:
+        self._accepts(message)
 
     def _accepts(self, message: Message) -> bool:
         """Return whether a message is the server's, whatever it says; if so, it is a sign of life."""
@@ -367,9 +370,7 @@ class FrameServer:
             function(*arguments)
         except VeilBoostError as error:
             self._on_violation(site, str(error))
-        except (
-            Exception
-        ) as error:  # the edge of the process: FLARE would hide it, the sites would wait for the deadline
+        except Exception as error:  # the edge of the process: FLARE would hide it, and the sites would wait
             known = machine_failure(error)
             if known is not None:
                 logger.error("a frame could not be taken: %s", known)
@@ -381,11 +382,13 @@ class FrameServer:
     def _receive_piece(self, site: str, label: Label, payload: object) -> None:
         state = self._states[site]
         with state.lock:
-            if label.number < state.number or (label.number == state.number and state.incoming is None):
-                return  # a late copy of a piece of a frame that is already complete
+            if label.number < state.number:
+                return  # a late copy of a piece of an earlier frame
             if label.number > state.number:
                 self._start_frame(state, label)
-            self._take_piece(site, state, label, payload)
+            if state.incoming is None:
+                return  # a late copy of a piece of a frame that is already complete
+            self._take_piece(site, state, state.incoming, label, payload)
             if not state.incoming.is_complete:
                 return
             state.incoming = None
@@ -397,10 +400,10 @@ class FrameServer:
         else:
             self._work(site, self._sink.submit, site, b"".join(pieces), reply)
 
-    def _take_piece(self, site: str, state: _SiteState, label: Label, payload: object) -> None:
+    def _take_piece(self, site: str, state: _SiteState, incoming: Assembly, label: Label, payload: object) -> None:
         """Hand a piece on, if those before it have come; this is short work for a thread of the cell's pool."""
-        state.incoming.take(label, payload)
-        for piece in state.incoming.ready():
+        incoming.take(label, payload)
+        for piece in incoming.ready():
             if not state.pieces and state.arriving is None and len(piece) < label.size:
                 state.arriving = self._sink.begin(site, piece, label.size)
             if state.arriving is not None:

@@ -75,6 +75,8 @@ class Work:
         """Return the function's result, or raise its error; only when it is done."""
         if self._error is not None:
             raise self._error
+        if self._outcome is None:
+            raise JobAborted("the job has not ended")
         return self._outcome
 
     def _run(self) -> None:

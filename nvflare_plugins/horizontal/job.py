@@ -67,9 +67,9 @@ class HorizontalJob:
     evaluate_training: bool = False
     weight: str | None = None
     features: list[str] | None = None
-    categories: dict[str, list] = field(default_factory=dict)
+    categories: dict[str, list[Any]] = field(default_factory=dict)
     unknown_category_is_missing: bool = False
-    label_classes: list | None = None
+    label_classes: list[Any] | None = None
     cuts: str = CutMode.QUANTILE.value
     cut_bounds: dict[str, list[float]] = field(default_factory=dict)
     min_rows_per_cut: int = 10

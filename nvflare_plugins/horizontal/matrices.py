@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
@@ -44,7 +46,7 @@ def bin_starts(matrix: xgb.QuantileDMatrix, table: Table) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(listed - is_numeric)])
 
 
-def _layout(table: Table) -> dict:
+def _layout(table: Table) -> dict[str, Any]:
     return {
         "feature_names": list(table.feature_names),
         "feature_types": list(table.feature_types),

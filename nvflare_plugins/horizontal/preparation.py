@@ -50,7 +50,7 @@ class Prepared:
     def tables(self) -> list[tuple[Table, DataSet]]:
         """Return the training set and, if there is one that is another set, the evaluation set."""
         tables = [(self.table, self.data_set)]
-        if self.eval_table is not None and self.eval_set.name != self.data_set.name:
+        if self.eval_set is not None and self.eval_table is not None and self.eval_set.name != self.data_set.name:
             tables.append((self.eval_table, self.eval_set))
         return tables
 
@@ -86,7 +86,7 @@ def prepare(job: HorizontalJob, context: SiteContext) -> Prepared:
     terms = JobTerms(job.profile, job.data_set, exact, job.min_rows_per_cut, tracking=job.tracking)
     data_set = policy.check_job(terms, context.sites)
     eval_set = policy.data_set_for(job.eval_data_set, job.profile) if job.eval_data_set is not None else None
-    columns = {
+    columns: dict[str, Any] = {
         "label": job.label,
         "weight": job.weight,
         "features": job.features,

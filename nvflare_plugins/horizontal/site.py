@@ -270,7 +270,7 @@ class _Attempt:
         job, prepared = self._job, self._prepared
         table, parameters = prepared.table, self._parameters
         matrix = training_matrix(table, cuts, parameters.max_bin)
-        eval_sets = [(matrix, "train")] if job.evaluate_training else []
+        eval_sets: list[tuple[xgb.DMatrix, str]] = [(matrix, "train")] if job.evaluate_training else []
         if prepared.eval_table is not None:
             eval_sets.append((evaluation_matrix(prepared.eval_table), "eval"))
         weighted = table.weight is not None
@@ -280,7 +280,7 @@ class _Attempt:
         starts = bin_starts(matrix, table)
         n_features = len(table.feature_names)
         initial = prepared.initial_model
-        if n_done:
+        if prepared.resumed is not None and n_done:
             initial = prepared.resumed.checkpoints()[n_done].read_bytes()
         shape = training_shape(
             parameters,
@@ -341,7 +341,7 @@ class _Attempt:
         stages = {"xgboost": record.xgboost_s, "protect": record.protect_s, "network": record.network_s}
         self._rows.append(RoundRow(record.round, record.seconds, record.metrics, stages))
         self._evidence.round(record.round)
-        self._channel.heads.mark()
+        self._channel.mark_head()
         if job.checkpoint_every and (record.round + 1) % job.checkpoint_every == 0:
             # The registry first: it lets a lost job resume from no later tree than it knows of.
             for reservation in self._reservations:
@@ -371,7 +371,7 @@ class _Attempt:
 
     def _finish(self, result: TrainingResult, model: bytes, hmac: bytes, cuts: Cuts) -> SiteResult:
         self._evidence.model("model.json", len(model), hmac)
-        self._channel.heads.mark()
+        self._channel.mark_head()
         self._channel.moment = TrainingStep(Phase.FINISH, self._channel.moment.round)
         self._channel.gather(Kind.CLOSING, b"")
         model_path = self._folder.write_model(model)

@@ -126,11 +126,11 @@ class TrainingHandler:
             self.seconds += time.perf_counter() - started
 
     def _answer(self, message: Message, buffer: bytes) -> bytes:
-        if message.answer is Answer.LOCAL:
+        if message.answer is Answer.LOCAL or message.dtype is None:
             return self._answer_locally(message, buffer)
         values = np.frombuffer(buffer, dtype=message.dtype.numpy)
         if message.kind is Kind.ROOT_SUM and self._root_histogram is not None:
-            return self._root_sum(message)
+            return self._root_sum(message, self._root_histogram)
         if message.dtype in (Dtype.INT32, Dtype.INT64):
             counts = self._sums.sum_counts(message.kind, values.astype(np.int64))
             if message.kind is Kind.ROW_COUNT:
@@ -163,11 +163,11 @@ class TrainingHandler:
             self._sums.tighten(Family.GRADIENTS, 2.0 * self._total_weight * rate * (1.0 - rate))
             self._sums.tighten(Family.HESSIANS, self._total_weight * rate * (1.0 - rate))
 
-    def _root_sum(self, message: Message) -> bytes:
+    def _root_sum(self, message: Message, histogram: NDArray[np.float64]) -> bytes:
         """Add up one feature's bins in order, as central XGBoost does for dense data."""
-        bins = self._root_histogram.reshape(-1, 2)[self._root_bins]
+        bins = histogram.reshape(-1, 2)[self._root_bins]
         self._note(message, "sum of the root histogram over a feature without missing values")
-        return np.cumsum(bins, axis=0)[-1].tobytes()
+        return bytes(np.cumsum(bins, axis=0)[-1].tobytes())
 
     def _answer_locally(self, message: Message, buffer: bytes) -> bytes:
         if message.kind is Kind.FEATURE_COUNT:
@@ -312,8 +312,8 @@ class _Loop:
         # XGBoost's best_iteration counts the rounds of the job's initial model too.
         self._rounds_before = booster.num_boosted_rounds() - first
         if first and self._settings.early_stopping_rounds is not None and booster.attr("best_score") is not None:
-            result.best_round = int(booster.attr("best_iteration")) - self._rounds_before
-            result.best_score = float(booster.attr("best_score"))
+            result.best_round = int(str(booster.attr("best_iteration"))) - self._rounds_before
+            result.best_score = float(str(booster.attr("best_score")))
 
     def _round(
         self, booster: xgb.Booster, matrix: xgb.DMatrix, eval_sets: Sequence[tuple[xgb.DMatrix, str]], number: int

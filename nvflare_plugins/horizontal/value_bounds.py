@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +67,7 @@ def coarsest_pairs(parameters: TrainingParameters, weighted: bool) -> float:
     """
     facts = parameters.objective
     unbounded = facts.gradient_bound is None or facts.hessian_bound is None
-    factor = float(parameters.agreed.get("scale_pos_weight", 1.0))
+    factor = _number(parameters, "scale_pos_weight", 1.0)
     sloped = facts.name == "reg:pseudohubererror"  # bounded by a slope that may be far above all residuals
     is_plain = not (unbounded or weighted or sloped) and 1 / _MODERATE_WEIGHT <= factor <= _MODERATE_WEIGHT
     return COARSEST if is_plain else 0.0
@@ -105,11 +106,11 @@ def _gradient_sums(parameters: TrainingParameters, table: Table, total: float) -
     elif facts.name == "reg:squaredlogerror":
         gradient = hessian = _HEADROOM * total * (1.0 + _largest_log1p(label, start))
     elif facts.name == "reg:tweedie":
-        power = 2.0 - float(parameters.agreed.get("tweedie_variance_power", 1.5))
+        power = 2.0 - _number(parameters, "tweedie_variance_power", 1.5)
         gradient = hessian = _HEADROOM * total * max(_largest(label), start) ** power
     else:  # gamma: ratios of labels and predictions
         gradient = hessian = _HEADROOM * total
-    if facts.name == "reg:pseudohubererror":
+    if facts.name == "reg:pseudohubererror" and facts.gradient_bound is not None:
         gradient = min(total * facts.gradient_bound, _HEADROOM * (sum_of_labels + total * start))
     elif facts.gradient_bound is not None:
         gradient = total * facts.gradient_bound
@@ -133,7 +134,7 @@ def _metric_sum(metric: str, parameters: TrainingParameters, table: Table) -> fl
     if name in ("mae", "quantile"):
         return _HEADROOM * total * largest
     if name == "mphe":
-        return _HEADROOM * total * largest * float(parameters.agreed.get("huber_slope", 1.0))
+        return _HEADROOM * total * largest * _number(parameters, "huber_slope", 1.0)
     if name == "rmsle":
         return _HEADROOM * total * (1.0 + _largest_log1p(label, start)) ** 2
     if name == "mape":
@@ -143,7 +144,7 @@ def _metric_sum(metric: str, parameters: TrainingParameters, table: Table) -> fl
     if name == "tweedie-nloglik":
         power = float(argument)
         edge = max(min(power - 1.0, 2.0 - power), 1e-6)
-        return _HEADROOM * total * (1.0 + largest) ** (2.0 - power) / edge
+        return float(_HEADROOM * total * (1.0 + largest) ** (2.0 - power) / edge)
     return _LARGEST_LOG_LOSS * total * (1.0 + _largest_log(label))  # gamma's: ratios and logarithms
 
 
@@ -159,7 +160,11 @@ def _total_weight(table: Table) -> float:
     return float(table.label.size if table.weight is None else np.sum(table.weight, dtype=np.float64))
 
 
-def _largest(label: NDArray) -> float:
+def _number(parameters: TrainingParameters, name: str, default: float) -> float:
+    return float(str(parameters.agreed.get(name, default)))
+
+
+def _largest(label: NDArray[Any]) -> float:
     return float(np.abs(label).max(initial=0.0))
 
 
@@ -174,4 +179,4 @@ def _largest_log(label: NDArray[np.float64]) -> float:
 def _largest_base_score(parameters: TrainingParameters) -> float:
     given = parameters.agreed.get("base_score", 0.0)
     scores = given if isinstance(given, list) else [given]
-    return max(abs(float(score)) for score in scores)
+    return max(abs(float(str(score))) for score in scores)

@@ -37,6 +37,8 @@ def paid_candidates(
     Shapes: noisy: int64[cells of all features]. Units: grid steps.
     Privacy: post-processing.
     """
+    if plan.cells is None:
+        raise ValueError("the plan pays for no cell counts")
     [noise_std] = real_noise_std(plan.cells.sensitivity, plan.cells.multiplier * noise_factor)
     mixed = method.candidates is CandidateSource.MIXED
     n_quantiles = method.n_candidates // 2 if mixed else method.n_candidates

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +95,7 @@ def finished_model(trees: Sequence[GrownTree], method: Method, feature_names: Se
 
 
 def _document(
-    trees: list[dict], batch_size: int, n_features: int, method: Method, feature_names: Sequence[str]
+    trees: list[dict[str, Any]], batch_size: int, n_features: int, method: Method, feature_names: Sequence[str]
 ) -> bytes:
     averaging = method.weight_update is WeightUpdate.AVERAGING
     objective = {
@@ -130,7 +131,7 @@ def _document(
     return model_bytes(document)
 
 
-def _tree_json(number: int, tree: Tree, candidates: Candidates) -> dict:
+def _tree_json(number: int, tree: Tree, candidates: Candidates) -> dict[str, Any]:
     n_nodes = tree.feature.size
     zeros, is_leaf = [0.0] * n_nodes, tree.feature == LEAF
     parents = np.full(n_nodes, _NO_PARENT)

@@ -65,7 +65,7 @@ class NoisyHistogramHandler:
             return buffer if message.kind is Kind.FEATURE_COUNT else b""
         if message.kind is Kind.ROOT_SUM and self._root is not None:
             starts = np.cumsum(self._bins) - self._bins
-            return np.add.reduceat(self._root, starts, axis=0).mean(axis=0).astype("<f8").tobytes()
+            return bytes(np.add.reduceat(self._root, starts, axis=0).mean(axis=0).astype("<f8").tobytes())
         if message.kind is not Kind.HISTOGRAM:
             raise ProtocolError(f"{message.kind.name} is not released in private training")
         return self._histogram(message, buffer)
@@ -137,7 +137,8 @@ def train_greedy_trees(
         columns, label, row_weights = low, np.zeros(1, dtype=np.float32), np.zeros(1, dtype=np.float32)
     candidates = public_candidates(plan.method, plan.bounds)
     matrix = greedy_matrix(candidates, columns, label, n_threads, plan.feature_names)
-    bins = np.diff(matrix.get_quantile_cut()[0].astype(np.int64)) - 1  # one bound more than bins is listed
+    bounds = matrix.get_quantile_cut()[0].astype(np.int64)
+    bins = bounds[1:] - bounds[:-1] - 1  # one bound more than bins is listed
     noisy_sums = NoisySums(sums, plan, pay, n_rows=n_reports)
     handler = NoisyHistogramHandler(noisy_sums, bins, plan.method)
     mediator = Mediator(HorizontalGrammar(_shape(plan, channel.world, bins)), channel.rank, handler)

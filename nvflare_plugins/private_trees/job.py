@@ -95,9 +95,9 @@ class PrivateTreesJob:
     epsilon: float
     delta: float
     feature_bounds: dict[str, list[float]] = field(default_factory=dict)
-    categories: dict[str, list] = field(default_factory=dict)
+    categories: dict[str, list[Any]] = field(default_factory=dict)
     features: list[str] | None = None
-    label_classes: list | None = None
+    label_classes: list[Any] | None = None
     method: str = "default"
     components: dict[str, Any] = field(default_factory=dict)
     trust: str = TrustModel.DISTRIBUTED.value

@@ -7,6 +7,7 @@ the presets are those of Maddock et al. (section 5.3) with their parameters.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -34,11 +35,12 @@ class WeightUpdate(Enum):
 
     def weights(self) -> LeafWeights:
         """Return the component."""
-        return {
+        components: dict[WeightUpdate, Callable[[], LeafWeights]] = {
             WeightUpdate.AVERAGING: AveragingWeights,
             WeightUpdate.GRADIENT: GradientWeights,
             WeightUpdate.NEWTON: NewtonWeights,
-        }[self]()
+        }
+        return components[self]()
 
 
 class CandidateSource(Enum):

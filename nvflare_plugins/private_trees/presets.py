@@ -24,16 +24,18 @@ MAX_DEPTH = 7  # a row's leaf is numbered in one byte
 _MAX_TREES = 100_000
 _MAX_CANDIDATES = 127  # half of what a byte numbers: refined and mixed candidates may double
 
-_ITERATIVE = {"candidates": CandidateSource.ITERATIVE_HESSIAN}
+_ITERATIVE = CandidateSource.ITERATIVE_HESSIAN
 
 PRESETS: Mapping[str, Callable[[int], Method]] = {
     "default": lambda n_features: default_2026_11.DEFAULT,
     "few_rounds": lambda n_features: default_2026_11.FEW_ROUNDS,
     "dp_rf": lambda n_features: methods.dp_rf(),
     "dp_tr_newton": lambda n_features: methods.dp_tr_newton(),
-    "dp_tr_newton_ih": lambda n_features: replace(methods.dp_tr_newton(100), name="DP-TR Newton IH", **_ITERATIVE),
+    "dp_tr_newton_ih": lambda n_features: replace(
+        methods.dp_tr_newton(100), name="DP-TR Newton IH", candidates=_ITERATIVE
+    ),
     "dp_tr_newton_ih_ebm": lambda n_features: replace(
-        methods.dp_ebm_newton(), name="DP-TR Newton IH EBM", **_ITERATIVE
+        methods.dp_ebm_newton(), name="DP-TR Newton IH EBM", candidates=_ITERATIVE
     ),
     "dp_ebm": methods.dp_ebm,
     "dp_ebm_newton": lambda n_features: methods.dp_ebm_newton(),

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xgboost as xgb
@@ -150,7 +151,8 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
     if with_ids:
         table = table.kept(~sent.sent(usable_ids(table.ids, spec)), "whose randomised buckets were sent")
     if plan.trainer is Trainer.HISTOGRAMS:
-        table = table.kept(~np.isnan(table.features).any(axis=1), "with missing values, which grower=xgboost lacks")
+        is_missing = np.asarray(np.isnan(table.features).any(axis=1))
+        table = table.kept(~is_missing, "with missing values, which grower=xgboost lacks")
     return Prepared(plan, Schema.of(table), _clipped(table, plan), table.label, _weights(table, job), n_reports)
 
 
@@ -165,7 +167,8 @@ def _clipped(table: Table, plan: JobPlan) -> NDArray[np.float32]:
 def _weights(table: Table, job: PrivateTreesJob) -> NDArray[np.float32] | None:
     if table.weight is None or job.max_weight is None:
         return None
-    return np.clip(table.weight / np.float32(job.max_weight), 0.0, 1.0).astype(np.float32)
+    weights: NDArray[np.float32] = np.clip(table.weight / np.float32(job.max_weight), 0.0, 1.0).astype(np.float32)
+    return weights
 
 
 def _facts(plan: JobPlan) -> dict[str, str | int]:
@@ -259,7 +262,7 @@ class _Training:
     def _train(self, payment: Payment) -> xgb.Booster:
         prepared, attempt = self._prepared, self._attempt
         common = (attempt.channel, _open_sums(self._plan, attempt), prepared.columns, prepared.label)
-        options = {
+        options: dict[str, Any] = {
             "pay": payment.pay,
             "row_weights": prepared.weights,
             "after_round": self._after_round,

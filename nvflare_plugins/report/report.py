@@ -339,10 +339,12 @@ def feature_importance(model: Path) -> tuple[dict[str, float], dict[str, float]]
     """Return (mean gain, number of splits) per feature of a model file. Raises: XGBoostError."""
     booster = xgb.Booster()
     booster.load_model(model)
-    return tuple(
-        {name: float(value) for name, value in booster.get_score(importance_type=kind).items()}
-        for kind in ("gain", "weight")
-    )  # type: ignore[return-value]
+    return _scores(booster, "gain"), _scores(booster, "weight")
+
+
+def _scores(booster: xgb.Booster, kind: str) -> dict[str, float]:
+    scores = booster.get_score(importance_type=kind)
+    return {name: value for name, value in scores.items() if isinstance(value, float)}  # lists are of linear models
 
 
 # -- evidence and settings --------------------------------------------------------------------------------------------
@@ -410,7 +412,7 @@ def _text(value: Any) -> str:
     return text if len(text) <= 200 else text[:199] + "\u2026"
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``veilboost report``."""
     parser = subparsers.add_parser(
         "report",

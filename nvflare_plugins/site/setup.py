@@ -253,7 +253,7 @@ def _check_nothing_is_forgotten(before: SitePolicy, after: SitePolicy) -> None:
 
 def _wanted(document: dict[str, Any], options: SetupOptions) -> Iterator[tuple[str, Any]]:
     """Apply the options to a policy; yield what really changed."""
-    plain = {
+    plain: dict[str, Any] = {
         "allowed_profiles": list(options.profiles) or None,
         "min_sites": options.min_sites,
         "max_colluders": options.max_colluders,

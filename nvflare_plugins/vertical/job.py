@@ -89,7 +89,7 @@ class VerticalJob:
     evaluate_training: bool = False
     weight: str | None = None
     features: dict[str, list[str]] = field(default_factory=dict)
-    label_classes: list | None = None
+    label_classes: list[Any] | None = None
     alignment: str | None = None
     early_stopping_rounds: int | None = None
     checkpoint_every: int = 1

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from he_processors.additive.scheme import security_bits
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError, VeilBoostError
@@ -72,7 +73,7 @@ class _Prepared:
 
     data: PartyData
     parameters: TrainingParameters
-    initial: StoredPart | None
+    initial: StoredPart[Any] | None
     checkpoints: dict[int, Checkpoint]
 
 
@@ -134,13 +135,13 @@ class _Run:
         channel, session = attempt.channel, attempt.session
         names = sorted({one.data_set.name for one in data.sets})
         if job.alignment == ALIGN_FIRST and job.resume_from is None:
-            ids = {one.data_set.name: one.ids for one in data.sets}
+            ids = {one.data_set.name: one.ids or () for one in data.sets}
             found = align(channel, session, ids, self._context.policy, self._progress.say, attempt.evidence)
             save_alignments(
                 attempt.folder.path, self._context.job_id, self._context.site, self._context.sites, list(found.values())
             )
         else:
-            earlier = job.resume_from if job.alignment == ALIGN_FIRST else job.alignment
+            earlier = str(job.resume_from) if job.alignment == ALIGN_FIRST else job.alignment
             found = {name: load_alignment(self._context, earlier, name) for name in names}
             confirm(channel, session, [found[name] for name in names])
             if job.alignment == ALIGN_FIRST:  # so that this job can be resumed in its turn
@@ -183,7 +184,8 @@ class _Run:
 
     def _reserve_together(self, data: PartyData, n_done: int) -> VerticalContext:
         """Go on once every site's registry and budgets allow the run; else nothing is released, charged, remembered."""
-        job, prepared, reservations, guard = self._job, self._prepared, [], None
+        job, prepared, guard = self._job, self._prepared, None
+        reservations: list[Reservation] = []
         resume = None if job.resume_from is None else ResumePoint(job.resume_from, n_done)
         fields = {name: value for name, value in job.to_dict().items() if name not in _NOT_RELEASED}
         release = {"job": fields, "parameters": self._prepared.parameters.document()}
@@ -315,13 +317,15 @@ def _prepare(job: VerticalJob, context: SiteContext) -> _Prepared:
     return _Prepared(data, parameters, _initial_part(job, context, data), _checkpoints(job, context))
 
 
-def _initial_part(job: VerticalJob, context: SiteContext, data: PartyData) -> StoredPart | None:
+def _initial_part(job: VerticalJob, context: SiteContext, data: PartyData) -> StoredPart[Any] | None:
     """Return this party's part of the model to continue. Raises: ConfigurationError, if it is of other columns."""
     if job.initial_model is None:
         return None
     expected = ActivePart if context.site == job.active else PassivePart
     found = find_part(context.runs, context.policy.inputs, job.initial_model, context.site, expected)
-    if found.part.columns != data.columns or (expected is PassivePart and found.part.aliases != data.aliases):
+    if found.part.columns != data.columns or (
+        isinstance(found.part, PassivePart) and found.part.aliases != data.aliases
+    ):
         raise ConfigurationError("the model to continue was trained on other columns, or under other aliases")
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from nvflare_plugins.attempt.job_context import Progress, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
@@ -53,7 +54,7 @@ class VerticalContext:
     notes: ContentRecorder
     n_done: int = 0
     checkpoint: Checkpoint | None = None
-    initial: StoredPart | None = None
+    initial: StoredPart[Any] | None = None
     guard: Guard | None = None
     stages: Stages = field(default_factory=Stages)
 

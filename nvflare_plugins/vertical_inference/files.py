@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -54,20 +55,20 @@ def write_merged(folder: Path, model: bytes) -> Path:
     return write_atomically(folder / MERGED_FILE, model, mode=0o600)
 
 
-def _row_columns(rows: Rows) -> dict[str, NDArray]:
-    columns: dict[str, NDArray] = {"row": np.arange(rows.first, rows.first + rows.n_rows)}
+def _row_columns(rows: Rows) -> dict[str, NDArray[Any]]:
+    columns: dict[str, NDArray[Any]] = {"row": np.arange(rows.first, rows.first + rows.n_rows)}
     if rows.ids is not None:
         columns["id"] = np.array([one.decode() for one in rows.ids], dtype=object)
     return columns
 
 
-def _columns(name: str, values: NDArray[np.float32]) -> dict[str, NDArray]:
+def _columns(name: str, values: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
     if values.ndim == 1:
         return {name: values}
     return {f"{name}_{k}": values[:, k] for k in range(values.shape[1])}
 
 
-def _write(stem: Path, columns: dict[str, NDArray], file_format: str) -> Path:
+def _write(stem: Path, columns: dict[str, NDArray[Any]], file_format: str) -> Path:
     frame = pd.DataFrame(columns)
     if file_format == FileFormat.CSV.value:
         content = frame.to_csv(index=False).encode()

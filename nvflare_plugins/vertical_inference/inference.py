@@ -190,7 +190,8 @@ def _classes(part: ActivePart, value: NDArray[np.float32]) -> NDArray[np.int64] 
     """Return classes by the rule of XGBoost's classifier; None for a regression."""
     objective = json.loads(part.booster)["learner"]["objective"]["name"]
     if objective == "multi:softprob":
-        return value.argmax(axis=1)
+        result: NDArray[np.int64] | None = value.argmax(axis=1)
+        return result
     if objective == "multi:softmax":
         return value.astype(np.int64)
     if objective in ("binary:logistic", "binary:hinge"):

@@ -99,5 +99,6 @@ class InferenceJob:
 
 
 def _is_range(value: object) -> bool:
-    is_pair = isinstance(value, (list, tuple)) and len(value) == 2 and all(type(n) is int for n in value)
-    return is_pair and 0 <= value[0] < value[1]
+    if not isinstance(value, (list, tuple)) or len(value) != 2 or not all(type(n) is int for n in value):
+        return False
+    return bool(0 <= value[0] < value[1])

@@ -37,7 +37,7 @@ class Rows:
     @property
     def n_rows(self) -> int:
         """Return the number of rows."""
-        return self.features.shape[0]
+        return int(self.features.shape[0])
 
     def aligned(self, alignment: Alignment) -> Rows:
         """Return the common rows in the common order."""

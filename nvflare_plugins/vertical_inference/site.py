@@ -170,7 +170,7 @@ def _prepare(job: InferenceJob, context: SiteContext) -> tuple[StoredPart[Part],
         ConfigurationError: the site has no part of the model, or its data are not usable.
     """
     installed_release()
-    stored: StoredPart[Part] = find_part(context.runs, context.policy.inputs, job.model, context.site, Part)
+    stored: StoredPart[Part] = find_part(context.runs, context.policy.inputs, job.model, context.site, Part)  # type: ignore[arg-type]  # either
     _check_parties(stored.identity, context)
     action = Action(job.action)
     if isinstance(stored.part, PassivePart) and action in _CONSENTS:
@@ -242,7 +242,7 @@ def _align(run: _Run, rows: Rows) -> Rows:
         found = load_alignment(context, job.alignment, str(job.data_set))
         confirm(attempt.channel, attempt.session, [found])
         return rows.aligned(found)
-    ids = {str(job.data_set): rows.ids}
+    ids = {str(job.data_set): rows.ids or ()}
     aligned = align(attempt.channel, attempt.session, ids, context.policy, run.progress.say, attempt.evidence)
     return rows.aligned(aligned[str(job.data_set)])
 

@@ -57,7 +57,7 @@ class Transfer:
 class Summing(Protocol):
     """A sum to which whole contributions are added, one after the other."""
 
-    def add(self, payload: bytes) -> None:
+    def add(self, payload: bytes | memoryview) -> None:
         """Add one. Raises: ProtocolError; it has not been added then."""
 
     def pack(self) -> bytes | memoryview:
@@ -71,20 +71,20 @@ class WordSum:
         self._n_values = n_values
         self._total = np.zeros(n_values, dtype="<u8")  # takes memory where something is added, not before
 
-    def add(self, payload: bytes) -> None:
+    def add(self, payload: bytes | memoryview) -> None:
         """Add a whole vector. Raises: ProtocolError if it has another length."""
         if len(payload) != 8 * self._n_values:
             raise ProtocolError(f"sent {len(payload)} bytes for {self._n_values} values of 8 bytes")
         self._total += np.frombuffer(payload, dtype="<u8")
 
-    def add_at(self, start: int, words: bytes) -> None:
+    def add_at(self, start: int, words: bytes | memoryview) -> None:
         """Add some whole words of a vector, from the word number ``start`` on."""
         values = np.frombuffer(words, dtype="<u8")
         self._total[start : start + values.size] += values
 
     def pack(self) -> memoryview:
         """Return the sum, without a copy."""
-        return memoryview(self._total).cast("B")
+        return self._total.data.cast("B")
 
 
 @dataclass(slots=True)
@@ -110,8 +110,10 @@ class Arriving:
     Not safe for concurrent use: the pieces of a frame come one after the other, in order.
     """
 
-    def __init__(self, owner: Aggregator, site: str, head: Frame, payload: slice, exchange: _Exchange) -> None:
-        self._owner, self._site, self._head, self._exchange = owner, site, head, exchange
+    def __init__(
+        self, owner: Aggregator, site: str, head: Frame, payload: slice, total: WordSum, adding: threading.Lock
+    ) -> None:
+        self._owner, self._site, self._head, self._total, self._adding = owner, site, head, total, adding
         self._skip, self._left = payload.start, payload.stop - payload.start
         self._commitment = Commitment(head.salt)
         self._n_words = 0
@@ -129,8 +131,8 @@ class Arriving:
         data = self._rest + words
         whole = len(data) - len(data) % 8
         self._rest = data[whole:]
-        with self._exchange.adding:
-            self._exchange.total.add_at(self._n_words, memoryview(data)[:whole])
+        with self._adding:
+            self._total.add_at(self._n_words, memoryview(data)[:whole])
         self._n_words += whole // 8
 
     def finish(self, reply: Reply) -> None:
@@ -229,11 +231,12 @@ class Aggregator:
                 exchange = self._enter(head, size)
                 exchange.arriving[head.rank] = head
             with exchange.adding:
-                exchange.total = exchange.total or WordSum(head.n_values)
+                total = exchange.total if isinstance(exchange.total, WordSum) else WordSum(head.n_values)
+                exchange.total = total
         except VeilBoostError as error:
             self.abort(f"{site}: {error}")
             return None
-        return Arriving(self, site, head, payload, exchange)
+        return Arriving(self, site, head, payload, total, exchange.adding)
 
     def arrived(self, site: str, head: Frame, committed: Commitment, reply: Reply) -> None:
         """Take note that a frame that was added piece by piece is complete."""
@@ -327,7 +330,7 @@ class Aggregator:
                 else:
                     exchange = self._enter(frame, len(frame.payload))
                     is_routed = frame.operation is Operation.ROUTE
-                    if is_routed and unpack_list(frame.payload, len(self._sites))[frame.rank]:
+                    if is_routed and unpack_list(bytes(frame.payload), len(self._sites))[frame.rank]:
                         raise ProtocolError("sent a routed message to itself")
                     self._settle(exchange, replace(frame, payload=b""), committed, reply)
                     return exchange
@@ -362,7 +365,7 @@ class Aggregator:
         if frame.type is FrameType.RESCALE:
             return
         if frame.operation is not Operation.SUM:
-            exchange.payloads[frame.rank] = frame.payload
+            exchange.payloads[frame.rank] = bytes(frame.payload)
             return
         with exchange.adding:
             exchange.total = exchange.total or self._open_sum(frame)
@@ -377,7 +380,8 @@ class Aggregator:
             parameters = self._public_parameters.get(frame.codec)
             if parameters is None:
                 raise ProtocolError(f"{frame.codec.name} contribution before its public parameters")
-            return _lattice(frame.codec).open_sum(parameters)
+            total: Summing = _lattice(frame.codec).open_sum(parameters)
+            return total
         raise ProtocolError(f"{frame.kind.name}: codec {frame.codec.name} cannot be summed")
 
     def _recorded(self, site: str, exchange: _Exchange, frame: Frame, committed: Commitment) -> None:
@@ -391,7 +395,8 @@ class Aggregator:
 
     def _complete(self, frame: Frame, exchange: _Exchange) -> None:
         heads = [exchange.heads[rank] for rank in range(len(self._sites))]
-        type_, payloads = FrameType.RESULT, [b""]
+        type_ = FrameType.RESULT
+        payloads: Sequence[bytes | memoryview] = [b""]
         if any(head.type is FrameType.RESCALE for head in heads):
             type_ = FrameType.RESCALE
         else:
@@ -433,12 +438,13 @@ class Aggregator:
         if self._on_transfer is not None:
             self._on_transfer(Transfer(sites, direction, frame, committed))
 
-    def _results(self, first: Frame, exchange: _Exchange) -> list[bytes | memoryview]:
+    def _results(self, first: Frame, exchange: _Exchange) -> Sequence[bytes | memoryview]:
         """Return what the sites get: one payload for all, or one for each."""
         if first.operation is Operation.SUM:
-            total = exchange.total.pack()
-            is_noised = self._on_sum is not None and _adds_words(first)
-            return [self._on_sum(first, bytes(total)) if is_noised else total]
+            total = b"" if exchange.total is None else exchange.total.pack()
+            if self._on_sum is not None and _adds_words(first):
+                return [self._on_sum(first, bytes(total))]
+            return [total]
         payloads = [exchange.payloads[rank] for rank in range(len(self._sites))]
         if first.operation is Operation.ROUTE:
             return route(payloads)

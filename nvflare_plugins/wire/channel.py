@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from he_processors.errors import JobAborted, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
@@ -126,7 +126,12 @@ class Channel:
         """
         return self._exchange(FrameType.CONTRIBUTION, Operation.SUM, kind, codec, payload, n_values)
 
-    def request_rescale(self, kind: Kind, codec: Codec, n_values: int) -> None:
+    def mark_head(self) -> None:
+        """Let the next frame carry this site's evidence head, where heads travel."""
+        if self.heads is not None:
+            self.heads.mark()
+
+    def request_rescale(self, kind: Kind, codec: Codec, n_values: int) -> NoReturn:
         """Say, instead of contributing, that this site's values do not fit the agreed scale.
 
         Privacy: the server learns which site asked; the other sites learn that one did.
@@ -175,11 +180,11 @@ class Channel:
             self.heads.receive(unpack_list(answer.attachment, self.world + 1))
         if answer.type is FrameType.RESCALE:
             raise RescaleRequested(f"the server asks for another scale for {kind.name}, which has none to change")
-        return answer.payload
+        return bytes(answer.payload)
 
     def _check(self, sent: Frame, answer: Frame) -> Frame:
         if answer.type is FrameType.ABORT:
-            raise JobAborted(_readable(answer.payload))
+            raise JobAborted(_readable(bytes(answer.payload)))
         if answer.type not in (FrameType.RESULT, FrameType.RESCALE) or answer.attempt != self._attempt:
             raise ProtocolError("the server answered with a frame of another job attempt or type")
         if answer.place() != sent.place():
@@ -197,7 +202,7 @@ class Channel:
                 str(frame.moment),
                 frame.codec.name,
                 frame.n_values,
-                frame.payload,
+                bytes(frame.payload),
                 frame.kind.private,
                 salt=frame.salt,
             )

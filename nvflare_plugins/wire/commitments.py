@@ -26,7 +26,7 @@ class Commitment:
         likely as any other. Salts travel in the frame and never in evidence.
     """
 
-    def __init__(self, salt: bytes = b"", payload: bytes = b"") -> None:
+    def __init__(self, salt: bytes = b"", payload: bytes | memoryview = b"") -> None:
         self.salt = salt
         self._digest = hashlib.sha256(_PAYLOAD_DOMAIN + bytes([len(salt)]) + salt)
         self._size = 0

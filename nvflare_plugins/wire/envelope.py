@@ -100,7 +100,7 @@ class Frame:
         )
         return b"".join((header, self.payload, self.attachment))
 
-    def place(self) -> tuple:
+    def place(self) -> tuple[object, ...]:
         """Return what must be equal in the frames of all sites of one exchange."""
         return (self.operation, self.kind, self.moment, self.codec, self.counter, self.n_values)
 

@@ -153,11 +153,11 @@ class _Reader:
         code = _INTEGERS.get(self._take(1))
         if code is None:
             raise ProtocolError("a split candidate is not in XGBoost's format")
-        return struct.unpack(code, self._take(struct.calcsize(code)))[0]
+        return int(struct.unpack(code, self._take(struct.calcsize(code)))[0])
 
     def real(self) -> float:
         self.expect(b"d")
-        return struct.unpack(">f", self._take(4))[0]
+        return float(struct.unpack(">f", self._take(4))[0])
 
     def pair(self) -> tuple[float, float]:
         self.expect(b"[$D#")

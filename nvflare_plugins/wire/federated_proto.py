@@ -6,6 +6,8 @@ a descriptor pool of their own, so that another library that registers the same 
 
 from __future__ import annotations
 
+from typing import Any
+
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _PACKAGE = "xgboost.collective.federated"
@@ -23,7 +25,7 @@ _REQUEST_FIELDS = {
 CALLS = tuple(_REQUEST_FIELDS)
 
 
-def _build_messages() -> dict[str, type]:
+def _build_messages() -> dict[str, Any]:
     file = descriptor_pb2.FileDescriptorProto(name="federated.proto", package=_PACKAGE, syntax="proto3")
     for call, fields in _REQUEST_FIELDS.items():
         request = file.message_type.add(name=f"{call}Request")
@@ -42,11 +44,11 @@ def _build_messages() -> dict[str, type]:
 _MESSAGES = _build_messages()
 
 
-def request_class(call: str) -> type:
+def request_class(call: str) -> Any:
     """Return the request message class of one of ``CALLS``."""
     return _MESSAGES[f"{call}Request"]
 
 
-def reply_class(call: str) -> type:
+def reply_class(call: str) -> Any:
     """Return the reply message class of one of ``CALLS``."""
     return _MESSAGES[f"{call}Reply"]

@@ -85,14 +85,13 @@ class Mediator:
         self._sequence = 0
         self._own_end: tuple[str, int] | None = None  # peer's address, and our descriptor of its socket
         self._has_warned = False
-        self._server: grpc.Server | None = None
         self.address = ""
         self.error: VeilBoostError | None = None
 
     def __enter__(self) -> Mediator:
         largest = min(self._grammar.largest_message_bytes + _FRAME_BYTES, MAX_MESSAGE_BYTES)
         options = [("grpc.max_receive_message_length", largest), ("grpc.max_send_message_length", -1)]
-        self._server = grpc.server(futures.ThreadPoolExecutor(_WORKERS, "mediator"), options=options)
+        self._server: grpc.Server = grpc.server(futures.ThreadPoolExecutor(_WORKERS, "mediator"), options=options)
         # As a stream of one message, so that the caller is known before its message is taken. The wire is the same.
         handlers = {
             call: grpc.stream_unary_rpc_method_handler(
@@ -122,7 +121,7 @@ class Mediator:
         if self.error is None:
             self.error = error
 
-    def reason(self, error: Exception) -> VeilBoostError:
+    def reason(self, error: BaseException) -> VeilBoostError:
         """Return why a training ended in which XGBoost failed: this mediator's own error, where it has one.
 
         Privacy: reasons travel. XGBoost's text stays in the log of this site, because its checks quote the numbers that
@@ -133,10 +132,10 @@ class Mediator:
         _log.info("XGBoost failed: %s", error)
         return JobAborted("XGBoost failed; the log of that site says why")
 
-    def _servicer(self, call: str) -> Callable:
+    def _servicer(self, call: str) -> Callable[[Iterator[bytes], grpc.ServicerContext], Any]:
         make_reply = reply_class(call)
 
-        def serve(requests: Iterator[bytes], context: grpc.ServicerContext):
+        def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
             try:
                 self._check_peer(context)
                 if self.error is not None:
@@ -156,7 +155,7 @@ class Mediator:
 
         return serve
 
-    def _serve(self, call: str, request) -> bytes:
+    def _serve(self, call: str, request: Any) -> bytes:
         if request.rank != self._rank:
             raise ProtocolError(f"XGBoost claims rank {request.rank}; this site is rank {self._rank}")
         if request.sequence_number != self._sequence:

@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import xgboost as xgb
 
@@ -52,7 +53,7 @@ class Federated(xgb.collective.CommunicatorContext):
         )
         self._mediator = mediator
 
-    def __enter__(self) -> dict:
+    def __enter__(self) -> dict[str, Any]:
         with _Waiting(_OPENING):
             return super().__enter__()
 

@@ -102,9 +102,11 @@ def _thresholds(model: bytes, n_features: int) -> list[NDArray[np.float32]]:
 
 def _learner(model: bytes) -> dict[str, Any]:
     """Return the learner's part of a model file of either format."""
-    return json.loads(bytes(xgb.Booster(model_file=bytearray(model)).save_raw("json")))["learner"]
+    document: dict[str, Any] = json.loads(bytes(xgb.Booster(model_file=bytearray(model)).save_raw("json")))["learner"]
+    return document
 
 
 def _trees(learner: Mapping[str, Any]) -> list[dict[str, Any]]:
     booster = learner["gradient_booster"]
-    return booster.get("gbtree", booster).get("model", {}).get("trees", [])
+    result: list[dict[str, Any]] = booster.get("gbtree", booster).get("model", {}).get("trees", [])
+    return result

@@ -20,7 +20,7 @@ from he_processors.errors import ConfigurationError
 CATEGORIES_ATTRIBUTE = "veilboost_categories"
 CLASSES_ATTRIBUTE = "veilboost_label_classes"
 _INT64 = 15  # XGBoost's name for an array of such numbers
-_NO_LISTS = {"enc": [], "feature_segments": [], "sorted_idx": []}
+_NO_LISTS: dict[str, list[int]] = {"enc": [], "feature_segments": [], "sorted_idx": []}
 
 Lists = Mapping[str, Sequence[str | int]]
 
@@ -128,7 +128,8 @@ def _words(lists: object) -> str:
 
 def _trees_model(learner: Mapping[str, Any]) -> dict[str, Any]:
     booster = learner["gradient_booster"]
-    return booster.get("gbtree", booster)["model"]  # dart wraps its trees
+    document: dict[str, Any] = booster.get("gbtree", booster)["model"]  # dart wraps its trees
+    return document
 
 
 def _container(of_feature: Sequence[Sequence[str | int]]) -> dict[str, Any]:

@@ -103,9 +103,9 @@ def _fits(rule: LabelRule, label: NDArray[np.float32], n_classes: int) -> NDArra
     if rule is LabelRule.UNIT:
         return finite & (label >= 0) & (label <= 1)
     if rule is LabelRule.BINARY:
-        return (label == 0) | (label == 1)
+        return np.isin(label, (0, 1))
     if rule is LabelRule.CLASSES:
-        return finite & (label >= 0) & (label < n_classes) & (label == np.floor(label))
+        return np.isin(label, np.arange(n_classes))
     if rule is LabelRule.POSITIVE:
         return finite & (label > 0)
     if rule is LabelRule.NON_NEGATIVE:
@@ -275,7 +275,7 @@ def _base_score_source(known: _Objective, params: dict[str, object]) -> BaseScor
     if "base_score" in params:
         return BaseScoreSource.GIVEN
     # regression_obj.cu, RegLossObj::InitEstimation: a Newton step replaces the mean beyond kRtEps = 1e-6.
-    scale_pos_weight = np.float32(params.get("scale_pos_weight", 1.0))  # type: ignore[call-overload]
+    scale_pos_weight = np.float32(params.get("scale_pos_weight", 1.0))  # type: ignore[arg-type]  # checked before
     if known.base_score is BaseScoreSource.MEAN and abs(scale_pos_weight - np.float32(1)) > np.float32(1e-6):
         return BaseScoreSource.STUMP
     return known.base_score

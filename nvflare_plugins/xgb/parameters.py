@@ -199,7 +199,7 @@ class TrainingParameters:
 
     @property
     def max_bin(self) -> int:
-        return int(self.agreed["max_bin"])  # type: ignore[call-overload]
+        return int(str(self.agreed["max_bin"]))
 
     def document(self) -> dict[str, object]:
         """Return the JSON-able document that all sites compare before training (local settings left out)."""
@@ -254,7 +254,7 @@ def check_parameters(
     check_plain("params", dict(params))
     given = _canonical_names(params)
     requested_metrics = _requested_metrics(given.pop("eval_metric", None), metrics)
-    constraints = {
+    constraints: dict[str, object] = {
         name: given.pop(name) for name in ("monotone_constraints", "interaction_constraints") if name in given
     }
     checked = {name: _check_one(name, value) for name, value in given.items()}

@@ -309,7 +309,7 @@ def to_json(workload: Workload, network: Network, estimates: Sequence[Estimate])
     }
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``veilboost plan``."""
     parser = subparsers.add_parser(
         "plan",
@@ -365,8 +365,8 @@ def _plan(arguments: argparse.Namespace) -> str:
     if arguments.rows is None or arguments.features is None:
         raise ConfigurationError("give --rows and --features: they are not in a job")
     if isinstance(job, VerticalJob) or arguments.foreign_features is not None:
-        return _plan_vertical(arguments, job)
-    return _plan_horizontal(arguments, job)
+        return _plan_vertical(arguments, job if isinstance(job, VerticalJob) else None)
+    return _plan_horizontal(arguments, job if isinstance(job, HorizontalJob) else None)
 
 
 def _plan_private(arguments: argparse.Namespace, job: PrivateTreesJob) -> str:

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,12 +79,20 @@ def measure_protection(profile: str, n_sites: int) -> ProtectionRate:
     at_site, at_server = [], []
     for counter in range(_REPEATS):
         label = MessageLabel(counter, "HISTOGRAM", "plan", _N_VALUES)
-        protected, first = _timed(lambda label=label: processor.protect(grid.encode(values), label))
-        total, added = _timed(lambda protected=protected: add([protected] * n_added))
-        _, last = _timed(lambda total=total, label=label: grid.decode(processor.reveal(total, label)))
+        protected, first = _timed(partial(_protect, processor, grid, values, label))
+        total, added = _timed(partial(add, [protected] * n_added))
+        _, last = _timed(partial(_reveal, processor, grid, total, label))
         at_site.append(first + last)
         at_server.append(added / n_added)
     return ProtectionRate(statistics.median(at_site) / _N_VALUES, statistics.median(at_server) / _N_VALUES)
+
+
+def _protect(processor: SumProcessor, grid: Grid, values: NDArray[np.float64], label: MessageLabel) -> bytes:
+    return processor.protect(grid.encode(values), label)
+
+
+def _reveal(processor: SumProcessor, grid: Grid, total: bytes, label: MessageLabel) -> NDArray[np.float64]:
+    return grid.decode(processor.reveal(total, label))
 
 
 def process_memory_bytes() -> int:
@@ -101,18 +110,13 @@ def _processor(profile: str, n_sites: int) -> tuple[SumProcessor, Add]:
     if profile == "masks":
         return MaskedSums(masks), _add_words
     # Imported here: the lattice library takes long to load and most plans do without it.
+    from he_processors import bfv, ckks
+
     if profile == "bfv":
-        from he_processors import bfv as scheme
-
-        key = scheme.BfvProcessor.from_secret(scheme.BfvProcessor.generate(n_sites))
-        processor: SumProcessor = BfvSums(key, masks)
-    else:
-        from he_processors import ckks as scheme
-
-        key = scheme.CkksProcessor.from_secret(scheme.CkksProcessor.generate(n_sites))
-        processor = CkksSums(key, masks)
-    public = key.public_parameters()
-    return processor, lambda payloads: scheme.add_ciphertexts(public, payloads)
+        bfv_key = bfv.BfvProcessor.from_secret(bfv.BfvProcessor.generate(n_sites))
+        return BfvSums(bfv_key, masks), partial(bfv.add_ciphertexts, bfv_key.public_parameters())
+    ckks_key = ckks.CkksProcessor.from_secret(ckks.CkksProcessor.generate(n_sites))
+    return CkksSums(ckks_key, masks), partial(ckks.add_ciphertexts, ckks_key.public_parameters())
 
 
 def _add_words(payloads: list[bytes]) -> bytes:
@@ -136,7 +140,7 @@ def _seconds_per_tree(workload: Workload, rows: int, features: int) -> float:
         parameters |= {"grow_policy": "lossguide", "max_leaves": workload.max_leaves}
     booster = xgb.Booster(parameters, [matrix := xgb.QuantileDMatrix(table, label, max_bin=workload.bins)])
     booster.update(matrix, 0)  # the first round also sets up
-    times = [_timed(lambda i=i: booster.update(matrix, i))[1] for i in range(1, _ROUNDS + 1)]
+    times = [_timed(partial(booster.update, matrix, i))[1] for i in range(1, _ROUNDS + 1)]
     return statistics.median(times)
 
 

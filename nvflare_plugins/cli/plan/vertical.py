@@ -62,7 +62,7 @@ class VerticalWorkload:
     @property
     def built_nodes(self) -> int:
         """Nodes of a full tree whose histograms travel: the root, and one child of each pair but the last level's."""
-        return 1 + sum(2**level // 2 for level in range(1, self.depth))
+        return int(1 + sum(2**level // 2 for level in range(1, self.depth)))
 
     @property
     def built_rows(self) -> float:
@@ -196,12 +196,12 @@ def measure_ciphers(workload: VerticalWorkload) -> CipherRates:
 
 def _timed(action: Callable[[], Any]) -> tuple[Any, float]:
     """Return what the action gives and the CPU seconds of all its threads, the median of repeats."""
-    seconds = []
+    seconds, results = [], []
     for _ in range(_REPEATS):
         started = time.process_time()
-        result = action()
+        results.append(action())
         seconds.append(time.process_time() - started)
-    return result, statistics.median(seconds)
+    return results[-1], statistics.median(seconds)
 
 
 # -- for people -------------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def render_vertical(workload: VerticalWorkload, estimate: VerticalEstimate, byte
     foreign = " + ".join(map(str, workload.foreign))
     to_passive = sum(p.bytes_in for p in estimate.passives)
     to_active = sum(p.bytes_out for p in estimate.passives)
-    table = [("per tree", "core-seconds", "of which", "receives", "sends", "memory")]
+    table: list[tuple[str, ...]] = [("per tree", "core-seconds", "of which", "receives", "sends", "memory")]
     stages = f"encrypt {estimate.encrypt_s:.3g} s, open {estimate.open_s:.3g} s"
     sizes = map(human_bytes, (to_active, to_passive, estimate.active_memory))
     table.append(("active party", f"{estimate.encrypt_s + estimate.open_s:.3g} s", stages, *sizes))

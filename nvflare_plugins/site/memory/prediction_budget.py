@@ -100,7 +100,7 @@ class PredictionBudget:
             keys, counts = stored["keys"], stored["counts"]
         except (OSError, ValueError, KeyError):
             raise self._damaged("its counts of predictions cannot be read") from None
-        is_fit = (keys.dtype, counts.dtype) == (np.uint64, np.int64) and keys.shape == counts.shape == (keys.size,)
+        is_fit = keys.dtype == np.uint64 and counts.dtype == np.int64 and keys.shape == counts.shape == (keys.size,)
         if not is_fit or (counts < 0).any() or (keys[1:] <= keys[:-1]).any():
             raise self._damaged("its counts of predictions do not fit together")
         return keys, counts

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from nvflare_plugins.data_sets.identity import DataRecord
 from nvflare_plugins.files import write_private
@@ -115,7 +116,7 @@ def _lines(entries: Sequence[object]) -> str:
     return "[\n" + ",\n".join(map(_ENCODER.encode, entries)) + "\n]"
 
 
-def _runs_of(terms: list[list], rows: list[list]) -> tuple[Run, ...]:
+def _runs_of(terms: list[list[Any]], rows: list[list[Any]]) -> tuple[Run, ...]:
     known = [
         (fingerprint, tuple(sites), parameters, *draw)  # files of before know no draws
         for fingerprint, sites, parameters, *draw in terms

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.site.memory.registry_store import write_private
+from nvflare_plugins.files import write_private
 from nvflare_plugins.site.memory.stored_arrays import read_arrays
 
 KEY_BITS = 64
@@ -194,4 +194,5 @@ def fingerprint_of(keys: NDArray[np.uint64]) -> NDArray[np.int32]:
 
 def differences(fingerprint: NDArray[np.int32], others: NDArray[np.int32]) -> NDArray[np.float64]:
     """Estimate the rows in which a set differs from others. Shapes: others: int32[n, 64]; result: float64[n]."""
-    return np.square(np.float64(others) - fingerprint).mean(axis=1)
+    result: NDArray[np.float64] = np.square(np.float64(others) - fingerprint).mean(axis=1)
+    return result

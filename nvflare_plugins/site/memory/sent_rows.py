@@ -162,7 +162,7 @@ class SentRows:
             if not all(isinstance(record["rows"], list) for record in records):
                 raise ValueError("rows")
         except (ValueError, TypeError, KeyError):
-            key = b""
+            key, records = b"", []
         if len(key) != _KEY_BYTES:
             raise ConfigurationError(f"{self._site}: {FILE_NAME} in the folder of ledgers is damaged: restore it")
         return key, records

@@ -20,7 +20,14 @@ from pathlib import Path
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.checks import check_plain
-from nvflare_plugins.data_sets.declaration import MOST_DELTA, MOST_EPSILON, DataSet, PrivacyBudget, VerticalRules
+from nvflare_plugins.data_sets.declaration import (
+    MISSING_TEXTS,
+    MOST_DELTA,
+    MOST_EPSILON,
+    DataSet,
+    PrivacyBudget,
+    VerticalRules,
+)
 from nvflare_plugins.site.policy.values import (
     DEFAULT_PROFILES,
     MIN_EFFECTIVE_ROWS,
@@ -532,7 +539,7 @@ class _Reader:
         if loader is not None and not re.fullmatch(r"\w+(\.\w+)*:\w+", loader):
             raise _wrong(f"{key}.loader", "package.module:function")
         separator = self.text(f"{key}.separator", given.get("separator", ","))
-        missing = given.get("missing", list(DataSet.__dataclass_fields__["missing"].default))
+        missing = given.get("missing", list(MISSING_TEXTS))
         if not isinstance(missing, list) or not all(isinstance(text, str) for text in missing):
             raise _wrong(f"{key}.missing", "a list of texts")
         if len(separator) != 1:

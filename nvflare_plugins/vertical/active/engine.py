@@ -209,7 +209,7 @@ class ActiveEngine:
         if self._sampler is None and not self._settings.column_seed:
             self._sampler = ColumnSampler(self._settings.params, self._n_columns, self._fresh_generator)
         if self._sampler is not None:
-            self._begin_tree()
+            self._begin_tree(self._sampler)
         return b""
 
     def _fresh_generator(self) -> XGBoostRandom:
@@ -222,21 +222,21 @@ class ActiveEngine:
         generator = XGBoostRandom(seed)
         self._sampler = ColumnSampler(self._settings.params, self._n_columns, lambda: generator)
         self._sampler.begin_tree()  # XGBoost 3.2 samples once more when it sets itself up
-        self._begin_tree()
+        self._begin_tree(self._sampler)
         return b""
 
-    def _begin_tree(self) -> None:
+    def _begin_tree(self, sampler: ColumnSampler) -> None:
         settings, params = self._settings, self._settings.params
         g, h = self._gradients[:, self._trees_begun // settings.parallel_trees].T
         if params.subsample < 1:
             keep = sampled_rows(self._n_rows, params.subsample, self._random.draw())
             g, h = np.where(keep, g, np.float32(0)), np.where(keep, h, np.float32(0))
-        self._sampler.begin_tree()
+        sampler.begin_tree()
         self._trees_begun += 1
         self._root_sum = np.array([values.sum(dtype=np.float64) for values in (g, h)])
         self._root_size = np.array([np.abs(values).sum(dtype=np.float64) for values in (g, h)])
         encoded = self._scale.encode(g, h)
-        columns = self._sampler.tree_columns()
+        columns = sampler.tree_columns()
         if self._round < settings.own_rounds:
             columns[self._n_own :] = False
         parties = [
@@ -256,7 +256,7 @@ class ActiveEngine:
         ]
         if parties:
             self._send_gradients(encoded, parties)
-        self._growth = TreeGrowth(params, self._formula, encoded, parties, self._n_columns, self._sampler.node_columns)
+        self._growth = TreeGrowth(params, self._formula, encoded, parties, self._n_columns, sampler.node_columns)
 
     def _send_gradients(self, encoded: EncodedGradients, parties: Sequence[PartySums]) -> None:
         """Encrypt block by block, so that one is on its way while the next is made, and ask for the root."""
@@ -269,14 +269,15 @@ class ActiveEngine:
             sums.ask([])
 
     def _end_tree_if_finished(self) -> None:
-        if not self._growth.is_finished:
+        growth = self._growing()
+        if not growth.is_finished:
             return
-        self.trees.append(self._growth.structure())
-        self._on_tree(self._growth.leaf_of_row)
-        self._closed.update(sums.party.name for sums in self._growth.parties if sums.is_closed)
+        self.trees.append(growth.structure())
+        self._on_tree(growth.leaf_of_row)
+        self._closed.update(sums.party.name for sums in growth.parties if sums.is_closed)
         self._growth = None
-        if self._trees_begun < self.trees_per_round:
-            self._begin_tree()
+        if self._trees_begun < self.trees_per_round and self._sampler is not None:
+            self._begin_tree(self._sampler)
         elif self._settings.caches_training:
             self._predicted[0] = len(self.trees)
 

@@ -75,7 +75,7 @@ class GradientScale:
             self._g_exponent = max(self._g_exponent, exponent_of(largest[0]))
             self._h_exponent = max(self._h_exponent, exponent_of(largest[1]))
         # Multiplying by a power of two is exact.
-        in_units = (np.float64(g) * 2.0**-self._g_exponent, np.float64(h) * 2.0**-self._h_exponent)
+        in_units = (g.astype(np.float64) * 2.0**-self._g_exponent, h.astype(np.float64) * 2.0**-self._h_exponent)
         encoded = self._pairs.encode_pairs(*in_units)
         fraction_bits = self._pairs.fraction_bits
         return EncodedGradients(

@@ -6,7 +6,7 @@ Security: the key is generated for the job, held in memory only, and gone when t
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from he_processors.fixed_pairs import PairFormat
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal
-from he_processors.okamoto_uchiyama.keys import generate_okamoto_uchiyama_key
-from he_processors.paillier.keys import generate_paillier_key
+from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey, generate_okamoto_uchiyama_key
+from he_processors.paillier.keys import PaillierPrivateKey, generate_paillier_key
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, EncryptedGradientOwner, gradient_owner
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, GradientOwner
 from nvflare_plugins.vertical.protocol.messages import TrainingSetup
 
-_GENERATORS = {
+_GENERATORS: dict[str, Callable[[int], PaillierPrivateKey | OkamotoUchiyamaPrivateKey]] = {
     VerticalProfile.PAILLIER.value: generate_paillier_key,
     VerticalProfile.OKAMOTO_UCHIYAMA.value: generate_okamoto_uchiyama_key,
 }

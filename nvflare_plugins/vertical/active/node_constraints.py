@@ -49,7 +49,7 @@ class NodeConstraints:
         self, entry: ExpandEntry, params: TreeParameters, formula: SplitFormula
     ) -> tuple[WeightBounds, WeightBounds]:
         w_left, w_right = (
-            np.float32(formula.weight(np.float64(g), np.float64(h), self.bounds))
+            np.float32(formula.weight(np.array(g), np.array(h), self.bounds))
             for g, h in (entry.left_sum, entry.right_sum)
         )
         middle = (w_left + w_right) / np.float32(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,8 +69,8 @@ class PartySums:
         self._layout = BinLayout(tuple(party.schema.n_bins[feature] for feature in self._features))
         self._evaluator = PartyEvaluator(self._layout, formula, unit, monotone[party.columns][self._features])
         self._opened: dict[int, BinSums] = {}
-        self._sent: list[Future] = []
-        self._asked: Future | None = None
+        self._sent: list[Future[Any]] = []
+        self._asked: Future[Any] | None = None
         self._asked_for: list[NodePartition] = []
         self.is_closed = False  # the party kept the sums of all rows, and will in later trees
 
@@ -91,11 +92,11 @@ class PartySums:
         if self._asked_for or not partitions:
             self._asked = self.party.link.ask(HistogramRequest(self._tree, tuple(self._asked_for)))
 
-    def split(self, splits: list[OwnedSplit]) -> Future:
+    def split(self, splits: list[OwnedSplit]) -> Future[Any]:
         """Tell the party which splits it won."""
         return self.party.link.ask(SplitRequest(self._tree, tuple(splits)))
 
-    def split_answer(self, future: Future, sizes: list[int]) -> list[NDArray[np.bool_]]:
+    def split_answer(self, future: Future[Any], sizes: list[int]) -> list[NDArray[np.bool_]]:
         """Return which rows of each node go left."""
         answer = collect(self.party, future, SplitAnswer, self._deadline_s)
         if answer.tree != self._tree or [bits.n for bits in answer.goes_left] != sizes:
@@ -126,6 +127,8 @@ class PartySums:
         for sent in self._sent:
             collect(self.party, sent, type(None), self._deadline_s)  # fails with the reason of a refusal
         self._sent = []
+        if self._asked is None:
+            raise ProtocolError(f"{self.party.name} was not asked for sums")
         answer = collect(self.party, self._asked, HistogramAnswer, self._deadline_s)
         self._asked = None
         built = [_built_child(part, totals) for part in self._asked_for] or [ROOT]

@@ -51,7 +51,6 @@ class ActiveSite:
         if start.checkpoint is not None:
             self._model = start.checkpoint.content.encode()
         self._rows: dict[int, RoundRow] = {}
-        self._asking: Requester | None = None
 
     def run(self) -> TrainedPart:
         """Train; return this party's part."""
@@ -65,7 +64,8 @@ class ActiveSite:
             start.transport.abort,
             on_turn=lambda turn: start.round_done(self._rows[turn]),
             first_turn=start.n_done,
-        ) as self._asking:
+        ) as asking:
+            self._asking: Requester = asking
             # Within the conversation, which shows the others that this site is alive.
             owner, setup = open_owner(job, start.data.train.table.n_rows, start.context.policy.arithmetic)
             start.progress.say(self._scheme_line())
@@ -137,7 +137,7 @@ class ActiveSite:
             part = start.initial.part
             if [(p.site, p.aliases) for p in part.parties] != [(p.name, p.schema.aliases) for p in parties]:
                 raise ConfigurationError("the model to continue was trained with other parties, or other features")
-            check_initial_model(part.booster, start.job.initial_model, params, names)
+            check_initial_model(part.booster, str(start.job.initial_model), params, names)
         return params
 
     def _sets(self) -> list[LabelledSet]:

@@ -10,6 +10,7 @@ Reference: XGBoost 3.2, src/tree/hist/evaluate_splits.h (EnumerateSplit), src/tr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,8 @@ class WeightBounds:
     Shapes: float32 scalars, or float32[n_nodes, 1] for several nodes at once.
     """
 
-    lower: np.float32 = -_LARGEST
-    upper: np.float32 = _LARGEST
+    lower: np.float32 | NDArray[np.float32] = -_LARGEST
+    upper: np.float32 | NDArray[np.float32] = _LARGEST
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -42,7 +43,7 @@ class GradientUnit:
 
     def decode(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return sums as doubles. Shapes: g, h: int64[...]; results: float64[...]."""
-        return np.float64(g) * 2.0**self.g_exponent, np.float64(h) * 2.0**self.h_exponent
+        return g.astype(np.float64) * 2.0**self.g_exponent, h.astype(np.float64) * 2.0**self.h_exponent
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -95,10 +96,10 @@ class SplitFormula:
             if self._max_delta_step != 0:
                 limit = np.float64(self._max_delta_step)
                 weight = np.where(np.abs(weight) > limit, np.copysign(limit, weight), weight)
-            weight = np.where((h < self._min_child_weight) | (h <= 0), 0.0, weight).astype(np.float32)
+            rounded = np.where((h < self._min_child_weight) | (h <= 0), 0.0, weight).astype(np.float32)
         if not self.is_constrained:
-            return weight
-        return np.where(weight < bounds.lower, bounds.lower, np.where(weight > bounds.upper, bounds.upper, weight))
+            return rounded
+        return np.where(rounded < bounds.lower, bounds.lower, np.where(rounded > bounds.upper, bounds.upper, rounded))
 
     def gain(self, g: NDArray[np.float64], h: NDArray[np.float64], bounds: WeightBounds) -> NDArray[np.float32]:
         """Return the gain of nodes that stay as they are."""
@@ -108,8 +109,8 @@ class SplitFormula:
 
     def split_gain(
         self,
-        left: tuple[NDArray, NDArray],
-        right: tuple[NDArray, NDArray],
+        left: tuple[NDArray[np.float64], NDArray[np.float64]],
+        right: tuple[NDArray[np.float64], NDArray[np.float64]],
         monotone: NDArray[np.int8],
         bounds: WeightBounds,
     ) -> NDArray[np.float32]:
@@ -249,7 +250,7 @@ class PartyEvaluator:
         return Candidate(changes[slot], feature, last_left_bin, default_left, left, right)
 
 
-def _column(values: list) -> NDArray:
+def _column(values: list[Any]) -> NDArray[Any]:
     return np.array(values)[:, None]
 
 

@@ -271,8 +271,8 @@ class _Loop:
     def _take_up(self, result: VerticalResult, booster: xgb.Booster) -> None:
         """Find the best round so far in the checkpoint of a lost job."""
         if self._settings.is_resumed and self._settings.early_stopping_rounds and booster.attr("best_score"):
-            result.best_round = int(booster.attr("best_iteration"))
-            result.best_score = float(booster.attr("best_score"))
+            result.best_round = int(str(booster.attr("best_iteration")))
+            result.best_score = float(str(booster.attr("best_score")))
 
     def _note_best(self, result: VerticalResult, booster: xgb.Booster) -> None:
         """Compare the last metric of the last set with the best so far, as XGBoost's own callback does."""

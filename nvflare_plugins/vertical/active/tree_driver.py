@@ -33,7 +33,7 @@ class TreeDriver:
 
     def __init__(self, params: TreeParameters):
         self._params = params
-        self._queue: list[tuple] = []
+        self._queue: list[tuple[tuple[float, ...], ExpandEntry]] = []
         self._n_leaves = 1
         self._n_nodes = 1
 

@@ -99,7 +99,7 @@ class TreeGrowth:
             facts = [self._facts(node, sums.allowed(c)) for node, c in zip(self.pending, columns, strict=True)]
             for i, candidate in enumerate(sums.evaluate(self.pending, self._totals, facts)):
                 entry = None if candidate is None else self._entry(self.pending[i], sums, candidate)
-                if entry is not None and offers[i].is_replaced_by(entry):
+                if candidate is not None and entry is not None and offers[i].is_replaced_by(entry):
                     offers[i] = entry
                     self._nodes[self.pending[i]].offer = (sums, candidate)
         winners = []
@@ -173,8 +173,9 @@ class TreeGrowth:
         return TreeStructure(left, right, feature, threshold, default_left)
 
     def _check_division(self, node: int, goes_left: NDArray[np.bool_], sums: PartySums) -> None:
-        left, rows = self._nodes[node].offer[1].left, self._nodes[node].rows
-        if (self._gradients.g[rows] @ goes_left, self._gradients.h[rows] @ goes_left) != (left.g, left.h):
+        left, rows = self._offered(node).left, self._nodes[node].rows
+        g, h = (int(values[rows] @ goes_left) for values in (self._gradients.g, self._gradients.h))
+        if (g, h) != (left.g, left.h):
             raise ProtocolError(f"{sums.party.name} divided rows otherwise than its sums of gradients say")
 
     def _add_children(self, split: AppliedSplit, node: _Node, goes_left: NDArray[np.bool_]) -> NodePartition:
@@ -197,7 +198,8 @@ class TreeGrowth:
 
     def _gain(self, total: NodeTotal, constraints: NodeConstraints) -> np.float32:
         g, h = self._gradients.unit.decode(np.array([total.g]), np.array([total.h]))
-        return self._formula.gain(g, h, constraints.bounds)[0]
+        result: np.float32 = self._formula.gain(g, h, constraints.bounds)[0]
+        return result
 
     def _columns_of(self, node: int) -> NDArray[np.bool_]:
         sampled = self._node_columns(self._nodes[node].depth)
@@ -209,7 +211,7 @@ class TreeGrowth:
 
     def _entry(self, node: int, sums: PartySums, candidate: Candidate) -> ExpandEntry:
         def decode(total: NodeTotal) -> tuple[float, float]:
-            g, h = self._gradients.unit.decode(np.int64(total.g), np.int64(total.h))
+            g, h = self._gradients.unit.decode(np.array(total.g), np.array(total.h))
             return float(g), float(h)
 
         feature = sums.party.first_column + candidate.feature
@@ -228,6 +230,12 @@ class TreeGrowth:
         offer = self._nodes[node].offer
         return offer[1] if offer is not None and offer[0] is sums else None
 
+    def _offered(self, node: int) -> Candidate:
+        offer = self._nodes[node].offer
+        if offer is None:
+            raise ProtocolError(DISAGREE.format("the owner of a split"))
+        return offer[1]
+
     def _owned_split(self, node: int) -> OwnedSplit:
-        candidate = self._nodes[node].offer[1]
+        candidate = self._offered(node)
         return OwnedSplit(node, candidate.feature, candidate.bin, candidate.default_left)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +46,8 @@ class XGBoostRandom:
 
     def __init__(self, seed: int):
         self._bits = np.random.MT19937()
-        self._bits.state = np.random.RandomState(seed & 0xFFFFFFFF).get_state(legacy=False)
+        state: Any = np.random.RandomState(seed & 0xFFFFFFFF).get_state(legacy=False)
+        self._bits.state = state
 
     def draw(self) -> int:
         """Return the next 32 bits."""

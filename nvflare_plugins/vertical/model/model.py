@@ -164,7 +164,8 @@ def _single_leaf(tree: dict[str, Any], number: int) -> dict[str, Any]:
 
 def _trees(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     try:
-        return document["learner"]["gradient_booster"]["model"]["trees"]
+        result: list[dict[str, Any]] = document["learner"]["gradient_booster"]["model"]["trees"]
+        return result
     except (KeyError, TypeError):
         raise ConfigurationError("not a model of tree boosting in XGBoost's JSON form") from None
 

@@ -37,7 +37,8 @@ class TreeStructure:
 
     def decide(self, node: int, values: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Tell which values go left at one of the active party's own nodes. Shapes: values: float32[n]."""
-        return np.where(np.isnan(values), self.default_left[node], values < self.threshold[node])
+        result: NDArray[np.bool_] = np.where(np.isnan(values), self.default_left[node], values < self.threshold[node])
+        return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,8 @@ class CutPoints:
 
     def threshold(self, feature: int, last_left_bin: int) -> np.float32:
         """Return the split value of "bins up to this one go left"; bin -1 sends no value left."""
-        return self.lowest[feature] if last_left_bin < 0 else self.upper[feature][last_left_bin]
+        result: np.float32 = self.lowest[feature] if last_left_bin < 0 else self.upper[feature][last_left_bin]
+        return result
 
     def codes(self, features: NDArray[np.float32]) -> BinCodes:
         """Return the bin of every value; a missing one has the code after the last bin.

@@ -113,10 +113,12 @@ class PassiveParty:
             ProtocolError: the request does not fit what came before, or this party's table.
         """
         if isinstance(request, TreeGradients):
-            return self._begin_tree(request)
+            self._begin_tree(request)
+            return None
         if isinstance(request, MoreGradients):
             self._check_tree(request.tree)
-            return self._maker.add_gradients(request.gradients)
+            self._maker.add_gradients(request.gradients)
+            return None
         if isinstance(request, HistogramRequest):
             return self._histograms(request)
         if isinstance(request, SplitRequest):

@@ -123,7 +123,7 @@ class _Line:
         return step, self.inbox.put(step.fragments)
 
 
-class PendingAnswer(Future):
+class PendingAnswer(Future[Any]):
     """The answer to one question; waiting for it lets the conversation collect answers."""
 
     def __init__(self, asking: Requester, read: Callable[[bytes], Any]):

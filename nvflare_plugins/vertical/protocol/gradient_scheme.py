@@ -147,6 +147,8 @@ class ClearHistogramMaker:
 
     def _sum_node(self, layout: BinLayout, rows: NDArray[np.int32]) -> NDArray[np.int64]:
         # The sums are a product with the 0/1 matrix of slots and rows, block by block to bound the memory.
+        if self._pairs is None:
+            raise ProtocolError("sums were asked for before the gradients came")
         total = np.zeros((layout.n_slots, 2), dtype=np.int64)
         first_slots = layout.starts[:-1].astype(np.int32)
         n_cells = min(rows.size, _BLOCK_ROWS) * layout.n_features

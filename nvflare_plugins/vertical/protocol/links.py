@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from he_processors.errors import JobAborted, ProtocolError
 from nvflare_plugins.vertical.passive.party import PassiveParty
@@ -40,7 +41,9 @@ class Party:
         return slice(self.first_column, self.first_column + len(self.schema.n_bins))
 
 
-def place_parties(n_own_columns: int, introductions: list[tuple[str, PartySchema, PassiveLink]]) -> tuple[Party, ...]:
+def place_parties(
+    n_own_columns: int, introductions: Sequence[tuple[str, PartySchema, PassiveLink]]
+) -> tuple[Party, ...]:
     """Order the columns of all parties: the active party's first, then each passive party's."""
     parties, column = [], n_own_columns
     for name, schema, link in introductions:
@@ -49,7 +52,7 @@ def place_parties(n_own_columns: int, introductions: list[tuple[str, PartySchema
     return tuple(parties)
 
 
-def collect(party: Party, future: Future, expected: type[A], deadline_s: float) -> A:
+def collect(party: Party, future: Future[Any], expected: type[A], deadline_s: float) -> A:
     """Wait for an answer of the expected type.
 
     Raises:
@@ -81,5 +84,9 @@ class InProcessLink:
         self._worker.shutdown(cancel_futures=True)
 
     def _answer(self, data: bytes) -> Answer | None:
-        answer = self._party.answer(from_bytes(data))
-        return None if answer is None else from_bytes(to_bytes(answer))
+        request: Any = from_bytes(data)
+        answer = self._party.answer(request)
+        if answer is None:
+            return None
+        sent: Any = from_bytes(to_bytes(answer))
+        return cast(Answer, sent)

@@ -9,9 +9,9 @@ Rows are bits, least significant first; a bit list says how many bits it has and
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ MAX_NODES = 1 << 24
 MAX_ROWS = (1 << 31) - 1
 _MAX_FEATURES = 1 << 20
 _MAX_NAME_BYTES = 1 << 10
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +64,25 @@ class _Writer:
         self.numbers("I", bits.n)
         self.parts.append(bits.data)
 
-    def items(self, items: tuple, write: Callable) -> None:
+    def items(self, items: Sequence[T], write: Callable[[T], None]) -> None:
         self.numbers("I", len(items))
         for item in items:
             write(item)
 
 
 class _Reader:
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | memoryview) -> None:
         self._data = memoryview(data)
         self._position = 0
 
-    def numbers(self, layout: str) -> tuple:
+    def numbers(self, layout: str) -> tuple[Any, ...]:
         return struct.unpack("<" + layout, self.take(struct.calcsize("<" + layout)))
 
     def number(self, code: str, most: int, least: int = 0) -> int:
         value = self.numbers(code)[0]
         if not least <= value <= most:
             raise ProtocolError("a number in a vertical message is out of range")
-        return value
+        return int(value)
 
     def flag(self) -> bool:
         return bool(self.number("B", 1))
@@ -107,7 +109,7 @@ class _Reader:
             raise ProtocolError("a bit list in a vertical message is longer than it says")
         return Bits(n, data)
 
-    def items(self, read: Callable, most: int = MAX_NODES) -> tuple:
+    def items(self, read: Callable[[], T], most: int = MAX_NODES) -> tuple[T, ...]:
         return tuple(read() for _ in range(self.number("I", most)))
 
     def node(self) -> int:

@@ -53,6 +53,16 @@ class ContentLog(Protocol):
     def content(self, direction: str, peer: str, what: Content, protection: Protection, size_bytes: int) -> None: ...
 
 
+class MessageNotes(Protocol):
+    """Takes note of the messages of a conversation."""
+
+    def sent(self, peer: str, message: Message, size: int) -> None:
+        """Note a message that is about to leave."""
+
+    def received(self, peer: str, message: Message, size: int) -> None:
+        """Note a message that came."""
+
+
 class ContentRecorder:
     """Notes in the evidence what passes between this site and the others.
 
@@ -83,7 +93,7 @@ class ContentRecorder:
 class ConversationLink:
     """The active party's link to one passive party (a ``PassiveLink``)."""
 
-    def __init__(self, asking: Requester, rank: int, name: str, notes: ContentRecorder):
+    def __init__(self, asking: Requester, rank: int, name: str, notes: MessageNotes):
         self._asking, self._rank, self._name, self._notes = asking, rank, name, notes
 
     def ask(self, request: Request) -> Future[Answer | None]:
@@ -102,7 +112,7 @@ class ConversationLink:
         return answer
 
 
-def answer_bytes(data: bytes, peer: str, answer: Callable[[Request], Answer | None], notes: ContentRecorder) -> bytes:
+def answer_bytes(data: bytes, peer: str, answer: Callable[[Request], Answer | None], notes: MessageNotes) -> bytes:
     """Answer a request in its byte form, at a passive party.
 
     Raises:

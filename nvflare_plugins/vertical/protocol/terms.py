@@ -54,7 +54,7 @@ class VerticalTerms:
     def from_bytes(cls, data: bytes) -> VerticalTerms:
         """Parse a peer's terms. Raises: ProtocolError."""
         try:
-            document = json.loads(data) if len(data) <= _MAX_DOCUMENT else None
+            document = json.loads(data) if len(data) <= _MAX_DOCUMENT else {}
             terms = cls(**document)
         except (ValueError, TypeError, RecursionError):
             raise ProtocolError("a party's terms are not of the expected form") from None

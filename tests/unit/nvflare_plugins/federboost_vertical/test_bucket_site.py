@@ -117,7 +117,7 @@ def test_two_parties_are_enough_and_the_active_one_may_have_the_label_alone(part
 def test_buckets_are_paid_for_once_and_replayed_for_the_same_rows_only(parties: Parties) -> None:
     """The process died between charge and sending; the same job runs again."""
     place = SimpleNamespace(policy=SitePolicy.load(parties.workspace("site-2"), "site-2"), job_id="job")
-    attempt = SimpleNamespace(place=place, evidence=SimpleNamespace(spend=lambda *told: said.append(told)))
+    attempt = SimpleNamespace(context=place, evidence=SimpleNamespace(spend=lambda *told: said.append(told)))
     said: list[tuple] = []
     columns, features = np.random.default_rng(0).random((1, 50)).astype(np.float32), [FeatureBounds(0.0, 1.0)]
 
