@@ -8,15 +8,22 @@ LABEL ?=
 PROFILE ?= masks
 ROUNDS ?= 10
 CASES ?=
+TYPED := he_processors dp_components nvflare_plugins jobs poc_workspace
 # Tests side by side; a process without any left takes some of the others, so that no core waits for the longest file.
 PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-all matrix bench-horizontal bench-he bench-vertical bench-cuda bench-dp clean
+.PHONY: demo lint test test-all matrix bench-horizontal bench-he bench-vertical bench-cuda bench-dp clean
 
 demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)")
 
-test: $(STAMP)
+# Format, style and types: about half a minute.
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(TYPED)
+
+test: lint
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not poc and not gpu" $(CASES)
 
 test-all: $(STAMP)

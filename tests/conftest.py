@@ -12,11 +12,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Files in memory where there is room: the tests write thousands durably, and a disk takes milliseconds for each.
-_IN_MEMORY = "/dev/shm"
+_IN_MEMORY = "/dev/shm"  # noqa: S108 - the tests make folders of their own there
 if "TMPDIR" not in os.environ and os.access(_IN_MEMORY, os.W_OK) and shutil.disk_usage(_IN_MEMORY).free > 4 << 30:
     os.environ["TMPDIR"] = tempfile.tempdir = _IN_MEMORY
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, settings  # noqa: E402 - after the settings of the process
 
 # A test is red because something is wrong, not because the machine is busy or the dice fell so: times are no property
 # here, and the examples are the same in every run. HYPOTHESIS_PROFILE=explore draws others each time.

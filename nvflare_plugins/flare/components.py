@@ -1,4 +1,4 @@
-"""The classes that job folders name: one controller and one executor, and under older names a pair for each older kind."""
+"""The classes that job folders name: one controller and executor, and under older names a pair for each older kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def controller_of(kind: JobKind, job: dict[str, Any], sites: list[str] | None, m
         job: the job's fields that the folder states.
     """
     if kind.alias:
-        return _aliased(kind, "Controller")(job, sites, min_clients)
+        controller: JobController = _aliased(kind, "Controller")(job, sites, min_clients)
+        return controller
     return JobController(job, sites, min_clients, kind=kind.name)
 
 

@@ -80,8 +80,9 @@ class JobTask:
 
 
 class JobExecutor(Executor):
-    """Takes part in a job of any kind at one site. What the site allows is in its own policy, nothing in the job's
-    configuration.
+    """Takes part in a job of any kind at one site.
+
+    What the site allows is in its own policy, nothing in the job's configuration.
 
     Args:
         kind: name of the job's kind (kinds.py); None where the class has it.

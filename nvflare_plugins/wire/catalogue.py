@@ -1,9 +1,9 @@
-"""The catalogue: every message of XGBoost 3.2 and 3.3 in horizontal training, by phase, call, dtype, reduce op and exact size.
+"""The catalogue: every message of XGBoost 3.2 and 3.3 in horizontal training, by phase, call, dtype, reduce op, size.
 
 This is the only code that looks into XGBoost's buffers. ``HorizontalGrammar.classify`` takes the messages in the order
 in which XGBoost sends them and names each one; what does not fit aborts the job, because a message that nobody knows
-could carry anything. The order was read from XGBoost's source and recorded from real runs (tests/golden); releases differ by
-``TrainingShape.column_seed`` alone.
+could carry anything. The order was read from XGBoost's source and recorded from real runs (tests/golden); releases
+differ by ``TrainingShape.column_seed`` alone.
 
 Several kinds need no network: what they ask for is public and was agreed before training, or follows from what the
 site already holds. They are answered by the mediator (``Answer.LOCAL``).

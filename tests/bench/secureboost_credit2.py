@@ -1,5 +1,6 @@
-"""SecureBoost's setting on Credit 2, beside the figures of its paper: presets exact and guarded, with and without
-Completely SecureBoost (the first tree on the active party's columns alone).
+"""SecureBoost's setting on Credit 2, beside the figures of its paper.
+
+Presets exact and guarded, with and without Completely SecureBoost (the first tree on the active party's columns alone).
 
 Trees of depth 3, two thirds of the rows for training and one third for testing, columns in halves of 11 and 12. The
 copy of the paper at hand lost some numbers: 0.8 of the rows for each tree, learning rate 0.1 and 100 trees are assumed.

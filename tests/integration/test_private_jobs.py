@@ -144,8 +144,10 @@ def test_histogram_trees_run_too(tmp_path: Path, trust: str, grower: str) -> Non
 
 
 def test_local_noise_has_the_size_of_all_rows_together(tmp_path: Path) -> None:
-    """Statistic: mean square of 8 x 16 noisy row counts, all small beside the noise, over that of the noise; false
-    alarm below 1e-4 outside (0.5, 1.7).
+    """Their counts have the noise of one report each.
+
+    Statistic: mean square of 8 x 16 noisy row counts, all small beside the noise, over that of the noise; false alarm
+    below 1e-4 outside (0.5, 1.7).
     """
     federation = PrivateFederation(tmp_path)
     job = job_of(

@@ -381,8 +381,8 @@ def test_the_consent_is_asked_before_any_row_is_read(
     sets = {"train": {"path": "d.csv"}}
     with pytest.raises(PolicyRefusal, match=r"consents\.exact_leaves"):
         preparation.prepare(job(profile=profile, params=objective), place_of(tmp_path, data_sets=sets))
+    consenting = place_of(tmp_path, data_sets=sets, consents={"exact_leaves": True})
     with pytest.raises(ConfigurationError, match="rows are read"):
-        consenting = place_of(tmp_path, data_sets=sets, consents={"exact_leaves": True})
         preparation.prepare(job(profile=profile, params=objective), consenting)
 
 
@@ -482,8 +482,8 @@ def test_a_label_of_a_vertical_job_is_not_told(tmp_path: Path) -> None:
 def test_weights_of_a_vertical_job_are_not_told(tmp_path: Path) -> None:
     for value in (-1.0, 0.0):
         table().assign(w=value)[["a", "b", "w", "y", "id"]].to_parquet(tmp_path / "d.parquet")
+        context = place_of(tmp_path, data_sets={"d": {"path": "d.parquet", "id": "id"}})
         with pytest.raises(DataRefusal) as refusal:
-            context = place_of(tmp_path, data_sets={"d": {"path": "d.parquet", "id": "id"}})
             run_vertical_site(vertical(weight="w"), context, None, 1.0, Silent())
         assert str(refusal.value) == ROWS_TEXT
 

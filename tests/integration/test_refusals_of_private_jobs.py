@@ -192,7 +192,7 @@ def test_rows_whose_buckets_were_sent_are_left_out_and_rows_without_ids_refused(
     with pytest.raises(PolicyRefusal, match=f"data_sets.{DATA}.id"):
         prepare_trees(job, place_of(tmp_path))
     path.unlink()  # what has no ids is refused before anything is read
-    with pytest.raises(PolicyRefusal, match="consents.exact_use_of_budgeted_data"):
+    with pytest.raises(PolicyRefusal, match=r"consents.exact_use_of_budgeted_data"):
         prepare_trees(job.from_dict({**job.to_dict(), "features": None}), place_of(tmp_path))
 
 

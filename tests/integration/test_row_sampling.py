@@ -182,9 +182,9 @@ class _Eavesdropper:
 
         def heard(sums, kind, values, *more):
             total = honest(sums, kind, values, *more)
-            if kind is Kind.HISTOGRAM and sums._channel.site == "site-1":
-                if not self.roots or sums._channel.moment.round >= len(self.roots):
-                    self.roots.append((total - values).reshape(-1, 2))  # without its own part
+            is_next = not self.roots or sums._channel.moment.round >= len(self.roots)
+            if kind is Kind.HISTOGRAM and sums._channel.site == "site-1" and is_next:
+                self.roots.append((total - values).reshape(-1, 2))  # without its own part
             return total
 
         monkeypatch.setattr(ProtectedSums, "sum", heard)

@@ -17,7 +17,8 @@ from nvflare_plugins.site.memory.prediction_budget import FOLDER as PREDICTIONS
 from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.memory.released_sums import ReleasedSums
-from nvflare_plugins.vertical import checkpoints, site
+from nvflare_plugins.vertical import checkpoints
+from nvflare_plugins.vertical import site as vertical_site
 from nvflare_plugins.vertical.active import site as active_site
 from nvflare_plugins.vertical.active.xgboost_random import XGBoostRandom, sampled_rows
 from nvflare_plugins.vertical.guards.guards import FOLDER
@@ -210,7 +211,7 @@ WRITERS = {  # what is written, by whom, the write that fails, and what of the c
     "registry": (Registry, "trees_complete", 3, lambda self, *of: self._root),
     "ledger_of_sums": (ReleasedSums, "write", 4, lambda self, *of: self._path),
     "predictions": (PredictionBudget, "charge", 1, lambda self, *of: self._path),
-    "part": (site, "write_part", 1, lambda folder, *of: folder),
+    "part": (vertical_site, "write_part", 1, lambda folder, *of: folder),
 }
 
 

@@ -55,7 +55,7 @@ def test_with_noise_all_sites_agree_and_only_histograms_travel(trust: Trust) -> 
 
 def test_missing_values_are_refused_before_anything_is_sent() -> None:
     data, seen = table(missing=True), []
+    parts = split_rows(data.columns, data.label, 3)
     with pytest.raises(ConfigurationError, match="missing"):
-        parts = split_rows(data.columns, data.label, 3)
         train_in_process(plan_for(feverless(), data), parts, seen=seen, train=train_greedy_trees)
     assert not seen

@@ -212,7 +212,7 @@ def test_the_planted_fault_of_an_answer_before_its_charge_is_caught(tmp_path: Pa
     world = World(tmp_path / "privacy")
     world.step("open", "a", 2)
     disk = world.disk(None, (0.0, 0.0), False)
-    with mock.patch.object(ledger_journal, "os", disk), mock.patch.object(disk, "fsync", lambda descriptor: None):
+    with mock.patch.object(ledger_journal, "os", disk), mock.patch.object(disk, "fsync"):
         world.step("release", "a", "q0")
         with pytest.raises(PowerLoss):
             disk._lose_power()

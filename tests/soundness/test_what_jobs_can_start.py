@@ -13,6 +13,7 @@ import json
 import os
 import pkgutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -217,9 +218,7 @@ def test_the_attack_is_one(workspace: Path) -> None:
     document["class_allow_list"].append("nvflare_plugins.site.setup.")
     resources.write_text(json.dumps(document))
     call = rewriting("nvflare_plugins.site.setup")
-    try:
+    with suppress(Exception):  # what it builds is no component, but it has been built
         build({**HONEST, "components": [{"id": "x", **call}]}, workspace)
-    except Exception:  # what it builds is no component, but it has been built
-        pass
     policy = json.loads((workspace / "local" / "veilboost.json").read_text())
     assert policy["allowed_profiles"] == ["plain"] and policy["consents"]["exact_cuts"]

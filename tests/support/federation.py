@@ -61,7 +61,7 @@ class DirectTransport:
         sends_twice: bool = False,
         frames: list[tuple[str, bytes]] | None = None,
     ):
-        """Lose with ``sends_twice`` the first answer to each frame, so that all are retried; keep them in ``frames``."""
+        """Lose with ``sends_twice`` the first answer to each frame, so that all are retried; keep all in ``frames``."""
         self._aggregator = aggregator
         self._site = site
         self._tamper = tamper or (lambda frame: frame)

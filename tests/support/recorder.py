@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from concurrent import futures
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -167,8 +168,8 @@ def record(case: dict) -> dict:
             booster = xgb.Booster(params, [matrix], model_file=initial)
             for number in range(ROUNDS):
                 for phase, step in (
-                    ("update", lambda: booster.update(matrix, number)),
-                    ("evaluate", lambda: booster.eval_set([(matrix, "train")], number)),
+                    ("update", partial(booster.update, matrix, number)),
+                    ("evaluate", partial(booster.eval_set, [(matrix, "train")], number)),
                 ):
                     if rank == 0:
                         start = len(tracker.calls)

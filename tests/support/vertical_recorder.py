@@ -7,6 +7,7 @@ Three real XGBoost ranks meet at a plain tracker; the calls of rank 0, which has
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import numpy as np
 import xgboost as xgb
@@ -74,9 +75,9 @@ def record(case: dict) -> dict:
             valid = announced("setup", 0, lambda: matrix(slice(N_VALID)))
             booster = xgb.Booster(params, [train, valid], model_file=initial)
             for number in range(ROUNDS):
-                announced("update", number, lambda: booster.update(train, number))
+                announced("update", number, partial(booster.update, train, number))
                 sets = [(train, "train"), (valid, "valid")]
-                announced("evaluate", number, lambda: booster.eval_set(sets, number))
+                announced("evaluate", number, partial(booster.eval_set, sets, number))
 
     threads = [threading.Thread(target=site, args=(rank,)) for rank in range(WORLD)]
     for thread in threads:

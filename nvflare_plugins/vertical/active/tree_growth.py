@@ -92,7 +92,9 @@ class TreeGrowth:
         if [(entry.node, entry.depth) for entry in own] != expected:
             raise ProtocolError(DISAGREE.format("the nodes of the tree"))
         columns = [self._columns_of(node) for node in self.pending]
-        if any(entry.loss_change > 0 and not allowed[entry.feature] for entry, allowed in zip(own, columns, strict=True)):
+        if any(
+            entry.loss_change > 0 and not allowed[entry.feature] for entry, allowed in zip(own, columns, strict=True)
+        ):
             raise ProtocolError(DISAGREE.format("the columns of a node"))
         offers = [ExpandEntry(node, self._nodes[node].depth) for node in self.pending]
         for sums in self.parties:

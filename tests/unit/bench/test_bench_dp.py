@@ -70,7 +70,7 @@ def test_the_last_line_holds_what_was_asked_for(small: None, tmp_path: Path, cap
 
 def test_a_wrong_label_ends_with_one_clear_line(tmp_path: Path) -> None:
     pd.DataFrame({"x": [1.0], "y": [0]}).to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(SystemExit, match="bench-dp: .*no column 'label'"):
+    with pytest.raises(SystemExit, match=r"bench-dp: .*no column 'label'"):
         bench_dp.main(["--sets", str(tmp_path / "a.parquet")])
 
 

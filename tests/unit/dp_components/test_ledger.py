@@ -85,8 +85,9 @@ def test_a_refusal_names_the_part_that_is_too_much(folder: Path) -> None:
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0, 10.0, 30.0, 64.0])
 def test_a_larger_budget_allows_whatever_a_smaller_one_does(folder: Path, epsilon: float) -> None:
-    """Discrete noise once had a slack that counted 1 + e^epsilon times: a budget of 10 refused a job of 8, and raising
-    it, as the refusal advised, made it worse.
+    """Discrete noise once had a slack that counted 1 + e^epsilon times.
+
+    A budget of 10 refused a job of 8, and raising it, as the refusal advised, made it worse.
     """
     multiplier = noise_multiplier_for(200, epsilon, 1e-6) * (1 + 1e-8)
     event = gaussian_event(128, clip_logistic_rows([0.5], [0.25]).sensitivity, multiplier, 2)
@@ -241,7 +242,7 @@ def test_rows_per_person_can_be_raised_and_price_the_past_but_not_lowered(ledger
     assert ledger.spent().pure_epsilon == raised.spent().pure_epsilon == 0.75
     assert not raised.quote(EVENT).fits
     for n_rows in (1, 2):
-        with pytest.raises(PrivacyRefusal, match="rows_per_person. Remedy: state 3"):
+        with pytest.raises(PrivacyRefusal, match=r"rows_per_person. Remedy: state 3"):
             Ledger.open(folder, LedgerIdentity("site-1", "credit", ROW, rows_per_person=n_rows), BUDGET)
     assert Ledger(ledger_files(folder)[0]).identity.rows_per_person == 3
 
@@ -469,7 +470,7 @@ def test_a_cut_ledger_is_refused_and_the_loss_is_charged_once_accepted(ledger: L
     ledger.release("a", "tree 0", make())
     path.write_bytes(whole)
     for opened in (ledger, Ledger(path, folder / "heads")):
-        with pytest.raises(LedgerDamaged, match="its end is missing.*--accept-cut"):
+        with pytest.raises(LedgerDamaged, match=r"its end is missing.*--accept-cut"):
             opened.release("a", "tree 0", never)
     accepting = Ledger(path, folder / "heads")
     assert accepting.accept_cut().pure_epsilon == 0.25
@@ -496,7 +497,7 @@ def test_a_lost_or_damaged_head_is_refused_and_then_costs_the_whole_budget(
 ) -> None:
     head, path = folder / "heads" / "credit.head", ledger_files(folder)[0]
     head.unlink() if content is None else head.write_bytes(content)
-    with pytest.raises(LedgerDamaged, match="credit.head.*--accept-cut"):
+    with pytest.raises(LedgerDamaged, match=r"credit.head.*--accept-cut"):
         Ledger.open(folder, IDENTITY, BUDGET)
     Ledger(path, folder / "heads").accept_cut()
     again = Ledger.open(folder, IDENTITY, BUDGET)

@@ -301,7 +301,7 @@ def test_take_concat_scale_add(variant: str) -> None:
     with pytest.raises(IndexError):
         arithmetic.take(x, np.array([21]))
     for operation in (arithmetic.mul, arithmetic.add, arithmetic.scale):
-        with pytest.raises(ValueError, match="length|single"):
+        with pytest.raises(ValueError, match=r"length|single"):
             operation(x, taken)
 
 

@@ -112,7 +112,7 @@ def test_files_of_both_formats_give_the_same_ids(tmp_path: Path):
 
 def test_no_id_column(tmp_path: Path):
     pd.DataFrame({"x": [1]}).to_csv(tmp_path / "a.csv", index=False)
-    with pytest.raises(ConfigurationError, match="Policy key: data_sets.a.id"):
+    with pytest.raises(ConfigurationError, match=r"Policy key: data_sets.a.id"):
         load_ids(DataSet("a", tmp_path / "a.csv", "csv"))
     with pytest.raises(ConfigurationError, match="lacks its id column"):
         load_ids(DataSet("a", tmp_path / "a.csv", "csv", id="person"))

@@ -126,8 +126,10 @@ def test_a_regression_predicts_in_the_labels_unit(sites: Parties, monkeypatch: p
     "fields", [{}, {"label": "length", "label_bounds": [0, 25], "start_share": 0.1}], ids=["two classes", "regression"]
 )
 def test_sites_and_server_grow_the_trees_that_the_components_grow_in_one_place(sites: Parties, fields: dict) -> None:
-    """The naive twin: the same rows and noise in ``dp_components``' own loop. The key of the rows' assignment is the
-    session's; with one tree per ensemble it does not matter, as every row is in every tree.
+    """The naive twin: the same rows and noise in ``dp_components``' own loop.
+
+    The key of the rows' assignment is the session's; with one tree per ensemble it does not matter, as every row is in
+    every tree.
     """
     wanted = job(variant="seq", n_trees=3, **fields)
     succeed(run(sites, wanted, randomness=SeededRandomness(7)))

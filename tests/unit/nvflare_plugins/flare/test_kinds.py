@@ -30,7 +30,7 @@ def test_one_class_serves_all_kinds(path: str, at_server: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "Horizontal", 7, None, {"a": 1}, ["horizontal"], "\x1b[2J"])
 def test_other_kinds_are_refused_in_words(name: object) -> None:
-    with pytest.raises(ConfigurationError, match="there is no kind of job .*; there are alignment, ") as caught:
+    with pytest.raises(ConfigurationError, match=r"there is no kind of job .*; there are alignment, ") as caught:
         kind_of(name)
     assert str(caught.value).isprintable()
 

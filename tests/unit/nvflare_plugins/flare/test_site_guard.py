@@ -1,5 +1,4 @@
-"""The guard in FLARE's process: a server that names any role, or none, gets no shell, no custom code, no foreign
-folder.
+"""The guard in FLARE's process: no role that a server names gets a shell, custom code or a foreign folder.
 
 FLARE's own agent, processors and deployer answer the messages that a hostile server would send.
 """

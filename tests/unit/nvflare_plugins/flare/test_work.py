@@ -113,7 +113,7 @@ def test_a_site_that_flare_stops_says_so_and_waits_for_the_servers_reason(site: 
     assert STOPPING in site.heard
     site.transport.abort("site-2 no longer answered")
     site.look_for(FLARE_STOP_GRACE_S)
-    with pytest.raises(Stuck, match="^site-2 no longer answered"):
+    with pytest.raises(Stuck, match=r"^site-2 no longer answered"):
         site.look_for(3)
 
 
@@ -136,7 +136,7 @@ def test_a_lost_flare_parent_is_named(site: Site, monkeypatch: pytest.MonkeyPatc
 def test_the_servers_reason_is_kept_when_work_is_stuck(site: Site) -> None:
     site.transport.abort("no sign of life from site-2 for 90 s")
     site.look_for(STOP_GRACE_S)
-    with pytest.raises(Stuck, match="^no sign of life from site-2 for 90 s .and this site's work did not stop"):
+    with pytest.raises(Stuck, match=r"^no sign of life from site-2 for 90 s .and this site's work did not stop"):
         site.look_for(3)
 
 

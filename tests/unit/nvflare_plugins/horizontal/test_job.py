@@ -79,7 +79,7 @@ def test_terms_survive_the_wire_and_hostile_bytes_do_not():
 
 
 def test_differences_are_named():
-    with pytest.raises(ConfigurationError, match="site-2 runs xgboost 3.2.1 where this site runs 3.2.0"):
+    with pytest.raises(ConfigurationError, match=r"site-2 runs xgboost 3.2.1 where this site runs 3.2.0"):
         compare_versions({"xgboost": "3.2.0", "veilboost": "1"}, {"xgboost": "3.2.1", "veilboost": "1"}, "site-2")
     with pytest.raises(ConfigurationError, match="site-2 has another value of 'eta' in the parameters"):
         compare_documents("the parameters", {"eta": 0.3}, {"eta": 0.4}, "site-2")

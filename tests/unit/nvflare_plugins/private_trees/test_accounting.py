@@ -23,7 +23,7 @@ COSTS = {
     "batch_ih_ebm_25": (0.9999933749038099, 9.99899833970425e-06, 125, 29),
     "batch_ih_ebm_100": (0.9999933749038099, 9.99899833970425e-06, 125, 26),
 }
-"""Preset -> (epsilon, delta, queries, messages) of a job of epsilon 1 and delta 1e-5 on five features at three sites."""
+"""Preset -> (epsilon, delta, queries, messages) of a job of epsilon 1, delta 1e-5, on five features at three sites."""
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -83,7 +83,7 @@ def test_a_simulator_that_is_not_set_up_is_one_clear_error(tmp_path: Path) -> No
     """It was a hundred lines of FLARE's traceback, after starting three sites."""
     recipe = HorizontalXGBRecipe("test_job", data_set="d", label="y")
     folder = tmp_path / "test_job"
-    with pytest.raises(ConfigurationError, match="veilboost site-setup .*/test_job --data-set"):
+    with pytest.raises(ConfigurationError, match=r"veilboost site-setup .*/test_job --data-set"):
         recipe.execute(SimEnv(num_clients=3, workspace_root=str(tmp_path)))
     assert not folder.exists()
     set_up(folder)

@@ -133,8 +133,8 @@ def test_chains_through_an_intermediate_authority():
     # A site may not act as an authority.
     site = AUTHORITY.issue("site-2", 2)
     child = generate_cert(Subject("site-1"), Subject("site-2", "org"), key_number(2), key_number(1).public_key())
+    encoded = [c.public_bytes(Encoding.DER) for c in (child, site)]
     with pytest.raises(AuthenticationError, match="does not lead"):
-        encoded = [c.public_bytes(Encoding.DER) for c in (child, site)]
         check_site_chain(encoded, "site-1", AUTHORITY.root, SERVERS, NOW)
 
 
@@ -227,10 +227,9 @@ def test_any_changed_byte_of_a_certificate_ends_in_words(flip):
     for at in range(len(data)):
         changed = data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :]
         text = f"-----BEGIN CERTIFICATE-----\n{base64.encodebytes(changed).decode()}-----END CERTIFICATE-----\n"
-        for ask in (
-            lambda: check_site_chain([changed], "site-1", AUTHORITY.root, SERVERS, NOW),
-            lambda: without_root.certified("site-1", text, ()),
-            lambda: without_root.check(text, b"a", b"b"),
-        ):
-            with contextlib.suppress(AuthenticationError):
-                ask()
+        with contextlib.suppress(AuthenticationError):
+            check_site_chain([changed], "site-1", AUTHORITY.root, SERVERS, NOW)
+        with contextlib.suppress(AuthenticationError):
+            without_root.certified("site-1", text, ())
+        with contextlib.suppress(AuthenticationError):
+            without_root.check(text, b"a", b"b")

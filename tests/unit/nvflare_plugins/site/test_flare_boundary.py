@@ -156,10 +156,10 @@ def test_rights_that_flare_cannot_read_count_as_granted(document: object) -> Non
 
 
 @pytest.mark.parametrize(
-    "folder", ["/tmp/elsewhere", "../elsewhere", "a/../../b", "..", "a\\..\\b", "C:\\x", "", 5, None, "a\n"]
+    "folder", ["/elsewhere", "../elsewhere", "a/../../b", "..", "a\\..\\b", "C:\\x", "", 5, None, "a\n"]
 )
 def test_a_job_cannot_have_metrics_written_elsewhere(folder):
-    with pytest.raises(ConfigurationError, match="tracking receiver writes to .*Remedy: leave tb_folder out"):
+    with pytest.raises(ConfigurationError, match=r"tracking receiver writes to .*Remedy: leave tb_folder out"):
         check_tracking([object(), TBAnalyticsReceiver(tb_folder=folder)])
 
 

@@ -210,7 +210,7 @@ def test_vertical_jobs_need_two_parties_and_the_policys_protection():
         policy.check_vertical(JobTerms("paillier", "d", key_bits=2048), ["a", "b"])
     with pytest.raises(PolicyRefusal, match="allowed_profiles"):
         policy.check_vertical(JobTerms("okamoto_uchiyama", "d"), ["a", "b"])
-    with pytest.raises(PolicyRefusal, match="consents.exact_bins"):
+    with pytest.raises(PolicyRefusal, match=r"consents.exact_bins"):
         policy.check_consent("exact_bins", "does not show its bins", "use the preset guarded")
 
 

@@ -169,7 +169,7 @@ def test_another_growth_of_the_tree_is_noticed(monkeypatch, change):
         return dataclasses.replace(settings, params=dataclasses.replace(settings.params, **change))
 
     monkeypatch.setattr(training, "_engine_settings", other)
-    with pytest.raises(ProtocolError, match="disagree|unknown message|left phase"):
+    with pytest.raises(ProtocolError, match=r"disagree|unknown message|left phase"):
         federate(data(), PARAMS, 2)
 
 

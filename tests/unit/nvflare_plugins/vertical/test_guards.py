@@ -211,7 +211,7 @@ def test_bits_beyond_the_cap_do_not_leave_where_two_jobs_run_at_once(tmp_path):
     one, other = open_guard(tmp_path, max_bits=1), open_guard(tmp_path, max_bits=1)
     assert one.admit_root() and other.admit_root()
     one.charge_splits([EVERYONE])
-    with pytest.raises(PolicyRefusal, match="vertical.max_split_bits_per_row"):
+    with pytest.raises(PolicyRefusal, match=r"vertical.max_split_bits_per_row"):
         other.charge_splits([EVERYONE])
     assert one.exposure().split_bits_max == 1
 
@@ -299,7 +299,7 @@ def test_ids_must_be_distinct(tmp_path):
 def test_more_bins_than_allowed_are_refused(tmp_path):
     guard = open_guard(tmp_path)
     guard.check_bins(32)
-    with pytest.raises(PolicyRefusal, match="vertical.max_bins"):
+    with pytest.raises(PolicyRefusal, match=r"vertical.max_bins"):
         guard.check_bins(33)
     open_guard(tmp_path, enforce=False).check_bins(256)
 

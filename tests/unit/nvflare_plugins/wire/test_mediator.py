@@ -60,7 +60,21 @@ def matrix() -> xgb.QuantileDMatrix:
 
 def shape(data: xgb.QuantileDMatrix) -> TrainingShape:
     n_bins = int(data.get_quantile_cut()[0][-1]) - N_FEATURES
-    return TrainingShape(1, N_FEATURES, n_bins, 1, 1, False, 4, False, False, BaseScoreSource.MEAN, (), 0, installed_release().sends_column_seed)
+    return TrainingShape(
+        1,
+        N_FEATURES,
+        n_bins,
+        1,
+        1,
+        False,
+        4,
+        False,
+        False,
+        BaseScoreSource.MEAN,
+        (),
+        0,
+        installed_release().sends_column_seed,
+    )
 
 
 def train_one_round(handler: Echo, before_update=lambda mediator: None) -> Mediator:
@@ -138,15 +152,15 @@ def test_what_xgboost_says_of_a_failure_does_not_travel():
 def test_a_call_out_of_sequence_or_of_another_rank_is_refused():
     data = matrix()
     for fields, words in (({"sequence_number": 5}, "call 5 where 0 is due"), ({"rank": 1}, "claims rank 1")):
-        with Mediator(HorizontalGrammar(shape(data)), 0, Echo()) as mediator:
-            with grpc.insecure_channel(mediator.address) as channel:
-                call = channel.unary_unary(
-                    f"/{SERVICE}/Allreduce",
-                    request_serializer=lambda m: m.SerializeToString(),
-                    response_deserializer=reply_class("Allreduce").FromString,
-                )
-                with pytest.raises(grpc.RpcError, match=words):
-                    call(request_class("Allreduce")(**fields))
+        mediator = Mediator(HorizontalGrammar(shape(data)), 0, Echo())
+        with mediator, grpc.insecure_channel(mediator.address) as channel:
+            call = channel.unary_unary(
+                f"/{SERVICE}/Allreduce",
+                request_serializer=lambda m: m.SerializeToString(),
+                response_deserializer=reply_class("Allreduce").FromString,
+            )
+            with pytest.raises(grpc.RpcError, match=words):
+                call(request_class("Allreduce")(**fields))
 
 
 def relay(mediator: str, source: str) -> str:
@@ -396,9 +410,12 @@ def connection_whose_port_is_free_afterwards(address: str):
 def test_trust_ends_with_the_connection():
     """A port that was XGBoost's is another's once XGBoost's connection has gone; trust in it once outlived that."""
     with Mediator(HorizontalGrammar(shape(matrix())), 0, Echo()) as mediator:
-        with connection_whose_port_is_free_afterwards(mediator.address) as address:
-            with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError, match="claims rank 7"):
-                channel.unary_unary(f"/{SERVICE}/Allreduce")(request_class("Allreduce")(rank=7).SerializeToString())
+        with (
+            connection_whose_port_is_free_afterwards(mediator.address) as address,
+            grpc.insecure_channel(address) as channel,
+            pytest.raises(grpc.RpcError, match="claims rank 7"),
+        ):
+            channel.unary_unary(f"/{SERVICE}/Allreduce")(request_class("Allreduce")(rank=7).SerializeToString())
         peer, _ = mediator._own_end
         mediator.error = None  # what the next caller would be told
         assert client_on(mediator.address, int(peer.rsplit(":", 1)[1])) == "PERMISSION_DENIED"

@@ -140,7 +140,7 @@ def test_classes_and_lists_are_compared_before_training_goes_on():
     assert json.loads(booster_of(model).attr(CLASSES_ATTRIBUTE)) == ["no", "yes"]
     check_lists(model, "m.json", lists, ["no", "yes"])
     check_lists(bare, "m.json", {"colour": ["other"]}, None)
-    with pytest.raises(ConfigurationError, match="'m.json' was trained with other categories"):
+    with pytest.raises(ConfigurationError, match=r"'m.json' was trained with other categories"):
         check_lists(model, "m.json", {**lists, "colour": ["green", "red", "blue"]}, ["no", "yes"])
     with pytest.raises(ConfigurationError, match="other label_classes"):
         check_lists(model, "m.json", lists, ["yes", "no"])

@@ -212,7 +212,7 @@ def test_normal_form_is_one_document_for_equal_jobs() -> None:
 def test_effective_parameters_come_from_xgboost_itself() -> None:
     assert check_parameters({"objective": "count:poisson"}, NAMES).effective["max_delta_step"].startswith("0.69")
     assert check_parameters({}, NAMES).effective["max_delta_step"] == "0"
-    with pytest.raises(ConfigurationError, match="does not use.*bogus"):
+    with pytest.raises(ConfigurationError, match=r"does not use.*bogus"):
         effective_parameters({"bogus": 1}, 3)
     with pytest.raises(ConfigurationError, match="refuses the parameters"):
         effective_parameters({"max_depth": -1}, 3)

@@ -14,7 +14,9 @@ def test_the_installed_release_is_known():
     assert xgb.__version__.startswith(installed_release().version + ".")
 
 
-@pytest.mark.parametrize("version", [f"{release.version}.{patch}" for release in RELEASES for patch in ("0", "7", "1rc2")])
+@pytest.mark.parametrize(
+    "version", [f"{release.version}.{patch}" for release in RELEASES for patch in ("0", "7", "1rc2")]
+)
 def test_patches_of_known_releases_are_known(version):
     assert version.startswith(known_release(version).version)
 
