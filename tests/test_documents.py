@@ -24,6 +24,7 @@ from nvflare_plugins.wire.catalogue import Dtype, Kind, Op, Phase
 from nvflare_plugins.wire.envelope import Codec, FrameType, Operation
 from nvflare_plugins.wire.vertical_catalogue import VerticalKind
 from nvflare_plugins.xgb.versions import RELEASES
+from tests.test_import_boundaries import LEVELS
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("nvflare_plugins", "he_processors", "dp_components", "jobs", "poc_workspace", "tests")
@@ -179,6 +180,12 @@ def test_the_protocol_numbers_types_phases_and_flags() -> None:
         dict(zip(operations[1:], operation_codes[1:], strict=True)).items()
         >= {op.name: str(op.value) for op in Op}.items()
     )
+
+
+def test_the_architecture_lists_the_rooms_from_top_to_bottom() -> None:
+    cells = [row[0] for row in rows(ROOT / "nvflare_plugins" / "README.md", "Folders and arrows")]
+    listed = [re.findall(r"\[`?(\w+)`?\]", cell) for cell in cells]
+    assert [set(names) for names in listed if names] == [set(level) for level in reversed(LEVELS[1:])]
 
 
 def test_documents_name_the_known_releases_of_xgboost() -> None:
