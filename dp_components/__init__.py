@@ -9,7 +9,7 @@ How a private quantity comes to be, from the rows to the site's ledger:
     release.value, release.event     what may leave, and the event that pays for it
     gaussian_event(n_values, sensitivity, noise_multiplier, n_shares=1)     the same event beforehand, for a plan
 
-    noise_multiplier_for(n_queries, epsilon, delta)     calibration.py; other plans: ``calibrate``
+    gaussian_limit(epsilon, delta)   -> PrivacyCost: what Gaussian queries may cost     accounting/composition.py
     compose(events)  -> PrivacyCost: .epsilon(delta), .delta(epsilon)                   accounting/composition.py
     DisjointPartEvent(event, partition, part)           rows in disjoint parts: the costliest part counts   events.py
     check_second_opinion(events, delta)                 asked by ledger.open_job too    accounting/second_opinion.py

@@ -46,8 +46,8 @@ from dp_components.ledger_records import (
     interrupt_record,
     ledger_record,
     lost_record,
+    open_record,
     person_record,
-    plan_record,
     release_record,
     resume_record,
     summarise_closed,
@@ -178,7 +178,7 @@ class Ledger:
                 raise PrivacyRefusal(f"Job {job_id} was opened before, with another plan, or is closed.")
             quote = self._quote(state, counts, f"Job {job_id}", job_id)
             if job is None:
-                record = plan_record("open", job_id, counts)
+                record = open_record(job_id, counts)
                 record |= {"ends_with_process": True} if ends_with_process else {}
                 record |= {"can_resume": True} if can_resume else {}
             elif job.is_interrupted:
@@ -211,19 +211,6 @@ class Ledger:
                 return
             self._append(interrupt_record(job_id))
             self._alive.release(job_id)
-
-    def extend_job(self, job_id: str, plan: Event | Iterable[Event]) -> Quote:
-        """Reserve more for an open job, say for what must be drawn afresh after a crash: a new charge.
-
-        Raises:
-            PrivacyRefusal: it would overdraw the budget, or the job is not open.
-        """
-        more = count_events(plan)
-        with self._locked() as state:
-            job = _running_job(state, job_id)
-            quote = self._quote(state, job.plan + more, f"Job {job_id}, extended,", job_id)
-            self._write_if_sound(state, quote, job.plan + more, plan_record("extend", job_id, more))
-            return quote
 
     def release(self, job_id: str, query: str, make: Callable[[], Release]) -> NDArray[np.int64]:
         """Return the answer to a query: the cached one, or a fresh one that is charged before it is handed out.

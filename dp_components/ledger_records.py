@@ -239,9 +239,6 @@ class LedgerState:
             raise ValueError("a job resumed that was not interrupted")
         self.jobs[job].is_interrupted = False
 
-    def _extend(self, at: str, job: str, plan: list[object]) -> None:
-        self._running(job).plan.update(_counter(plan))
-
     def _release(self, at: str, job: str, query: str, events: list[object], shape: list[int], value: str) -> None:
         running = self._running(job)
         if query in running.replies:
@@ -285,7 +282,6 @@ _READERS: dict[str, Callable[..., None]] = {
     "budget": LedgerState._budget,
     "person": LedgerState._person,
     "open": LedgerState._open,
-    "extend": LedgerState._extend,
     "interrupt": LedgerState._interrupt,
     "resume": LedgerState._resume,
     "release": LedgerState._release,
@@ -312,9 +308,9 @@ def person_record(rows_per_person: int) -> Record:
     return {"record": "person", "rows_per_person": rows_per_person}
 
 
-def plan_record(kind: str, job_id: str, plan: Counter[PricedEvent]) -> Record:
-    """Return the record "open" or "extend"."""
-    return {"record": kind, "job": job_id, "plan": _documents(plan)}
+def open_record(job_id: str, plan: Counter[PricedEvent]) -> Record:
+    """Return the record of a job that is opened with its plan."""
+    return {"record": "open", "job": job_id, "plan": _documents(plan)}
 
 
 def release_record(job_id: str, query: str, events: Counter[PricedEvent], value: NDArray[np.int64]) -> Record:

@@ -30,24 +30,6 @@ def delta_of_rho(rho: float, epsilon: float) -> float:
     return math.exp(min(0.0, _least(log_delta)))
 
 
-def epsilon_of_rho(rho: float, delta: float) -> float:
-    """Return an epsilon that rho-zCDP implies at ``delta``.
-
-    Raises:
-        ValueError: ``rho`` is negative or not finite, or ``delta`` is not in (0, 1).
-    """
-    _require(rho, 0.0)
-    if not 0 < delta < 1:
-        raise ValueError("delta must be in (0, 1)")
-    if rho == 0:
-        return 0.0
-
-    def epsilon(order: float) -> float:
-        return rho * order + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
-
-    return max(0.0, _least(epsilon))
-
-
 def _require(rho: float, epsilon: float) -> None:
     if not (math.isfinite(rho) and math.isfinite(epsilon) and rho >= 0 and epsilon >= 0):
         raise ValueError("rho and epsilon must be finite and not negative")

@@ -4,7 +4,6 @@
     counts = release_cell_counts(columns, features, 16, epsilon_edges)        or: paid counts ...
     edges = paid_edges(counts.value, epsilon_edges, features, 16)         ... and equal-count buckets from them
     buckets = release_buckets(columns, edges, epsilon)                        randomised_buckets.py
-    party = ThresholdParty(edges, training_ids)                               true_thresholds.py: prediction
 
 Edges that are ranks of the data, as in the paper, are not offered: then one row's bucket depends on the other rows, and
 the guarantee per value is lost. The active party trains on the buckets as on any integer features; its labels, and the

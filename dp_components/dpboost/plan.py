@@ -162,19 +162,3 @@ class DpBoostPlan:
     def start_event(self) -> Event:
         """Return what the start costs, where it is paid for."""
         return LaplaceEvent(self.start_epsilon, gradient_sensitivity().relation)
-
-
-def para(epsilon: float, n_trees: int = 50) -> DpBoostPlan:
-    """Return the slides' baseline PARA (Zhao et al. 2018): all trees on disjoint rows, in equal shares.
-
-    With the sensitivities, filtering and clipping of DPBoost, as the slides have it.
-    """
-    return DpBoostPlan(epsilon, n_trees, n_trees, sharing=RowSharing.EQUAL)
-
-
-def seq(epsilon: float, n_trees: int = 50) -> DpBoostPlan:
-    """Return the slides' baseline SEQ (Liu et al. 2018): every tree on all rows, with epsilon / T.
-
-    With the sensitivities, filtering and clipping of DPBoost, as the slides have it; clipping counts all trees.
-    """
-    return DpBoostPlan(epsilon, n_trees, 1, clips_over_all_trees=True)

@@ -57,7 +57,7 @@ class StaysInProcess:
     __slots__ = ()
 
     def __reduce__(self) -> str:
-        raise TypeError(f"a {type(self).__name__} is not pickled; he_processors.additive.key_file keeps private keys")
+        raise TypeError(f"a {type(self).__name__} is not pickled: it stays in the process that made it")
 
 
 class RandomiserSource(Protocol):

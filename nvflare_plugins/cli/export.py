@@ -34,18 +34,6 @@ def strip_sum_hessian(model: bytes) -> bytes:
     return model_bytes(document)
 
 
-def check_has_sum_hessian(model: bytes, purpose: str) -> None:
-    """Refuse a stripped copy where cover is needed.
-
-    Raises:
-        ConfigurationError: ``sum_hessian`` was taken out of this copy.
-    """
-    if STRIPPED_ATTRIBUTE in _parse(model)["learner"].get("attributes", {}):
-        raise ConfigurationError(
-            f"{purpose} needs sum_hessian, which was taken out of this copy of the model: use the model at its site"
-        )
-
-
 def _parse(model: bytes) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(model)

@@ -18,7 +18,6 @@ class Protection(Enum):
     OKAMOTO_UCHIYAMA = "Okamoto-Uchiyama ciphertexts: readable with the active party's key only"
     BLINDED = "blinded group elements of private set intersection"
     LOCAL_DP = "each value randomised at its owner (local differential privacy)"
-    COMMITMENT = "keyed hash"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +40,12 @@ class Content(Enum):
     PARTITIONS = _Facts(False, "one bit per row of a node that the sender splits")
     DECISION_REQUEST = _Facts(False, "rows and nodes on their paths")
     DECISIONS = _Facts(False, "one bit per row and node on its path")
-    COMMITMENTS = _Facts(False, "keyed hashes of models, tables or ids")
     THRESHOLDS = _Facts(False, "thresholds of the sender's splits, with its consent", profile="vertical_model")
     POSITIONS = _Facts(
         False, "places of rows among the sender's thresholds, with its consent", profile="vertical_model"
     )
     BLINDED_IDS = _Facts(False, "blinded ids for private set intersection", Protection.BLINDED)
-    ROW_POSITIONS = _Facts(False, "which rows are in the intersection")
     BUCKETS = _Facts(False, "randomised bucket of each value", Protection.LOCAL_DP)
-    CONTROL = _Facts(False, "how the conversation goes on or why it ended")
 
     @property
     def encrypted(self) -> bool:

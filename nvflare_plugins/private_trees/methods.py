@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from dp_components.leaf_weights.averaging import AveragingWeights
@@ -115,10 +115,6 @@ class Method:
     candidate_share: float = 0.1
     grower: Grower = Grower.SITES
     as_published: bool = False
-
-    def with_trees(self, n_trees: int) -> Method:
-        """Return the method with another number of trees."""
-        return replace(self, n_trees=n_trees)
 
     def features_per_tree(self, n_features: int) -> int:
         """Return k."""

@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dp_components.accounting.gaussian_dp import mu_for
 from dp_components.leaf_weights.newton import NewtonWeights
 from dp_components.leaf_weights.query import UNIT, LeafQuery
 from dp_components.mechanisms.gaussian import add_gaussian_noise, share_scales
@@ -23,6 +22,7 @@ from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust
 from nvflare_plugins.private_trees.training import NoisySums, PrivateTreesPlan
 from nvflare_plugins.wire.catalogue import Answer, Dtype, Kind, Message, Phase, TrainingStep
 from tests.support.audit import Errors
+from tests.support.calibration import mu_for
 from tests.support.seeded_randomness import SeededRandomness
 
 EPSILON, DELTA = 8.0, 1e-5

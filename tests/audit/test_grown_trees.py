@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dp_components.accounting.gaussian_dp import mu_for
 from dp_components.leaf_weights.query import LeafQuery
 from dp_components.mechanisms.gaussian import add_gaussian_noise, share_scales
 from dp_components.split_candidates.candidates import FeatureBounds
@@ -23,6 +22,7 @@ from nvflare_plugins.private_trees.methods import Method, SplitMethod, feverless
 from nvflare_plugins.private_trees.noise_plan import NoisePlan
 from nvflare_plugins.wire.catalogue import Kind
 from tests.support.audit import Errors, gaussian_power
+from tests.support.calibration import mu_for
 from tests.support.seeded_randomness import SeededRandomness
 
 EPSILON, DELTA = 8.0, 1e-5

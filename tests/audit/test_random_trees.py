@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dp_components.accounting.gaussian_dp import epsilon_of_mu, mu_for
 from dp_components.distributed_noise import NoiseShares, add_noise_share
 from dp_components.events import Release
 from dp_components.leaf_weights.query import LeafQuery
@@ -49,6 +48,7 @@ from tests.support.audit_trees import (
     run_attempt,
     shape_of,
 )
+from tests.support.calibration import epsilon_of_mu, mu_for
 from tests.support.federation import SiteDied
 from tests.support.private_federation import PrivateFederation, job_of
 from tests.support.private_trees import Part, split_rows

@@ -32,12 +32,13 @@ from sklearn.metrics import roc_auc_score
 
 from dp_components.dpboost.ensemble_of_ensembles import SiteData, train
 from dp_components.dpboost.losses import LogisticLoss, Loss, SquaredLoss
-from dp_components.dpboost.plan import DpBoostPlan, para, seq
+from dp_components.dpboost.plan import DpBoostPlan
 from dp_components.events import Release
 from dp_components.randomness import OS_RANDOMNESS
 from dp_components.split_candidates.candidates import Candidates, FeatureBounds, by_rule
 from dp_components.split_candidates.uniform import uniform_candidates
 from tests.bench.dp_data import SHARED
+from tests.support.dpboost_baselines import para, seq
 
 EPSILONS = (1, 2, 4, 6, 8, 10)
 N_FOLDS, N_SITES, N_CANDIDATES = 5, 3, 32

@@ -38,7 +38,6 @@ STEPS = st.one_of(
     st.tuples(st.just("open"), st.sampled_from(JOBS), st.integers(1, 5)),
     st.tuples(st.just("release"), st.sampled_from(JOBS), st.sampled_from(QUERIES)),
     st.tuples(st.just("release"), st.sampled_from(JOBS), st.sampled_from(QUERIES)),
-    st.tuples(st.just("extend"), st.sampled_from(JOBS), st.integers(1, 2)),
     st.tuples(st.just("close"), st.sampled_from(JOBS), st.none()),
     st.tuples(st.just("interrupt"), st.sampled_from(JOBS), st.none()),
     st.tuples(st.just("reopen"), st.none(), st.none()),
@@ -73,8 +72,6 @@ class World:
             match action:
                 case "open":
                     ledger.open_job(job, RepeatedEvent(EVENT, argument))
-                case "extend":
-                    ledger.extend_job(job, RepeatedEvent(EVENT, argument))
                 case "close":
                     self.closed.add(job)  # also if the power goes while it happens
                     ledger.close_job(job)

@@ -8,12 +8,10 @@ import pickle
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from he_processors.additive.key_file import load_private_key, save_private_key
 from he_processors.additive.rerandomiser import Rerandomiser
 from he_processors.bignum.registry import open_backend
 from he_processors.bignum.rows import rows_from_ints
@@ -33,7 +31,6 @@ from tests.support.he_toys import signed_rows, toy_okamoto_uchiyama, toy_paillie
 
 SECRET_PLAINTEXT = 31415926535897932384
 SECRET_GRADIENT = 0.7182818284590452
-PASSPHRASE = b"tell nobody this phrase"
 
 
 def _secrets() -> list[str]:
@@ -41,7 +38,7 @@ def _secrets() -> list[str]:
     numbers = [paillier.p, paillier.q, paillier.p_generator, paillier.q_generator]
     numbers += [other.p, other.q, other.p_generator, other.q_generator, SECRET_PLAINTEXT]
     texts = [form for number in numbers for form in (str(number), f"{number:x}")]
-    return [text.lower() for text in [*texts, str(SECRET_GRADIENT)[:10], PASSPHRASE.decode()]]
+    return [text.lower() for text in [*texts, str(SECRET_GRADIENT)[:10]]]
 
 
 def _round(key: PaillierPrivateKey) -> tuple[PaillierDecryptor, PackingLayout, BinLayout, np.ndarray, NodeTotal]:
@@ -58,15 +55,13 @@ def _round(key: PaillierPrivateKey) -> tuple[PaillierDecryptor, PackingLayout, B
     return decryptor, packing, layout, arithmetic.to_wire(hidden), NodeTotal.of_rows(g, h)
 
 
-def _failures(tmp_path: Path) -> list[Callable[[], object]]:
+def _failures() -> list[Callable[[], object]]:
     key, ou_key = toy_paillier(), toy_okamoto_uchiyama()
     encryptor, ou_encryptor = owner_encryptor(key), ou_owner_encryptor(ou_key)
     arithmetic = encryptor.arithmetic
     decryptor, packing, layout, rows, total = _round(key)
     header = CiphertextHeader(key.public_key, Content.PACKED_BINS, packing, 1)
     message = encode_ciphertexts(header, arithmetic, encryptor.encrypt(signed_rows([SECRET_PLAINTEXT])))
-    path = tmp_path / "key"
-    save_private_key(path, key, PASSPHRASE)
     out_of_bounds = np.array([1.0 + SECRET_GRADIENT])
     return [
         lambda: decrypt_level(rows, decryptor, packing, layout, [replace(total, g=total.g + 1)]),
@@ -80,7 +75,6 @@ def _failures(tmp_path: Path) -> list[Callable[[], object]]:
         lambda: arithmetic.from_wire(np.full((1, arithmetic.width), 255, np.uint8)),
         lambda: decryptor.decrypt(rows_from_ints([key.p], arithmetic.width)),
         lambda: OnePrimeDecryptor(key).decrypt(rows_from_ints([key.p], arithmetic.width)),
-        lambda: load_private_key(path, PASSPHRASE + b"!"),
         lambda: PaillierPrivateKey.from_primes(key.p, key.p, allow_toy_keys=True),
         lambda: PaillierPrivateKey.from_primes(key.p, key.q),
         lambda: PaillierPrivateKey(key.q, key.p),
@@ -96,13 +90,13 @@ def _failures(tmp_path: Path) -> list[Callable[[], object]]:
     ]
 
 
-def test_logs_errors_and_representations_hold_no_secret(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_errors_and_representations_hold_no_secret(caplog: pytest.LogCaptureFixture) -> None:
     shown: list[str] = []
     with caplog.at_level(logging.DEBUG):
         generate_paillier_key(512, allow_toy_keys=True)
         decryptor, packing, layout, rows, total = _round(toy_paillier())
         sums = decrypt_level(rows, decryptor, packing, layout, [total])
-        for provoke in _failures(tmp_path):
+        for provoke in _failures():
             with pytest.raises(Exception) as caught:
                 provoke()
             shown.append("".join(traceback.format_exception(caught.value)))

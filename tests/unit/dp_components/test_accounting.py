@@ -10,9 +10,8 @@ import pytest
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 
 from dp_components.accounting.composition import PrivacyCost, compose, gaussian_limit
-from dp_components.accounting.gaussian_dp import delta_of_mu, epsilon_of_mu, mu_for
-from dp_components.accounting.renyi import delta_of_rho, epsilon_of_rho
-from dp_components.calibration import calibrate, noise_multiplier_for
+from dp_components.accounting.gaussian_dp import delta_of_mu
+from dp_components.accounting.renyi import delta_of_rho
 from dp_components.errors import UnknownEvent
 from dp_components.events import (
     ComposedEvent,
@@ -28,6 +27,7 @@ from dp_components.events import (
     event_from_document,
 )
 from dp_components.neighbouring import NeighbouringRelation
+from tests.support.calibration import epsilon_of_mu, mu_for, noise_multiplier_for
 
 ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW
 PUBLISHED = [  # queries, multipliers at epsilon .1, .5, 1 and delta 1e-5, as measured before this code existed
@@ -129,11 +129,11 @@ def test_the_price_of_coarse_discrete_noise_covers_its_exact_delta(scale: float,
 
 def test_concentrated_accounting_is_valid_and_only_a_few_percent_loose() -> None:
     for mu in (0.05, 0.5, 3.0):
-        exact, loose = epsilon_of_mu(mu, 1e-6), epsilon_of_rho(mu**2 / 2, 1e-6)
+        exact, loose = epsilon_of_mu(mu, 1e-6), compose(ConcentratedEvent(mu**2 / 2, ROW)).epsilon(1e-6)
         assert exact < loose < 1.13 * exact
         assert delta_of_rho(mu**2 / 2, loose) == pytest.approx(1e-6, rel=1e-4)
     mixed = compose([GaussianEvent(2.0, ROW), ConcentratedEvent(0.1, ROW)])
-    assert mixed.epsilon(1e-6) == pytest.approx(epsilon_of_rho(0.125 + 0.1, 1e-6), rel=1e-6)
+    assert mixed.epsilon(1e-6) == pytest.approx(compose(ConcentratedEvent(0.125 + 0.1, ROW)).epsilon(1e-6), rel=1e-6)
 
 
 def test_prices() -> None:
@@ -210,16 +210,6 @@ def test_a_pure_budget_has_no_room_for_gaussians() -> None:
         gaussian_limit(1.0, 0.0, zcdp_rho=0.1)
     with pytest.raises(ValueError, match="pure_epsilon"):
         gaussian_limit(1.0, 1e-6, pure_epsilon=2.0)
-
-
-def test_general_calibration_equals_the_closed_form_and_is_safe() -> None:
-    scale = calibrate(lambda s: gaussians(s, 200), 0.5, 1e-6)
-    assert scale == pytest.approx(noise_multiplier_for(200, 0.5, 1e-6, slack_share=0), rel=2e-9)
-    assert compose(gaussians(scale, 200)).delta(0.5) <= 1e-6
-    mixed = calibrate(lambda s: ComposedEvent((gaussians(s, 10), LaplaceEvent(0.3, ROW))), 1.0, 1e-6)
-    assert mixed == pytest.approx(noise_multiplier_for(10, 1.0, 1e-6, pure_epsilon=0.3, slack_share=0), rel=2e-9)
-    with pytest.raises(ValueError, match="no amount"):
-        calibrate(lambda s: ComposedEvent((gaussians(s, 1), LaplaceEvent(2.0, ROW))), 1.0, 1e-6)
 
 
 @pytest.mark.parametrize("bad", [0, -1.0, float("nan"), float("inf"), True, "1"])

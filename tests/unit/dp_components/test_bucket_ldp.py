@@ -21,12 +21,11 @@ from dp_components.bucket_ldp.edges import (
     release_cell_counts,
 )
 from dp_components.bucket_ldp.randomised_buckets import release_buckets, transition_probabilities, wrong_bucket_rate
-from dp_components.bucket_ldp.true_thresholds import ThresholdParty
 from dp_components.errors import PrivacyRefusal
 from dp_components.events import LaplaceEvent, LocalRandomisedResponseEvent
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from dp_components.neighbouring import NeighbouringRelation
-from dp_components.split_candidates.candidates import Candidates, FeatureBounds
+from dp_components.split_candidates.candidates import FeatureBounds
 from tests.support.seeded_randomness import SeededRandomness
 
 VALUE, WHOLE_ROW = NeighbouringRelation.CHANGE_VALUE, NeighbouringRelation.REPLACE_ROW
@@ -150,27 +149,6 @@ def test_sent_once_through_the_ledger(tmp_path: Path) -> None:
     np.testing.assert_array_equal(ledger.release("job", "buckets", lambda: release_buckets(x, edges, 4.0)), first)
     with pytest.raises(PrivacyRefusal):
         ledger.release("job", "buckets again", lambda: release_buckets(x, edges, 4.0))
-
-
-def test_prediction_uses_true_thresholds_and_refuses_training_rows() -> None:
-    edges = Candidates((np.array([2.5, 7.0], np.float32),))
-    party = ThresholdParty(edges, ["anna", "bert"])
-    values = np.array([2.5, 2.6, np.nan], np.float32)
-    assert party.threshold(0, 1) == 7.0
-    assert party.goes_left(["x", "y", "z"], values, 0, 0).tolist() == [True, False, False]
-    np.testing.assert_array_equal(
-        party.goes_left(["x", "y", "z"], values, 0, 0), edges.bin_rows(values[np.newaxis])[0] <= 0
-    )
-    with pytest.raises(PrivacyRefusal, match="1 of 3") as refusal:
-        party.goes_left(["x", "anna", "z"], values, 0, 0)
-    assert "anna" not in str(refusal.value)
-    for feature, bucket in ((1, 0), (0, 2), (-1, 0), (0, -1)):
-        with pytest.raises(ValueError, match="edge"):
-            party.goes_left(["x", "y", "z"], values, feature, bucket)
-    with pytest.raises(ValueError, match="identifier"):
-        party.goes_left(["x"], values, 0, 0)
-    with pytest.raises(ValueError, match="training rows"):
-        ThresholdParty(edges, [])
 
 
 def test_refusals() -> None:

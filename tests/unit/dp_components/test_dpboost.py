@@ -14,7 +14,7 @@ from dp_components.accounting.composition import compose, count_events
 from dp_components.dpboost.ensemble_of_ensembles import DpBoostModel, EnsembleTrainer, SiteData, train
 from dp_components.dpboost.losses import LogisticLoss, SquaredLoss
 from dp_components.dpboost.paid_start import release_start, start_sums
-from dp_components.dpboost.plan import DpBoostPlan, RowSharing, para, seq
+from dp_components.dpboost.plan import DpBoostPlan, RowSharing
 from dp_components.dpboost.record_assignment import assign_records
 from dp_components.dpboost.single_tree import TreeRows, train_single_tree, tree_outputs
 from dp_components.dpboost.split_selection import SplitTable
@@ -24,6 +24,7 @@ from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from dp_components.neighbouring import NeighbouringRelation
 from dp_components.split_candidates.candidates import Candidates, FeatureBounds, by_rule
 from dp_components.split_candidates.uniform import uniform_candidates
+from tests.support.dpboost_baselines import para, seq
 from tests.support.seeded_randomness import SeededRandomness
 
 ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW

@@ -14,7 +14,6 @@ import pytest
 from dp_components import ledger_records
 from dp_components.accounting import second_opinion
 from dp_components.accounting.composition import compose, count_events
-from dp_components.calibration import noise_multiplier_for
 from dp_components.errors import LedgerDamaged, PrivacyRefusal, SecondOpinionDiffers, UnknownEvent
 from dp_components.events import (
     ConcentratedEvent,
@@ -34,6 +33,7 @@ from dp_components.ledger_records import ClosedJob, budget_record, ledger_record
 from dp_components.mechanisms.gaussian import gaussian_event
 from dp_components.neighbouring import NeighbouringRelation
 from dp_components.sensitivity import clip_logistic_rows
+from tests.support.calibration import noise_multiplier_for
 
 ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW
 IDENTITY = LedgerIdentity("site-1", "credit", ROW)
@@ -131,17 +131,14 @@ def test_shapes_and_extremes_of_replies_are_kept(ledger: Ledger, folder: Path) -
         assert cached.shape == value.shape
 
 
-def test_a_job_cannot_spend_more_than_its_plan_but_can_be_extended(ledger: Ledger) -> None:
+def test_a_job_cannot_spend_more_than_its_plan(ledger: Ledger) -> None:
     ledger.open_job("a", EVENT)
     ledger.release("a", "tree 0", make())
     with pytest.raises(PrivacyRefusal, match="spent its plan"):
         ledger.release("a", "tree 0, drawn afresh after a crash", make())
     assert ledger.spent().pure_epsilon == 0.25
-    ledger.extend_job("a", EVENT)
-    ledger.release("a", "tree 0, drawn afresh after a crash", make())
-    assert ledger.spent().pure_epsilon == 0.5
     with pytest.raises(PrivacyRefusal, match="would overdraw"):
-        ledger.extend_job("a", RepeatedEvent(EVENT, 3))
+        ledger.open_job("b", RepeatedEvent(EVENT, 4))
 
 
 def test_a_dearer_release_than_planned_is_refused_before_it_is_handed_out(ledger: Ledger) -> None:
@@ -162,7 +159,6 @@ def test_jobs_are_opened_once(ledger: Ledger) -> None:
         lambda: ledger.close_job("a"),
         lambda: ledger.release("a", "tree 0", never),
         lambda: ledger.release("unknown", "tree 0", never),
-        lambda: ledger.extend_job("a", EVENT),
         lambda: ledger.job_spent("unknown"),
     ):
         with pytest.raises(PrivacyRefusal):
@@ -181,7 +177,6 @@ def test_an_interrupted_job_holds_what_it_spent_and_goes_on_once_it_is_opened_ag
     assert "interrupted" in again.describe()
     for refused in (
         lambda: again.release("a", "tree 0", never),
-        lambda: again.extend_job("a", EVENT),
         lambda: again.interrupt_job("a"),
         lambda: again.open_job("a", EVENT, can_resume=True),
     ):
@@ -259,7 +254,7 @@ def test_a_plan_on_which_two_accountants_disagree_is_not_opened(
     gaussian.open_job("a", GaussianEvent(20.0, ROW))
     monkeypatch.setattr(second_opinion, "_autodp_epsilon", lambda *arguments: 10.0)
     with pytest.raises(SecondOpinionDiffers):
-        gaussian.extend_job("a", GaussianEvent(20.0, ROW))
+        gaussian.open_job("b", GaussianEvent(20.0, ROW))
 
 
 def test_trees_on_disjoint_parts_are_charged_once(ledger: Ledger) -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from dp_components.accounting import second_opinion
 from dp_components.accounting.second_opinion import check_second_opinion
-from dp_components.calibration import noise_multiplier_for
 from dp_components.errors import SecondOpinionDiffers, UnknownEvent
 from dp_components.events import DisjointPartEvent, GaussianEvent, LaplaceEvent, RepeatedEvent
 from dp_components.mechanisms.gaussian import gaussian_event
 from dp_components.neighbouring import NeighbouringRelation
 from dp_components.sensitivity import clip_logistic_rows
+from tests.support.calibration import noise_multiplier_for
 
 ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW
 
