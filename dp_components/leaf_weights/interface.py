@@ -35,7 +35,7 @@ def leaf_outputs(sums: Sums, ridge: float, clip: float, scale: float) -> NDArray
     Privacy: post-processing of noisy sums.
     Reference: Maddock et al., equations (3) and (4).
     """
-    gradient, hessian = sums[:, 0], sums[:, 1]
+    gradient, hessian = sums[:, 0] + 0.0, sums[:, 1]  # XGBoost knows no negative zero
     positive = hessian > 0
     weight = -gradient / np.where(positive, hessian + np.float64(np.float32(ridge)), 1.0)
     if clip:

@@ -18,11 +18,6 @@ AddNoise = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 """Adds this query's noise to sums (G, H) along the last axis. Units: grid steps."""
 
 
-def queries(depth: int, n_features: int) -> int:
-    """Return how many histograms a tree releases."""
-    return depth * n_features
-
-
 class HistogramQuery:
     """Noisy histograms of a level's nodes; see ``greedy.grow``.
 

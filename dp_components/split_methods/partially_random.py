@@ -18,11 +18,6 @@ from dp_components.split_methods.histogram import AddNoise
 from dp_components.split_methods.split_score import NodeTotals, split_scores
 
 
-def queries(depth: int, n_features: int) -> int:
-    """Return how many sums a tree releases: one per level and feature, and the root's."""
-    return depth * n_features + 1
-
-
 class PartiallyRandomQuery:
     """Noisy left sums of a level's nodes; see ``greedy.grow``.
 

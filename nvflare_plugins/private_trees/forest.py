@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dp_components.leaf_weights.interface import leaf_outputs
 from dp_components.split_candidates.candidates import Candidates
+from dp_components.split_methods.split_score import gain
 from dp_components.split_methods.totally_random import grow_totally_random
 from dp_components.split_methods.tree import LEAF, Tree
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.private_trees.features import tree_features
-from nvflare_plugins.private_trees.forest_trainer import GrownTree
-from nvflare_plugins.private_trees.methods import Method, WeightUpdate
+from nvflare_plugins.private_trees.methods import Method, SplitMethod, WeightUpdate
 from nvflare_plugins.xgb.model_json import model_bytes
 
 _NO_PARENT = 2**31 - 1
@@ -72,26 +73,70 @@ def initial_model(forest: Forest, method: Method, feature_names: Sequence[str] =
     return _document(trees, forest.batch_size, len(forest.candidates.of_feature), method, feature_names)
 
 
-def finished_model(trees: Sequence[GrownTree], method: Method, feature_names: Sequence[str] = ()) -> bytes:
+@dataclass(frozen=True, slots=True)
+class GrownTree:
+    """A finished tree. Shapes: outputs: float32[n_leaves]; sums: float64[n_leaves, 2], released."""
+
+    tree: Tree
+    candidates: Candidates
+    outputs: NDArray[np.float32]
+    sums: NDArray[np.float64]
+
+
+def finished_model(
+    trees: Sequence[GrownTree], method: Method, ridge: float, feature_names: Sequence[str] = ()
+) -> bytes:
     """Return trees that were grown outside XGBoost as its model JSON.
+
+    Random trees carry the gains and inner weights that XGBoost's refresh would give them, so that it does not matter
+    who has trained them; greedy ones carry none.
 
     Privacy: inner nodes carry the sums of their noisy leaves.
     """
+    is_random = method.split_method is SplitMethod.TOTALLY_RANDOM
     documents = []
     for number, grown in enumerate(trees):
         tree, document = grown.tree, _tree_json(number, grown.tree, grown.candidates)
-        cover = np.zeros(tree.feature.size)
-        cover[tree.leaves] = grown.sums[:, 1]
-        for node in np.flatnonzero(tree.feature != LEAF)[::-1]:
-            cover[node] = cover[tree.left[node]] + cover[tree.right[node]]
-        document["sum_hessian"] = _decimals(cover.astype(np.float32))
-        for name in ("split_conditions", "base_weights"):  # XGBoost keeps a leaf's answer in the place of a threshold
-            values = np.array(document[name], dtype=np.float32)
-            values[tree.leaves] = grown.outputs
-            document[name] = _decimals(values)
+        sums = node_sums(tree, grown.sums)
+        weights, gains = _refreshed(tree, sums, method.clip, ridge) if is_random else _not_refreshed(grown)
+        thresholds = np.array(document["split_conditions"], dtype=np.float32)
+        thresholds[tree.leaves] = grown.outputs  # XGBoost keeps a leaf's answer in the place of a threshold
+        document |= {
+            "base_weights": _decimals(weights),
+            "loss_changes": _decimals(gains),
+            "split_conditions": _decimals(thresholds),
+            "sum_hessian": _decimals(sums[:, 1].astype(np.float32)),
+        }
         documents.append(document)
     n_features = len(trees[0].candidates.of_feature)
     return _document(documents, method.batch_size, n_features, method, feature_names)
+
+
+def node_sums(tree: Tree, leaf_sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return every node's sums, those of inner nodes from their leaves. Shapes: float64[n_leaves or n_nodes, 2]."""
+    sums = np.zeros((tree.feature.size, 2))
+    sums[tree.leaves] = leaf_sums
+    for node in np.flatnonzero(tree.feature != LEAF)[::-1]:  # children follow their parent
+        sums[node] = sums[tree.left[node]] + sums[tree.right[node]]
+    return sums
+
+
+def _refreshed(
+    tree: Tree, sums: NDArray[np.float64], clip: float, ridge: float
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return weights and gains as XGBoost's refresh computes them (``updater_refresh.cc``)."""
+    of_node = gain(sums[:, 0], sums[:, 1], np.float64(np.float32(ridge)), np.float64(np.float32(clip)) or np.inf)
+    inner = tree.feature != LEAF
+    gains = np.zeros(tree.feature.size)
+    gains[inner] = of_node[tree.left[inner]] + of_node[tree.right[inner]] - of_node[inner]
+    return leaf_outputs(sums, ridge, clip, 1.0), gains.astype(np.float32)
+
+
+def _not_refreshed(grown: GrownTree) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    nothing = np.zeros(grown.tree.feature.size, dtype=np.float32)
+    weights = nothing.copy()
+    weights[grown.tree.leaves] = grown.outputs
+    return weights, nothing
 
 
 def _document(

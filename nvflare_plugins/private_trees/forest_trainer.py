@@ -1,8 +1,7 @@
-"""Training with numpy on released sums: every combination of the framework's components.
+"""The trainer of all methods: every site grows the same trees with numpy, from the same noisy sums.
 
-It follows XGBoost's float32 arithmetic, and tests hold it to the federated path bit for bit where XGBoost trains the
-same method. Every site of a job that XGBoost cannot train runs it on its own rows, and so does the simulation in one
-process: both differ in what ``release`` is.
+It follows XGBoost's float32 arithmetic: where XGBoost trains the same method (xgboost_trainer.py), both give the same
+bytes.
 """
 
 from __future__ import annotations
@@ -12,143 +11,119 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import xgboost as xgb
 from numpy.typing import NDArray
 
 from dp_components.batched_updates.batches import batch_sizes, tree_scale
 from dp_components.leaf_weights.interface import leaf_outputs
 from dp_components.leaf_weights.query import UNIT
-from dp_components.split_candidates import dp_quantiles
-from dp_components.split_candidates.candidates import Candidates, FeatureBounds, as_candidates, bin_column
+from dp_components.split_candidates.candidates import Candidates, bin_column
 from dp_components.split_candidates.iterative_hessian import refine
-from dp_components.split_candidates.quantile import non_private_quantile_candidates
 from dp_components.split_methods.greedy import grow
 from dp_components.split_methods.histogram import HistogramQuery
 from dp_components.split_methods.partially_random import PartiallyRandomQuery
 from dp_components.split_methods.totally_random import grow_totally_random
 from dp_components.split_methods.tree import Tree
-from nvflare_plugins.private_trees.candidates import paid_candidates, public_candidates
+from nvflare_plugins.private_trees.candidates import agree_candidates
 from nvflare_plugins.private_trees.features import tree_features
-from nvflare_plugins.private_trees.methods import CandidateSource, Method, SplitMethod
-from nvflare_plugins.private_trees.noise_plan import NoisePlan
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.private_trees.forest import GrownTree, finished_model
+from nvflare_plugins.private_trees.methods import SplitMethod
+from nvflare_plugins.private_trees.releases import ROOT_LEVEL
+from nvflare_plugins.private_trees.training import AfterRound, OwnRows, PrivateTreesPlan, SumsOverSites
+from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
+from nvflare_plugins.wire.channel import Channel
 
 
-@dataclass(frozen=True, slots=True)
-class GrownTree:
-    """A finished tree. Shapes: outputs: float32[n_leaves]; sums: float64[n_leaves, 2], released."""
+def train_forest(
+    plan: PrivateTreesPlan, channel: Channel, sums: SumsOverSites, rows: OwnRows, after_round: AfterRound
+) -> bytes:
+    """Train one site's part; see ``Trainer``."""
+    trees: list[GrownTree] = []
 
-    tree: Tree
-    candidates: Candidates
-    outputs: NDArray[np.float32]
-    sums: NDArray[np.float64]
+    def begin(number: int) -> None:
+        channel.moment = TrainingStep(Phase.UPDATE, number)
 
+    def end(number: int, grown: list[GrownTree]) -> None:
+        trees.extend(grown)
+        after_round(number)
 
-ReleaseSums = Callable[[Kind, NDArray[np.int64], str, Sequence[int]], NDArray[np.int64]]
-"""Returns the noisy sums over all rows of all sites: (kind, exact sums of the own rows, what is asked in words, number
-of values of each query). Shapes: as the exact sums. Units: grid steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class OwnRows:
-    """Rows to train on.
-
-    Shapes: columns: float32[n_features, n_rows]; label: float32[n_rows]; factors: float64[n_rows] in [0, 1], the row
-        weights in units of the largest, or None.
-    """
-
-    columns: NDArray[np.float32]
-    label: NDArray[np.float32]
-    factors: NDArray[np.float64] | None = None
+    ForestGrower(plan, rows, sums).run(begin, end)
+    channel.moment = TrainingStep(Phase.FINISH, plan.releases.n_rounds)
+    document = finished_model(trees, plan.method, plan.ridge, plan.feature_names)
+    return bytes(xgb.Booster(model_file=bytearray(document)).save_raw("json"))
 
 
 class ForestGrower:
-    """One training. Privacy: rows are seen only through ``release``."""
+    """One training. Privacy: rows are seen only through ``sums``."""
 
-    def __init__(
-        self,
-        method: Method,
-        rows: OwnRows,
-        bounds: Sequence[FeatureBounds],
-        plan: NoisePlan,
-        seed: int,
-        release: ReleaseSums,
-        ridge: float,
-        noise_factor: float = 1.0,
-    ):
-        """Args: seed: public; ridge: noise-proportional; noise_factor: total over needed noise (shares of sites)."""
-        self._method, self._rows, self._bounds = method, rows, list(bounds)
-        self._plan, self._release, self._noise_factor = plan, release, noise_factor
-        self._ridge = ridge
-        self._draws = random.Random(seed)  # noqa: S311 - public draws, which every site must make alike
-        self._weights = method.weight_update.weights()
+    def __init__(self, plan: PrivateTreesPlan, rows: OwnRows, sums: SumsOverSites) -> None:
+        self._plan, self._method, self._rows, self._sums = plan, plan.method, rows, sums
+        self._draws = random.Random(plan.structure_seed)  # noqa: S311 - public draws, which every site must make alike
+        self._weights = plan.method.weight_update.weights()
+        self._n_refined = plan.releases.n_refined
         self._fresh: dict[int, NDArray[np.float64]] = {}
         self._totals: dict[int, float] = {}
 
-    def run(self, after_batch: Callable[[int, list[GrownTree]], None], before_batch: Callable[[int], None]) -> None:
-        """Train; the callbacks get the number of each batch, and its trees when they are finished."""
+    def run(self, before_round: Callable[[int], None], after_round: Callable[[int, list[GrownTree]], None]) -> None:
+        """Train; the callbacks get the number of each round, and its trees when they are finished."""
         rows, method = self._rows, self._method
-        self._candidates = self._start_candidates()
+        self._candidates = agree_candidates(self._plan, rows.columns, self._sums)
         self._bins = self._candidates.bin_rows(rows.columns)
         margin = np.zeros(rows.label.size, dtype=np.float32)
-        number = 0
-        for batch, size in enumerate(batch_sizes(method.n_trees, method.batch_size)):
-            before_batch(batch)
-            trees = self._batch(batch, range(number, number + size), self._pairs(margin))
+        first = 0
+        for number, size in enumerate(batch_sizes(method.n_trees, method.batch_size)):
+            before_round(number)
+            trees = self._batch(number, range(first, first + size), rows.statistics(margin, method))
             # Candidates may have changed within the batch: the leaf of each row was noted when the tree was grown.
             for grown, leaf_of_rows in trees:
                 margin = margin + grown.outputs[leaf_of_rows]
-            after_batch(batch, [grown for grown, _ in trees])
-            number += size
+            after_round(number, [grown for grown, _ in trees])
+            first += size
 
-    def _pairs(self, margin: NDArray[np.float32]) -> NDArray[np.int64]:
-        values = self._weights.row_statistics(margin, self._rows.label, self._method.query).values
-        if self._rows.factors is None:
-            return values
-        return np.trunc(values * self._rows.factors[:, None]).astype(np.int64)
-
-    def _batch(self, batch: int, numbers: range, pairs: NDArray[np.int64]) -> list[tuple[GrownTree, NDArray[np.uint8]]]:
-        structures = [self._structure(number, pairs) for number in numbers]
+    def _batch(self, number: int, trees: range, pairs: NDArray[np.int64]) -> list[tuple[GrownTree, NDArray[np.uint8]]]:
+        structures = [self._structure(number, tree, pairs) for tree in trees]
         released = [sums for _, _, _, sums in structures]
         if self._method.split_method is SplitMethod.TOTALLY_RANDOM:
-            released = self._leaf_sums(batch, [(tree, leaves) for tree, _, leaves, _ in structures], pairs)
-        scale = tree_scale(self._method.learning_rate, len(numbers))
-        trees = []
+            released = self._leaf_sums(number, [(tree, leaves) for tree, _, leaves, _ in structures], pairs)
+        scale = tree_scale(self._method.learning_rate, len(trees))
+        finished = []
         for (tree, candidates, leaves, _), sums in zip(structures, released, strict=True):
             repaired = self._weights.repaired(sums)
-            outputs = leaf_outputs(repaired, self._ridge, self._method.clip, scale)
-            trees.append((GrownTree(tree, candidates, outputs, repaired), leaves))
-        return trees
+            outputs = leaf_outputs(repaired, self._plan.ridge, self._method.clip, scale)
+            finished.append((GrownTree(tree, candidates, outputs, repaired), leaves))
+        return finished
 
     def _structure(
-        self, number: int, pairs: NDArray[np.int64]
+        self, number: int, position: int, pairs: NDArray[np.int64]
     ) -> tuple[Tree, Candidates, NDArray[np.uint8], NDArray[np.float64]]:
         """Grow a tree; the sums of its leaves are released with it, unless it is random."""
         method = self._method
-        self._refine_candidates(number)
+        self._refine_candidates(position)
         n_features = len(self._candidates.of_feature)
-        features = tree_features(method, number, n_features, self._draws)
-        if number < method.hessian_histogram_trees(n_features):
-            self._release_hessians(number, features, pairs)
+        features = tree_features(method, position, n_features, self._draws)
+        if position < self._n_refined:
+            self._release_hessians(number, position, features, pairs)
         counts = self._candidates.counts
         sums = np.empty((0, 2))
         if method.split_method is SplitMethod.TOTALLY_RANDOM:
             tree = grow_totally_random(counts, features, method.depth, self._draws)
         else:
-            tree, sums = self._greedy(number, features, pairs)
+            tree, sums = self._greedy(number, position, features, pairs)
         return tree, self._candidates, tree.leaf_of_rows(self._bins), sums
 
-    def _greedy(self, number: int, features: list[int], pairs: NDArray[np.int64]) -> tuple[Tree, NDArray[np.float64]]:
-        method, counts = self._method, self._candidates.counts
-        noise = LevelNoise(self._release, f"tree {number}", len(features), method)
-        common = (self._bins, pairs, features, counts, self._ridge, method.clip, noise)
-        if method.split_method is SplitMethod.HISTOGRAM:
-            grown = grow(self._bins, HistogramQuery(*common), method.depth)
-        else:
-            grown = grow(self._bins, PartiallyRandomQuery(*common, self._draws), method.depth)
+    def _greedy(
+        self, number: int, position: int, features: list[int], pairs: NDArray[np.int64]
+    ) -> tuple[Tree, NDArray[np.float64]]:
+        method = self._method
+        is_histogram = method.split_method is SplitMethod.HISTOGRAM
+        noise = LevelNoise(self._sums, number, position, is_histogram)
+        common = (self._bins, pairs, features, self._candidates.counts, self._plan.ridge, method.clip, noise)
+        query = HistogramQuery(*common) if is_histogram else PartiallyRandomQuery(*common, self._draws)
+        grown = grow(self._bins, query, method.depth)
         return grown.tree, grown.leaf_sums
 
     def _leaf_sums(
-        self, batch: int, trees: list[tuple[Tree, NDArray[np.uint8]]], pairs: NDArray[np.int64]
+        self, number: int, trees: list[tuple[Tree, NDArray[np.uint8]]], pairs: NDArray[np.int64]
     ) -> list[NDArray[np.float64]]:
         exact = []
         for tree, leaves in trees:
@@ -157,40 +132,28 @@ class ForestGrower:
                 np.bincount(leaves.astype(np.intp), weights=pairs[:, i], minlength=tree.leaves.size) for i in range(2)
             ]
             exact.append(np.stack(of_tree, axis=1).astype(np.int64))
-        sizes = [of_tree.size for of_tree in exact]
-        noisy = self._release(Kind.NODE_STATS, np.concatenate(exact), f"leaf sums of round {batch}", sizes) / UNIT
+        noisy = self._sums.release(Kind.NODE_STATS, number, np.concatenate(exact)) / UNIT
         return np.split(noisy, np.cumsum([len(of_tree) for of_tree in exact])[:-1])
 
-    # -- candidates ---------------------------------------------------------------------------------------------------
+    # -- refined candidates -------------------------------------------------------------------------------------------
 
-    def _start_candidates(self) -> Candidates:
-        method = self._method
-        if method.candidates is CandidateSource.QUANTILE:
-            lists = [non_private_quantile_candidates(c, method.n_candidates) for c in self._rows.columns]
-            return Candidates(tuple(as_candidates(points) for points in lists))
-        public = public_candidates(method, self._bounds)
-        if not method.candidates.is_paid:
-            return public
-        grids = [dp_quantiles.public_grid(b) for b in self._bounds]
-        counts = dp_quantiles.count_cells(self._rows.columns, grids)
-        noisy = self._release(Kind.CELL_COUNTS, counts, "rows per public cell", [counts.size])
-        return paid_candidates(method, public, noisy, grids, self._plan, self._noise_factor)
-
-    def _release_hessians(self, number: int, features: Sequence[int], pairs: NDArray[np.int64]) -> None:
+    def _release_hessians(
+        self, number: int, position: int, features: Sequence[int], pairs: NDArray[np.int64]
+    ) -> None:
         sizes = [self._candidates.counts[feature] + 1 for feature in features]
         exact = [
             np.bincount(self._bins[feature], weights=pairs[:, 1], minlength=n_bins).astype(np.int64)
             for feature, n_bins in zip(features, sizes, strict=True)
         ]
-        noisy = self._release(Kind.HESSIANS, np.concatenate(exact), f"Hessians before tree {number}", sizes) / UNIT
+        noisy = self._sums.release(Kind.HESSIANS, number, np.concatenate(exact), position) / UNIT
         for feature, of_feature in zip(features, np.split(noisy, np.cumsum(sizes)[:-1]), strict=True):
             self._fresh[feature] = of_feature
             self._totals[feature] = float(np.maximum(of_feature, 0.0).sum())
 
-    def _refine_candidates(self, number: int) -> None:
+    def _refine_candidates(self, position: int) -> None:
         method = self._method
-        last = method.hessian_histogram_trees(len(self._candidates.of_feature)) - method.as_published
-        if not self._fresh or number > last:
+        last = self._n_refined - method.as_published
+        if not self._fresh or position > last:
             return
         target = float(np.mean(list(self._totals.values()))) / method.n_candidates
         for feature, hessians in self._fresh.items():
@@ -202,20 +165,14 @@ class ForestGrower:
 
 
 class LevelNoise:
-    """Releases a greedy tree's sums, level by level. Nodes of a level hold other rows each: a feature is one query."""
+    """Releases a greedy tree's sums, level by level."""
 
-    def __init__(self, release: ReleaseSums, tree: str, n_features: int, method: Method):
-        self._release, self._tree, self._n_features = release, tree, n_features
-        is_histogram = method.split_method is SplitMethod.HISTOGRAM
+    def __init__(self, sums: SumsOverSites, number: int, tree: int, is_histogram: bool) -> None:
+        self._sums, self._number, self._tree = sums, number, tree
         self._kind = Kind.HISTOGRAM if is_histogram else Kind.LEFT_SUMS
-        self._level = 0 if is_histogram else -1  # partially random trees begin with the root's sums
+        self._level = 0 if is_histogram else ROOT_LEVEL  # partially random trees begin with the root's sums
 
-    def __call__(self, sums: NDArray[np.int64]) -> NDArray[np.int64]:
+    def __call__(self, exact: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the level's noisy sums. Shapes: int64[..., 2]."""
         level, self._level = self._level, self._level + 1
-        if level < 0:
-            return self._release(self._kind, sums, f"root sums of {self._tree}", [sums.size])
-        n_queries = self._n_features
-        # As many queries as features; how many values each has does not change its price, but for the slack.
-        sizes = [-(-sums.size // (2 * n_queries)) * 2] * n_queries
-        return self._release(self._kind, sums, f"sums of level {level} of {self._tree}", sizes)
+        return self._sums.release(self._kind, self._number, exact, self._tree, level)

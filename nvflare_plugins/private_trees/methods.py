@@ -68,13 +68,11 @@ class Interactions(Enum):
 
 
 class Grower(Enum):
-    """Who grows histogram trees. Both ask for the same noisy histograms, at the same price.
+    """Who grows the trees. Both ask for the same sums, at the same price, and make the same model.
 
     Attributes:
-        SITES: every site with numpy. It knows which bins the splits above have emptied, and leaves their noise out of
-            every sum; XGBoost does not, so that its sums get noisier from level to level.
-        XGBOOST: XGBoost's own grower, behind the mediator. It takes uniform or logarithmic candidates, gradient or
-            Newton updates, all features in each tree, no batches and no missing values.
+        SITES: every site with numpy, whatever the method.
+        XGBOOST: stock XGBoost behind the mediator: it refreshes totally random trees whose candidates stay the same.
     """
 
     SITES = "sites"
@@ -93,7 +91,7 @@ class Method:
         clip: beta, the largest weight before the learning rate.
         hessian_rounds: s of the iterative Hessian.
         candidate_share: part of mu^2 spent on the count histograms of paid candidates.
-        grower: who grows histogram trees; without meaning for others.
+        grower: who grows the trees.
     """
 
     name: str
@@ -120,35 +118,9 @@ class Method:
         """Return k."""
         return n_features if self.n_features_per_tree is None else self.n_features_per_tree
 
-    def hessian_histogram_trees(self, n_features: int) -> int:
-        """Return how many trees release Hessian histograms for their features (iterative Hessian, random trees)."""
-        if self.candidates is not CandidateSource.ITERATIVE_HESSIAN or self.split_method is SplitMethod.HISTOGRAM:
-            return 0
-        one_each = self.features_per_tree(n_features) == 1
-        return min(self.n_trees, self.hessian_rounds * (n_features if one_each else 1))
-
-    def n_queries(self, n_features: int) -> int:
-        """Return how many Gaussian queries of equal noise multiplier the training releases (paid candidates apart).
-
-        Reference: Maddock et al., Table 1.
-        """
-        k = self.features_per_tree(n_features)
-        per_sums = 2 if self.query is LeafQuery.SCALAR else 1
-        if self.split_method is SplitMethod.TOTALLY_RANDOM:
-            own = self.n_trees
-        elif self.split_method is SplitMethod.PARTIALLY_RANDOM:
-            own = self.n_trees * (self.depth * k + 1)
-        else:
-            own = self.n_trees * self.depth * k
-        return own * per_sums + self.hessian_histogram_trees(n_features) * k
-
     def training_share(self) -> float:
         """Return the part of mu^2 that is left for the trees."""
         return 1.0 - self.candidate_share if self.candidates.is_paid else 1.0
-
-    def noise_multiplier(self, mu: float, n_features: int) -> float:
-        """Return noise over sensitivity of each query, for a total of mu (exact Gaussian composition)."""
-        return math.sqrt(self.n_queries(n_features) / self.training_share()) / mu
 
 
 def _random_trees(name: str, update: WeightUpdate, **changes: object) -> Method:

@@ -23,7 +23,7 @@ from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.private_trees.training import STATE
+from nvflare_plugins.private_trees.noisy_sums import STATE
 
 _ROWS = "; rows "
 _HISTORY_BYTES = 8 + 32 + 32
@@ -83,7 +83,7 @@ class Payment:
             )
         try:
             self.quote = self._ledger.open_job(
-                self._job_id, plan.events(), ends_with_process=not self._may_resume, can_resume=self._may_resume
+                self._job_id, plan.releases.events, ends_with_process=not self._may_resume, can_resume=self._may_resume
             )
             self._replays = self._ledger.answered(self._job_id)
         except PrivacyError as error:

@@ -44,8 +44,7 @@ PRESETS: Mapping[str, Callable[[int], Method]] = {
     "batch_ih_ebm_25": lambda n_features: methods.batch_iterative_hessian_ebm(0.25),
     "batch_ih_ebm_100": lambda n_features: methods.batch_iterative_hessian_ebm(1.0),
 }
-"""Public number of features -> method. ``default`` and ``few_rounds`` are ours, the others those of Maddock et al.
-Histogram trees (``feverless``, ``dp_gbm``) are grown by the sites unless ``grower`` says otherwise."""
+"""Public number of features -> method. ``default`` and ``few_rounds`` are ours, the others those of Maddock et al."""
 
 _CHOICES: Mapping[str, type[Enum]] = {
     "split_method": SplitMethod,
@@ -145,12 +144,15 @@ def _check_greedy(method: Method) -> None:
 
 
 def _check_xgboost(method: Method) -> None:
-    """Refuse what XGBoost's own grower cannot ask for."""
-    plain = method.batch_size == 1 and method.n_features_per_tree is None
-    public = method.candidates in (CandidateSource.UNIFORM, CandidateSource.LOGARITHMIC)
-    boosts = method.weight_update is not WeightUpdate.AVERAGING
-    if method.split_method is not SplitMethod.HISTOGRAM or not (plain and public and boosts):
+    """Refuse what XGBoost's refresh cannot train.
+
+    Its grower of histogram trees is not offered: it does not know which bins a node's own splits have emptied, so that
+    their noise enters its sums. At epsilon 0.5 (5 splits) mean AUC was 0.53 for DP-GBM on credit2 where the sites'
+    trees have 0.65, and 0.72 for FEVERLESS on adult where they have 0.81.
+    """
+    is_random = method.split_method is SplitMethod.TOTALLY_RANDOM
+    if not is_random or method.candidates is CandidateSource.ITERATIVE_HESSIAN:
         raise ConfigurationError(
-            "grower=xgboost is for histogram trees with gradient or newton updates, uniform or logarithmic candidates, "
-            "all features in each tree and no batches: leave grower away"
+            "grower=xgboost refreshes totally random trees whose candidates stay the same: leave grower away, and the "
+            "sites grow the trees of this method"
         )

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dp_components.accounting.composition import PrivacyCost, compose
+from dp_components.events import Release
 from dp_components.mechanisms.gaussian import add_gaussian_noise
+from dp_components.sensitivity import Sensitivity
 from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.payment import event_text
-from nvflare_plugins.private_trees.job_plan import JobPlan, ReleaseSchedule
-from nvflare_plugins.private_trees.noise_plan import Mechanism, ServerNoise
+from nvflare_plugins.private_trees.job_plan import JobPlan
+from nvflare_plugins.private_trees.releases import ReleaseSchedule
 from nvflare_plugins.wire.catalogue import Phase
 from nvflare_plugins.wire.envelope import Codec, Frame
+
+Mechanism = Callable[[NDArray[np.int64], Sensitivity, float], Release]
+"""Adds noise to an exact query: (sums, sensitivity, noise multiplier) -> release. ``add_gaussian_noise`` is one."""
 
 Spend = Callable[[str, str, float, float], None]
 """``EvidenceLog.spend``: (query, event, epsilon so far, delta)."""
@@ -25,10 +33,9 @@ class TrustedServer:
     Privacy: one release per exchange, no more of them than the plan has: the aggregator keeps the answer for retries.
     """
 
-    def __init__(self, plan: JobPlan, mechanism: Mechanism = add_gaussian_noise):
-        self._plan = plan
-        self._noise = ServerNoise(plan.training.noise, mechanism)
-        self._due = ReleaseSchedule(plan)
+    def __init__(self, plan: JobPlan, mechanism: Mechanism = add_gaussian_noise) -> None:
+        self._job, self._mechanism = plan.job, mechanism
+        self._due = ReleaseSchedule(plan.releases)
         self._spent = PrivacyCost()
 
     def answer(self, frame: Frame, total: bytes, spend: Spend) -> bytes:
@@ -38,17 +45,17 @@ class TrustedServer:
             ProtocolError: a sum that the plan does not pay for now, in kind, number or size.
         """
         number = frame.moment.round if frame.moment.phase is Phase.UPDATE else -1
-        message = self._due.take(frame.kind, number, frame.n_values)
-        n_coordinates = len(self._plan.training.noise.of_kind(frame.kind).sensitivity.weights)
-        if frame.codec is not Codec.MASKED or frame.n_values % n_coordinates:
-            raise ProtocolError(f"{frame.kind.name}: not a masked sum of {n_coordinates} coordinates")
-        event = self._plan.events_of(message)
-        self._spent = self._spent + compose(event)
+        planned = self._due.take(frame.kind, number, frame.n_values)
+        if frame.codec is not Codec.MASKED:
+            raise ProtocolError(f"{frame.kind.name}: not a masked sum")
+        self._spent = self._spent + compose(planned.event)
+        noise = planned.noise
+        exact = np.frombuffer(total, dtype="<i8").reshape(-1, noise.n_coordinates)
         try:
-            noisy = self._noise.release(frame, total)
+            noisy = self._mechanism(exact, noise.sensitivity, noise.multiplier).value
         except ValueError:
             raise ProtocolError(f"{frame.kind.name}: the sites' sum is beyond all bounds") from None
-        job = self._plan.job
+        job = self._job
         epsilon = self._spent.for_person(job.rows_per_person).epsilon(job.delta)
-        spend(f"{frame.kind.name} at {frame.moment}", event_text([event]), epsilon, job.delta)
-        return noisy
+        spend(f"{frame.kind.name} at {frame.moment}", event_text([planned.event]), epsilon, job.delta)
+        return noisy.astype("<i8").tobytes()

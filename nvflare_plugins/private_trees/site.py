@@ -14,10 +14,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import PolicyRefusal
@@ -29,13 +27,13 @@ from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.data_sets.table import Table, column_names, load_table
-from nvflare_plugins.private_trees.greedy_training import train_greedy_trees
 from nvflare_plugins.private_trees.job import PrivateTreesJob
-from nvflare_plugins.private_trees.job_plan import JobPlan, Trainer
-from nvflare_plugins.private_trees.own_training import train_own_trees
+from nvflare_plugins.private_trees.job_plan import JobPlan
+from nvflare_plugins.private_trees.noisy_sums import NoisySums
 from nvflare_plugins.private_trees.payment import Payment
 from nvflare_plugins.private_trees.summary import lines, report_sections, summarise
-from nvflare_plugins.private_trees.training import train_private_trees
+from nvflare_plugins.private_trees.trainers import train
+from nvflare_plugins.private_trees.training import OwnRows
 from nvflare_plugins.report.run_record import RoundRow
 from nvflare_plugins.site.data_refusals import reading_rows
 from nvflare_plugins.site.memory.sent_rows import SentRows
@@ -54,23 +52,20 @@ _log = logging.getLogger(__name__)
 class Prepared:
     """What a site knows before it talks to anyone.
 
-    Shapes: columns: float32[n_features, n_rows], clipped to public bounds; label: float32[n_rows] of 0 and 1; weights:
-        float32[n_rows] in [0, 1], or None.
-
     Attributes:
+        rows: those that the job can use, values clipped to their public bounds.
         n_reports: rows of the file, those left out included: under local noise each of them reports nothing but noise.
     """
 
     plan: JobPlan
     schema: Schema
-    columns: NDArray[np.float32]
-    label: NDArray[np.float32]
-    weights: NDArray[np.float32] | None
+    rows: OwnRows
     n_reports: int
 
     def row_hash(self) -> bytes:
         """Return a hash of the rows, for this site's own ledger."""
-        parts = [self.columns, self.label, *([] if self.weights is None else [self.weights])]
+        rows = self.rows
+        parts = [rows.columns, rows.label, *([] if rows.weights is None else [rows.weights])]
         return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).digest()
 
 
@@ -150,10 +145,8 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
         table = table.kept(~np.isnan(table.weight), f"whose weight {job.weight!r} is missing or negative")
     if with_ids:
         table = table.kept(~sent.sent(usable_ids(table.ids, spec)), "whose randomised buckets were sent")
-    if plan.trainer is Trainer.HISTOGRAMS:
-        is_missing = np.asarray(np.isnan(table.features).any(axis=1))
-        table = table.kept(~is_missing, "with missing values, which grower=xgboost lacks")
-    return Prepared(plan, Schema.of(table), _clipped(table, plan), table.label, _weights(table, job), n_reports)
+    rows = OwnRows(_clipped(table, plan), table.label, _weights(table, job))
+    return Prepared(plan, Schema.of(table), rows, n_reports)
 
 
 def _clipped(table: Table, plan: JobPlan) -> NDArray[np.float32]:
@@ -181,7 +174,7 @@ def _facts(plan: JobPlan) -> dict[str, str | int]:
         "rows_per_person": str(job.rows_per_person),
         "method": plan.training.method.name,
         "colluders": "none" if shares is None else str(shares.n_colluders),
-        "noise_multiplier": f"{plan.training.noise.leaves.multiplier:.9g}",
+        "noise_multiplier": f"{plan.releases.tree_noise.multiplier:.9g}",
     }
 
 
@@ -211,9 +204,9 @@ class _Training:
         agree(self._attempt.channel, self._attempt.session, self._terms())
         with self._paying() as payment:
             self._last = time.perf_counter()
-            booster = self._train(payment)
+            trained = self._train(payment)
             names, job = self._plan.training.feature_names, self._job
-            model = with_lists(bytes(booster.save_raw("json")), names, job.categories, job.label_classes)
+            model = with_lists(trained, names, job.categories, job.label_classes)
             hmac = self._attempt.conclude(model, len(model))
             path = self._attempt.folder.write_model(model)
             self._attempt.all_have_written()
@@ -223,7 +216,7 @@ class _Training:
         sections = report_sections(plan, spent, payment.quote.message)
         self._attempt.write_record(TITLE, self._terms().parameters["method"], path.name, sections)
         self._progress.say(f"this job has spent epsilon {spent:.4g} at delta {self._job.delta:g}")
-        summary = {"n_rounds": plan.n_rounds, "epsilon": self._job.epsilon, "delta": self._job.delta}
+        summary = {"n_rounds": plan.releases.n_rounds, "epsilon": self._job.epsilon, "delta": self._job.delta}
         return JobResult(hmac.hex(), f"the model is {path}", summary)
 
     @contextmanager
@@ -251,34 +244,21 @@ class _Training:
             name: value.name.lower() if hasattr(value, "name") else value
             for name, value in dataclasses.asdict(training.method).items()
         }
-        noise = training.noise
         parameters = {
             "method": method,
             "bounds": [[b.low, b.high] for b in training.bounds],
-            "noise": [noise.leaves.multiplier, noise.hessians.multiplier, noise.cells and noise.cells.multiplier],
+            "noise": training.releases.multipliers(),
         }
         return Terms(versions(), self._job.to_dict(), parameters, self._prepared.schema, {}, {})
 
-    def _train(self, payment: Payment) -> xgb.Booster:
-        prepared, attempt = self._prepared, self._attempt
-        common = (attempt.channel, _open_sums(self._plan, attempt), prepared.columns, prepared.label)
-        options: dict[str, Any] = {
-            "pay": payment.pay,
-            "row_weights": prepared.weights,
-            "after_round": self._after_round,
-            "n_reports": prepared.n_reports,
-        }
-        match self._plan.trainer:
-            case Trainer.REFRESH:
-                return train_private_trees(self._plan.training, *common, **options).booster
-            case Trainer.HISTOGRAMS:
-                return train_greedy_trees(self._plan.training, *common, **options)
-            case Trainer.OWN:
-                return train_own_trees(self._plan, *common, **options)
+    def _train(self, payment: Payment) -> bytes:
+        attempt, prepared, training = self._attempt, self._prepared, self._plan.training
+        sums = NoisySums(_open_sums(self._plan, attempt), training, payment.pay, n_rows=prepared.n_reports)
+        return train(training, attempt.channel, sums, prepared.rows, self._after_round)
 
     def _after_round(self, number: int) -> None:
         now = time.perf_counter()
         row = RoundRow(number, now - self._last)
         self._last = now
         self._attempt.round_done(number, row)
-        self._progress(row, self._plan.n_rounds)
+        self._progress(row, self._plan.releases.n_rounds)

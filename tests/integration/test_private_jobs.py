@@ -14,12 +14,13 @@ from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.failures import ROWS_TEXT
-from nvflare_plugins.private_trees import training
+from nvflare_plugins.private_trees import noisy_sums
 from nvflare_plugins.private_trees.candidates import public_candidates
 from nvflare_plugins.private_trees.forest import draw_forest, initial_model
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.server import TrustedServer
-from nvflare_plugins.private_trees.training import bounded_objective, refresh_parameters
+from nvflare_plugins.private_trees.training import OwnRows
+from nvflare_plugins.private_trees.xgboost_trainer import bounded_objective, refresh_parameters
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.wire.envelope import unpack
 from tests.support.federation import SiteDied
@@ -41,13 +42,14 @@ def central(job, frame, n_sites: int = 3) -> bytes:
     rows = frame.assign(colour=codes)[NAMES].to_numpy(np.float32)
     low, high = (np.array([getattr(b, end) for b in plan.bounds], np.float32) for end in ("low", "high"))
     label = frame.label.to_numpy(np.float32)
-    matrix = xgb.DMatrix(np.clip(rows, low, high), label=label, nthread=1)
+    rows = np.clip(rows, low, high)
+    matrix = xgb.DMatrix(rows, label=label, nthread=1)
     forest = draw_forest(plan.method, public_candidates(plan.method, plan.bounds), plan.structure_seed)
-    parameters = refresh_parameters(plan, 1)
+    parameters = refresh_parameters(plan)
     booster = xgb.Booster(parameters, [matrix], model_file=bytearray(initial_model(forest, plan.method)))
     booster.set_param(parameters)
     for number in range(forest.n_rounds):
-        booster.update(matrix, number, fobj=bounded_objective(plan, label))
+        booster.update(matrix, number, fobj=bounded_objective(plan, OwnRows(rows.T, label)))
     return bytes(booster.save_raw("json"))
 
 
@@ -73,9 +75,9 @@ def test_without_noise_it_is_centralized_refresh(
     federation.run_private(job, server_noise=exact).succeed()
     assert trees_of(federation.model()) == trees_of(central(job, frame))
     # The same with shares of no noise, under the ridge of distributed noise.
-    real = training.add_noise_share
+    real = noisy_sums.add_noise_share
     monkeypatch.setattr(
-        training, "add_noise_share", lambda sums, *rest: Release(np.asarray(sums), real(sums, *rest).event)
+        noisy_sums, "add_noise_share", lambda sums, *rest: Release(np.asarray(sums), real(sums, *rest).event)
     )
     shared = job_of(method="dp_tr_newton", structure_seed=5)
     federation.run_private(shared, "shared").succeed()
@@ -131,11 +133,10 @@ def test_no_exact_inner_sum_reaches_a_model_file(tmp_path: Path) -> None:
     assert cover[inner] == pytest.approx(cover[left[inner]] + cover[right[inner]], rel=1e-5, abs=1e-4)
 
 
-@pytest.mark.parametrize("grower", ["sites", "xgboost"])
 @pytest.mark.parametrize("trust", ["distributed", "trusted_aggregator"])
-def test_histogram_trees_run_too(tmp_path: Path, trust: str, grower: str) -> None:
-    federation = PrivateFederation(tmp_path)
-    components = {"n_trees": 2, "depth": 3, "n_candidates": 8, "grower": grower}
+def test_histogram_trees_run_too(tmp_path: Path, trust: str) -> None:
+    federation = PrivateFederation(tmp_path, frame_of(missing=True))
+    components = {"n_trees": 2, "depth": 3, "n_candidates": 8}
     job = job_of(method="feverless", trust=trust, components=components)
     run = federation.run_private(job).succeed()
     assert run.kinds & RELEASED == {"HISTOGRAM"}
@@ -158,7 +159,7 @@ def test_local_noise_has_the_size_of_all_rows_together(tmp_path: Path) -> None:
     counts = [
         np.array(tree["sum_hessian"])[np.array(tree["left_children"]) < 0] for tree in trees_of(federation.model())
     ]
-    expected = JobPlan.of(job, 3, NAMES).leaf_noise()[1]
+    expected = JobPlan.of(job, 3, NAMES).training.leaf_noise[1]
     assert expected > 500 and 0.5 < np.mean(np.concatenate(counts) ** 2) / expected**2 < 1.7
     assert federation.ledger("site-1").job_spent("job").epsilon(job.delta) <= job.epsilon
 
@@ -184,13 +185,15 @@ def test_weights_count_up_to_their_public_bound(tmp_path: Path) -> None:
     assert covers[0] == pytest.approx(0.25 * factor.sum(), rel=1e-5)
 
 
-def test_xgboosts_grower_leaves_rows_with_gaps_out(tmp_path: Path) -> None:
-    """A refusal would tell whether there is one."""
+@pytest.mark.parametrize("trust", ["distributed", "trusted_aggregator"])
+def test_xgboost_trains_where_a_job_asks_for_it(tmp_path: Path, trust: str) -> None:
+    """The same releases at the same price; the same model, too, given the same noise (tests/oracle)."""
     federation = PrivateFederation(tmp_path, frame_of(missing=True))
-    few = {"n_trees": 2, "depth": 2}
-    job = job_of(method="feverless", components={**few, "grower": "xgboost"})
-    federation.run_private(job).succeed()
-    federation.run_private(job_of(method="feverless", components=few), "sites").succeed()
+    job = job_of(trust=trust, components={"n_trees": 4, "grower": "xgboost"})
+    run = federation.run_private(job).succeed()
+    assert run.kinds & RELEASED == {"CELL_COUNTS", "NODE_STATS"}
+    assert xgb.Booster(model_file=bytearray(federation.model())).num_boosted_rounds() == 4
+    assert 0.9999 < federation.ledger("site-1").job_spent("job").epsilon(job.delta) <= job.epsilon
 
 
 # -- refusals: nothing is released, nothing charged -------------------------------------------------------------------

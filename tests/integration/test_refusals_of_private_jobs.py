@@ -108,7 +108,7 @@ _OF_THE_RUN = ("time", "started", "attempt", "certificates")
 TRAINERS = {
     "own": {},
     "refreshed": {"method": "dp_rf", "components": {"n_trees": 2, "depth": 2, "candidates": "uniform"}},
-    "xgboost": {"method": "dp_gbm", "components": {"n_trees": 1, "depth": 2, "grower": "xgboost"}},
+    "xgboost": {"method": "dp_tr_newton", "components": {"n_trees": 1, "grower": "xgboost"}},
 }
 FILES = {
     "strange rows": [*ROWS, *STRANGE.values()],
@@ -141,11 +141,13 @@ def test_a_row_changes_nothing_about_the_others(tmp_path: Path, strange: str) ->
     """Sensitivities count what one row changes: it is repaired, or left out, by itself."""
     federation = federation_of(tmp_path, ROWS)
     job = job_of(**TREES, weight="w", max_weight=2.0)
-    without = prepare_trees(job, place_of(tmp_path))
+    before = prepare_trees(job, place_of(tmp_path))
+    without = before.rows
     path = federation.workspace("site-1") / f"{DATA}.csv"
     for context in (0, 2, len(ROWS)):
         write(path, [*ROWS[:context], STRANGE[strange], *ROWS[context:]])
-        found = prepare_trees(job, place_of(tmp_path))
+        after = prepare_trees(job, place_of(tmp_path))
+        found = after.rows
         extra = found.label.size - without.label.size
         assert extra in (0, 1)
         if extra:
@@ -157,7 +159,7 @@ def test_a_row_changes_nothing_about_the_others(tmp_path: Path, strange: str) ->
         np.testing.assert_array_equal(label, without.label)
         np.testing.assert_array_equal(weights, without.weights)
         assert np.isfinite(found.label).all() and (found.weights >= 0).all()
-        assert found.plan == without.plan and found.schema == without.schema
+        assert after.plan == before.plan and after.schema == before.schema
 
 
 def test_what_remains_is_a_fixed_text_though_the_site_shares_reasons(tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_rows_under_local_noise_report_though_the_job_cannot_use_them(tmp_path: 
     """The noise on a site's sum must not tell how many of its rows had a label."""
     federation_of(tmp_path, [*ROWS, *STRANGE.values()])
     prepared = prepare_trees(job_of(**TREES, trust="local", n_rows=200), place_of(tmp_path))
-    assert prepared.n_reports == len(ROWS) + len(STRANGE) - 4 > prepared.label.size  # four lines are skipped
+    assert prepared.n_reports == len(ROWS) + len(STRANGE) - 4 > prepared.rows.label.size  # four lines are skipped
 
 
 def test_rows_whose_buckets_were_sent_are_left_out_and_rows_without_ids_refused(tmp_path: Path) -> None:
@@ -181,9 +183,9 @@ def test_rows_whose_buckets_were_sent_are_left_out_and_rows_without_ids_refused(
     path = federation.workspace("site-1") / f"{DATA}.csv"
     write(path, [*rows, f"{ROWS[0]},"], header)
     job = job_of(**TREES)
-    assert prepare_trees(job, place_of(tmp_path)).label.size == len(rows) + 1  # nothing was sent: no id is needed
+    assert prepare_trees(job, place_of(tmp_path)).rows.label.size == len(rows) + 1  # nothing was sent: no id is needed
     SentRows(place_of(tmp_path).policy).note("earlier", ["p1", "p3"], "another name")
-    left = prepare_trees(job, place_of(tmp_path))
+    left = prepare_trees(job, place_of(tmp_path)).rows
     assert left.label.tolist() == [1, 1, 1]  # neither those two nor the row that may be any
     # Left out without a word, so that nobody learns from a refusal whether a person is there.
     assert federation.run_private(job).succeed()

@@ -1,8 +1,9 @@
 """Private trees against independent ways to the same model.
 
-Without noise the federated model must be the one of a centralized refresh of the same forest on the pooled rows, and
-with noise the one of the numpy twin given the same draws. Both are equalities: row statistics are integers on a grid,
-so sums do not depend on order, and the twin follows XGBoost's float32 arithmetic.
+Without noise a model of random trees must be that of a centralized refresh of the same forest on the pooled rows. With
+noise both trainers must write the same bytes given the same draws, and three sites the model of the pooled rows. All are
+equalities: row statistics are integers on a grid, so sums do not depend on order, and the sites' trainer follows
+XGBoost's float32 arithmetic.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import xgboost as xgb
 
 from dp_components.distributed_noise import NoiseShares
 from dp_components.events import GaussianEvent, Release
-from dp_components.leaf_weights.query import UNIT, LeafQuery
+from dp_components.leaf_weights.query import LeafQuery
 from dp_components.neighbouring import NeighbouringRelation
 from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates.candidates import FeatureBounds
@@ -23,18 +24,23 @@ from nvflare_plugins.private_trees.candidates import public_candidates
 from nvflare_plugins.private_trees.forest import draw_forest, initial_model
 from nvflare_plugins.private_trees.methods import (
     CandidateSource,
+    Grower,
     Interactions,
     Method,
     SplitMethod,
     WeightUpdate,
+    batch_iterative_hessian_ebm,
     dp_ebm_newton,
+    dp_gbm,
     dp_rf,
     dp_tr_newton,
+    feverless,
 )
-from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust
-from nvflare_plugins.private_trees.training import PrivateTreesPlan, refresh_parameters
+from nvflare_plugins.private_trees.training import OwnRows, PrivateTreesPlan
+from nvflare_plugins.private_trees.trust import Trust
+from nvflare_plugins.private_trees.xgboost_trainer import bounded_objective, refresh_parameters
 from tests.support.private_simulation import Simulation, Table
-from tests.support.private_trees import split_rows, train_in_process
+from tests.support.private_trees import plan_with, split_rows, train_in_process
 
 N_TREES, SEED = 12, 11
 OURS = Method(
@@ -46,14 +52,30 @@ OURS = Method(
     noise_ridge=3.0,
     query=LeafQuery.JOINT,
 )
-METHODS = {
+RANDOM_TREES = {
     "newton": dp_tr_newton(),
     "one_feature": dp_ebm_newton(),
     "gradient": replace(dp_tr_newton(), weight_update=WeightUpdate.GRADIENT),
     "batches": replace(dp_tr_newton(), batch_size=4),
     "random_3_way": replace(dp_tr_newton(), interactions=Interactions.RANDOM, n_features_per_tree=3),
     "logarithmic": replace(dp_tr_newton(), candidates=CandidateSource.LOGARITHMIC),
+    "unclipped": replace(dp_tr_newton(), clip=0.0),
+    "averaging": dp_rf(N_TREES),
     "mixed": OURS,
+}
+REFINED = {"candidates": CandidateSource.ITERATIVE_HESSIAN}
+PARTIALLY = replace(feverless(), split_method=SplitMethod.PARTIALLY_RANDOM)
+AVERAGING = {"weight_update": WeightUpdate.AVERAGING, "batch_size": 6, "ridge": 0.0, "clip": 1.0, "learning_rate": 1.0}
+OTHERS = {
+    "partially_random": PARTIALLY,
+    "partially_random_joint": replace(PARTIALLY, query=LeafQuery.JOINT, noise_ridge=3.0),
+    "partially_random_refined": replace(PARTIALLY, **REFINED),
+    "refined": replace(dp_tr_newton(), **REFINED),
+    "refined_batches": batch_iterative_hessian_ebm(0.5, 6),
+    "greedy_averaging": replace(feverless(6), **AVERAGING),
+    "histograms": feverless(),
+    "greedy_two_features": replace(dp_gbm(), n_features_per_tree=2, interactions=Interactions.RANDOM),
+    "greedy_private_quantiles": replace(feverless(), candidates=CandidateSource.DP_QUANTILE, batch_size=3),
 }
 
 
@@ -93,20 +115,25 @@ def drawn(seed: int):
 
 def plan_for(method: Method, data: Table, trust: Trust = Trust(), mu: float = 1.0) -> PrivateTreesPlan:
     few = replace(method, n_trees=N_TREES, batch_size=min(method.batch_size, N_TREES))
-    return PrivateTreesPlan(few, bounds(data), NoisePlan.of(few, 6, mu), trust, SEED)
+    return plan_with(few, bounds(data), mu, trust, SEED)
+
+
+def small_plan(name: str, trust: Trust = Trust()) -> PrivateTreesPlan:
+    few = replace(OTHERS[name], n_trees=6, depth=3, n_candidates=10)
+    return plan_with(few, bounds(table()), 2.0, trust, SEED)
+
+
+def predict(model: bytes, data: Table) -> np.ndarray:
+    booster = xgb.Booster(model_file=bytearray(model))
+    return booster.predict(xgb.DMatrix(data.columns.T, nthread=1), output_margin=True)
 
 
 def central_refresh(plan: PrivateTreesPlan, data: Table) -> bytes:
     """Refresh the forest on all rows, with XGBoost alone."""
     forest = draw_forest(plan.method, public_candidates(plan.method, plan.bounds), plan.structure_seed)
-    weights = plan.method.weight_update.weights()
-
-    def objective(margin: np.ndarray, _: xgb.DMatrix) -> tuple[np.ndarray, np.ndarray]:
-        pairs = (weights.row_statistics(margin, data.label, plan.method.query).values / UNIT).astype(np.float32)
-        return pairs[:, 0], pairs[:, 1]
-
+    objective = bounded_objective(plan, OwnRows(data.columns, data.label))
     matrix = xgb.DMatrix(data.columns.T, label=data.label, nthread=1)
-    parameters = refresh_parameters(plan, 1)
+    parameters = refresh_parameters(plan)
     booster = xgb.Booster(parameters, [matrix], model_file=bytearray(initial_model(forest, plan.method)))
     booster.set_param(parameters)
     for number in range(forest.n_rounds):
@@ -114,25 +141,73 @@ def central_refresh(plan: PrivateTreesPlan, data: Table) -> bytes:
     return bytes(booster.save_raw("json"))
 
 
-@pytest.mark.parametrize("name", [n for n in METHODS if n != "mixed"])
-def test_without_noise_federated_equals_centralized_refresh(name: str) -> None:
+@pytest.mark.parametrize("name", [n for n in RANDOM_TREES if n not in ("mixed", "averaging")])
+@pytest.mark.parametrize("grower", Grower)
+def test_without_noise_federated_equals_centralized_refresh(name: str, grower: Grower) -> None:
     data = table(missing=name == "newton")
-    plan = plan_for(METHODS[name], data)
-    trained = train_in_process(plan, split_rows(data.columns, data.label, 3), no_noise)
-    models = {bytes(t.booster.save_raw("json")) for t in trained}
-    assert models == {central_refresh(plan, data)}
+    plan = plan_for(replace(RANDOM_TREES[name], grower=grower), data)
+    models = train_in_process(plan, split_rows(data.columns, data.label, 3), no_noise)
+    assert set(models) == {central_refresh(plan, data)}
 
 
-@pytest.mark.parametrize("name", [*METHODS, "averaging"])
-def test_with_noise_federated_equals_the_numpy_twin(name: str) -> None:
-    data, test = table(), table(300, missing=True)
-    method = dp_rf(N_TREES) if name == "averaging" else METHODS[name]
-    plan = plan_for(method, data)
-    trained = train_in_process(plan, split_rows(data.columns, data.label, 3), drawn(5))[0]
-    ours = trained.booster.predict(xgb.DMatrix(test.columns.T, nthread=1), output_margin=True)
-    twin = Simulation(plan.method, data, test, plan.bounds, plan.noise, SEED, drawn(5)).run()
-    assert np.array_equal(ours, twin)
-    assert np.ptp(ours) > 0
+@pytest.mark.parametrize("name", RANDOM_TREES)
+def test_with_noise_both_trainers_write_the_same_bytes(name: str) -> None:
+    data = table(missing=name == "batches")
+    models = set()
+    for grower in Grower:
+        plan = plan_for(replace(RANDOM_TREES[name], grower=grower), data)
+        models |= set(train_in_process(plan, split_rows(data.columns, data.label, 3), drawn(5)))
+    assert len(models) == 1 and np.ptp(predict(models.pop(), data)) > 0
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("missing", [False, True])
+def test_three_sites_make_the_model_of_the_pooled_rows(name: str, missing: bool) -> None:
+    data, test = table(missing=missing), table(300, missing=True)
+    plan = small_plan(name)
+    models = train_in_process(plan, split_rows(data.columns, data.label, 3), drawn(5))
+    assert len(set(models)) == 1
+    ours = predict(models[0], test)
+    assert np.array_equal(ours, Simulation(plan, data, test, drawn(5)).run()) and np.ptp(ours) > 0
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("trust", [Trust(), Trust(NoiseShares(3, 1))], ids=["trusted", "distributed"])
+def test_what_travels_is_what_the_plan_lists(name: str, trust: Trust) -> None:
+    """A tree that ends early skips releases; nothing else is missing, and nothing is there besides."""
+    data, seen, plan = table(), [], small_plan(name, trust)
+    train_in_process(plan, split_rows(data.columns, data.label, 3), seen=seen)
+    sent = {t.frame.counter: t.frame for t in seen if t.direction == "received"}
+    listed = iter(plan.releases.releases)
+    for counter in sorted(sent):
+        kind, n_values = sent[counter].kind, sent[counter].n_values
+        assert any(planned.kind is kind and n_values <= sum(planned.sizes) for planned in listed)
+
+
+def test_histogram_trees_without_noise_are_xgboosts() -> None:
+    """The same splits as XGBoost's own grower takes, but for ties between equally good ones."""
+    data, plan = table(), plan_with(replace(feverless(3), depth=3, n_candidates=8), bounds(table()), 1.0)
+    ours = train_in_process(plan, split_rows(data.columns, data.label, 3), no_noise)[0]
+    cuts = [np.nextafter(c, np.float32(np.inf)) for c in public_candidates(plan.method, plan.bounds).of_feature]
+    binned = np.stack([np.searchsorted(c, column, side="right") for c, column in zip(cuts, data.columns, strict=True)])
+    parameters = {
+        "max_depth": 3,
+        "learning_rate": plan.method.learning_rate,
+        "lambda": plan.ridge,
+        "max_delta_step": plan.method.clip,
+        "min_child_weight": 0,
+        "base_score": 0.5,
+        "objective": "binary:logistic",
+        "tree_method": "exact",
+        "nthread": 1,
+    }
+    matrix = xgb.DMatrix(binned.T, label=data.label, nthread=1)
+    booster = xgb.Booster(parameters, [matrix])
+    objective = bounded_objective(plan, OwnRows(data.columns, data.label))
+    for number in range(3):
+        booster.update(matrix, number, fobj=objective)
+    theirs = booster.predict(matrix, output_margin=True)
+    assert np.allclose(predict(ours, data), theirs, atol=1e-4)
 
 
 def test_noise_of_sites_and_of_a_trusted_server_have_their_sizes() -> None:
@@ -143,22 +218,24 @@ def test_noise_of_sites_and_of_a_trusted_server_have_their_sizes() -> None:
     data, n_trees = table(3000), 120
     method = replace(dp_rf(n_trees), clip=0.0)
     for trust, factor in ((Trust(), 1.0), (Trust(NoiseShares(3, 1)), 1.5)):
-        plan = PrivateTreesPlan(method, bounds(data), NoisePlan.of(method, 6, 600.0), trust, SEED)
-        forest = train_in_process(plan, split_rows(data.columns, data.label, 3))[0].booster.trees_to_dataframe()
+        plan = plan_with(method, bounds(data), 600.0, trust, SEED)
+        [model, *_] = train_in_process(plan, split_rows(data.columns, data.label, 3))
+        forest = xgb.Booster(model_file=bytearray(model)).trees_to_dataframe()
         exact = xgb.Booster(model_file=bytearray(central_refresh(plan, data))).trees_to_dataframe()
         leaves = (exact.Feature == "Leaf").to_numpy()
         noise = (forest.Cover - exact.Cover).to_numpy()[leaves & (exact.Cover > 50).to_numpy()]
         assert noise.size > 400
-        ratio = np.mean(noise**2) / (plan.noise.gradient_std**2 * factor)
+        ratio = np.mean(noise**2) / (plan.releases.tree_noise.std[0] ** 2 * factor)
         assert 0.75 < ratio < 1.3
 
 
-def test_no_exact_inner_sum_reaches_a_model_file() -> None:
+@pytest.mark.parametrize("grower", Grower)
+def test_no_exact_inner_sum_reaches_a_model_file(grower: Grower) -> None:
     """With noise on leaves, every inner node's Hessian is the sum of its noisy leaves, and none is the exact one."""
     data = table()
-    plan = plan_for(METHODS["newton"], data, mu=0.5)
-    trained = train_in_process(plan, split_rows(data.columns, data.label, 3), drawn(1))[0]
-    noisy = trained.booster.trees_to_dataframe()
+    plan = plan_for(replace(RANDOM_TREES["newton"], grower=grower), data, mu=0.5)
+    [model, *_] = train_in_process(plan, split_rows(data.columns, data.label, 3), drawn(1))
+    noisy = xgb.Booster(model_file=bytearray(model)).trees_to_dataframe()
     exact = xgb.Booster(model_file=bytearray(central_refresh(plan, data))).trees_to_dataframe()
     first = noisy.Tree == 0  # later trees start from other margins
     assert not np.isin(noisy.Cover[first].to_numpy(), exact.Cover[first].to_numpy()).any()

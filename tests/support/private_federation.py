@@ -16,8 +16,7 @@ from dp_components.mechanisms.gaussian import add_gaussian_noise
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.private_trees.noise_plan import Mechanism
-from nvflare_plugins.private_trees.server import TrustedServer
+from nvflare_plugins.private_trees.server import Mechanism, TrustedServer
 from nvflare_plugins.private_trees.site import run_private_trees_site
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy.policy import SitePolicy

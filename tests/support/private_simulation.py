@@ -1,20 +1,20 @@
-"""The same training in one process with numpy alone: for experiments, and as the naive twin of the federated path."""
+"""The sites' trainer on all rows in one process, without protocol: for experiments, and as the federated path's oracle."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.leaf_weights.noise_ridge import noise_proportional_ridge
 from dp_components.mechanisms.gaussian import add_gaussian_noise
-from dp_components.split_candidates.candidates import Candidates, FeatureBounds
+from dp_components.split_candidates.candidates import Candidates
 from dp_components.split_methods.tree import Tree
-from nvflare_plugins.private_trees.forest_trainer import ForestGrower, GrownTree, OwnRows
-from nvflare_plugins.private_trees.methods import Method
-from nvflare_plugins.private_trees.noise_plan import Mechanism, NoisePlan
+from nvflare_plugins.private_trees.forest import GrownTree
+from nvflare_plugins.private_trees.forest_trainer import ForestGrower
+from nvflare_plugins.private_trees.releases import ReleaseSchedule
+from nvflare_plugins.private_trees.server import Mechanism
+from nvflare_plugins.private_trees.training import OwnRows, PrivateTreesPlan
 from nvflare_plugins.wire.catalogue import Kind
 
 
@@ -26,25 +26,28 @@ class Table:
     label: NDArray[np.float32]
 
 
+class MechanismSums:
+    """Noises each planned release by a mechanism; the sum of the sites' shares is drawn at once."""
+
+    def __init__(self, plan: PrivateTreesPlan, mechanism: Mechanism) -> None:
+        self._due, self._mechanism, self._factor = ReleaseSchedule(plan.releases), mechanism, plan.trust.noise_factor
+
+    def release(
+        self, kind: Kind, number: int, exact: NDArray[np.int64], tree: int | None = None, level: int | None = None
+    ) -> NDArray[np.int64]:
+        """Return noisy sums; see ``SumsOverSites``."""
+        noise = self._due.take(kind, number, exact.size, tree, level).noise
+        return self._mechanism(exact, noise.sensitivity, noise.multiplier * self._factor).value
+
+
 class Simulation:
     """One training; ``run`` returns the scores of the test rows."""
 
     def __init__(
-        self,
-        method: Method,
-        train: Table,
-        test: Table,
-        bounds: Sequence[FeatureBounds],
-        plan: NoisePlan,
-        seed: int,
-        mechanism: Mechanism = add_gaussian_noise,
-        noise_factor: float = 1.0,
-    ):
-        """Args: noise_factor: total over needed noise where sites add shares (the sum of shares is drawn at once)."""
-        self._test, self._plan, self._mechanism, self._noise_factor = test, plan, mechanism, noise_factor
-        ridge = noise_proportional_ridge(method.ridge, method.noise_ridge, plan.gradient_std * noise_factor)
-        rows = OwnRows(train.columns, train.label)
-        self._grower = ForestGrower(method, rows, bounds, plan, seed, self._noisy, ridge, noise_factor)
+        self, plan: PrivateTreesPlan, train: Table, test: Table, mechanism: Mechanism = add_gaussian_noise
+    ) -> None:
+        self._test = test
+        self._grower = ForestGrower(plan, OwnRows(train.columns, train.label), MechanismSums(plan, mechanism))
         self._candidates: Candidates | None = None
         self._bins = np.empty((0, 0), dtype=np.uint8)
         self._scores = np.zeros(test.label.size, dtype=np.float32)
@@ -52,16 +55,12 @@ class Simulation:
 
     def run(self) -> NDArray[np.float32]:
         """Train and score. Shapes: result: float32[n_test_rows], raw scores."""
-        self._grower.run(self._score, lambda batch: None)
+        self._grower.run(lambda number: None, self._score)
         return self._scores
 
-    def _score(self, batch: int, trees: list[GrownTree]) -> None:
+    def _score(self, number: int, trees: list[GrownTree]) -> None:
         for grown in trees:
             if grown.candidates is not self._candidates:  # they hardly ever change
                 self._candidates, self._bins = grown.candidates, grown.candidates.bin_rows(self._test.columns)
             self._scores += grown.outputs[grown.tree.leaf_of_rows(self._bins)]
             self.trees.append((grown.tree, grown.outputs))
-
-    def _noisy(self, kind: Kind, sums: NDArray[np.int64], what: str, sizes: Sequence[int]) -> NDArray[np.int64]:
-        planned = self._plan.of_kind(kind)
-        return self._mechanism(sums, planned.sensitivity, planned.multiplier * self._noise_factor).value

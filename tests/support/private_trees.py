@@ -1,7 +1,11 @@
-"""Private trees in one process: every site in a thread, masks between them, the server an ``Aggregator``."""
+"""Private trees in one process: every site in a thread, masks between them, the server an ``Aggregator``.
+
+Plan, trainers, noisy sums and the trusted server are the shipped ones; only the session and the ledger are left out.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -10,16 +14,28 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dp_components.accounting.composition import gaussian_limit
 from dp_components.mechanisms.gaussian import add_gaussian_noise
 from dp_components.randomness import OS_RANDOMNESS, RandomSource
+from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.masks import PairwiseMasks
-from nvflare_plugins.private_trees.noise_plan import Mechanism, ServerNoise
-from nvflare_plugins.private_trees.training import PrivateTreesPlan, TrainedForest, train_private_trees
+from nvflare_plugins.private_trees.job import PrivateTreesJob
+from nvflare_plugins.private_trees.job_plan import JobPlan
+from nvflare_plugins.private_trees.methods import Method
+from nvflare_plugins.private_trees.noisy_sums import NoisySums
+from nvflare_plugins.private_trees.releases import ReleasePlan
+from nvflare_plugins.private_trees.server import Mechanism, TrustedServer
+from nvflare_plugins.private_trees.trainers import train
+from nvflare_plugins.private_trees.training import OwnRows, PrivateTreesPlan
+from nvflare_plugins.private_trees.trust import Trust
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
 from tests.support.federation import TIMEOUT_S, DirectTransport
+
+
+_JOB = PrivateTreesJob("data", "label", 1.0, 1e-5, {"x": [0, 1]})
 
 
 @dataclass(frozen=True)
@@ -35,18 +51,38 @@ def split_rows(columns: NDArray[np.float32], label: NDArray[np.float32], n_sites
     return [Part(np.ascontiguousarray(columns[:, i::n_sites]), label[i::n_sites]) for i in range(n_sites)]
 
 
+def plan_with(
+    method: Method,
+    bounds: Sequence[FeatureBounds],
+    mu: float,
+    trust: Trust = Trust(),
+    seed: int = 1,
+    published_multiplier: float | None = None,
+) -> PrivateTreesPlan:
+    """Plan a training of any method under mu-GDP, for experiments that are no jobs."""
+    releases = ReleasePlan.of(method, bounds, mu, trust.n_honest, published_multiplier)
+    return PrivateTreesPlan(method, tuple(bounds), releases, trust, seed)
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """Return the mu of (epsilon, delta)."""
+    return math.sqrt(gaussian_limit(epsilon, delta).mu_squared)
+
+
+def trusted_server(plan: PrivateTreesPlan, mechanism: Mechanism = add_gaussian_noise) -> Callable[..., bytes]:
+    """Return a trusted server's answers for a training without a job, for an aggregator; nothing is written down."""
+    server = TrustedServer(JobPlan(_JOB, plan), mechanism)
+    return lambda frame, total: server.answer(frame, total, lambda *spend: None)
+
+
 def train_in_process(
     plan: PrivateTreesPlan,
     parts: Sequence[Part],
     server_noise: Mechanism = add_gaussian_noise,
     site_randomness: RandomSource = OS_RANDOMNESS,
     seen: list | None = None,
-    train: Callable[..., object] | None = None,
-) -> list[TrainedForest]:
-    """Train at every site; raise the first error.
-
-    Args: seen: collects what passes the server; train: takes the place of training random trees.
-    """
+) -> list[bytes]:
+    """Train at every site and return the models; raise the first error. Args: seen: collects what passes the server."""
     world = len(parts)
     sites = tuple(f"site-{i + 1}" for i in range(world))
     attempt = os.urandom(16)
@@ -56,25 +92,22 @@ def train_in_process(
         attempt,
         TIMEOUT_S,
         on_transfer=None if seen is None else seen.append,
-        on_sum=ServerNoise(plan.noise, server_noise).release if trusted else None,
+        on_sum=trusted_server(plan, server_noise) if trusted else None,
     )
     pairs = {(i, j): os.urandom(32) for i in range(world) for j in range(i + 1, world)}
     group = os.urandom(32)
-    outcomes: list[TrainedForest | Exception] = [None] * world  # type: ignore[list-item]
+    outcomes: list[bytes | Exception] = [b""] * world
 
     def take_part(rank: int) -> None:
         try:
             channel = Channel(sites[rank], sites, "job", attempt, DirectTransport(aggregator, sites[rank]), TIMEOUT_S)
             secrets = {peer: pairs[min(rank, peer), max(rank, peer)] for peer in range(world) if peer != rank}
             masks = MaskedSums(PairwiseMasks(attempt, rank, secrets, group, blinder=None if trusted else 0))
-            sums = ProtectedSums(channel, masks, masks)
-            part = parts[rank]
-            if train is not None:
-                outcomes[rank] = train(plan, channel, sums, part.columns, part.label)
-            else:
-                outcomes[rank] = train_private_trees(
-                    plan, channel, sums, part.columns, part.label, randomness=site_randomness
-                )
+            rows = OwnRows(parts[rank].columns, parts[rank].label)
+            sums = NoisySums(
+                ProtectedSums(channel, masks, masks), plan, randomness=site_randomness, n_rows=rows.label.size
+            )
+            outcomes[rank] = train(plan, channel, sums, rows)
         except Exception as error:  # the caller decides
             outcomes[rank] = error
             aggregator.abort(f"{sites[rank]}: {error}")

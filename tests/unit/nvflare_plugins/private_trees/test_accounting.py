@@ -30,7 +30,7 @@ COSTS = {
 def test_the_accounting_of_every_preset_stays(preset: str) -> None:
     """Equal to the last digit where it was written; another libm may round the root of epsilon otherwise."""
     job = job_of(method=preset, components={})
-    events = JobPlan.of(job, 3).events()
+    events = JobPlan.of(job, 3).releases.events
     cost = compose(events)
     found = (cost.epsilon(job.delta), cost.delta(job.epsilon), sum(count_events(events).values()), len(events))
     assert found == pytest.approx(COSTS[preset], rel=1e-13)

@@ -74,11 +74,8 @@ def test_what_nothing_pays_for_is_refused_by_name(name: str) -> None:
         ("split_method='magic' is unknown", {"components": {"split_method": "magic"}}),
         ("depth must be a whole number from 1 to 7", {"components": {"depth": 8}}),
         ("grower='me' is unknown", {"components": {"grower": "me"}}),
-        ("is for histogram trees", {"components": {"grower": "xgboost"}}),
-        (
-            "is for histogram trees",
-            {"method": "feverless", "components": {"grower": "xgboost", "n_features_per_tree": 1}},
-        ),
+        ("refreshes totally random trees", {"method": "feverless", "components": {"grower": "xgboost"}}),
+        ("refreshes totally random trees", {"method": "dp_tr_newton_ih", "components": {"grower": "xgboost"}}),
         ("multiple of batch_size", {"components": {"n_trees": 10, "batch_size": 4}}),
         ("its bound is that of the logistic loss", {"components": {"weight_update": "gradient"}}),
         ("rows_per_person", {"rows_per_person": 0}),
@@ -135,11 +132,11 @@ def test_the_plan_costs_what_the_job_promises_and_just_fits_an_equal_budget(
     name: str, trust: str, rows_per_person: int
 ) -> None:
     plan = JobPlan.of(job_of(method=name, trust=trust, rows_per_person=rows_per_person, components={}), 3)
-    cost = compose(plan.events()).for_person(rows_per_person)
+    cost = compose(plan.releases.events).for_person(rows_per_person)
     assert cost.fits(gaussian_limit(plan.job.epsilon, plan.job.delta))
     assert 0.9999 * plan.job.epsilon < cost.epsilon(plan.job.delta) <= plan.job.epsilon
     after = plan.epsilon_after_rounds()
-    assert len(after) == plan.n_rounds and after == sorted(after)
+    assert len(after) == plan.releases.n_rounds and after == sorted(after)
     assert after[-1] == pytest.approx(cost.epsilon(plan.job.delta), rel=1e-6)
 
 
@@ -150,7 +147,7 @@ def test_a_job_keeps_its_epsilon_and_delta_discrete_noise_included(name: str, ep
     columns = {f"x{i}": [0, 1] for i in range(23)}
     job = job_of(method=name, components={}, epsilon=epsilon, delta=delta, feature_bounds=columns, categories={})
     plan = JobPlan.of(job, 3)
-    cost = compose(plan.events())
+    cost = compose(plan.releases.events)
     assert cost.delta(epsilon) <= delta
     for budget in (epsilon, 64.0):
         assert cost.fits(gaussian_limit(budget, delta))

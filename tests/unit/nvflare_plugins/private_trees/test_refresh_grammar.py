@@ -13,7 +13,7 @@ from dp_components.split_methods.totally_random import grow_totally_random
 from dp_components.split_methods.tree import LEAF
 from he_processors.errors import ProtocolError
 from nvflare_plugins.private_trees.forest import Forest
-from nvflare_plugins.private_trees.refresh_catalogue import RefreshGrammar, leaf_integers, node_statistics
+from nvflare_plugins.private_trees.refresh_grammar import RefreshGrammar, leaf_integers, node_statistics
 from nvflare_plugins.wire.catalogue import Dtype, Kind, Op, Phase, TrainingStep
 
 TREES = tuple(grow_totally_random([5, 5], [0, 1], 3, random.Random(s)) for s in range(4))

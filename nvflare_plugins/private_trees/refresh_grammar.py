@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dp_components.sensitivity import grid_integers
 from dp_components.split_methods.tree import LEAF, Tree
 from he_processors.errors import ProtocolError
-from nvflare_plugins.private_trees.forest import Forest
+from nvflare_plugins.private_trees.forest import Forest, node_sums
 from nvflare_plugins.wire.catalogue import Answer, Dtype, Kind, Message, Op, Phase, TrainingStep
 
 _BYTES_PER_NODE = 16
@@ -74,14 +74,6 @@ def node_statistics(leaf_sums: NDArray[np.float64], trees: Sequence[Tree]) -> by
 
     Shapes: leaf_sums: float64[n_leaves, 2].
     """
-    parts, start = [], 0
-    for tree in trees:
-        nodes = np.zeros((tree.feature.size, 2))
-        n_leaves = tree.leaves.size
-        nodes[tree.leaves] = leaf_sums[start : start + n_leaves]
-        start += n_leaves
-        for node in range(tree.feature.size - 1, -1, -1):
-            if tree.feature[node] != LEAF:
-                nodes[node] = nodes[tree.left[node]] + nodes[tree.right[node]]
-        parts.append(nodes)
-    return np.concatenate(parts).astype("<f8").tobytes()
+    ends = np.cumsum([tree.leaves.size for tree in trees])
+    nodes = [node_sums(*of_tree) for of_tree in zip(trees, np.split(leaf_sums, ends[:-1]), strict=True)]
+    return np.concatenate(nodes).astype("<f8").tobytes()

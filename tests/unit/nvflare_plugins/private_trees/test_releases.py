@@ -1,0 +1,208 @@
+"""The list of a training's releases: what is on it, what it costs, and that nothing else is released or answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dp_components.accounting.composition import compose
+from dp_components.distributed_noise import NoiseShares
+from dp_components.errors import PrivacyRefusal
+from dp_components.events import GaussianEvent, Release
+from dp_components.leaf_weights.query import LeafQuery
+from dp_components.neighbouring import NeighbouringRelation
+from dp_components.split_candidates.candidates import FeatureBounds
+from he_processors.errors import ProtocolError
+from nvflare_plugins.private_trees.default_2026_11 import DEFAULT, FEW_ROUNDS
+from nvflare_plugins.private_trees.methods import (
+    CandidateSource,
+    Method,
+    SplitMethod,
+    batch_iterative_hessian_ebm,
+    dp_ebm,
+    dp_ebm_newton,
+    dp_gbm,
+    dp_rf,
+    dp_tr_newton,
+    feverless,
+)
+from nvflare_plugins.private_trees.noisy_sums import NoisySums
+from nvflare_plugins.private_trees.releases import ReleasePlan, ReleaseSchedule
+from nvflare_plugins.private_trees.trust import Trust
+from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
+from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation
+from tests.support.private_trees import mu_of, plan_with, trusted_server
+
+DELTA = 1 / 21_000
+TRUSTED, DISTRIBUTED = Trust(), Trust(NoiseShares(3, 1))
+M = 23
+BOUNDS = (FeatureBounds(0.0, 1.0),) * M
+IH = replace(dp_tr_newton(200), candidates=CandidateSource.ITERATIVE_HESSIAN)
+
+
+@pytest.mark.parametrize(
+    ("method", "queries"),
+    [
+        (dp_tr_newton(200), 200),
+        (dp_rf(100), 100),
+        (dp_ebm_newton(100), 100),
+        (dp_ebm(M, 100), 2300),
+        (dp_gbm(25), 25 * 4 * M),
+        (feverless(25), 25 * 4 * M),
+        (replace(feverless(25), split_method=SplitMethod.PARTIALLY_RANDOM), 25 * (4 * M + 1)),  # with the root sums
+        (replace(feverless(25), n_features_per_tree=3), 25 * 4 * 3),
+        (replace(dp_tr_newton(200), query=LeafQuery.SCALAR), 400),
+        (IH, 200 + 5 * M),
+        (replace(IH, n_features_per_tree=1), 200 + 5 * M),
+        (replace(IH, n_features_per_tree=1, n_trees=50), 50 + 50),
+        (replace(batch_iterative_hessian_ebm(1.0), query=LeafQuery.SCALAR), 300),  # their run: sigma of 300 queries
+        (replace(feverless(25), candidates=CandidateSource.ITERATIVE_HESSIAN), 25 * 4 * M),  # nothing extra
+        (DEFAULT, 200),
+        (FEW_ROUNDS, 240),  # a batch saves rounds, not queries
+    ],
+    ids=lambda value: value if isinstance(value, int) else value.name,
+)
+def test_queries(method, queries: int) -> None:
+    assert plan_with(method, BOUNDS, 1.0).releases.n_queries == queries
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 4.0])
+@pytest.mark.parametrize("method", [DEFAULT, dp_tr_newton(200), dp_rf(200), feverless(25), IH], ids=lambda m: m.name)
+@pytest.mark.parametrize("trust", [TRUSTED, DISTRIBUTED], ids=["trusted", "distributed"])
+def test_the_releases_spend_their_budget_and_not_more(epsilon: float, method: Method, trust: Trust) -> None:
+    events = plan_with(method, BOUNDS, mu_of(epsilon, DELTA), trust).releases.events
+    assert 0.999 * epsilon < compose(events).epsilon(DELTA) <= epsilon
+
+
+def test_half_the_noise_would_overspend() -> None:
+    costs = [compose(plan_with(dp_tr_newton(200), BOUNDS, mu).releases.events).mu_squared for mu in (0.3, 0.6)]
+    assert costs == pytest.approx([0.09, 0.36])
+
+
+def test_every_release_says_what_it_is() -> None:
+    refined = replace(feverless(2), split_method=SplitMethod.PARTIALLY_RANDOM, depth=2, **{"candidates": IH.candidates})
+    words = [release.words for release in ReleasePlan.of(refined, BOUNDS[:3], 1.0).releases]
+    assert words[:5] == [
+        "Hessians before tree 0",
+        "root sums of tree 0",
+        "sums of level 0 of tree 0",
+        "sums of level 1 of tree 0",
+        "Hessians before tree 1",
+    ]
+    releases = ReleasePlan.of(FEW_ROUNDS, BOUNDS, 1.0).releases
+    assert [r.words for r in releases[:2]] == ["rows per public cell", "leaf sums of round 0"] and len(releases) == 25
+    assert len({r.words for r in releases}) == 25 and releases[1].sizes == (32,) * 10
+
+
+# -- the schedule -----------------------------------------------------------------------------------------------------
+
+
+def test_releases_are_taken_in_order_and_once() -> None:
+    due = ReleaseSchedule(ReleasePlan.of(replace(dp_gbm(6), batch_size=3, depth=2), BOUNDS[:2], 1.0))
+    first = due.take(Kind.HISTOGRAM, 0, 4, tree=0, level=0)
+    # A tree that ends early skips its other levels; the next one's are its own.
+    second = due.take(Kind.HISTOGRAM, 0, 4, tree=1, level=0)
+    assert (first.words, second.words) == ("sums of level 0 of tree 0", "sums of level 0 of tree 1")
+    for again in ((0, 0), (0, 1), (1, 0)):
+        with pytest.raises(ProtocolError, match="pays for no such sum"):
+            due.take(Kind.HISTOGRAM, 0, 4, *again)
+    assert due.take(Kind.HISTOGRAM, 1, 4).tree == 3, "a server takes them in order"
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "n_values"),
+    [
+        (Kind.CELL_COUNTS, -1, 4),
+        (Kind.HISTOGRAM, 0, 4),
+        (Kind.ROOT_SUM, 0, 2),
+        (Kind.METRIC, 0, 1),
+        (Kind.NODE_STATS, -1, 32),
+        (Kind.NODE_STATS, 200, 32),
+        (Kind.NODE_STATS, 0, 34),
+        (Kind.NODE_STATS, 0, 31),
+        (Kind.NODE_STATS, 0, 0),
+    ],
+)
+def test_what_the_plan_does_not_pay_for_is_not_released(kind: Kind, number: int, n_values: int) -> None:
+    with pytest.raises(ProtocolError, match="pays for no such sum"):
+        ReleaseSchedule(ReleasePlan.of(dp_tr_newton(200), BOUNDS, 0.3)).take(kind, number, n_values)
+
+
+# -- at a site --------------------------------------------------------------------------------------------------------
+
+
+class Sums:
+    """Stands in for the protected sum; remembers what left."""
+
+    def __init__(self) -> None:
+        self.left: list[np.ndarray] = []
+
+    def sum_counts(self, kind: Kind, counts: np.ndarray) -> np.ndarray:
+        self.left.append(counts)
+        return counts
+
+
+@pytest.mark.parametrize("trust", [TRUSTED, DISTRIBUTED], ids=["trusted", "distributed"])
+def test_what_is_paid_is_what_the_plan_lists(trust: Trust) -> None:
+    plan, events = plan_with(FEW_ROUNDS, BOUNDS[:3], mu_of(1.0, 1e-5), trust), []
+
+    def pay(query: str, make: Callable[[], Release]) -> np.ndarray:
+        release = make()
+        events.append(release.event)
+        return release.value
+
+    sums = NoisySums(Sums(), plan, pay)  # type: ignore[arg-type]
+    for planned in plan.releases.releases:
+        sums.release(planned.kind, planned.round, np.zeros(sum(planned.sizes), dtype=np.int64))
+    assert events == plan.releases.events
+    with pytest.raises(ProtocolError, match="pays for no such sum"):
+        sums.release(Kind.NODE_STATS, 23, np.zeros(320, dtype=np.int64))
+
+
+def test_sites_send_noise_in_the_distributed_model_and_exact_sums_under_masks_otherwise() -> None:
+    for trust, is_noised in ((TRUSTED, False), (DISTRIBUTED, True)):
+        sums = Sums()
+        site = NoisySums(sums, plan_with(dp_tr_newton(2), BOUNDS, 1.0, trust))  # type: ignore[arg-type]
+        site.release(Kind.NODE_STATS, 0, np.zeros((16, 2), dtype=np.int64))
+        assert sums.left[0].any() == is_noised
+
+
+def test_nothing_leaves_when_the_ledger_refuses() -> None:
+    sums = Sums()
+
+    def refuse(query: str, make: Callable[[], Release]) -> np.ndarray:
+        raise PrivacyRefusal("overdrawn")
+
+    site = NoisySums(sums, plan_with(dp_tr_newton(2), BOUNDS, 1.0), refuse)  # type: ignore[arg-type]
+    with pytest.raises(PrivacyRefusal):
+        site.release(Kind.NODE_STATS, 0, np.zeros(32, dtype=np.int64))
+    assert not sums.left
+
+
+# -- at a trusted server ----------------------------------------------------------------------------------------------
+
+
+def frame(kind: Kind, n_values: int, codec: Codec = Codec.MASKED) -> Frame:
+    moment = TrainingStep(Phase.UPDATE)
+    return Frame(FrameType.CONTRIBUTION, Operation.SUM, kind, moment, codec, 0, 0, b"a" * 16, n_values, b"")
+
+
+def test_the_server_noises_pairs_and_refuses_the_rest() -> None:
+    plan, asked = plan_with(dp_tr_newton(200), BOUNDS, 0.3), []
+
+    def mechanism(sums, sensitivity, multiplier) -> Release:  # noqa: ANN001
+        asked.append((sums.shape, sensitivity, multiplier))
+        return Release(sums + 1, GaussianEvent(1.0, NeighbouringRelation.ADD_OR_REMOVE_ROW))
+
+    answer, noise = trusted_server(plan, mechanism), plan.releases.tree_noise
+    reply = answer(frame(Kind.NODE_STATS, 4), np.array([1, -2, 3, -4], dtype="<i8").tobytes())
+    assert np.frombuffer(reply, dtype="<i8").tolist() == [2, -1, 4, -3]
+    assert asked == [((2, 2), noise.sensitivity, noise.multiplier)]
+    for wrong in (frame(Kind.HISTOGRAM, 4), frame(Kind.NODE_STATS, 4), frame(Kind.NODE_STATS, 3)):
+        with pytest.raises(ProtocolError, match="pays for no such sum"):
+            answer(wrong, bytes(8 * wrong.n_values))
+    with pytest.raises(ProtocolError, match="not a masked sum"):
+        trusted_server(plan)(frame(Kind.NODE_STATS, 4, Codec.PUBLIC), bytes(32))
