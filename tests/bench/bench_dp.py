@@ -4,9 +4,9 @@
     make bench-dp DATA="first.parquet second.csv" LABEL=outcome
     python -m tests.bench.bench_dp --sets credit2 own.parquet --splits 10 --repeats 3
 
-Our models go through the real protocol: three sites in threads, stock XGBoost behind its mediator, masks, the common
-noise mechanism with the operating system's randomness. The published methods, and the ablation, run in the numpy twin;
-the published ones with the published accounting. All are trained anew on each split, those of unknown data too. The
+Our models go through the real protocol: three sites in threads, masks, the common noise mechanism with the operating
+system's randomness. The published methods, and the ablation, are trained on the pooled rows; the published ones with
+the published accounting. All are trained anew on each split, those of unknown data too. The
 last line is one JSON object.
 
 Statistics: each split's result is the mean over ``--repeats`` draws of noise and forest, for ours and theirs alike;
@@ -29,7 +29,7 @@ import numpy as np
 from dp_components.distributed_noise import NoiseShares
 from nvflare_plugins.private_trees.default_2026_11 import DEFAULT, FEW_ROUNDS
 from nvflare_plugins.private_trees.methods import Method
-from nvflare_plugins.private_trees.noise_plan import Trust
+from nvflare_plugins.private_trees.trust import Trust
 from tests.bench.dp_data import SEEDS, load, preparation, set_name
 from tests.bench.dp_published import authors_best, published_methods
 from tests.bench.dp_runs import N_SITES, Draws, Lane, Runner

@@ -1,6 +1,6 @@
 """The published methods as they were run: their combinations, their accounting, their noise.
 
-The methods run in the numpy twin. The accounting is theirs (Renyi orders with a hole between 63 and 128), so that the
+The methods run on the pooled rows. The accounting is theirs (Renyi orders with a hole between 63 and 128), so that the
 cells are those of the paper and not better ones.
 """
 
@@ -29,9 +29,11 @@ from nvflare_plugins.private_trees.methods import (
     dp_tr_newton,
     feverless,
 )
-from nvflare_plugins.private_trees.noise_plan import Mechanism, NoisePlan
+from nvflare_plugins.private_trees.releases import ReleasePlan
+from nvflare_plugins.private_trees.server import Mechanism
 from tests.bench.dp_data import Split
 from tests.support.private_simulation import Simulation
+from tests.support.private_trees import plan_with
 
 _ORDERS = np.array([1.25, 1.5, 1.75, 2, 2.25, 2.5, 3, 3.5, 4, 4.5, *range(5, 64), 128, 256, 512])
 _EVENT = GaussianEvent(1.0, NeighbouringRelation.ADD_OR_REMOVE_ROW)
@@ -94,8 +96,8 @@ def float_gaussian(*seed: int) -> Mechanism:
 
 def run_published(method: Method, data: Split, epsilon: float, seed: int, repeat: int) -> NDArray[np.float32]:
     """Train as published and return the raw scores of the test rows."""
-    multiplier = published_multiplier(method.n_queries(data.n_features), epsilon, data.delta)
-    plan = NoisePlan.of(method, data.n_features, mu=1.0, noise_multiplier=multiplier)
+    n_queries = ReleasePlan.of(method, data.bounds, mu=1.0).n_queries
+    multiplier = published_multiplier(n_queries, epsilon, data.delta)
     mechanism = float_gaussian(seed, repeat, round(1000 * epsilon))
-    structure = 1000 * seed + repeat
-    return Simulation(method, data.train, data.test, data.bounds, plan, structure, mechanism).run()
+    plan = plan_with(method, data.bounds, 1.0, seed=1000 * seed + repeat, published_multiplier=multiplier)
+    return Simulation(plan, data.train, data.test, mechanism).run()

@@ -18,15 +18,13 @@ from numpy.typing import NDArray
 from sklearn.metrics import log_loss, roc_auc_score
 
 from dp_components.accounting.composition import compose
-from dp_components.split_candidates.dp_quantiles import public_grid
 from nvflare_plugins.private_trees.methods import Method
-from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust, planned_events
-from nvflare_plugins.private_trees.training import PrivateTreesPlan
+from nvflare_plugins.private_trees.trust import Trust
 from tests.bench.dp_data import Split, load, split
 from tests.bench.dp_published import float_gaussian, run_published
 from tests.bench.dp_statistics import Scored, Series
 from tests.support.private_simulation import Simulation
-from tests.support.private_trees import split_rows, train_in_process
+from tests.support.private_trees import mu_of, plan_with, split_rows, train_in_process
 
 N_SITES = 3
 
@@ -35,8 +33,8 @@ class Lane(Enum):
     """How a model is trained."""
 
     PROTOCOL = "protocol, three sites in process"
-    TWIN = "numpy twin"
-    PUBLISHED = "numpy twin with the published accounting"
+    TWIN = "pooled rows, no protocol"
+    PUBLISHED = "pooled rows with the published accounting"
 
 
 @dataclass(frozen=True)
@@ -82,27 +80,22 @@ def _score(data: Split, raw: NDArray[np.float32], **more: float) -> Scored:
 
 
 def through_protocol(method: Method, data: Split, epsilon: float, trust: Trust, structure_seed: int) -> Scored:
-    """Train with three sites in process: stock XGBoost, mediators, masks, noise of the operating system."""
-    noise = NoisePlan.for_budget(method, data.n_features, epsilon, data.delta)
-    plan = PrivateTreesPlan(method, data.bounds, noise, trust, structure_seed)
+    """Train with three sites in process: masks, the server, noise of the operating system."""
+    plan = plan_with(method, data.bounds, mu_of(epsilon, data.delta), trust, structure_seed)
     started, seen = time.process_time(), []
-    trained = train_in_process(plan, split_rows(data.train.columns, data.train.label, N_SITES), seen=seen)[0]
-    raw = trained.booster.predict(xgb.DMatrix(data.test.columns.T, nthread=1), output_margin=True)
+    model = train_in_process(plan, split_rows(data.train.columns, data.train.label, N_SITES), seen=seen)[0]
+    raw = xgb.Booster(model_file=bytearray(model)).predict(xgb.DMatrix(data.test.columns.T, nthread=1), output_margin=True)
     seconds = time.process_time() - started
-    n_cells = sum(public_grid(b).size + 1 for b in data.bounds)
-    leaves = [tree.leaves.size for tree in trained.forest.trees]
-    spent = compose(planned_events(noise, leaves, n_cells, trust.n_honest)).epsilon(data.delta)
+    spent = compose(plan.releases.events).epsilon(data.delta)
     return _score(data, raw, seconds=seconds, epsilon=spent, messages=len({t.frame.counter for t in seen}))
 
 
 def in_twin(method: Method, data: Split, epsilon: float, trust: Trust, structure_seed: int) -> Scored:
-    """Train in the numpy twin, whose models equal those of the protocol for equal noise."""
-    noise = NoisePlan.for_budget(method, data.n_features, epsilon, data.delta)
+    """Train on the pooled rows: models equal those of the protocol for equal noise."""
+    plan = plan_with(method, data.bounds, mu_of(epsilon, data.delta), trust, structure_seed)
     mechanism = float_gaussian(structure_seed, round(1000 * epsilon), round(1000 * trust.noise_factor))
     started = time.process_time()
-    raw = Simulation(
-        method, data.train, data.test, data.bounds, noise, structure_seed, mechanism, trust.noise_factor
-    ).run()
+    raw = Simulation(plan, data.train, data.test, mechanism).run()
     return _score(data, raw, seconds=time.process_time() - started)
 
 

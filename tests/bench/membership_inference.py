@@ -40,9 +40,10 @@ from dp_components.mechanisms.gaussian import add_gaussian_noise
 from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates.candidates import FeatureBounds
 from nvflare_plugins.private_trees.default_2026_11 import DEFAULT
-from nvflare_plugins.private_trees.noise_plan import Mechanism, NoisePlan
+from nvflare_plugins.private_trees.server import Mechanism
 from tests.bench.dp_data import load
 from tests.support.private_simulation import Simulation, Table
+from tests.support.private_trees import plan_with
 
 DELTA, STRUCTURE_SEED = 1e-6, 1
 EPSILONS = (1.0, 0.5)
@@ -136,10 +137,10 @@ def stock(members: Table, pool: Table) -> Scores:
 def preset(pool: Table, mu: float, mechanism: Mechanism) -> Train:
     """Return the training of the default under mu-GDP."""
     bounds = [FeatureBounds(float(c.min()), float(c.max())) for c in pool.columns]
-    plan = NoisePlan.of(DEFAULT, len(bounds), mu)
+    plan = plan_with(DEFAULT, bounds, mu, seed=STRUCTURE_SEED)
 
     def train(members: Table, scored: Table) -> Scores:
-        return Simulation(DEFAULT, members, scored, bounds, plan, STRUCTURE_SEED, mechanism).run().astype(np.float64)
+        return Simulation(plan, members, scored, mechanism).run().astype(np.float64)
 
     return train
 

@@ -40,10 +40,11 @@ from dp_components.mechanisms.gaussian import add_gaussian_noise
 from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates.candidates import FeatureBounds
 from nvflare_plugins.private_trees.default_2026_11 import DEFAULT
-from nvflare_plugins.private_trees.noise_plan import Mechanism, NoisePlan
+from nvflare_plugins.private_trees.server import Mechanism
 from tests.bench.dp_data import load
 from tests.bench.membership_inference import no_noise
 from tests.support.private_simulation import Simulation, Table
+from tests.support.private_trees import plan_with
 
 DELTA, WITHIN = 1e-6, 0.05
 MAX_TREES, MAX_WAYS = 12, 200_000
@@ -178,8 +179,7 @@ def private_trees(
         released.append(release.value)
         return release
 
-    plan = NoisePlan.of(method, len(bounds), mu)
-    simulation = Simulation(method, target, target, bounds, plan, 1, watched)
+    simulation = Simulation(plan_with(method, bounds, mu, seed=1), target, target, watched)
     simulation.run()
     trees = []
     for (tree, outputs), sums in zip(simulation.trees, released[1:], strict=True):  # the first are counts for quantiles

@@ -1,8 +1,7 @@
 """Private trees as an adversary sees them: every reply he gets, and what he makes of it.
 
-The protocol is the real one: three sites with masks between them, their channels, the server's aggregator, the release
-of noisy sums. Where XGBoost is too slow for thousands of runs, ``play`` takes its part and calls the same handler with
-the same node statistics; one audit runs XGBoost itself.
+What runs is what is shipped: trainers, the list of releases, noisy sums, masks and channels of three sites, the server's
+aggregator and its noise. Only the session and, but where a test brings one, the ledger are left out.
 
 The adversary is site 1. He knows all rows of all sites but for the canary, the public forest, the code, his own
 rows and his own share of the noise. What he does not know is whether site 3 holds the canary. He keeps every byte that
@@ -13,7 +12,7 @@ the masks that he and site 2, with whom he colludes there, share with site 3.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,35 +21,29 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.batched_updates.batches import tree_scale
-from dp_components.leaf_weights.interface import leaf_outputs
-from dp_components.leaf_weights.query import UNIT
 from dp_components.mechanisms.gaussian import add_gaussian_noise, share_scales
-from dp_components.split_candidates.candidates import Candidates
 from he_processors.masks import MessageLabel, PairwiseMasks
 from nvflare_plugins.evidence.format import GENESIS, SERVER, SignedHead, chain_hash, export_name, parse_line
 from nvflare_plugins.evidence.log import EvidenceLog
-from nvflare_plugins.private_trees import training
-from nvflare_plugins.private_trees.forest import Forest, draw_forest
-from nvflare_plugins.private_trees.noise_plan import ServerNoise
-from nvflare_plugins.private_trees.refresh_catalogue import RefreshGrammar, node_statistics
-from nvflare_plugins.private_trees.training import NoisySums, Pay, PrivateTreesPlan, without_ledger
+from nvflare_plugins.private_trees import forest_trainer
+from nvflare_plugins.private_trees.noisy_sums import NoisySums, Pay, without_ledger
+from nvflare_plugins.private_trees.trainers import train
+from nvflare_plugins.private_trees.training import OwnRows, PrivateTreesPlan
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
-from nvflare_plugins.wire.catalogue import Dtype, Kind, Op, Phase, TrainingStep
+from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel, HeadExchange
 from nvflare_plugins.wire.commitments import commitment
 from nvflare_plugins.wire.envelope import unpack, unpack_list
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
 from tests.support.federation import TIMEOUT_S, DirectTransport
-from tests.support.private_trees import Part
+from tests.support.private_trees import Part, trusted_server
 from tests.support.seeded_randomness import SeededRandomness
 
 SITES = ("site-1", "site-2", "site-3")
 ADVERSARY, CANARY_SITE = 0, 2
 Integers = NDArray[np.int64]
 _THREADS = ThreadPoolExecutor(len(SITES))
-_FORESTS: dict[tuple, Forest] = {}
 
 
 class SiteRandomness(SeededRandomness):
@@ -73,7 +66,6 @@ class Setting:
     Args:
         parts: rows of each site, in the world without the canary.
         canary: one row.
-        train: site's training: ``play``, or the real one.
         randomness: run -> the sites' randomness.
         server_noise: (run) -> the mechanism of a trusted aggregator.
         pays: (run, site) -> how that site pays.
@@ -85,7 +77,6 @@ class Setting:
     plan: PrivateTreesPlan
     parts: tuple[Part, ...]
     canary: Part
-    train: Callable[..., object] = field(default=None)  # type: ignore[assignment]
     randomness: Callable[[int], list[SiteRandomness]] = own_seeds
     server_noise: Callable[[int], Callable] = lambda run: partial(
         add_gaussian_noise, randomness=SeededRandomness(16 * run + 8)
@@ -173,7 +164,7 @@ def run_attempt(setting: Setting, has_canary: bool, run: int, randomness: list[S
     """Train once and return the adversary's view."""
     attempt = os.urandom(16)
     trusted = setting.plan.trust.is_trusted_aggregator
-    on_sum = ServerNoise(setting.plan.noise, setting.server_noise(run)).release if trusted else None
+    on_sum = trusted_server(setting.plan, setting.server_noise(run)) if trusted else None
     folder = None if setting.evidence is None else setting.evidence / attempt.hex()
     server = {} if folder is None else _server_evidence(folder, attempt)
     aggregator = setting.aggregator(SITES, attempt, TIMEOUT_S, on_sum=on_sum, **server)
@@ -193,17 +184,13 @@ def run_attempt(setting: Setting, has_canary: bool, run: int, randomness: list[S
         if folder is not None:
             _keep_evidence(folder, channel)
         masks = _WatchedMasks(keys, view, payloads) if rank == ADVERSARY else MaskedSums(keys)
-        part, train = setting.rows_of(rank, has_canary), setting.train or play
+        part = setting.rows_of(rank, has_canary)
+        protected = ProtectedSums(channel, masks, masks)
+        sums = NoisySums(protected, setting.plan, setting.pays(run, rank), randomness[rank], part.label.size)
         try:
-            train(
-                setting.plan,
-                channel,
-                ProtectedSums(channel, masks, masks),
-                part.columns,
-                part.label,
-                pay=setting.pays(run, rank),
-                randomness=randomness[rank],
-            )
+            train(setting.plan, channel, sums, OwnRows(part.columns, part.label), partial(_end_round, channel))
+            if channel.heads is not None:
+                channel.gather(Kind.CLOSING, b"")
         except Exception as error:  # wakes the other sites; the future raises it
             aggregator.abort(f"{SITES[rank]}: {error}")
             raise
@@ -248,71 +235,10 @@ def _keep_evidence(folder: Path, channel: Channel) -> None:
     channel.recorder, channel.heads = log, HeadExchange(log.signed_head, take_heads)
 
 
-# -- XGBoost's part ---------------------------------------------------------------------------------------------------
-
-
-def play(
-    plan: PrivateTreesPlan,
-    channel: Channel,
-    sums: ProtectedSums,
-    columns: NDArray[np.float32],
-    label: NDArray[np.float32],
-    pay: Pay = without_ledger,
-    randomness: object = None,
-) -> None:
-    """Train as ``train_private_trees`` does, with numpy in the place of XGBoost."""
-    plan.trust.check_sites(channel.world)
-    for number, n_rounds in _rounds(plan, NoisySums(sums, plan, pay, randomness), columns, label):
-        channel.moment = TrainingStep(Phase.UPDATE if number < n_rounds else Phase.FINISH, number)
-        if channel.heads is not None and number:
-            channel.recorder.round(number - 1)
-            channel.heads.mark()
+def _end_round(channel: Channel, number: int) -> None:
     if channel.heads is not None:
-        channel.gather(Kind.CLOSING, b"")
-
-
-def _rounds(
-    plan: PrivateTreesPlan, sums: object, columns: NDArray[np.float32], label: NDArray[np.float32]
-) -> Iterator[tuple[int, int]]:
-    """Refresh round by round; yields before each round and after the last."""
-    method = plan.method
-    candidates = training.agree_candidates(plan, columns, sums)  # type: ignore[arg-type]
-    forest = _forest(plan, candidates)
-    weights, bins = method.weight_update.weights(), candidates.bin_rows(columns)
-    grammar = RefreshGrammar(forest)
-    # Looked up by name, so that a fault planted in the module is in the real training and here alike.
-    handler = training.RefreshHandler(sums, forest, weights)  # type: ignore[arg-type]
-    margin = np.zeros(label.size, dtype=np.float32)
-    scale = tree_scale(method.learning_rate, method.batch_size)
-    for number in range(forest.n_rounds):
-        yield number, forest.n_rounds
-        trees = forest.of_round(number)
-        grammar.enter(TrainingStep(Phase.UPDATE, number))
-        pairs = weights.row_statistics(margin, label, method.query).values
-        leaf_of = [tree.leaf_of_rows(bins).astype(np.intp) for tree in trees]
-        exact = [
-            np.stack([np.bincount(leaf, pairs[:, i], tree.leaves.size) for i in range(2)], axis=1)
-            for leaf, tree in zip(leaf_of, trees, strict=True)
-        ]
-        buffer = node_statistics(np.concatenate(exact) / UNIT, trees)
-        message = grammar.classify("Allreduce", Dtype.FLOAT64, Op.MAX, len(buffer))
-        nodes = np.frombuffer(handler.answer(message, buffer), dtype="<f8").reshape(-1, 2)
-        start = 0
-        for tree, leaf in zip(trees, leaf_of, strict=True):
-            of_leaves = nodes[start + tree.leaves]
-            margin = margin + leaf_outputs(of_leaves, plan.ridge, method.clip, scale)[leaf]
-            start += tree.feature.size
-    yield forest.n_rounds, forest.n_rounds
-
-
-def _forest(plan: PrivateTreesPlan, candidates: Candidates) -> Forest:
-    """Draw the forest, or take it from memory where the candidates are public: then it is the same in all runs."""
-    if plan.method.candidates.is_paid:
-        return draw_forest(plan.method, candidates, plan.structure_seed)
-    key = (plan.method, plan.bounds, plan.structure_seed)
-    if key not in _FORESTS:
-        _FORESTS[key] = draw_forest(plan.method, candidates, plan.structure_seed)
-    return _FORESTS[key]
+        channel.recorder.round(number)
+        channel.heads.mark()
 
 
 # -- what the adversary makes of it -----------------------------------------------------------------------------------
@@ -324,17 +250,20 @@ class _KnownSums:
     def __init__(self, totals: Sequence[Integers]) -> None:
         self._totals, self.exact, self.kinds = iter(totals), [], []
 
-    def release(self, kind: Kind, exact: Integers, query: str, sizes: Sequence[int]) -> Integers:
+    def release(
+        self, kind: Kind, number: int, exact: Integers, tree: int | None = None, level: int | None = None
+    ) -> Integers:
         self.exact.append(exact.ravel())
         self.kinds.append(kind)
-        return next(self._totals)
+        return next(self._totals).reshape(exact.shape)
 
 
 def exact_answers(plan: PrivateTreesPlan, part: Part, totals: Sequence[Integers]) -> tuple[list[Integers], list[Kind]]:
     """Return what some rows alone add to each query, in a run that went on with these totals."""
     known = _KnownSums(totals)
-    for _ in _rounds(plan, known, part.columns, part.label):
-        pass
+    # Looked up by name, so that a fault planted in the module is in the sites' training and here alike.
+    grower = forest_trainer.ForestGrower(plan, OwnRows(part.columns, part.label), known)
+    grower.run(lambda number: None, lambda number, trees: None)
     return known.exact, known.kinds
 
 
@@ -419,7 +348,8 @@ def judge(setting: Setting, views: Sequence[View], has_canary: bool) -> Verdict:
 
 def _unknown_std(plan: PrivateTreesPlan, kind: Kind, size: int) -> NDArray[np.float64]:
     """Return the accounted standard deviation of what the adversary does not know. Units: grid steps."""
-    planned, n_honest = plan.noise.of_kind(kind), plan.trust.n_honest
+    planned = next(release.noise for release in plan.releases.releases if release.kind is kind)
+    n_honest = plan.trust.n_honest
     scales = np.array(share_scales(planned.sensitivity, planned.multiplier, n_honest)) * np.sqrt(n_honest)
     return np.tile(scales, size // scales.size)
 

@@ -1,4 +1,4 @@
-"""The privacy that random trees claim, attacked: correct code must bear it, and every planted fault must be caught.
+"""The privacy that private trees claim, attacked: correct code must bear it, and every planted fault must be caught.
 
 An adversary who knows everything but the canary tells two worlds apart by the likelihood ratio of all that reaches him
 (tests/support/audit_trees.py). The claim is (epsilon 8, delta 1e-5), because 500 runs of each world then suffice: a
@@ -24,17 +24,22 @@ from dp_components.leaf_weights.query import LeafQuery
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from dp_components.mechanisms.gaussian import add_gaussian_noise
 from dp_components.neighbouring import NeighbouringRelation
-from dp_components.sensitivity import Sensitivity, grid_integers
+from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates.candidates import FeatureBounds
+from dp_components.split_methods.histogram import HistogramQuery
+from he_processors.errors import ProtocolError
 from nvflare_plugins.evidence import log as evidence
-from nvflare_plugins.private_trees import training
+from nvflare_plugins.private_trees import forest_trainer, noisy_sums
 from nvflare_plugins.private_trees.default_2026_11 import DEFAULT
-from nvflare_plugins.private_trees.forest import draw_forest
-from nvflare_plugins.private_trees.methods import Method, dp_tr_newton
-from nvflare_plugins.private_trees.noise_plan import NoisePlan, Trust, planned_events
-from nvflare_plugins.private_trees.training import PrivateTreesPlan, RefreshHandler, train_private_trees
+from nvflare_plugins.private_trees.forest import node_sums
+from nvflare_plugins.private_trees.forest_trainer import ForestGrower
+from nvflare_plugins.private_trees.methods import Grower, Method, SplitMethod, dp_tr_newton, feverless
+from nvflare_plugins.private_trees.noisy_sums import without_ledger
+from nvflare_plugins.private_trees.releases import PlannedRelease, ReleaseSchedule
+from nvflare_plugins.private_trees.training import PrivateTreesPlan
+from nvflare_plugins.private_trees.trust import Trust
 from nvflare_plugins.wire.aggregation import Aggregator
-from nvflare_plugins.wire.catalogue import Kind, Message
+from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import Frame, FrameType, unpack
 from tests.support.audit import Errors, gaussian_power, noise_p_value
 from tests.support.audit_trees import (
@@ -51,7 +56,7 @@ from tests.support.audit_trees import (
 from tests.support.calibration import epsilon_of_mu, mu_for
 from tests.support.federation import SiteDied
 from tests.support.private_federation import PrivateFederation, job_of
-from tests.support.private_trees import Part, split_rows
+from tests.support.private_trees import Part, mu_of, plan_with, split_rows
 from tests.support.seeded_randomness import SeededRandomness
 
 EPSILON, DELTA = 8.0, 1e-5
@@ -61,6 +66,9 @@ N_RUNS_FOR_ROOT_2 = 700
 """For faults that multiply mu by the root of two only."""
 
 RANDOM_TREES = replace(dp_tr_newton(20), depth=2, batch_size=5, query=LeafQuery.JOINT)
+HISTOGRAMS = replace(feverless(6), depth=2, n_candidates=7, query=LeafQuery.JOINT)
+PARTIALLY = replace(HISTOGRAMS, split_method=SplitMethod.PARTIALLY_RANDOM)
+BOUNDS = (FeatureBounds(0, 1),) * 3
 TRUSTED, DISTRIBUTED = Trust(), Trust(NoiseShares(3, 1))
 
 
@@ -68,8 +76,7 @@ def setting(trust: Trust, method: Method = RANDOM_TREES, **changes: object) -> S
     """200 rows at three sites. The canary has the rarer label, so that training moves its gradient towards 1."""
     rng = np.random.default_rng(0)
     columns, label = rng.random((3, 200)).astype(np.float32), (rng.random(200) < 0.9).astype(np.float32)
-    noise = NoisePlan.for_budget(method, 3, EPSILON, DELTA)
-    plan = PrivateTreesPlan(method, (FeatureBounds(0, 1),) * 3, noise, trust, structure_seed=1)
+    plan = changes.pop("plan", None) or plan_with(method, BOUNDS, mu_of(EPSILON, DELTA), trust)
     canary = Part(np.full((3, 1), 0.5, np.float32), np.zeros(1, np.float32))
     return Setting(plan, tuple(split_rows(columns, label, 3)), canary, **changes)  # type: ignore[arg-type]
 
@@ -118,25 +125,50 @@ def shares_of(factor: float, silent_site: int | None = None):
     return add
 
 
-class InnerNodesToo(RefreshHandler):
-    """Noises the whole vector of XGBoost as one query, in which a row counts at every node of its path."""
+class InnerNodesToo(ForestGrower):
+    """Releases all nodes as one query, in which a row counts at every node of its path."""
 
-    def answer(self, message: Message, buffer: bytes) -> bytes:
-        trees = self._forest.of_round(message.moment.round)
-        exact = grid_integers(np.frombuffer(buffer, dtype="<f8"))
-        sizes = [2 * tree.feature.size for tree in trees]
-        return (self._sums.release(Kind.NODE_STATS, exact, "node sums", sizes) / 2**20).astype("<f8").tobytes()
+    def _leaf_sums(self, number, trees, pairs):  # noqa: ANN001, ANN202
+        exact = []
+        for tree, leaves in trees:
+            of_leaves = [np.bincount(leaves, weights=pairs[:, i], minlength=tree.leaves.size) for i in range(2)]
+            exact.append(node_sums(tree, np.stack(of_leaves, axis=1)).astype(np.int64))
+        noisy = self._sums.release(Kind.NODE_STATS, number, np.concatenate(exact)) / 2**20
+        of_trees = np.split(noisy, np.cumsum([len(of_tree) for of_tree in exact])[:-1])
+        return [of_tree[tree.leaves] for of_tree, (tree, _) in zip(of_trees, trees, strict=True)]
 
 
-class RootAgain(RefreshHandler):
+class RootAgain(ForestGrower):
     """Releases each root's sum apart, although the leaves add up to it."""
 
-    def answer(self, message: Message, buffer: bytes) -> bytes:
-        trees = self._forest.of_round(message.moment.round)
-        roots = np.cumsum([0, *(tree.feature.size for tree in trees[:-1])])
-        exact = grid_integers(np.frombuffer(buffer, dtype="<f8").reshape(-1, 2)[roots]).ravel()
-        self._sums.release(Kind.NODE_STATS, exact, f"root sums of round {message.moment.round}", [2] * len(trees))
-        return super().answer(message, buffer)
+    def _leaf_sums(self, number, trees, pairs):  # noqa: ANN001, ANN202
+        roots = np.tile(pairs.sum(axis=0), (len(trees), 1))
+        self._sums.release(Kind.NODE_STATS, number, roots)
+        return super()._leaf_sums(number, trees, pairs)
+
+
+class NodesAgain(HistogramQuery):
+    """Releases a node's own sums beside its histograms, although any feature's bins add up to them."""
+
+    def best(self, nodes):  # noqa: ANN001, ANN201
+        for node in nodes:
+            self._add_noise(self._pairs[node.rows].sum(axis=0).reshape(1, 1, 1, 2))
+        return super().best(nodes)
+
+
+def pays_for_anything(
+    self: ReleaseSchedule, kind: Kind, number: int, n_values: int, tree: int | None = None, level: int | None = None
+) -> PlannedRelease:
+    """Take the place of ``ReleaseSchedule.take``: without it the plan's list refuses every fault that adds a sum."""
+    return next(planned for planned in self._releases if (planned.kind, planned.round) == (kind, number))
+
+
+def caught(monkeypatch: pytest.MonkeyPatch, faulty: Setting, n_runs: int) -> bool:
+    """Check that the list of releases refuses a fault, and say whether the audit would see it without the list."""
+    with pytest.raises(ProtocolError, match="pays for no such sum"):
+        run_attempt(faulty, False, 0, faulty.randomness(0))
+    monkeypatch.setattr(ReleaseSchedule, "take", pays_for_anything)
+    return measured_mu(audit(faulty, n_runs)) > CLAIMED_MU
 
 
 class RenoisingAggregator(Aggregator):
@@ -162,13 +194,10 @@ def same_seed_at_two_sites(run: int) -> list[SiteRandomness]:
 
 def paid_from_ledger(folder: Path, plan: PrivateTreesPlan):
     """Every site pays from a durable ledger of its own, the same one after a restart."""
-    forest = draw_forest(plan.method, training.public_candidates(plan.method, plan.bounds), plan.structure_seed)
-    events = planned_events(plan.noise, [tree.leaves.size for tree in forest.trees], 0, plan.trust.n_honest)
-
     def pay_of(run: int, site: int):
         identity = LedgerIdentity(f"site-{site + 1}", f"run-{run}", NeighbouringRelation.ADD_OR_REMOVE_ROW)
         ledger = Ledger.open(folder / str(site), identity, Budget(EPSILON, 1e-3))
-        ledger.open_job("job", events)
+        ledger.open_job("job", plan.releases.events)
         return partial(ledger.release, "job")
 
     return pay_of
@@ -223,10 +252,16 @@ def test_correct_code_keeps_its_promise(trust: Trust) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", [HISTOGRAMS, PARTIALLY], ids=lambda method: method.split_method.name)
+def test_greedy_trees_keep_their_promise(method: Method) -> None:
+    assert CLAIMED_MU / 2 < measured_mu(audit(setting(TRUSTED, method), N_RUNS)) <= CLAIMED_MU
+
+
+@pytest.mark.slow
 def test_xgboost_itself_keeps_the_promise_of_the_default() -> None:
     """Private quantiles, stock XGBoost behind its mediator, distributed noise; the default's other parameters."""
-    method = replace(DEFAULT, n_trees=20, batch_size=10)
-    assert_sound_and_tight(audit(setting(DISTRIBUTED, method, train=train_private_trees), N_RUNS))
+    method = replace(DEFAULT, n_trees=20, batch_size=10, grower=Grower.XGBOOST)
+    assert_sound_and_tight(audit(setting(DISTRIBUTED, method), N_RUNS))
 
 
 @pytest.mark.slow
@@ -236,25 +271,41 @@ def test_half_noise_at_the_server_is_caught() -> None:
 
 @pytest.mark.slow
 def test_half_shares_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "add_noise_share", shares_of(0.5))
+    monkeypatch.setattr(noisy_sums, "add_noise_share", shares_of(0.5))
     assert measured_mu(audit(setting(DISTRIBUTED), N_RUNS)) > CLAIMED_MU
 
 
 @pytest.mark.slow
 def test_inner_nodes_as_part_of_the_query_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "RefreshHandler", InnerNodesToo)
-    assert measured_mu(audit(setting(TRUSTED), N_RUNS)) > CLAIMED_MU
+    monkeypatch.setattr(forest_trainer, "ForestGrower", InnerNodesToo)
+    assert caught(monkeypatch, setting(TRUSTED), N_RUNS)
 
 
 @pytest.mark.slow
 def test_a_root_sum_released_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "RefreshHandler", RootAgain)
-    assert measured_mu(audit(setting(TRUSTED), N_RUNS_FOR_ROOT_2)) > CLAIMED_MU
+    monkeypatch.setattr(forest_trainer, "ForestGrower", RootAgain)
+    assert caught(monkeypatch, setting(TRUSTED), N_RUNS_FOR_ROOT_2)
+
+
+@pytest.mark.slow
+def test_sums_released_beside_the_histograms_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one feature in each tree that is twice the queries that are paid for."""
+    monkeypatch.setattr(forest_trainer, "HistogramQuery", NodesAgain)
+    assert caught(monkeypatch, setting(TRUSTED, replace(HISTOGRAMS, n_features_per_tree=1)), N_RUNS_FOR_ROOT_2)
+
+
+@pytest.mark.slow
+def test_all_features_as_one_query_are_caught() -> None:
+    """A row enters one bin of every feature: three queries a level, not one."""
+    right = plan_with(HISTOGRAMS, BOUNDS, mu_of(EPSILON, DELTA))
+    too_little = right.releases.tree_noise.multiplier / np.sqrt(len(BOUNDS))
+    plan = plan_with(HISTOGRAMS, BOUNDS, mu_of(EPSILON, DELTA), published_multiplier=too_little)
+    assert measured_mu(audit(setting(TRUSTED, plan=plan), N_RUNS)) > CLAIMED_MU
 
 
 @pytest.mark.slow
 def test_a_missing_share_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "add_noise_share", shares_of(1.0, silent_site=CANARY_SITE))
+    monkeypatch.setattr(noisy_sums, "add_noise_share", shares_of(1.0, silent_site=CANARY_SITE))
     assert measured_mu(audit(setting(DISTRIBUTED), N_RUNS_FOR_ROOT_2)) > CLAIMED_MU
 
 
@@ -266,10 +317,10 @@ def test_the_same_seed_at_two_sites_is_caught() -> None:
 
 
 @pytest.mark.slow
-def test_a_retry_gets_the_same_answer_and_a_fresh_one_is_caught() -> None:
+def test_a_retry_gets_the_same_answer_and_a_fresh_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_sound_and_tight(audit(setting(TRUSTED, sends_twice=True), N_RUNS))
     wrong = setting(TRUSTED, sends_twice=True, aggregator=RenoisingAggregator)
-    assert measured_mu(audit(wrong, N_RUNS_FOR_ROOT_2)) > CLAIMED_MU
+    assert caught(monkeypatch, wrong, N_RUNS_FOR_ROOT_2)
 
 
 @pytest.mark.slow
@@ -301,7 +352,7 @@ def test_replays_of_some_sites_only_are_not_free(tmp_path: Path) -> None:
     """
     case = setting(DISTRIBUTED, replace(RANDOM_TREES, batch_size=20), n_attempts=8)
     from_ledger = paid_from_ledger(tmp_path, case.plan)
-    mixed = replace(case, pays=lambda run, site: from_ledger(run, site) if site != 1 else training.without_ledger)
+    mixed = replace(case, pays=lambda run, site: from_ledger(run, site) if site != 1 else without_ledger)
     noise = []
     for run in range(10):
         sources = mixed.randomness(run)
