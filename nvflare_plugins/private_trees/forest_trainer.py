@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import xgboost as xgb
@@ -137,9 +136,7 @@ class ForestGrower:
 
     # -- refined candidates -------------------------------------------------------------------------------------------
 
-    def _release_hessians(
-        self, number: int, position: int, features: Sequence[int], pairs: NDArray[np.int64]
-    ) -> None:
+    def _release_hessians(self, number: int, position: int, features: Sequence[int], pairs: NDArray[np.int64]) -> None:
         sizes = [self._candidates.counts[feature] + 1 for feature in features]
         exact = [
             np.bincount(self._bins[feature], weights=pairs[:, 1], minlength=n_bins).astype(np.int64)

@@ -72,8 +72,8 @@ class PrivateTreesJob:
         components: components of the method to exchange one by one: ``split_method`` (C1), ``weight_update`` (C2),
             ``candidates`` (C3), ``interactions`` and ``n_features_per_tree`` (A1), ``batch_size`` (A2), ``query``,
             ``n_trees``, ``depth``, ``n_candidates``, ``learning_rate``, ``ridge``, ``noise_ridge``, ``clip``,
-            ``hessian_rounds``, ``candidate_share``, and ``grower``: ``sites`` (the default: numpy at every site) or, for
-            totally random trees, ``xgboost`` (XGBoost's refresh: the same model in more time).
+            ``hessian_rounds``, ``candidate_share``, and ``grower``: ``sites`` (the default: numpy at every site) or,
+            for totally random trees, ``xgboost`` (XGBoost's refresh: the same model in more time).
         trust: ``distributed`` (each site adds a share of the noise under masks), ``trusted_aggregator`` (the server
             sees exact sums and adds the noise once) or ``local`` (a baseline: every row is noised by itself).
         colluders: sites that may pool what they know, the observer included; distributed noise holds against so many.

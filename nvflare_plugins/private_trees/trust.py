@@ -60,3 +60,7 @@ class Trust:
             self.shares.check_live(n_sites)
             if n_sites != self.shares.n_sites:
                 raise ConfigurationError(f"the noise was divided for {self.shares.n_sites} sites, not for {n_sites}")
+
+
+TRUSTED_SERVER = Trust()
+"""The server is trusted with exact sums."""

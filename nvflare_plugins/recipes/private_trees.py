@@ -31,7 +31,7 @@ class PrivateTreesRecipe(JobRecipe):
         method: ``default``, ``few_rounds``, or a paper's name: ``dp_rf``, ``dp_tr_newton``, ``dp_tr_newton_ih``,
             ``dp_tr_newton_ih_ebm``, ``dp_ebm``, ``dp_ebm_newton``, ``dp_gbm``, ``feverless``, ``batch_ih_ebm_25``,
             ``batch_ih_ebm_100``. Histogram trees (``dp_gbm``, ``feverless``) are grown by the sites themselves;
-            ``components={"grower": "xgboost"}`` takes XGBoost's own grower, which makes worse models of them.
+            ``components={"grower": "xgboost"}`` lets XGBoost refresh random trees: the same model in more time.
         components: components of the method to exchange one by one (``PrivateTreesJob.components``).
         trust: ``distributed`` or ``trusted_aggregator``, which the sites' policies must allow as ``dp_trusted``.
         sites: the sites that take part; None means all that FLARE assigns to the job.

@@ -128,7 +128,7 @@ def shares_of(factor: float, silent_site: int | None = None):
 class InnerNodesToo(ForestGrower):
     """Releases all nodes as one query, in which a row counts at every node of its path."""
 
-    def _leaf_sums(self, number, trees, pairs):  # noqa: ANN001, ANN202
+    def _leaf_sums(self, number, trees, pairs):
         exact = []
         for tree, leaves in trees:
             of_leaves = [np.bincount(leaves, weights=pairs[:, i], minlength=tree.leaves.size) for i in range(2)]
@@ -141,7 +141,7 @@ class InnerNodesToo(ForestGrower):
 class RootAgain(ForestGrower):
     """Releases each root's sum apart, although the leaves add up to it."""
 
-    def _leaf_sums(self, number, trees, pairs):  # noqa: ANN001, ANN202
+    def _leaf_sums(self, number, trees, pairs):
         roots = np.tile(pairs.sum(axis=0), (len(trees), 1))
         self._sums.release(Kind.NODE_STATS, number, roots)
         return super()._leaf_sums(number, trees, pairs)
@@ -150,7 +150,7 @@ class RootAgain(ForestGrower):
 class NodesAgain(HistogramQuery):
     """Releases a node's own sums beside its histograms, although any feature's bins add up to them."""
 
-    def best(self, nodes):  # noqa: ANN001, ANN201
+    def best(self, nodes):
         for node in nodes:
             self._add_noise(self._pairs[node.rows].sum(axis=0).reshape(1, 1, 1, 2))
         return super().best(nodes)
@@ -194,6 +194,7 @@ def same_seed_at_two_sites(run: int) -> list[SiteRandomness]:
 
 def paid_from_ledger(folder: Path, plan: PrivateTreesPlan):
     """Every site pays from a durable ledger of its own, the same one after a restart."""
+
     def pay_of(run: int, site: int):
         identity = LedgerIdentity(f"site-{site + 1}", f"run-{run}", NeighbouringRelation.ADD_OR_REMOVE_ROW)
         ledger = Ledger.open(folder / str(site), identity, Budget(EPSILON, 1e-3))

@@ -19,7 +19,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from dp_components.accounting.composition import compose
 from nvflare_plugins.private_trees.methods import Method
-from nvflare_plugins.private_trees.trust import Trust
+from nvflare_plugins.private_trees.trust import TRUSTED_SERVER, Trust
 from tests.bench.dp_data import Split, load, split
 from tests.bench.dp_published import float_gaussian, run_published
 from tests.bench.dp_statistics import Scored, Series
@@ -48,7 +48,7 @@ class Run:
     epsilon: float
     method: Method
     lane: Lane
-    trust: Trust = Trust()
+    trust: Trust = TRUSTED_SERVER
 
 
 def execute(run: Run) -> Scored:
@@ -84,7 +84,9 @@ def through_protocol(method: Method, data: Split, epsilon: float, trust: Trust, 
     plan = plan_with(method, data.bounds, mu_of(epsilon, data.delta), trust, structure_seed)
     started, seen = time.process_time(), []
     model = train_in_process(plan, split_rows(data.train.columns, data.train.label, N_SITES), seen=seen)[0]
-    raw = xgb.Booster(model_file=bytearray(model)).predict(xgb.DMatrix(data.test.columns.T, nthread=1), output_margin=True)
+    raw = xgb.Booster(model_file=bytearray(model)).predict(
+        xgb.DMatrix(data.test.columns.T, nthread=1), output_margin=True
+    )
     seconds = time.process_time() - started
     spent = compose(plan.releases.events).epsilon(data.delta)
     return _score(data, raw, seconds=seconds, epsilon=spent, messages=len({t.frame.counter for t in seen}))
@@ -127,7 +129,7 @@ class Runner:
             self._pool.shutdown(cancel_futures=True)
 
     def scores(
-        self, draws: Draws, epsilon: float, method: Method, lane: Lane, trust: Trust = Trust()
+        self, draws: Draws, epsilon: float, method: Method, lane: Lane, trust: Trust = TRUSTED_SERVER
     ) -> list[list[Scored]]:
         """Train one method on all splits, with all repeats; one list per split."""
         runs = [
@@ -138,6 +140,6 @@ class Runner:
         scored = list(map(execute, runs) if self._pool is None else self._pool.map(execute, runs))
         return [scored[i : i + draws.repeats] for i in range(0, len(scored), draws.repeats)]
 
-    def series(self, draws: Draws, epsilon: float, method: Method, lane: Lane, trust: Trust = Trust()) -> Series:
+    def series(self, draws: Draws, epsilon: float, method: Method, lane: Lane, trust: Trust = TRUSTED_SERVER) -> Series:
         """Train one method on all splits; one result per split."""
         return Series.of(self.scores(draws, epsilon, method, lane, trust))

@@ -16,8 +16,8 @@ false positives at the best threshold of the attack, which flatters it: chance a
 adversary can exceed, from the guarantee alone. An attack that finds nothing proves nothing: the audit is in
 tests/audit.
 
-The training is the numpy twin, whose models equal those of the federation for equal noise. Delta is 1e-6; feature
-bounds are taken from the pool. The last line is one JSON object.
+The training is the sites' own on the pooled rows: models equal those of the federation for equal noise. Delta is 1e-6;
+feature bounds are taken from the pool. The last line is one JSON object.
 """
 
 from __future__ import annotations

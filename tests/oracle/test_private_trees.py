@@ -1,8 +1,8 @@
 """Private trees against independent ways to the same model.
 
 Without noise a model of random trees must be that of a centralized refresh of the same forest on the pooled rows. With
-noise both trainers must write the same bytes given the same draws, and three sites the model of the pooled rows. All are
-equalities: row statistics are integers on a grid, so sums do not depend on order, and the sites' trainer follows
+noise both trainers must write the same bytes given the same draws, and three sites the model of the pooled rows. All
+are equalities: row statistics are integers on a grid, so sums do not depend on order, and the sites' trainer follows
 XGBoost's float32 arithmetic.
 """
 
@@ -37,7 +37,7 @@ from nvflare_plugins.private_trees.methods import (
     feverless,
 )
 from nvflare_plugins.private_trees.training import OwnRows, PrivateTreesPlan
-from nvflare_plugins.private_trees.trust import Trust
+from nvflare_plugins.private_trees.trust import TRUSTED_SERVER, Trust
 from nvflare_plugins.private_trees.xgboost_trainer import bounded_objective, refresh_parameters
 from tests.support.private_simulation import Simulation, Table
 from tests.support.private_trees import plan_with, split_rows, train_in_process
@@ -113,12 +113,12 @@ def drawn(seed: int):
     return mechanism
 
 
-def plan_for(method: Method, data: Table, trust: Trust = Trust(), mu: float = 1.0) -> PrivateTreesPlan:
+def plan_for(method: Method, data: Table, trust: Trust = TRUSTED_SERVER, mu: float = 1.0) -> PrivateTreesPlan:
     few = replace(method, n_trees=N_TREES, batch_size=min(method.batch_size, N_TREES))
     return plan_with(few, bounds(data), mu, trust, SEED)
 
 
-def small_plan(name: str, trust: Trust = Trust()) -> PrivateTreesPlan:
+def small_plan(name: str, trust: Trust = TRUSTED_SERVER) -> PrivateTreesPlan:
     few = replace(OTHERS[name], n_trees=6, depth=3, n_candidates=10)
     return plan_with(few, bounds(table()), 2.0, trust, SEED)
 

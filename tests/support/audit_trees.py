@@ -1,7 +1,7 @@
 """Private trees as an adversary sees them: every reply he gets, and what he makes of it.
 
-What runs is what is shipped: trainers, the list of releases, noisy sums, masks and channels of three sites, the server's
-aggregator and its noise. Only the session and, but where a test brings one, the ledger are left out.
+What runs is what is shipped: trainers, the list of releases, noisy sums, masks and channels of three sites, the
+server's aggregator and its noise. Only the session and, but where a test brings one, the ledger are left out.
 
 The adversary is site 1. He knows all rows of all sites but for the canary, the public forest, the code, his own
 rows and his own share of the noise. What he does not know is whether site 3 holds the canary. He keeps every byte that

@@ -1,4 +1,4 @@
-"""The sites' trainer on all rows in one process, without protocol: for experiments, and as the federated path's oracle."""
+"""The sites' trainer on all rows in one process, without protocol: for experiments, and as an oracle."""
 
 from __future__ import annotations
 

@@ -27,13 +27,12 @@ from nvflare_plugins.private_trees.releases import ReleasePlan
 from nvflare_plugins.private_trees.server import Mechanism, TrustedServer
 from nvflare_plugins.private_trees.trainers import train
 from nvflare_plugins.private_trees.training import OwnRows, PrivateTreesPlan
-from nvflare_plugins.private_trees.trust import Trust
+from nvflare_plugins.private_trees.trust import TRUSTED_SERVER, Trust
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
 from tests.support.federation import TIMEOUT_S, DirectTransport
-
 
 _JOB = PrivateTreesJob("data", "label", 1.0, 1e-5, {"x": [0, 1]})
 
@@ -55,7 +54,7 @@ def plan_with(
     method: Method,
     bounds: Sequence[FeatureBounds],
     mu: float,
-    trust: Trust = Trust(),
+    trust: Trust = TRUSTED_SERVER,
     seed: int = 1,
     published_multiplier: float | None = None,
 ) -> PrivateTreesPlan:

@@ -83,7 +83,7 @@ def test_half_the_noise_would_overspend() -> None:
 
 
 def test_every_release_says_what_it_is() -> None:
-    refined = replace(feverless(2), split_method=SplitMethod.PARTIALLY_RANDOM, depth=2, **{"candidates": IH.candidates})
+    refined = replace(feverless(2), split_method=SplitMethod.PARTIALLY_RANDOM, depth=2, candidates=IH.candidates)
     words = [release.words for release in ReleasePlan.of(refined, BOUNDS[:3], 1.0).releases]
     assert words[:5] == [
         "Hessians before tree 0",
@@ -193,7 +193,7 @@ def frame(kind: Kind, n_values: int, codec: Codec = Codec.MASKED) -> Frame:
 def test_the_server_noises_pairs_and_refuses_the_rest() -> None:
     plan, asked = plan_with(dp_tr_newton(200), BOUNDS, 0.3), []
 
-    def mechanism(sums, sensitivity, multiplier) -> Release:  # noqa: ANN001
+    def mechanism(sums, sensitivity, multiplier) -> Release:
         asked.append((sums.shape, sensitivity, multiplier))
         return Release(sums + 1, GaussianEvent(1.0, NeighbouringRelation.ADD_OR_REMOVE_ROW))
 
