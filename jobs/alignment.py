@@ -10,13 +10,13 @@ the data sets and their id column, as ``veilboost site-setup DIR --data-set brea
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 
 from nvflare.recipe import SimEnv
 
 from nvflare_plugins.alignment.demo_data import ID, LABEL, breast_cancer, deal_columns
 from nvflare_plugins.recipes.alignment import AlignmentRecipe
+from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
 FOLDER = Path(__file__).resolve().parent
@@ -38,11 +38,7 @@ def write_data(folder: Path) -> SetupOptions:
 
 def write(folder: Path) -> Path:
     """Write the job folder below a folder, replacing what was there under its name."""
-    job = recipe()
-    path = folder / str(job.name)
-    shutil.rmtree(path, ignore_errors=True)
-    job.export(str(folder))
-    return path
+    return write_folder(recipe(), folder)
 
 
 def main() -> None:

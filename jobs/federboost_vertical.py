@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from sklearn.datasets import load_breast_cancer
 
 from nvflare_plugins.files import write_atomically, write_private_table
 from nvflare_plugins.recipes.federboost_vertical import FederBoostVerticalRecipe
+from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.site.policy.policy import POLICY_FILE
 from nvflare_plugins.site.setup import set_up
 
@@ -98,9 +98,7 @@ def prepare(root: Path) -> None:
 
 def write(folder: Path) -> Path:
     """Write the job folder below a folder, replacing what was there under its name."""
-    shutil.rmtree(folder / NAME, ignore_errors=True)
-    recipe().export(str(folder))
-    return folder / NAME
+    return write_folder(recipe(), folder)
 
 
 def main() -> None:

@@ -10,11 +10,11 @@ breast_test=...``. The job folders are what ``nvflare simulator`` and ``nvflare 
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 
 from nvflare.recipe import SimEnv
 
+from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
 
 FOLDER = Path(__file__).resolve().parent
@@ -36,14 +36,7 @@ def recipe(profile: str) -> HorizontalXGBRecipe:
 
 def write(folder: Path) -> list[Path]:
     """Write all job folders below a folder, replacing what was there under their names."""
-    paths = []
-    for profile in PROFILES:
-        job = recipe(profile)
-        path = folder / job.name
-        shutil.rmtree(path, ignore_errors=True)
-        job.export(str(folder))
-        paths.append(path)
-    return paths
+    return [write_folder(recipe(profile), folder) for profile in PROFILES]
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ import pandas as pd
 from nvflare.recipe import SimEnv
 
 from nvflare_plugins.files import write_private_table
+from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
@@ -62,14 +63,7 @@ def recipe(name: str) -> PrivateTreesRecipe:
 
 def write(folder: Path) -> list[Path]:
     """Write all job folders below a folder, replacing what was there under their names."""
-    paths = []
-    for name in METHODS:
-        job = recipe(name)
-        path = folder / job.name
-        shutil.rmtree(path, ignore_errors=True)
-        job.export(str(folder))
-        paths.append(path)
-    return paths
+    return [write_folder(recipe(name), folder) for name in METHODS]
 
 
 def invented_rows(n_rows: int = 30_000) -> pd.DataFrame:

@@ -17,13 +17,13 @@ breast=... --data-set breast_test=... --id breast=id --id breast_test=id`` write
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 
 import pandas as pd
 from nvflare.recipe import SimEnv
 
 from nvflare_plugins.alignment.demo_data import ID, LABEL, breast_cancer, deal_columns
+from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
@@ -67,14 +67,7 @@ def write_data(folder: Path, table: pd.DataFrame, label: str, n_parties: int, na
 
 def write(folder: Path) -> list[Path]:
     """Write all job folders below a folder, replacing what was there under their names."""
-    paths = []
-    for name in VARIANTS:
-        job = recipe(name)
-        path = folder / job.name
-        shutil.rmtree(path, ignore_errors=True)
-        job.export(str(folder))
-        paths.append(path)
-    return paths
+    return [write_folder(recipe(name), folder) for name in VARIANTS]
 
 
 def main() -> None:

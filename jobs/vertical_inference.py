@@ -19,6 +19,7 @@ from typing import Any
 from nvflare.recipe import SimEnv
 
 from nvflare_plugins.alignment.demo_data import ID
+from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
 from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE
@@ -54,14 +55,7 @@ def place_parts(training: Path, inputs: Path) -> None:
 
 def write(folder: Path, model: str) -> list[Path]:
     """Write all job folders below a folder, replacing what was there under their names."""
-    paths = []
-    for action in ACTIONS:
-        job = recipe(action, model)
-        path = folder / job.name
-        shutil.rmtree(path, ignore_errors=True)
-        job.export(str(folder))
-        paths.append(path)
-    return paths
+    return [write_folder(recipe(action, model), folder) for action in ACTIONS]
 
 
 def main() -> None:

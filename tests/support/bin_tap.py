@@ -11,7 +11,6 @@ from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal
 from nvflare_plugins.vertical.active.party_sums import ROOT
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner
-from nvflare_plugins.vertical.protocol.links import InProcessLink
 from nvflare_plugins.vertical.protocol.messages import (
     HistogramAnswer,
     HistogramRequest,
@@ -20,6 +19,7 @@ from nvflare_plugins.vertical.protocol.messages import (
     from_bytes,
 )
 from tests.support.bin_attack import KnownSplit, TreeSums
+from tests.support.in_process_link import InProcessLink
 
 
 class Tap(ClearGradientOwner):

@@ -19,8 +19,9 @@ from nvflare_plugins.vertical.model.model_files import PassivePart
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 from nvflare_plugins.vertical.passive.party import PassiveParty
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
-from nvflare_plugins.vertical.protocol.links import InProcessLink, Party, place_parties
+from nvflare_plugins.vertical.protocol.links import Party, place_parties
 from nvflare_plugins.vertical_inference.inference import PathOwner
+from tests.support.in_process_link import InProcessLink
 
 
 @dataclass

@@ -17,8 +17,8 @@ from nvflare_plugins.vertical.model.model_files import (
     commit,
     write_part,
 )
-from nvflare_plugins.vertical.protocol.links import InProcessLink
 from nvflare_plugins.vertical_inference.inference import PathOwner
+from tests.support.in_process_link import InProcessLink
 from tests.support.vertical_federation import Joined, Outcome
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from he_processors.errors import JobAborted, ProtocolError
-from nvflare_plugins.vertical.passive.party import PassiveParty
-from nvflare_plugins.vertical.protocol.messages import Answer, PartySchema, Request, from_bytes, to_bytes
+from nvflare_plugins.vertical.protocol.messages import Answer, PartySchema, Request
 
 A = TypeVar("A", bound=Answer | None)
 
@@ -66,27 +65,3 @@ def collect(party: Party, future: Future[Any], expected: type[A], deadline_s: fl
     if not isinstance(answer, expected):
         raise ProtocolError(f"{party.name} answered with {type(answer).__name__} where {expected.__name__} is due")
     return answer
-
-
-class InProcessLink:
-    """A passive party in a thread of this process; every message takes its byte form on the way."""
-
-    def __init__(self, party: PassiveParty):
-        self._party = party
-        self._worker = ThreadPoolExecutor(1, "passive")
-
-    def ask(self, request: Request) -> Future[Answer | None]:
-        """Hand the request's bytes to the party's thread."""
-        return self._worker.submit(self._answer, to_bytes(request))
-
-    def close(self) -> None:
-        """End the party's thread."""
-        self._worker.shutdown(cancel_futures=True)
-
-    def _answer(self, data: bytes) -> Answer | None:
-        request: Any = from_bytes(data)
-        answer = self._party.answer(request)
-        if answer is None:
-            return None
-        sent: Any = from_bytes(to_bytes(answer))
-        return cast(Answer, sent)

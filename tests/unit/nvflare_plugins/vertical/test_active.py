@@ -16,7 +16,6 @@ from nvflare_plugins.vertical.active import training
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.passive.party import PassiveParty
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
-from nvflare_plugins.vertical.protocol.links import InProcessLink
 from nvflare_plugins.vertical.protocol.messages import (
     Bits,
     DecisionAnswer,
@@ -25,6 +24,7 @@ from nvflare_plugins.vertical.protocol.messages import (
     SplitAnswer,
     SplitRequest,
 )
+from tests.support.in_process_link import InProcessLink
 from tests.support.vertical_federation import Joined, federate
 
 PARAMS = {"objective": "binary:logistic", "max_depth": 3}

@@ -16,7 +16,6 @@ from nvflare_plugins.vertical.guards.guards import Guard
 from nvflare_plugins.vertical.passive.party import PassiveParty
 from nvflare_plugins.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker
-from nvflare_plugins.vertical.protocol.links import InProcessLink
 from nvflare_plugins.vertical.protocol.messages import (
     Bits,
     HistogramAnswer,
@@ -28,6 +27,7 @@ from nvflare_plugins.vertical.protocol.messages import (
 )
 from tests.support.bin_tap import Tap
 from tests.support.he_toys import toy_paillier
+from tests.support.in_process_link import InProcessLink
 from tests.support.seeded_randomness import SeededRandomness
 from tests.support.vertical_federation import Joined, federate, first_difference, make_clear, trees
 
