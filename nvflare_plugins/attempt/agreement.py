@@ -21,6 +21,7 @@ from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, pack_list, unpack_list
 
+PLUGIN = "plugin"  # among the versions: distribution and version of the plugin that protects the sums, or ""
 _PURPOSE = "agreement"
 _MAX_DOCUMENT = 1 << 24
 
@@ -113,8 +114,8 @@ def agree(channel: Channel, session: GroupSeal, mine: Terms) -> tuple[int, Floor
 
 
 def compare_versions(mine: Mapping[str, str], theirs: Mapping[str, Any], site: str) -> None:
-    """Refuse a peer that runs another XGBoost or VeilBoost. Raises: ConfigurationError."""
-    for name in ("xgboost", "veilboost"):
+    """Refuse a peer that runs another XGBoost, VeilBoost or plugin. Raises: ConfigurationError."""
+    for name in ("xgboost", "veilboost", *({PLUGIN} & set(mine))):
         if theirs.get(name) != mine[name]:
             raise ConfigurationError(
                 f"{site} runs {name} {_shown(theirs.get(name))} where this site runs {mine[name]}: install the same "

@@ -28,8 +28,9 @@ from nvflare_plugins.evidence.audit import MAX_CLOCK_ERROR, Audit, CertificateAu
 from nvflare_plugins.evidence.authority import FlareAuthority
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.evidence.format import EXPORT_SUFFIX, SERVER, time_text
+from nvflare_plugins.evidence.plugin_claims import is_claim, plugin_protection, release_of, threat_model
 from nvflare_plugins.evidence.reader import Log, read_log
-from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION, THREAT_MODELS
+from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION
 from nvflare_plugins.formatting import human_bytes, printable
 from nvflare_plugins.site.certificates import UNREADABLE
 from nvflare_plugins.wire.catalogue import Kind
@@ -348,10 +349,13 @@ def _local(attempt: Audit) -> Iterator[str]:
 
 
 def _threats(attempt: Audit) -> Iterator[str]:
-    model = THREAT_MODELS.get(attempt.profile)
+    plugin = plugin_protection(attempt.logs)
+    model = threat_model(attempt.profile, plugin)
     if model is not None:
-        yield "  who could learn what about another site's rows, beyond the model:"
+        claims = f", as plugin {release_of(plugin)} claims (nobody checked it)" if plugin is not None else ""
+        yield f"  who could learn what about another site's rows, beyond the model{claims}:"
         yield from (f"    {who + ':':<26}{what}" for who, what in model.rows())
+        yield from (f"    the plugin notes: {note}" for note in model.notes if plugin is not None)
 
 
 def _verdict(result: Verification) -> str:
@@ -359,7 +363,9 @@ def _verdict(result: Verification) -> str:
         aborted = not result.failures and not any(attempt.failures for attempt in result.attempts)
         return "NOT VERIFIED: the job was not completed" if aborted and result.attempts else "NOT VERIFIED"
     plain = any(attempt.profile == "plain" for attempt in result.attempts)
-    nothing = "; profile plain protects nothing" if plain else ""
+    plugins = [plugin_protection(attempt.logs) for attempt in result.attempts]
+    claims = [f"; what protected its sums is the claim of plugin {release_of(plugin)}" for plugin in plugins if plugin]
+    nothing = "; profile plain protects nothing" if plain else "".join(claims[:1])
     job = result.attempts[0].job_id
     if result.verdict is Verdict.UNSIGNED:
         return f"UNSIGNED: the records of job {job} agree, but anyone could have written them{nothing}"
@@ -398,6 +404,7 @@ def to_json(result: Verification) -> dict[str, Any]:
                 "job_id": a.job_id,
                 "attempt": a.attempt,
                 "profile": a.profile,
+                "plugin": _plugin(a),
                 "sites": list(a.sites),
                 "completed": a.completed,
                 "signed": a.signed,
@@ -426,6 +433,15 @@ def to_json(result: Verification) -> dict[str, Any]:
             for a in result.attempts
         ],
     }
+
+
+def _plugin(attempt: Audit) -> dict[str, Any] | None:
+    """Return which plugin protected the sums of an attempt, and whether anybody but it says so; None without one."""
+    facts = plugin_protection(attempt.logs)
+    if facts is None:
+        return None
+    claims = {name: value for name, value in facts.items() if is_claim(name)}
+    return {"release": {name: value for name, value in facts.items() if name not in claims}, "claims": claims}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

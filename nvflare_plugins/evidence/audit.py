@@ -15,10 +15,11 @@ from typing import Any, Protocol
 from he_processors.errors import AuthenticationError
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.evidence.format import SERVER, SignedHead, seal_statement
+from nvflare_plugins.evidence.plugin_claims import is_claim, names_plugin, threat_model
 from nvflare_plugins.evidence.reader import Log, Message
-from nvflare_plugins.evidence.threat_model import THREAT_MODELS
 from nvflare_plugins.formatting import printable
 from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.profiles import plugin_of
 
 MAX_CLOCK_ERROR = timedelta(days=1)
 """How far the parties' clocks may differ. Certificates are judged at times that the signers state: all of them together
@@ -156,7 +157,10 @@ def _whole(log: Log) -> Iterator[str]:
         yield "the log holds no record of the session"
     elif log.role == "server" and (log.session is not None or log.models):
         yield "the log holds records that only a site writes"
-    if log.profile not in THREAT_MODELS:
+    if plugin_of(log.profile) is not None and log.session is not None:
+        if not names_plugin(log.profile, log.session["protection"]):
+            yield f"the log does not say which release the plugin of profile {log.profile} was"
+    elif threat_model(log.profile) is None:
         yield f"profile {log.profile} is unknown, so that nothing can be said about its messages"
 
 
@@ -220,7 +224,7 @@ def _certificates(sites: Sequence[Log], authority: CertificateAuthority) -> Iter
 
 def _privacy(log: Log) -> Iterator[str]:
     """Every private kind travelled under a protection that the profile allows."""
-    model = THREAT_MODELS.get(log.profile)
+    model = threat_model(log.profile)
     seen: set[tuple[str, str, bool]] = {(m.kind, m.codec, m.private) for m in log.messages}
     for name, codec, private in sorted(seen):
         kind = Kind.__members__.get(name)
@@ -236,7 +240,7 @@ def _privacy(log: Log) -> Iterator[str]:
 
 def _contents(log: Log) -> Iterator[str]:
     """What sealed messages held was protected from its reader as the profile asks."""
-    model = THREAT_MODELS.get(log.profile)
+    model = threat_model(log.profile)
     for what, protection in sorted({(part.what, part.protection) for part in log.parts}):
         content = Content.__members__.get(what)
         if content is None or protection not in Protection.__members__:
@@ -426,6 +430,6 @@ def _notes(logs: Iterable[Log]) -> Iterator[str]:
         yield "messages with private salts were compared by kind and size, not by content"
     for log in logs:
         if log.session is not None:
-            facts = {f"{name} {value}" for name, value in log.session["protection"].items()}
+            facts = {f"{name} {value}" for name, value in log.session["protection"].items() if not is_claim(name)}
             if facts:
                 yield f"{log.site}: " + ", ".join(sorted(facts))

@@ -8,29 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nvflare_plugins.wire.profiles import plugin_of
 
-@dataclass(frozen=True, slots=True)
-class ThreatModel:
-    """What remains visible under one profile, by who looks.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """Who learns what of another site's rows, beyond the model and the public job.
 
     Attributes:
-        codecs: protections under which a private message may travel; anything else is a leak.
-        ciphertexts: protection that gradients and their sums need inside sealed messages; None if the profile has no
-            such messages.
         summary: one sentence for people.
         server_alone, one_site, server_and_one_site, all_but_one: what these learn.
         notes: further things to know before choosing the profile.
     """
 
-    profile: str
-    codecs: frozenset[str]
     summary: str
     server_alone: str
     one_site: str
     server_and_one_site: str
     all_but_one: str
-    notes: tuple[str, ...]
-    ciphertexts: str | None = None
+    notes: tuple[str, ...] = ()
 
     def rows(self) -> list[tuple[str, str]]:
         """Return (who looks, what they learn) in the order of the table."""
@@ -42,6 +38,21 @@ class ThreatModel:
         ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreatModel(Statement):
+    """What remains visible under one profile, by who looks.
+
+    Attributes:
+        codecs: protections under which a private message may travel; anything else is a leak.
+        ciphertexts: protection that gradients and their sums need inside sealed messages; None if the profile has no
+            such messages.
+    """
+
+    profile: str
+    codecs: frozenset[str]
+    ciphertexts: str | None = None
+
+
 CODEC_PROTECTION = {
     "PUBLIC": "public content, nothing to protect",
     "PLAIN": "NONE: readable by the server",
@@ -49,9 +60,12 @@ CODEC_PROTECTION = {
     "BFV": "BFV with masks inside: server has no key; server + one site see only masked values",
     "CKKS": "CKKS: server has no key; server + one site can open every contribution",
     "SEALED": "sealed end to end between sites: server sees size and timing",
+    "PLUGIN": "a plugin's processor, and what it claims: the server adds words that it knows nothing of",
 }
 
 _SAFE = frozenset({"MASKED", "SEALED"})  # under every profile scales are agreed under masks and keys are sealed
+
+PLUGIN_CODECS = _SAFE | {"PLUGIN"}
 
 _POOLED = (
     "The pooled sums that training needs, those of small nodes included, and the agreed cut points. With W = 2 the "
@@ -287,12 +301,17 @@ INFERENCE = ("vertical_model",)  # not a choice either: budgets and consents of 
 
 
 def notes_for(profile: str) -> tuple[str, ...]:
-    """Return what else to know of a profile. Nothing for an unknown one."""
+    """Return what else to know of a profile: of a plugin's, without its own notes. Nothing for an unknown one."""
     model = THREAT_MODELS.get(profile)
-    if model is None:
+    if model is None and plugin_of(profile) is None:
         return ()
-    of_kind = _NOTES_FOR_HORIZONTAL if profile in HORIZONTAL else _NOTES_FOR_OTHERS
-    return (*model.notes, *of_kind, *_NOTES_FOR_ALL)
+    of_kind = _NOTES_FOR_HORIZONTAL if is_horizontal(profile) else _NOTES_FOR_OTHERS
+    return (*(model.notes if model else ()), *of_kind, *_NOTES_FOR_ALL)
+
+
+def is_horizontal(profile: str) -> bool:
+    """Tell whether a profile protects sums of horizontal training."""
+    return profile in HORIZONTAL or plugin_of(profile) is not None
 
 
 def markdown_table(profiles: tuple[str, ...]) -> str:

@@ -20,7 +20,7 @@ from nvflare_plugins.checks import (
     one_of,
     seconds,
 )
-from nvflare_plugins.wire.profiles import Profile
+from nvflare_plugins.wire.profiles import Profile, plugin_of
 from nvflare_plugins.xgb.cuts import CutMode
 
 _LARGEST_EXPONENT = 192  # as the scales of sums
@@ -35,7 +35,8 @@ class HorizontalJob:
         label: label column.
         params: XGBoost parameters (jobs/README.md lists the supported ones).
         num_rounds: boosting rounds.
-        profile: `masks`, `bfv`, `ckks` or `plain`.
+        profile: `masks`, `bfv`, `ckks` or `plain`; or `plugin.NAME`, a plugin that every site's policy names
+            (`plugins`).
         eval_data_set: name of an evaluation set in every site's policy; evaluated after each round.
         evaluate_training: evaluate the training set too, which costs one exchange per metric and round.
         weight: column of sample weights. Another one over the same rows counts as changed rows at the sites'
@@ -83,7 +84,8 @@ class HorizontalJob:
 
     def __post_init__(self) -> None:
         self._check_texts()
-        one_of("profile", self.profile, [p.value for p in Profile])
+        if not (isinstance(self.profile, str) and plugin_of(self.profile)):
+            one_of("profile", self.profile, [*(p.value for p in Profile), "plugin.NAME"])
         one_of("cuts", self.cuts, [m.value for m in CutMode])
         expect("params must be a dictionary of XGBoost parameters", is_mapping(self.params))
         at_least("num_rounds", self.num_rounds, 1)

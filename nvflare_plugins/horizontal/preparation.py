@@ -19,6 +19,7 @@ from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.table import Table, column_names, load_table
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.processors import ChosenProfile, choose_profile
 from nvflare_plugins.horizontal.row_floors import with_floor
 from nvflare_plugins.horizontal.row_sampling import check_sampling
 from nvflare_plugins.site.memory.sent_rows import SentRows
@@ -46,6 +47,7 @@ class Prepared:
     parameters: TrainingParameters
     initial_model: bytes | None
     resumed: RunFolder | None
+    chosen: ChosenProfile
 
     def tables(self) -> list[tuple[Table, DataSet]]:
         """Return the training set and, if there is one that is another set, the evaluation set."""
@@ -95,6 +97,7 @@ def prepare(job: HorizontalJob, context: SiteContext) -> Prepared:
         "unknown_is_missing": job.unknown_category_is_missing,
     }
     # Everything public first: what comes after the rows were looked at tells of them.
+    chosen = choose_profile(policy, job.profile)
     names = column_names(data_set, job.label, job.weight, job.features)
     parameters = _check_public(job, policy, names)
     if CutMode(job.cuts) in (CutMode.UNIFORM, CutMode.LOGARITHMIC):
@@ -117,7 +120,7 @@ def prepare(job: HorizontalJob, context: SiteContext) -> Prepared:
         parameters.objective.check_labels(checked.label)
         for note in checked.notes:
             _log.info("%s", note)
-    return Prepared(data_set, table, eval_set, eval_table, parameters, initial, resumed)
+    return Prepared(data_set, table, eval_set, eval_table, parameters, initial, resumed, chosen)
 
 
 def _check_public(job: HorizontalJob, policy: SitePolicy, features: Sequence[str]) -> TrainingParameters:

@@ -16,7 +16,7 @@ from pathlib import Path
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
-from nvflare_plugins.attempt.agreement import Terms, agree, versions
+from nvflare_plugins.attempt.agreement import PLUGIN, Terms, agree, versions
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.session import Session, open_session
@@ -48,7 +48,6 @@ from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePo
 from nvflare_plugins.wire.catalogue import BaseScoreSource, Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
 from nvflare_plugins.wire.envelope import Codec
-from nvflare_plugins.wire.profiles import Profile
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.continuation import keep_thresholds
 from nvflare_plugins.xgb.cuts import Cuts
@@ -159,7 +158,7 @@ class _Attempt:
         if self._job.weight is None:  # with weights it takes a private message to know
             self._parameters = with_floor(self._parameters, self._floors.rows_per_node)
         self._reserve_together(n_done)
-        sums = open_sums(Profile(self._job.profile), self._channel, self._session, self._job.finest_exponent)
+        sums = open_sums(self._prepared.chosen.profile, self._channel, self._session, self._job.finest_exponent)
         self._check_floors(sums)
         agreement = CutAgreement(
             self._job, self._prepared, self._channel, self._registry, self._reservations[0], self._proof
@@ -180,7 +179,8 @@ class _Attempt:
     def _open_evidence(self) -> None:
         session, evidence = self._session, self._evidence
         facts = session.evidence_facts()
-        evidence.session(**facts, versions=versions(), policy_hash=self._context.policy.fingerprint())
+        policy_hash, protection = self._context.policy.fingerprint(), self._prepared.chosen.facts
+        evidence.session(**facts, versions=versions(), policy_hash=policy_hash, protection=protection)
         self._channel.heads = HeadExchange(evidence.signed_head, self._take_heads)
 
     def _take_heads(self, heads: list[bytes]) -> None:
@@ -201,7 +201,8 @@ class _Attempt:
                 checkpoints[str(number)] = self._session.hmac("checkpoint", path.read_bytes()).hex()
         job = self._job.to_dict()
         schema = Schema.of(prepared.table)
-        return Terms(versions(), job, prepared.parameters.document(), schema, start, checkpoints, self._floors)
+        releases = {**versions(), PLUGIN: prepared.chosen.release}
+        return Terms(releases, job, prepared.parameters.document(), schema, start, checkpoints, self._floors)
 
     def _reserve(self, n_done: int) -> None:
         """Have the registry allow this run and remember it, before the first private byte."""

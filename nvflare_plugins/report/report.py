@@ -20,8 +20,9 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.evidence.contents import Content, Protection
+from nvflare_plugins.evidence.plugin_claims import plugin_protection, release_of, threat_model
 from nvflare_plugins.evidence.reader import Log, read_log
-from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION, HORIZONTAL, THREAT_MODELS, notes_for
+from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION, ThreatModel, is_horizontal, notes_for
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.formatting import human_bytes, markup, printable
@@ -29,6 +30,7 @@ from nvflare_plugins.report.charts import Bar, Line, horizontal_bars, legend, li
 from nvflare_plugins.report.run_record import ReportSection, RoundRow, RunRecord
 from nvflare_plugins.report.style import STYLE
 from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.profiles import plugin_of
 
 FILE_NAME = "report.html"
 logger = logging.getLogger(__name__)
@@ -106,9 +108,11 @@ def _section(title: str, parts: Iterator[str]) -> Iterator[str]:
 
 
 def _header(run: RunRecord, folder: Path) -> str:
-    model = THREAT_MODELS.get(run.profile)
+    model, plugin = _threat_model(run, folder)
     summary = model.summary if model is not None else "This profile is unknown to this version."
     level = "bad" if run.profile == "plain" else "good"
+    if plugin:
+        summary, level = f"Plugin {plugin} claims: {summary}", "warn"
     tiles = "".join(
         f"<div class=tile><b>{markup(value)}</b><span>{markup(name)}</span></div>" for name, value in _key_figures(run)
     )
@@ -154,7 +158,7 @@ def _learning_curves(run: RunRecord) -> Iterator[str]:
     for name in names:
         data_set, _, metric = name.partition("-")
         points = tuple((_shown(row), row.metrics[name]) for row in run.rounds if row.metrics.get(name) is not None)
-        local = run.profile in HORIZONTAL and metric in _LOCAL_MEAN_METRICS
+        local = is_horizontal(run.profile) and metric in _LOCAL_MEAN_METRICS
         label = f"{data_set}, mean of the sites' local values" if local else data_set
         if points:
             by_metric[metric].append(Line(label, len(by_metric[metric]) % 6 + 1, points))
@@ -222,7 +226,7 @@ def _bytes(run: RunRecord) -> Iterator[str]:
 
 
 def _protection(run: RunRecord, folder: Path) -> Iterator[str]:
-    model = THREAT_MODELS.get(run.profile)
+    model, plugin = _threat_model(run, folder)
     if run.traffic:
         yield "<div class=scroll><table class=messages>"
         yield "<tr><th>message<th>what it is<th class=n>messages<th>protection</tr>"
@@ -237,12 +241,24 @@ def _protection(run: RunRecord, folder: Path) -> Iterator[str]:
     yield from _contents(run, folder)
     if model is not None:
         yield "<h3>Who could learn what about another site's rows, beyond the model</h3>"
+        if plugin:
+            yield f"<p>As plugin {markup(plugin)} states of itself. VeilBoost has not checked it.</p>"
         yield "<table class=threat>"
         yield from (f"<tr><th>{markup(who)}<td>{_prose(what)}</tr>" for who, what in model.rows())
         yield "</table>"
         yield "<h3>What remains visible</h3><ul>"
-        yield from (f"<li>{_prose(note)}" for note in notes_for(run.profile))
+        own = model.notes if plugin else ()
+        yield from (f"<li>{_prose(note)}" for note in (*own, *notes_for(run.profile)))
         yield "</ul>"
+
+
+def _threat_model(run: RunRecord, folder: Path) -> tuple[ThreatModel | None, str]:
+    """Return what is visible under the run's profile, and the release of the plugin that claims so; "" without one."""
+    if plugin_of(run.profile) is None:
+        return threat_model(run.profile), ""
+    log = _own_log(run, folder)
+    facts = plugin_protection([log] if log is not None else [])
+    return threat_model(run.profile, facts), release_of(facts or {})
 
 
 def _contents(run: RunRecord, folder: Path) -> Iterator[str]:

@@ -492,7 +492,7 @@ def add_words(payloads: Sequence[bytes], n_values: int) -> bytes:
 
 def _adds_words(frame: Frame) -> bool:
     is_contribution = frame.operation is Operation.SUM and frame.type is FrameType.CONTRIBUTION
-    return is_contribution and frame.codec in (Codec.PLAIN, Codec.MASKED)
+    return is_contribution and frame.codec in (Codec.PLAIN, Codec.MASKED, Codec.PLUGIN)
 
 
 def _lattice(codec: Codec) -> ModuleType:

@@ -33,6 +33,9 @@ class Codec(IntEnum):
     BFV = 3
     CKKS = 4
     SEALED = 5  # end to end between sites
+    # Words that a site's own plugin has protected. The server may assume nothing of them but their number, and has
+    # nothing of the plugin: it adds 64-bit words modulo 2^64, as under MASKED.
+    PLUGIN = 6
 
     @property
     def is_salted(self) -> bool:

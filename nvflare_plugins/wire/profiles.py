@@ -6,6 +6,7 @@ the integers' sum. There is no way to send a private kind in clear by accident: 
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,12 +23,21 @@ if TYPE_CHECKING:  # the lattice library takes long to import: only jobs that us
 
 
 class Profile(Enum):
-    """Protection of every private sum of a job."""
+    """Protection of every private sum of a job, by what comes with VeilBoost; see also ``plugin_of``."""
 
     PLAIN = "plain"
     MASKS = "masks"
     BFV = "bfv"
     CKKS = "ckks"
+
+
+_PLUGIN = re.compile(r"plugin\.([A-Za-z0-9_]{1,64})")
+
+
+def plugin_of(profile: str) -> str | None:
+    """Return the name of the plugin that a profile names, ``plugin.NAME``; None for a profile of our own."""
+    match = _PLUGIN.fullmatch(profile)
+    return match[1] if match else None
 
 
 WIDE_CAPACITY_BITS = 62

@@ -36,12 +36,16 @@ from nvflare_plugins.site.policy.values import (
     Consents,
     Floors,
     JobTerms,
+    PluginPin,
     is_private,
 )
+from nvflare_plugins.wire.profiles import plugin_of
 
 POLICY_FILE = Path("local") / "veilboost.json"
 ARITHMETIC = ("auto", "cuda", "ifma", "avx2", "portable", "gmpy2")
 KEY_BITS_FLOOR = 2048
+_DISTRIBUTION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}")
 _SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
 
 
@@ -66,6 +70,9 @@ class SitePolicy:
             together with any one site opens every site's messages. dp_trusted: the server sees exact sums. dp_local:
             each row's report is noised by itself (trees), or each value (buckets). okamoto_uchiyama: weaker against
             parties that cheat. plain needs the consent as well.
+        plugins: name -> ``{"distribution": ..., "version": ...}``: processors of horizontal sums that others have
+            written. A job asks for one as profile ``plugin.NAME``; only what stands here is ever imported, and only in
+            this version. It runs with everything that the site's process may do. Default none.
         min_sites: fewest data-bearing sites. Default 3.
         max_colluders: how many other sites might pool what they see. The job must have at least two more sites
             than that, so that the sum still mixes this site with an honest one. Default 1.
@@ -129,6 +136,7 @@ class SitePolicy:
     workspace: Path
     data_sets: Mapping[str, DataSet] = field(default_factory=dict)
     allowed_profiles: tuple[str, ...] = DEFAULT_PROFILES
+    plugins: Mapping[str, PluginPin] = field(default_factory=dict)
     min_sites: int = 3
     max_colluders: int = 1
     min_key_bits: int = 3072
@@ -309,7 +317,10 @@ class SitePolicy:
 
     def _check_protection(self, job: JobTerms, protected: str = "masks") -> None:
         """Check the profile and what it asks for. Args: protected: a profile to use in place of plain."""
-        if job.profile not in self.allowed_profiles:
+        plugin = plugin_of(job.profile)
+        if plugin is not None:
+            self.plugin(plugin)
+        elif job.profile not in self.allowed_profiles:
             allowed = ", ".join(self.allowed_profiles) or "none"
             what = f"does not allow profile {job.profile!r} (allowed: {allowed})"
             raise self._refusal("allowed_profiles", what, "choose another profile")
@@ -322,6 +333,17 @@ class SitePolicy:
             )
         if job.tracking and not self.tracking:
             raise self._refusal("tracking", "does not stream metrics to the server", "switch tracking off in the job")
+
+    def plugin(self, name: str) -> PluginPin:
+        """Return the release of a plugin that this site allows.
+
+        Raises:
+            PolicyRefusal: it allows none.
+        """
+        if name not in self.plugins:
+            known = ", ".join(sorted(self.plugins)) or "none"
+            raise self._refusal(f"plugins.{name}", f"names no plugin {name} (named: {known})", "choose another profile")
+        return self.plugins[name]
 
     def check_sites(self, data_bearing: Sequence[str]) -> None:
         """Check the sites that really hold rows; call it again when that is known from the handshake.
@@ -392,6 +414,7 @@ def template(data_sets: Mapping[str, str] | None = None) -> str:
     document = {
         "data_sets": {name: {"path": path} for name, path in (data_sets or {}).items()},
         "allowed_profiles": list(DEFAULT_PROFILES),
+        "plugins": {},
         "min_sites": 3,
         "max_colluders": 1,
         "min_key_bits": 3072,
@@ -477,6 +500,23 @@ class _Reader:
         if not isinstance(value, list) or not all(name in PROFILES for name in value):
             raise _wrong(key, f"a list of {', '.join(PROFILES)}")
         return tuple(dict.fromkeys(value))
+
+    def plugins(self, key: str, value: object) -> dict[str, PluginPin]:
+        if not isinstance(value, dict) or not all(plugin_of(f"plugin.{name}") for name in value):
+            raise _wrong(key, "an object from name (letters, digits and _) to distribution and version")
+        return {name: self._plugin(f"{key}.{name}", item) for name, item in value.items()}
+
+    def _plugin(self, key: str, value: object) -> PluginPin:
+        given = _object(value, key, ("distribution", "version"))
+        patterns = {"distribution": _DISTRIBUTION, "version": _VERSION}
+        for name, pattern in patterns.items():
+            if not isinstance(given.get(name), str) or not pattern.fullmatch(given[name]):
+                raise _wrong(
+                    f"{key}.{name}",
+                    f"the {name} of an installed package, exactly, such as "
+                    + ('"acme-veil"' if name == "distribution" else '"1.2.0"'),
+                )
+        return PluginPin(**given)
 
     def fingerprints(self, key: str, value: object) -> dict[str, str]:
         if not isinstance(value, dict):
@@ -571,6 +611,7 @@ class _Reader:
 _READERS: dict[str, Callable[[_Reader, str, object], object]] = {
     "data_sets": _Reader.data_sets,
     "allowed_profiles": _Reader.profiles,
+    "plugins": _Reader.plugins,
     "min_sites": lambda reader, key, value: reader.integer(key, value, 1),
     "max_colluders": lambda reader, key, value: reader.integer(key, value, 0),
     "min_key_bits": lambda reader, key, value: reader.integer(key, value, reader.key_bits_floor),

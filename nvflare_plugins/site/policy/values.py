@@ -28,6 +28,17 @@ def is_private(profile: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class PluginPin:
+    """The one release of a plugin that a site allows: distribution and version as installed, compared exactly."""
+
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+
+@dataclass(frozen=True, slots=True)
 class Consents:
     """What a site agrees to although it discloses more than the defaults do. All are False unless set.
 
