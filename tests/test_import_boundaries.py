@@ -28,7 +28,7 @@ LEVELS = (
     ("report",),
     ("attempt",),
     KINDS,
-    ("flare",),
+    ("flare", "conformance"),
     ("recipes",),
     ("cli",),
 )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -59,9 +60,15 @@ class _Wire:
 
     def exchange(self, frame: bytes, timeout_s: float) -> bytes:
         """Send a frame and wait for the answer."""
-        answered, answers = threading.Event(), []
+        answered = threading.Event()
+        answers: list[bytes] = []
         self.sent.append(frame)
-        self._server.submit(self._site, frame, lambda answer: (answers.append(answer), answered.set()))
+
+        def take(answer: bytes) -> None:
+            answers.append(answer)
+            answered.set()
+
+        self._server.submit(self._site, frame, take)
         if not answered.wait(timeout_s):
             raise JobAborted("the server of the contract did not answer")
         self.received.append(answers[0])
@@ -132,8 +139,14 @@ def federate(profile: SumProfile, n_sites: int, part: Callable[[Site], Any]) -> 
     return [results[site] for site in sites], [wires[site] for site in sites]
 
 
+def _sum_twice(values: NDArray[np.int64], site: Site) -> None:
+    for _ in range(2):
+        site.sum(values)
+
+
 def _difference(one: bytes, other: bytes) -> bytes:
-    return (np.frombuffer(one, "<u8") - np.frombuffer(other, "<u8")).tobytes()
+    difference: NDArray[np.uint64] = np.frombuffer(one, np.uint64) - np.frombuffer(other, np.uint64)
+    return difference.tobytes()
 
 
 class SumProfileContract:
@@ -201,8 +214,7 @@ class SumProfileContract:
         if self.profile.codec not in (Codec.PLUGIN, Codec.MASKED):
             return  # ciphertexts: their words have a form of their own
         for number in (0, 1, -1):
-            values = np.full(_N, number, dtype=np.int64)
-            _, wires = federate(self.profile, 3, lambda site, values=values: [site.sum(values), site.sum(values)])
+            _, wires = federate(self.profile, 3, partial(_sum_twice, np.full(_N, number, dtype=np.int64)))
             first, second = wires[0].sums()
             for wire in wires:
                 for sent, _ in wire.sums():

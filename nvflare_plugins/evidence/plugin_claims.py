@@ -47,7 +47,8 @@ def plugin_protection(logs: Iterable[Log]) -> Mapping[str, object] | None:
     """Return the facts of the plugin that an attempt ran under, as its sites recorded them alike; None without one."""
     for log in logs:
         if log.session is not None and plugin_of(log.profile) is not None:
-            return log.session["protection"]
+            facts: Mapping[str, object] = log.session["protection"]
+            return facts
     return None
 
 
@@ -59,11 +60,12 @@ def threat_model(profile: str, protection: Mapping[str, object] | None = None) -
     """
     if plugin_of(profile) is None:
         return THREAT_MODELS.get(profile)
-    stated = {text: (protection or {}).get(_CLAIM + text) for text in (*_TEXTS, "notes")}
+    stated = {name: (protection or {}).get(_CLAIM + name) for name in (*_TEXTS, "notes")}
+    notes = stated.pop("notes")
     texts = {
-        name: printable(text, _MOST_CHARS) if isinstance(text, str) and text and name != "notes" else _UNSAID
+        name: printable(text, _MOST_CHARS) if isinstance(text, str) and text else _UNSAID
         for name, text in stated.items()
     }
-    notes = stated["notes"] if isinstance(stated["notes"], str) else ""
-    texts["notes"] = tuple(printable(note, _MOST_CHARS) for note in notes[:_LONGEST_CHARS].splitlines() if note)
-    return ThreatModel(profile=profile, codecs=PLUGIN_CODECS, **texts)
+    lines = notes[:_LONGEST_CHARS].splitlines() if isinstance(notes, str) else []
+    printed = tuple(printable(line, _MOST_CHARS) for line in lines if line)
+    return ThreatModel(profile=profile, codecs=PLUGIN_CODECS, notes=printed, **texts)

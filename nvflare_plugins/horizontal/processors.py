@@ -177,9 +177,9 @@ def choose_profile(policy: SitePolicy, name: str) -> ChosenProfile:
     plugin = plugin_of(name)
     if plugin is None:
         return ChosenProfile(BUILT_IN[name], "", {})
-    profile, pin = load_plugin(policy, plugin), policy.plugin(plugin)
+    loaded, pin = load_plugin(policy, plugin), policy.plugin(plugin)
     try:
-        check_plugin(profile, plugin)
+        profile = check_plugin(loaded, plugin)
     except ConfigurationError as error:
         raise ConfigurationError(
             f"plugin {plugin} of {pin} at {policy.site} is not usable: {error}. Policy key: plugins.{plugin}. Remedy: "
@@ -188,8 +188,8 @@ def choose_profile(policy: SitePolicy, name: str) -> ChosenProfile:
     return ChosenProfile(profile, str(pin), plugin_facts(plugin, pin.distribution, pin.version, profile.statement))
 
 
-def check_plugin(profile: object, name: str) -> None:
-    """Check what a plugin says of itself. Raises: ConfigurationError."""
+def check_plugin(profile: object, name: str) -> SumProfile:
+    """Return what a plugin says of itself, if it is usable. Raises: ConfigurationError."""
     if not isinstance(profile, SumProfile):
         raise ConfigurationError("its entry point is no SumProfile")
     if profile.name != name:
@@ -208,6 +208,7 @@ def check_plugin(profile: object, name: str) -> None:
             f"its statement is not made of texts of 1 to {_LONGEST_TEXT} printable characters, with at most "
             f"{_MOST_NOTES} notes"
         )
+    return profile
 
 
 def _is_statement(text: object) -> bool:

@@ -508,15 +508,13 @@ class _Reader:
 
     def _plugin(self, key: str, value: object) -> PluginPin:
         given = _object(value, key, ("distribution", "version"))
-        patterns = {"distribution": _DISTRIBUTION, "version": _VERSION}
-        for name, pattern in patterns.items():
-            if not isinstance(given.get(name), str) or not pattern.fullmatch(given[name]):
-                raise _wrong(
-                    f"{key}.{name}",
-                    f"the {name} of an installed package, exactly, such as "
-                    + ('"acme-veil"' if name == "distribution" else '"1.2.0"'),
-                )
-        return PluginPin(**given)
+        distribution = self._exact(f"{key}.distribution", given.get("distribution"), _DISTRIBUTION, "acme-veil")
+        return PluginPin(distribution, self._exact(f"{key}.version", given.get("version"), _VERSION, "1.2.0"))
+
+    def _exact(self, key: str, value: object, pattern: re.Pattern[str], example: str) -> str:
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            raise _wrong(key, f"a text, exactly as the package says it, such as {example!r}")
+        return value
 
     def fingerprints(self, key: str, value: object) -> dict[str, str]:
         if not isinstance(value, dict):
