@@ -184,8 +184,10 @@ def test_the_protocol_numbers_types_phases_and_flags() -> None:
 
 def test_the_architecture_lists_the_rooms_from_top_to_bottom() -> None:
     cells = [row[0] for row in rows(ROOT / "nvflare_plugins" / "README.md", "Folders and arrows")]
-    listed = [re.findall(r"\[`?(\w+)`?\]", cell) for cell in cells]
-    assert [set(names) for names in listed if names] == [set(level) for level in reversed(LEVELS[1:])]
+    listed = [room for cell in cells for room in re.findall(r"\[`?(\w+)`?\]", cell)]
+    level_of = {room: number for number, level in enumerate(LEVELS) for room in level}
+    assert sorted(listed) == sorted(set(level_of) - set(LEVELS[0]))
+    assert listed == sorted(listed, key=lambda room: -level_of[room])
 
 
 def test_documents_name_the_known_releases_of_xgboost() -> None:
