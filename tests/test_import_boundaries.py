@@ -28,7 +28,8 @@ LEVELS = (
     ("report",),
     ("attempt",),
     KINDS,
-    ("flare", "conformance"),
+    ("conformance",),
+    ("flare",),
     ("recipes",),
     ("cli",),
 )
