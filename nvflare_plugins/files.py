@@ -30,12 +30,17 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> Path:
 def write_durably(path: Path, content: bytes, mode: int = 0o644) -> Path:
     """Write a file whole, there and not the old one if the machine stops right after; return its path."""
     write_atomically(path, content, mode)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
     return path
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder as durable as what the files hold."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -18,15 +18,12 @@ or "no" whether one row is there. So a check that looked at rows says nothing to
   million rows would otherwise stop all jobs of all sites. Where this site's rows could not have changed it, it is not
   counted.
 
-The counts are kept in one file of mode 0600 in the registry's folder, by names of data sets: no row, no reason.
+The site's memory keeps the times of refusals by names of data sets: no row, no reason.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -34,16 +31,12 @@ from enum import Enum
 
 from he_processors.errors import CapacityExceeded, ConfigurationError, PolicyRefusal, VeilBoostError
 from nvflare_plugins.failures import DataRefusal, Decider, TooFewRows, machine_failure
-from nvflare_plugins.files import write_private
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import is_private
 
-FILE_NAME = "data_refusals.json"
 MONTH_S = 31 * 24 * 3600
-_VERSION = 1
 _log = logging.getLogger(__name__)
-
-_Times = dict[str, list[float]]  # by data set
 
 
 class Question(Enum):
@@ -105,22 +98,19 @@ class RefusalCount:
 
     def __init__(self, policy: SitePolicy, clock: Callable[[], float] = time.time) -> None:
         self._site, self._limit = policy.site, policy.data_refusals_per_month
-        self._path = policy.registry / FILE_NAME
-        self._clock = clock
+        self._memory, self._clock = Memory.open(policy), clock
 
     def check(self, data_sets: Iterable[str], question: Question = Question.ROWS) -> None:
         """Refuse if a data set has refused too often lately.
 
         Raises:
             PolicyRefusal: it has; the text depends on nothing but the name.
-            ConfigurationError: the file is damaged.
+            ConfigurationError: the site's memory is damaged.
         """
-        if not self._path.exists():
-            return
-        with self._locked() as refusals:
-            for name in sorted(data_sets):
-                if len(refusals[question].get(name, ())) >= self._limit:
-                    raise PolicyRefusal(self._exhausted(name, question))
+        counts = self.counts(question)
+        for name in sorted(data_sets):
+            if counts.get(name, 0) >= self._limit:
+                raise PolicyRefusal(self._exhausted(name, question))
 
     def _exhausted(self, name: str, question: Question) -> str:
         anew = f"start the count anew with `veilboost registry DIR --site {self._site} --reset-refusals {name}`."
@@ -139,62 +129,24 @@ class RefusalCount:
 
     def note(self, data_sets: Iterable[str], question: Question = Question.ROWS) -> None:
         """Count one refusal of each data set, durably; before anyone is told of it."""
-        with self._locked() as refusals:
-            of_question = refusals[question]
+        with self._memory.transaction() as db:
+            db.execute("DELETE FROM refusals WHERE at <= ?", (self._clock() - MONTH_S,))
             for name in data_sets:
-                of_question[name] = [*of_question.get(name, ()), self._clock()][-self._limit :]
-            self._write(refusals)
+                key = (question.value, name)
+                db.execute("INSERT INTO refusals VALUES (?, ?, ?)", (*key, self._clock()))
+                db.execute(
+                    "DELETE FROM refusals WHERE (question, data_set) = (?, ?) AND rowid NOT IN (SELECT rowid FROM "
+                    "refusals WHERE (question, data_set) = (?, ?) ORDER BY rowid DESC LIMIT ?)",
+                    (*key, *key, self._limit),
+                )
 
     def reset(self, data_set: str) -> None:
         """Start the count of a data set anew."""
-        with self._locked() as refusals:
-            for of_question in refusals.values():
-                of_question.pop(data_set, None)
-            self._write(refusals)
+        with self._memory.transaction() as db:
+            db.execute("DELETE FROM refusals WHERE data_set = ?", (data_set,))
 
     def counts(self, question: Question = Question.ROWS) -> dict[str, int]:
         """Return the refusals of the last month by data set."""
-        if not self._path.exists():
-            return {}
-        with self._locked() as refusals:
-            return {name: len(times) for name, times in sorted(refusals[question].items())}
-
-    @contextmanager
-    def _locked(self) -> Iterator[dict[Question, _Times]]:
-        """Hold the lock; yield the times of the last month's refusals (those of the future too)."""
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            oldest = self._clock() - MONTH_S
-            yield {question: _since(oldest, times) for question, times in self._read().items()}
-        finally:
-            os.close(descriptor)
-
-    def _read(self) -> dict[Question, _Times]:
-        try:
-            document = json.loads(self._path.read_text(encoding="utf-8"))
-            if document["version"] != _VERSION:
-                raise ValueError("unknown version")
-            return {  # a file of the time before there were two questions has one
-                question: {str(name): [float(t) for t in times] for name, times in document[question.value].items()}
-                if question.value in document or question is Question.ROWS
-                else {}
-                for question in Question
-            }
-        except FileNotFoundError:
-            return {question: {} for question in Question}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ConfigurationError(
-                f"{self._site}: {FILE_NAME} in the registry's folder is damaged: restore it, or delete it, which "
-                "forgets how often jobs were refused because of rows"
-            ) from None
-
-    def _write(self, refusals: dict[Question, _Times]) -> None:
-        document = {"version": _VERSION, **{question.value: times for question, times in refusals.items()}}
-        write_private(self._path, (json.dumps(document, indent=1) + "\n").encode())
-
-
-def _since(oldest: float, times_of: _Times) -> _Times:
-    recent = {name: [t for t in times if t > oldest] for name, times in times_of.items()}
-    return {name: times for name, times in recent.items() if times}
+        with self._memory.reading() as db:
+            counts = "SELECT data_set, COUNT(*) FROM refusals WHERE question = ? AND at > ? GROUP BY data_set"
+            return dict(sorted(db.execute(counts, (question.value, self._clock() - MONTH_S))))

@@ -34,6 +34,7 @@ from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 from sklearn.model_selection import train_test_split
 
 from nvflare_plugins.data_sets.declaration import VerticalRules
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.vertical.active.leaf_purity import purity_report
 from nvflare_plugins.vertical.guards.guards import Guard
 from tests.support.vertical_federation import Joined, central, federate, first_difference
@@ -101,7 +102,9 @@ def train(joined: Joined, variant: Variant, folder: Path) -> dict:
     """Train once and judge the model on the test rows."""
     n_rows = joined.features.shape[0]
     row_ids = [str(row) for row in range(n_rows)]
-    guard = Guard.open(VerticalRules(), folder, "credit2", row_ids, row_fraction=SUBSAMPLE, enforce=variant.guarded)
+    guard = Guard.open(
+        VerticalRules(), Memory(folder, "site"), "credit2", row_ids, row_fraction=SUBSAMPLE, enforce=variant.guarded
+    )
     outcome = federate(
         joined, variant.params, variant.n_trees, guards=[guard], guarded=variant.guarded, own_rounds=variant.own_rounds
     )

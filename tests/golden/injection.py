@@ -22,7 +22,13 @@ import he_processors.randomness
 from nvflare_plugins.attempt.session import Session
 
 SERVER = "server"
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {
+    "Registry.__init__": "Registry._load_key",
+    "AlignmentRegistry.__init__": "AlignmentRegistry._load_key",
+    "ReleasedSums.__init__": "BinLedger._load_key",
+    "PredictionBudget.__init__": "PredictionBudget._load_key",
+    "SentRows.__init__": "SentRows._locked",
+}
 """Present name of a function that draws -> its name when the golden files were written."""
 
 _SOURCES = (

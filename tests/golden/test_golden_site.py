@@ -22,11 +22,11 @@ from nvflare_plugins.private_trees.site import run_private_trees_site
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.data_refusals import RefusalCount
-from nvflare_plugins.site.memory.policy_memory import memory_file, policy_changes
+from nvflare_plugins.site.memory.policy_memory import policy_changes
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.memory.released_sums import ReleasedSums
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.vertical.guards.guards import FOLDER as BINS
 from nvflare_plugins.vertical.model.model_files import PassivePart, find_part
 from nvflare_plugins.vertical.site import run_vertical_site
 from nvflare_plugins.vertical_inference.site import run_inference
@@ -127,7 +127,7 @@ def test_what_was_spent_is_known(policy: SitePolicy) -> None:
 
 
 def test_released_sums_belong_to_the_rows(policy: SitePolicy) -> None:
-    ledger = ReleasedSums(policy.registry / BINS, "columns")
+    ledger = ReleasedSums(Memory.open(policy), "columns")
     released = ledger.read()
     ids = [f"worker-{number}" for number in range(len(pd.read_parquet(policy.workspace / "columns.parquet")))]
     assert np.array_equal(np.sort(ledger.row_keys(ids)), np.sort(released.keys))
@@ -166,7 +166,7 @@ def test_refusals_count_for_a_month(policy: SitePolicy) -> None:
 
 
 def test_a_change_of_the_policy_is_noticed(policy: SitePolicy) -> None:
-    known = set(json.loads(memory_file(policy).read_text()))
+    known = set(json.loads((GOLDEN / "veilboost_registry" / f"{SITE}.policy").read_text()))
     path = policy.workspace / "local" / "veilboost.json"
     document = json.loads(path.read_text())
     path.write_text(json.dumps({**document, "min_sites": 9}))

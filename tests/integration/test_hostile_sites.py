@@ -17,11 +17,11 @@ from he_processors.errors import ConfigurationError, JobAborted, ProtocolError, 
 from nvflare_plugins.attempt import agreement
 from nvflare_plugins.horizontal import site as site_module
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.site.memory.registry_store import read_ledger
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_list
 from tests.support import federation as support
 from tests.support.federation import Federation, SiteDied, Tamper, succeed
+from tests.support.memories import states
 
 Change = Callable[[Frame], Frame]
 
@@ -95,8 +95,7 @@ def assert_failed_cleanly(federation: Federation, outcomes, job_id: str = "job")
         for log in folder.glob("evidence/*.evidence.jsonl"):
             records = [json.loads(line) for line in log.read_text().splitlines()]
             assert [r["status"] for r in records if r["type"] == "end"] == ["aborted"]
-        registry = federation.workspace(site) / "veilboost_registry" / site / "registry.json"
-        assert not registry.exists() or all(run.state == "reserved" for run in read_ledger(registry).runs)
+        assert set(states(federation.workspace(site), site)) <= {"reserved"}
 
 
 # -- sites that send nonsense
@@ -496,15 +495,11 @@ def test_a_run_that_one_registry_refuses_is_remembered_nowhere(federation):
         federation.write_policy(site, consents={})
     succeed(federation.run(small_job(cuts="quantile"), "first"))
     give(federation, "site-3", small_table().iloc[41:60])  # one row less: site-3's registry refuses
-    runs = {}
-    for site in federation.sites:
-        path = federation.workspace(site) / "veilboost_registry" / site / "registry.json"
-        runs[site] = len(read_ledger(path).runs)
+    before = {site: states(federation.workspace(site), site) for site in federation.sites}
     outcomes = federation.run(small_job(cuts="quantile"), "second")
     assert any("recompute_with_changes" in str(e) for e in outcomes.values())
-    for site, count in runs.items():
-        path = federation.workspace(site) / "veilboost_registry" / site / "registry.json"
-        assert len(read_ledger(path).runs) == count
+    assert {site: states(federation.workspace(site), site) for site in federation.sites} == before
+    assert all(before.values())
 
 
 def test_a_web_proxy_never_sees_xgboosts_messages(federation, monkeypatch):

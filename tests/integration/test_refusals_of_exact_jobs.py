@@ -32,8 +32,9 @@ from nvflare_plugins.horizontal.row_floors import TOO_FEW
 from nvflare_plugins.horizontal.site import run_site
 from nvflare_plugins.site import data_refusals
 from nvflare_plugins.site.certificates import Identity
-from nvflare_plugins.site.data_refusals import FILE_NAME, Question, RefusalCount, reading_rows
+from nvflare_plugins.site.data_refusals import Question, RefusalCount, reading_rows
 from nvflare_plugins.site.memory.sent_rows import SentRows
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.model.model_files import ModelIdentity, PassivePart
@@ -44,6 +45,7 @@ from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
 from nvflare_plugins.wire.sums import ProtectedSums
 from tests.support.federation import Federation, succeed
+from tests.support.memories import changed, told
 
 SITES = ("site-1", "site-2", "site-3")
 FEW_ROWS = {"min_effective_rows": 1, "min_rows_per_node": 0}
@@ -123,7 +125,7 @@ def test_others_read_one_text_whatever_a_sites_rows_are(
         if path.is_file() and "evidence" in str(path):
             assert reason not in path.read_text()
     assert RefusalCount(SitePolicy.load(federation.workspace("site-1"), "site-1")).counts() == {"train": 1}
-    assert not (federation.workspace("site-2") / "veilboost_registry" / "site-2" / FILE_NAME).exists()
+    assert RefusalCount(SitePolicy.load(federation.workspace("site-2"), "site-2")).counts() == {}
 
 
 def test_a_policy_may_share_reasons(tmp_path: Path) -> None:
@@ -166,8 +168,6 @@ def test_the_count_forgets_after_a_month_and_survives_crashes(tmp_path: Path) ->
         now[0] += 1
     count.note(["two"])
     assert count.counts() == {"one": 3, "two": 3}
-    path = policy.registry / FILE_NAME
-    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
     with pytest.raises(PolicyRefusal, match="data_refusals_per_month"):
         RefusalCount(policy, lambda: now[0] - 1e8).check(["one"])  # a clock that went back helps nobody
     now[0] += data_refusals.MONTH_S - 2
@@ -175,9 +175,6 @@ def test_the_count_forgets_after_a_month_and_survives_crashes(tmp_path: Path) ->
     count.check(["one", "two"])
     count.reset("two")
     assert count.counts() == {"one": 1}
-    path.write_text('{"version": 1, "refusals": ["one"]}')
-    with pytest.raises(ConfigurationError, match="damaged"):
-        count.check(["one"])
 
 
 def test_a_number_that_outgrows_its_format_and_a_defect_are_counted_and_tell_nothing(tmp_path: Path) -> None:
@@ -317,21 +314,6 @@ def test_a_false_count_of_a_peer_does_not_use_up_the_refusals_of_a_site_with_row
     assert counts_at(federation, "site-1") == counts_at(federation, "site-1", Question.DEMAND) == {}
 
 
-def test_counts_of_an_older_version_are_read(tmp_path: Path) -> None:
-    policy = SitePolicy.from_dict({"data_refusals_per_month": 1}, workspace=tmp_path, site="a")
-    count = RefusalCount(policy)
-    count.note(["one"])
-    path = policy.registry / FILE_NAME
-    document = json.loads(path.read_text())
-    del document["demands"]
-    path.write_text(json.dumps(document))
-    count.check(["one"], Question.DEMAND)
-    with pytest.raises(PolicyRefusal):
-        count.check(["one"])
-    count.note(["one"], Question.DEMAND)
-    assert count.counts() == count.counts(Question.DEMAND) == {"one": 1}
-
-
 # -- leaves that are labels -------------------------------------------------------------------------------------------
 
 
@@ -468,7 +450,9 @@ def test_an_unusable_id_is_not_told(tmp_path: Path, kind: str, strange: str | No
     with pytest.raises(DataRefusal) as refusal:
         take_part(kind, place_of(tmp_path, data_sets={"d": {"path": "d.parquet", "id": "id"}}))
     assert str(refusal.value) == ROWS_TEXT and "id" in refusal.value.reason
-    assert json.loads((tmp_path / "registry" / FILE_NAME).read_text())["refusals"].keys() == {"d"}
+    assert told(Memory(tmp_path / "registry", "site-1"), "SELECT question, data_set FROM refusals") == [
+        ("refusals", "d")
+    ]
 
 
 def test_a_label_of_a_vertical_job_is_not_told(tmp_path: Path) -> None:
@@ -520,9 +504,7 @@ def test_buckets_are_sent_again_only_on_the_account_of_the_same_data_set(tmp_pat
         sent.refuse(["p1", "p3"], "other")
     assert sent.sent(["p1", "p3", None]).tolist() == [True, False, True]
     # A note of an older release names no data set; the site's ledgers know more of it than this file.
-    path = tmp_path / "ledgers" / "rows_of_buckets.jsonl"
-    path.write_text(path.read_text().replace(', "data_set": "d"', "").replace('"data_set": "d", ', ""))
-    assert '"data_set"' not in path.read_text()
+    changed(Memory(tmp_path / "registry", "site-1"), "UPDATE sent_rows SET data_set = NULL")
     sent.refuse(["p1"], "other")
     with pytest.raises(DataRefusal):
         sent.refuse(["p1"])

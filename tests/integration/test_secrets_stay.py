@@ -317,7 +317,7 @@ def test_neither_server_nor_logs_nor_files_hold_a_secret(tmp_path, monkeypatch, 
     files = {p: p.read_bytes() for s in federation.sites for p in federation.workspace(s).rglob("*") if p.is_file()}
     kept = {p: data for p, data in files.items() if p.name != "train.parquet"}
     kinds = {path.name for path in kept}
-    assert {"model.json", "run.json", "registry.json", "key"} <= kinds and logs
+    assert {"model.json", "run.json", "veilboost_memory.sqlite"} <= kinds and logs
 
     assert len(witness.keys) >= 8
     for key in witness.keys:

@@ -13,7 +13,6 @@ from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.site import align_site
 from nvflare_plugins.flare.executor import error_text
-from nvflare_plugins.site.memory.prediction_budget import FOLDER as PREDICTIONS
 from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.memory.released_sums import ReleasedSums
@@ -21,7 +20,6 @@ from nvflare_plugins.vertical import checkpoints
 from nvflare_plugins.vertical import site as vertical_site
 from nvflare_plugins.vertical.active import site as active_site
 from nvflare_plugins.vertical.active.xgboost_random import XGBoostRandom, sampled_rows
-from nvflare_plugins.vertical.guards.guards import FOLDER
 from nvflare_plugins.vertical.passive import party as passive
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker
 from nvflare_plugins.vertical.protocol.messages import DecisionRequest
@@ -29,6 +27,7 @@ from nvflare_plugins.vertical_inference import site as inference_site
 from nvflare_plugins.wire.catalogue import Kind
 from tests.integration.test_vertical_inference import Case, make_case
 from tests.support.federation import dies_at
+from tests.support.memories import changed, memory_in, states, told
 from tests.support.parties import Parties, succeed
 from tests.support.vertical_federation import first_difference
 from tests.support.vertical_jobs import PARAMS, central, federation, job, merged, run, table
@@ -39,20 +38,15 @@ def parties(tmp_path) -> Parties:
     return federation(tmp_path, n_rows=150)
 
 
-def registry_of(parties: Parties, site: str):
-    return parties.workspace(site) / "veilboost_registry" / site
-
-
 def remembered(parties: Parties) -> dict[str, int]:
     """Return how many runs each site's registry remembers."""
-    return {
-        site: len(json.loads((registry_of(parties, site) / "registry.json").read_text())["runs"])
-        for site in parties.sites
-    }
+    return {site: len(states(parties.workspace(site), site)) for site in parties.sites}
 
 
 def predictions_charged(parties: Parties, site: str) -> bool:
-    return bool(list((registry_of(parties, site) / PREDICTIONS).glob("*.npz")))
+    return bool(
+        told(memory_in(parties.workspace(site), site), "SELECT 1 FROM row_counts WHERE purpose = 'predictions'")
+    )
 
 
 NOBODY, EVERYBODY = dict.fromkeys(("site-1", "site-2", "site-3"), 0), dict.fromkeys(("site-1", "site-2", "site-3"), 1)
@@ -62,13 +56,13 @@ NOBODY, EVERYBODY = dict.fromkeys(("site-1", "site-2", "site-3"), 0), dict.fromk
 
 
 def test_a_damaged_ledger_at_one_party_leaves_no_reservation_at_any(parties):
-    ledger = ReleasedSums(registry_of(parties, "site-3") / FOLDER, "data")
-    ledger._path.write_bytes(b"not a ledger")
+    memory = memory_in(parties.workspace("site-3"), "site-3")
+    with ReleasedSums(memory, "data").charging() as released:
+        released.enter(np.arange(5, dtype=np.uint64))
+    changed(memory, "UPDATE array_parts SET content = x'00'")
     outcomes = run(parties, job())
-    assert "Restore the folder" in str(outcomes["site-3"]), outcomes
-    for site in parties.sites:  # a site that never reserved has no file
-        path = registry_of(parties, site) / "registry.json"
-        assert not path.exists() or json.loads(path.read_text())["runs"] == []
+    assert "Restore it from a backup" in str(outcomes["site-3"]), outcomes
+    assert remembered(parties) == NOBODY
 
 
 def test_a_key_that_cannot_be_made_leaves_no_reservation(parties, monkeypatch):
@@ -188,8 +182,9 @@ def test_an_explanation_of_too_many_rows_charges_nothing(case, monkeypatch):
 
 
 def alignments(parties: Parties) -> dict[str, int]:
-    paths = {site: registry_of(parties, site) / "alignments" / "alignments.json" for site in parties.sites}
-    return {site: len(json.loads(path.read_text())["runs"]) if path.exists() else 0 for site, path in paths.items()}
+    return {
+        site: len(told(memory_in(parties.workspace(site), site), "SELECT 1 FROM alignments")) for site in parties.sites
+    }
 
 
 @pytest.mark.parametrize(("kind", "nth", "kept"), [(Kind.AGREEMENT, 2, False), (Kind.CONVERSATION, 2, True)])
@@ -208,9 +203,9 @@ def test_a_failed_alignment_is_remembered_where_ids_left_blinded_or_not(tmp_path
 
 WRITERS = {  # what is written, by whom, the write that fails, and what of the call names the site
     "checkpoint": (checkpoints.Checkpoint, "write", 3, lambda self, folder: folder.path),
-    "registry": (Registry, "trees_complete", 3, lambda self, *of: self._root),
-    "ledger_of_sums": (ReleasedSums, "write", 4, lambda self, *of: self._path),
-    "predictions": (PredictionBudget, "charge", 1, lambda self, *of: self._path),
+    "registry": (Registry, "trees_complete", 3, lambda self, *of: self._memory.path),
+    "ledger_of_sums": (ReleasedSums, "charging", 4, lambda self: self._memory.path),
+    "predictions": (PredictionBudget, "charge", 1, lambda self, *of: self._memory.path),
     "part": (vertical_site, "write_part", 1, lambda folder, *of: folder),
 }
 

@@ -13,13 +13,13 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
 from nvflare_plugins.site.memory.released_sums import ReleasedSums
-from nvflare_plugins.vertical.guards.guards import FOLDER
 from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.vertical.passive import site as passive_site
 from nvflare_plugins.vertical.site import MASKED_MODEL
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
 from tests.support.federation import SiteDied, dies_at
+from tests.support.memories import memory_in
 from tests.support.parties import Parties, succeed
 from tests.support.vertical_federation import first_difference
 from tests.support.vertical_jobs import PARAMS, POLICY, central, federation, give_columns, job, merged, run, table
@@ -193,7 +193,7 @@ def test_a_job_lost_in_round_6_of_8_resumes_after_the_fifth(parties):
 
 def sums_by_row(parties: Parties, site: str) -> np.ndarray:
     """Return how many sums each row has taken part in, in the order in which rows first came."""
-    return ReleasedSums(parties.workspace(site) / "veilboost_registry" / site / FOLDER, "data").read().sums
+    return ReleasedSums(memory_in(parties.workspace(site), site), "data").read().sums
 
 
 def test_caps_are_charged_once_for_rounds_that_are_not_done_again(tmp_path):

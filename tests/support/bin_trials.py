@@ -10,6 +10,7 @@ import pandas as pd
 
 from nvflare_plugins.data_sets.declaration import VerticalRules
 from nvflare_plugins.site.memory.released_sums import ReleasedSums
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.guards.guards import MAX_SHARE, Exposure, Guard
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker
@@ -56,7 +57,7 @@ def try_preset(joined: Joined, preset: str, folder: Path, n_trees: int, depth: i
     is_exact = PRESETS[preset] is None
     guard = Guard(
         rules,
-        ReleasedSums(folder / preset.replace(" ", "_"), "data"),
+        ReleasedSums(Memory(folder / preset.replace(" ", "_"), "site"), "data"),
         [str(i) for i in range(n_rows)],
         enforce=not is_exact,
         max_share=max_share,

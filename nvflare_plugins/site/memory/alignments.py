@@ -7,25 +7,18 @@ site's consent.
 
 ``reserve`` comes first and is durable; ``mark_sent`` comes right before the first blinded id leaves, and from then on
 the alignment counts whatever happens. ``cancel`` is for one that ended before; if the process dies before, the next
-``reserve`` takes its reservation back.
-
-Files, all of mode 0600 in a folder of mode 0700: ``alignments.json`` (readable by a person), ``ids/`` (sorted 8-byte
-keyed hashes), ``key``, ``lock``, and a mark for each job that has reserved and sent nothing yet. Without the key the
-hashes tell nothing; with it a guessed id can be tested, which is why both stay at the site.
+``reserve`` takes its reservation back: beside the site's memory lies a mark for each job that has reserved and sent
+nothing yet, which the system lets go of when the process ends.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,15 +28,10 @@ from he_processors.errors import ConfigurationError, PolicyRefusal
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.data_sets.identity import overlap_of
 from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
-from nvflare_plugins.files import write_private
+from nvflare_plugins.site.memory.schema import drop_array, load_array, store_array
+from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import Consents
-
-FOLDER = "alignments"
-_FILE = "alignments.json"
-_VERSION = 1
-_KEY_BYTES = 32
-_HASH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,34 +39,30 @@ class AlignmentRun:
     """One alignment of one data set.
 
     Attributes:
-        ids: names the file with the hashes of its ids.
-        sent: whether a blinded id may have left. Entries of older versions do not say; they count.
+        number: in the site's memory.
+        is_sent: whether a blinded id may have left.
+        ids: number of the array with the hashes of its ids.
     """
 
+    number: int
     job_id: str
     data_set: str
-    sites: tuple[str, ...]
-    n_ids: int
-    ids: str
-    started: str
-    sent: bool = True
+    is_sent: bool
+    ids: int
 
 
 class AlignmentRegistry:
     """The alignments of one site. Privacy: purely local; holds keyed hashes of ids, and counts."""
 
-    def __init__(self, root: Path, site: str, consents: Consents, randomness: RandomSource = OS_RANDOMNESS) -> None:
-        self._root, self._site, self._consents = root, site, consents
-        self._alive = Alive(root / _FILE)
-        for folder in (root, root / "ids"):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._locked():
-            self._key = self._load_key(randomness)
+    def __init__(self, memory: Memory, consents: Consents, randomness: RandomSource = OS_RANDOMNESS) -> None:
+        self._memory, self._site, self._consents = memory, memory.site, consents
+        self._alive = Alive(memory.path)
+        self._key = memory.secret("alignments", randomness.bytes(KEY_BYTES))
 
     @classmethod
     def open(cls, policy: SitePolicy) -> AlignmentRegistry:
-        """Open the registry that a site's policy names."""
-        return cls(policy.registry / FOLDER, policy.site, policy.consents)
+        """Open the registry of the site whose policy this is."""
+        return cls(Memory.open(policy), policy.consents)
 
     def fingerprint(self, ids: Sequence[bytes]) -> str:
         """Return a keyed hash of the ids in their order, which changes when any row comes, goes or moves."""
@@ -100,47 +84,70 @@ class AlignmentRegistry:
             DataRefusal: ids of one of them were aligned before under another name.
             ConfigurationError: the registry is damaged.
         """
-        with self._locked():
-            earlier = self._without_dead()
+        with self._memory.transaction() as db:
+            self._drop_dead(db)
+            earlier = _runs(db)
             fresh = []
             for name, ids in data.items():
                 hashes = self._hashes(ids)
                 if not self._consents.recompute_with_changes:
-                    self._refuse_repetition(name, hashes, earlier)
-                file = f"{hashlib.sha256(hashes.tobytes()).hexdigest()[:32]}.u64"
-                write_private(self._root / "ids" / file, hashes.tobytes())
-                fresh.append(AlignmentRun(job_id, name, tuple(sites), len(ids), file, _now(), sent=False))
+                    self._refuse_repetition(db, name, hashes, earlier)
+                fresh.append(_add(db, job_id, name, sites, hashes))
             self._alive.hold(job_id)
-            self._write([*earlier, *fresh])
         return tuple(fresh)
 
     def mark_sent(self, runs: Sequence[AlignmentRun]) -> None:
-        """Note durably that blinded ids leave now: the alignment counts from here on."""
-        with self._locked():
-            self._write([replace(run, sent=True) if run in runs else run for run in self._read()])
+        """Note durably that blinded ids leave now: the alignment counts from here on.
+
+        Raises:
+            ConfigurationError: it was reserved in a memory that was replaced since.
+        """
+        with self._memory.transaction() as db:
+            for run in runs:
+                key = (run.number, run.job_id, run.data_set)
+                marked = db.execute("UPDATE alignments SET is_sent = 1 WHERE (id, job_id, data_set) = (?, ?, ?)", key)
+                if marked.rowcount != 1:
+                    raise ConfigurationError(f"{self._site}: the memory of alignments was replaced during the job")
             self._forget_marks(runs)
 
     def cancel(self, runs: Sequence[AlignmentRun]) -> None:
         """Take reservations back; only if no blinded id has left."""
-        with self._locked():
-            self._write([run for run in self._read() if replace(run, sent=False) not in runs])
+        with self._memory.transaction() as db:
+            for run in runs:
+                _drop(db, run)
             self._forget_marks(runs)
 
-    def _without_dead(self) -> list[AlignmentRun]:
-        """Return the alignments that count: not those whose process ended before it sent anything."""
-        runs = self._read()
-        dead = [run for run in runs if run.sent is False and not self._alive.is_held(run.job_id)]
+    def describe(self) -> str:
+        """Return the alignments, one a line, for a person."""
+        with self._memory.reading() as db:
+            rows = db.execute(
+                "SELECT started, data_set, length, sites, job_id, is_sent FROM alignments "
+                "JOIN arrays ON arrays.id = ids ORDER BY alignments.id"
+            ).fetchall()
+        lines = []
+        for started, data_set, n_ids, sites, job_id, is_sent in rows:
+            state = "aligned" if is_sent else "reserved"
+            described = f"{started:<20} {data_set[:16]:<16} {n_ids:>9} {'ids':<8} {state:<9}"
+            lines.append(f"{described} {'':>5}  {', '.join(json.loads(sites))}, {job_id}")
+        return "\n".join([*lines, f"{len(rows)} alignments."])
+
+    def _drop_dead(self, db: sqlite3.Connection) -> None:
+        """Forget the alignments that do not count: their process ended before it sent anything."""
+        dead = [run for run in _runs(db) if not run.is_sent and not self._alive.is_held(run.job_id)]
+        for run in dead:
+            _drop(db, run)
         self._forget_marks(dead)
-        return [run for run in runs if run not in dead]
 
     def _forget_marks(self, runs: Sequence[AlignmentRun]) -> None:
         for job_id in {run.job_id for run in runs}:
             self._alive.release(job_id)
 
-    def _refuse_repetition(self, name: str, hashes: NDArray[np.uint64], earlier: Sequence[AlignmentRun]) -> None:
+    def _refuse_repetition(
+        self, db: sqlite3.Connection, name: str, hashes: NDArray[np.uint64], earlier: Sequence[AlignmentRun]
+    ) -> None:
         for run in earlier:
             is_named = run.data_set == name
-            if is_named or overlap_of(hashes, self._load(run)):
+            if is_named or overlap_of(hashes, load_array(db, run.ids, "<u8")):
                 text = (
                     f"{self._site} aligned rows of data set {name!r} before, in job {run.job_id}: a second alignment "
                     "would answer further questions about which ids it has. Policy key: "
@@ -154,55 +161,27 @@ class AlignmentRegistry:
         digests = b"".join(hashlib.blake2b(name, digest_size=8, key=self._key).digest() for name in ids)
         return np.sort(np.frombuffer(digests, dtype="<u8"))
 
-    def _load(self, run: AlignmentRun) -> NDArray[np.uint64]:
-        try:
-            content = (self._root / "ids" / run.ids).read_bytes()
-        except OSError:
-            raise self._damaged(f"ids/{run.ids} is missing") from None
-        if len(content) != _HASH_BYTES * run.n_ids:
-            raise self._damaged(f"ids/{run.ids} is damaged")
-        return np.frombuffer(content, dtype="<u8")
 
-    def _read(self) -> list[AlignmentRun]:
-        path = self._root / _FILE
-        if not path.exists():
-            return []
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            if document["version"] != _VERSION:
-                raise ValueError("unknown version")
-            return [AlignmentRun(**{**run, "sites": tuple(run["sites"])}) for run in document["runs"]]
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise self._damaged(f"{_FILE} cannot be read") from None
+def _runs(db: sqlite3.Connection) -> list[AlignmentRun]:
+    rows = db.execute("SELECT id, job_id, data_set, is_sent, ids FROM alignments ORDER BY id")
+    return [AlignmentRun(number, job_id, name, bool(is_sent), ids) for number, job_id, name, is_sent, ids in rows]
 
-    def _write(self, runs: Sequence[AlignmentRun]) -> None:
-        document: dict[str, Any] = {"version": _VERSION, "runs": [asdict(run) for run in runs]}
-        write_private(self._root / _FILE, (json.dumps(document, indent=1) + "\n").encode())
 
-    def _load_key(self, randomness: RandomSource) -> bytes:
-        path = self._root / "key"
-        if not path.exists():
-            if (self._root / _FILE).exists():
-                raise self._damaged("its key is missing")
-            write_private(path, randomness.bytes(_KEY_BYTES))
-        if not path.is_file() or len(key := path.read_bytes()) != _KEY_BYTES:
-            raise self._damaged("its key is damaged")
-        return key
+def _add(
+    db: sqlite3.Connection, job_id: str, data_set: str, sites: Sequence[str], hashes: NDArray[np.uint64]
+) -> AlignmentRun:
+    ids = store_array(db, hashes)
+    (number,) = db.execute(
+        "INSERT INTO alignments (job_id, data_set, sites, started, is_sent, ids) VALUES (?, ?, ?, ?, 0, ?) "
+        "RETURNING id",
+        (job_id, data_set, json.dumps(list(sites)), _now(), ids),
+    ).fetchone()
+    return AlignmentRun(number, job_id, data_set, False, ids)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        descriptor = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
-    def _damaged(self, what: str) -> ConfigurationError:
-        return ConfigurationError(
-            f"{self._site}: {what}, in the registry of alignments. Restore it from a backup; starting an empty one "
-            "forgets which ids were aligned."
-        )
+def _drop(db: sqlite3.Connection, run: AlignmentRun) -> None:
+    if db.execute("DELETE FROM alignments WHERE id = ? AND is_sent = 0", (run.number,)).rowcount:
+        drop_array(db, run.ids)
 
 
 def _now() -> str:

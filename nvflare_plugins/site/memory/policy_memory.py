@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from pathlib import Path
 
-from nvflare_plugins.files import write_atomically
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
 
 _NOT_POLICY = ("site", "workspace")
@@ -16,20 +15,18 @@ _NOT_POLICY = ("site", "workspace")
 def policy_changes(policy: SitePolicy) -> list[str]:
     """Return the keys of the policy that have changed since this was last asked, and remember what they are now.
 
-    Hashes lie beside the registry, readable by the site alone. The first time, and where the file was lost or spoilt,
-    there is nothing to compare with.
+    The site's memory holds hashes. The first time there is nothing to compare with.
+
+    Raises:
+        ConfigurationError: the memory is damaged.
     """
-    path = memory_file(policy)
-    before, now = _remembered(path), _hashes(policy)
-    if before != now:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(now, indent=1).encode() + b"\n", 0o600)
+    now = _hashes(policy)
+    with Memory.open(policy).transaction() as db:
+        before = dict(db.execute("SELECT name, hash FROM policy_keys"))
+        if before != now:
+            db.execute("DELETE FROM policy_keys")
+            db.executemany("INSERT INTO policy_keys VALUES (?, ?)", now.items())
     return sorted(key for key in {*before, *now} if before and before.get(key) != now.get(key))
-
-
-def memory_file(policy: SitePolicy) -> Path:
-    """Return the file in which a site keeps the hashes of its policy."""
-    return policy.registry.with_name(f"{policy.registry.name}.policy")
 
 
 def _hashes(policy: SitePolicy) -> dict[str, str]:
@@ -43,11 +40,3 @@ def _hashes(policy: SitePolicy) -> dict[str, str]:
         key: hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
         for key, value in values.items()
     }
-
-
-def _remembered(path: Path) -> dict[str, str]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}

@@ -8,7 +8,7 @@ The fingerprint of a set: every row has a secret key of 64 bits, and bit b of a 
 is the 64 sums over the set. For two sets the mean square of the difference of their fingerprints is their symmetric
 difference on average, with a relative error of sqrt(2 / 64), and exactly zero for equal sets.
 
-Privacy: purely local, mode 0600. Holds neither ids nor values nor sums: keys of rows are hashes under a key that never
+Privacy: purely local. Holds neither ids nor values nor sums: keys of rows are hashes under a key that never
     leaves the site, so that a row is recognised in the next job, whatever rows that one aligned.
 Reference: Alon, Matias, Szegedy, The space complexity of approximating the frequency moments (1996), section 2.2.
 """
@@ -16,25 +16,21 @@ Reference: Alon, Matias, Szegedy, The space complexity of approximating the freq
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
-import io
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.errors import ConfigurationError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.files import write_private
-from nvflare_plugins.site.memory.stored_arrays import read_arrays
+from nvflare_plugins.site.memory.schema import RELEASED_SUMS, DamagedArray, counted, load_counts, save_counts
+from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
 
 KEY_BITS = 64
 _BLOCK_ROWS = 1 << 17
+_OF_ROWS = ("keys", "sums", "share", "split_bits")
 
 
 @dataclass(slots=True, repr=False)
@@ -55,16 +51,19 @@ class Released:
     fingerprints: NDArray[np.int32]
 
     @classmethod
-    def nothing(cls) -> Released:
-        """Return the ledger of a data set that nothing was released of."""
-        return cls(
-            np.empty(0, np.uint64),
-            np.empty(0, np.int32),
-            np.empty(0, np.float32),
-            np.empty(0, np.int32),
-            np.empty(0, np.int64),
-            np.empty((0, KEY_BITS), np.int32),
-        )
+    def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Released:
+        """Return stored arrays as a ledger. Raises: DamagedArray: they do not fit together."""
+        n_sets = arrays["sizes"].size
+        if arrays["fingerprints"].size != n_sets * KEY_BITS or len({arrays[name].size for name in _OF_ROWS}) != 1:
+            raise DamagedArray("its ledger of released sums does not fit together")
+        # A share that is no number is not at least 0 either.
+        if not all((arrays[name] >= 0).all() for name in ("sums", "share", "split_bits", "sizes")):
+            raise DamagedArray("its ledger of released sums holds counts that cannot be")
+        return cls(**{**arrays, "fingerprints": arrays["fingerprints"].reshape(n_sets, KEY_BITS)})
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays as they are stored: of one dimension."""
+        return {name: getattr(self, name).ravel() for name in self.__slots__}
 
     def enter(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the rows' places in the ledger, entering those that are new at the end. Shapes: int64[n_rows]."""
@@ -99,15 +98,12 @@ class Released:
 
 
 class ReleasedSums:
-    """The file of one data set. Not safe for concurrent use by threads; processes wait for each other."""
+    """What was released of one data set, over all jobs. Processes wait for each other."""
 
-    def __init__(self, folder: Path, data_set: str, randomness: RandomSource = OS_RANDOMNESS):
+    def __init__(self, memory: Memory, data_set: str, randomness: RandomSource = OS_RANDOMNESS):
         """Args: data_set: the name in the site's policy: it stays when the file gains a row."""
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder = folder
-        self._path = folder / f"{hashlib.sha256(data_set.encode()).hexdigest()[:32]}.npz"
-        with self.locked():
-            self._key = self._load_key(randomness)
+        self._memory, self._data_set = memory, counted(data_set)
+        self._key = memory.secret(RELEASED_SUMS, randomness.bytes(KEY_BYTES))
 
     def row_keys(self, row_ids: Sequence[str]) -> NDArray[np.uint64]:
         """Return the rows' secret keys. Shapes: uint64[n_rows]. Raises: ValueError if an id comes twice."""
@@ -117,70 +113,22 @@ class ReleasedSums:
             raise ValueError("the ids of the rows are not distinct")
         return keys
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder's lock: read, decide and write within one."""
-        descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
-
     def read(self) -> Released:
-        """Read the file; none is an empty ledger.
+        """Return what was released; changes of it are not kept. Raises: ConfigurationError: the memory is damaged."""
+        with self._memory.reading() as db:
+            return Released.of(load_counts(db, RELEASED_SUMS, self._data_set))
+
+    @contextlib.contextmanager
+    def charging(self) -> Iterator[Released]:
+        """Read, decide and change within one transaction: durable when the block ends, and undone if it raises.
 
         Raises:
-            ConfigurationError: the file is damaged.
+            ConfigurationError: the site's memory is damaged.
         """
-        if not self._path.exists():
-            return Released.nothing()
-        try:
-            stored = read_arrays(self._path)
-        except (OSError, ValueError):
-            raise self._damaged("its ledger of released sums cannot be read") from None
-        if set(stored) != set(Released.__slots__) or not _fits_together(stored):
-            raise self._damaged("its ledger of released sums does not fit together")
-        return Released(**stored)
-
-    def write(self, released: Released) -> None:
-        """Write the file whole and durably."""
-        content = io.BytesIO()
-        np.savez(content, **{name: getattr(released, name) for name in Released.__slots__})
-        write_private(self._path, content.getvalue())
-
-    def _load_key(self, randomness: RandomSource) -> bytes:
-        path = self._folder / "key"
-        if not path.exists():
-            if any(self._folder.glob("*.npz")):
-                raise self._damaged("the key of its rows is missing")
-            write_private(path, randomness.bytes(32))
-        if not path.is_file() or len(key := path.read_bytes()) != 32:
-            raise self._damaged("the key of its rows is damaged")
-        return key
-
-    def _damaged(self, what: str) -> ConfigurationError:
-        return ConfigurationError(
-            f"guards of vertical jobs: {what}. Restore the folder {self._folder.name} of the registry from a backup; "
-            "an empty one forgets what was released."
-        )
-
-
-def _fits_together(stored: Mapping[str, NDArray[Any]]) -> bool:
-    """Tell whether arrays have the types and shapes of a ledger, and counts that cannot be below none."""
-    n_rows, n_sets = stored["keys"].shape[:1], stored["sizes"].shape[:1]
-    expected = {
-        "keys": ("u8", n_rows),
-        "sums": ("i4", n_rows),
-        "share": ("f4", n_rows),
-        "split_bits": ("i4", n_rows),
-        "sizes": ("i8", n_sets),
-        "fingerprints": ("i4", (*n_sets, KEY_BITS)),
-    }
-    if any(stored[name].dtype != kind or stored[name].shape != shape for name, (kind, shape) in expected.items()):
-        return False
-    # A share that is no number is not at least 0 either.
-    return all(bool((stored[name] >= 0).all()) for name in ("sums", "share", "split_bits", "sizes"))
+        with self._memory.transaction() as db:
+            released = Released.of(load_counts(db, RELEASED_SUMS, self._data_set))
+            yield released
+            save_counts(db, RELEASED_SUMS, self._data_set, released.arrays())
 
 
 def fingerprint_of(keys: NDArray[np.uint64]) -> NDArray[np.int32]:

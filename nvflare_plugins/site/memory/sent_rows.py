@@ -14,40 +14,35 @@ A data set without an id column might hold any row, and is refused before it is 
 that was used before has shown what it has shown; then the buckets protect the rest of it only. Alignment uses ids
 alone.
 
-The file holds keyed hashes of identifiers, mode 0600, with its key: whoever reads it can test guesses of identifiers.
-Keep it: deleting it forgets which rows must be refused.
+The site's memory holds keyed hashes of the identifiers.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, BinaryIO
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import PolicyRefusal
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.failures import DataRefusal
+from nvflare_plugins.site.memory.schema import load_array, store_array
+from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
 
-FILE_NAME = "rows_of_buckets.jsonl"
-_KEY_BYTES = 32
+_HASH_BYTES = 12
 
 
 class SentRows:
-    """The rows of one site. Several jobs may have it open; each holds the file's lock for a moment."""
+    """The rows of one site."""
 
     def __init__(self, policy: SitePolicy, randomness: RandomSource = OS_RANDOMNESS) -> None:
         self._site, self._has_consent = policy.site, policy.consents.exact_use_of_budgeted_data
-        self._path = policy.ledgers / FILE_NAME
-        self._randomness = randomness
+        self._memory = Memory.open(policy)
+        self._key = self._memory.secret("sent rows", randomness.bytes(KEY_BYTES))
 
     def note(self, job_id: str, ids: Sequence[str], data_set: str = "") -> None:
         """Remember rows, durably; to be called before their buckets are sent.
@@ -56,17 +51,21 @@ class SentRows:
             data_set: whose ledger has paid.
 
         Raises:
-            ConfigurationError: the file is damaged.
+            ConfigurationError: the site's memory is damaged.
         """
-        with self._locked() as (file, key, _):
-            _append(file, {"job": job_id, "data_set": data_set, "rows": _hashes(key, ids)})
+        hashes = np.frombuffer(b"".join(self._hashes(ids)), dtype="|u1")
+        with self._memory.transaction() as db:
+            db.execute(
+                "INSERT INTO sent_rows (job_id, data_set, row_hashes) VALUES (?, ?, ?)",
+                (job_id, data_set, store_array(db, hashes)),
+            )
 
     def asks_for_ids(self, spec: DataSet) -> bool:
         """Return whether the rows of a data set must be compared with those sent; decided before any is read.
 
         Raises:
             PolicyRefusal: they must, and the data set has no id column.
-            ConfigurationError: the file is damaged.
+            ConfigurationError: the site's memory is damaged.
         """
         if self._has_consent or not self._of_others(""):
             return False
@@ -79,8 +78,7 @@ class SentRows:
         known = self._of_others("")
         if not known or not len(ids):
             return np.zeros(len(ids), dtype=np.bool_)
-        with self._locked() as (_, key, _):
-            return np.array([row is None or _hashes(key, [row])[0] in known for row in ids])
+        return np.array([row is None or self._hashes([row])[0] in known for row in ids])
 
     def refuse(self, ids: Sequence[str] | None, data_set: str = "") -> None:
         """Refuse a job on rows whose buckets were sent; to be called before anything is answered.
@@ -92,7 +90,7 @@ class SentRows:
         Raises:
             PolicyRefusal: rows without ids may be such ones.
             DataRefusal: there is such a row.
-            ConfigurationError: the file is damaged.
+            ConfigurationError: the site's memory is damaged.
         """
         if ids is None and self._of_others(data_set):
             raise self._no_ids("Policy key: data_sets.<name>.id.")
@@ -105,10 +103,7 @@ class SentRows:
     def sent_by_others(self, ids: Sequence[str], data_set: str) -> bool:
         """Return whether buckets of one of the rows were sent under the name of another data set."""
         known = self._of_others(data_set)
-        if not known:
-            return False
-        with self._locked() as (_, key, _):
-            return not known.isdisjoint(_hashes(key, ids))
+        return bool(known) and not known.isdisjoint(self._hashes(ids))
 
     def _no_ids(self, keys: str) -> PolicyRefusal:
         return PolicyRefusal(
@@ -117,62 +112,14 @@ class SentRows:
             f"sent, from a data set with an id column. {keys}"
         )
 
-    def _of_others(self, data_set: str) -> set[str]:
+    def _of_others(self, data_set: str) -> set[bytes]:
         """Return the hashes of the rows that were sent under another name. Notes of older releases have none."""
-        if not self._path.exists():
-            return set()
-        with self._locked() as (_, _, records):
-            return {
-                str(row)
-                for record in records
-                if not data_set or record.get("data_set", data_set) != data_set
-                for row in record["rows"]
-            }
+        with self._memory.reading() as db:
+            numbers = db.execute("SELECT row_hashes FROM sent_rows WHERE ? = '' OR data_set != ?", (data_set, data_set))
+            stored = [load_array(db, number, "|u1").tobytes() for (number,) in numbers.fetchall()]
+        return {
+            hashes[start : start + _HASH_BYTES] for hashes in stored for start in range(0, len(hashes), _HASH_BYTES)
+        }
 
-    @contextmanager
-    def _locked(self) -> Iterator[tuple[BinaryIO, bytes, list[dict[str, Any]]]]:
-        """Hold the lock; yield the file, its key and its records."""
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(descriptor, "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            *lines, cut_short = file.read().split(b"\n")
-            if cut_short:
-                # A crash came in between: nothing was sent on the strength of this line.
-                file.truncate(sum(len(line) + 1 for line in lines))
-            if not lines:
-                _append(file, {"key": self._randomness.bytes(_KEY_BYTES).hex()})
-                self._sync_folder()
-                file.seek(0)
-                *lines, _ = file.read().split(b"\n")
-            yield file, *self._parsed(lines)
-
-    def _sync_folder(self) -> None:
-        """Make the new file's name as durable as what is written into it."""
-        descriptor = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _parsed(self, lines: Sequence[bytes]) -> tuple[bytes, list[dict[str, Any]]]:
-        try:
-            first, *records = map(json.loads, lines)
-            key = bytes.fromhex(first["key"])
-            if not all(isinstance(record["rows"], list) for record in records):
-                raise ValueError("rows")
-        except (ValueError, TypeError, KeyError):
-            key, records = b"", []
-        if len(key) != _KEY_BYTES:
-            raise ConfigurationError(f"{self._site}: {FILE_NAME} in the folder of ledgers is damaged: restore it")
-        return key, records
-
-
-def _append(file: BinaryIO, record: dict[str, object]) -> None:
-    file.write(json.dumps(record).encode() + b"\n")
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _hashes(key: bytes, ids: Sequence[str]) -> list[str]:
-    return [hashlib.blake2b(item.encode(), digest_size=12, key=key).hexdigest() for item in ids]
+    def _hashes(self, ids: Sequence[str]) -> list[bytes]:
+        return [hashlib.blake2b(item.encode(), digest_size=_HASH_BYTES, key=self._key).digest() for item in ids]

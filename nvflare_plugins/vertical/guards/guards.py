@@ -34,9 +34,9 @@ Security: **heuristics, not a guarantee.** They raise the price of the attack th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,9 +45,9 @@ from he_processors.errors import ConfigurationError, PolicyRefusal
 from he_processors.histogram.bins import BinCodes
 from nvflare_plugins.data_sets.declaration import VerticalRules
 from nvflare_plugins.site.memory.released_sums import Released, ReleasedSums, differences, fingerprint_of
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.vertical.passive.cut_points import CutPoints
 
-FOLDER = "released_bins"
 SUMS_PER_SET = 2  # of gradients and of hessians
 MAX_SHARE = 0.02
 """Most sums per row, on average over the rows of a node: equations per unknown.
@@ -126,10 +126,8 @@ class Guard:
         self._floor = math.ceil(rules.min_rows_per_node / row_fraction)
         self._keys = ledger.row_keys(row_ids)
         self._everyone = fingerprint_of(self._keys)
-        with ledger.locked():
-            released = ledger.read()
+        with ledger.charging() as released:
             self._places = released.enter(self._keys)
-            ledger.write(released)
         self._this_tree: set[bytes] = set()
         self._n_sums = self._n_released = self._n_withheld = 0
 
@@ -137,7 +135,7 @@ class Guard:
     def open(
         cls,
         rules: VerticalRules,
-        registry: Path,
+        memory: Memory,
         data_set: str,
         row_ids: Sequence[str],
         *,
@@ -148,7 +146,7 @@ class Guard:
 
         Args:
             rules: the site's own policy (``SitePolicy.vertical``).
-            registry: the folder of the site's registry.
+            memory: of the site.
             data_set: the data set's name in the policy; counts belong to it, whatever rows its file holds.
             row_ids: canonical ids of the training rows in the agreed order; their positions as text if there are none.
             row_fraction: the job's ``subsample``.
@@ -158,7 +156,7 @@ class Guard:
             ConfigurationError: the ledger is damaged.
             ValueError: an id comes twice.
         """
-        ledger = ReleasedSums(registry / FOLDER, data_set)
+        ledger = ReleasedSums(memory, data_set)
         return cls(rules, ledger, row_ids, row_fraction=row_fraction, enforce=enforce)
 
     @property
@@ -196,13 +194,8 @@ class Guard:
     def admit_root(self) -> bool:
         """Begin a tree: tell whether the sums of all rows may leave. If not, none of this job's later ones may."""
         self._this_tree = set()
-        with self._ledger.locked():
-            released = self._read()
-            step = _Step((self._places,), self._places, (self._everyone,), 0)
-            is_admitted = self._admit(released, step)
-            if is_admitted:
-                self._ledger.write(released)
-        return is_admitted
+        with self._charging() as released:
+            return self._admit(released, _Step((self._places,), self._places, (self._everyone,), 0))
 
     def admit(self, children: Sequence[tuple[NDArray[np.int32], NDArray[np.int32]]]) -> list[bool]:
         """Tell for each divided node whether the sums of both its children may leave: one is sent, one follows.
@@ -212,16 +205,13 @@ class Guard:
         Args:
             children: the rows of the child to be sent, and those of its sibling.
         """
-        with self._ledger.locked():
-            released = self._read()
+        with self._charging() as released:
             answers = []
             for pair in children:
                 sent, follows = (self._places[rows] for rows in pair)
                 fingerprints = tuple(fingerprint_of(self._keys[rows]) for rows in pair)
                 step = _Step((sent, follows), sent, fingerprints, sent.size + follows.size)
                 answers.append(self._admit(released, step))
-            if any(answers):
-                self._ledger.write(released)
         return answers
 
     def charge_splits(self, nodes: Sequence[NDArray[np.int32]]) -> None:
@@ -234,8 +224,7 @@ class Guard:
             PolicyRefusal: a row has no bit left. The sums would have been withheld, had it been so when they were due:
                 another job on the data set runs at the same time.
         """
-        with self._ledger.locked():
-            released = self._read()
+        with self._charging() as released:
             for rows in nodes:
                 released.split_bits[self._places[rows]] += 1
             most = max((int(released.split_bits[self._places[rows]].max(initial=0)) for rows in nodes), default=0)
@@ -245,12 +234,10 @@ class Guard:
                     "vertical.max_split_bits_per_row. Remedy: run one job at a time, with fewer or "
                     "shallower trees (num_rounds, max_depth)."
                 )
-            self._ledger.write(released)
 
     def exposure(self) -> Exposure:
         """Return the numbers for the report."""
-        with self._ledger.locked():
-            released = self._read()
+        released = self._still_of_this_job(self._ledger.read())
         sums, share, bits = (of[self._places] for of in (released.sums, released.share, released.split_bits))
         return Exposure(
             self._n_sums,
@@ -267,8 +254,12 @@ class Guard:
             self._rules.max_split_bits_per_row if self._enforce else None,
         )
 
-    def _read(self) -> Released:
-        released = self._ledger.read()
+    @contextmanager
+    def _charging(self) -> Iterator[Released]:
+        with self._ledger.charging() as released:
+            yield self._still_of_this_job(released)
+
+    def _still_of_this_job(self, released: Released) -> Released:
         if not released.holds(self._places, self._keys):
             raise ConfigurationError("guards of vertical jobs: the ledger of released sums was replaced during the job")
         return released

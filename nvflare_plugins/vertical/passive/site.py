@@ -9,6 +9,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
 from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
 from nvflare_plugins.site.memory.sent_rows import SentRows
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.vertical.guards.guards import Guard
 from nvflare_plugins.vertical.guards.report import bins_section
@@ -55,7 +56,7 @@ def open_guard(job: VerticalJob, policy: SitePolicy, data: PartyData, parameters
         _budget(policy, one).check(one.row_ids())
     return Guard.open(
         policy.vertical,
-        policy.registry,
+        Memory.open(policy),
         data.train.data_set.name,
         data.train.row_ids(),
         row_fraction=float(parameters.effective["subsample"]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import logging
 import random
 from pathlib import Path
@@ -20,12 +19,14 @@ from nvflare_plugins.alignment.align import _Offer, _reserve_together, align, co
 from nvflare_plugins.data_sets.declaration import VerticalRules
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
-from nvflare_plugins.site.memory.alignments import FOLDER, AlignmentRegistry
+from nvflare_plugins.site.memory.alignments import AlignmentRegistry
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy.values import Consents
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import unpack
 from tests.support.alignment import encode, needs_psi, party_names, run_parties
+from tests.support.memories import memory_in, told
 
 pytestmark = needs_psi
 NAMES = party_names(3)
@@ -150,8 +151,7 @@ def test_a_refusal_of_one_registry_is_no_alignment_at_the_others(tmp_path):
     run(tmp_path, [{"train": one}, {"train": other}], job_id="first")
     fresh = [f"new{number}" for number in range(9)]
     refused(run(tmp_path, [{"late": fresh}, {"late": other}], job_id="second"), REGISTRY_TEXT, DataRefusal)
-    runs = (tmp_path / "party-a" / "veilboost_registry" / "party-a" / FOLDER / "alignments.json").read_text()
-    assert "first" in runs and "second" not in runs
+    assert told(memory_in(tmp_path / "party-a", "party-a"), "SELECT job_id FROM alignments") == [("first",)]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, SystemExit])
@@ -160,31 +160,31 @@ def test_whatever_ends_an_alignment_before_ids_leave_it_is_not_remembered(tmp_pa
     seen = []
 
     def stops(registry: AlignmentRegistry, runs: Any) -> None:
-        seen.append(json.loads((registry._root / "alignments.json").read_text())["runs"])
+        seen.extend(told(memory, "SELECT is_sent FROM alignments"))
         raise error
 
     monkeypatch.setattr(AlignmentRegistry, "mark_sent", stops)
-    registry = AlignmentRegistry(tmp_path, "party-a", Consents())
+    memory = Memory(tmp_path, "party-a")
+    registry = AlignmentRegistry(memory, Consents())
     channel = SimpleNamespace(job_id="job", sites=("party-a",), world=1, rank=0, gather=lambda *_: [b""])
     session = SimpleNamespace(seal_to_all=lambda *_: b"")
     with pytest.raises(error):
         _reserve_together(channel, session, registry, {"train": [b"Zebra"]})
-    assert [run["sent"] for run in seen[0]] == [False], "reserved, and durably so, before anything can leave"
-    assert json.loads((tmp_path / "alignments.json").read_text())["runs"] == []
+    assert seen == [(0,)], "reserved, and durably so, before anything can leave"
+    assert told(memory, "SELECT * FROM alignments") == []
 
 
 def test_an_alignment_counts_before_its_first_id_leaves(tmp_path, monkeypatch):
-    told = []
+    heard = []
 
     def listen(channel: Any, *more: Any) -> Any:
-        path = tmp_path / channel.site / "veilboost_registry" / channel.site / FOLDER / "alignments.json"
-        told.append([run["sent"] for run in json.loads(path.read_text())["runs"]])
+        heard.append(told(memory_in(tmp_path / channel.site, channel.site), "SELECT is_sent FROM alignments"))
         return real(channel, *more)
 
     real = Channel.route
     monkeypatch.setattr(Channel, "route", listen)
     run(tmp_path, [{"train": one} for one in sets(2)])
-    assert told and all(sent == [True] for sent in told)
+    assert heard and all(sent == [(1,)] for sent in heard)
 
 
 def test_ids_that_are_not_different_are_a_callers_mistake(tmp_path):

@@ -27,6 +27,7 @@ from nvflare_plugins.flare.executor import (
 )
 from nvflare_plugins.flare.pieces import MAX_FRAME_BYTES
 from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.site.memory.store import NAME
 from nvflare_plugins.site.setup import SetupOptions, set_up
 from nvflare_plugins.xgb.rounds import RoundRecord
 from tests.unit.nvflare_plugins.flare.test_work import executor_that, flare_context
@@ -169,7 +170,7 @@ def test_results_go_where_the_policy_says_and_its_changes_are_logged(
     run_idle(context)
     changes = [r.getMessage() for r in caplog.records if "policy has changed" in r.getMessage()]
     # The registry has moved, and with it what the site remembers: it begins anew there.
-    assert not changes and (tmp_path / "kept" / "site-1" / "veilboost_registry.policy").is_file()
+    assert not changes and (tmp_path / "kept" / "site-1" / "veilboost_registry" / NAME).is_file()
     set_up(tmp_path / "workspace", SetupOptions(min_sites=3, consents=("exact_cuts",)))
     run_idle(context)
     (text,) = [r.getMessage() for r in caplog.records if "policy has changed" in r.getMessage()]

@@ -11,6 +11,7 @@ import xgboost as xgb
 from he_processors.errors import PolicyRefusal, ProtocolError
 from nvflare_plugins.data_sets.declaration import VerticalRules
 from nvflare_plugins.site.memory.released_sums import ReleasedSums
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.guards.guards import Guard
 from nvflare_plugins.vertical.passive.party import PassiveParty
@@ -48,7 +49,7 @@ def data(widths=(3, 3)) -> Joined:
 def guard(folder, floor=FLOOR, max_sums=10**6, max_share=1e6, name="data", max_bits=10**6, **options) -> Guard:
     rules = VerticalRules(min_rows_per_node=floor, max_sums_per_row=max_sums, max_split_bits_per_row=max_bits)
     ids = [str(i) for i in range(N_ROWS)]
-    return Guard(rules, ReleasedSums(folder, name), ids, max_share=max_share, **options)
+    return Guard(rules, ReleasedSums(Memory(folder, "site"), name), ids, max_share=max_share, **options)
 
 
 def guarded(joined: Joined, num_rounds: int, guards: list[Guard], **params):
@@ -121,7 +122,7 @@ def test_under_encryption_the_same_sums_are_withheld_and_the_model_is_the_same(t
     joined = Joined(features, (features[:, 0] + features[:, 3] > 0).astype(np.float32), (2, 2))
     models = []
     for name, scheme in (("clear", make_clear), ("encrypted", encrypted)):
-        ledger = ReleasedSums(tmp_path / name, "data", SeededRandomness(5))
+        ledger = ReleasedSums(Memory(tmp_path / name, "site"), "data", SeededRandomness(5))
         rules = VerticalRules(min_rows_per_node=40)
         one = Guard(rules, ledger, [str(i) for i in range(200)], max_share=1e6)
         outcome = federate(joined, {**PARAMS, "max_bin": 6}, 2, scheme=scheme, guards=[one], guarded=True)

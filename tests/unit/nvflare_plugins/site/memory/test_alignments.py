@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import time
 from multiprocessing.connection import Connection
@@ -15,14 +14,16 @@ from hypothesis import strategies as st
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy.values import Consents
+from tests.support.memories import changed, told
 
 IDS = [f"person-{number}".encode() for number in range(20)]
 SITES = ("a", "b")
 
 
 def registry(folder: Path, **consents: bool) -> AlignmentRegistry:
-    return AlignmentRegistry(folder / "alignments", "a", Consents(**consents))
+    return AlignmentRegistry(Memory(folder, "a"), Consents(**consents))
 
 
 @pytest.mark.parametrize(
@@ -95,53 +96,40 @@ def test_what_a_killed_process_leaves_counts_only_if_something_may_have_left(tmp
         return
     after = registry(tmp_path)
     after.mark_sent(after.reserve({"people": IDS}, "after", SITES))
-    document = json.loads((tmp_path / "alignments" / "alignments.json").read_text())
-    assert [(run["job_id"], run["sent"]) for run in document["runs"]] == [("after", True)]
+    assert told(Memory(tmp_path, "a"), "SELECT job_id, is_sent FROM alignments") == [("after", 1)]
     assert not list(tmp_path.rglob("*.alive"))
 
 
-@pytest.mark.parametrize("said", [None, 0, "", "no", True])
-def test_only_what_says_that_it_sent_nothing_is_taken_back(tmp_path, said):
-    """Entries of older versions say nothing; a damaged one must not be forgotten."""
-    registry(tmp_path).reserve({"people": IDS}, "job-1", SITES)
-    path = tmp_path / "alignments" / "alignments.json"
-    document = json.loads(path.read_text())
-    document["runs"][0]["sent"] = said
-    if said is None:
-        del document["runs"][0]["sent"]
-    path.write_text(json.dumps(document))
-    for mark in tmp_path.rglob("*.alive"):
-        mark.unlink()
-    with pytest.raises(PolicyRefusal, match="in job job-1"):
-        registry(tmp_path).reserve({"people": IDS}, "job-2", SITES)
+def test_a_reservation_whose_memory_was_replaced_is_not_sent(tmp_path):
+    one = registry(tmp_path)
+    runs = one.reserve({"people": IDS}, "job-1", SITES)
+    changed(Memory(tmp_path, "a"), "DELETE FROM alignments")
+    with pytest.raises(ConfigurationError, match="was replaced"):
+        one.mark_sent(runs)
 
 
-@pytest.mark.parametrize("change", [lambda b: b[:-8], lambda b: b[:-3], lambda b: b + b"\0", lambda b: b + b[:8]])
-def test_hashes_of_another_length_are_damage(tmp_path, change):
-    registry(tmp_path).reserve({"people": IDS}, "job-1", SITES)
-    (file,) = (tmp_path / "alignments" / "ids").iterdir()
-    file.write_bytes(change(file.read_bytes()))
-    with pytest.raises(ConfigurationError, match="is damaged"):
-        registry(tmp_path).reserve({"others": [b"x"]}, "job-2", SITES)
-
-
-def test_files_are_private_and_hold_no_id(tmp_path):
+def test_the_mark_of_a_running_job_is_private_and_goes_with_it(tmp_path):
     one = registry(tmp_path)
     runs = one.reserve({"people": IDS}, "job-1", SITES)
     (mark,) = tmp_path.rglob("*.alive")
     assert mark.stat().st_mode & 0o777 == 0o600 and not mark.read_bytes()
     one.mark_sent(runs)
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(files) == 4 and all(path.stat().st_mode & 0o777 == 0o600 for path in files)
-    assert all(path.stat().st_mode & 0o777 == 0o700 for path in tmp_path.rglob("*") if path.is_dir())
-    assert not any(b"person-" in path.read_bytes() for path in files)
+    assert not list(tmp_path.rglob("*.alive"))
+    assert b"person-" not in Memory(tmp_path, "a").path.read_bytes()
+
+
+def test_what_was_cancelled_leaves_no_hashes(tmp_path):
+    one = registry(tmp_path)
+    one.cancel(one.reserve({"people": IDS}, "job-1", SITES))
+    assert told(Memory(tmp_path, "a"), "SELECT * FROM array_parts") == []
 
 
 def test_hashes_differ_between_sites(tmp_path):
+    found = set()
     for site in ("one", "two"):
         registry(tmp_path / site).reserve({"people": IDS}, "job-1", SITES)
-    hashes = {path.read_bytes() for path in tmp_path.rglob("*.u64")}
-    assert len(hashes) == 2
+        found |= set(told(Memory(tmp_path / site, "a"), "SELECT content FROM array_parts"))
+    assert len(found) == 2
 
 
 @settings(deadline=None)  # it writes files
@@ -151,29 +139,7 @@ def test_fingerprints_are_equal_for_equal_rows_only(tmp_path_factory, one, other
     assert (kept.fingerprint(one) == kept.fingerprint(other)) == (one == other)
 
 
-@pytest.mark.parametrize(
-    "content", ["{", "[]", '{"version": 2, "runs": []}', '{"version": 1, "runs": [{"job_id": "x"}]}']
-)
-def test_a_damaged_registry_is_not_taken_for_an_empty_one(tmp_path, content):
-    one = registry(tmp_path)
-    one.reserve({"people": IDS}, "job-1", SITES)
-    (tmp_path / "alignments" / "alignments.json").write_text(content)
-    with pytest.raises(ConfigurationError, match="Restore it from a backup"):
-        one.reserve({"others": [b"x"]}, "job-2", SITES)
-
-
-@pytest.mark.parametrize("lost", ["key", "ids"])
-def test_lost_files_are_noticed(tmp_path, lost):
+def test_a_person_can_read_it(tmp_path):
     registry(tmp_path).reserve({"people": IDS}, "job-1", SITES)
-    folder = tmp_path / "alignments"
-    for path in [folder / "key"] if lost == "key" else (folder / "ids").iterdir():
-        path.unlink()
-    with pytest.raises(ConfigurationError, match="missing"):
-        registry(tmp_path).reserve({"others": [b"x"]}, "job-2", SITES)
-
-
-def test_the_file_can_be_read_by_a_person(tmp_path):
-    registry(tmp_path).reserve({"people": IDS}, "job-1", SITES)
-    run = json.loads((tmp_path / "alignments" / "alignments.json").read_text())["runs"][0]
-    assert run["job_id"] == "job-1" and run["data_set"] == "people"
-    assert run["n_ids"] == 20 and run["sites"] == ["a", "b"]
+    described = registry(tmp_path).describe()
+    assert all(word in described for word in ("people", "20 ids", "reserved", "a, b, job-1", "1 alignments."))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import stat
 import threading
 
 import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.site.memory.prediction_budget import FOLDER, PredictionBudget
+from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
+from nvflare_plugins.site.memory.schema import PREDICTIONS, counted, load_counts, save_counts
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
 
 
@@ -69,15 +70,9 @@ def test_a_refusal_names_no_row_and_no_number(tmp_path):
     assert not any(digit in str(caught.value).replace("site-2", "") for digit in "0123456789")
 
 
-def test_files_are_private_and_hold_no_id(tmp_path):
+def test_no_id_is_stored(tmp_path):
     budget(tmp_path).charge(["a-very-secret-person"])
-    folder = policy(tmp_path).registry / FOLDER
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    files = list(folder.iterdir())
-    assert len(files) == 3
-    for path in files:
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert b"a-very-secret-person" not in path.read_bytes()
+    assert b"a-very-secret-person" not in Memory.open(policy(tmp_path)).path.read_bytes()
 
 
 def test_simultaneous_jobs_lose_no_charge(tmp_path):
@@ -98,22 +93,20 @@ def test_simultaneous_jobs_lose_no_charge(tmp_path):
     assert sorted(outcomes) == [False] * 3 + [True] * 7
 
 
-def test_damage_is_noticed(tmp_path):
-    budget(tmp_path).charge(["ann"])
-    folder = policy(tmp_path).registry / FOLDER
-    counts = next(folder.glob("*.npz"))
-    content = counts.read_bytes()
-    for damaged in (b"", b"nonsense", content[:-40]):
-        counts.write_bytes(damaged)
-        with pytest.raises(ConfigurationError):
-            budget(tmp_path).charge(["bob"])
-    np.savez(counts, keys=np.zeros(3, np.uint64), counts=np.zeros(2, np.int64))
-    with pytest.raises(ConfigurationError):
-        budget(tmp_path).charge(["bob"])
-    counts.write_bytes(content)
-    (folder / "key").write_bytes(b"short")
-    with pytest.raises(ConfigurationError):
-        budget(tmp_path)
-    (folder / "key").unlink()
-    with pytest.raises(ConfigurationError):
-        budget(tmp_path)
+@pytest.mark.parametrize("damage", ["one number more", "a count below none", "rows twice", "an array lost"])
+def test_damage_is_noticed(tmp_path, damage):
+    budget(tmp_path).charge(["ann", "bob"])
+    memory = Memory.open(policy(tmp_path))
+    with memory.transaction() as db:
+        stored = load_counts(db, PREDICTIONS, counted("people"))
+        if damage == "one number more":
+            stored["counts"] = np.append(stored["counts"], 1)
+        elif damage == "a count below none":
+            stored["counts"][0] = -1
+        elif damage == "rows twice":
+            stored["keys"][:] = 7
+        save_counts(db, PREDICTIONS, counted("people"), stored)
+        if damage == "an array lost":
+            db.execute("DELETE FROM row_counts WHERE name = 'counts'")
+    with pytest.raises(ConfigurationError, match="Restore it from a backup"):
+        budget(tmp_path).charge(["cid"])

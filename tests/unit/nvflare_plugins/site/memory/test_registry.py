@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
-import stat
-from dataclasses import asdict, replace
+import sqlite3
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,11 +17,12 @@ from nvflare_plugins.cli.main import main
 from nvflare_plugins.data_sets import identity as data_identity
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.table import Table
-from nvflare_plugins.site.memory import registry as registry_module
+from nvflare_plugins.site.memory import store
 from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint, Verdict, describe_draw
-from nvflare_plugins.site.memory.registry_store import read_ledger, write_ledger
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy.policy import SitePolicy, template
 from nvflare_plugins.site.policy.values import Consents
+from tests.support.memories import changed, told
 from tests.support.refusals import refused, refused_for
 
 SITES = ("site-1", "site-2", "site-3")
@@ -41,7 +42,7 @@ def table(n: int = 300, seed: int = 5, names: tuple[str, ...] = ("a", "b"), rows
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Registry:
-    return Registry(tmp_path / "r", "site-1", Consents())
+    return Registry(Memory(tmp_path / "r", "site-1"), Consents())
 
 
 def reserve(registry: Registry, rows: Table, data: DataSet | None = None, **changes: object) -> Reservation:
@@ -71,7 +72,7 @@ DRAWS = [
 @pytest.mark.parametrize("second", DRAWS)
 @pytest.mark.parametrize("first", DRAWS)
 def test_another_sample_or_other_weights_are_changed_rows(tmp_path: Path, first: str, second: str) -> None:
-    registry = Registry(tmp_path / "r", "site-1", Consents())
+    registry = Registry(Memory(tmp_path / "r", "site-1"), Consents())
     reserve(registry, table(), draw=first)
     if first == second:
         assert reserve(registry, table(), draw=second, parameters=b"q").verdict is Verdict.OTHER_PARAMETERS
@@ -79,7 +80,7 @@ def test_another_sample_or_other_weights_are_changed_rows(tmp_path: Path, first:
     with refused_for("recompute_with_changes") as caught:
         reserve(registry, table(), draw=second, parameters=b"q")
     assert "other weights or another sample" in caught.value.reason
-    consenting = Registry(tmp_path / "r", "site-1", Consents(recompute_with_changes=True))
+    consenting = Registry(Memory(tmp_path / "r", "site-1"), Consents(recompute_with_changes=True))
     assert reserve(consenting, table(), draw=second, parameters=b"q").verdict is Verdict.CONSENTED
 
 
@@ -90,18 +91,9 @@ def test_other_columns_draw_other_rows(registry: Registry) -> None:
         reserve(registry, table(names=("b", "c")), draw=draw, parameters=b"q")
 
 
-def test_registries_of_before_know_no_draws_and_stay_valid(registry: Registry, tmp_path: Path) -> None:
-    reserve(registry, table(), draw=describe_draw(0.5))
-    path = tmp_path / "r" / "registry.json"
-    document = json.loads(path.read_text())
-    document["terms"] = [terms[:3] for terms in document["terms"]]
-    path.write_text(json.dumps(document))
-    assert reserve(registry, table(), draw=describe_draw(0.5)).verdict is Verdict.IDENTICAL
-
-
 def test_a_secret_is_the_sites_own_and_the_same_for_the_same_facts(tmp_path: Path) -> None:
-    registries = [Registry(tmp_path / name, "site-1", Consents()) for name in ("a", "b")]
-    again = Registry(tmp_path / "a", "site-1", Consents())
+    registries = [Registry(Memory(tmp_path / name, "site-1"), Consents()) for name in ("a", "b")]
+    again = Registry(Memory(tmp_path / "a", "site-1"), Consents())
     assert registries[0].secret("rows", "0.5") == again.secret("rows", "0.5")
     others = [registries[1].secret("rows", "0.5"), again.secret("rows", "0.6"), again.secret("other", "0.5")]
     assert len({again.secret("rows", "0.5"), *others}) == 4
@@ -149,13 +141,13 @@ DIFFERENCES = {
 @pytest.mark.parametrize("case", DIFFERENCES)
 def test_a_difference_is_refused_and_consent_allows_it(tmp_path: Path, case: str) -> None:
     rows, data, changes = DIFFERENCES[case]
-    registry = Registry(tmp_path, "site-1", Consents())
+    registry = Registry(Memory(tmp_path, "site-1"), Consents())
     reserve(registry, table())
-    before = (tmp_path / "registry.json").read_bytes()
+    before = registry.describe()
     with refused_for(r"job-1.*consents\.recompute_with_changes"):
         reserve(registry, rows, data, job_id="job-2", **changes)
-    assert (tmp_path / "registry.json").read_bytes() == before
-    consenting = Registry(tmp_path, "site-1", Consents(recompute_with_changes=True))
+    assert registry.describe() == before
+    consenting = Registry(Memory(tmp_path, "site-1"), Consents(recompute_with_changes=True))
     assert reserve(consenting, rows, data, job_id="job-2", **changes).verdict is Verdict.CONSENTED
 
 
@@ -187,11 +179,11 @@ def test_a_reservation_counts_even_if_the_process_dies(tmp_path: Path) -> None:
     process.join(300)
     assert process.exitcode == 9
     with refused_for("Policy key"):
-        reserve(Registry(tmp_path, "site-1", Consents()), table(), job_id="job-2", sites=SITES[:2])
+        reserve(Registry(Memory(tmp_path, "site-1"), Consents()), table(), job_id="job-2", sites=SITES[:2])
 
 
 def _reserve_and_die(root: str) -> None:
-    reserve(Registry(Path(root), "site-1", Consents()), table())
+    reserve(Registry(Memory(Path(root), "site-1"), Consents()), table())
     os._exit(9)
 
 
@@ -240,14 +232,14 @@ def test_one_quantile_search_per_column_and_site_set(tmp_path: Path, registry: R
     np.testing.assert_array_equal(plan.known["b"], cuts["b"])
     with refused_for(r"column 'b'.*consents\.second_quantile_search"):
         registry.plan_cuts(second, ["b"], b"bins=32,k=10")
-    consenting = Registry(tmp_path / "r", "site-1", Consents(second_quantile_search=True))
+    consenting = Registry(Memory(tmp_path / "r", "site-1"), Consents(second_quantile_search=True))
     assert consenting.plan_cuts(second, ["b"], b"bins=32,k=10").to_search == ("b",)
     with pytest.raises(ValueError, match="exactly"):
         registry.save_cuts(second, cuts)
 
 
 def test_cuts_of_another_site_set_are_not_reused(tmp_path: Path) -> None:
-    registry = Registry(tmp_path, "site-1", Consents(recompute_with_changes=True))
+    registry = Registry(Memory(tmp_path, "site-1"), Consents(recompute_with_changes=True))
     run = reserve(registry, table())
     registry.plan_cuts(run, ["a"], b"s")
     registry.save_cuts(run, {"a": np.zeros(1, np.float32)})
@@ -255,16 +247,22 @@ def test_cuts_of_another_site_set_are_not_reused(tmp_path: Path) -> None:
     assert registry.plan_cuts(other, ["a"], b"s").to_search == ("a",)
 
 
-def test_files_are_private_and_hold_no_data(tmp_path: Path) -> None:
-    registry = Registry(tmp_path / "r", "site-1", Consents())
-    rows = table()
+def test_no_row_is_stored(tmp_path: Path) -> None:
+    memory, rows = Memory(tmp_path, "site-1"), table()
+    registry = Registry(memory, Consents())
     reserve(registry, rows)
-    for path in (tmp_path / "r").rglob("*"):
-        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
-        if path.is_file():
-            assert not any(row.tobytes() in path.read_bytes() for row in rows.features)
+    assert not any(row.tobytes() in memory.path.read_bytes() for row in rows.features)
     described = registry.describe()
     assert "credit" in described and "job-1" in described and "site-1, site-2, site-3" in described
+
+
+def test_a_data_set_is_recognised_under_all_its_names(registry: Registry) -> None:
+    """The second name took the place of the first: changed rows under that one were then new."""
+    reserve(registry, table())
+    reserve(registry, table(), spec("copy", "copy.csv"), job_id="job-2")
+    for name in ("credit", "copy"):
+        with refused_for("earlier version"):
+            reserve(registry, table(seed=6, names=("c", "d")), spec(name, f"{name}.csv"), job_id="job-3")
 
 
 def test_the_command_makes_no_registry_for_a_site_that_has_none(tmp_path: Path, capsys) -> None:
@@ -285,99 +283,77 @@ def test_the_command_finds_a_simulated_site(tmp_path: Path, capsys: pytest.Captu
         assert "job-1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "damage",
-    ["text", "key lost", "version", "state", "terms", "fields", "rows lost", "rows cut", "rows torn", "rows added"],
-)
-def test_damage_is_refused_not_forgotten(tmp_path: Path, damage: str) -> None:
-    reserve(Registry(tmp_path, "site-1", Consents()), table())
-    file = tmp_path / "registry.json"
-    document = json.loads(file.read_text())
-    if damage == "text":
-        file.write_text(file.read_text()[:-20])
-    elif damage == "key lost":
-        (tmp_path / "key").unlink()
-    elif damage == "rows lost":
-        for path in (tmp_path / "rows").iterdir():
-            path.unlink()
-    elif damage.startswith("rows "):
-        (path,) = (tmp_path / "rows").iterdir()
-        content = path.read_bytes()
-        path.write_bytes({"cut": content[:-8], "torn": content[:-3], "added": content + content[:8]}[damage[5:]])
-    else:
-        if damage == "version":
-            document["version"] = 3
-        elif damage == "state":
-            document["runs"][0][4] = "cancelled"
-        elif damage == "terms":
-            document["runs"][0][2] = 1
-        else:
-            document["runs"][0] = document["runs"][0][:5]
-        file.write_text(json.dumps(document))
-    with pytest.raises(ConfigurationError, match="Restore"):
-        reserve(Registry(tmp_path, "site-1", Consents()), table(rows=slice(1, None)), spec("x", "x.csv"))
+@pytest.mark.parametrize("change", ["content = x'00'", "content = substr(content, 9)", "part = 7", "digest = x'00'"])
+def test_damaged_rows_are_refused_not_forgotten(tmp_path: Path, change: str) -> None:
+    memory = Memory(tmp_path, "site-1")
+    reserve(Registry(memory, Consents()), table())
+    changed(memory, f"UPDATE array_parts SET {change}")
+    with pytest.raises(ConfigurationError, match="Restore it from a backup"):
+        reserve(Registry(memory, Consents()), table(rows=slice(1, None)), spec("x", "x.csv"))
 
 
-def test_a_registry_of_the_first_format_is_read_and_written_anew(tmp_path: Path) -> None:
-    reserve(Registry(tmp_path, "site-1", Consents()), table())
-    file = tmp_path / "registry.json"
-    ledger = read_ledger(file)
-    old = {
-        "version": 1,
-        "data": {name: asdict(record) for name, record in ledger.data.items()},
-        "runs": [asdict(run) for run in ledger.runs],
-        "searches": [],
-    }
-    file.write_text(json.dumps(old, indent=1))
-    assert read_ledger(file) == ledger
-    registry = Registry(tmp_path, "site-1", Consents())
-    with refused_for("job-1"):
-        reserve(registry, table(), job_id="job-2", sites=SITES[:2])
-    assert reserve(registry, table(), job_id="job-2").verdict is Verdict.IDENTICAL
-    assert json.loads(file.read_text())["version"] == 2 and read_ledger(file).runs[0] == ledger.runs[0]
+def test_a_row_fewer_than_there_were_is_damage(tmp_path: Path) -> None:
+    memory = Memory(tmp_path, "site-1")
+    reserve(Registry(memory, Consents()), table())
+    changed(memory, "UPDATE data_versions SET n_rows = n_rows + 1")
+    with pytest.raises(ConfigurationError, match="Restore it from a backup"):
+        reserve(Registry(memory, Consents()), table(rows=slice(1, None)), spec("x", "x.csv"))
 
 
-def test_one_run_more_costs_little_among_ten_thousand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each checkpoint once took half a second there: 4 MB were parsed, and written by the encoder that is in Python."""
-    registry = Registry(tmp_path, "site-1", Consents())
-    reserve(registry, table())
-    ledger = read_ledger(tmp_path / "registry.json")
-    runs = [replace(ledger.runs[0], run_id=f"run-{i}", job_id=f"job-{i}", state="complete") for i in range(10_000)]
-    write_ledger(tmp_path / "registry.json", replace(ledger, runs=tuple(runs)))
-    n_read = []
-    monkeypatch.setattr(registry_module, "read_ledger", lambda path: n_read.append(path) or read_ledger(path))
-    run = reserve(registry, table(), job_id="new")
-    for n_trees in range(1, 4):
-        registry.trees_complete(run, n_trees)
-    assert len(n_read) == 1, "the file is parsed once, not for every checkpoint"
-    assert read_ledger(tmp_path / "registry.json").runs[-1].trees == 3
-    assert len((tmp_path / "registry.json").read_bytes()) < 1_500_000
+def test_one_run_more_reads_no_more_among_ten_thousand(tmp_path: Path) -> None:
+    """Steps of SQLite's machine, not seconds: opening, a reservation and a checkpoint know no number of runs."""
+    memory = Memory(tmp_path, "site-1")
+    registry = Registry(memory, Consents())
+    registry.complete(reserve(registry, table(), job_id="first"), 1)
+    few = steps(lambda: one_more(tmp_path, "second"))
+    with memory.transaction() as db:
+        rows = [(f"job-{number}",) for number in range(10_000)]
+        db.executemany("INSERT INTO runs (job_id, terms, started, state, trees) VALUES (?, 1, '', 'complete', 9)", rows)
+    assert steps(lambda: one_more(tmp_path, "third")) < few + 200
+    assert steps(lambda: registry.describe()) > 10_000, "what counts steps would see them"
 
 
-def test_a_registry_changed_by_another_process_is_read_again(tmp_path: Path) -> None:
-    one, two = (Registry(tmp_path, "site-1", Consents()) for _ in range(2))
+def one_more(folder: Path, job_id: str) -> None:
+    registry = Registry(Memory(folder, "site-1"), Consents())
+    registry.trees_complete(reserve(registry, table(), job_id=job_id), 3)
+
+
+def steps(action: Callable[[], object]) -> int:
+    """Return the steps that SQLite takes in an action."""
+    taken, connect = [0], store._connect
+
+    def counting(path: Path) -> sqlite3.Connection:
+        db = connect(path)
+        db.set_progress_handler(lambda: taken.__setitem__(0, taken[0] + 1), 1)
+        return db
+
+    with mock.patch.object(store, "_connect", counting):
+        action()
+    return taken[0]
+
+
+def test_what_another_process_writes_is_seen(tmp_path: Path) -> None:
+    one, two = (Registry(Memory(tmp_path, "site-1"), Consents()) for _ in range(2))
     run = reserve(one, table())
     two.trees_complete(run, 5)
     one.complete(run, 7)
-    assert [(r.state, r.trees) for r in read_ledger(tmp_path / "registry.json").runs] == [("complete", 7)]
+    assert told(Memory(tmp_path, "site-1"), "SELECT state, trees FROM runs") == [("complete", 7)]
     assert reserve(two, table(), job_id="job-2").verdict is Verdict.IDENTICAL
 
 
 def test_concurrent_reservations_do_not_overwrite_each_other(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    Registry(tmp_path, "site-1", Consents())
     processes = [context.Process(target=_reserve_some, args=(str(tmp_path), worker)) for worker in range(2)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(300)
         assert process.exitcode == 0
-    runs = read_ledger(tmp_path / "registry.json").runs
-    assert len(runs) == 8 and len({run.run_id for run in runs}) == 8
+    assert told(Memory(tmp_path, "site-1"), "SELECT COUNT(*) FROM runs WHERE state = 'complete'") == [(8,)]
 
 
 def _reserve_some(root: str, worker: int) -> None:
-    registry = Registry(Path(root), "site-1", Consents())
+    registry = Registry(Memory(Path(root), "site-1"), Consents())
     for number in range(4):
         run = reserve(registry, table(), job_id=f"job-{worker}-{number}")
         registry.complete(run, 3)

@@ -1,0 +1,196 @@
+"""The registry's tables as values: versions of data sets, runs over them, quantile searches."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nvflare_plugins.data_sets.identity import DataRecord
+from nvflare_plugins.site.memory.schema import load_array, store_array
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a run releases about: the same terms are the same release.
+
+    Attributes:
+        data: number of the version of the data set.
+        fingerprint: of its rows.
+        sites: in order.
+        parameters: hash of the agreed parameters.
+        draw: which of the rows took part and how much, see ``registry.describe_draw``.
+    """
+
+    data: int
+    fingerprint: str
+    sites: tuple[str, ...]
+    parameters: str
+    draw: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: ``state`` is "reserved" from the reservation on, and "complete" at the end."""
+
+    number: int
+    job_id: str
+    terms: Terms
+    started: str
+    state: str = "reserved"
+    trees: int = 0
+
+
+_RUN = (
+    "SELECT runs.id, job_id, data, fingerprint, sites, parameters, draw, started, state, trees FROM runs "
+    "JOIN terms ON terms.id = terms JOIN data_versions ON data_versions.id = data "
+)
+
+
+def add_data(db: sqlite3.Connection, record: DataRecord, rows: NDArray[np.uint64]) -> int:
+    """Remember a version of a data set with the hashes of its rows, once; return its number."""
+    key = (record.fingerprint, record.name, record.source)
+    same_rows = db.execute("SELECT row_hashes FROM data_versions WHERE fingerprint = ?", key[:1]).fetchone()
+    found = db.execute("SELECT id FROM data_versions WHERE (fingerprint, name, source) = (?, ?, ?)", key).fetchone()
+    if found is None:
+        found = db.execute(
+            "INSERT INTO data_versions (fingerprint, name, source, n_rows, columns, identifying, row_hashes) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING id",
+            (
+                *key,
+                record.n_rows,
+                json.dumps(dict(record.columns)),
+                json.dumps(record.identifying),
+                store_array(db, rows) if same_rows is None else same_rows[0],
+            ),
+        ).fetchone()
+    return int(found[0])
+
+
+def data_of(db: sqlite3.Connection, data: int) -> DataRecord:
+    """Return a version of a data set by its number."""
+    row = db.execute(
+        "SELECT fingerprint, name, source, n_rows, columns, identifying FROM data_versions WHERE id = ?", (data,)
+    ).fetchone()
+    fingerprint, name, source, n_rows, columns, identifying = row
+    return DataRecord(fingerprint, name, source, n_rows, json.loads(columns), tuple(json.loads(identifying)))
+
+
+def rows_of(db: sqlite3.Connection, data: int) -> NDArray[np.uint64]:
+    """Return the hashes of a version's rows, sorted. Raises: DamagedArray."""
+    number, n_rows = db.execute("SELECT row_hashes, n_rows FROM data_versions WHERE id = ?", (data,)).fetchone()
+    return load_array(db, number, "<u8", n_rows)
+
+
+def add_run(
+    db: sqlite3.Connection, job_id: str, terms: Terms, started: str, trees: int = 0, state: str = "reserved"
+) -> int:
+    """Remember a run; return its number."""
+    key = (terms.data, json.dumps(terms.sites), terms.parameters, terms.draw)
+    db.execute("INSERT OR IGNORE INTO terms (data, sites, parameters, draw) VALUES (?, ?, ?, ?)", key)
+    (number,) = db.execute(
+        "INSERT INTO runs (job_id, terms, started, state, trees) "
+        "SELECT ?, id, ?, ?, ? FROM terms WHERE (data, sites, parameters, draw) = (?, ?, ?, ?) RETURNING id",
+        (job_id, started, state, trees, *key),
+    ).fetchone()
+    return int(number)
+
+
+def drop_run(db: sqlite3.Connection, number: int) -> None:
+    """Forget a run."""
+    db.execute("DELETE FROM runs WHERE id = ?", (number,))
+
+
+def run_of(db: sqlite3.Connection, number: int) -> Run:
+    """Return a run. Raises: ValueError: it is not there."""
+    row = db.execute(f"{_RUN} WHERE runs.id = ?", (number,)).fetchone()
+    if row is None:
+        raise ValueError("the run is not in the registry (was it cancelled?)")
+    return _run(row)
+
+
+def last_run_of(db: sqlite3.Connection, job_id: str, data_set: str) -> Run | None:
+    """Return the last run of a job over a data set of this name."""
+    row = db.execute(
+        f"{_RUN} WHERE job_id = ? AND name = ? ORDER BY runs.id DESC LIMIT 1", (job_id, data_set)
+    ).fetchone()
+    return None if row is None else _run(row)
+
+
+def all_runs(db: sqlite3.Connection) -> list[Run]:
+    """Return all runs, the oldest first."""
+    return [_run(row) for row in db.execute(f"{_RUN} ORDER BY runs.id")]
+
+
+def earlier_terms(db: sqlite3.Connection, without: tuple[int, ...]) -> list[tuple[Terms, str]]:
+    """Return all terms under which runs took place, the oldest first, each with the job that was the first.
+
+    Args: without: numbers of runs that do not count.
+    """
+    marks = ", ".join("?" * len(without))
+    rows = db.execute(
+        "SELECT data, fingerprint, sites, parameters, draw, (SELECT job_id FROM runs WHERE terms = terms.id "
+        f"AND runs.id NOT IN ({marks}) ORDER BY runs.id LIMIT 1) AS job "
+        "FROM terms JOIN data_versions ON data_versions.id = data WHERE job IS NOT NULL ORDER BY terms.id",
+        without,
+    )
+    return [(_terms(row[:5]), row[5]) for row in rows]
+
+
+def add_search(
+    db: sqlite3.Connection,
+    run: int | None,
+    sites: tuple[str, ...],
+    settings: str,
+    n_rows: int,
+    columns: Mapping[str, str],
+) -> int:
+    """Remember a quantile search over columns (name -> keyed hash) before it starts; return its number."""
+    (number,) = db.execute(
+        "INSERT INTO searches (run, sites, settings, n_rows) VALUES (?, ?, ?, ?) RETURNING id",
+        (run, json.dumps(sites), settings, n_rows),
+    ).fetchone()
+    columns_of = [(number, feature, digest) for feature, digest in columns.items()]
+    db.executemany("INSERT INTO searched_columns (search, feature, hash) VALUES (?, ?, ?)", columns_of)
+    return int(number)
+
+
+def last_search_of(db: sqlite3.Connection, run: int) -> tuple[int | None, set[str]]:
+    """Return the number and the columns of a run's last search; None if it planned none."""
+    (search,) = db.execute("SELECT MAX(id) FROM searches WHERE run = ?", (run,)).fetchone()
+    columns = db.execute("SELECT feature FROM searched_columns WHERE search = ?", (search,))
+    return search, {feature for (feature,) in columns}
+
+
+def earlier_searches(
+    db: sqlite3.Connection, sites: tuple[str, ...], n_rows: int, feature: str, digest: str
+) -> list[tuple[str, int | None]]:
+    """Return the settings of all searches of a column among these sites, and the array of the cuts of each."""
+    rows = db.execute(
+        "SELECT settings, cuts FROM searched_columns JOIN searches ON searches.id = search "
+        "WHERE (hash, feature, sites, n_rows) = (?, ?, ?, ?) ORDER BY search",
+        (digest, feature, json.dumps(sites), n_rows),
+    )
+    return list(rows)
+
+
+def set_cuts(db: sqlite3.Connection, search: int, feature: str, cuts: NDArray[np.float32]) -> None:
+    """Keep the cuts that a search found for a column."""
+    key = (search, feature)
+    db.execute(
+        "UPDATE searched_columns SET cuts = ? WHERE (search, feature) = (?, ?)",
+        (store_array(db, np.asarray(cuts, dtype="<f4")), *key),
+    )
+
+
+def _run(row: tuple[Any, ...]) -> Run:
+    return Run(row[0], row[1], _terms(row[2:7]), *row[7:])
+
+
+def _terms(row: tuple[Any, ...]) -> Terms:
+    return Terms(row[0], row[1], tuple(json.loads(row[2])), *row[3:])
