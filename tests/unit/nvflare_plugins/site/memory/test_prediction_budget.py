@@ -27,7 +27,7 @@ def budget(folder, data_set: str = "people", **rules) -> PredictionBudget:
 def test_rows_are_counted_over_jobs_in_any_order(tmp_path):
     budget(tmp_path).charge(["ann", "bob"])
     budget(tmp_path).charge(["cid", "ann"])
-    with pytest.raises(PolicyRefusal, match=r"vertical.predictions_per_row"):
+    with pytest.raises(PolicyRefusal, match=r"vertical\.predictions_per_row"):
         budget(tmp_path).charge(["dan", "ann"])
     budget(tmp_path).charge(["bob", "dan"])  # dan was not charged by the refused job
     budget(tmp_path).charge(["dan"])
@@ -46,7 +46,7 @@ def test_a_check_refuses_what_a_charge_would_and_spends_nothing(tmp_path):
 
 
 def test_rows_of_one_job_are_limited(tmp_path):
-    with pytest.raises(PolicyRefusal, match=r"vertical.predictions_per_job"):
+    with pytest.raises(PolicyRefusal, match=r"vertical\.predictions_per_job"):
         budget(tmp_path).charge([str(i) for i in range(6)])
     budget(tmp_path).charge([str(i) for i in range(5)])
 

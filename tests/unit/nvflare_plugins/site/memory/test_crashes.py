@@ -1,0 +1,155 @@
+"""A site's memory after crashes at each of its writes: what was said to be remembered is, and the rest is there or not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nvflare_plugins.data_sets.declaration import DataSet, VerticalRules
+from nvflare_plugins.data_sets.table import Table
+from nvflare_plugins.site.memory.alignments import AlignmentRegistry
+from nvflare_plugins.site.memory.policy_memory import policy_changes
+from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
+from nvflare_plugins.site.memory.registry import Registry
+from nvflare_plugins.site.memory.released_sums import ReleasedSums
+from nvflare_plugins.site.memory.schema import load_array
+from nvflare_plugins.site.memory.sent_rows import SentRows
+from nvflare_plugins.site.memory.store import NAME, Memory
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.vertical.guards.guards import Guard
+from tests.support.crashes import WAYS, Say, crash_everywhere
+from tests.support.memories import told
+
+GOLDEN = Path(__file__).parents[5] / "tests" / "golden" / "site_1"
+SITE = "site-2"
+IDS = [f"row-{number}" for number in range(200)]
+NAMES = ("a", "b")
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+
+
+def policy_in(folder: Path) -> SitePolicy:
+    document = {"registry": "registry", "ledgers": "ledgers", "vertical": {"predictions_per_row": 1}}
+    return SitePolicy.from_dict(document, workspace=folder, site=SITE)
+
+
+def table() -> Table:
+    features = np.random.default_rng(1).normal(size=(300, 2)).astype(np.float32)
+    return Table(features, NAMES, ("float",) * 2, (features[:, 0] > 0).astype(np.float32), "y")
+
+
+def take_part_in_jobs(folder: Path, say: Say) -> None:
+    """Everything that a site remembers, each as soon as it is over."""
+    policy = policy_in(folder)
+    registry = Registry.open(policy)
+    run = registry.reserve(
+        table(), DataSet("d", Path("/d.csv"), "csv"), job_id="job", sites=("a", SITE), parameters=b"p"
+    )
+    say("reserved")
+    registry.plan_cuts(run, NAMES, b"settings")
+    say("searched")
+    registry.save_cuts(run, {name: np.arange(5, dtype=np.float32) for name in NAMES})
+    say("cuts")
+    guard = Guard(VerticalRules(), ReleasedSums(Memory.open(policy), "d"), IDS, enforce=False)
+    guard.admit_root()
+    say("sums")
+    PredictionBudget(policy, "d").charge(IDS)
+    say("predicted")
+    SentRows(policy).note("job", IDS, "d")
+    say("sent")
+    alignments = AlignmentRegistry.open(policy)
+    kept = alignments.reserve({"people": [one.encode() for one in IDS]}, "aligned", ("a", SITE))
+    alignments.mark_sent(kept)
+    say("aligned")
+    alignments.cancel(alignments.reserve({"others": [b"x"]}, "cancelled", ("a", SITE)))
+    say("cancelled")
+    policy_changes(policy)
+    registry.complete(run, 7)
+    say("complete")
+
+
+def all_of_it_is_there_or_none(folder: Path, said: list[str]) -> None:
+    memory = Memory.open(policy_in(folder))
+    with memory.reading() as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert db.execute("PRAGMA foreign_key_check").fetchall() == []
+        for number, kind in db.execute("SELECT id, kind FROM arrays").fetchall():
+            load_array(db, number, kind)
+        owners = "data_versions.row_hashes searched_columns.cuts alignments.ids row_counts.array sent_rows.row_hashes"
+        owned = set()
+        for table_of, column in (name.split(".") for name in owners.split()):
+            owned |= {number for (number,) in db.execute(f"SELECT {column} FROM {table_of}") if number is not None}
+        assert {number for (number,) in db.execute("SELECT id FROM arrays")} == owned
+    holds = {
+        "reserved": "SELECT 1 FROM runs",
+        "searched": "SELECT 1 FROM searched_columns",
+        "cuts": "SELECT 1 FROM searched_columns WHERE cuts IS NOT NULL",
+        "sums": "SELECT 1 FROM row_counts JOIN arrays ON arrays.id = array WHERE name = 'sizes' AND length = 1",
+        "predicted": "SELECT 1 FROM row_counts WHERE purpose = 'predictions'",
+        "sent": "SELECT 1 FROM sent_rows",
+        "aligned": "SELECT 1 FROM alignments WHERE job_id = 'aligned' AND is_sent = 1",
+        "complete": "SELECT 1 FROM runs WHERE state = 'complete' AND trees = 7",
+    }
+    found = [name for name, query in holds.items() if told(memory, query)]
+    assert set(said) - {"cancelled"} <= set(found)
+    assert found == list(holds)[: len(found)], "in the order in which it came"
+    if "cancelled" in said:
+        assert told(memory, "SELECT job_id FROM alignments") == [("aligned",)]
+
+
+def content_of(memory: Memory) -> dict[str, list[tuple]]:
+    """Return all that a memory says, but for whether earlier files have been moved away."""
+    tables = [name for (name,) in told(memory, "SELECT name FROM sqlite_master WHERE type = 'table'")]
+    return {name: told(memory, f"SELECT * FROM {name}") for name in tables if name != "earlier_version"}
+
+
+def golden_policy(folder: Path) -> SitePolicy:
+    return SitePolicy.load(folder, SITE)
+
+
+def move_the_golden_files(folder: Path, say: Say) -> None:
+    Memory.open(golden_policy(folder))
+    say("moved")
+
+
+def the_golden_files_are_moved_once(folder: Path, said: list[str]) -> None:
+    root = golden_policy(folder).registry
+    if "moved" in said:
+        assert (root / NAME).exists()
+    memory = Memory.open(golden_policy(folder))
+    expected = json.loads((folder.parent / "expected.json").read_text())
+    assert json.loads(json.dumps(content_of(memory), default=bytes.hex)) == expected
+    left = {path.relative_to(folder).as_posix() for path in root.parent.rglob("*") if path.is_file()}
+    left = {name for name in left if ".migrated" not in name and name.endswith((".policy", ".npz", ".u64", "y.json"))}
+    assert not left, "every store is where nothing reads it"
+    assert told(memory, "SELECT * FROM earlier_version") == [(1,)]
+    kept = {path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = [path for path in GOLDEN.rglob("*") if path.is_file() and "veilboost_" in str(path)]
+    assert all(path.read_bytes() in kept for path in before), "a file of an earlier version is lost"
+
+
+EVERY = [pytest.param(1, marks=pytest.mark.slow), 23]
+
+
+@pytest.mark.parametrize("every", EVERY)
+def test_whatever_was_over_is_remembered_and_nothing_by_half(tmp_path: Path, every: int) -> None:
+    base, work = tmp_path / "base", tmp_path / "work"
+    base.mkdir()
+    work.mkdir()
+    calls = crash_everywhere(__name__, "take_part_in_jobs", "all_of_it_is_there_or_none", base, work, every)
+    assert set(calls) == set(WAYS) and min(calls.values()) > 300
+
+
+@pytest.mark.parametrize("every", EVERY)
+def test_earlier_files_are_moved_once_wherever_the_process_ends(tmp_path: Path, every: int) -> None:
+    base, whole = (Path(shutil.copytree(GOLDEN, tmp_path / name)) for name in ("base", "whole"))
+    (tmp_path / "work").mkdir()
+    expected = content_of(Memory.open(golden_policy(whole)))
+    (tmp_path / "work" / "expected.json").write_text(json.dumps(expected, default=bytes.hex))
+    judge = "the_golden_files_are_moved_once"
+    calls = crash_everywhere(__name__, "move_the_golden_files", judge, base, tmp_path / "work", every)
+    assert set(calls) == set(WAYS) and min(calls.values()) > 80
