@@ -1,7 +1,7 @@
 """Ends a process at each of its writes, in two ways: half way through it, and by a loss of power before it.
 
-``python -m tests.support.crashes`` is started with the library of ``crashing_system.c`` loaded first. For each call that
-changes a file it forks, lets the action run into that call, and asks the judge about the folder that is left.
+``python -m tests.support.crashes`` is started with the library of ``crashing_system.c`` loaded first. For each call
+that changes a file it forks, lets the action run into that call, and asks the judge about the folder that is left.
 """
 
 from __future__ import annotations

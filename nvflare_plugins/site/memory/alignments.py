@@ -28,7 +28,7 @@ from he_processors.errors import ConfigurationError, PolicyRefusal
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.data_sets.identity import overlap_of
 from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
-from nvflare_plugins.site.memory.schema import drop_array, load_array, store_array
+from nvflare_plugins.site.memory.schema import drop_array, insert, load_array, store_array
 from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import Consents
@@ -171,11 +171,11 @@ def _add(
     db: sqlite3.Connection, job_id: str, data_set: str, sites: Sequence[str], hashes: NDArray[np.uint64]
 ) -> AlignmentRun:
     ids = store_array(db, hashes)
-    (number,) = db.execute(
-        "INSERT INTO alignments (job_id, data_set, sites, started, is_sent, ids) VALUES (?, ?, ?, ?, 0, ?) "
-        "RETURNING id",
+    number = insert(
+        db,
+        "INSERT INTO alignments (job_id, data_set, sites, started, is_sent, ids) VALUES (?, ?, ?, ?, 0, ?)",
         (job_id, data_set, json.dumps(list(sites)), _now(), ids),
-    ).fetchone()
+    )
     return AlignmentRun(number, job_id, data_set, False, ids)
 
 

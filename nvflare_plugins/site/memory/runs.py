@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nvflare_plugins.data_sets.identity import DataRecord
-from nvflare_plugins.site.memory.schema import load_array, store_array
+from nvflare_plugins.site.memory.schema import insert, load_array, store_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +57,16 @@ def add_data(db: sqlite3.Connection, record: DataRecord, rows: NDArray[np.uint64
     key = (record.fingerprint, record.name, record.source)
     same_rows = db.execute("SELECT row_hashes FROM data_versions WHERE fingerprint = ?", key[:1]).fetchone()
     found = db.execute("SELECT id FROM data_versions WHERE (fingerprint, name, source) = (?, ?, ?)", key).fetchone()
-    if found is None:
-        found = db.execute(
-            "INSERT INTO data_versions (fingerprint, name, source, n_rows, columns, identifying, row_hashes) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING id",
-            (
-                *key,
-                record.n_rows,
-                json.dumps(dict(record.columns)),
-                json.dumps(record.identifying),
-                store_array(db, rows) if same_rows is None else same_rows[0],
-            ),
-        ).fetchone()
-    return int(found[0])
+    if found is not None:
+        return int(found[0])
+    stored = store_array(db, rows) if same_rows is None else same_rows[0]
+    names = json.dumps(dict(record.columns)), json.dumps(record.identifying)
+    return insert(
+        db,
+        "INSERT INTO data_versions (fingerprint, name, source, n_rows, columns, identifying, row_hashes) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (*key, record.n_rows, *names, stored),
+    )
 
 
 def data_of(db: sqlite3.Connection, data: int) -> DataRecord:
@@ -93,12 +90,9 @@ def add_run(
     """Remember a run; return its number."""
     key = (terms.data, json.dumps(terms.sites), terms.parameters, terms.draw)
     db.execute("INSERT OR IGNORE INTO terms (data, sites, parameters, draw) VALUES (?, ?, ?, ?)", key)
-    (number,) = db.execute(
-        "INSERT INTO runs (job_id, terms, started, state, trees) "
-        "SELECT ?, id, ?, ?, ? FROM terms WHERE (data, sites, parameters, draw) = (?, ?, ?, ?) RETURNING id",
-        (job_id, started, state, trees, *key),
-    ).fetchone()
-    return int(number)
+    found = db.execute("SELECT id FROM terms WHERE (data, sites, parameters, draw) = (?, ?, ?, ?)", key).fetchone()
+    run = (job_id, *found, started, state, trees)
+    return insert(db, "INSERT INTO runs (job_id, terms, started, state, trees) VALUES (?, ?, ?, ?, ?)", run)
 
 
 def drop_run(db: sqlite3.Connection, number: int) -> None:
@@ -132,12 +126,12 @@ def earlier_terms(db: sqlite3.Connection, without: tuple[int, ...]) -> list[tupl
 
     Args: without: numbers of runs that do not count.
     """
-    marks = ", ".join("?" * len(without))
+    listed = f",{','.join(map(str, without))},"
     rows = db.execute(
         "SELECT data, fingerprint, sites, parameters, draw, (SELECT job_id FROM runs WHERE terms = terms.id "
-        f"AND runs.id NOT IN ({marks}) ORDER BY runs.id LIMIT 1) AS job "
+        "AND NOT instr(?, ',' || runs.id || ',') ORDER BY runs.id LIMIT 1) AS job "
         "FROM terms JOIN data_versions ON data_versions.id = data WHERE job IS NOT NULL ORDER BY terms.id",
-        without,
+        (listed,),
     )
     return [(_terms(row[:5]), row[5]) for row in rows]
 
@@ -151,13 +145,11 @@ def add_search(
     columns: Mapping[str, str],
 ) -> int:
     """Remember a quantile search over columns (name -> keyed hash) before it starts; return its number."""
-    (number,) = db.execute(
-        "INSERT INTO searches (run, sites, settings, n_rows) VALUES (?, ?, ?, ?) RETURNING id",
-        (run, json.dumps(sites), settings, n_rows),
-    ).fetchone()
+    search = (run, json.dumps(sites), settings, n_rows)
+    number = insert(db, "INSERT INTO searches (run, sites, settings, n_rows) VALUES (?, ?, ?, ?)", search)
     columns_of = [(number, feature, digest) for feature, digest in columns.items()]
     db.executemany("INSERT INTO searched_columns (search, feature, hash) VALUES (?, ?, ?)", columns_of)
-    return int(number)
+    return number
 
 
 def last_search_of(db: sqlite3.Connection, run: int) -> tuple[int | None, set[str]]:

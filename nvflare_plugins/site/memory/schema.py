@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,14 +77,22 @@ class DamagedArray(ValueError):
     """An array is not what was stored."""
 
 
+def insert(db: sqlite3.Connection, statement: str, values: Sequence[Any]) -> int:
+    """Insert one row and return its number."""
+    number = db.execute(statement, values).lastrowid
+    if number is None:
+        raise ValueError("nothing was inserted")
+    return number
+
+
 def store_array(db: sqlite3.Connection, values: NDArray[Any]) -> int:
     """Store a new array and return its number. Shapes: values: one dimension."""
     kind = values.dtype.str
     if kind not in _KINDS or values.ndim != 1:
         raise TypeError(f"arrays of {kind} with {values.ndim} dimensions are not stored")
-    (number,) = db.execute("INSERT INTO arrays (kind, length) VALUES (?, 0) RETURNING id", (kind,)).fetchone()
+    number = insert(db, "INSERT INTO arrays (kind, length) VALUES (?, 0)", (kind,))
     _write(db, number, values)
-    return int(number)
+    return number
 
 
 def load_array(db: sqlite3.Connection, number: int, kind: str, length: int | None = None) -> NDArray[Any]:
