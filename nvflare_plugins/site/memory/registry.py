@@ -253,7 +253,7 @@ class Registry:
     ) -> tuple[Verdict, str]:
         verdict, message = Verdict.NEW, "no earlier run of this site concerns these rows."
         relations: dict[int, Relation] = {}
-        for terms, job_id in runs.earlier_terms(db, own):
+        for terms, job_id in runs.earlier_terms(db, fresh.parameters, own):
             if terms.data not in relations:
                 relations[terms.data] = _relation(db, record, rows, terms.data)
             relation = relations[terms.data]

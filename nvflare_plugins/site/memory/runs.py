@@ -121,19 +121,30 @@ def all_runs(db: sqlite3.Connection) -> list[Run]:
     return [_run(row) for row in db.execute(f"{_RUN} ORDER BY runs.id")]
 
 
-def earlier_terms(db: sqlite3.Connection, without: tuple[int, ...]) -> list[tuple[Terms, str]]:
-    """Return all terms under which runs took place, the oldest first, each with the job that was the first.
+# Columns that stand beside MIN are those of the row that has it: SQLite says so.
+_EARLIER_TERMS = """
+SELECT data, fingerprint, sites, parameters, draw, job_id, MIN(first) AS oldest
+FROM (
+    SELECT terms.*, (
+        SELECT id FROM runs WHERE terms = terms.id AND NOT instr(?, ',' || id || ',') ORDER BY id LIMIT 1
+    ) AS first FROM terms
+)
+JOIN runs ON runs.id = first
+JOIN data_versions ON data_versions.id = data
+GROUP BY data, sites, draw, parameters = ?
+ORDER BY oldest
+"""
 
-    Args: without: numbers of runs that do not count.
+
+def earlier_terms(db: sqlite3.Connection, parameters: str, without: tuple[int, ...]) -> list[tuple[Terms, str]]:
+    """Return under which terms runs took place, the oldest first, each with the job that was the first.
+
+    Args:
+        parameters: of all other parameters one stands for the rest, as none of them are these.
+        without: numbers of runs that do not count.
     """
     listed = f",{','.join(map(str, without))},"
-    rows = db.execute(
-        "SELECT data, fingerprint, sites, parameters, draw, (SELECT job_id FROM runs WHERE terms = terms.id "
-        "AND NOT instr(?, ',' || runs.id || ',') ORDER BY runs.id LIMIT 1) AS job "
-        "FROM terms JOIN data_versions ON data_versions.id = data WHERE job IS NOT NULL ORDER BY terms.id",
-        (listed,),
-    )
-    return [(_terms(row[:5]), row[5]) for row in rows]
+    return [(_terms(row[:5]), row[5]) for row in db.execute(_EARLIER_TERMS, (listed, parameters))]
 
 
 def add_search(

@@ -318,6 +318,15 @@ def one_more(folder: Path, job_id: str) -> None:
     registry.trees_complete(reserve(registry, table(), job_id=job_id), 3)
 
 
+def test_one_other_parameter_stands_for_all_and_the_same_are_found(registry: Registry) -> None:
+    for number, parameters in enumerate((b"q", b"p", b"r", b"a")):
+        verdict = reserve(registry, table(), job_id=f"job-{number}", parameters=parameters).verdict
+        assert verdict is (Verdict.OTHER_PARAMETERS if number else Verdict.NEW)
+    for number, parameters in enumerate((b"q", b"p", b"r", b"a")):
+        again = reserve(registry, table(), job_id="again", parameters=parameters)
+        assert again.verdict is Verdict.IDENTICAL and f"job-{number} " in again.message
+
+
 def steps(action: Callable[[], object]) -> int:
     """Return the steps that SQLite takes in an action."""
     taken, connect = [0], store._connect
