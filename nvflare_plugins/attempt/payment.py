@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dp_components.accounting.composition import count_events
 from dp_components.errors import PrivacyError
 from dp_components.events import Event, Release, event_document
-from dp_components.ledger import Budget, Ledger, LedgerIdentity
+from dp_components.ledger import Budget, Ledger, LedgerIdentity, Quote
 from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.evidence.log import EvidenceLog
@@ -60,30 +60,78 @@ def log_unclosed(job_id: str, error: OSError) -> None:
     )
 
 
-class JobLedger:
-    """What one job pays at one site. Opening it reserves the whole plan; every release is charged before it leaves.
+def check_rows_per_person(policy: SitePolicy, data_set: str, rows_per_person: int) -> None:
+    """Refuse a job that protects fewer rows of one person than one has here.
 
-    For jobs that end with their attempt: if the process dies, the next private job on the data set closes this one.
+    Raises:
+        PolicyRefusal: it names the policy key and the remedy.
     """
+    budget = policy.data_set(data_set).privacy
+    if budget is not None and budget.rows_per_person > rows_per_person:
+        raise PolicyRefusal(
+            f"at {policy.site} one person has up to {budget.rows_per_person} rows, and the job's epsilon is meant for "
+            f"{rows_per_person}: such a person would be protected less than it says. Policy key: "
+            f"data_sets.{data_set}.privacy.rows_per_person. Remedy: rows_per_person={budget.rows_per_person} in "
+            "the job, which raises the noise"
+        )
+
+
+class JobLedger:
+    """What one job pays at one site: its plan is reserved first, then every release charged before it leaves."""
 
     def __init__(
         self,
         policy: SitePolicy,
         data_set: str,
         job_id: str,
-        plan: Event,
         relation: NeighbouringRelation,
-        evidence: EvidenceLog,
+        evidence: EvidenceLog | None = None,
+        delta: float | None = None,
     ) -> None:
-        """Reserve the plan, if two accountants agree on it.
+        """Open the data set's ledger; nothing is reserved yet.
+
+        Args:
+            delta: at which what is spent is stated; None takes the budget's.
 
         Raises:
-            PolicyRefusal: the data set has no budget, or not so much left.
+            PolicyRefusal: the data set has no budget.
         """
-        self._ledger, self._delta = open_ledger(policy, data_set, relation)
+        self._ledger, of_budget = open_ledger(policy, data_set, relation)
+        self._delta = of_budget if delta is None else delta
         self._job_id, self._evidence = job_id, evidence
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the ledger has heard of the job, closed jobs included."""
         try:
-            self.quote = self._ledger.open_job(job_id, plan, ends_with_process=True)
+            self._ledger.job_spent(self._job_id)
+        except PrivacyError:
+            return False
+        return True
+
+    def reserve(self, plan: Event | Iterable[Event], can_resume: bool = False) -> Quote:
+        """Reserve the whole plan, if two accountants agree on it.
+
+        Args:
+            can_resume: the job's replies outlive its process. Else it ends with it: if the process dies, the next
+                private job on the data set closes this one.
+
+        Raises:
+            PolicyRefusal: so much is not left.
+        """
+        try:
+            return self._ledger.open_job(self._job_id, plan, ends_with_process=not can_resume, can_resume=can_resume)
+        except PrivacyError as error:
+            raise PolicyRefusal(str(error)) from None
+
+    def replies(self) -> tuple[str, ...]:
+        """Return the queries of the open job that would be answered from the ledger, in order.
+
+        Raises:
+            PolicyRefusal: the job was closed meanwhile.
+        """
+        try:
+            return self._ledger.answered(self._job_id)
         except PrivacyError as error:
             raise PolicyRefusal(str(error)) from None
 
@@ -91,8 +139,7 @@ class JobLedger:
         """Return a release, or the reply that the same query got before; it was charged durably before this returns.
 
         Args:
-            query: words, then "; rows " and a hash of the rows where the answer is to be replayed for them alone; the
-                hash stays out of the evidence.
+            query: words, then "; " and hashes of what the answer depends on, which stay out of the evidence.
 
         Raises:
             PolicyRefusal: the ledger refuses.
@@ -107,22 +154,38 @@ class JobLedger:
 
         try:
             value = self._ledger.release(self._job_id, query, draw)
+            spent = self.spent()
         except PrivacyError as error:
             raise PolicyRefusal(str(error)) from None
         except OSError as error:
             problem = type(error).__name__
             raise JobAborted(f"the privacy ledger cannot be written ({problem}): nothing was sent") from None
-        text = event_text(drawn) if drawn else "replayed: paid for before, no charge"
-        self._evidence.spend(query.partition("; rows ")[0], text, self.spent(), self._delta)
+        if self._evidence is not None:
+            text = event_text(drawn) if drawn else "replayed: paid for before, no charge"
+            self._evidence.spend(query.partition(";")[0], text, spent, self._delta)
         return value
 
     def spent(self) -> float:
-        """Return epsilon, at the budget's delta, of all that this job has released at this site."""
+        """Return epsilon, at the stated delta, of all that this job has released at this site."""
         return self._ledger.job_spent(self._job_id).epsilon(self._delta)
+
+    def interrupt(self) -> bool:
+        """Free what was not used, and keep the replies; return whether that was done."""
+        try:
+            self._ledger.interrupt_job(self._job_id)
+        except PrivacyError:
+            _log.info("job %s does not go on in the ledger already", self._job_id)
+        except OSError as error:
+            log_unclosed(self._job_id, error)
+        else:
+            return True
+        return False
 
     def close(self) -> None:
         """End the job: what it has not used is free again, and cached replies are deleted."""
         try:
             self._ledger.close_job(self._job_id)
+        except PrivacyError:
+            _log.info("job %s is closed in the ledger already", self._job_id)
         except OSError as error:
             log_unclosed(self._job_id, error)

@@ -25,11 +25,11 @@ from dp_components.dpboost.single_tree import TreeRows
 from dp_components.dpboost.split_selection import SplitTable
 from dp_components.events import Release
 from dp_components.trust import TrustModel
-from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
+from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.masks import MessageLabel, PairwiseMasks
 from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.job_context import JobResult, Progress, Silent, SiteContext
-from nvflare_plugins.attempt.payment import JobLedger
+from nvflare_plugins.attempt.payment import JobLedger, check_rows_per_person
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.table import load_table
@@ -93,12 +93,7 @@ def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
         ConfigurationError: the job does not fit the columns; a ``DataRefusal``: the file cannot be read.
     """
     spec = context.policy.check_job(JobTerms(job.profile, job.data_set), context.sites)
-    if spec.privacy is not None and spec.privacy.rows_per_person > job.rows_per_person:
-        raise PolicyRefusal(
-            f"at {context.site} one person has up to {spec.privacy.rows_per_person} rows, and the job's epsilon is "
-            f"meant for {job.rows_per_person}. Policy key: data_sets.{job.data_set}.privacy.rows_per_person. Remedy: "
-            f"rows_per_person={spec.privacy.rows_per_person} in the job, which raises the noise"
-        )
+    check_rows_per_person(context.policy, job.data_set, job.rows_per_person)
     if spec.id is None:
         raise ConfigurationError(
             f"rows choose their trees by id, and the policy of {context.site} names no id column. Policy key: "
@@ -156,10 +151,10 @@ class _Training:
             attempt.context.policy,
             job.data_set,
             attempt.context.job_id,
-            self._plan.events_by_tree(),
             gradient_sensitivity().relation,
             attempt.evidence,
         )
+        ledger.reserve(self._plan.events_by_tree())
         try:
             attempt.gather_sealed("reserved", b"")
             start = self._start(ledger)

@@ -62,9 +62,8 @@ class BucketPayment:
         """
         self._job, self._features, self._ids = job, list(features), ids
         place, relation = attempt.context, job.protected.relation
-        self._ledger = JobLedger(
-            place.policy, job.data_set, place.job_id, plan_of(job, features), relation, attempt.evidence
-        )
+        self._ledger = JobLedger(place.policy, job.data_set, place.job_id, relation, attempt.evidence)
+        self._ledger.reserve(plan_of(job, features))
 
     def release(self, columns: NDArray[np.float32]) -> tuple[Candidates, NDArray[np.uint8]]:
         """Return the edges, which stay at the party, and the randomised buckets, which leave it once.

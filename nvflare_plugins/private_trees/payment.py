@@ -13,17 +13,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.errors import PrivacyError
-from dp_components.events import Event, Release
+from dp_components.events import Release
 from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
 from nvflare_plugins.attempt.job_context import SiteContext
-from nvflare_plugins.attempt.payment import event_text, log_unclosed, open_ledger
+from nvflare_plugins.attempt.payment import JobLedger, check_rows_per_person
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.private_trees.noisy_sums import STATE
 
 _ROWS = "; rows "
 _HISTORY_BYTES = 8 + 32 + 32
@@ -65,29 +63,24 @@ class Payment:
                 the job protects.
             ConfigurationError: there is no such job to resume; a ``DataRefusal``: the rows are not those of that job.
         """
-        self._ledger, _ = open_ledger(context.policy, job.data_set, NeighbouringRelation.ADD_OR_REMOVE_ROW)
-        self._plan, self._evidence = plan, evidence
         self._job_id = job.resume_from or context.job_id
+        relation = NeighbouringRelation.ADD_OR_REMOVE_ROW
+        self._ledger = JobLedger(context.policy, job.data_set, self._job_id, relation, evidence, job.delta)
         self._rows = hashlib.sha256(rows + self._job_id.encode()).hexdigest()[:32]
         self._may_resume = not plan.training.trust.is_trusted_aggregator
         self._has_begun, self._n_paid = False, 0
-        _check_person(job, context)
-        self._was_known = self._is_known()
+        check_rows_per_person(context.policy, job.data_set, job.rows_per_person)
+        self._was_known = self._ledger.is_known
         if job.resume_from is not None and not self._was_known:
             raise ConfigurationError(f"the ledger of {context.site} knows no job {job.resume_from} to resume")
         if self._was_known and not self._may_resume:
-            self.end()
+            self._ledger.close()
             raise PolicyRefusal(
                 f"job {self._job_id} was begun before, and its server's noise is gone: submit it anew, to be charged "
                 "anew"
             )
-        try:
-            self.quote = self._ledger.open_job(
-                self._job_id, plan.releases.events, ends_with_process=not self._may_resume, can_resume=self._may_resume
-            )
-            self._replays = self._ledger.answered(self._job_id)
-        except PrivacyError as error:
-            raise PolicyRefusal(str(error)) from None
+        self.quote = self._ledger.reserve(plan.releases.events, self._may_resume)
+        self._replays = self._ledger.replies()
         if any(query.partition(_ROWS)[2] != self._rows for query in self._replays):
             self.abandon()
             raise DataRefusal(
@@ -134,13 +127,6 @@ class Payment:
             PolicyRefusal: the ledger refuses.
             JobAborted: it cannot be written, or holds another query in this place.
         """
-        drawn: list[Event] = []
-
-        def draw() -> Release:
-            release = make()
-            drawn.append(release.event)
-            return release
-
         query = f"{query}{_ROWS}{self._rows}"
         if self._n_paid < len(self._replays) and query != self._replays[self._n_paid]:
             raise JobAborted(
@@ -148,62 +134,26 @@ class Payment:
                 "software: nothing was sent. Submit it anew, to be charged anew"
             )
         self._n_paid += 1
-        try:
-            value = self._ledger.release(self._job_id, query, draw)
-            spent = self._ledger.job_spent(self._job_id)
-        except PrivacyError as error:
-            raise PolicyRefusal(str(error)) from None
-        except OSError as error:
-            raise JobAborted(
-                f"the privacy ledger cannot be written ({type(error).__name__}): nothing was sent"
-            ) from None
-        if self._evidence is not None:
-            text = event_text(drawn) if drawn else "replayed: paid for before, no charge"
-            delta = self._plan.job.delta
-            self._evidence.spend(query.partition(STATE)[0], text, spent.epsilon(delta), delta)
-        return value
+        return self._ledger.pay(query, make)
 
     def spent(self) -> float:
         """Return epsilon, at the job's delta, of all that this job has released at this site."""
-        return self._ledger.job_spent(self._job_id).epsilon(self._plan.job.delta)
+        return self._ledger.spent()
 
     def complete(self) -> None:
         """End a job that went well: what it has not used is free again, the cached replies are deleted."""
-        self.end()
+        self._ledger.close()
 
     def abandon(self) -> None:
         """End an attempt that failed: free what was not released, keep the replies of a job that may be resumed."""
         if not self._was_known and not (self._has_begun and self._may_resume):
-            self.end()
-            return
-        try:
-            self._ledger.interrupt_job(self._job_id)
-        except PrivacyError:
-            _log.info("job %s does not go on in the ledger already", self._job_id)
-        except OSError as error:
-            log_unclosed(self._job_id, error)
-        else:
+            self._ledger.close()
+        elif self._ledger.interrupt():
             _log.warning(
                 "job %s was interrupted: what it has released stays charged, the rest of its budget is free again. "
                 "Resume it, or delete its replies with `veilboost ledger --close`",
                 self._job_id,
             )
-
-    def end(self) -> None:
-        """Close the job in the ledger."""
-        try:
-            self._ledger.close_job(self._job_id)
-        except PrivacyError:
-            _log.info("job %s is closed in the ledger already", self._job_id)
-        except OSError as error:
-            log_unclosed(self._job_id, error)
-
-    def _is_known(self) -> bool:
-        try:
-            self._ledger.job_spent(self._job_id)
-        except PrivacyError:
-            return False
-        return True
 
 
 def _digest(queries: Sequence[str]) -> bytes:
@@ -212,14 +162,3 @@ def _digest(queries: Sequence[str]) -> bytes:
 
 def _length(history: bytes) -> int:
     return int.from_bytes(history[:8], "little")
-
-
-def _check_person(job: PrivateTreesJob, context: SiteContext) -> None:
-    budget = context.policy.data_set(job.data_set).privacy
-    if budget is not None and budget.rows_per_person > job.rows_per_person:
-        raise PolicyRefusal(
-            f"at {context.site} one person has up to {budget.rows_per_person} rows, and the job's epsilon is meant for "
-            f"{job.rows_per_person}: such a person would be protected less than it says. Policy key: "
-            f"data_sets.{job.data_set}.privacy.rows_per_person. Remedy: rows_per_person={budget.rows_per_person} in "
-            "the job, which raises the noise"
-        )

@@ -41,7 +41,7 @@ def ledger(folder: Path) -> Ledger:
 
 
 def maker(paid: Payment, value: int = 7):
-    event = paid._plan.releases.releases[0].event
+    event = JobPlan.of(job_of(method="dp_tr_newton"), 3).releases.releases[0].event
     return lambda: Release(np.array([value]), event)
 
 
@@ -185,8 +185,8 @@ def test_jobs_that_are_begun_and_broken_off_take_no_budget(tmp_path: Path) -> No
 
 
 def test_what_was_released_before_the_end_is_charged_and_nothing_else(tmp_path: Path) -> None:
-    paid = broken_off(tmp_path, "attack", 2)
-    one = paid._plan.releases.releases[0].event
+    broken_off(tmp_path, "attack", 2)
+    one = JobPlan.of(job_of(method="dp_tr_newton"), 3).releases.releases[0].event
     held = ledger(tmp_path).quote([]).held
     assert held == ledger(tmp_path).spent() == ledger(tmp_path).job_spent("attack")
     assert held.mu_squared == pytest.approx(2 * compose([one]).mu_squared)
