@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.alignment.align import align
 from nvflare_plugins.alignment.blinding import psi_library
 from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.result import Alignment, save_alignments
 from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
-from nvflare_plugins.attempt.site_attempt import open_attempt
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, take_part
 from nvflare_plugins.data_sets.row_ids import load_ids
 from nvflare_plugins.report.run_record import ReportSection
-from nvflare_plugins.site.data_refusals import reading_rows
 from nvflare_plugins.wire.channel import Transport
 
 _PROTECTION = {"ids": "ECDH on P-256, commutative blinding", "false_positives": "none but collisions of SHA-256"}
@@ -28,43 +24,40 @@ _NOTE = (
 def align_site(
     job: AlignmentJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
 ) -> JobResult:
-    """Take part in one attempt of an alignment job.
+    """Take part in one attempt of an alignment job (see ``take_part``).
 
     Privacy: the server learns whether the job succeeded, and see ``intersection.py``; neither sizes nor ids are in what
         this function returns or says.
-
-    Args:
-        timeout_s: longest wait for one exchange.
-
-    Raises:
-        VeilBoostError: what ended the attempt; no result was written then.
     """
+    return take_part(
+        job,
+        context,
+        transport,
+        timeout_s,
+        progress,
+        data_sets=job.data_sets,
+        prepare=_prepare,
+        train=_align,
+        protection=lambda job, ids: _PROTECTION,
+    )
+
+
+def _prepare(job: AlignmentJob, context: SiteContext) -> dict[str, list[bytes]]:
+    """Return the ids of each data set. Raises: ConfigurationError, PolicyRefusal."""
     psi_library()
     if len(context.sites) < 2:
         raise ConfigurationError("an alignment needs at least two sites")
-    with reading_rows(context.policy, job.profile, job.data_sets):
-        return _align_site(job, context, transport, timeout_s, progress)
+    return {name: load_ids(context.policy.data_set(name)) for name in job.data_sets}
 
 
-def _align_site(
-    job: AlignmentJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
-) -> JobResult:
-    ids = {name: load_ids(context.policy.data_set(name)) for name in job.data_sets}
-    with open_attempt(job, context, transport, timeout_s, _binding(job, context), _PROTECTION) as attempt:
-        channel, session = attempt.channel, attempt.session
-        found = align(channel, session, ids, context.policy, progress.say, attempt.evidence)
-        proofs = b"".join(found[name].proof for name in sorted(found))
-        keyed = attempt.conclude(proofs, len(proofs))
-        path = save_alignments(attempt.folder.path, context.job_id, context.site, context.sites, list(found.values()))
-        attempt.all_have_written()
-        attempt.write_record(_TITLE, {}, None, (_section(list(found.values())),))
+def _align(attempt: SiteAttempt, ids: dict[str, list[bytes]]) -> JobResult:
+    context = attempt.context
+    found = align(attempt.channel, attempt.session, ids, context.policy, attempt.progress.say, attempt.evidence)
+    keyed = attempt.conclude(b"".join(found[name].proof for name in sorted(found)))
+    path = save_alignments(attempt.folder.path, context.job_id, context.site, context.sites, list(found.values()))
+    attempt.all_have_written()
+    attempt.write_record(_TITLE, {}, None, (_section(list(found.values())),))
     return JobResult(keyed.hex(), f"the positions of the common rows are in {path}", {"data_sets": sorted(found)})
-
-
-def _binding(job: AlignmentJob, context: SiteContext) -> bytes:
-    """Return the hash that the handshake's transcript covers."""
-    document = {"job": job.to_dict(), "sites": context.sites}
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
 
 
 def _section(found: list[Alignment]) -> ReportSection:

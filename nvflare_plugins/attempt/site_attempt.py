@@ -1,19 +1,18 @@
-"""What every attempt at a site begins and ends with: run folder, evidence, session; then closing and the run record.
-
-For jobs that exchange sealed messages or few sums; horizontal training, with its cuts and checkpoints, has its own.
-"""
+"""What every attempt at a site begins and ends with: run folder, evidence, session; then closing and the run record."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from dp_components.errors import PrivacyError
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
 from nvflare_plugins.attempt.agreement import versions
-from nvflare_plugins.attempt.job_context import Job, SiteContext
+from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, Silent, SiteContext
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.session import Session, open_session
 from nvflare_plugins.evidence.contents import Content, Protection
@@ -22,17 +21,33 @@ from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.report.report import keep_report
 from nvflare_plugins.report.run_record import ReportSection, RoundRow, RunRecord, TrafficRow
+from nvflare_plugins.site.data_refusals import reading_rows
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
 from nvflare_plugins.wire.envelope import Codec
 
+P = TypeVar("P")
+Facts = Mapping[str, str | int]
+_NOT_SHOWN = (
+    "params",
+    "cut_bounds",
+    "categories",
+)  # by the report among a job's settings: too long, or shown elsewhere
+
 
 @dataclass(slots=True)
 class SiteAttempt:
-    """One attempt with its session open; use ``open_attempt``."""
+    """One attempt with its session open; use ``take_part``, or ``open_attempt``.
 
-    job: Job
+    Attributes:
+        timeout_s: longest wait for one exchange; the server's own deadline comes first.
+    """
+
+    job: Any
     context: SiteContext
+    transport: Transport
+    timeout_s: float
+    progress: Progress
     folder: RunFolder
     channel: Channel
     evidence: EvidenceLog
@@ -69,18 +84,25 @@ class SiteAttempt:
                 self.evidence.content("received", channel.sites[rank], what, protection, len(opened[rank]))
         return opened
 
-    def round_done(self, number: int, row: RoundRow) -> None:
+    def round_done(self, row: RoundRow) -> None:
         """Note a finished round in the evidence, whose heads then travel with the next exchange."""
         self.rounds.append(row)
-        self.evidence.round(number)
+        self.evidence.round(row.round)
         self.heads.mark()
 
-    def conclude(self, agreed: bytes, n_bytes: int) -> bytes:
+    def proof(self, rank: int, purpose: str, data: bytes) -> bytes:
+        """Return what the site of ``rank`` shows to prove that it holds the same data.
+
+        It names the site: otherwise a server could answer every site with that site's own proof.
+        """
+        return self.session.hmac(f"{purpose} of {rank}", data)
+
+    def conclude(self, agreed: bytes, name: str = "result") -> bytes:
         """Show that all sites ended alike, and exchange the heads of the evidence.
 
         Args:
             agreed: what all sites must have equal, such as a model.
-            n_bytes: size of this site's part of the result.
+            name: what the evidence calls it.
 
         Write the result after this, then call ``all_have_written``.
 
@@ -88,15 +110,17 @@ class SiteAttempt:
             Its HMAC under the group key.
 
         Raises:
-            ConfigurationError: another site ended with something else.
+            ProtocolError: another site ended with something else.
         """
-        rank, session = self.channel.rank, self.session
-        # It names the site: otherwise a server could answer every site with that site's own proof.
-        proofs = self.channel.gather(Kind.MODEL_CHECK, session.hmac(f"result of {rank}", agreed))
-        if any(proof != session.hmac(f"result of {r}", agreed) for r, proof in enumerate(proofs)):
-            raise ConfigurationError("the sites ended with different results; none was written")
-        hmac = session.hmac("result", agreed)
-        self.evidence.model("result", n_bytes, hmac)
+        channel = self.channel
+        proofs = channel.gather(Kind.MODEL_CHECK, self.proof(channel.rank, "result", agreed))
+        different = [s for r, s in enumerate(channel.sites) if proofs[r] != self.proof(r, "result", agreed)]
+        if different:
+            raise ProtocolError(
+                f"the sites ended with different results; none was written (unlike this site: {', '.join(different)})"
+            )
+        hmac = self.session.hmac("result", agreed)
+        self.evidence.model(name, len(agreed), hmac)
         self.heads.mark()
         self.channel.moment = TrainingStep(Phase.FINISH, self.channel.moment.round)
         self.channel.gather(Kind.CLOSING, b"")
@@ -132,7 +156,7 @@ class SiteAttempt:
             TrafficRow(kind.name, codec.name, kind.private, t.messages, t.bytes_out, t.bytes_in, t.seconds)
             for (kind, codec), t in channel.traffic.items()
         )
-        settings = {name: value for name, value in self.job.to_dict().items() if name != "params"}
+        settings = {name: value for name, value in self.job.to_dict().items() if name not in _NOT_SHOWN}
         record = RunRecord(
             job_id=channel.job_id,
             attempt=channel.attempt,
@@ -154,21 +178,57 @@ class SiteAttempt:
         keep_report(record, self.folder.path)
 
 
+def take_part(
+    job: Job,
+    context: SiteContext,
+    transport: Transport,
+    timeout_s: float,
+    progress: Progress | None,
+    *,
+    data_sets: Iterable[str | None],
+    prepare: Callable[[Any, SiteContext], P],
+    train: Callable[[SiteAttempt, P], JobResult],
+    protection: Callable[[Any, P], Facts] = lambda job, prepared: {},
+) -> JobResult:
+    """Take part in one attempt of a job: what a kind of job does is what its functions do.
+
+    Args:
+        timeout_s: longest wait for one exchange; the server's own deadline should come first.
+        data_sets: names of all that the job looks at here.
+        prepare: checks the job against policy and data, at this site alone, and loads these; (job, context).
+        train: does the rest, once the session is open.
+        protection: facts on the scheme for the evidence, such as the trust model and epsilon as text; (job, prepared).
+
+    Raises:
+        VeilBoostError: what ended the attempt at this site; its evidence says that it was aborted and why.
+        OSError, MemoryError: the machine lacks something; as above.
+    """
+    with reading_rows(context.policy, job.profile, data_sets):
+        prepared = prepare(job, context)
+        facts = protection(job, prepared)
+        with open_attempt(job, context, transport, timeout_s, facts, progress or Silent()) as attempt:
+            return train(attempt, prepared)
+
+
+def _binding(job: Job, context: SiteContext) -> bytes:
+    """Return the hash that the handshake's transcript covers: of what must be equal before anything private is sent.
+
+    What each site makes of it (columns, effective parameters, versions) is compared afterwards, sealed and by name.
+    """
+    document = {"job": job.to_dict(), "sites": context.sites}
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
+
+
 @contextmanager
 def open_attempt(
     job: Job,
     context: SiteContext,
     transport: Transport,
     timeout_s: float,
-    binding: bytes,
-    protection: Mapping[str, str | int],
+    protection: Facts,
+    progress: Progress,
 ) -> Iterator[SiteAttempt]:
     """Open evidence and session of one attempt, and close both whatever happens.
-
-    Args:
-        timeout_s: longest wait for one exchange.
-        binding: hash of everything that must be equal at all sites before anything private is sent.
-        protection: facts for the evidence, such as the trust model and epsilon as text.
 
     Raises:
         VeilBoostError: what ended the attempt; a refusal of the privacy ledger becomes a ``PolicyRefusal``.
@@ -185,10 +245,12 @@ def open_attempt(
         ) from None
     channel.recorder = evidence
     try:
-        session = open_session(channel, context.identity, context.policy, binding)
+        session = open_session(channel, context.identity, context.policy, _binding(job, context))
         try:
             channel.heads = _record_session(evidence, session, channel, context, protection)
-            yield SiteAttempt(job, context, folder, channel, evidence, session, channel.heads)
+            yield SiteAttempt(
+                job, context, transport, timeout_s, progress, folder, channel, evidence, session, channel.heads
+            )
         finally:
             session.close()
     except PrivacyError as error:
@@ -202,7 +264,7 @@ def open_attempt(
 
 
 def _record_session(
-    evidence: EvidenceLog, session: Session, channel: Channel, context: SiteContext, protection: Mapping[str, str | int]
+    evidence: EvidenceLog, session: Session, channel: Channel, context: SiteContext, protection: Facts
 ) -> HeadExchange:
     evidence.session(
         **session.evidence_facts(), versions=versions(), policy_hash=context.policy.fingerprint(), protection=protection

@@ -6,8 +6,6 @@ equal terms, and the ledger of every site has reserved the whole plan. Each tree
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Iterator
@@ -27,17 +25,15 @@ from dp_components.events import Release
 from dp_components.trust import TrustModel
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.masks import MessageLabel, PairwiseMasks
-from nvflare_plugins.attempt.agreement import versions
-from nvflare_plugins.attempt.job_context import JobResult, Progress, Silent, SiteContext
+from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
 from nvflare_plugins.attempt.payment import JobLedger, check_rows_per_person
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, take_part
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.table import load_table
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.model import xgboost_model
 from nvflare_plugins.dpboost.server import START, TreeStep, price, steps
 from nvflare_plugins.report.run_record import PointCurve, ReportSection, RoundRow
-from nvflare_plugins.site.data_refusals import reading_rows
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.values import JobTerms
 from nvflare_plugins.wire.catalogue import Kind
@@ -54,30 +50,27 @@ _log = logging.getLogger(__name__)
 def run_dpboost_site(
     job: DpBoostJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None = None
 ) -> JobResult:
-    """Take part in one attempt of a job.
+    """Take part in one attempt of a job (see ``take_part``). A refusal comes before anything is released."""
+    return take_part(
+        job,
+        context,
+        transport,
+        timeout_s,
+        progress,
+        data_sets=(job.data_set,),
+        prepare=prepare,
+        train=lambda attempt, data: _Training(attempt, data).run(),
+        protection=_protection,
+    )
 
-    Raises:
-        VeilBoostError: what ended the attempt at this site. A refusal comes before anything is released.
-    """
-    installed_release()
-    with reading_rows(context.policy, job.profile, (job.data_set,)):
-        return _run_dpboost_site(job, context, transport, timeout_s, progress)
 
-
-def _run_dpboost_site(
-    job: DpBoostJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None
-) -> JobResult:
-    data = prepare(job, context)
-    document = {"job": job.to_dict(), "sites": context.sites, "veilboost": versions()["veilboost"]}
-    binding = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
-    protection = {
+def _protection(job: DpBoostJob, data: SiteData) -> dict[str, str | int]:
+    return {
         "trust": TrustModel.TRUSTED_AGGREGATOR.value,
         "epsilon": f"{job.epsilon:g}",
         "variant": job.variant,
         "rows_per_person": str(job.rows_per_person),
     }
-    with open_attempt(job, context, transport, timeout_s, binding, protection) as attempt:
-        return _Training(job, attempt, data, progress or Silent()).run()
 
 
 def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
@@ -92,6 +85,7 @@ def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
         PolicyRefusal: the site's policy forbids the job.
         ConfigurationError: the job does not fit the columns; a ``DataRefusal``: the file cannot be read.
     """
+    installed_release()
     spec = context.policy.check_job(JobTerms(job.profile, job.data_set), context.sites)
     check_rows_per_person(context.policy, job.data_set, job.rows_per_person)
     if spec.id is None:
@@ -129,8 +123,10 @@ def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
 class _Training:
     """The steps of one attempt after the session is open."""
 
-    def __init__(self, job: DpBoostJob, attempt: SiteAttempt, data: SiteData, progress: Progress) -> None:
-        self._job, self._attempt, self._data, self._progress = job, attempt, data, progress
+    def __init__(self, attempt: SiteAttempt, data: SiteData) -> None:
+        self._attempt, self._data, self._progress = attempt, data, attempt.progress
+        self._job: DpBoostJob = attempt.job
+        job = self._job
         self._plan, self._candidates, self._loss = job.plan(), job.candidates(), job.loss()
         self._table = SplitTable.of(self._candidates)
         self._bins = self._candidates.bin_rows(data.columns)
@@ -163,7 +159,7 @@ class _Training:
             ledger.close()  # what was not used is free again
         model = DpBoostModel(self._candidates, self._loss, self._plan.learning_rate, np.stack(trees), start)
         content = with_lists(xgboost_model(model, job.names), job.names, job.categories, job.label_classes)
-        hmac = attempt.conclude(content, len(content))
+        hmac = attempt.conclude(content)
         path = attempt.folder.write_model(content)
         attempt.all_have_written()
         attempt.write_record(TITLE, self._parameters(), path.name, self._sections())
@@ -197,7 +193,7 @@ class _Training:
             scores = add_trees(scores, tree[np.newaxis], self._bins, self._table, self._plan.learning_rate)
             self._spent.append(ledger.spent())
             row = RoundRow(number, time.perf_counter() - started)
-            self._attempt.round_done(number, row)
+            self._attempt.round_done(row)
             self._progress(row, self._plan.n_trees)
             yield tree
 

@@ -7,18 +7,15 @@ training leaves them: rows are predicted by the inference job, which refuses tho
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.attempt.agreement import versions
-from nvflare_plugins.attempt.job_context import JobResult, Progress, Silent, SiteContext
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
+from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, take_part
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.table import is_plain_text
 from nvflare_plugins.evidence.contents import Content, Protection
@@ -30,20 +27,15 @@ from nvflare_plugins.federboost_vertical.splits import OwnedSplits, divide_model
 from nvflare_plugins.federboost_vertical.tables import PartyRows, column_names, load_rows
 from nvflare_plugins.federboost_vertical.training import check_bucket_parameters, train_on_buckets
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
-from nvflare_plugins.site.data_refusals import reading_rows
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.values import JobTerms
+from nvflare_plugins.vertical.model.conclusion import conclude_part
 from nvflare_plugins.vertical.model.model import mask_columns
 from nvflare_plugins.vertical.model.model_files import (
-    COMMITMENT_BYTES,
     ActivePart,
-    Commitment,
-    ModelIdentity,
     Part,
     PartyColumns,
     PassivePart,
-    commit,
-    write_part,
 )
 from nvflare_plugins.vertical.model.private_table import PrivateTable
 from nvflare_plugins.wire.catalogue import Phase, TrainingStep
@@ -71,31 +63,32 @@ class Prepared:
 def run_site(
     job: BucketJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None = None
 ) -> JobResult:
-    """Take part in one attempt of a job.
+    """Take part in one attempt of a job (see ``take_part``), as the active or as a passive party."""
+    return take_part(
+        job,
+        context,
+        transport,
+        timeout_s,
+        progress,
+        data_sets=(job.data_set,),
+        prepare=prepare,
+        train=_train,
+        protection=_protection,
+    )
 
-    Raises:
-        VeilBoostError: what ended the attempt at this site.
-    """
-    installed_release()
-    with reading_rows(context.policy, job.profile, (job.data_set,)):
-        return _run_site(job, context, transport, timeout_s, progress)
+
+def _train(attempt: SiteAttempt, prepared: Prepared) -> JobResult:
+    party = ActiveParty if attempt.context.site == attempt.job.active else BucketSender
+    return party(attempt, prepared).run()
 
 
-def _run_site(
-    job: BucketJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None
-) -> JobResult:
-    prepared = prepare(job, context)
-    document = {"job": job.to_dict(), "sites": context.sites, "veilboost": versions()["veilboost"]}
-    binding = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
-    protection = {
+def _protection(job: BucketJob, prepared: Prepared) -> dict[str, str | int]:
+    return {
         "trust": "local",
         "unit": job.unit,
         "epsilon": f"{job.epsilon:g}",
         "edges_epsilon": f"{job.edges_epsilon:g}",
     }
-    with open_attempt(job, context, transport, timeout_s, binding, protection) as attempt:
-        party = ActiveParty if context.site == job.active else BucketSender
-        return party(attempt, job, prepared, progress or Silent()).run()
 
 
 def prepare(job: BucketJob, context: SiteContext) -> Prepared:
@@ -105,6 +98,7 @@ def prepare(job: BucketJob, context: SiteContext) -> Prepared:
         PolicyRefusal: the site's policy forbids the job.
         ConfigurationError: job, parameters or data are not usable; the message says which.
     """
+    installed_release()
     if job.active not in context.sites:
         raise ConfigurationError(f"the job's active party {job.active} is not among its sites")
     spec = context.policy.check_vertical(JobTerms(job.profile, job.data_set), context.sites)
@@ -134,8 +128,9 @@ def _required(value: Thing | None) -> Thing:
 class _Party:
     """The steps that both kinds of parties share; every exchange is one of all sites."""
 
-    def __init__(self, attempt: SiteAttempt, job: BucketJob, prepared: Prepared, progress: Progress) -> None:
-        self._attempt, self._job, self._prepared, self._progress = attempt, job, prepared, progress
+    def __init__(self, attempt: SiteAttempt, prepared: Prepared) -> None:
+        self._attempt, self._prepared, self._progress = attempt, prepared, attempt.progress
+        self._job: BucketJob = attempt.job
         self._channel = attempt.channel
         self._rows = prepared.rows
         self._active = self._channel.sites.index(self._job.active)
@@ -167,13 +162,7 @@ class _Party:
     def _conclude(self, part: Part, n_rounds: int, sections: tuple[ReportSection, ...]) -> JobResult:
         """Commit to this party's part together with the others, and write it."""
         attempt, job = self._attempt, self._job
-        commitment: Commitment = commit(part)
-        digests = attempt.gather_sealed("commitment", commitment.digest)
-        if any(len(digest) != COMMITMENT_BYTES for digest in digests):
-            raise ProtocolError("a party's commitment has another length than commitments have")
-        identity = ModelIdentity(self._channel.job_id, job.active, self._channel.sites, tuple(digests))
-        hmac = attempt.conclude(identity.model_id.encode(), 0)
-        path: Path = write_part(attempt.folder.path, self._channel.site, part, identity, commitment)
+        hmac, path = conclude_part(attempt, job.active, part, n_rounds)
         attempt.all_have_written()
         attempt.write_record(TITLE, job.params, None, sections)
         return JobResult(hmac.hex(), f"this party's part of the model is {path}", {"n_rounds": n_rounds})
@@ -197,7 +186,7 @@ class ActiveParty(_Party):
         model, splits = divide_model(trained, len(rows.names), n_features)
         parts = {rank: item.to_bytes() for rank, item in zip(self._passive, splits, strict=True)}
         attempt.route_sealed("splits", parts, Content.SPLITS, Protection.CLEAR)
-        attempt.round_done(0, RoundRow(0, time.perf_counter() - started))
+        attempt.round_done(RoundRow(0, time.perf_counter() - started))
         parties = tuple(PartyColumns(self._channel.sites[rank], announced[rank]) for rank in self._passive)
         foreign = [f"{party.site}.{alias}" for party in parties for alias in party.aliases]
         masked = mask_columns(model, len(rows.names), [*rows.names, *foreign])
@@ -236,7 +225,7 @@ class BucketSender(_Party):
             parts = {self._active: block.to_bytes()} if block.n_buckets else {}
             self._attempt.route_sealed("buckets", parts, Content.BUCKETS, Protection.LOCAL_DP)
         table = self._receive_splits(edges)
-        self._attempt.round_done(0, RoundRow(0, 0.0))
+        self._attempt.round_done(RoundRow(0, 0.0))
         section = payment.section(edges, self._prepared.aliases)
         for text in section.paragraphs:
             self._progress.say(text)

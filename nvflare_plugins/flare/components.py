@@ -1,4 +1,4 @@
-"""The classes that job folders name: one controller and executor, and under older names a pair for each older kind."""
+"""The classes that job folders name: one controller and one executor, and a pair of aliases for each older kind."""
 
 from __future__ import annotations
 

@@ -69,13 +69,6 @@ class JobKind:
     alias: str = ""
 
 
-def _train_horizontal(
-    job: HorizontalJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
-) -> JobResult:
-    result = run_horizontal_site(job, context, transport, timeout_s, progress)
-    return JobResult(result.model_hmac, f"the model is {result.model_path}", {"n_rounds": result.n_rounds})
-
-
 def _noise_of_trees(job: PrivateTreesJob, n_sites: int) -> ServerSum | None:
     plan = JobPlan.of(job, n_sites)
     return TrustedServer(plan).answer if plan.training.trust.is_trusted_aggregator else None
@@ -93,7 +86,7 @@ _ROWS = (
     JobKind("alignment", AlignmentJob, align_site, alias="alignment.Alignment"),
     JobKind("dpboost", DpBoostJob, run_dpboost_site, _choices_of_dpboost, alias="dpboost.DpBoost"),
     JobKind("federboost_vertical", BucketJob, run_bucket_site, alias="bucket_ldp.Bucket"),
-    JobKind("horizontal", HorizontalJob, _train_horizontal, alias="horizontal.Horizontal"),
+    JobKind("horizontal", HorizontalJob, run_horizontal_site, alias="horizontal.Horizontal"),
     JobKind(
         "private_trees", PrivateTreesJob, run_private_trees_site, _noise_of_trees, alias="private_trees.PrivateTrees"
     ),

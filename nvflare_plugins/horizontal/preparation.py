@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -55,14 +54,6 @@ class Prepared:
         if self.eval_set is not None and self.eval_table is not None and self.eval_set.name != self.data_set.name:
             tables.append((self.eval_table, self.eval_set))
         return tables
-
-    def binding(self, job: HorizontalJob, context: SiteContext) -> bytes:
-        """Return the hash that the handshake's transcript covers: the job with its parameters and profile.
-
-        What each site makes of it (columns, effective parameters, versions) is compared afterwards, sealed and by name.
-        """
-        document = {"job": job.to_dict(), "sites": context.sites}
-        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
 
     def release(self, job: HorizontalJob, rows_per_node: int) -> bytes:
         """Return what decides what the run releases about the rows, for the registry.

@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import xgboost as xgb
 
-from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
+from he_processors.errors import PolicyRefusal
 from nvflare_plugins.attempt.agreement import PLUGIN, Terms, agree, versions
-from nvflare_plugins.attempt.job_context import SiteContext
-from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.attempt.session import Session, open_session
+from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
+from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together, resume_point
+from nvflare_plugins.attempt.run_folder import MODEL
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, take_part
 from nvflare_plugins.data_sets.schema import Schema
-from nvflare_plugins.evidence.format import SERVER, export_name
-from nvflare_plugins.evidence.log import EvidenceLog
-from nvflare_plugins.failures import DataRefusal, reason_of
+from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.matrices import bin_starts, evaluation_matrix, training_matrix
@@ -41,37 +36,18 @@ from nvflare_plugins.horizontal.row_floors import (
 from nvflare_plugins.horizontal.row_sampling import RowDraws, SampledWeights, row_fraction
 from nvflare_plugins.horizontal.training import LoopSettings, TrainingHandler, TrainingResult, train, training_shape
 from nvflare_plugins.horizontal.value_bounds import check_weights, coarsest_pairs, label_sum, value_bounds
-from nvflare_plugins.report.report import keep_report
-from nvflare_plugins.report.run_record import RoundRow, RunRecord, TrafficRow
-from nvflare_plugins.site.data_refusals import Question, RefusalCount, reading_rows
-from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint, describe_draw
-from nvflare_plugins.wire.catalogue import BaseScoreSource, Kind, Phase, TrainingStep
-from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
-from nvflare_plugins.wire.envelope import Codec
+from nvflare_plugins.report.run_record import RoundRow
+from nvflare_plugins.site.data_refusals import Question, RefusalCount
+from nvflare_plugins.site.memory.registry import Registry, describe_draw
+from nvflare_plugins.wire.catalogue import BaseScoreSource
+from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.continuation import keep_thresholds
 from nvflare_plugins.xgb.cuts import Cuts
 from nvflare_plugins.xgb.model_json import with_lists
 from nvflare_plugins.xgb.rounds import RoundRecord
 
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SiteResult:
-    """What a site reports at the end. Holds no data: names, sizes, hashes, pooled metrics."""
-
-    site: str
-    model_path: str
-    model_hmac: str
-    evidence_path: str
-    n_rounds: int
-    best_round: int | None
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
-Progress = Callable[[RoundRecord, int], None]
-"""Gets each finished round and the number of rounds in all."""
+TITLE = "Horizontal federated XGBoost"
 
 
 def run_site(
@@ -79,115 +55,54 @@ def run_site(
     context: SiteContext,
     transport: Transport,
     timeout_s: float,
-    on_progress: Progress | None = None,
-) -> SiteResult:
-    """Take part in one attempt of a job.
+    progress: Progress | None = None,
+) -> JobResult:
+    """Take part in one attempt of a job (see ``take_part``).
 
-    Args:
-        timeout_s: longest wait for one exchange; the server's own deadline should come first.
+    After a failure the site's checkpoints stay; its model is there only if the last step failed, when all sites had
+    agreed on it.
 
-    Raises:
-        VeilBoostError: what ended the attempt at this site. Its checkpoints stay; its model is there only if the last
-            step failed, when all sites had agreed on it. The evidence says that it was aborted and why.
-        OSError, MemoryError: the machine lacks something; as above.
+    Privacy: the server has seen the rounds pass and may know their number. Metrics, and what follows from them, it gets
+        only if they are streamed.
     """
-    with reading_rows(context.policy, job.profile, (job.data_set, job.eval_data_set)):
-        return _run_site(job, context, transport, timeout_s, on_progress)
+    return take_part(
+        job,
+        context,
+        transport,
+        timeout_s,
+        progress,
+        data_sets=(job.data_set, job.eval_data_set),
+        prepare=prepare,
+        train=lambda attempt, prepared: _Run(attempt, prepared).run(),
+        protection=lambda job, prepared: prepared.chosen.facts,
+    )
 
 
-def _run_site(
-    job: HorizontalJob, context: SiteContext, transport: Transport, timeout_s: float, on_progress: Progress | None
-) -> SiteResult:
-    prepared = prepare(job, context)
-    folder = RunFolder(context.runs, context.job_id).create()
-    channel = Channel(context.site, context.sites, context.job_id, context.attempt, transport, timeout_s)
-    path = folder.evidence / export_name(context.site)
-    try:
-        evidence = EvidenceLog(path, context.site, context.job_id, channel.attempt, job.profile)
-    except FileExistsError:
-        raise ConfigurationError(
-            f"{context.site} has evidence of job {context.job_id} already, which is never overwritten: submit the job "
-            "anew"
-        ) from None
-    channel.recorder = evidence
-    try:
-        session = open_session(channel, context.identity, context.policy, prepared.binding(job, context))
-        try:
-            return _Attempt(job, context, prepared, folder, channel, evidence, session, on_progress).run()
-        finally:
-            session.close()
-    except BaseException as error:  # whatever ends the attempt, the evidence ends with a record of it
-        evidence.abandon(reason_of(error))
-        raise
-    finally:
-        evidence.close()
-
-
-class _Attempt:
+class _Run:
     """The steps of one attempt after the session is open."""
 
-    def __init__(
-        self,
-        job: HorizontalJob,
-        context: SiteContext,
-        prepared: Prepared,
-        folder: RunFolder,
-        channel: Channel,
-        evidence: EvidenceLog,
-        session: Session,
-        on_progress: Progress | None,
-    ):
-        self._job = job
-        self._context = context
-        self._prepared = prepared
-        self._folder = folder
-        self._channel = channel
-        self._evidence = evidence
-        self._session = session
-        self._on_progress = on_progress
+    def __init__(self, attempt: SiteAttempt, prepared: Prepared):
+        self._attempt, self._prepared = attempt, prepared
+        self._job: HorizontalJob = attempt.job
+        self._context, self._channel, self._session = attempt.context, attempt.channel, attempt.session
         self._parameters = prepared.parameters
-        self._floors = context.policy.floors(len(context.sites))  # of all sites, once these have agreed
-        self._registry = Registry.open(context.policy)
-        self._reservations: list[Reservation] = []  # the training set's first
-        self._rows: list[RoundRow] = []
+        self._floors = self._context.policy.floors(len(self._context.sites))  # of all sites, once these have agreed
+        self._registry = Registry.open(self._context.policy)
+        self._reservations = Reservations(self._registry)
 
-    def run(self) -> SiteResult:
+    def run(self) -> JobResult:
         """Agree, train, compare models, write results."""
-        self._open_evidence()
         n_done, self._floors = agree(self._channel, self._session, self._terms())
         if self._job.weight is None:  # with weights it takes a private message to know
             self._parameters = with_floor(self._parameters, self._floors.rows_per_node)
-        self._reserve_together(n_done)
+        self._reservations = self._reserve(n_done)
         sums = open_sums(self._prepared.chosen.profile, self._channel, self._session, self._job.finest_exponent)
-        self._check_floors(sums)
-        agreement = CutAgreement(
-            self._job, self._prepared, self._channel, self._registry, self._reservations[0], self._proof
-        )
-        cuts, root_feature = agreement.run(sums)
-        if self._prepared.initial_model is not None:
-            cuts = keep_thresholds(cuts, self._prepared.initial_model, self._prepared.parameters.max_bin)
-        self._folder.write_cuts(cuts)
-        result = self._train(sums, cuts, root_feature, n_done)
-        trained = bytes(result.booster.save_raw("json"))
-        job, names = self._job, self._prepared.table.feature_names
-        model = with_lists(trained, names, job.categories, job.label_classes)
-        self._compare_models(model)
-        return self._finish(result, model, self._session.hmac("model", model), cuts)
+        with self._reservations.cancelled_by(PolicyRefusal, DataRefusal):
+            self._check_floors(sums)
+        cuts, root_feature = self._agree_on_cuts(sums)
+        return self._finish(self._train(sums, cuts, root_feature, n_done), cuts)
 
     # -- before training ----------------------------------------------------------------------------------------------
-
-    def _open_evidence(self) -> None:
-        session, evidence = self._session, self._evidence
-        facts = session.evidence_facts()
-        policy_hash, protection = self._context.policy.fingerprint(), self._prepared.chosen.facts
-        evidence.session(**facts, versions=versions(), policy_hash=policy_hash, protection=protection)
-        self._channel.heads = HeadExchange(evidence.signed_head, self._take_heads)
-
-    def _take_heads(self, heads: list[bytes]) -> None:
-        named = dict(zip((*self._channel.sites, SERVER), heads, strict=True))
-        if not named[SERVER]:
-            del named[SERVER]
-        self._evidence.countersign(named, self._session.head_verifier())
 
     def _terms(self) -> Terms:
         prepared, start, checkpoints = self._prepared, {}, {}
@@ -204,42 +119,18 @@ class _Attempt:
         releases = {**versions(), PLUGIN: prepared.chosen.release}
         return Terms(releases, job, prepared.parameters.document(), schema, start, checkpoints, self._floors)
 
-    def _reserve(self, n_done: int) -> None:
-        """Have the registry allow this run and remember it, before the first private byte."""
+    def _reserve(self, n_done: int) -> Reservations:
+        """Have all sites' registries allow this run and remember it, before the first private byte."""
         job, prepared = self._job, self._prepared
-        if job.resume_from is not None and n_done == 0:
-            raise ConfigurationError(f"no checkpoint of {job.resume_from} is held by all sites: start a new job")
-        resume = ResumePoint(job.resume_from, n_done) if job.resume_from is not None else None
-        # Metrics of the evaluation set are sums over its rows, and can be subtracted like any other.
-        for table, data_set in prepared.tables():
-            # Rounds draw from the training rows alone.
-            fraction = row_fraction(self._parameters) if table is prepared.table else 1.0
-            reservation = self._registry.reserve(
-                table,
-                data_set,
-                job_id=self._context.job_id,
-                sites=self._context.sites,
-                parameters=prepared.release(job, self._floors.rows_per_node),
-                resume=resume,
-                beside=self._reservations,
-                draw=describe_draw(fraction, job.weight),
-            )
-            self._reservations.append(reservation)
-            _log.info("registry, %s: %s", data_set.name, reservation.message)
-
-    def _reserve_together(self, n_done: int) -> None:
-        """Go on once every site's registry has allowed the run; else it has released nothing and is not remembered."""
-        channel, session = self._channel, self._session
-        try:
-            self._reserve(n_done)
-            sealed = channel.gather(Kind.AGREEMENT, session.seal_to_all(b"", "registry"), Codec.SEALED)
-            for rank in range(channel.world):
-                if rank != channel.rank:
-                    session.open_from(rank, sealed[rank], "registry")
-        except BaseException:
-            for reservation in self._reservations:
-                self._registry.cancel(reservation)
-            raise
+        # Rounds draw from the training rows alone. Metrics of the evaluation set are sums over its rows, and can be
+        # subtracted like any other.
+        fractions = [row_fraction(self._parameters), 1.0]
+        wanted = [
+            Wanted(table, data_set, draw=describe_draw(fraction, job.weight))
+            for (table, data_set), fraction in zip(prepared.tables(), fractions, strict=False)
+        ]
+        release = prepared.release(job, self._floors.rows_per_node)
+        return reserve_together(self._attempt, self._registry, wanted, release, resume_point(job.resume_from, n_done))
 
     def _check_floors(self, sums: ProtectedSums) -> None:
         """Go on if enough rows and sites carry weight; every site decides alike, and a refused run is not remembered.
@@ -251,19 +142,30 @@ class _Attempt:
         if self._parameters.objective.adaptive_leaf:  # see ``RowDraws``: every site must have rows
             floors = dataclasses.replace(floors, sites=self._channel.world)
         tables = list(filter(None, (prepared.table, prepared.eval_table)))
-        try:
-            if floors.sites > self._channel.world:  # no row can change that
-                raise PolicyRefusal(TOO_FEW)
-            if max(rows_needed(floors, self._parameters, len(tables))) > own.effective_rows:
-                RefusalCount(policy).check({data_set.name for _, data_set in prepared.tables()}, Question.DEMAND)
-            largest = largest_weight(sums, [table.weight for table in tables])
-            if self._job.weight is not None:
-                self._parameters = with_floor(self._parameters, floors.rows_per_node, largest[0])
-            check_effective_rows(sums, floors, own, self._parameters, tables, largest, self._channel.world)
-        except (PolicyRefusal, DataRefusal):
-            for reservation in self._reservations:
-                self._registry.cancel(reservation)
-            raise
+        if floors.sites > self._channel.world:  # no row can change that
+            raise PolicyRefusal(TOO_FEW)
+        if max(rows_needed(floors, self._parameters, len(tables))) > own.effective_rows:
+            RefusalCount(policy).check({data_set.name for _, data_set in prepared.tables()}, Question.DEMAND)
+        largest = largest_weight(sums, [table.weight for table in tables])
+        if self._job.weight is not None:
+            self._parameters = with_floor(self._parameters, floors.rows_per_node, largest[0])
+        check_effective_rows(sums, floors, own, self._parameters, tables, largest, self._channel.world)
+
+    def _agree_on_cuts(self, sums: ProtectedSums) -> tuple[Cuts, int | None]:
+        """Return the cut points of all features, and a feature without missing values at any site."""
+        agreement = CutAgreement(
+            self._job,
+            self._prepared,
+            self._channel,
+            self._registry,
+            self._reservations.entries[0],
+            self._attempt.proof,
+        )
+        cuts, root_feature = agreement.run(sums)
+        if self._prepared.initial_model is not None:
+            cuts = keep_thresholds(cuts, self._prepared.initial_model, self._prepared.parameters.max_bin)
+        self._attempt.folder.write_cuts(cuts)
+        return cuts, root_feature
 
     # -- training -----------------------------------------------------------------------------------------------------
 
@@ -304,7 +206,7 @@ class _Attempt:
             sums,
             shape,
             root_bins,
-            self._evidence,
+            self._attempt.evidence,
             is_logistic,
             rows.base_score_known,
             label_sum(table) if is_mean else None,
@@ -338,90 +240,36 @@ class _Attempt:
         return RowDraws(secret, self._prepared.table, fraction, self._parameters.objective.adaptive_leaf)
 
     def _after_round(self, record: RoundRecord, booster: xgb.Booster) -> None:
-        job = self._job
+        job, attempt, n_done = self._job, self._attempt, record.round + 1
         stages = {"xgboost": record.xgboost_s, "protect": record.protect_s, "network": record.network_s}
-        self._rows.append(RoundRow(record.round, record.seconds, record.metrics, stages))
-        self._evidence.round(record.round)
-        self._channel.mark_head()
-        if job.checkpoint_every and (record.round + 1) % job.checkpoint_every == 0:
+        attempt.round_done(RoundRow(record.round, record.seconds, record.metrics, stages))
+        if job.checkpoint_every and n_done % job.checkpoint_every == 0:
             # The registry first: it lets a lost job resume from no later tree than it knows of.
-            for reservation in self._reservations:
-                self._registry.trees_complete(reservation, record.round + 1)
-            self._folder.write_checkpoint(record.round + 1, bytes(booster.save_raw("json")))
-        if self._on_progress is not None:
-            self._on_progress(record, job.num_rounds)
+            self._reservations.trees_complete(n_done)
+            attempt.folder.write_checkpoint(n_done, bytes(booster.save_raw("json")))
+        attempt.progress(record, job.num_rounds)
 
     # -- after training -----------------------------------------------------------------------------------------------
 
-    def _compare_models(self, model: bytes) -> None:
-        proofs = self._channel.gather(Kind.MODEL_CHECK, self._proof(self._channel.rank, "model check", model))
-        sites = self._channel.sites
-        different = [s for r, s in enumerate(sites) if proofs[r] != self._proof(r, "model check", model)]
-        if different:
-            raise ProtocolError(
-                "the final models differ between the sites; none was written "
-                f"(unlike this site: {', '.join(different)})"
-            )
-
-    def _proof(self, rank: int, purpose: str, data: bytes) -> bytes:
-        """Return what the site of ``rank`` shows to prove that it holds the same data.
-
-        It names the site: otherwise a server could answer every site with that site's own proof.
-        """
-        return self._session.hmac(f"{purpose} of {rank}", data)
-
-    def _finish(self, result: TrainingResult, model: bytes, hmac: bytes, cuts: Cuts) -> SiteResult:
-        self._evidence.model("model.json", len(model), hmac)
-        self._channel.mark_head()
-        self._channel.moment = TrainingStep(Phase.FINISH, self._channel.moment.round)
-        self._channel.gather(Kind.CLOSING, b"")
-        model_path = self._folder.write_model(model)
-        # Only when every site has its model may go what a lost job is resumed from.
-        self._channel.gather(Kind.CLOSING, b"")
-        self._folder.drop_checkpoints()
-        for reservation in self._reservations:
-            self._registry.complete(reservation, result.booster.num_boosted_rounds())
-        self._evidence.end("completed")
-        evidence_path = self._evidence.close()
-        self._write_record(result, cuts, model_path, evidence_path)
-        last = result.rounds[-1] if result.rounds else None
-        return SiteResult(
-            self._context.site,
-            str(model_path),
-            hmac.hex(),
-            str(evidence_path),
-            result.booster.num_boosted_rounds(),
-            result.best_round,
-            dict(last.metrics) if last else {},
-        )
-
-    def _write_record(self, result: TrainingResult, cuts: Cuts, model_path: Path, evidence_path: Path) -> None:
-        job, channel = self._job, self._channel
-        traffic = tuple(
-            TrafficRow(kind.name, codec.name, kind.private, t.messages, t.bytes_out, t.bytes_in, t.seconds)
-            for (kind, codec), t in channel.traffic.items()
-        )
-        settings = {k: v for k, v in job.to_dict().items() if k not in ("params", "cut_bounds", "categories")}
-        record = RunRecord(
-            job_id=channel.job_id,
-            attempt=channel.attempt,
-            site=channel.site,
-            sites=channel.sites,
-            profile=job.profile,
-            signed=self._session.signed,
-            params=dict(self._parameters.agreed),
-            settings=settings,
-            rounds=tuple(self._rows),
-            traffic=traffic,
-            versions=versions(),
-            registry=self._reservations[0].message,
+    def _finish(self, result: TrainingResult, cuts: Cuts) -> JobResult:
+        job, attempt, n_rounds = self._job, self._attempt, result.booster.num_boosted_rounds()
+        trained, names = bytes(result.booster.save_raw("json")), self._prepared.table.feature_names
+        model = with_lists(trained, names, job.categories, job.label_classes)
+        hmac = attempt.conclude(model, MODEL)
+        path = attempt.folder.write_model(model)
+        attempt.all_have_written()
+        attempt.folder.drop_checkpoints()
+        self._reservations.complete(n_rounds)
+        attempt.write_record(
+            TITLE,
+            self._parameters.agreed,
+            path.name,
+            registry=self._reservations.message,
             cuts={"mode": job.cuts, "points": sum(c.size for c in cuts.of_feature), "min_rows": job.min_rows_per_cut},
-            model=str(model_path.relative_to(self._folder.path)),
-            evidence=str(evidence_path.relative_to(self._folder.path)),
             best_round=result.best_round,
             notes=self._notes(),
         )
-        keep_report(record, self._folder.path)
+        return JobResult(hmac.hex(), f"the model is {path}", {"n_rounds": n_rounds})
 
     def _notes(self) -> tuple[str, ...]:
         """Return what the sites' policies and their sampling have made of the job, for the report."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Iterator
@@ -21,9 +20,9 @@ from numpy.typing import NDArray
 from he_processors.errors import PolicyRefusal
 from he_processors.masks import PairwiseMasks
 from nvflare_plugins.attempt.agreement import Terms, agree, versions
-from nvflare_plugins.attempt.job_context import JobResult, Progress, Silent, SiteContext
+from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
 from nvflare_plugins.attempt.session import Session
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, take_part
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.data_sets.table import Table, column_names, load_table
@@ -35,7 +34,6 @@ from nvflare_plugins.private_trees.summary import lines, report_sections, summar
 from nvflare_plugins.private_trees.trainers import train
 from nvflare_plugins.private_trees.training import OwnRows
 from nvflare_plugins.report.run_record import RoundRow
-from nvflare_plugins.site.data_refusals import reading_rows
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.values import JobTerms
 from nvflare_plugins.wire.channel import Transport
@@ -72,28 +70,18 @@ class Prepared:
 def run_private_trees_site(
     job: PrivateTreesJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None = None
 ) -> JobResult:
-    """Take part in one attempt of a job.
-
-    Args:
-        timeout_s: longest wait for one exchange; the server's own deadline should come first.
-
-    Raises:
-        VeilBoostError: what ended the attempt at this site. A refusal comes before anything is released.
-    """
-    installed_release()
-    with reading_rows(context.policy, job.profile, (job.data_set,)):
-        return _run_site(job, context, transport, timeout_s, progress)
-
-
-def _run_site(
-    job: PrivateTreesJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None
-) -> JobResult:
-    prepared = prepare(job, context)
-    # The interrupted job's id is the one thing in which a resumed job may differ from it: the rest is in the plan.
-    document = {"job": job.to_dict(), "sites": context.sites, "veilboost": versions()["veilboost"]}
-    binding = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
-    with open_attempt(job, context, transport, timeout_s, binding, _facts(prepared.plan)) as attempt:
-        return _Training(job, attempt, prepared, progress or Silent()).run()
+    """Take part in one attempt of a job (see ``take_part``). A refusal comes before anything is released."""
+    return take_part(
+        job,
+        context,
+        transport,
+        timeout_s,
+        progress,
+        data_sets=(job.data_set,),
+        prepare=prepare,
+        train=lambda attempt, prepared: _Training(attempt, prepared).run(),
+        protection=_protection,
+    )
 
 
 def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
@@ -107,6 +95,7 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
         PolicyRefusal: the site's policy forbids the job.
         ConfigurationError: the job does not fit the columns; a ``DataRefusal``: the file cannot be read.
     """
+    installed_release()
     policy = context.policy
     spec = policy.check_job(JobTerms(job.profile, job.data_set, tracking=job.tracking), context.sites)
     if job.trust == "distributed" and job.colluders < policy.max_colluders:
@@ -164,9 +153,10 @@ def _weights(table: Table, job: PrivateTreesJob) -> NDArray[np.float32] | None:
     return weights
 
 
-def _facts(plan: JobPlan) -> dict[str, str | int]:
+def _protection(job: PrivateTreesJob, prepared: Prepared) -> dict[str, str | int]:
     """Return what the evidence says about the protection."""
-    job, shares = plan.job, plan.training.trust.shares
+    plan = prepared.plan
+    shares = plan.training.trust.shares
     return {
         "trust": job.trust,
         "epsilon": f"{job.epsilon:g}",
@@ -194,8 +184,9 @@ def _readable_masks(session: Session) -> PairwiseMasks:
 class _Training:
     """The steps of one attempt after the session is open."""
 
-    def __init__(self, job: PrivateTreesJob, attempt: SiteAttempt, prepared: Prepared, progress: Progress) -> None:
-        self._job, self._attempt, self._prepared, self._progress = job, attempt, prepared, progress
+    def __init__(self, attempt: SiteAttempt, prepared: Prepared) -> None:
+        self._attempt, self._prepared, self._progress = attempt, prepared, attempt.progress
+        self._job: PrivateTreesJob = attempt.job
         self._plan = prepared.plan
         self._last = time.perf_counter()
 
@@ -207,7 +198,7 @@ class _Training:
             trained = self._train(payment)
             names, job = self._plan.training.feature_names, self._job
             model = with_lists(trained, names, job.categories, job.label_classes)
-            hmac = self._attempt.conclude(model, len(model))
+            hmac = self._attempt.conclude(model)
             path = self._attempt.folder.write_model(model)
             self._attempt.all_have_written()
             spent = payment.spent()
@@ -260,5 +251,5 @@ class _Training:
         now = time.perf_counter()
         row = RoundRow(number, now - self._last)
         self._last = now
-        self._attempt.round_done(number, row)
+        self._attempt.round_done(row)
         self._progress(row, self._plan.releases.n_rounds)

@@ -6,39 +6,34 @@ terms are equal and their registries have agreed.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from he_processors.additive.scheme import security_bits
-from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError, VeilBoostError
+from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
 from nvflare_plugins.alignment.align import align, confirm
 from nvflare_plugins.alignment.blinding import psi_library
 from nvflare_plugins.alignment.result import load_alignment, save_alignments
 from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
+from nvflare_plugins.attempt.reservations import Wanted, reserve_together, resume_point
 from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, take_part
 from nvflare_plugins.files import write_atomically
-from nvflare_plugins.site.data_refusals import reading_rows
-from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint
+from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy.values import JobTerms
 from nvflare_plugins.vertical.active.site import ActiveSite
 from nvflare_plugins.vertical.checkpoints import Checkpoint, read_checkpoints
 from nvflare_plugins.vertical.job import ALIGN_FIRST, Preset, VerticalJob
+from nvflare_plugins.vertical.model.conclusion import conclude_part
 from nvflare_plugins.vertical.model.importance import feature_importance, write_importance
 from nvflare_plugins.vertical.model.model_files import (
-    COMMITMENT_BYTES,
     ActivePart,
-    ModelIdentity,
     PassivePart,
     StoredPart,
-    commit,
     find_part,
-    write_part,
 )
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 from nvflare_plugins.vertical.party_data import PartyData, load_party
@@ -80,38 +75,33 @@ class _Prepared:
 def run_vertical_site(
     job: VerticalJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
 ) -> JobResult:
-    """Take part in one attempt of a vertical job, as the active or as a passive party.
+    """Take part in one attempt of a vertical job (see ``take_part``), as the active or as a passive party.
 
-    Args:
-        timeout_s: longest wait for one exchange; the server's own deadline should come first.
-
-    Raises:
-        VeilBoostError: what ended the attempt at this site. A part of the model is there only if the last step failed,
-            when all parties had agreed on theirs; the checkpoints are there in any case.
+    After a failure a part of the model is there only if the last step failed, when all parties had agreed on theirs;
+    the checkpoints are there in any case.
     """
-    with reading_rows(context.policy, job.profile, (job.data_set, job.eval_data_set)):
-        prepared = _prepare(job, context)
-        with open_attempt(job, context, transport, timeout_s, _binding(job, context), _protection(job)) as attempt:
-            return _Run(job, context, transport, progress, prepared, attempt).run()
+    return take_part(
+        job,
+        context,
+        transport,
+        timeout_s,
+        progress,
+        data_sets=(job.data_set, job.eval_data_set),
+        prepare=_prepare,
+        train=lambda attempt, prepared: _Run(attempt, prepared).run(),
+        protection=_protection,
+    )
 
 
 class _Run:
     """The steps of one attempt after the session is open."""
 
-    def __init__(
-        self,
-        job: VerticalJob,
-        context: SiteContext,
-        transport: Transport,
-        progress: Progress,
-        prepared: _Prepared,
-        attempt: SiteAttempt,
-    ):
-        self._job, self._context = job, context
-        self._transport, self._progress = transport, progress
+    def __init__(self, attempt: SiteAttempt, prepared: _Prepared):
+        self._job, self._context = attempt.job, attempt.context
+        self._progress = attempt.progress
         self._prepared, self._attempt = prepared, attempt
-        self._registry = Registry.open(context.policy)
-        self._is_active = context.site == job.active
+        self._registry = Registry.open(attempt.context.policy)
+        self._is_active = attempt.context.site == attempt.job.active
 
     def run(self) -> JobResult:
         """Align, agree, train, commit to the parts, write."""
@@ -122,7 +112,7 @@ class _Run:
             finish = (ActiveSite(start) if self._is_active else PassiveSite(start)).run()
         except (VeilBoostError, OSError):
             if not start.notes.has_told:
-                self._cancel(start.reservations)
+                start.reservations.cancel()
             raise
         return self._finish(finish, start)
 
@@ -132,26 +122,19 @@ class _Run:
         job, attempt, data = self._job, self._attempt, self._prepared.data
         if job.alignment is None:
             return data
-        channel, session = attempt.channel, attempt.session
-        names = sorted({one.data_set.name for one in data.sets})
+        channel, session, context = attempt.channel, attempt.session, self._context
         if job.alignment == ALIGN_FIRST and job.resume_from is None:
             ids = {one.data_set.name: one.ids or () for one in data.sets}
-            found = align(channel, session, ids, self._context.policy, self._progress.say, attempt.evidence)
-            save_alignments(
-                attempt.folder.path, self._context.job_id, self._context.site, self._context.sites, list(found.values())
-            )
+            found = align(channel, session, ids, context.policy, self._progress.say, attempt.evidence)
         else:
             earlier = str(job.resume_from) if job.alignment == ALIGN_FIRST else job.alignment
-            found = {name: load_alignment(self._context, earlier, name) for name in names}
-            confirm(channel, session, [found[name] for name in names])
-            if job.alignment == ALIGN_FIRST:  # so that this job can be resumed in its turn
-                save_alignments(
-                    attempt.folder.path,
-                    self._context.job_id,
-                    self._context.site,
-                    self._context.sites,
-                    list(found.values()),
-                )
+            found = {
+                name: load_alignment(context, earlier, name)
+                for name in sorted({one.data_set.name for one in data.sets})
+            }
+            confirm(channel, session, list(found.values()))
+        if job.alignment == ALIGN_FIRST:  # so that this job can be resumed in its turn
+            save_alignments(attempt.folder.path, context.job_id, context.site, context.sites, list(found.values()))
         return data.aligned(found)
 
     def _agree(self, data: PartyData) -> int:
@@ -172,11 +155,8 @@ class _Run:
         self._progress.say("agreed on job, parameters and rows with all parties")
         if not all(proof.contents):
             self._progress.say(_NO_IDS)
-        if self._job.resume_from is not None:
-            if n_done == 0:
-                raise ConfigurationError(
-                    f"no checkpoint of {self._job.resume_from} is held by all sites: start a new job"
-                )
+        resume = resume_point(self._job.resume_from, n_done)
+        if resume is not None:
             if n_done > self._job.num_rounds:
                 raise ConfigurationError(f"{self._job.resume_from} has more rounds than this job: raise num_rounds")
             self._progress.say(f"resuming {self._job.resume_from} after {n_done} rounds")
@@ -185,42 +165,23 @@ class _Run:
     def _reserve_together(self, data: PartyData, n_done: int) -> VerticalContext:
         """Go on once every site's registry and budgets allow the run; else nothing is released, charged, remembered."""
         job, prepared, guard = self._job, self._prepared, None
-        reservations: list[Reservation] = []
-        resume = None if job.resume_from is None else ResumePoint(job.resume_from, n_done)
         fields = {name: value for name, value in job.to_dict().items() if name not in _NOT_RELEASED}
-        release = {"job": fields, "parameters": self._prepared.parameters.document()}
-        parameters = json.dumps(release, sort_keys=True).encode()
+        release = {"job": fields, "parameters": prepared.parameters.document()}
         sets = {one.data_set.name: one for one in reversed(data.sets)}  # a set in both places counts once
-        try:
-            if not self._is_active:
-                guard = open_guard(job, self._context.policy, data, prepared.parameters)
-            for one in reversed(sets.values()):
-                reservation = self._registry.reserve(
-                    one.table,
-                    one.data_set,
-                    job_id=self._context.job_id,
-                    sites=self._context.sites,
-                    parameters=parameters,
-                    resume=resume,
-                    beside=reservations,
-                    ids=one.ids,
-                )
-                reservations.append(reservation)
-                _log.info("registry, %s: %s", one.data_set.name, reservation.message)
-            self._attempt.gather_sealed("registry", b"")
-        except (VeilBoostError, OSError):
-            self._cancel(reservations)
-            raise
-        return VerticalContext(
-            job,
-            self._context,
+        if not self._is_active:
+            guard = open_guard(job, self._context.policy, data, prepared.parameters)
+        reservations = reserve_together(
             self._attempt,
-            self._transport,
-            self._progress,
+            self._registry,
+            [Wanted(one.table, one.data_set, one.ids) for one in reversed(sets.values())],
+            json.dumps(release, sort_keys=True).encode(),
+            resume_point(job.resume_from, n_done),
+        )
+        return VerticalContext(
+            self._attempt,
             data,
             prepared.parameters,
-            self._registry,
-            tuple(reservations),
+            reservations,
             ContentRecorder(self._attempt.evidence, job.profile),
             n_done,
             prepared.checkpoints.get(n_done),
@@ -228,28 +189,15 @@ class _Run:
             guard,
         )
 
-    def _cancel(self, reservations: Sequence[Reservation]) -> None:
-        """Forget a run that ended before anything about rows had left this site."""
-        for reservation in reservations:
-            self._registry.cancel(reservation)
-
     # -- after training -----------------------------------------------------------------------------------------------
 
     def _finish(self, finish: TrainedPart, start: VerticalContext) -> JobResult:
         """Commit to the parts, compare the commitments, write."""
-        job, context, attempt = self._job, self._context, self._attempt
-        commitment = commit(finish.part)
-        digests = attempt.gather_sealed("parts of the model", commitment.digest)
-        if any(len(digest) != COMMITMENT_BYTES for digest in digests):
-            raise ProtocolError("a party's commitment to its part of the model is not one")
-        identity = ModelIdentity(context.job_id, job.active, context.sites, tuple(digests))
-        content = f"{identity.model_id} {finish.n_rounds}".encode()
-        hmac = attempt.conclude(content, len(content))
-        path = write_part(attempt.folder.path, context.site, finish.part, identity, commitment)
+        job, attempt = self._job, self._attempt
+        hmac, path = conclude_part(attempt, job.active, finish.part, finish.n_rounds)
         attempt.all_have_written()
         attempt.folder.drop_checkpoints()
-        for reservation in start.reservations:
-            self._registry.complete(reservation, finish.n_rounds)
+        start.reservations.complete(finish.n_rounds)
         ordinary = None
         if isinstance(finish.part, ActivePart):
             # Not model.json: it loads as an ordinary model, whose predictions are wrong without the thresholds.
@@ -263,7 +211,7 @@ class _Run:
             finish.params,
             ordinary,
             finish.sections,
-            registry=start.reservations[0].message,
+            registry=start.reservations.message,
             best_round=finish.best_round,
             notes=tuple(notes),
         )
@@ -334,13 +282,7 @@ def _checkpoints(job: VerticalJob, context: SiteContext) -> dict[int, Checkpoint
     return {} if job.resume_from is None else read_checkpoints(RunFolder(context.runs, job.resume_from))
 
 
-def _binding(job: VerticalJob, context: SiteContext) -> bytes:
-    """Return the hash that the handshake's transcript covers."""
-    document = {"job": job.to_dict(), "sites": context.sites}
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
-
-
-def _protection(job: VerticalJob) -> dict[str, str | int]:
+def _protection(job: VerticalJob, prepared: _Prepared) -> dict[str, str | int]:
     """Return the facts on the scheme that the evidence records."""
     facts: dict[str, str | int] = {"preset": job.preset, "own_rounds": job.own_rounds}
     if job.is_encrypted:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nvflare_plugins.attempt.job_context import Progress, SiteContext
+from nvflare_plugins.attempt.reservations import Reservations
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
-from nvflare_plugins.site.memory.registry import Registry, Reservation
 from nvflare_plugins.vertical.checkpoints import Checkpoint
 from nvflare_plugins.vertical.guards.guards import Guard
 from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
@@ -42,21 +42,37 @@ class VerticalContext:
         guard: of a passive party, opened before any party went on.
     """
 
-    job: VerticalJob
-    context: SiteContext
     attempt: SiteAttempt
-    transport: Transport
-    progress: Progress
     data: PartyData
     parameters: TrainingParameters
-    registry: Registry
-    reservations: tuple[Reservation, ...]
+    reservations: Reservations
     notes: ContentRecorder
     n_done: int = 0
     checkpoint: Checkpoint | None = None
     initial: StoredPart[Any] | None = None
     guard: Guard | None = None
     stages: Stages = field(default_factory=Stages)
+
+    @property
+    def job(self) -> VerticalJob:
+        """Return the job."""
+        job: VerticalJob = self.attempt.job
+        return job
+
+    @property
+    def context(self) -> SiteContext:
+        """Return where and with whom this party takes part."""
+        return self.attempt.context
+
+    @property
+    def progress(self) -> Progress:
+        """Return who is told how far the job is."""
+        return self.attempt.progress
+
+    @property
+    def transport(self) -> Transport:
+        """Return the way to the server."""
+        return self.attempt.transport
 
     @property
     def active_rank(self) -> int:
@@ -91,7 +107,7 @@ class VerticalContext:
     def round_done(self, row: RoundRow) -> None:
         """Note a finished round at the step at which all parties do."""
         self.notes.has_told = True  # its metrics
-        self.attempt.round_done(row.round, row)
+        self.attempt.round_done(row)
         self.enter_round(row.round + 1)
 
     def is_checkpoint(self, n_rounds: int) -> bool:
@@ -102,8 +118,7 @@ class VerticalContext:
     def keep(self, n_rounds: int, content: str) -> None:
         """Write a checkpoint; the registry first: it lets a lost job resume from no later round than it knows of."""
         self.notes.has_told = True
-        for reservation in self.reservations:
-            self.registry.trees_complete(reservation, n_rounds)
+        self.reservations.trees_complete(n_rounds)
         tag = self.attempt.session.hmac(f"checkpoint after {n_rounds} rounds", b"").hex()
         Checkpoint(n_rounds, tag, content).write(self.attempt.folder)
 

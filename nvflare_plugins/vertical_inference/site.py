@@ -9,7 +9,6 @@ theirs sufficient.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,10 +22,9 @@ from nvflare_plugins.alignment.blinding import psi_library
 from nvflare_plugins.alignment.result import load_alignment
 from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, open_attempt
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, take_part
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.report.run_record import ReportSection
-from nvflare_plugins.site.data_refusals import reading_rows
 from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.vertical.job import ALIGN_FIRST
@@ -89,13 +87,17 @@ Write = Callable[[Path], Path]
 class _Run:
     """What the steps of one attempt share."""
 
-    job: InferenceJob
-    context: SiteContext
     attempt: SiteAttempt
     identity: ModelIdentity
-    transport: Transport
-    timeout_s: float
-    progress: Progress
+
+    @property
+    def job(self) -> InferenceJob:
+        job: InferenceJob = self.attempt.job
+        return job
+
+    @property
+    def context(self) -> SiteContext:
+        return self.attempt.context
 
     @property
     def action(self) -> Action:
@@ -122,44 +124,44 @@ class _Run:
 def run_inference(
     job: InferenceJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
 ) -> JobResult:
-    """Take part in one attempt of a job with a vertical model.
+    """Take part in one attempt of a job with a vertical model (see ``take_part``).
 
     Privacy: the server learns which model and action the job names, sizes and times. What parties learn of each other,
         see ``inference``, ``explanations`` and ``model.merge``.
-
-    Args:
-        timeout_s: longest wait for one exchange.
-
-    Raises:
-        VeilBoostError: what ended the attempt; no result was written then.
     """
-    with reading_rows(context.policy, job.profile, (job.data_set,)):
-        return _run_inference(job, context, transport, timeout_s, progress)
+    return take_part(
+        job,
+        context,
+        transport,
+        timeout_s,
+        progress,
+        data_sets=(job.data_set,),
+        prepare=_prepare,
+        train=_use,
+        protection=lambda job, prepared: {
+            "model": prepared[0].identity.model_id,
+            "reveals": _PROTECTION[Action(job.action)],
+        },
+    )
 
 
-def _run_inference(
-    job: InferenceJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
-) -> JobResult:
-    stored, rows = _prepare(job, context)
-    action = Action(job.action)
-    protection = {"model": stored.identity.model_id, "reveals": _PROTECTION[action]}
-    with open_attempt(job, context, transport, timeout_s, _binding(job, context), protection) as attempt:
-        run = _Run(job, context, attempt, stored.identity, transport, timeout_s, progress)
-        _agree(run, [])
-        if job.data_set is not None:
-            rows = _align(run, rows)
-            _agree(run, [rows])
-            rows = rows.part(job.rows)
-            _allow(run, stored.part, rows)
-        write: Write | None = None
-        if isinstance(stored.part, ActivePart):
-            write = _ACTIVE[action](run, stored.part, rows)
-        else:
-            _PASSIVE[action](run, stored.part, rows)
-        agreed = json.dumps([job.action, stored.identity.model_id]).encode()
-        keyed = attempt.conclude(agreed, len(agreed))
-        message = _finish(run, stored.part, write)
-    return JobResult(keyed.hex(), message, {"action": job.action})
+def _use(attempt: SiteAttempt, prepared: tuple[StoredPart[Part], Rows]) -> JobResult:
+    stored, rows = prepared
+    run = _Run(attempt, stored.identity)
+    _agree(run, [])
+    if run.job.data_set is not None:
+        rows = _align(run, rows)
+        _agree(run, [rows])
+        rows = rows.part(run.job.rows)
+        _allow(run, stored.part, rows)
+    write: Write | None = None
+    if isinstance(stored.part, ActivePart):
+        write = _ACTIVE[run.action](run, stored.part, rows)
+    else:
+        _PASSIVE[run.action](run, stored.part, rows)
+    keyed = attempt.conclude(json.dumps([run.job.action, stored.identity.model_id]).encode())
+    message = _finish(run, stored.part, write)
+    return JobResult(keyed.hex(), message, {"action": run.job.action})
 
 
 def _prepare(job: InferenceJob, context: SiteContext) -> tuple[StoredPart[Part], Rows]:
@@ -194,12 +196,6 @@ def _check_parties(identity: ModelIdentity, context: SiteContext) -> None:
     strange = sorted(set(context.sites) - set(identity.sites))
     if strange:
         raise ConfigurationError(f"the job has sites that are no parties of the model: {', '.join(strange)}")
-
-
-def _binding(job: InferenceJob, context: SiteContext) -> bytes:
-    """Return the hash that the handshake's transcript covers."""
-    document = {"job": job.to_dict(), "sites": context.sites}
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
 
 
 # -- agreement --------------------------------------------------------------------------------------------------------
@@ -243,7 +239,7 @@ def _align(run: _Run, rows: Rows) -> Rows:
         confirm(attempt.channel, attempt.session, [found])
         return rows.aligned(found)
     ids = {str(job.data_set): rows.ids or ()}
-    aligned = align(attempt.channel, attempt.session, ids, context.policy, run.progress.say, attempt.evidence)
+    aligned = align(attempt.channel, attempt.session, ids, context.policy, run.attempt.progress.say, attempt.evidence)
     return rows.aligned(aligned[str(job.data_set)])
 
 
@@ -254,7 +250,7 @@ def _predict(run: _Run, part: ActivePart, rows: Rows) -> Write:
     channel, session = run.attempt.channel, run.attempt.session
     notes = _Notes(run.attempt)
     pace = _pace(run, sum(tree.n_nodes for tree in structures(part.booster)))
-    with Requester(channel, session, _PURPOSE, pace, run.transport.abort) as asking:
+    with Requester(channel, session, _PURPOSE, pace, run.attempt.transport.abort) as asking:
         links = {
             party.site: ConversationLink(asking, run.context.sites.index(party.site), party.site, notes)
             for party in part.parties
@@ -265,8 +261,8 @@ def _predict(run: _Run, part: ActivePart, rows: Rows) -> Write:
             rows.features,
             run.job.rounds,
             run.job.batch_rows,
-            run.timeout_s,
-            lambda done, n: run.progress.say(f"predicted batch {done} of {n}"),
+            run.attempt.timeout_s,
+            lambda done, n: run.attempt.progress.say(f"predicted batch {done} of {n}"),
         )
     return lambda folder: write_predictions(folder, rows, predictions, run.job.file_format)
 
@@ -318,7 +314,7 @@ def _answer(run: _Run, part: PassivePart, rows: Rows) -> None:
 
     pace = _pace(run, len(part.table))
     Responder(
-        run.attempt.channel, run.attempt.session, _PURPOSE, pace, run.transport.abort, run.active_rank, answer
+        run.attempt.channel, run.attempt.session, _PURPOSE, pace, run.attempt.transport.abort, run.active_rank, answer
     ).run()
 
 
@@ -357,7 +353,7 @@ _PASSIVE: Mapping[Action, Callable[[_Run, PassivePart, Rows], None]] = {
 def _pace(run: _Run, n_splits: int) -> FlowControl:
     """Return the pace of the conversation; a question names every split at most once."""
     longest = 1024 + n_splits * (16 + run.job.batch_rows // 8)
-    return dataclasses.replace(FlowControl.within(run.timeout_s), message_bytes=longest)
+    return dataclasses.replace(FlowControl.within(run.attempt.timeout_s), message_bytes=longest)
 
 
 class _Notes:

@@ -357,7 +357,7 @@ def test_a_server_cannot_hide_differing_models_by_echoing_each_sites_own_proof(f
         small_job(params=params, num_rounds=1), tamper_reply={site: liar(r) for r, site in enumerate(federation.sites)}
     )
     assert_failed_cleanly(federation, outcomes)
-    assert all("models differ" in str(error) or isinstance(error, JobAborted) for error in outcomes.values())
+    assert all("different results" in str(error) or isinstance(error, JobAborted) for error in outcomes.values())
 
 
 def test_what_a_server_can_do_that_lies_to_all_sites_alike(federation):

@@ -44,6 +44,7 @@ def stuck(job, context, transport, timeout_s, progress):
     log = EvidenceLog(path, context.site, context.job_id, context.attempt.hex(), job.profile)
     matrix = xgb.DMatrix(np.random.default_rng(0).random((100, 3)), label=np.arange(100) % 2, nthread=1)
     everything = types.SimpleNamespace(
+        largest_message_bytes=1 << 20,
         enter=lambda moment: None, answer=lambda message, buffer: buffer,
         classify=lambda call, dtype, op, size: types.SimpleNamespace(kind=None, reply_size=size),
     )

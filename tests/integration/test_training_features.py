@@ -481,7 +481,7 @@ def test_a_resumed_model_equals_the_uninterrupted_one(tmp_path, name):
     resumed = HorizontalJob.from_dict({**training.to_dict(), "resume_from": "lost"})
     results = succeed(federation.run(resumed))
     assert federation.model() == whole.model()
-    assert {r.n_rounds for r in results.values()} == {7}
+    assert {r.summary["n_rounds"] for r in results.values()} == {7}
 
 
 def test_early_stopping_goes_on_where_a_lost_job_stood(tmp_path):
@@ -603,14 +603,14 @@ def test_aucpr_is_the_mean_over_the_sites_with_both_classes(tmp_path, profile):
     federation.give_data("train", frame)
     federation.give_data("held_out", held_out)
     training = job({"eval_metric": ["auc", "aucpr"]}, 3, eval_data_set="held_out", profile=profile)
-    outcomes = succeed(federation.run(training))
+    succeed(federation.run(training))
     booster = xgb.Booster(params={"eval_metric": "aucpr"}, model_file=bytearray(federation.model()))
     parts = [
         xgb.DMatrix(part.drop(columns="y"), label=part.y) for part in (held_out.iloc[100:200], held_out.iloc[200:])
     ]
     local = [float(booster.eval(part).rpartition(":")[2]) for part in parts]
-    assert outcomes["site-1"].metrics["eval-aucpr"] == pytest.approx(np.mean(local), abs=2e-6)
-    assert 0.5 < outcomes["site-1"].metrics["eval-auc"] < 1
+    assert federation.metrics("site-1")["eval-aucpr"] == pytest.approx(np.mean(local), abs=2e-6)
+    assert 0.5 < federation.metrics("site-1")["eval-auc"] < 1
 
 
 def test_early_stopping_on_aucpr_where_one_site_has_one_class(tmp_path):
@@ -620,7 +620,7 @@ def test_early_stopping_on_aucpr_where_one_site_has_one_class(tmp_path):
     federation.give_data("train", frame)
     federation.give_data("held_out", held_out)
     outcomes = succeed(federation.run(training))
-    rounds = {(outcome.n_rounds, outcome.best_round) for outcome in outcomes.values()}
+    rounds = {(outcomes[s].summary["n_rounds"], federation.record(s).best_round) for s in federation.sites}
     [(n_rounds, best_round)] = rounds
     assert n_rounds == best_round + 4 < 40
 
@@ -634,8 +634,8 @@ def test_aucpr_of_a_class_that_one_site_lacks(tmp_path):
     federation.give_data("train", frame)
     federation.give_data("held_out", held_out)
     params = {"objective": "multi:softprob", "num_class": 3, "eval_metric": "aucpr"}
-    outcomes = succeed(federation.run(job(params, 2, eval_data_set="held_out")))
-    assert 0.8 < outcomes["site-2"].metrics["eval-aucpr"] <= 1
+    succeed(federation.run(job(params, 2, eval_data_set="held_out")))
+    assert 0.8 < federation.metrics("site-2")["eval-aucpr"] <= 1
 
 
 def test_metrics_that_are_no_number_on_the_pooled_rows_are_none_here(tmp_path):
@@ -649,8 +649,13 @@ def test_metrics_that_are_no_number_on_the_pooled_rows_are_none_here(tmp_path):
         federation = Federation(tmp_path / name)
         federation.give_data("train", frame)
         federation.give_data("held_out", held_out)
-        outcomes = succeed(federation.run(job(params, 2, eval_data_set="held_out")))
-        found = [outcome.metrics[f"eval-{name}"] for outcome in outcomes.values()]
-        assert np.array_equal(found, [expected] * 3, equal_nan=True)
+        found: list[float] = []
+
+        def listen(record, n_rounds, found=found, name=name):
+            found.append(record.metrics[f"eval-{name}"])
+
+        training = job(params, 2, eval_data_set="held_out")
+        succeed(federation.run(training, on_progress=lambda site, listen=listen: listen))
+        assert np.array_equal(found, [expected] * 6, equal_nan=True)
         record = json.loads((federation.workspace("site-1") / "runs" / "job" / "run.json").read_text())
         assert [row["metrics"][f"eval-{name}"] for row in record["rounds"]] == [None, None]

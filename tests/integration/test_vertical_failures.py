@@ -17,9 +17,9 @@ from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.memory.released_sums import ReleasedSums
 from nvflare_plugins.vertical import checkpoints
-from nvflare_plugins.vertical import site as vertical_site
 from nvflare_plugins.vertical.active import site as active_site
 from nvflare_plugins.vertical.active.xgboost_random import XGBoostRandom, sampled_rows
+from nvflare_plugins.vertical.model import conclusion
 from nvflare_plugins.vertical.passive import party as passive
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker
 from nvflare_plugins.vertical.protocol.messages import DecisionRequest
@@ -206,7 +206,7 @@ WRITERS = {  # what is written, by whom, the write that fails, and what of the c
     "registry": (Registry, "trees_complete", 3, lambda self, *of: self._memory.path),
     "ledger_of_sums": (ReleasedSums, "charging", 4, lambda self: self._memory.path),
     "predictions": (PredictionBudget, "charge", 1, lambda self, *of: self._memory.path),
-    "part": (vertical_site, "write_part", 1, lambda folder, *of: folder),
+    "part": (conclusion, "write_part", 1, lambda folder, *of: folder),
 }
 
 

@@ -63,7 +63,8 @@ def check(folder: Path, frame: pd.DataFrame, params: dict, profile: str, weight:
         evaluate_training=True,
         weight=weight,
     )
-    metrics = succeed(federation.run(job))["site-1"].metrics
+    succeed(federation.run(job))
+    metrics = federation.metrics("site-1")
     central = central_model(frame, "label", params, federation.cuts(), ROUNDS, weight=weight)
     assert leaf_difference(federation.model(), central) < np.inf, "another structure"
     rows = xgb.DMatrix(frame[NAMES])

@@ -15,9 +15,10 @@ import pandas as pd
 import xgboost as xgb
 
 from he_processors.errors import JobAborted
-from nvflare_plugins.attempt.job_context import SiteContext
+from nvflare_plugins.attempt.job_context import JobResult, Silent, SiteContext
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.site import SiteResult, run_site
+from nvflare_plugins.horizontal.site import run_site
+from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator
@@ -196,7 +197,7 @@ class Federation:
         timeout_s: float = TIMEOUT_S,
         notices_death: bool = False,
         **hooks: object,
-    ) -> dict[str, SiteResult | Exception]:
+    ) -> dict[str, JobResult | Exception]:
         """Run the job; a site that failed has its error in place of a result.
 
         Args:
@@ -207,7 +208,7 @@ class Federation:
         """
         attempt = os.urandom(16)
         aggregator = Aggregator(self.sites, attempt, deadline_s)
-        outcomes: dict[str, SiteResult | Exception] = {}
+        outcomes: dict[str, JobResult | Exception] = {}
         done = threading.Event()
         replies, transports = hooks.pop("tamper_reply", {}), hooks.pop("transports", {})
 
@@ -219,7 +220,7 @@ class Federation:
                 context = SiteContext(
                     site, self.sites, job_id, attempt, self.workspace(site) / "runs", policy, Identity.unsigned(site)
                 )
-                progress = on_progress(site) if on_progress else None
+                progress = on_progress(site) if on_progress else Silent()
                 outcomes[site] = run_site(job, context, transport, timeout_s, progress)
             except Exception as error:  # the test decides what it expected
                 # XGBoost's thread turns what a hook raises into an error of its own.
@@ -247,12 +248,20 @@ class Federation:
             raise AssertionError("the sites' models differ")
         return models.pop()
 
+    def record(self, site: str, job_id: str = "job") -> RunRecord:
+        """Return what a site keeps about the run, the rounds with their metrics among it."""
+        return RunRecord.from_dict(json.loads((self.workspace(site) / "runs" / job_id / "run.json").read_text()))
+
+    def metrics(self, site: str) -> dict[str, float]:
+        """Return the metrics of the last round."""
+        return self.record(site).rounds[-1].metrics
+
     def cuts(self, job_id: str = "job") -> Cuts:
         path = self.workspace("site-1") / "runs" / job_id / "cuts.json"
         return Cuts.from_lists(json.loads(path.read_text()))
 
 
-def succeed(outcomes: Mapping[str, SiteResult | Exception]) -> dict[str, SiteResult]:
+def succeed(outcomes: Mapping[str, JobResult | Exception]) -> dict[str, JobResult]:
     """Raise the first error, if any."""
     for outcome in outcomes.values():
         if isinstance(outcome, Exception):

@@ -16,8 +16,8 @@ from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.failures import machine_failure, reason_of
 from nvflare_plugins.flare import executor as executor_module
 from nvflare_plugins.flare.executor import JobExecutor, error_text
-from nvflare_plugins.horizontal import site as site_module
 from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.site import run_site
 from nvflare_plugins.report.report import keep_report
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.site.certificates import Identity
@@ -112,21 +112,14 @@ ENDS = [
 
 
 @pytest.mark.parametrize("error", ENDS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("kind", ["horizontal", "other"])
-def test_evidence_ends_with_a_record_whatever_ends_the_attempt(place, monkeypatch, kind, error):
-    module = site_module if kind == "horizontal" else site_attempt
-
+def test_evidence_ends_with_a_record_whatever_ends_the_attempt(place, monkeypatch, error):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(module, "open_session", fail)
+    monkeypatch.setattr(site_attempt, "open_session", fail)
     job = HorizontalJob("train", "y", params={"objective": "binary:logistic"})
     with pytest.raises(type(error)) as raised:
-        if kind == "horizontal":
-            site_module.run_site(job, place, None, 1.0)
-        else:
-            with site_attempt.open_attempt(job, place, None, 1.0, bytes(32), {}):
-                pass
+        run_site(job, place, None, 1.0)
     assert raised.value is error
     [path] = (place.runs / "job" / "evidence").iterdir()
     log = read_log(path)
