@@ -96,6 +96,8 @@ class Memory:
             ConfigurationError: the file is damaged, or another process holds it and does not let go.
             OSError: the disk is full or fails, or the file may not be written.
         """
+        if not self.path.exists():
+            raise self.damaged("it is no longer there")
         with self._in_words(), contextlib.closing(_connect(self.path)) as db:
             db.execute(begin)
             self._check(db)
@@ -234,8 +236,6 @@ class Memory:
     def _told(self, error: sqlite3.Error) -> Exception:
         if isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError | sqlite3.IntegrityError):
             return error  # a defect of this program
-        if not self.path.exists():
-            return self.damaged("it is no longer there")
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return ConfigurationError(

@@ -228,6 +228,21 @@ def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
     assert names(memory) == ["before"] and told(memory, "SELECT * FROM arrays") == []
 
 
+def test_a_disk_too_full_to_begin_on_leaves_nothing_behind_that_counts(tmp_path: Path) -> None:
+    connect = store._connect
+
+    def full(path: Path) -> sqlite3.Connection:
+        db = connect(path)
+        db.execute("PRAGMA max_page_count = 3")
+        return db
+
+    with mock.patch.object(store, "_connect", full), pytest.raises(OSError, match="No space left") as failed:
+        Memory(tmp_path, "site-1")
+    assert failed.value.errno == errno.ENOSPC and not (tmp_path / NAME).exists()
+    note(Memory(tmp_path, "site-1"), "begun")
+    assert {path.name for path in tmp_path.iterdir()} == {NAME, "lock"}
+
+
 def test_a_missing_file_is_not_made_again_in_the_middle(tmp_path: Path) -> None:
     memory = Memory(tmp_path, "site-1")
     memory.path.unlink()
