@@ -22,6 +22,7 @@ import fcntl
 import json
 import os
 import sqlite3
+import tempfile
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,7 @@ from nvflare_plugins.site.policy.policy import SitePolicy
 NAME = "veilboost_memory.sqlite"
 KEY_BYTES = 32
 _LOCK = "lock"
+_PAGE_BYTES = 4096
 _WAIT_S = 120.0  # for other jobs of the site; each holds the file for a moment
 _SETTINGS = (
     "PRAGMA synchronous=EXTRA",
@@ -246,9 +248,23 @@ class Memory:
         if code == sqlite3.SQLITE_NOMEM:
             return MemoryError()
         number = _NUMBERS.get(code)
+        if number == errno.EIO:
+            number = self._why_not_written()
         if number is not None:
             return OSError(number, os.strerror(number))
         return self.damaged("it cannot be read")
+
+    def _why_not_written(self) -> int:
+        """Return the error that a write at the end of such a file gives: SQLite knows one for all."""
+        try:
+            with tempfile.TemporaryFile(
+                dir=self.path.parent
+            ) as file:  # never the file: closing it drops SQLite's locks
+                os.pwrite(file.fileno(), bytes(_PAGE_BYTES), self.path.stat().st_size)
+                os.fsync(file.fileno())
+        except OSError as error:
+            return error.errno or errno.EIO
+        return errno.EIO
 
 
 _NUMBERS = {

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import resource
 import sqlite3
 import stat
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from multiprocessing.connection import Connection
 from pathlib import Path
 from unittest import mock
 
@@ -195,7 +197,7 @@ def test_a_file_that_may_not_be_written_is_told_as_that(tmp_path: Path) -> None:
     assert names(memory) == ["before"]
 
 
-def _write_as_nobody(memory: Memory, answer) -> None:
+def _write_as_nobody(memory: Memory, answer: Connection) -> None:
     if os.geteuid() == 0:
         os.setresgid(65534, 65534, 65534)
         os.setresuid(65534, 65534, 65534)
@@ -226,6 +228,29 @@ def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
         remember_more()
     assert failed.value.errno == errno.ENOSPC and "the disk is full" in str(machine_failure(failed.value))
     assert names(memory) == ["before"] and told(memory, "SELECT * FROM arrays") == []
+
+
+def test_a_limit_of_file_sizes_is_told_as_that(tmp_path: Path) -> None:
+    """SQLite knows it as an error of the disk, whose health an operator would then look at."""
+    memory = Memory(tmp_path, "site-1")
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_write_beyond_a_limit, args=(memory, sender))
+    process.start()
+    assert receiver.poll(60)
+    assert receiver.recv() == errno.EFBIG
+    process.join()
+    assert told(memory, "SELECT * FROM arrays") == []
+
+
+def _write_beyond_a_limit(memory: Memory, answer: Connection) -> None:
+    size = memory.path.stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    try:
+        with memory.transaction() as db:
+            store_array(db, np.arange(100_000))
+        answer.send(0)
+    except OSError as error:
+        answer.send(error.errno)
 
 
 def test_a_disk_too_full_to_begin_on_leaves_nothing_behind_that_counts(tmp_path: Path) -> None:
