@@ -11,6 +11,7 @@ Reference: dp_components/README.md, section 11.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from dp_components.neighbouring import NeighbouringRelation
 from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates.candidates import FeatureBounds
 from dp_components.split_methods.histogram import HistogramQuery
-from he_processors.errors import ProtocolError
+from he_processors.errors import VeilBoostError
 from nvflare_plugins.evidence import log as evidence
 from nvflare_plugins.private_trees import forest_trainer, noisy_sums
 from nvflare_plugins.private_trees.default_2026_11 import DEFAULT
@@ -169,7 +170,7 @@ def pays_for_anything(
 
 def caught(monkeypatch: pytest.MonkeyPatch, faulty: Setting, n_runs: int) -> bool:
     """Check that the list of releases refuses a fault, and say whether the audit would see it without the list."""
-    with pytest.raises(ProtocolError, match="pays for no such sum"):
+    with pytest.raises(VeilBoostError, match="pays for no such sum"):
         run_attempt(faulty, False, 0, faulty.randomness(0))
     monkeypatch.setattr(ReleaseSchedule, "take", pays_for_anything)
     return measured_mu(audit(faulty, n_runs)) > CLAIMED_MU
@@ -178,18 +179,22 @@ def caught(monkeypatch: pytest.MonkeyPatch, faulty: Setting, n_runs: int) -> boo
 class RenoisingAggregator(Aggregator):
     """Answers a retry with fresh noise instead of the answer that was given."""
 
-    def _join(self, frame: Frame, reply):
+    def __init__(self, *args: object, on_sum: Callable[[Frame, bytes], bytes], **more: object) -> None:
+        self._noise, self._exact = on_sum, {}
+        super().__init__(*args, on_sum=self._keep, **more)
+
+    def _keep(self, frame: Frame, total: bytes) -> bytes:
+        self._exact[frame.counter] = frame, bytes(total)
+        return self._noise(frame, total)
+
+    def _join(self, frame: Frame, committed, reply):
         known = self._exchanges.get(frame.counter)
         if known is None or known.answers is None:
-            return super()._join(frame, reply)
-        payload = self._combine([known.frames[rank] for rank in range(len(self._sites))])
-        answer = replace_payload(frame, payload, len(self._sites))
+            return super()._join(frame, committed, reply)
+        payload = self._noise(*self._exact[frame.counter])
+        answer = replace(frame, type=FrameType.RESULT, rank=len(self._sites), payload=payload, attachment=b"")
         reply(answer.pack())
         return None
-
-
-def replace_payload(frame: Frame, payload: bytes, server_rank: int) -> Frame:
-    return replace(frame, type=FrameType.RESULT, rank=server_rank, payload=payload, attachment=b"")
 
 
 def same_seed_at_two_sites(run: int) -> list[SiteRandomness]:

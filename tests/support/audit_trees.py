@@ -33,7 +33,7 @@ from nvflare_plugins.wire.aggregation import Aggregator, Transfer
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel, HeadExchange
 from nvflare_plugins.wire.commitments import commitment
-from nvflare_plugins.wire.envelope import unpack, unpack_list
+from nvflare_plugins.wire.envelope import FrameType, unpack, unpack_list
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
 from tests.support.federation import TIMEOUT_S, DirectTransport
@@ -157,7 +157,7 @@ class _WatchedTransport(DirectTransport):
         answers = [super(_WatchedTransport, self).exchange(frame, timeout_s) for _ in range(self._n_times)]
         self._payloads.append([unpack(answer).payload for answer in answers])
         self._received += answers
-        return answers[0]
+        return next((answer for answer in answers if unpack(answer).type is FrameType.ABORT), answers[0])
 
 
 def run_attempt(setting: Setting, has_canary: bool, run: int, randomness: list[SiteRandomness]) -> View:
