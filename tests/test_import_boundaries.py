@@ -17,7 +17,16 @@ FORBIDDEN = {
     "nvflare_plugins": {"jobs", "tests"},
 }
 PLUGINS = "nvflare_plugins"
-KINDS = ("horizontal", "alignment", "vertical", "vertical_inference", "private_trees", "dpboost", "federboost_vertical")
+KINDS = (
+    "horizontal",
+    "alignment",
+    "vertical",
+    "vertical_inference",
+    "private_trees",
+    "dpboost",
+    "bagging",
+    "federboost_vertical",
+)
 LEVELS = (
     ("failures", "files", "formatting", "checks"),
     ("wire",),

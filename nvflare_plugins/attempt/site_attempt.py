@@ -55,9 +55,9 @@ class SiteAttempt:
     heads: HeadExchange
     rounds: list[RoundRow] = field(default_factory=list)
 
-    def gather_sealed(self, purpose: str, content: bytes) -> list[bytes]:
+    def gather_sealed(self, purpose: str, content: bytes, kind: Kind = Kind.AGREEMENT) -> list[bytes]:
         """Give content to all sites, sealed under the group key; return that of all, in rank order."""
-        sealed = self.channel.gather(Kind.AGREEMENT, self.session.seal_to_all(content, purpose), Codec.SEALED)
+        sealed = self.channel.gather(kind, self.session.seal_to_all(content, purpose), Codec.SEALED)
         return [
             content if rank == self.channel.rank else self.session.open_from(rank, sealed[rank], purpose)
             for rank in range(self.channel.world)

@@ -272,6 +272,25 @@ THREAT_MODELS = {
             ),
         ),
         ThreatModel(
+            profile="own_trees",
+            codecs=_SAFE,
+            summary="Bagging: each site's trees, grown on its own rows alone, sealed for the other sites.",
+            server_alone="Order and timing of sealed messages, all of one size, and what the job itself says. No tree.",
+            one_site="EVERY OTHER SITE'S OWN TREES, site by site: thresholds between real values of its rows, leaves "
+            "that are statistics of its rows (of at least min_rows_per_node of them), and which columns they use.",
+            server_and_one_site="As that site.",
+            all_but_one="As one site: nothing of a site's trees is pooled, so that more sites learn no more.",
+            notes=(
+                "Nothing is summed: each leaf is a function of the labels of one site's rows, and many trees over the "
+                "same rows give many equations about them. Histogram training shows pooled sums only; choose it unless "
+                "the sites' trees may be known.",
+                "Sums of hessians, gains and weights of inner nodes are not shared. The thresholds are candidates from "
+                "the site's own quantiles: real values of its columns.",
+                "Sites refuse such jobs unless their policy consents (share_own_trees). A site with fewer rows than "
+                "its min_effective_rows takes no part.",
+            ),
+        ),
+        ThreatModel(
             profile="vertical_model",
             codecs=_SAFE,
             summary="Use of a finished vertical model: questions along paths of rows, sealed between the parties.",
@@ -297,6 +316,7 @@ HORIZONTAL = ("plain", "masks", "bfv", "ckks")
 VERTICAL = ("paillier", "okamoto_uchiyama")
 PRIVATE = ("dp_distributed", "dp_trusted", "dp_local")
 ALIGNMENT = ("psi",)  # not a choice that a policy makes: a data set with an id column may be aligned
+BAGGING = ("own_trees",)  # nor this: a consent says whether
 INFERENCE = ("vertical_model",)  # not a choice either: budgets and consents of a policy say what is allowed
 
 

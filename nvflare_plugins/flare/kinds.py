@@ -10,6 +10,8 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.site import align_site
 from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, SiteContext
+from nvflare_plugins.bagging.job import BaggingJob
+from nvflare_plugins.bagging.site import run_bagging_site
 from nvflare_plugins.checks import shown
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.server import DpBoostServer
@@ -84,6 +86,7 @@ def _active_party(job: VerticalJob, sites: tuple[str, ...]) -> str:
 
 _ROWS = (
     JobKind("alignment", AlignmentJob, align_site, alias="alignment.Alignment"),
+    JobKind("bagging", BaggingJob, run_bagging_site),
     JobKind("dpboost", DpBoostJob, run_dpboost_site, _choices_of_dpboost, alias="dpboost.DpBoost"),
     JobKind("federboost_vertical", BucketJob, run_bucket_site, alias="bucket_ldp.Bucket"),
     JobKind("horizontal", HorizontalJob, run_horizontal_site, alias="horizontal.Horizontal"),

@@ -101,6 +101,7 @@ class Kind(Enum):
     HESSIANS = _KindFacts(45, True, "Hessian sums between candidates, to refine these")
     EFFECTIVE_ROWS = _KindFacts(46, True, "rows and sites that carry weight, counted up to what is needed")
     LEAF_ROWS = _KindFacts(47, True, "number of training rows in each leaf")
+    OWN_TREES = _KindFacts(48, True, "sealed trees that each site grew on its own rows")
     CONVERSATION = _KindFacts(43, True, "sealed requests and answers between single parties")
 
     @property

@@ -57,6 +57,8 @@ class Consents:
         merge_model: this site's thresholds may be written into an ordinary model.
         explain: explanations of predictions: the party with the label learns where its rows lie among this site's
             thresholds.
+        share_own_trees: bagging: the other sites get trees that were grown on this site's rows alone, with thresholds
+            between real values and leaves that are statistics of its own rows.
         exact_use_of_budgeted_data: jobs without differential privacy on a data set that has a privacy budget, in any
             role, and jobs on rows whose randomised buckets were sent. They are entered into no ledger: the budget then
             no longer bounds what others learn of the rows. (Alignment reads ids alone and needs no such consent; it
@@ -72,6 +74,7 @@ class Consents:
     exact_bins: bool = False
     merge_model: bool = False
     explain: bool = False
+    share_own_trees: bool = False
     exact_use_of_budgeted_data: bool = False
 
 

@@ -9,6 +9,7 @@ import pytest
 from nvflare_plugins.evidence.contents import Protection
 from nvflare_plugins.evidence.threat_model import (
     ALIGNMENT,
+    BAGGING,
     CODEC_PROTECTION,
     HORIZONTAL,
     INFERENCE,
@@ -25,7 +26,7 @@ from nvflare_plugins.wire.profiles import Profile
 
 def test_every_profile_has_an_entry_and_allows_its_own_protection():
     assert set(PROFILES) == {*HORIZONTAL, *VERTICAL, *PRIVATE}
-    assert set(THREAT_MODELS) == {*PROFILES, *ALIGNMENT, *INFERENCE}
+    assert set(THREAT_MODELS) == {*PROFILES, *ALIGNMENT, *INFERENCE, *BAGGING}
     assert set(HORIZONTAL) == {profile.value for profile in Profile}
     own = {"plain": "PLAIN", "masks": "MASKED", "bfv": "BFV", "ckks": "CKKS"}
     for profile, model in THREAT_MODELS.items():
@@ -60,7 +61,7 @@ def test_markdown_holds_every_cell(profiles):
     assert len({line.count("|") for line in table.splitlines()}) == 1
 
 
-@pytest.mark.parametrize("profiles", [HORIZONTAL, VERTICAL, PRIVATE, ALIGNMENT + INFERENCE])
+@pytest.mark.parametrize("profiles", [HORIZONTAL, VERTICAL, PRIVATE, ALIGNMENT + INFERENCE, BAGGING])
 def test_security_md_holds_the_same_tables(profiles):
     # Print one with: python -c "from nvflare_plugins.evidence.threat_model import *; print(markdown_table(HORIZONTAL))"
     assert markdown_table(profiles) in (Path(__file__).parents[4] / "SECURITY.md").read_text(encoding="utf-8")

@@ -1,0 +1,76 @@
+"""The bagging job: run it in the simulator, or write the job folder anew.
+
+    python jobs/bagging.py --run --workspace DIR     makes data for three sites in DIR/data and runs it over them
+    python jobs/bagging.py --write                   writes jobs/bagging/
+
+Elsewhere a site's policy must name the data set ``patients`` and give the consent ``share_own_trees``, as
+``veilboost site-setup DIR --data-set patients=PATH --consent share_own_trees`` writes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from nvflare.recipe import SimEnv
+from sklearn.datasets import load_breast_cancer
+
+from nvflare_plugins.files import write_private_table
+from nvflare_plugins.recipes.bagging import BaggingXGBRecipe
+from nvflare_plugins.recipes.folder import write_folder
+from nvflare_plugins.site.setup import SetupOptions, set_up
+
+FOLDER = Path(__file__).resolve().parent
+NAME, DATA_SET = "bagging", "patients"
+SITES = ("site-1", "site-2", "site-3")
+
+
+def recipe() -> BaggingXGBRecipe:
+    """Return the job: ten rounds of a flat tree of each site."""
+    return BaggingXGBRecipe(
+        NAME,
+        data_set=DATA_SET,
+        label="target",
+        params={"objective": "binary:logistic", "max_depth": 3, "eta": 0.3},
+        num_rounds=10,
+    )
+
+
+def write_data(folder: Path) -> SetupOptions:
+    """Deal the rows of breast cancer out to three sites; return what their policies must say."""
+    frame = load_breast_cancer(as_frame=True).frame
+    frame.columns = [name.replace(" ", "_") for name in frame.columns]
+    for site, rows in zip(SITES, np.array_split(np.random.default_rng(0).permutation(len(frame)), 3), strict=True):
+        (folder / site).mkdir(parents=True, exist_ok=True)
+        write_private_table(folder / site / f"{DATA_SET}.csv", frame.iloc[rows])
+    paths = {DATA_SET: str(folder.absolute() / "{site}" / f"{DATA_SET}.csv")}
+    return SetupOptions(paths, consents=("share_own_trees",))
+
+
+def write(folder: Path) -> Path:
+    """Write the job folder below a folder, replacing what was there under its name."""
+    return write_folder(recipe(), folder)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the job folder anew")
+    parser.add_argument("--run", action="store_true", help="run the job in the simulator")
+    parser.add_argument("--workspace", type=Path, help="root of the simulator's workspaces")
+    args = parser.parse_args()
+    if args.write:
+        print(f"wrote {write(FOLDER)}")
+    if args.run:
+        if args.workspace is None:
+            parser.error("--run needs --workspace")
+        job = recipe()
+        set_up(args.workspace / job.name, write_data(args.workspace / "data"))
+        job.execute(SimEnv(num_clients=len(SITES), workspace_root=str(args.workspace)))
+    if not args.write and not args.run:
+        parser.error("give --write or --run")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Bagging over sites in threads: who gets what, who refuses what."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xgboost as xgb
+from nvflare.recipe.spec import Recipe
+
+from he_processors.errors import ProtocolError
+from jobs import bagging as script
+from nvflare_plugins.bagging import model as bagging_model
+from nvflare_plugins.bagging import site as bagging_site
+from nvflare_plugins.bagging.site import run_bagging_site
+from nvflare_plugins.bagging.trees import SharedTree
+from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.evidence.reader import read_log
+from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.wire.catalogue import Kind
+from tests.support import bagging
+from tests.support.parties import Parties, succeed
+from tests.support.simulator import SITES, simulate
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file() and ".__nvfl_" not in path.name]
+    return {str(path.relative_to(folder)): path.read_text() for path in files}
+
+
+def refused(parties: Parties, **changes: object) -> list[str]:
+    outcomes = parties.run(run_bagging_site, bagging.job(**changes))
+    assert all(isinstance(outcome, Exception) for outcome in outcomes.values()), outcomes
+    assert not list(parties.folder.rglob("model.json"))
+    return [f"{type(outcome).__name__}: {outcome}" for outcome in outcomes.values()]
+
+
+def test_all_sites_end_with_one_model_and_evidence_of_sealed_trees(tmp_path: Path) -> None:
+    parties = bagging.sites(tmp_path)
+    results = succeed(parties.run(run_bagging_site, bagging.job()))
+    assert len({result.hmac for result in results.values()}) == 1
+    assert bagging.model(parties)
+    for site in parties.sites:
+        log = read_log(next((parties.run_folder(site) / "evidence").glob("*.jsonl")))
+        kinds = {(message.kind, message.codec) for message in log.messages if message.private}
+        assert ("OWN_TREES", "SEALED") in kinds and {codec for _, codec in kinds} == {"SEALED"}
+        assert len({m.size for m in log.messages if m.kind == "OWN_TREES" and m.direction == "sent"}) == 1
+        assert len([round_ for _, round_ in log.rounds]) == 4
+        record = RunRecord.read(parties.run_folder(site))
+        assert record.profile == "own_trees" and len(record.rounds) == 4 and record.registry
+        report = (parties.run_folder(site) / "report.html").read_text()
+        assert "EVERY OTHER SITE&#x27;S OWN TREES" in report
+    failures = verify([parties.run_folder(site) / "evidence" for site in parties.sites]).attempts[0].failures
+    assert failures == ("the log of server is missing",)
+
+
+def test_the_server_reads_no_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+    grow = bagging_model.grow
+
+    def noted(*arguments: object) -> SharedTree:
+        tree = grow(*arguments)
+        sent.append(tree.nodes.tobytes())
+        return tree
+
+    monkeypatch.setattr(bagging_site, "grow", noted)
+    parties = bagging.sites(tmp_path)
+    succeed(parties.run(run_bagging_site, bagging.job()))
+    seen = [bytes(t.frame.payload) for t in parties.transfers if t.frame.kind is Kind.OWN_TREES]
+    assert len(sent) == 12 and seen
+    # Sixteen bytes of a tree stand in no message by chance: 2^-128 for each place.
+    assert not any(tree[start : start + 16] in payload for tree in sent for start in (0, 16, 32) for payload in seen)
+
+
+def test_a_site_that_does_not_consent_ends_the_job_at_all(tmp_path: Path) -> None:
+    parties = bagging.sites(tmp_path)
+    parties.set_policy("site-2", consents={})
+    reasons = refused(parties)
+    assert any("PolicyRefusal" in r and "consents.share_own_trees" in r for r in reasons)
+    assert not any(t.frame.kind is Kind.OWN_TREES for t in parties.transfers)
+
+
+@pytest.mark.parametrize(
+    ("policy", "key"),
+    [
+        ({"min_effective_rows": 200}, "min_effective_rows"),
+        ({"min_sites": 4}, "min_sites"),
+        ({"max_depth": 2}, "max_depth"),
+        ({"max_rounds": 11}, "max_rounds"),
+        ({"max_bins": 16}, "max_bins"),
+    ],
+    ids=lambda part: part if isinstance(part, str) else "",
+)
+def test_what_a_policy_limits_is_refused(tmp_path: Path, policy: dict, key: str) -> None:
+    parties = bagging.sites(tmp_path, **policy)
+    reasons = refused(parties)
+    assert any(key in reason for reason in reasons), reasons
+    assert not any(t.frame.kind is Kind.OWN_TREES for t in parties.transfers)
+
+
+def test_a_budgeted_data_set_takes_no_bagging(tmp_path: Path) -> None:
+    parties = bagging.sites(tmp_path)
+    parties.give("site-1", "train", bagging.rows(0, 120), privacy={"epsilon": 1.0, "delta": 1e-6})
+    assert any("exact_use_of_budgeted_data" in reason for reason in refused(parties))
+
+
+def test_sites_with_other_parameters_or_columns_do_not_train(tmp_path: Path) -> None:
+    parties = bagging.sites(tmp_path)
+    parties.give("site-3", "train", bagging.rows(2, 180).rename(columns={"a": "d"}))
+    assert any("ConfigurationError" in reason for reason in refused(parties))
+    assert not any(t.frame.kind is Kind.OWN_TREES for t in parties.transfers)
+
+
+def test_leaves_hold_as_many_rows_as_their_own_site_asks_for(tmp_path: Path) -> None:
+    parties = bagging.sites(tmp_path, min_rows_per_node=30)
+    succeed(parties.run(run_bagging_site, bagging.job(num_rounds=2)))
+    booster = xgb.Booster(model_file=bytearray(bagging.model(parties)))
+    for number, site in enumerate(parties.sites):
+        frame = bagging.rows(number, 120 + 30 * number)
+        leaves = booster.predict(xgb.DMatrix(frame[["a", "b", "c"]]), pred_leaf=True).reshape(len(frame), -1)
+        for tree in (number, 3 + number):
+            assert np.unique(leaves[:, tree], return_counts=True)[1].min() >= 30, site
+
+
+def test_changed_rows_are_refused_by_the_registry(tmp_path: Path) -> None:
+    parties = bagging.sites(tmp_path)
+    succeed(parties.run(run_bagging_site, bagging.job()))
+    parties.give("site-1", "train", bagging.rows(0, 119))
+    outcomes = parties.run(run_bagging_site, bagging.job(), "second")
+    assert all(isinstance(outcome, Exception) for outcome in outcomes.values())
+    assert any("recompute_with_changes" in str(outcome) for outcome in outcomes.values()), outcomes
+
+
+@pytest.mark.parametrize("how", ["short", "not a tree", "other column"])
+def test_a_hostile_tree_ends_the_job_and_names_no_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    parties = bagging.sites(tmp_path)
+    honest = SharedTree.to_bytes
+    liar = parties.sites[1]
+
+    def lie(tree: SharedTree, depth: int) -> bytes:
+        data = bytearray(honest(tree, depth))
+        if threading.current_thread().name != liar:
+            return bytes(data)
+        if how == "short":
+            return bytes(data[:-1])
+        data[4:8] = (0).to_bytes(4, "little") if how == "not a tree" else data[4:8]
+        if how == "other column":
+            data[12:16] = (99).to_bytes(4, "little")
+        return bytes(data)
+
+    start = threading.Thread.start
+
+    def named(thread: threading.Thread) -> None:
+        if thread._args and thread._args[0] in parties.sites:  # type: ignore[attr-defined]
+            thread.name = thread._args[0]  # type: ignore[attr-defined]
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", named)
+    monkeypatch.setattr(SharedTree, "to_bytes", lie)
+    reasons = refused(parties)
+    assert any(reason.startswith(ProtocolError.__name__) for reason in reasons), reasons
+    logs = [read_log(path) for path in parties.folder.rglob("*.evidence.jsonl")]
+    assert logs and all(log.end["status"] == "aborted" and not log.models for log in logs)
+
+
+def test_kept_folder_is_what_its_recipe_exports(tmp_path: Path) -> None:
+    recipe: Recipe = script.recipe()
+    exported = contents(script.write(tmp_path))
+    assert recipe.name == script.NAME and exported and contents(script.FOLDER / script.NAME) == exported
+
+
+@pytest.mark.sim
+@pytest.mark.slow
+def test_job_folder_as_it_stands(tmp_path: Path) -> None:
+    workspace = tmp_path / script.NAME
+    script.set_up(workspace, script.write_data(tmp_path / "data"))
+    done = simulate(script.FOLDER / script.NAME, workspace)
+    assert done.code == 0, done.output[-4000:]
+    assert done.summary["status"] == "completed" and done.summary["profile"] == "own_trees"
+    assert len({(done.site(site) / "model.json").read_bytes() for site in SITES}) == 1
+    assert verify([done.result / "evidence"]).sound

@@ -1,0 +1,67 @@
+"""What a bagging job may say."""
+
+from __future__ import annotations
+
+import pytest
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.bagging.job import BaggingJob
+from nvflare_plugins.recipes.bagging import BaggingXGBRecipe
+
+LEAST = {"data_set": "train", "label": "y"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data_set": ""},
+        {"label": 3},
+        {"params": []},
+        {"num_rounds": 0},
+        {"num_rounds": 10**30},
+        {"features": []},
+        {"features": "a"},
+        {"label_classes": []},
+        {"deadline_s": -1},
+        {"deadline_s": True},
+        {"profile": "masks"},
+        {"weight": "w"},
+        {"x": 1},
+    ],
+    ids=repr,
+)
+def test_wrong_fields_are_refused(changes: dict) -> None:
+    with pytest.raises(ConfigurationError):
+        BaggingJob.from_dict({**LEAST, **changes})
+
+
+@pytest.mark.parametrize("document", [{}, {"data_set": "train"}, [], None, "x"], ids=repr)
+def test_what_is_no_job_is_refused(document: object) -> None:
+    with pytest.raises(ConfigurationError):
+        BaggingJob.from_dict(document)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("params", "word"),
+    [
+        ({"subsample": 0.5}, "subsample"),
+        ({"num_parallel_tree": 2}, "num_parallel_tree"),
+        ({"booster": "dart"}, "booster"),
+        ({"max_depth": 13}, "max_depth"),
+        ({"max_depth": 0, "max_leaves": 8}, "max_depth"),
+        ({"objective": "multi:softprob", "num_class": 3}, "multi:softprob"),
+        ({"objective": "count:poisson"}, "count:poisson"),
+        ({"objective": "reg:absoluteerror"}, "reg:absoluteerror"),
+        ({"maxdepth": 3}, "max_depth"),
+    ],
+    ids=lambda part: str(part) if isinstance(part, dict) else "",
+)
+def test_parameters_that_no_site_would_take_are_refused_by_the_recipe(params: dict, word: str) -> None:
+    with pytest.raises(ConfigurationError, match=word):
+        BaggingXGBRecipe("b", data_set="train", label="y", params=params)
+
+
+def test_a_job_comes_back_from_its_document() -> None:
+    job = BaggingJob.from_dict({**LEAST, "params": {"max_depth": 2}, "num_rounds": 3, "label_classes": ["a", "b"]})
+    assert BaggingJob.from_dict(job.to_dict()) == job
+    assert job.parameters(["a"]).agreed["base_score"] == 0.5
