@@ -49,7 +49,12 @@ class JobPlan:
         job.check_features(names)
         method, bounds, trust = job.resolve(len(names)), tuple(map(job.bounds_of, names)), _trust(job, n_sites)
         mu = math.sqrt(gaussian_limit(job.epsilon, job.delta).mu_squared) / job.rows_per_person * _BELOW
-        releases = ReleasePlan.of(method, bounds, mu, trust.n_honest)
+        try:
+            releases = ReleasePlan.of(method, bounds, mu, trust.n_honest)
+        except ValueError:  # of an event's scale; bounds far apart and many rows of a person lead there
+            raise ConfigurationError(
+                "the noise would be beyond all bounds: ask for more epsilon, or for fewer rows_per_person"
+            ) from None
         plan = cls(job, PrivateTreesPlan(method, bounds, releases, trust, job.structure_seed, names))
         plan._check_promise()
         return plan

@@ -14,52 +14,19 @@ from nvflare.apis.shareable import Shareable
 
 from dp_components.errors import PrivacyError
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.alignment.job import AlignmentJob
-from nvflare_plugins.dpboost.job import DpBoostJob
-from nvflare_plugins.federboost_vertical.job import BucketJob
 from nvflare_plugins.flare.attempt import SiteReport
 from nvflare_plugins.flare.executor import JobTask
+from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.flare.timeouts import exchange_deadline_s, site_timeout_s
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.private_trees.job import PrivateTreesJob
-from nvflare_plugins.recipes.alignment import AlignmentRecipe
-from nvflare_plugins.recipes.dpboost import DpBoostRecipe
-from nvflare_plugins.recipes.federboost_vertical import FederBoostVerticalRecipe
-from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
-from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
-from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
-from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
 from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.vertical.job import VerticalJob
-from nvflare_plugins.vertical_inference.job import InferenceJob
 from nvflare_plugins.xgb.parameters import check_parameters
+from tests.conformance.kind_cases import CASES
 from tests.support.examples import examples
 
 REFUSALS = (ConfigurationError, ProtocolError)
-BASES: dict[type, dict[str, Any]] = {
-    HorizontalJob: {"data_set": "d", "label": "y"},
-    VerticalJob: {"data_set": "d", "label": "y", "active": "a"},
-    InferenceJob: {"model": "m", "data_set": "d"},
-    AlignmentJob: {"data_sets": ["d"]},
-    BucketJob: {"data_set": "d", "label": "y", "active": "a"},
-    DpBoostJob: {"data_set": "d", "label": "y", "epsilon": 1.0, "feature_bounds": {"a": [0, 1]}},
-    PrivateTreesJob: {
-        "data_set": "d",
-        "label": "y",
-        "epsilon": 1.0,
-        "delta": 1e-6,
-        "feature_bounds": {"a": [0, 1]},
-    },
-}
-RECIPES = {
-    HorizontalXGBRecipe: HorizontalJob,
-    VerticalXGBRecipe: VerticalJob,
-    VerticalInferenceRecipe: InferenceJob,
-    AlignmentRecipe: AlignmentJob,
-    FederBoostVerticalRecipe: BucketJob,
-    DpBoostRecipe: DpBoostJob,
-    PrivateTreesRecipe: PrivateTreesJob,
-}
+BASES: dict[type, dict[str, Any]] = {KINDS[name].job: dict(case.least) for name, case in CASES.items()}
+RECIPES = {case.recipe: KINDS[name].job for name, case in CASES.items()}
 
 
 def nested(levels: int, wrap=lambda inner: [inner]) -> Any:

@@ -28,9 +28,9 @@ class Network:
             self.log.append((origin, topic))
             copies = self.rule(origin, topic, message)
         payload = bytes(message.payload) if message.payload is not None else None
-        for _ in range(copies):
+        callback = self.cells[target].callbacks.get((CHANNEL, topic)) if target in self.cells else None
+        for _ in range(copies if callback is not None else 0):  # whoever is not there yet hears nothing
             copy = Message(dict(message.headers), payload)
-            callback = self.cells[target].callbacks[CHANNEL, topic]
             delivery = threading.Timer(random.uniform(0, 0.003), callback, [copy])
             with self.lock:
                 self._under_way.append(delivery)
@@ -57,6 +57,9 @@ class FakeCell:
         self.callbacks: dict[tuple[str, str], Callable[[Message], None]] = {}
         self.is_closed = False
         network.cells[name] = self
+
+    def get_fqcn(self) -> str:
+        return self.name
 
     def register_request_cb(self, channel: str, topic: str, cb: Callable[[Message], None]) -> None:
         self.callbacks[channel, topic] = cb

@@ -6,15 +6,8 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.alignment.job import AlignmentJob
-from nvflare_plugins.evidence.threat_model import ALIGNMENT
 from nvflare_plugins.flare.timeouts import LOCAL_WORK_S, exchange_deadline_s
 from nvflare_plugins.recipes.alignment import AlignmentRecipe
-
-
-def test_a_job_comes_back():
-    job = AlignmentJob(["train", "test"], 60.0)
-    assert AlignmentJob.from_dict(job.to_dict()) == job
-    assert job.profile in ALIGNMENT and not job.tracking and "profile" not in job.to_dict()
 
 
 @pytest.mark.parametrize(

@@ -38,13 +38,6 @@ def test_export_holds_the_job_and_nothing_else(tmp_path: Path) -> None:
     assert [component["id"] for component in server["components"]] == ["tb_receiver"]
 
 
-def test_named_sites(tmp_path: Path) -> None:
-    meta, server, _ = export(tmp_path, sites=["b", "a"], tracking=False)
-    assert meta["mandatory_clients"] == ["a", "b"] and meta["min_clients"] == 2 and server["components"] == []
-    assert server["workflows"][0]["args"]["sites"] == ["a", "b"]
-    assert server["workflows"][0]["args"]["min_clients"] == 2
-
-
 @pytest.mark.parametrize(
     ("settings", "word"),
     [

@@ -11,10 +11,9 @@ from nvflare_plugins.vertical.job import VerticalJob
 LEAST = {"active": "a", "data_set": "d", "label": "y"}
 
 
-def test_defaults_are_the_safe_ones_and_come_back():
+def test_defaults_are_the_safe_ones():
     job = VerticalJob.from_dict(LEAST)
     assert (job.profile, job.preset, job.key_bits, job.tracking) == ("paillier", "guarded", 3072, False)
-    assert VerticalJob.from_dict(job.to_dict()) == job
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,6 @@ def test_defaults_are_the_safe_ones_and_come_back():
         ({"features": ["x"]}, "features"),
         ({"categories": {}}, "categories is refused"),
         ({"base_margin": "m"}, "base_margin is refused"),
-        ({"colour": 1}, "unknown fields: colour"),
         ({"early_stopping_rounds": 3}, "eval_data_set"),
         ({"deadline_s": float("inf")}, "deadline_s"),
         ({"deadline_s": True}, "deadline_s"),
@@ -45,12 +43,6 @@ def test_defaults_are_the_safe_ones_and_come_back():
 def test_wrong_values_are_named(changes, said):
     with pytest.raises(ConfigurationError, match=said):
         VerticalJob.from_dict({**LEAST, **changes})
-
-
-@pytest.mark.parametrize("missing", LEAST)
-def test_missing_fields_are_named(missing):
-    with pytest.raises(ConfigurationError, match=missing):
-        VerticalJob.from_dict({name: value for name, value in LEAST.items() if name != missing})
 
 
 def test_recipes_refuse_what_no_party_would_accept():

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
 from nvflare_plugins.vertical_inference.job import InferenceJob
 
 GOOD = [
@@ -50,15 +49,3 @@ BAD = {
 def test_other_jobs_are_refused(name):
     with pytest.raises(ConfigurationError):
         InferenceJob.from_dict(BAD[name])
-
-
-def test_the_job_folder_states_what_a_person_wants_to_read(tmp_path):
-    recipe = VerticalInferenceRecipe("score", model="abc", data_set="new", rounds="best", sites=["shop", "bank"])
-    recipe.export(str(tmp_path))
-    config = json.loads((tmp_path / "score" / "app_server" / "config" / "config_fed_server.json").read_text())
-    controller = config["workflows"][0]
-    assert controller["path"] == "nvflare_plugins.flare.inference.InferenceController"
-    assert controller["args"]["job"] == {"model": "abc", "action": "predict", "data_set": "new", "rounds": "best"}
-    assert controller["args"]["sites"] == ["bank", "shop"]
-    with pytest.raises(ConfigurationError):
-        VerticalInferenceRecipe("score", model="abc")

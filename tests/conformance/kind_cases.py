@@ -1,0 +1,143 @@
+"""One small job of each kind, with data: what the conformance suite runs. A new kind adds its case here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nvflare_plugins.recipes.alignment import AlignmentRecipe
+from nvflare_plugins.recipes.dpboost import DpBoostRecipe
+from nvflare_plugins.recipes.federboost_vertical import FederBoostVerticalRecipe
+from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
+from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
+from nvflare_plugins.recipes.job_recipe import JobRecipe
+from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
+from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
+from tests.golden.jobs import (
+    BUDGET,
+    MODELS,
+    PURE_BUDGET,
+    bounds_of,
+    breast,
+    columns_over_sites,
+    describe_buckets,
+    rows_over_sites,
+)
+from tests.support.parties import Parties
+
+DATA = "rows"
+_SHALLOW = {"objective": "binary:logistic", "max_depth": 2, "max_bin": 16}
+
+
+@dataclass(frozen=True)
+class KindCase:
+    """A job of one kind.
+
+    Attributes:
+        recipe: class of its recipe.
+        least: the fields that every job of this kind must have, one valid value for each.
+        fields: those of the job that is run.
+        give: makes the sites below a folder, with data and policies; the data set is called ``DATA``.
+        results: files in which a site's part of the result may be; none of them may be there after an abort.
+        needs_psi: openmined-psi.
+    """
+
+    recipe: type[JobRecipe]
+    least: Mapping[str, Any]
+    fields: Mapping[str, Any]
+    give: Callable[[Path], Parties]
+    results: tuple[str, ...] = ("model.json",)
+    needs_psi: bool = False
+
+
+def _bounded(frame_of: Callable[..., Any] = breast) -> dict[str, Any]:
+    return {"feature_bounds": bounds_of(frame_of(4))}
+
+
+def _rows(folder: Path) -> Parties:
+    return rows_over_sites(folder, breast(4), DATA)
+
+
+def _private_rows(folder: Path) -> Parties:
+    return rows_over_sites(folder, breast(4), DATA, privacy=BUDGET)
+
+
+def _private_named_rows(folder: Path) -> Parties:
+    frame = breast(4)
+    named = frame.assign(id=[f"row-{number}" for number in range(len(frame))])
+    return rows_over_sites(folder, named, DATA, id="id", privacy=PURE_BUDGET)
+
+
+def _columns(folder: Path) -> Parties:
+    return columns_over_sites(folder, breast(6)[:200], DATA)
+
+
+def _shuffled_columns(folder: Path) -> Parties:
+    return columns_over_sites(folder, breast(6)[:120], DATA, shuffled=True)
+
+
+def _described_columns(folder: Path) -> Parties:
+    parties = columns_over_sites(folder, breast(6)[:200], DATA)
+    describe_buckets(parties, breast(6), DATA)
+    return parties
+
+
+def _trained_columns(folder: Path) -> Parties:
+    parties = columns_over_sites(folder, breast(6)[:40], DATA)
+    for site in parties.sites:
+        part = json.loads((MODELS / "vertical_plain" / f"{site}.json").read_bytes())
+        parties.give_input(site, f"{part['job_id']}.{site}.json", part)
+    return parties
+
+
+def _case(recipe: type[JobRecipe], give: Callable[[Path], Parties], least: Mapping[str, Any], **rest: Any) -> KindCase:
+    run = rest.pop("run", {})
+    return KindCase(recipe, least, {**least, **run}, give, **rest)
+
+
+_LABELLED = {"data_set": DATA, "label": "y"}
+
+CASES: dict[str, KindCase] = {
+    "alignment": _case(
+        AlignmentRecipe, _shuffled_columns, {"data_sets": [DATA]}, results=("alignment.npz",), needs_psi=True
+    ),
+    "dpboost": _case(
+        DpBoostRecipe,
+        _private_named_rows,
+        {**_LABELLED, "epsilon": 4.0, **_bounded()},
+        run={"n_trees": 2, "trees_per_ensemble": 2, "depth": 2, "n_candidates": 4},
+    ),
+    "federboost_vertical": _case(
+        FederBoostVerticalRecipe,
+        _described_columns,
+        {**_LABELLED, "active": "site-1"},
+        run={"params": {"objective": "binary:logistic", "max_depth": 2}, "num_rounds": 2, "epsilon": 4.0},
+        results=("vertical_model.json", "private_table.json"),
+    ),
+    "horizontal": _case(
+        HorizontalXGBRecipe, _rows, _LABELLED, run={"params": _SHALLOW, "num_rounds": 2, "tracking": False}
+    ),
+    "private_trees": _case(
+        PrivateTreesRecipe,
+        _private_rows,
+        {**_LABELLED, "epsilon": 1.0, "delta": 1e-6, **_bounded()},
+        run={"components": {"n_trees": 2}},
+    ),
+    "vertical": _case(
+        VerticalXGBRecipe,
+        _columns,
+        {**_LABELLED, "active": "site-1"},
+        run={"params": _SHALLOW, "num_rounds": 2, "profile": "plain", "preset": "exact"},
+        results=("vertical_model.json", "private_table.json"),
+    ),
+    "vertical_inference": _case(
+        VerticalInferenceRecipe,
+        _trained_columns,
+        {"model": "golden", "data_set": DATA},
+        run={"file_format": "csv", "batch_rows": 10},
+        results=("predictions.csv",),
+    ),
+}

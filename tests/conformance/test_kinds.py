@@ -1,0 +1,162 @@
+"""What every kind of job owes to its user, run over the table of kinds."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.cli.plan.command import read_job
+from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.evidence.threat_model import THREAT_MODELS
+from nvflare_plugins.flare.kinds import KINDS
+from nvflare_plugins.report.run_record import RunRecord
+from tests.conformance.kind_cases import CASES, DATA
+from tests.support.flare_job import Finished, run_flare_job
+
+HAS_PSI = importlib.util.find_spec("private_set_intersection") is not None
+SITES = ("site-1", "site-2", "site-3")
+HUGE, DEEP = 10**400, [[[[[[[[[[1]]]]]]]]]]
+
+
+def recipe_of(name: str, **changes: object):
+    case = CASES[name]
+    return case.recipe("job", **{**case.fields, **changes}, sites=list(SITES))
+
+
+def needs_what_is_here(name: str) -> None:
+    if CASES[name].needs_psi and not HAS_PSI:
+        pytest.skip("openmined-psi is not installed")
+
+
+def test_every_kind_has_a_case() -> None:
+    assert set(CASES) == set(KINDS)
+    assert {name: case.recipe.kind for name, case in CASES.items()} == {name: name for name in CASES}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_protects_a_job_is_explained(name: str) -> None:
+    job = KINDS[name].job.from_dict(dict(CASES[name].fields))
+    assert job.profile in THREAT_MODELS and THREAT_MODELS[job.profile].summary
+
+
+# -- what a job may say -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_job_survives_its_folder(name: str, tmp_path: Path) -> None:
+    recipe = recipe_of(name)
+    recipe.export(str(tmp_path))
+    assert read_job(tmp_path / "job") == recipe.job == KINDS[name].job.from_dict(recipe.job.to_dict())
+    assert not list(tmp_path.rglob("custom")), "no code travels with a job"
+    meta = json.loads((tmp_path / "job" / "meta.json").read_text())
+    assert meta["mandatory_clients"] == list(SITES) and meta["min_clients"] == len(SITES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_job_folder_states_what_differs_from_the_defaults(name: str, tmp_path: Path) -> None:
+    recipe = recipe_of(name)
+    recipe.export(str(tmp_path))
+    stated = json.loads(next(tmp_path.rglob("config_fed_server.json")).read_text())["workflows"][0]["args"]["job"]
+    whole = recipe.job.to_dict()
+    assert set(stated) < set(whole) and all(stated[field] == whole[field] for field in stated)
+    assert set(CASES[name].least) <= set(stated)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_other_documents_are_no_jobs(name: str) -> None:
+    read, least = KINDS[name].job.from_dict, CASES[name].least
+    read(dict(least))
+    for document in (None, [], "job", 7, {}, {**least, "surprise\x1b[2J": 1}):
+        with pytest.raises(ConfigurationError) as refused:
+            read(document)
+        assert str(refused.value).isprintable()
+    for field in least:
+        with pytest.raises(ConfigurationError):
+            read({**least, field: None})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_field_takes_what_no_field_can_be(name: str) -> None:
+    read, least = KINDS[name].job.from_dict, CASES[name].least
+    for field in dataclasses.fields(KINDS[name].job):  # type: ignore[arg-type]
+        for value in (HUGE, float("nan"), float("inf"), DEEP, b"bytes", object(), {1: 2}, "\ud800"):
+            with pytest.raises(ConfigurationError) as refused:
+                read({**least, field.name: value})
+            assert len(str(refused.value)) < 1000 and "4711" not in str(refused.value)
+
+
+# -- what a job does --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=CASES)
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Finished]:
+    name = request.param
+    needs_what_is_here(name)
+    parties = CASES[name].give(tmp_path_factory.mktemp(name))
+    return name, run_flare_job(recipe_of(name), parties)
+
+
+def test_a_job_ends_well_at_all_sites(finished: tuple[str, Finished]) -> None:
+    name, run = finished
+    assert run.reason is None, run.reason
+    assert {report["status"] for report in run.reports.values()} == {"completed"}
+    assert len({report["model_hmac"] for report in run.reports.values()}) == 1
+    assert run.summary["status"] == "completed" and set(run.summary["sites"]) == set(SITES)
+    written = [any((run.folder(site) / file).is_file() for file in CASES[name].results) for site in SITES]
+    assert all(written) or (name == "vertical_inference" and written[0])
+
+
+def test_every_site_keeps_a_record_and_a_report(finished: tuple[str, Finished]) -> None:
+    name, run = finished
+    for site in SITES:
+        document = json.loads((run.folder(site) / "run.json").read_text())
+        record = RunRecord.from_dict(document)
+        assert (record.site, record.sites, record.job_id) == (site, SITES, "job")
+        assert record.title and record.profile == KINDS[name].job.from_dict(dict(CASES[name].fields)).profile
+        assert record.settings and record.traffic and record.versions["veilboost"]
+        assert (run.folder(site) / record.evidence).is_file()
+        assert "</html>" in (run.folder(site) / "report.html").read_text()
+
+
+def test_the_evidence_of_all_verifies(finished: tuple[str, Finished]) -> None:
+    _, run = finished
+    found = verify([run.evidence])
+    assert found.sound, found
+    assert {path.name.split(".")[0] for path in run.evidence.iterdir()} == {"server", *SITES}
+    for site in SITES:
+        log = run.log(site)
+        assert log.completed and log.session["sites"] == list(SITES)
+        assert log.path.read_bytes() == next(run.evidence.glob(f"{site}.*")).read_bytes()
+
+
+def test_an_abort_in_the_middle_leaves_evidence_and_no_result(finished: tuple[str, Finished], tmp_path: Path) -> None:
+    name, whole = finished
+    middle = whole.frames[SITES[-1]] // 2
+    run = run_flare_job(recipe_of(name), CASES[name].give(tmp_path), abort_after=middle)
+    assert run.reason is not None and "aborted by an operator" in run.reason
+    assert {report["status"] for report in run.reports.values()} == {"failed"}
+    for site in SITES:
+        log = run.log(site)
+        assert not log.unfinished and log.end["status"] == "aborted" and log.end["reason"]
+        assert not [file for file in CASES[name].results if (run.folder(site) / file).exists()]
+        assert not (run.folder(site) / "run.json").exists()
+    assert run.summary["status"] == "failed"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_refusal_at_one_site_is_the_same_text_at_all(name: str, tmp_path: Path) -> None:
+    needs_what_is_here(name)
+    parties = CASES[name].give(tmp_path)
+    parties.set_policy("site-2", data_sets={})
+    run = run_flare_job(recipe_of(name), parties)
+    own = run.reports["site-2"]["error"]
+    assert run.reason == f"VeilBoost job failed: site-2: {own}" and DATA in own
+    for site in ("site-1", "site-3"):
+        assert run.reports[site]["error"] == f"site-2: {own}"
+        assert run.log(site).end["reason"] == f"site-2: {own}"
+    assert not [site for site in SITES if (run.folder(site) / "run.json").exists()]
