@@ -20,9 +20,10 @@ import numpy as np
 import pandas as pd
 import xgboost as xgb
 
-from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.attempt.job_context import Silent, SiteContext
+from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.site import Place, run_site
+from nvflare_plugins.horizontal.site import run_site
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.xgb.cuts import Cuts, reference_table
@@ -226,15 +227,25 @@ def start_ours(task: Task, profile: str) -> tuple[Lane, LoopbackServer]:
     return lane, server
 
 
+class _Passing(Silent):
+    """Passes the baton on after each round."""
+
+    def __init__(self, baton: Baton) -> None:
+        self._baton = baton
+
+    def __call__(self, record: object, n_rounds: int) -> None:
+        self._baton.ready()
+
+
 def _take_part(baton: Baton, task: Task, profile: str, site: str, end: socket.socket, attempt: bytes) -> None:
     workspace = task.folder / profile / site
     job = HorizontalJob(TRAINING, LABEL, task.params, task.num_rounds, profile)
     policy = SitePolicy.load(workspace, site)
     identity = Identity.load(task.folder / "kits" / site)
-    place = Place(site, task.sites, JOB_ID, attempt, workspace / "runs", policy, identity)
-    result = run_site(job, place, SocketTransport(end), DEADLINE_S, on_progress=lambda record, n_rounds: baton.ready())
-    folder = RunFolder(place.runs, JOB_ID)
+    context = SiteContext(site, task.sites, JOB_ID, attempt, workspace / "runs", policy, identity)
+    run_site(job, context, SocketTransport(end), DEADLINE_S, _Passing(baton))
+    folder = RunFolder(context.runs, JOB_ID)
     found = folder.read_cuts()
     if found is None or not all(map(np.array_equal, found.of_feature, task.cuts.of_feature)):
         raise RuntimeError("the sites agreed on other cuts than the search over all rows finds")
-    baton.finished(Path(result.model_path).read_bytes())
+    baton.finished((workspace / "runs" / JOB_ID / MODEL).read_bytes())
