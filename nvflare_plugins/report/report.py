@@ -328,15 +328,16 @@ def _importance(run: RunRecord, folder: Path) -> Iterator[str]:
     if not gain:
         yield "<p class=muted>The model splits on no feature.</p>"
         return
-    total = sum(gain[name] * weight[name] for name in gain)
-    ranked = sorted(gain, key=lambda name: -gain[name] * weight[name])
+    has_gains = any(gain.values())  # trees that came from single sites have none
+    shares = {name: (gain[name] if has_gains else 1.0) * weight[name] for name in gain}
+    total = sum(shares.values())
+    ranked = sorted(gain, key=lambda name: -shares[name])
     yield horizontal_bars(
         [
             Bar(
                 name,
-                gain[name] * weight[name] / total if total else 0.0,
-                f"{100 * gain[name] * weight[name] / total if total else 0:.1f} %  "
-                f"({weight[name]:,.0f} {_noun(weight[name], 'split')})",
+                shares[name] / total,
+                f"{100 * shares[name] / total:.1f} %  ({weight[name]:,.0f} {_noun(weight[name], 'split')})",
                 1,
                 f"{name}: mean gain {number(gain[name])} over {weight[name]:,.0f} {_noun(weight[name], 'split')}",
             )
@@ -345,10 +346,9 @@ def _importance(run: RunRecord, folder: Path) -> Iterator[str]:
     )
     rest = len(ranked) - MAX_FEATURES
     more = f" {rest} further features are not shown." if rest > 0 else ""
-    yield (
-        "<p class=muted>Share of the total gain, and number of splits (weight). Point at a bar for the mean gain."
-        f"{more}</p>"
-    )
+    of_gains = "Share of the total gain, and number of splits (weight). Point at a bar for the mean gain."
+    of_splits = "Share of the splits, and their number (weight): the model carries no gains."
+    yield f"<p class=muted>{of_gains if has_gains else of_splits}{more}</p>"
 
 
 def feature_importance(model: Path) -> tuple[dict[str, float], dict[str, float]]:
