@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nvflare_plugins.recipes.alignment import AlignmentRecipe
+from nvflare_plugins.recipes.bagging import BaggingXGBRecipe
 from nvflare_plugins.recipes.dpboost import DpBoostRecipe
 from nvflare_plugins.recipes.federboost_vertical import FederBoostVerticalRecipe
 from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
@@ -61,6 +62,15 @@ def _rows(folder: Path) -> Parties:
     return rows_over_sites(folder, breast(4), DATA)
 
 
+def _shared_trees(folder: Path) -> Parties:
+    parties = _rows(folder)
+    for site in parties.sites:
+        consents = parties.policy_of(site).get("consents", {})
+        # The smallest site has 95 rows, and grows its trees on these alone.
+        parties.set_policy(site, consents={**consents, "share_own_trees": True}, min_effective_rows=50)
+    return parties
+
+
 def _private_rows(folder: Path) -> Parties:
     return rows_over_sites(folder, breast(4), DATA, privacy=BUDGET)
 
@@ -104,6 +114,7 @@ CASES: dict[str, KindCase] = {
     "alignment": _case(
         AlignmentRecipe, _shuffled_columns, {"data_sets": [DATA]}, results=("alignment.npz",), needs_psi=True
     ),
+    "bagging": _case(BaggingXGBRecipe, _shared_trees, _LABELLED, run={"params": _SHALLOW, "num_rounds": 3}),
     "dpboost": _case(
         DpBoostRecipe,
         _private_named_rows,
