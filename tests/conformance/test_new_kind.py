@@ -113,5 +113,5 @@ def test_its_job_folder_names_the_components_of_all_kinds(finished: Finished) ->
 
 def test_a_site_without_the_kind_says_which_it_has(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(KINDS, ROW.name)
-    with pytest.raises(ConfigurationError, match="no kind of job 'count'; there are alignment, dpboost"):
+    with pytest.raises(ConfigurationError, match=f"no kind of job 'count'; there are {', '.join(sorted(KINDS))}"):
         read_job(finished.parties.folder / "exported" / "job")

@@ -7,9 +7,10 @@ import pytest
 
 from nvflare_plugins.vertical.active import engine as active
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.protocol import gradient_scheme, links
+from nvflare_plugins.vertical.protocol import gradient_scheme
 from nvflare_plugins.vertical.protocol.encrypted_scheme import EncryptedGradientOwner, gradient_owner, histogram_maker
 from nvflare_plugins.vertical.protocol.messages import Message, to_bytes
+from tests.support import in_process_link
 from tests.support.he_toys import toy_paillier
 from tests.support.searching import found_every_time
 from tests.support.vertical_federation import Joined, federate, make_clear, trees
@@ -51,7 +52,7 @@ def recorded(monkeypatch, scheme) -> tuple[bytes, list[bytes], object]:
         secrets.extend(buffer[start : start + 8] for start in range(0, 320, 8))
         return honest(self, buffer)
 
-    monkeypatch.setattr(links, "to_bytes", note)
+    monkeypatch.setattr(in_process_link, "to_bytes", note)
     monkeypatch.setattr(active.ActiveEngine, "_take_gradients", take)
     listen(EncryptedGradientOwner)
     listen(gradient_scheme.ClearGradientOwner)
