@@ -31,7 +31,7 @@ def test_round_trip_with_one_command(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "FINISHED:COMPLETED" in done.stdout and "by every site's certificate" in done.stdout
-    assert "\nVERIFIED\n" in done.stdout and "no process left" in done.stdout
+    assert "\nVERIFIED: job " in done.stdout and "no process left" in done.stdout
     assert not (tmp_path / "poc").exists()
 
 
@@ -40,7 +40,7 @@ def test_vertical_round_trip_aligns_trains_and_predicts(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--scenario", "vertical", "--workspace", str(folder), "--keep"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("FINISHED:COMPLETED") == 3 and done.stdout.count("\nVERIFIED\n") == 3
+    assert done.stdout.count("FINISHED:COMPLETED") == 3 and done.stdout.count("\nVERIFIED: job ") == 3
     assert "Paillier ciphertexts" in done.stdout and "key_bits 3072" in done.stdout
     kits = Poc.kits_of(folder)
     (predictions,) = kits.glob("site-1/veilboost_runs/*/predictions.parquet")
@@ -57,7 +57,7 @@ def test_private_round_trip_pays_from_every_sites_ledger(tmp_path: Path) -> None
     command = [sys.executable, str(SCRIPT), "--scenario", "private", "--workspace", str(folder), "--keep"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "FINISHED:COMPLETED" in done.stdout and "\nVERIFIED\n" in done.stdout
+    assert "FINISHED:COMPLETED" in done.stdout and "\nVERIFIED: job " in done.stdout
     assert done.stdout.count("privacy spent at site-") == 3
     assert len({path.read_bytes() for path in Poc.kits_of(folder).glob("site-*/veilboost_runs/*/model.json")}) == 1
 
