@@ -52,7 +52,7 @@ def test_prediction_with_what_a_training_job_left(tmp_path: Path) -> None:
     run = run_simulator(
         JOBS / "vertical_predict",
         workspace,
-        vertical_inference.wishes("predict", data),
+        vertical_inference.options("predict", data),
         lambda: vertical_inference.place_parts(training.workspace, workspace / "local" / "inputs"),
     )
     assert run.code == 0, run.output[-4000:]
