@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, take_part
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.table import is_plain_text
 from nvflare_plugins.evidence.contents import Content, Protection
@@ -39,7 +39,6 @@ from nvflare_plugins.vertical.model.model_files import (
 )
 from nvflare_plugins.vertical.model.private_table import PrivateTable
 from nvflare_plugins.wire.catalogue import Phase, TrainingStep
-from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.xgb.versions import installed_release
 
 TITLE = "Vertical XGBoost on randomised buckets (FederBoost)"
@@ -58,23 +57,6 @@ class Prepared:
     rows: PartyRows
     aliases: tuple[str, ...]
     description: Description | None
-
-
-def run_site(
-    job: BucketJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None = None
-) -> JobResult:
-    """Take part in one attempt of a job (see ``take_part``), as the active or as a passive party."""
-    return take_part(
-        job,
-        context,
-        transport,
-        timeout_s,
-        progress,
-        data_sets=(job.data_set,),
-        prepare=prepare,
-        train=_train,
-        protection=_protection,
-    )
 
 
 def _train(attempt: SiteAttempt, prepared: Prepared) -> JobResult:
@@ -254,3 +236,7 @@ def _read_aliases(data: bytes) -> tuple[str, ...]:
     if not all(isinstance(name, str) and is_plain_text(name) for name in names):
         raise ProtocolError("a party's list of aliases holds something that is no name")
     return tuple(names)
+
+
+run_site = SitePart(prepare, _train, protection=_protection)
+"""Takes part in one attempt of a job, as the active or as a passive party."""

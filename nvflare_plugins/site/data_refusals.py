@@ -71,7 +71,9 @@ def reading_rows(policy: SitePolicy, profile: str, data_sets: Iterable[str | Non
         reason = error.reason if isinstance(error, DataRefusal) else f"{type(error).__name__}: {error}"
         count.note(names)
         # No error line: FLARE's default sends those to the server.
-        _log.warning("why this site refused, for this site only: %s", reason)
+        _log.warning(
+            "why this site refused, for this site only (`veilboost check` finds what is wrong with data): %s", reason
+        )
         if policy.share_data_errors and not is_private(profile):
             raise ConfigurationError(reason) from None
         if isinstance(error, DataRefusal):

@@ -1,4 +1,4 @@
-"""What a site remembers in files of earlier versions is still read: what it forbids stays forbidden."""
+"""What a site remembers as earlier versions wrote it is still read: what it forbids stays forbidden."""
 
 from __future__ import annotations
 
@@ -35,23 +35,29 @@ from tests.golden.jobs import run_job
 from tests.golden.site import SITE
 from tests.support.parties import Parties, succeed
 
-GOLDEN = Path(__file__).parent / "site_1"
+GOLDEN = Path(__file__).parent
+VERSIONS = ("site_1", "site_2")
 needs_psi = pytest.mark.skipif(
     importlib.util.find_spec("private_set_intersection") is None, reason="openmined-psi is not installed"
 )
 
 
-def restore(workspace: Path) -> None:
+def restore(workspace: Path, version: str) -> None:
     """Put the site's files in the place of a workspace; git keeps no modes."""
     shutil.rmtree(workspace, ignore_errors=True)
-    shutil.copytree(GOLDEN, workspace)
+    shutil.copytree(GOLDEN / version, workspace)
     for path in workspace.rglob("*"):
         path.chmod(0o700 if path.is_dir() else 0o600)
 
 
+@pytest.fixture(params=VERSIONS)
+def version(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture
-def policy(tmp_path: Path) -> SitePolicy:
-    restore(tmp_path / SITE)
+def policy(tmp_path: Path, version: str) -> SitePolicy:
+    restore(tmp_path / SITE, version)
     return SitePolicy.load(tmp_path / SITE, SITE)
 
 
@@ -99,21 +105,21 @@ FORBIDDEN: dict[str, tuple[Callable[[Parties], None], Run, str]] = {
 
 
 @pytest.mark.parametrize("memory", [pytest.param(m, marks=needs_psi if m == "alignments" else []) for m in FORBIDDEN])
-def test_what_it_remembers_is_refused(memory: str, newcomers: Parties, tmp_path: Path) -> None:
+def test_what_it_remembers_is_refused(memory: str, newcomers: Parties, tmp_path: Path, version: str) -> None:
     """Among sites that remember nothing it refuses, for its memory: without it the same job runs."""
     prepare, run, text = FORBIDDEN[memory]
     parties = parties_of(newcomers, tmp_path)
     prepare(parties)
     restored = Parties(Path(shutil.copytree(parties.folder, tmp_path / "restored")), policy=parties.policy)
-    restore(restored.workspace(SITE))
+    restore(restored.workspace(SITE), version)
     refusal = run(restored)[SITE]
     assert isinstance(refusal, Exception) and text in str(refusal), refusal
     succeed(run(parties))
 
 
-def test_runs_are_remembered_and_the_same_run_may_be_repeated(newcomers: Parties, tmp_path: Path) -> None:
+def test_runs_are_remembered_and_the_same_run_may_be_repeated(newcomers: Parties, tmp_path: Path, version: str) -> None:
     parties = parties_of(newcomers, tmp_path)
-    restore(parties.workspace(SITE))
+    restore(parties.workspace(SITE), version)
     registry = Registry.open(SitePolicy.load(parties.workspace(SITE), SITE))
     assert "site-3, horizontal" in registry.describe() and "site-3, again" not in registry.describe()
     succeed(parties.run(run_horizontal_site, site.horizontal(), "again"))
@@ -151,9 +157,9 @@ def test_parts_of_models_are_read(policy: SitePolicy) -> None:
 
 
 @pytest.mark.parametrize("job_id", ["horizontal", "private", "trained", "predicted", "aligned", "buckets"])
-def test_run_records_are_read(job_id: str, policy: SitePolicy) -> None:
+def test_run_records_are_read(job_id: str, policy: SitePolicy, version: str) -> None:
     record = RunRecord.read(policy.workspace / "runs" / job_id)
-    stored = json.loads((GOLDEN / "runs" / job_id / "run.json").read_text())
+    stored = json.loads((GOLDEN / version / "runs" / job_id / "run.json").read_text())
     assert record.job_id == job_id and len(record.rounds) == len(stored["rounds"])
     now = json.loads(json.dumps(record.to_dict()))
     assert {key: now[key] for key in stored} == stored
@@ -166,7 +172,7 @@ def test_refusals_count_for_a_month(policy: SitePolicy) -> None:
 
 
 def test_a_change_of_the_policy_is_noticed(policy: SitePolicy) -> None:
-    known = set(json.loads((GOLDEN / "veilboost_registry" / f"{SITE}.policy").read_text()))
+    known = set(json.loads((GOLDEN / "site_1" / "veilboost_registry" / f"{SITE}.policy").read_text()))
     path = policy.workspace / "local" / "veilboost.json"
     document = json.loads(path.read_text())
     path.write_text(json.dumps({**document, "min_sites": 9}))

@@ -28,6 +28,7 @@ from he_processors.errors import ConfigurationError, PolicyRefusal
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.data_sets.identity import overlap_of
 from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
+from nvflare_plugins.formatting import counted
 from nvflare_plugins.site.memory.schema import drop_array, insert, load_array, store_array
 from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -129,7 +130,7 @@ class AlignmentRegistry:
             state = "aligned" if is_sent else "reserved"
             described = f"{started:<20} {data_set[:16]:<16} {n_ids:>9} {'ids':<8} {state:<9}"
             lines.append(f"{described} {'':>5}  {', '.join(json.loads(sites))}, {job_id}")
-        return "\n".join([*lines, f"{len(rows)} alignments."])
+        return "\n".join([*lines, f"{counted(len(rows), 'alignment')}."])
 
     def _drop_dead(self, db: sqlite3.Connection) -> None:
         """Forget the alignments that do not count: their process ended before it sent anything."""

@@ -4,16 +4,20 @@ Earlier versions kept ``registry.json`` with ``rows/`` and ``cuts/``, and the fo
 and ``predictions``, each with a key and a lock; ``data_refusals.json``; beside the registry's folder the hashes of the
 policy; and in the folder of the ledgers the rows whose buckets were sent.
 
-All of it is copied in the transaction that makes the new file. Only afterwards the files are renamed to ``*.migrated``,
-where nothing reads them. In the place of what an earlier version reads first lies then a text that it refuses: it
-would take a folder without files for a site that has released nothing.
+All of it is copied in the transaction that makes the new file, together with hashes of what was read. Only afterwards
+the files are renamed to ``*.migrated``, where nothing reads them, provided that they are still as they were read: an
+earlier version may have run since. In the place of what an earlier version reads first lies then a text that it
+refuses: it would take a folder without files for a site that has released nothing.
 """
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import json
+import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,18 +97,19 @@ class OldFiles:
         """Return the names of those that are there; nothing if there are none."""
         return ", ".join(name for store in self._stores for name in store.found())
 
-    def were_moved(self) -> bool:
-        """Return whether they were copied to a memory before: it was there."""
-        return any(
-            store.first is not None and store.first.exists() and not _is_old(store.first) for store in self._stores
-        )
+    def moved(self) -> list[str]:
+        """Return the names of what shows that they were copied to a memory before: it was there."""
+        marks = [store.first for store in self._stores if store.first is not None]
+        kept = [path for store in self._stores for before in store.paths for path in _moved_from(before)]
+        return sorted({path.name for path in (*(m for m in marks if m.exists() and not _is_old(m)), *kept)})
 
     def copy_to(self, db: sqlite3.Connection) -> None:
-        """Write all that they say into the tables of a new memory.
+        """Write all that they say into the tables of a new memory, and hashes of what was read.
 
         Raises:
-            ConfigurationError: one of them is damaged.
+            ConfigurationError: one of them is damaged, or changes meanwhile.
         """
+        as_read = self.digests()
         for store in self._stores:
             if store.found():
                 try:
@@ -115,37 +120,88 @@ class OldFiles:
                         "damaged or lacks a file. Restore it from a backup; without it the site would forget what was "
                         "released."
                     ) from None
+        if changed := self._changed(as_read):
+            raise ConfigurationError(
+                f"{self._site}: files of an earlier version change while they are read ({changed}): it still runs. "
+                "Remedy: end its jobs, and stop it."
+            )
+        note(db, as_read)
 
-    def move_away(self) -> None:
-        """Rename them, once the memory is on the disk. After a crash in between, call it again."""
+    def move_away(self, as_read: Mapping[str, bytes], memory: str) -> None:
+        """Rename them, once the memory is on the disk. After a crash in between, call it again.
+
+        Args:
+            as_read: names and hashes that ``copy_to`` wrote.
+            memory: the files of the memory that was made of them, for people.
+
+        Raises:
+            ConfigurationError: they are no longer what was read; none was moved.
+        """
+        if changed := self._changed(as_read):
+            raise ConfigurationError(
+                f"{self._site}: files of an earlier version have changed since they were read ({changed}): it has run "
+                "since, and they may tell of releases that the new memory does not know. Remedy: stop that version, "
+                f"give files named *.migrated their own names back, and delete {memory}, which no job has used yet: "
+                "the files are then read again."
+            )
         for store in self._stores:
             for path in store.paths:
                 if _is_old(path):
                     path.rename(_free_name(path))
                     sync_folder(path.parent)
-            if store.first is not None and any(map(_was_moved, store.paths)) and not store.first.exists():
+            if store.first is not None and any(map(_moved_from, store.paths)) and not store.first.exists():
                 store.first.parent.mkdir(mode=0o700, exist_ok=True)
                 write_private(store.first, _MOVED)
+
+    def digests(self) -> dict[str, bytes]:
+        """Return hashes of those that are there, by name."""
+        return {path.name: _digest(path) for store in self._stores for path in store.paths if _is_old(path)}
+
+    def _changed(self, as_read: Mapping[str, bytes]) -> str:
+        """Return the names of those that are there and not as they were read; those moved away are not there."""
+        return ", ".join(name for name, digest in self.digests().items() if as_read.get(name) != digest)
+
+
+def note(db: sqlite3.Connection, as_read: Mapping[str, bytes]) -> None:
+    """Remember hashes of files whose content a memory holds now."""
+    db.executemany("INSERT INTO earlier_version VALUES (?, ?)", as_read.items())
 
 
 def _is_old(path: Path) -> bool:
     """Tell whether a file, or a file in a folder, was left by an earlier version."""
+    return any(_begins_otherwise(file) for file in _files(path))
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Yield a file, or those in a folder in a fixed order; not what a write that was cut short has left."""
     if path.is_dir():
-        return any(map(_is_old, path.iterdir()))
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_MOVED) + 1) != _MOVED
-    except FileNotFoundError:
-        return False
+        for inner in sorted(path.iterdir()):
+            yield from _files(inner)
+    elif path.exists() and not (path.name.startswith(".") and path.name.endswith(".partial")):
+        yield path
+
+
+def _begins_otherwise(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_MOVED) + 1) != _MOVED
+
+
+def _digest(path: Path) -> bytes:
+    whole = hashlib.blake2b(digest_size=16)
+    for file in _files(path):
+        content = file.read_bytes()
+        whole.update(b"%d %d " % (len(name := os.fsencode(file.relative_to(path.parent))), len(content)))
+        whole.update(name + content)
+    return whole.digest()
 
 
 def _free_name(path: Path) -> Path:
-    names = [path.with_name(f"{path.name}.migrated{number or ''}") for number in range(1000)]
+    names = (path.with_name(f"{path.name}.migrated{number or ''}") for number in range(1000))
     return next(name for name in names if not name.exists())
 
 
-def _was_moved(path: Path) -> bool:
-    return path.with_name(f"{path.name}.migrated").exists()
+def _moved_from(path: Path) -> list[Path]:
+    return list(path.parent.glob(f"{glob.escape(path.name)}.migrated*"))
 
 
 def _json(path: Path) -> Any:

@@ -30,6 +30,7 @@ from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.identity import DataRecord, Relation, identify, overlap_of
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
+from nvflare_plugins.formatting import counted
 from nvflare_plugins.site.memory import runs
 from nvflare_plugins.site.memory.runs import Terms
 from nvflare_plugins.site.memory.schema import load_array
@@ -240,7 +241,8 @@ class Registry:
                 f"{run.started:<20} {of_run.name[:16]:<16} {of_run.n_rows:>9} {of_run.fingerprint[:8]:<8} "
                 f"{run.state:<9} {run.trees:>5}  {', '.join(run.terms.sites)}, {run.job_id}"
             )
-        lines.append(f"{len(all_runs)} runs, {n_searches} quantile searches, {len(data)} versions.")
+        searches = counted(n_searches, "quantile search", "quantile searches")
+        lines.append(f"{counted(len(all_runs), 'run')}, {searches}, {counted(len(data), 'version')} of data sets.")
         return "\n".join(lines)
 
     def _judge(

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 APPLICATION = int.from_bytes(b"VeiB", "big")
-FORMAT = 1
+FORMAT = 2
 
+# Files of an earlier version of which the memory was made, as they were read, until they have been moved away.
+_EARLIER_VERSION = "CREATE TABLE earlier_version (name TEXT PRIMARY KEY, digest BLOB NOT NULL)"
 STATEMENTS = (
     "CREATE TABLE secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL)",
-    # One row if the memory was made of an earlier version's files: whether these have been moved away.
-    "CREATE TABLE earlier_version (is_moved_away INTEGER NOT NULL)",
+    _EARLIER_VERSION,
     "CREATE TABLE arrays (id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, length INTEGER NOT NULL)",
     "CREATE TABLE array_parts (array INTEGER NOT NULL REFERENCES arrays ON DELETE CASCADE, part INTEGER NOT NULL, "
     "digest BLOB NOT NULL, content BLOB NOT NULL, PRIMARY KEY (array, part))",
@@ -54,6 +55,9 @@ STATEMENTS = (
     "CREATE INDEX refusals_by_data_set ON refusals (question, data_set, at)",
     "CREATE TABLE policy_keys (name TEXT PRIMARY KEY, hash TEXT NOT NULL)",
 )
+
+# What makes a memory of the format before one of this format: that one knew whether files had been moved away.
+FROM_FORMAT_1 = ("DROP TABLE earlier_version", _EARLIER_VERSION)
 
 RELEASED_SUMS, PREDICTIONS = "released sums", "predictions"
 COUNTS: Mapping[str, Mapping[str, str]] = {

@@ -20,6 +20,7 @@ The site's memory holds keyed hashes of the identifiers.
 from __future__ import annotations
 
 import hashlib
+import sqlite3
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,6 +35,10 @@ from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
 
 _HASH_BYTES = 12
+_PAID_ONCE = (
+    "randomised buckets of rows of this job were sent, and this job would reveal more of them than was paid for. Take "
+    "rows that were not sent."
+)
 
 
 class SentRows:
@@ -51,13 +56,17 @@ class SentRows:
             data_set: whose ledger has paid.
 
         Raises:
+            DataRefusal: one of them was sent under the name of another data set, perhaps since ``refuse`` allowed it.
             ConfigurationError: the site's memory is damaged.
         """
-        hashes = np.frombuffer(b"".join(self._hashes(ids)), dtype="|u1")
+        hashes = self._hashes(ids)
         with self._memory.transaction() as db:
+            # A job at the same time may have noted them since ``refuse`` looked.
+            if not _sent(db, data_set).isdisjoint(hashes):
+                raise DataRefusal(_PAID_ONCE)
+            stored = store_array(db, np.frombuffer(b"".join(hashes), dtype="|u1"))
             db.execute(
-                "INSERT INTO sent_rows (job_id, data_set, row_hashes) VALUES (?, ?, ?)",
-                (job_id, data_set, store_array(db, hashes)),
+                "INSERT INTO sent_rows (job_id, data_set, row_hashes) VALUES (?, ?, ?)", (job_id, data_set, stored)
             )
 
     def asks_for_ids(self, spec: DataSet) -> bool:
@@ -95,10 +104,7 @@ class SentRows:
         if ids is None and self._of_others(data_set):
             raise self._no_ids("Policy key: data_sets.<name>.id.")
         if ids is not None and self.sent_by_others(ids, data_set):
-            raise DataRefusal(
-                "randomised buckets of rows of this job were sent, and this job would reveal more of them than was "
-                "paid for. Take rows that were not sent."
-            )
+            raise DataRefusal(_PAID_ONCE)
 
     def sent_by_others(self, ids: Sequence[str], data_set: str) -> bool:
         """Return whether buckets of one of the rows were sent under the name of another data set."""
@@ -113,13 +119,16 @@ class SentRows:
         )
 
     def _of_others(self, data_set: str) -> set[bytes]:
-        """Return the hashes of the rows that were sent under another name. Notes of older releases have none."""
+        """Return the hashes of the rows that were sent under another name; an empty one is another of all."""
         with self._memory.reading() as db:
-            numbers = db.execute("SELECT row_hashes FROM sent_rows WHERE ? = '' OR data_set != ?", (data_set, data_set))
-            stored = [load_array(db, number, "|u1").tobytes() for (number,) in numbers.fetchall()]
-        return {
-            hashes[start : start + _HASH_BYTES] for hashes in stored for start in range(0, len(hashes), _HASH_BYTES)
-        }
+            return _sent(db, data_set)
 
     def _hashes(self, ids: Sequence[str]) -> list[bytes]:
         return [hashlib.blake2b(item.encode(), digest_size=_HASH_BYTES, key=self._key).digest() for item in ids]
+
+
+def _sent(db: sqlite3.Connection, data_set: str) -> set[bytes]:
+    """See ``SentRows._of_others``. Notes of older releases have no name."""
+    numbers = db.execute("SELECT row_hashes FROM sent_rows WHERE ? = '' OR data_set != ?", (data_set, data_set))
+    stored = [load_array(db, number, "|u1").tobytes() for (number,) in numbers.fetchall()]
+    return {hashes[start : start + _HASH_BYTES] for hashes in stored for start in range(0, len(hashes), _HASH_BYTES)}

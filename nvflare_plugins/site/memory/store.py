@@ -3,7 +3,8 @@
 ``Memory`` is an SQLite file in the folder of the site's registry. Its users (``Registry``, ``AlignmentRegistry``,
 ``ReleasedSums``, ``PredictionBudget``, ``SentRows``, ``RefusalCount``, ``policy_changes``) keep their tables in it.
 What belongs together, such as a reservation and the hashes of its rows, is one transaction: after a crash or on a full
-disk all of it is there, or none.
+disk all of it is there, or none. Once it was made, a file beside it says so: a memory that is lost is not begun anew,
+which would forget all that was released.
 
 Durability: a transaction is on the disk when ``transaction`` has ended (``synchronous=EXTRA``: FULL, and the folder is
     synced after the journal is gone; else a loss of power could bring the journal back, and with it the time before).
@@ -24,19 +25,24 @@ import os
 import sqlite3
 import tempfile
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.files import sync_folder
-from nvflare_plugins.site.memory.old_files import OldFiles
-from nvflare_plugins.site.memory.schema import APPLICATION, FORMAT, STATEMENTS, DamagedArray
+from nvflare_plugins.files import sync_folder, write_private
+from nvflare_plugins.site.memory.old_files import OldFiles, note
+from nvflare_plugins.site.memory.schema import APPLICATION, FORMAT, FROM_FORMAT_1, STATEMENTS, DamagedArray
 from nvflare_plugins.site.memory.volume import why_no_locks
 from nvflare_plugins.site.policy.policy import SitePolicy
 
 NAME = "veilboost_memory.sqlite"
+MADE = "veilboost_memory.made"
 KEY_BYTES = 32
 _LOCK = "lock"
+_MADE_TEXT = (
+    f"{NAME} beside this file remembers what this site has released. While this file is here, VeilBoost refuses to "
+    "begin a new one in its place.\n"
+)
 _PAGE_BYTES = 4096
 _WAIT_S = 120.0  # for other jobs of the site; each holds the file for a moment
 _SETTINGS = (
@@ -61,18 +67,23 @@ class Memory:
             ledgers: folder of the privacy ledgers, where earlier versions kept the rows whose buckets were sent.
 
         Raises:
-            ConfigurationError: the file is damaged or of a newer version, file locks do not work in the folder, or
-                what an earlier version left cannot be read.
+            ConfigurationError: the file is damaged, lost or of a newer version, file locks do not work in the folder,
+                or what an earlier version left cannot be read or has changed since it was.
             OSError: the folder cannot be written, or its disk is full.
         """
         self.site, self.path = site, folder / NAME
         old = OldFiles(folder, ledgers, site)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._require_locks(folder / _LOCK)
-        if not self.path.exists() or self._left_behind() == 0 or old.found():
+        made = folder / MADE
+        if self.path.exists():
+            self._upgrade(old)
+        if not (made.exists() and self.path.exists()) or self._left_behind() or old.found():
             with _alone(folder / _LOCK):
                 if not self.path.exists():
                     self._make(old)
+                if not made.exists():
+                    write_private(made, _MADE_TEXT.encode())
                 self._leave_behind(old)
         if self.path.stat().st_mode & 0o077:  # as copied back from a backup
             self.path.chmod(0o600)
@@ -84,9 +95,9 @@ class Memory:
 
     @staticmethod
     def is_there(policy: SitePolicy) -> bool:
-        """Return whether the site remembers anything, of this version or an earlier one; makes nothing."""
+        """Return whether the site remembers anything, or has lost what it remembered; makes nothing."""
         old = OldFiles(policy.registry, policy.ledgers, policy.site)
-        return (policy.registry / NAME).exists() or bool(old.found())
+        return any((policy.registry / name).exists() for name in (NAME, MADE)) or bool(old.found() or old.moved())
 
     @contextlib.contextmanager
     def transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
@@ -99,7 +110,7 @@ class Memory:
             OSError: the disk is full or fails, or the file may not be written.
         """
         if not self.path.exists():
-            raise self.damaged("it is no longer there")
+            raise self._lost()
         with self._in_words(), contextlib.closing(_connect(self.path)) as db:
             db.execute(begin)
             self._check(db)
@@ -149,6 +160,14 @@ class Memory:
             "from a backup; without it the site would forget what was released."
         )
 
+    def _lost(self, old: Iterable[str] = ()) -> ConfigurationError:
+        """Return the refusal of a memory that was there once. ``old``: what else than the mark tells of it."""
+        names = ", ".join([MADE, *old])
+        return ConfigurationError(
+            f"{self.damaged('it is no longer there')} Where no backup is left, only whoever answers for the site's "
+            f"rows can accept that it forgets them: by moving what tells of it out of its folder ({names})."
+        )
+
     def _require_locks(self, lock: Path) -> None:
         os.close(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600))
         facts = lock.parent.stat()
@@ -169,8 +188,9 @@ class Memory:
 
         So the file is never there without its content: one of no bytes has lost it.
         """
-        if old.were_moved() and not old.found():
-            raise self.damaged("it is no longer there")
+        is_made = self.path.with_name(MADE).exists()
+        if is_made or (old.moved() and not old.found()):
+            raise self._lost(() if old.found() else old.moved())
         partial = self.path.with_name(f".{NAME}.partial")
         for left in (partial, partial.with_name(f"{partial.name}-journal")):  # by a process that was killed
             left.unlink(missing_ok=True)
@@ -181,31 +201,45 @@ class Memory:
                 db.execute(statement)
             if old.found():
                 old.copy_to(db)
-                db.execute("INSERT INTO earlier_version VALUES (0)")
             db.execute(f"PRAGMA application_id={APPLICATION}")
             db.execute(f"PRAGMA user_version={FORMAT}")
             db.execute("COMMIT")
         os.rename(partial, self.path)
         sync_folder(self.path.parent)
 
+    def _upgrade(self, old: OldFiles) -> None:
+        """Bring a memory of format 1 to this format, in one transaction."""
+        with self._in_words(), contextlib.closing(_connect(self.path)) as db:
+            if _format(db) != 1:
+                return
+            db.execute("BEGIN IMMEDIATE")
+            if _format(db) != 1:  # another process was faster
+                return
+            were_moved = all(done for (done,) in db.execute("SELECT is_moved_away FROM earlier_version"))
+            for statement in FROM_FORMAT_1:
+                db.execute(statement)
+            if not were_moved:
+                note(db, old.digests())
+            db.execute(f"PRAGMA user_version={FORMAT}")
+            db.execute("COMMIT")
+
     def _leave_behind(self, old: OldFiles) -> None:
         """Move the files of an earlier version out of the way, once the memory holds what they say."""
-        if self._left_behind() == 0:
-            old.move_away()
+        if as_read := self._left_behind():
+            old.move_away(as_read, f"{NAME} and {MADE}")
             with self.transaction() as db:
-                db.execute("UPDATE earlier_version SET is_moved_away = 1")
+                db.execute("DELETE FROM earlier_version")
         if names := old.found():
             raise ConfigurationError(
                 f"{self.site}: files of an earlier version lie where they did not before ({names}): it has run since "
                 f"{NAME} was made, or a backup of it was restored. They may tell of releases that {NAME} does not "
-                f"know. Remedy: move away either these files or {NAME}, whichever knows less."
+                f"know. Remedy: move away either these files, or {NAME} and {MADE}, whichever know less."
             )
 
-    def _left_behind(self) -> int | None:
-        """Return 1 or 0 if the memory was made of an earlier version's files: whether they were moved away since."""
+    def _left_behind(self) -> dict[str, bytes]:
+        """Return the files of an earlier version that wait to be moved away, with hashes of what was read of them."""
         with self.reading() as db:
-            row = db.execute("SELECT is_moved_away FROM earlier_version").fetchone()
-        return None if row is None else row[0]
+            return dict(db.execute("SELECT name, digest FROM earlier_version"))
 
     def _check(self, db: sqlite3.Connection) -> None:
         facts = ("application_id", "user_version", "page_count", "page_size")
@@ -257,9 +291,8 @@ class Memory:
     def _why_not_written(self) -> int:
         """Return the error that a write at the end of such a file gives: SQLite knows one for all."""
         try:
-            with tempfile.TemporaryFile(
-                dir=self.path.parent
-            ) as file:  # never the file: closing it drops SQLite's locks
+            # Never the memory itself: closing it would drop SQLite's locks.
+            with tempfile.TemporaryFile(dir=self.path.parent) as file:
                 os.pwrite(file.fileno(), bytes(_PAGE_BYTES), self.path.stat().st_size)
                 os.fsync(file.fileno())
         except OSError as error:
@@ -288,6 +321,12 @@ def _connect(path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _format(db: sqlite3.Connection) -> int | None:
+    """Return the format of a memory; None where it is none."""
+    is_ours = db.execute("PRAGMA application_id").fetchone()[0] == APPLICATION
+    return db.execute("PRAGMA user_version").fetchone()[0] if is_ours else None
 
 
 @contextlib.contextmanager

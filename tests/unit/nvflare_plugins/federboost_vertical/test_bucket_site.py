@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +26,7 @@ from nvflare_plugins.vertical.model.model import merge
 from nvflare_plugins.vertical.model.model_files import ActivePart, PassivePart, find_part
 from nvflare_plugins.vertical_inference.job import InferenceJob
 from nvflare_plugins.vertical_inference.site import run_inference
+from tests.support.federation import TIMEOUT_S
 from tests.support.parties import Parties, succeed
 from tests.support.refusals import refused_for
 
@@ -68,7 +71,8 @@ def parties(tmp_path: Path) -> Parties:
 
 
 def job(**changes: object) -> BucketJob:
-    return BucketJob("credit", "site-1", "label", params=PARAMS, **{"num_rounds": 8, **changes})
+    fields = {"data_set": "credit", "num_rounds": 8, **changes}
+    return BucketJob(active="site-1", label="label", params=PARAMS, **fields)
 
 
 def parts(parties: Parties, job_id: str = "job") -> list:
@@ -76,9 +80,9 @@ def parts(parties: Parties, job_id: str = "job") -> list:
     return [find_part(parties.workspace(s) / "runs", parties.folder, job_id, s, kind).part for s, kind in kinds.items()]
 
 
-def ledger(parties: Parties, site: str) -> Ledger:
+def ledger(parties: Parties, site: str, data_set: str = "credit") -> Ledger:
     policy = SitePolicy.load(parties.workspace(site), site)
-    return Ledger(policy.ledgers / "credit.ledger")
+    return Ledger(policy.ledgers / f"{data_set}.ledger")
 
 
 def merged_accuracy(parties: Parties, job_id: str = "job") -> float:
@@ -219,6 +223,32 @@ def test_a_second_job_pays_again(parties: Parties) -> None:
     outcomes = parties.run(run_site, job(epsilon=5.0), "two")
     assert all(isinstance(outcome, Exception) for outcome in outcomes.values())
     assert ledger(parties, "site-2").spent().pure_epsilon <= 5.0
+
+
+def test_of_two_jobs_at_once_on_the_same_rows_under_two_names_one_sends(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No ledger adds up two names: the second job ends although the first had sent nothing when it looked."""
+    parties.n_sites = 2
+    for site, columns in (("site-1", ["id", "own", "label"]), ("site-2", ["id", *PUBLIC["site-2"]])):
+        parties.give(site, "again", table()[columns], id="id", **({"privacy": BUDGET} if site in PUBLIC else {}))
+    looked, refuse = threading.Barrier(2), SentRows.refuse
+
+    def refuse_both(sent: SentRows, ids: list[str] | None, data_set: str = "") -> None:
+        refuse(sent, ids, data_set)
+        looked.wait(TIMEOUT_S)
+
+    monkeypatch.setattr(SentRows, "refuse", refuse_both)
+    with ThreadPoolExecutor(2) as pool:
+        runs = {name: pool.submit(parties.run, run_site, job(data_set=name), name) for name in ("credit", "again")}
+        outcomes = {name: run.result() for name, run in runs.items()}
+    (loser,) = [name for name, of_sites in outcomes.items() if isinstance(of_sites["site-2"], Exception)]
+    assert "more of them than was paid for" in outcomes[loser]["site-2"].reason
+    assert isinstance(outcomes[loser]["site-1"], JobAborted)
+    (winner,) = set(outcomes) - {loser}
+    succeed(outcomes[winner])
+    assert ledger(parties, "site-2", loser).spent().pure_epsilon == 0
+    assert ledger(parties, "site-2", winner).spent().pure_epsilon > 0
 
 
 def test_a_data_set_without_budget_is_refused(parties: Parties) -> None:

@@ -142,4 +142,4 @@ def test_fingerprints_are_equal_for_equal_rows_only(tmp_path_factory, one, other
 def test_a_person_can_read_it(tmp_path):
     registry(tmp_path).reserve({"people": IDS}, "job-1", SITES)
     described = registry(tmp_path).describe()
-    assert all(word in described for word in ("people", "20 ids", "reserved", "a, b, job-1", "1 alignments."))
+    assert all(word in described for word in ("people", "20 ids", "reserved", "a, b, job-1", "1 alignment."))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,11 +16,11 @@ from dp_components.ledger_journal import Alive
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.failures import DataRefusal
-from nvflare_plugins.site.memory import runs
+from nvflare_plugins.site.memory import old_files, runs
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
-from nvflare_plugins.site.memory.schema import load_array
+from nvflare_plugins.site.memory.schema import FORMAT, load_array
 from nvflare_plugins.site.memory.sent_rows import SentRows
-from nvflare_plugins.site.memory.store import NAME, Memory
+from nvflare_plugins.site.memory.store import MADE, NAME, Memory
 from nvflare_plugins.site.memory.stored_arrays import read_arrays
 from nvflare_plugins.site.policy.policy import SitePolicy
 from tests.support.memories import told
@@ -117,19 +119,137 @@ def test_files_that_come_back_are_not_ignored(workspace: Path, store: str) -> No
     assert any(part in str(refused.value) for part in Path(STORES[store]).parts[-2:])
 
 
-def test_a_memory_that_is_lost_after_the_move_is_not_begun_anew(workspace: Path) -> None:
-    Memory.open(policy_in(workspace)).path.unlink()
-    with pytest.raises(ConfigurationError, match=r"no longer there.*Restore it from a backup"):
+@pytest.mark.parametrize("left", ["all", "files in the old places", "kept files"])
+def test_a_memory_that_is_lost_after_the_move_is_not_begun_anew(workspace: Path, left: str) -> None:
+    """The mark tells, and without it what was moved away, or what lies in its place."""
+    memory, root = Memory.open(policy_in(workspace)), registry_in(workspace)
+    memory.path.unlink()
+    if left != "all":
+        (root / MADE).unlink()
+        kept = [path for path in workspace.rglob("*.migrated*") if path.exists()]
+        for path in kept if left != "kept files" else [workspace / place for place in STORES.values()]:
+            (shutil.rmtree if path.is_dir() else Path.unlink)(path)
+    with pytest.raises(ConfigurationError, match=r"no longer there.*Restore it from a backup") as refused:
         Memory.open(policy_in(workspace))
+    assert Memory.is_there(policy_in(workspace)) and not memory.path.exists()
+    names = {"all": MADE, "files in the old places": "key", "kept files": "registry.json.migrated"}
+    assert names[left] in str(refused.value)
 
 
 def test_moved_files_may_be_taken_again(workspace: Path) -> None:
     """Whoever goes back to the old files, from a backup, and forward again has both under names of their own."""
     Memory.open(policy_in(workspace)).path.unlink()
+    (registry_in(workspace) / MADE).unlink()
     for folder in ("veilboost_registry", "veilboost_ledgers"):
         shutil.copytree(GOLDEN / folder, workspace / folder, dirs_exist_ok=True)
     assert told(Memory.open(policy_in(workspace)), "SELECT 1 FROM runs")
     assert len(list(registry_in(workspace).glob("registry.json.migrated*"))) == 2
+
+
+def test_old_files_do_not_stand_in_for_a_memory_that_is_lost(workspace: Path) -> None:
+    """They know nothing of what was released since."""
+    Memory.open(policy_in(workspace)).path.unlink()
+    shutil.copytree(GOLDEN / "veilboost_registry", workspace / "veilboost_registry", dirs_exist_ok=True)
+    with pytest.raises(ConfigurationError, match=rf"no longer there.*\({MADE}\)"):
+        Memory.open(policy_in(workspace))
+
+
+# -- a migration that is broken off ------------------------------------------------------------------------------------
+
+
+def break_off(workspace: Path, monkeypatch: pytest.MonkeyPatch, renames: int) -> None:
+    """End the process after so many files have been moved away."""
+    rename, left = Path.rename, iter(range(renames + 1))  # the memory itself is renamed by another function
+
+    def one_less(path: Path, target: Path) -> Path:
+        if next(left) == renames:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "rename", one_less)
+        Memory.open(policy_in(workspace))
+
+
+@pytest.mark.parametrize("renames", range(8))
+def test_a_migration_that_was_broken_off_goes_on(
+    workspace: Path, renames: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_off(workspace, monkeypatch, renames)
+    memory = Memory.open(policy_in(workspace))
+    assert told(memory, "SELECT * FROM earlier_version") == []
+    kept = {path.read_bytes() for path in workspace.rglob("*") if path.is_file()}
+    assert all(path.read_bytes() in kept for path in GOLDEN.glob("veilboost_*/**/*") if path.is_file())
+    Memory.open(policy_in(workspace))
+
+
+@pytest.mark.parametrize("renames", [0, 3])
+def test_one_of_the_first_format_goes_on_too(workspace: Path, renames: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_off(workspace, monkeypatch, renames)
+    with contextlib.closing(sqlite3.connect(registry_in(workspace) / NAME)) as db:
+        db.execute("DROP TABLE earlier_version")
+        db.execute("CREATE TABLE earlier_version (is_moved_away INTEGER NOT NULL)")
+        db.execute("INSERT INTO earlier_version VALUES (0)")
+        db.execute("PRAGMA user_version = 1")
+        db.commit()
+    (registry_in(workspace) / MADE).unlink(missing_ok=True)
+    memory = Memory.open(policy_in(workspace))
+    assert told(memory, "SELECT * FROM earlier_version") == [] and told(memory, "PRAGMA user_version") == [(FORMAT,)]
+    assert not (registry_in(workspace) / "rows").exists() and (registry_in(workspace) / MADE).exists()
+
+
+CHANGES = {
+    "a file with one more run": lambda root: (root / "registry.json").write_bytes(b'{"version": 2, "runs": ["new"]}'),
+    "a file more in a folder": lambda root: (root / "rows" / "new.u64").write_bytes(b"12345678"),
+    "a file under another name": lambda root: next(iter(root.glob("rows/*.u64"))).rename(root / "rows" / "other"),
+    "a file of its own": lambda root: (root.parent / f"{SITE}.policy").write_text("{}"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_files_that_changed_since_they_were_read_are_not_moved(
+    workspace: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier version ran between a crash and the next start: what it released is in its files alone."""
+    break_off(workspace, monkeypatch, 0)
+    root = registry_in(workspace)
+    CHANGES[change](root)
+    before = {path: path.read_bytes() for path in workspace.rglob("*") if path.is_file()}
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="have changed since they were read") as refused:
+            Memory.open(policy_in(workspace))
+    assert f"delete {NAME} and {MADE}, which no job has used yet" in str(refused.value)
+    assert {path: path.read_bytes() for path in workspace.rglob("*") if path.is_file()} == before
+
+
+def test_after_the_remedy_changed_files_are_read_again(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_off(workspace, monkeypatch, 2)
+    root = registry_in(workspace)
+    path = root / "data_refusals.json"
+    in_json(path.name, lambda of: of["refusals"].update(late=[1.5]))(root)
+    with pytest.raises(ConfigurationError, match=r"changed since.*\(data_refusals.json\)"):
+        Memory.open(policy_in(workspace))
+    for kept in root.glob("*.migrated"):
+        kept.rename(kept.with_suffix(""))
+    for name in (NAME, MADE):
+        (root / name).unlink()
+    memory = Memory.open(policy_in(workspace))
+    assert told(memory, "SELECT at FROM refusals WHERE data_set = 'late'") == [(1.5,)]
+    assert told(memory, "SELECT 1 FROM runs")
+
+
+def test_files_that_change_while_they_are_read_are_refused(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = registry_in(workspace)
+    copy = old_files._copy_sent_rows
+
+    def meanwhile(*arguments: object) -> None:
+        copy(*arguments)
+        in_json("data_refusals.json", lambda of: of["refusals"].update(late=[1.5]))(root)
+
+    monkeypatch.setattr(old_files, "_copy_sent_rows", meanwhile)
+    with pytest.raises(ConfigurationError, match=r"change while they are read \(data_refusals.json\).*Remedy"):
+        Memory.open(policy_in(workspace))
+    assert not (root / NAME).exists() and (root / "registry.json").exists()
 
 
 def in_json(name: str, change: Callable[[dict], object]) -> Callable[[Path], None]:

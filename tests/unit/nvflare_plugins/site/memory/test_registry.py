@@ -268,8 +268,10 @@ def test_a_data_set_is_recognised_under_all_its_names(registry: Registry) -> Non
 def test_the_command_makes_no_registry_for_a_site_that_has_none(tmp_path: Path, capsys) -> None:
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "veilboost.json").write_text(template({"credit": "credit.csv"}))
-    assert main(["registry", str(tmp_path), "--site", "site-9"]) == 0
-    assert "site-9 remembers nothing: there is no registry in" in capsys.readouterr().out
+    assert main(["registry", str(tmp_path), "--site", "site-9"]) == 1
+    error = capsys.readouterr().err
+    assert "site-9 remembers nothing: there is no registry in" in error
+    assert "or its workspace or name is another" in error
     assert {path.name for path in tmp_path.iterdir()} == {"local"}
 
 
@@ -280,7 +282,15 @@ def test_the_command_finds_a_simulated_site(tmp_path: Path, capsys: pytest.Captu
     reserve(Registry.open(SitePolicy.load(tmp_path / "site-1", "site-1")), table())
     for folder in (tmp_path, tmp_path / "site-1"):
         assert main(["registry", str(folder), "--site", "site-1"]) == 0
-        assert "job-1" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert "job-1" in shown and "\n1 run, 0 quantile searches, 1 version of data sets.\n" in shown
+
+
+def test_the_command_does_one_thing_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With both it wrote the backup, and said nothing of the refusals that it did not reset."""
+    with pytest.raises(SystemExit) as ended:
+        main(["registry", str(tmp_path), "--site", "a", "--backup", "copy", "--reset-refusals", "credit"])
+    assert ended.value.code == 2 and "not allowed with argument" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", ["content = x'00'", "content = substr(content, 9)", "part = 7", "digest = x'00'"])

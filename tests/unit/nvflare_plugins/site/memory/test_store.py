@@ -23,7 +23,7 @@ from nvflare_plugins.cli.main import main
 from nvflare_plugins.failures import machine_failure
 from nvflare_plugins.site.memory import store, volume
 from nvflare_plugins.site.memory.schema import FORMAT, load_array, store_array
-from nvflare_plugins.site.memory.store import NAME, Memory
+from nvflare_plugins.site.memory.store import MADE, NAME, Memory
 from nvflare_plugins.site.policy.policy import SitePolicy, template
 from tests.support.memories import changed, told
 
@@ -58,7 +58,7 @@ def test_a_transaction_is_on_the_disk_before_it_is_over(tmp_path: Path) -> None:
 def test_any_folder_will_do(tmp_path: Path, folder: str) -> None:
     note(Memory(tmp_path / folder, "site-1"), "here")
     assert names(Memory(tmp_path / folder, "site-1")) == ["here"]
-    assert {path.name for path in (tmp_path / folder).iterdir()} == {NAME, "lock"}
+    assert {path.name for path in (tmp_path / folder).iterdir()} == {NAME, MADE, "lock"}
 
 
 def test_a_folder_whose_name_is_no_text_will_do(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_a_disk_too_full_to_begin_on_leaves_nothing_behind_that_counts(tmp_path:
         Memory(tmp_path, "site-1")
     assert failed.value.errno == errno.ENOSPC and not (tmp_path / NAME).exists()
     note(Memory(tmp_path, "site-1"), "begun")
-    assert {path.name for path in tmp_path.iterdir()} == {NAME, "lock"}
+    assert {path.name for path in tmp_path.iterdir()} == {NAME, MADE, "lock"}
 
 
 def test_a_missing_file_is_not_made_again_in_the_middle(tmp_path: Path) -> None:
@@ -274,6 +274,34 @@ def test_a_missing_file_is_not_made_again_in_the_middle(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no longer there"):
         note(memory, "x")
     assert not memory.path.exists()
+
+
+def test_a_memory_that_is_lost_is_not_begun_anew_until_somebody_accepts_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rolled away, on a volume that is not mounted again, or deleted: it would forget what was released."""
+    policy = policy_of(tmp_path)
+    memory = Memory.open(policy)
+    assert stat.S_IMODE((memory.path.parent / MADE).stat().st_mode) == 0o600
+    memory.path.rename(tmp_path / "elsewhere")
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="no longer there") as refused:
+            Memory.open(policy)
+    text = str(refused.value)
+    assert "Restore it from a backup" in text and text.endswith(f"moving what tells of it out of its folder ({MADE}).")
+    assert Memory.is_there(policy) and main(["registry", str(tmp_path), "--site", "site-1"]) == 1
+    assert "no longer there" in capsys.readouterr().err and not memory.path.exists()
+    (memory.path.parent / MADE).unlink()
+    assert not Memory.is_there(policy)
+    note(Memory.open(policy), "anew")
+
+
+def test_a_memory_without_its_mark_gets_it(tmp_path: Path) -> None:
+    """A crash came between the two, or a backup brought the memory alone."""
+    memory = Memory(tmp_path, "site-1")
+    note(memory, "kept")
+    (tmp_path / MADE).unlink()
+    assert names(Memory(tmp_path, "site-1")) == ["kept"] and (tmp_path / MADE).exists()
 
 
 # -- several at a time -------------------------------------------------------------------------------------------------
