@@ -5,35 +5,19 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeGuard
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.formatting import printable
 
-_JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _WORD = re.compile(r"[A-Za-z]{3,7}")
 _SHOWN = 80
 _DEEPEST = 8
 _LARGEST = 1 << 64
 _LONGEST = 100_000  # constraints are texts
 _LONGEST_NAME = 256
-_LONGEST_S = 1_000_000
 _MOST_VALUES = 1 << 20
-
-
-def check_fields(document: object, known: Collection[str], needed: Collection[str] = ()) -> dict[str, Any]:
-    """Return a job's document if it has known fields only, and all that are needed. Raises: ConfigurationError."""
-    if not isinstance(document, dict):
-        raise ConfigurationError("a job is an object with named fields")
-    check_plain("the job", document)
-    unknown = sorted(printable(str(name), _SHOWN) for name in document if name not in known)
-    if unknown:
-        raise ConfigurationError(f"the job has unknown fields: {', '.join(unknown)}")
-    missing = [name for name in needed if name not in document]
-    if missing:
-        raise ConfigurationError(f"the job lacks {', '.join(missing)}")
-    return document
 
 
 def plain(value: object, levels: int = 2) -> Any:
@@ -89,19 +73,10 @@ def _is_printable(text: str) -> bool:
     return text.replace("\n", " ").replace("\t", " ").isprintable()
 
 
-def job_id_or_none(name: str, value: object, keyword: str | None = None) -> None:
-    """Complain about anything but None, the id of a job or a keyword; also about the keyword misspelt.
-
-    Raises:
-        ConfigurationError: the value is none of these.
-    """
-    if value is None or (keyword is not None and value == keyword):
-        return
-    is_id = isinstance(value, str) and _JOB_ID.fullmatch(value) is not None and value not in (".", "..")
-    what = "the id of a job" if keyword is None else f"{keyword!r} or the id of a job"
-    expect(f"{name} must be {what} (letters, digits, '.', '_' and '-'), or be left out", is_id)
-    if keyword is not None and _WORD.fullmatch(str(value)):
-        is_near = difflib.SequenceMatcher(None, str(value).lower(), keyword).ratio() > 0.7
+def not_misspelt(name: str, value: str, keyword: str) -> None:
+    """Complain about a keyword misspelt where any other word could stand too. Raises: ConfigurationError."""
+    if value != keyword and _WORD.fullmatch(value):
+        is_near = difflib.SequenceMatcher(None, value.lower(), keyword).ratio() > 0.7
         expect(f"{name}={value!r} is unknown; did you mean {keyword!r}?", not is_near)
 
 
@@ -128,18 +103,6 @@ def one_of(name: str, value: object, allowed: list[str]) -> None:
         raise ConfigurationError(f"{name}={shown(value)} is unknown; choose one of {', '.join(allowed)}")
 
 
-def at_least(name: str, value: object, least: int) -> None:
-    """Complain about anything but a whole number that is large enough. Raises: ConfigurationError."""
-    expect(f"{name} must be a whole number of at least {least}", is_whole(value, least))
-
-
-def seconds(name: str, value: object) -> None:
-    """Complain about anything but a time that a machine can wait. Raises: ConfigurationError."""
-    expect(
-        f"{name} must be a number of seconds from 0 to {_LONGEST_S:,}", is_number(value) and 0 <= value <= _LONGEST_S
-    )
-
-
 def is_text(value: object) -> bool:
     """Tell whether a value is a name: printable and not empty. Longer than 256 characters it is none of ours."""
     return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and value.isprintable()
@@ -160,18 +123,3 @@ def is_whole(value: object, least: int, most: int = 1 << 62) -> bool:
 def is_list(value: object, is_entry: Callable[[object], bool]) -> bool:
     """Tell whether a value is a list, not empty, of such entries."""
     return isinstance(value, (list, tuple)) and len(value) > 0 and all(map(is_entry, value))
-
-
-def is_mapping(value: object) -> bool:
-    """Tell whether a value is a dictionary with names for keys."""
-    return isinstance(value, dict) and all(map(is_text, value))
-
-
-def are_bounds(value: object) -> bool:
-    """Tell whether a value is a pair of numbers, the lower one first."""
-    return is_list(value, is_number) and len(value) == 2 and value[0] < value[1]  # type: ignore[arg-type,index]
-
-
-def is_entry(value: object) -> bool:
-    """Tell whether a value can stand in a public list: a text or a whole number."""
-    return isinstance(value, str) or (isinstance(value, int) and is_number(value))

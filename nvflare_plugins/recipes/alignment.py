@@ -18,11 +18,13 @@ class AlignmentRecipe(JobRecipe):
         recipe.export("jobs")
 
     Args:
-        name: name of the FLARE job.
-        data_sets: names in every site's policy, each aligned on its own.
-        sites: the sites that take part; None means all that FLARE assigns to the job.
-        min_clients: fewest sites; default 2, or the number of ``sites``.
-        deadline_s: longest time that an exchange may wait for the slowest site; 0 derives it.
+        name: Name of the FLARE job.
+        data_sets: Names in every site's policy, such as those of the training and the evaluation set; each is aligned
+            on its own.
+        sites: The sites that take part; None means all that FLARE assigns to the job.
+        min_clients: Fewest sites; default 2, or the number of ``sites``.
+        deadline_s: Longest time that an exchange may wait for the slowest site; 0 derives it. However large a set is, a
+            site works for a few seconds between two exchanges, and reads its files before the first.
 
     Raises:
         ConfigurationError: a setting that no site would accept.

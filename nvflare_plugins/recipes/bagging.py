@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,15 +23,17 @@ class BaggingXGBRecipe(JobRecipe):
         )
 
     Args:
-        name: name of the FLARE job.
-        data_set: name of the training set in every site's policy.
-        label: the label column.
-        params: XGBoost parameters; unsupported ones are refused here already. Each of the W trees of a round counts
-            1/W of ``learning_rate``, as in FLARE's own bagging with uniform weights.
-        num_rounds: rounds; the model has as many trees as rounds times sites.
-        sites: the sites that take part; None means all that FLARE assigns to the job.
-        min_clients: fewest sites; default 3, or the number of ``sites``.
-        settings: any other field of ``BaggingJob``: ``features``, ``label_classes``, ``deadline_s``.
+        name: Name of the FLARE job.
+        data_set: Name of the training set in every site's policy.
+        label: Label column.
+        params: XGBoost parameters, as for horizontal jobs, but for objectives with one output and a bounded hessian,
+            every row at the same weight, no metric, and trees of depth 1 to 12. Each tree counts 1/W of
+            ``learning_rate``, W the number of sites. ``base_score`` is public, 0.5 unless given: there is no exchange
+            that would estimate it.
+        num_rounds: Rounds; each adds one tree of every site, so that the model has as many trees as rounds times sites.
+        sites: The sites that take part; None means all that FLARE assigns to the job.
+        min_clients: Fewest sites; default 3, or the number of ``sites``.
+        settings: Any other field of ``BaggingJob``: ``features``, ``label_classes``, ``deadline_s``.
 
     Raises:
         ConfigurationError: a setting or parameter that no site would accept.
@@ -65,6 +68,8 @@ class BaggingXGBRecipe(JobRecipe):
 def _check_early(recipe: BaggingXGBRecipe) -> None:
     """Refuse parameters that every site would refuse; constraints that name columns wait for the columns."""
     job = recipe.job
-    if job.features is None and any(name in job.params for name in _NEEDS_COLUMNS):
-        return
-    job.parameters(job.features if job.features is not None else ["any"])
+    if job.features is None:
+        free = {name: value for name, value in job.params.items() if name not in _NEEDS_COLUMNS}
+        dataclasses.replace(job, params=free).parameters(["any"])
+    else:
+        job.parameters(job.features)

@@ -21,17 +21,21 @@ class DpBoostRecipe(JobRecipe):
         recipe.execute(SimEnv(num_clients=3, workspace_root=...))      # or ProdEnv(...)
 
     Args:
-        name: name of the FLARE job.
-        data_set: name of the training set in every site's policy, with an id column and a pure privacy budget.
-        label: the label column: 0 and 1, or numbers within ``label_bounds``.
-        epsilon: what this job spends.
-        feature_bounds: public (low, high) of every numeric feature.
-        categories: public list of every categorical feature.
-        label_bounds: public (low, high) of a regression's label; None for two classes.
-        variant: ``dpboost``, or the baselines ``para`` and ``seq``.
-        sites: the sites that take part; None means all that FLARE assigns to the job.
-        min_clients: fewest sites; default 3, or the number of ``sites``.
-        settings: any other field of ``DpBoostJob``, such as ``n_trees``, ``depth`` or ``trees_per_ensemble``.
+        name: Name of the FLARE job.
+        data_set: Name of the training set in every site's policy, with an id column and a pure privacy budget. The ids
+        label: Label column: 0 and 1, or numbers within ``label_bounds``.
+        epsilon: What this job spends.
+        feature_bounds: Public (low, high) of every numeric feature.
+        categories: Public list of each categorical column, in the order in which splits cut it; other values count as
+            missing.
+        label_bounds: Public (low, high) of the label of a regression, which is clamped to them; None for labels 0 and
+            1.
+        variant: ``dpboost``, or the slides' baselines ``para`` (equal shares of rows) and ``seq`` (each tree on all).
+        sites: The sites that take part; None means all that FLARE assigns to the job.
+        min_clients: Fewest sites; default 3, or the number of ``sites``.
+        settings: Any other field of ``DpBoostJob``: ``features``, ``label_classes``, ``n_trees``,
+            ``trees_per_ensemble``, ``depth``, ``learning_rate``, ``ridge``, ``start_share``, ``n_candidates``,
+            ``rows_per_person``, ``deadline_s``.
 
     Raises:
         ConfigurationError: a setting that no site would accept.

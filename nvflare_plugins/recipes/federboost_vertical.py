@@ -21,19 +21,19 @@ class FederBoostVerticalRecipe(JobRecipe):
         recipe.execute(SimEnv(num_clients=3, workspace_root=...))      # or ProdEnv(...)
 
     Args:
-        name: name of the FLARE job.
-        data_set: name of the training set in every party's policy, with an id column.
-        active: the site with the label.
-        label: the label column.
-        epsilon: what each passive party spends for one unit.
-        unit: ``value`` (the paper's: one value of one row) or ``row`` (all its features together).
-        edges_epsilon: part of epsilon that pays for equal-count buckets; 0 takes public edges.
-        n_buckets: most buckets of a feature.
+        name: Name of the FLARE job.
+        data_set: Name of the training set in every party's policy; its files share their rows by the id column.
+        active: The site with the label.
+        label: Label column there.
+        epsilon: What each passive party spends, for one ``unit``, edges included.
+        unit: ``value`` (the paper's: one value of one row) or ``row`` (all its features together), see ``Unit``.
+        edges_epsilon: The part of epsilon that pays for equal-count buckets; 0 takes public edges.
+        n_buckets: Most buckets of a feature; a discrete feature has at most as many as values.
         params: XGBoost parameters.
-        num_rounds: boosting rounds.
-        sites: the parties; None means all that FLARE assigns to the job.
-        min_clients: fewest parties; default 3, or the number of ``sites``.
-        settings: any other field of ``BucketJob``, such as ``features`` or ``alignment``.
+        num_rounds: Boosting rounds.
+        sites: The sites that take part; None means all that FLARE assigns to the job.
+        min_clients: Fewest sites; default 3, or the number of ``sites``.
+        settings: Any other field of ``BucketJob``: ``features``, ``description``, ``alignment``, ``deadline_s``.
 
     Raises:
         ConfigurationError: a setting or parameter that no site would accept.

@@ -25,17 +25,20 @@ class HorizontalXGBRecipe(JobRecipe):
         recipe.export("jobs")                                          # or write the job folder
 
     Args:
-        name: name of the FLARE job.
-        data_set: name of the training set in every site's policy.
-        label: the label column.
-        params: XGBoost parameters; unsupported ones are refused here already.
-        num_rounds: boosting rounds.
-        profile: ``masks`` (default), ``bfv``, ``ckks``, or ``plain``, which sites refuse unless they consent.
-        cuts: how cut points are agreed: ``quantile``, ``exact``, ``uniform`` or ``logarithmic``.
-        sites: the sites that take part; None means all that FLARE assigns to the job.
-        min_clients: fewest sites; default 3, or the number of ``sites``.
-        settings: any other field of ``HorizontalJob``, such as ``eval_data_set``, ``early_stopping_rounds``,
-            ``features``, ``categories``, ``weight``, ``tracking``, ``resume_from``.
+        name: Name of the FLARE job.
+        data_set: Name of the training set in every site's policy.
+        label: Label column.
+        params: XGBoost parameters (jobs/README.md lists the supported ones); recipes refuse others at once.
+        num_rounds: Boosting rounds.
+        profile: ``masks``, ``bfv``, ``ckks``, or ``plain``, which sites refuse unless they consent; or ``plugin.NAME``,
+            a plugin that every site's policy names (``plugins``).
+        cuts: How the histogram's cut points are agreed: `quantile`, `exact`, `uniform` or `logarithmic`.
+        sites: The sites that take part; None means all that FLARE assigns to the job.
+        min_clients: Fewest sites; default 3, or the number of ``sites``.
+        settings: Any other field of ``HorizontalJob``: ``eval_data_set``, ``evaluate_training``, ``weight``,
+            ``features``, ``categories``, ``unknown_category_is_missing``, ``label_classes``, ``cut_bounds``,
+            ``min_rows_per_cut``, ``early_stopping_rounds``, ``checkpoint_every``, ``initial_model``, ``resume_from``,
+            ``tracking``, ``finest_exponent``, ``deadline_s``.
 
     Raises:
         ConfigurationError: a setting or parameter that no site would accept.

@@ -21,15 +21,18 @@ class VerticalInferenceRecipe(JobRecipe):
         recipe.export("jobs")
 
     Args:
-        name: name of the FLARE job.
-        model: id of the job that trained the model.
-        action: ``predict``, ``explain`` or ``merge``; the latter two need the consent of every passive party's policy.
-        data_set: name of the rows in every site's policy; not for ``merge``.
-        alignment: ``first``; the id of the alignment or training job that has aligned the data set already, because
-            sites align a set only once; or None if the files hold the same rows in the same order.
-        sites: the parties of the model; None means all that FLARE assigns to the job.
-        min_clients: fewest sites; default 2, or the number of ``sites``.
-        settings: any other field of ``InferenceJob``: ``rows``, ``rounds``, ``file_format``, ``batch_rows``,
+        name: Name of the FLARE job.
+        model: Id of the job that trained the model. Every site reads its part from that job's run folder, or from
+            ``<id>.<site>.json`` in its input folder.
+        action: ``predict``; ``explain`` (SHAP values; every passive party's policy must consent to ``explain``); or
+            ``merge`` (one ordinary XGBoost model; every passive party must consent to ``merge_model``).
+        data_set: Name in every site's policy of the rows to predict or explain.
+        alignment: ``first`` finds the common rows by private set intersection; the id of a finished job of the same
+            sites takes those that it found (a training job that aligned this data set will do; a set is aligned only
+            once); None means that the files of all sites hold the same rows in the same order.
+        sites: The sites that take part; None means all that FLARE assigns to the job.
+        min_clients: Fewest sites; default 2, or the number of ``sites``.
+        settings: Any other field of ``InferenceJob``: ``rows``, ``rounds``, ``file_format``, ``batch_rows``,
             ``deadline_s``.
 
     Raises:

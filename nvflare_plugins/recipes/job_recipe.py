@@ -13,12 +13,12 @@ from nvflare.recipe import Run, SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.checks import checked_sites, plain
+from nvflare_plugins.checks import checked_sites
 from nvflare_plugins.flare.components import controller_of, executor_of
 from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.kinds import kind_of
 from nvflare_plugins.site.flare_boundary import check_set_up
-from nvflare_plugins.site.policy.policy import POLICY_FILE
+from nvflare_plugins.site.policy.values import POLICY_FILE
 
 OUR_PACKAGES = ["nvflare_plugins", "he_processors", "dp_components"]
 
@@ -51,7 +51,7 @@ class JobRecipe(Recipe):
         min_clients: int | None = None,
     ) -> None:
         kind = kind_of(self.kind)
-        self.job: Any = kind.job.from_dict({key: plain(value) for key, value in document.items()})
+        self.job: Any = kind.job.from_dict(dict(document))
         self.sites = checked_sites(sites)
         self.min_clients = min_clients if min_clients is not None else len(self.sites or ()) or self.fewest
         if self.sites is not None and self.min_clients > len(self.sites):

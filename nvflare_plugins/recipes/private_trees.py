@@ -22,22 +22,26 @@ class PrivateTreesRecipe(JobRecipe):
         recipe.execute(SimEnv(num_clients=3, workspace_root=...))      # or ProdEnv(...)
 
     Args:
-        name: name of the FLARE job.
-        data_set: name of the training set in every site's policy.
-        label: the label column, of two classes.
-        epsilon, delta: what the job may spend, towards adding or removing the rows of one person.
-        feature_bounds: public (low, high) of every numeric feature.
-        categories: public list of every categorical feature.
-        method: ``default``, ``few_rounds``, or a paper's name: ``dp_rf``, ``dp_tr_newton``, ``dp_tr_newton_ih``,
-            ``dp_tr_newton_ih_ebm``, ``dp_ebm``, ``dp_ebm_newton``, ``dp_gbm``, ``feverless``, ``batch_ih_ebm_25``,
-            ``batch_ih_ebm_100``. Histogram trees (``dp_gbm``, ``feverless``) are grown by the sites themselves;
-            ``components={"grower": "xgboost"}`` lets XGBoost refresh random trees: the same model in more time.
-        components: components of the method to exchange one by one (``PrivateTreesJob.components``).
-        trust: ``distributed`` or ``trusted_aggregator``, which the sites' policies must allow as ``dp_trusted``.
-        sites: the sites that take part; None means all that FLARE assigns to the job.
-        min_clients: fewest sites; default 3, or the number of ``sites``.
-        settings: any other field of ``PrivateTreesJob``, such as ``colluders``, ``rows_per_person``, ``features``,
-            ``label_classes``, ``weight`` and ``max_weight``, ``structure_seed``, ``resume_from``.
+        name: Name of the FLARE job.
+        data_set: Name of the training set in every site's policy, which must give it a privacy budget.
+        label: Label column, of 0 and 1 or of two ``label_classes``.
+        epsilon: What this job may spend; delta is given, never computed from the data.
+        delta: What this job may spend; delta is given, never computed from the data.
+        feature_bounds: Public (low, high) of every numeric feature; values outside are clipped to it.
+        categories: Public category list of each categorical column; unknown categories count as missing.
+        method: A preset: ``default``, ``few_rounds``, or a paper's name such as ``dp_rf`` (presets.py).
+        components: Components of the method to exchange one by one: ``split_method`` (C1), ``weight_update`` (C2),
+            ``candidates`` (C3), ``interactions`` and ``n_features_per_tree`` (A1), ``batch_size`` (A2), ``query``,
+            ``n_trees``, ``depth``, ``n_candidates``, ``learning_rate``, ``ridge``, ``noise_ridge``, ``clip``,
+            ``hessian_rounds``, ``candidate_share``, and ``grower``: ``sites`` (the default: numpy at every site) or,
+            for totally random trees, ``xgboost`` (XGBoost's refresh: the same model in more time).
+        trust: ``distributed`` (each site adds a share of the noise under masks), ``trusted_aggregator`` (the server
+            sees exact sums and adds the noise once) or ``local`` (a baseline: every row is noised by itself).
+        sites: The sites that take part; None means all that FLARE assigns to the job.
+        min_clients: Fewest sites; default 3, or the number of ``sites``.
+        settings: Any other field of ``PrivateTreesJob``: ``features``, ``label_classes``, ``colluders``, ``n_sites``,
+            ``n_rows``, ``rows_per_person``, ``structure_seed``, ``weight``, ``max_weight``, ``resume_from``,
+            ``deadline_s``.
 
     Raises:
         ConfigurationError: a setting that no site would accept.

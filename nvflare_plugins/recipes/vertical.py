@@ -17,7 +17,8 @@ class VerticalXGBRecipe(JobRecipe):
     """Train XGBoost over parties that hold other columns of the same rows; one of them has the label.
 
     The job names a data set; where it lies, and what a job may do there, each party's own policy says
-    (``veilboost site-setup``). Nothing about paths, code or keys is in the job.
+    (``veilboost site-setup``). Nothing about paths, code or keys is in the job. In the preset ``guarded`` max_bin is 32
+    unless given: what parties allow by default.
 
         recipe = VerticalXGBRecipe(
             "credit", active="bank", data_set="loans", label="default", alignment="first",
@@ -27,20 +28,23 @@ class VerticalXGBRecipe(JobRecipe):
         recipe.export("jobs")                                          # or write the job folder
 
     Args:
-        name: name of the FLARE job.
-        active: the party with the label.
-        data_set: name of the training set in every party's policy.
-        label: the label column at the active party.
-        params: XGBoost parameters; unsupported ones are refused here already. In the preset ``guarded`` max_bin is 32
-            unless given: what parties allow by default.
-        num_rounds: boosting rounds.
-        profile: ``paillier`` (default), ``okamoto_uchiyama``, or ``plain``, which parties refuse unless they consent.
-        preset: ``guarded`` (default), or ``exact``, which equals centralized training and which parties refuse unless
-            they consent.
-        sites: the parties; None means all sites that FLARE assigns to the job.
-        min_clients: fewest parties; default 2, or the number of ``sites``.
-        settings: any other field of ``VerticalJob``, such as ``alignment``, ``key_bits``, ``own_rounds``,
-            ``eval_data_set``, ``early_stopping_rounds``, ``features``, ``weight``, ``tracking``, ``resume_from``.
+        name: Name of the FLARE job.
+        active: Site that has the label; all other sites of the job are passive parties.
+        data_set: Name of the training set in every site's policy.
+        label: Label column at the active party.
+        params: XGBoost parameters (jobs/README.md lists the supported ones). Columns of passive parties have the names
+            ``<site>.<alias>`` in constraints. With ``subsample`` below 1 the active party replaces ``seed`` by a secret
+            one, which its ``run.json`` names: a public seed would tell which rows a tree sampled.
+        num_rounds: Boosting rounds.
+        profile: ``paillier``, ``okamoto_uchiyama``, or ``plain``, which parties refuse unless they consent.
+        preset: ``guarded``, or ``exact``, which equals centralized training and which parties refuse unless they
+            consent.
+        sites: The sites that take part; None means all that FLARE assigns to the job.
+        min_clients: Fewest sites; default 2, or the number of ``sites``.
+        settings: Any other field of ``VerticalJob``: ``key_bits``, ``own_rounds``, ``eval_data_set``,
+            ``evaluate_training``, ``weight``, ``features``, ``label_classes``, ``alignment``,
+            ``early_stopping_rounds``, ``checkpoint_every``, ``initial_model``, ``resume_from``, ``tracking``,
+            ``deadline_s``.
 
     Raises:
         ConfigurationError: a setting or parameter that no party would accept.

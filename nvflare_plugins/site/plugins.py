@@ -50,7 +50,7 @@ def load_plugin(policy: SitePolicy, name: str, group: str = PROCESSORS) -> objec
         )
     try:
         return entries[0].load()
-    except Exception as error:  # foreign code, of which anything may come; its text may hold anything too
+    except (Exception, SystemExit) as error:  # foreign code, of which anything may come; its text may hold anything too
         raise ConfigurationError(
             f"plugin {name} of {pin} cannot be imported at {site} ({type(error).__name__}). Policy key: {key}. Remedy: "
             "install it with all that it needs."

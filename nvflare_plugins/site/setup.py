@@ -1,26 +1,13 @@
-"""``veilboost site-setup DIR``: merge what a site needs to run VeilBoost jobs into its FLARE workspace.
+"""Merging what a site needs to run VeilBoost jobs into its FLARE workspace: ``veilboost site-setup DIR``.
 
-Files in the folder ``local`` are touched, and nothing of a job:
-
-* ``resources.json``: FLARE starts only components on the allow-list. It becomes the list of VeilBoost's own classes,
-  each by its exact name, and what the site itself had added; FLARE's classes need ``--allow``. At a site, the streaming
-  of its log files to the server is switched off: FLARE's default sends the error log, with the traces of libraries that
-  may quote values, and any job may ask for the whole log. What the server should know of a failure, jobs of this
-  package report by themselves.
-* ``authorization.json``: custom code in jobs (byoc) and the console's shell commands (cat, ls, grep, head, tail, pwd)
-  are denied to every role; all other rights stay.
-* ``veilboost__p_resources.json``: starts a guard in FLARE's process, which holds to that whatever role the server
-  names.
-* ``veilboost.json``: the site's policy, which no job can change. A new one is strict; an existing one changes only
-  where an option says so.
-
-Calling it again changes nothing more. Running jobs keep what they started with; FLARE reads rights and guard when it
-starts. Jobs refuse to begin where any of this is missing.
+Which files are touched, and how, is told to who asks for help (cli/parsers.py). Calling it again changes nothing more.
+Running jobs keep what they started with; FLARE reads rights and guard when it starts. Jobs refuse to begin where any of
+this is missing.
 """
 
 from __future__ import annotations
 
-import argparse
+import glob
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -29,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.data_sets.declaration import MISSING_TEXTS
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.site.flare_boundary import (
     ALLOW_LIST,
     AUTHORIZATION,
     ENFORCE,
     ENFORCEMENT,
-    EXTRAS,
     GUARD,
     GUARD_FILE,
     GUARD_STARTED,
@@ -47,8 +34,8 @@ from nvflare_plugins.site.flare_boundary import (
     role_of,
     without_denied,
 )
-from nvflare_plugins.site.policy.policy import POLICY_FILE, SitePolicy, template
-from nvflare_plugins.site.policy.values import PROFILES, Consents
+from nvflare_plugins.site.policy.policy import SitePolicy, template
+from nvflare_plugins.site.policy.values import POLICY_FILE
 
 _KEPT = ("registry", "ledgers", "runs")  # keys of the policy: what a site keeps over jobs
 
@@ -64,6 +51,8 @@ class SetupOptions:
             (``PrivacyBudget``).
         allow: names of ``flare_boundary.EXTRAS``: what FLARE may start besides VeilBoost's own components.
         keep_in: absolute folder for runs, registry and ledgers, outside FLARE's workspace; may hold ``{site}``.
+        readers: name of a data set -> how its file is read, by the policy's keys (``DataSet``). Dictionaries are added
+            to what the policy says, and so are texts of ``missing``, to the default ones where it says nothing.
     """
 
     data_sets: Mapping[str, str] = field(default_factory=dict)
@@ -75,6 +64,7 @@ class SetupOptions:
     budgets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     allow: tuple[str, ...] = ()
     keep_in: str | None = None
+    readers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def set_up(folder: Path, options: SetupOptions = SetupOptions()) -> list[str]:
@@ -280,11 +270,39 @@ def _wanted(document: dict[str, Any], options: SetupOptions) -> Iterator[tuple[s
         if entry.get("privacy") != budget:
             entry["privacy"] = budget
             yield f"data_sets.{name}.privacy", budget
+    for name, given in options.readers.items():
+        entry = document.setdefault("data_sets", {}).setdefault(name, {})
+        for key, value in given.items():
+            wanted = added(entry.get(key, list(MISSING_TEXTS) if key == "missing" else None), value)
+            if entry.get(key) != wanted:
+                entry[key] = wanted
+                yield f"data_sets.{name}.{key}", wanted
     for name in options.consents:
         consents = document.setdefault("consents", {})
         if consents.get(name) is not True:
             consents[name] = True
             yield f"consents.{name}", True
+
+
+def added(before: Any, value: Any) -> Any:
+    """Return what an option says with what the policy says already, where it can say several things."""
+    if isinstance(value, Mapping):
+        return {**(before or {}), **value}
+    return list(dict.fromkeys([*before, *value])) if isinstance(value, list) else value
+
+
+def check_files(folder: Path, data_sets: Mapping[str, str]) -> None:
+    """Refuse data sets whose file is not there: each job would find that out by itself.
+
+    Raises:
+        ConfigurationError: one is missing; at a simulator's workspace, which names no sites yet, at every site.
+    """
+    for path, role in workspaces(folder):
+        for name, file in data_sets.items():
+            pattern = file.replace("{site}", "*" if role is Role.SIMULATOR else path.name)
+            is_there = bool(glob.glob(pattern)) if "*" in pattern and "*" not in file else Path(pattern).exists()
+            if role is not Role.SERVER and not is_there:
+                raise ConfigurationError(f"data set {name!r}: there is no file {pattern}: mend the path in --data-set")
 
 
 def _read_with_default(path: Path) -> dict[str, Any] | None:
@@ -308,127 +326,3 @@ def _read_object(path: Path) -> dict[str, Any]:
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(document, indent=2).encode() + b"\n")
-
-
-def _named(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator or not name or not value:
-        raise argparse.ArgumentTypeError("give NAME=VALUE")
-    return name, value
-
-
-def _budget(text: str) -> tuple[str, dict[str, float]]:
-    name, value = _named(text)
-    try:
-        epsilon, delta, *further = value.split(",")
-        budget = {"epsilon": float(epsilon), "delta": float(delta)}
-        for part in further:
-            key, _, number = part.partition("=")
-            if key in budget or key not in ("pure_epsilon", "rows_per_person"):
-                raise ValueError(key)
-            budget[key] = int(number) if key == "rows_per_person" else float(number)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            "give NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS], for example credit=2,1e-6 or "
-            "credit=2,1e-6,pure_epsilon=0.5,rows_per_person=3"
-        ) from None
-    return name, budget
-
-
-def _data_set(text: str) -> tuple[str, str]:
-    name, path = _named(text)
-    return name, str(Path(path).expanduser().absolute())
-
-
-def add_parser(subparsers: Any) -> None:
-    """Add ``site-setup`` to the command line."""
-    parser = subparsers.add_parser(
-        "site-setup",
-        help="prepare a simulator workspace, a POC workspace or a site's startup kit for VeilBoost jobs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("folder", type=Path, metavar="DIR")
-    parser.add_argument(
-        "--data-set",
-        dest="data_sets",
-        metavar="NAME=PATH",
-        type=_data_set,
-        action="append",
-        default=[],
-        help="register a data set under the name that jobs use; {site} in the path becomes the site's name",
-    )
-    parser.add_argument(
-        "--id",
-        dest="ids",
-        metavar="NAME=COLUMN",
-        type=_named,
-        action="append",
-        default=[],
-        help="the column of a data set that names its rows, for alignment with other parties",
-    )
-    parser.add_argument(
-        "--budget",
-        dest="budgets",
-        metavar="NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS]",
-        type=_budget,
-        action="append",
-        default=[],
-        help="what all differentially private jobs together may spend on a data set, without which they are refused; "
-        "how much of epsilon is kept for pure mechanisms (DPBoost), and the most rows of one person",
-    )
-    parser.add_argument(
-        "--profile",
-        dest="profiles",
-        choices=PROFILES,
-        action="append",
-        default=[],
-        help="allow exactly these profiles (repeat the option)",
-    )
-    parser.add_argument(
-        "--consent",
-        dest="consents",
-        choices=tuple(Consents.__dataclass_fields__),
-        action="append",
-        default=[],
-        help="agree to something that discloses more than the default",
-    )
-    parser.add_argument("--min-sites", type=int, help="fewest data-bearing sites of a job")
-    parser.add_argument("--max-colluders", type=int, help="how many other sites might pool what they see")
-    parser.add_argument(
-        "--keep-in",
-        metavar="DIR",
-        type=lambda text: str(Path(text).expanduser().absolute()),
-        help="keep runs, registry and ledgers below this folder, outside FLARE's workspace",
-    )
-    parser.add_argument(
-        "--allow",
-        dest="allow",
-        choices=tuple(EXTRAS),
-        action="append",
-        default=[],
-        help="let jobs start more of FLARE than VeilBoost needs: its monitoring (event counts and times), its MLflow "
-        "receiver (the job names the address that the server writes to), or `flare`, its whole list: for sites that "
-        "run other jobs too, and whose data those jobs then read and send without VeilBoost's policy; `none` "
-        "takes it back",
-    )
-    parser.set_defaults(func=_main)
-
-
-def _main(args: argparse.Namespace) -> int:
-    options = SetupOptions(
-        dict(args.data_sets),
-        tuple(args.profiles),
-        tuple(args.consents),
-        args.min_sites,
-        args.max_colluders,
-        dict(args.ids),
-        dict(args.budgets),
-        tuple(args.allow),
-        args.keep_in,
-    )
-    changes = set_up(args.folder, options)
-    print("\n".join(changes) if changes else "nothing to change: everything is set up already")
-    for warning in warnings_of(args.folder):
-        print(warning)
-    return 0

@@ -31,12 +31,12 @@ class Profile(Enum):
     CKKS = "ckks"
 
 
-_PLUGIN = re.compile(r"plugin\.([A-Za-z0-9_]{1,64})")
+PLUGIN = re.compile(r"^plugin\.([A-Za-z0-9_]{1,64})$")
 
 
 def plugin_of(profile: str) -> str | None:
     """Return the name of the plugin that a profile names, ``plugin.NAME``; None for a profile of our own."""
-    match = _PLUGIN.fullmatch(profile)
+    match = PLUGIN.fullmatch(profile)
     return match[1] if match else None
 
 

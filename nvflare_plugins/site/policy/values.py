@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
+from pydantic import AfterValidator, Field
+
+from nvflare_plugins.declared import STRICT, Document, Flag, Words, document
+
+POLICY_FILE = Path("local") / "veilboost.json"
+ARITHMETIC = ("auto", "cuda", "ifma", "avx2", "portable", "gmpy2")
 PROFILES = (
     "plain",
     "masks",
@@ -19,7 +28,13 @@ PROFILES = (
 DEFAULT_PROFILES = ("masks", "bfv", "paillier", "dp_distributed")
 _PRIVATE = "dp_"
 MIN_EFFECTIVE_ROWS = 100
-MOST_ROWS = 2**53  # of any number in a policy: more would be no number any more for those who divide it
+FOLDERS = {
+    "inputs": "inputs",
+    "registry": "veilboost_registry/{site}",
+    "ledgers": "veilboost_ledgers/{site}",
+    "runs": "veilboost_runs",
+}
+"""Folders of a policy that leaves them out."""
 
 
 def is_private(profile: str) -> bool:
@@ -27,55 +42,75 @@ def is_private(profile: str) -> bool:
     return profile.startswith(_PRIVATE)
 
 
-@dataclass(frozen=True, slots=True)
-class PluginPin:
+def _as_installers_know_it(value: str) -> str:
+    return re.sub(r"[-_.]+", "-", value).lower()  # PEP 503: all spellings of one are the same to installers
+
+
+_DISTRIBUTION = Words("a text, exactly as the package says it, such as 'acme-veil'")
+_VERSION = Words("a text, exactly as the package says it, such as '1.2.0'")
+
+
+@document
+class PluginPin(Document):
     """The one release of a plugin that a site allows: distribution and version as installed, compared exactly."""
 
-    distribution: str
-    version: str
+    WHAT = "the plugin"
+
+    distribution: Annotated[
+        str,
+        STRICT,
+        Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$"),
+        AfterValidator(_as_installers_know_it),
+        _DISTRIBUTION,
+    ]
+    """Its name as installers know it."""
+    version: Annotated[str, STRICT, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$"), _VERSION]
+    """The only version that is imported."""
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}"
 
 
-@dataclass(frozen=True, slots=True)
-class Consents:
-    """What a site agrees to although it discloses more than the defaults do. All are False unless set.
+@document
+class Consents(Document):
+    """What a site agrees to although it discloses more than the defaults do. All are False unless set."""
 
-    Attributes:
-        plain_profile: private messages may leave in clear (profile plain).
-        exact_cuts: cuts may be exact order statistics: they disclose single real values, also of one row.
-        exact_leaves: horizontal leaves may be means of the sites' own quantiles of labels (reg:absoluteerror,
-            reg:quantileerror): where one site alone has rows in a leaf, it discloses the label of one of them.
-        fewer_than_three_sites: jobs with one or two data-bearing sites: with two, the sum minus one's own part is
-            the other's.
-        recompute_with_changes: training again with another site set or changed rows: the difference of two runs
-            shows what the changed site or rows contributed.
-        second_quantile_search: a second quantile search, or other spaced cuts, over the same data.
-        exact_bins: vertical training in the preset `exact`: the party with the label can work out in which bin of
-            this site's features each row lies.
-        merge_model: this site's thresholds may be written into an ordinary model.
-        explain: explanations of predictions: the party with the label learns where its rows lie among this site's
-            thresholds.
-        share_own_trees: bagging: the other sites get trees that were grown on this site's rows alone, with thresholds
-            between real values and leaves that are statistics of its own rows.
-        exact_use_of_budgeted_data: jobs without differential privacy on a data set that has a privacy budget, in any
-            role, and jobs on rows whose randomised buckets were sent. They are entered into no ledger: the budget then
-            no longer bounds what others learn of the rows. (Alignment reads ids alone and needs no such consent; it
-            tells which ids a set has, also one with a budget.)
+    WHAT = "consents"
+
+    plain_profile: Flag = False
+    """Private messages may leave in clear (profile `plain`)."""
+    exact_cuts: Flag = False
+    """Cuts may be exact order statistics: they disclose single real values, also of one row."""
+    exact_leaves: Flag = False
+    """Horizontal leaves may be means of the sites' own quantiles of labels (reg:absoluteerror, reg:quantileerror):
+    where one site alone has rows in a leaf, it discloses the label of one of them.
     """
-
-    plain_profile: bool = False
-    exact_cuts: bool = False
-    exact_leaves: bool = False
-    fewer_than_three_sites: bool = False
-    recompute_with_changes: bool = False
-    second_quantile_search: bool = False
-    exact_bins: bool = False
-    merge_model: bool = False
-    explain: bool = False
-    share_own_trees: bool = False
-    exact_use_of_budgeted_data: bool = False
+    fewer_than_three_sites: Flag = False
+    """Jobs with one or two data-bearing sites: with two, the sum minus one's own part is the other's."""
+    recompute_with_changes: Flag = False
+    """Training again with another site set or changed rows: the difference of two runs shows what the changed site
+    or rows contributed.
+    """
+    second_quantile_search: Flag = False
+    """A second quantile search, or other spaced cuts, over the same data."""
+    exact_bins: Flag = False
+    """Vertical training in the preset `exact`: the party with the label can work out in which bin of this site's
+    features each row lies.
+    """
+    merge_model: Flag = False
+    """This site's thresholds may be written into an ordinary model."""
+    explain: Flag = False
+    """Explanations of predictions: the party with the label learns where its rows lie among this site's thresholds."""
+    share_own_trees: Flag = False
+    """Bagging: the other sites get trees that were grown on this site's rows alone, with thresholds that are values
+    of single rows, whatever `exact_cuts` says, and leaves that are statistics of its own rows.
+    """
+    exact_use_of_budgeted_data: Flag = False
+    """Jobs without differential privacy on a data set that has a privacy budget, in any role, and jobs on rows
+    whose randomised buckets were sent. They are entered into no ledger: the budget then no longer bounds what others
+    learn of the rows. Alignment reads ids alone and needs no such consent; it tells which ids a set has, also one with
+    a budget.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -10,10 +9,11 @@ import pytest
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.site.flare_boundary import CONTROLLERS, EXECUTORS, GUARD, TRACKING_RECEIVER, Role, granted
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import DEFAULT_PROFILES
-from nvflare_plugins.site.setup import SetupOptions, add_parser, set_up, warnings_of, workspaces
+from nvflare_plugins.site.setup import SetupOptions, set_up, warnings_of, workspaces
 
 AT_SERVER = [*CONTROLLERS, TRACKING_RECEIVER]
 OLD_PREFIX = "nvflare_plugins.flare."
@@ -112,13 +112,14 @@ def test_budgets_keep_what_else_a_policy_says_of_privacy(tmp_path: Path) -> None
 
 
 def test_every_part_of_a_budget_can_be_set_from_the_command_line(tmp_path: Path) -> None:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
+    parser = make_parser()
+    data = tmp_path / "a.csv"
+    data.touch()
     for text, expected in (
         ("a=2,1e-6,pure_epsilon=0.5,rows_per_person=3", (2.0, 1e-6, 0.5, 3)),
         ("a=4,1e-7,rows_per_person=5", (4.0, 1e-7, 0.5, 5)),
     ):
-        options = parser.parse_args(["site-setup", str(tmp_path / "ws"), "--data-set", "a=/a.csv", "--budget", text])
+        options = parser.parse_args(["site-setup", str(tmp_path / "ws"), "--data-set", f"a={data}", "--budget", text])
         assert options.func(options) == 0
         budget = SitePolicy.load(tmp_path / "ws", "site-1").data_set("a").privacy
         assert (budget.epsilon, budget.delta, budget.pure_epsilon, budget.rows_per_person) == expected
@@ -139,8 +140,7 @@ def test_every_part_of_a_budget_can_be_set_from_the_command_line(tmp_path: Path)
     ],
 )
 def test_budgets_that_are_none_are_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
+    parser = make_parser()
     with pytest.raises(SystemExit):
         parser.parse_args(["site-setup", str(tmp_path), "--budget", text])
     assert "NAME=" in capsys.readouterr().err
@@ -294,9 +294,11 @@ def test_foreign_folder_admin_kit_and_file_are_refused(tmp_path: Path) -> None:
         set_up(tmp_path / "photos" / "holiday.txt")
 
 
-def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "relative").mkdir()
+    (tmp_path / "relative" / "site-1.csv").touch()
+    parser = make_parser()
     arguments = [
         "site-setup",
         str(tmp_path / "ws"),

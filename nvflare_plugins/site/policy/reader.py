@@ -1,0 +1,92 @@
+"""Reads ``veilboost.json``: what it leaves to be worked out, before its values are checked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.checks import check_plain
+from nvflare_plugins.data_sets.declaration import DataSet, format_of
+from nvflare_plugins.declared import refuse_unknown
+from nvflare_plugins.site.policy.values import FOLDERS, POLICY_FILE
+
+
+def no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return a JSON object. Raises: ConfigurationError, if a key stands there twice."""
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"{POLICY_FILE}: key {name!r} stands there twice.")
+    return dict(pairs)
+
+
+def file_values(document: object, known: Sequence[str], workspace: Path, site: str) -> dict[str, Any]:
+    """Return the values of a policy as its file states them, with whole paths and formats of files.
+
+    Args:
+        known: the keys that a file may have.
+        workspace: start of relative paths.
+        site: takes the place of ``{site}`` in paths.
+
+    Raises:
+        ConfigurationError: an unknown key.
+    """
+    if not isinstance(document, dict):
+        raise ConfigurationError("the policy must be an object")
+    check_plain("the policy", document)
+    refuse_unknown("the policy", document, known)
+
+    def whole(value: object) -> object:
+        return workspace / value.replace("{site}", site) if isinstance(value, str) and value else value
+
+    values = {**FOLDERS, **document}
+    for key in (*FOLDERS, "ledger_heads"):
+        if key in values:
+            values[key] = whole(values[key])
+    if isinstance(values["ledgers"], Path):
+        values.setdefault("ledger_heads", values["ledgers"] / "heads")
+    sets = values.get("data_sets")
+    if isinstance(sets, dict):
+        fields = [name for name in DataSet.__dataclass_fields__ if name != "name"]
+        values["data_sets"] = {name: _data_set(name, entry, fields, whole) for name, entry in sets.items()}
+    return values
+
+
+def _data_set(name: object, entry: object, fields: Sequence[str], whole: Callable[[object], object]) -> object:
+    if not isinstance(entry, dict):
+        return entry
+    refuse_unknown(f"data_sets.{name}", entry, fields)
+    values: dict[str, Any] = {**entry, "name": name, "path": whole(entry.get("path"))}
+    if values["path"] is None:
+        raise ConfigurationError(f"data_sets.{name} lacks path")
+    if "format" not in entry and isinstance(values["path"], Path):
+        values["format"] = format_of(values["path"]) or ("csv" if entry.get("loader") else None)
+    return values
+
+
+def refuse_shared_files(data_sets: Iterable[DataSet]) -> None:
+    """Refuse two data sets on one file: each has budgets, caps and counts of its own, and the rows would have both.
+
+    Raises:
+        ConfigurationError: two paths lead to one file, after ``{site}``, links and ``..`` are resolved; or two names
+            are hard links to one.
+    """
+    owners: dict[object, str] = {}
+    for data_set in data_sets:
+        real = os.path.realpath(data_set.path)
+        marks: list[object] = [real]
+        with contextlib.suppress(OSError):
+            status = os.stat(real)
+            marks.append((status.st_dev, status.st_ino))
+        for mark in marks:
+            other = owners.setdefault(mark, data_set.name)
+            if other != data_set.name:
+                raise ConfigurationError(
+                    f"data_sets.{other} and data_sets.{data_set.name} are one file: its rows would have two "
+                    "budgets and two memories of what was released. Keep one of the names and use it in all jobs; "
+                    "other rows need a file of their own."
+                )

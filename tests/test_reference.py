@@ -1,0 +1,106 @@
+"""What jobs may say is declared once: schemas, recipes and job folders hold to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from he_processors.errors import ConfigurationError
+from jobs import reference
+from nvflare_plugins import recipes
+from nvflare_plugins.declared import schema_of
+from nvflare_plugins.flare.components import kind_of_controller
+from nvflare_plugins.flare.kinds import KINDS
+from nvflare_plugins.site.policy.policy import SitePolicy, template
+from tests.conformance.kind_cases import CASES
+from tests.property.test_hostile_jobs import HOSTILE
+
+FOLDERS = sorted(reference.FOLDER.glob("*/*/config/config_fed_server.json"))
+
+
+def fits(kind: str, document: object) -> bool:
+    """Tell whether a document fits the schema of a kind, as an editor sees it."""
+    schema = json.loads((reference.FOLDER / "schema" / f"{kind}.json").read_text())
+    return jsonschema.Draft202012Validator(schema).is_valid(document)
+
+
+@pytest.mark.parametrize("path", reference.files(), ids=lambda path: str(path.relative_to(reference.FOLDER.parent)))
+def test_what_is_written_is_what_is_declared(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == reference.files()[path], "run python jobs/reference.py"
+
+
+def test_no_schema_is_left_of_a_kind_that_has_gone() -> None:
+    assert set((reference.FOLDER / "schema").iterdir()) == set(reference.schemas())
+
+
+@pytest.mark.parametrize("path", FOLDERS, ids=lambda path: path.parts[-4])
+def test_shipped_job_folders_fit_the_schema_of_their_kind(path: Path) -> None:
+    controller = json.loads(path.read_text())["workflows"][0]
+    kind = kind_of_controller(controller["path"], controller["args"])
+    assert kind is not None
+    job = controller["args"]["job"]
+    assert fits(kind.name, job)
+    assert not fits(kind.name, {**job, "num_round": 3}) and not fits(kind.name, {**job, "deadline_s": -1})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_editor_accepts_what_a_site_accepts(kind: str) -> None:
+    job_type: Any = KINDS[kind].job
+    least = CASES[kind].least
+    assert fits(kind, least)
+    accepted = 0
+    for field in dataclasses.fields(job_type):
+        for value in HOSTILE:
+            document = {**least, field.name: value}
+            try:
+                job_type.from_dict(document)
+            except ConfigurationError:
+                continue
+            assert fits(kind, json.loads(json.dumps(document))), (field.name, value)
+            accepted += 1
+    assert accepted
+
+
+def test_a_policy_in_an_editor(tmp_path: Path) -> None:
+    assert fits("policy", json.loads(template({"credit": "data/{site}.csv"}))) and fits("policy", {})
+    wrong = ({"min_site": 3}, {"min_sites": 0}, {"site": "a"}, {"data_sets": {"a": {}}}, {"consents": {"explain": 1}})
+    assert not [document for document in wrong if fits("policy", document)]
+    accepted = 0
+    for name in schema_of(SitePolicy)["properties"]:
+        for value in HOSTILE:
+            try:
+                SitePolicy.from_dict({name: value}, workspace=tmp_path, site="a")
+            except ConfigurationError:
+                continue
+            assert fits("policy", json.loads(json.dumps({name: value}))), (name, value)
+            accepted += 1
+    assert accepted > 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_of_a_job_has_words(kind: str) -> None:
+    fields = schema_of(KINDS[kind].job)["properties"]
+    assert not [name for name, field in fields.items() if "const" not in field and not field.get("description")]
+
+
+def test_every_key_of_a_policy_has_words() -> None:
+    schema = reference.policy_schema()
+    for part in (schema, *schema["$defs"].values()):
+        assert not [name for name, field in part["properties"].items() if not field.get("description")]
+
+
+@pytest.mark.parametrize("name", recipes.__all__)
+def test_recipes_and_jobs_have_the_same_defaults(name: str) -> None:
+    recipe = getattr(recipes, name)
+    fields = {field.name: field for field in dataclasses.fields(KINDS[recipe.kind].job)}  # type: ignore[arg-type]
+    for argument in inspect.signature(recipe).parameters.values():
+        field = fields.get(argument.name)
+        if field is not None and field.default_factory is dataclasses.MISSING:
+            wanted = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+            assert argument.default == wanted, argument
