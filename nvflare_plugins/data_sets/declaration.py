@@ -2,91 +2,205 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
+from typing import Annotated
 
+from annotated_types import Ge, Gt, Le
+from pydantic import AfterValidator, Field
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.data_sets.text_values import DECIMALS, THOUSANDS, DatePattern
+from nvflare_plugins.declared import AS_GIVEN, STRICT, Document, Flag, OneOf, Text, Words, document
+
+MOST_ROWS = 2**53  # of any number in a policy: more would be no number any more for those who divide it
 MOST_EPSILON, MOST_DELTA = 64.0, 1e-2
+Epsilon = Annotated[
+    float, STRICT, Gt(0), Le(MOST_EPSILON), AS_GIVEN, Words(f"a number above 0 and at most {MOST_EPSILON:g}")
+]
+Delta = Annotated[
+    float,
+    STRICT,
+    Gt(0),
+    Le(MOST_DELTA),
+    AS_GIVEN,
+    Words(f"a number above 0, at most {MOST_DELTA:g} and far below one over the number of rows"),
+]
+MISSING_TEXTS = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None")
+ENCODINGS = (
+    "utf-8",
+    "utf-16",
+    "latin-1",
+    "iso-8859-2",
+    "iso-8859-15",
+    "windows-1250",
+    "windows-1251",
+    "windows-1252",
+    "cp437",
+    "cp850",
+    "mac-roman",
+)
+"""Characters of one byte, of UTF-8, or of whole units of two: no row of a file changes how the next one is read."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrivacyBudget:
+def _no_lie(value: float) -> float:
+    if value > MOST_EPSILON:
+        raise ValueError
+    return value
+
+
+def _different(value: dict[str, str]) -> dict[str, str]:
+    if len(set(value.values())) != len(value):
+        raise ValueError
+    return value
+
+
+def _is_date(value: str) -> str:
+    if DatePattern.of(value) is None:
+        raise ValueError
+    return value
+
+
+Count = Annotated[int, STRICT, Ge(1), Le(MOST_ROWS)]
+CountOrNone = Annotated[int, STRICT, Ge(0), Le(MOST_ROWS)]
+Column = Annotated[str, STRICT]  # any name that a file gives
+FilePath = Annotated[Path, STRICT, Words("a path")]
+BudgetEpsilon = Annotated[
+    float,
+    STRICT,
+    Gt(0),
+    AfterValidator(_no_lie),
+    Words(f"a number above 0 and at most {MOST_EPSILON:g}: a larger one protects nobody"),
+]
+Renamed = Annotated[
+    dict[Column, Text], AfterValidator(_different), Words("an object from column to a name, a different one for each")
+]
+Dates = Annotated[
+    dict[Column, Annotated[str, STRICT, AfterValidator(_is_date)]],
+    Words("an object from column to pattern, such as DD.MM.YYYY or YYYY-MM-DD hh:mm:ss"),
+]
+_DELTA = Words(f"a number above 0, at most {MOST_DELTA:g}, and far below one over the number of rows")
+_FORMAT = Words("csv or parquet (it does not follow from the file's suffix)")
+_SEPARATOR = Words("one character of ASCII other than a quotation mark")
+_THOUSANDS = Words("nothing, a comma, a point, a space (also one that does not break, narrow or not) or an apostrophe")
+
+
+_SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
+
+
+def format_of(path: Path) -> str | None:
+    """Return the format that follows from a file's suffix, None if none does; both may be followed by .gz."""
+    return _SUFFIXES.get(Path(path.name.lower().removesuffix(".gz")).suffix)
+
+
+@document
+class PrivacyBudget(Document):
     """What all private jobs together may spend on a data set, towards adding or removing one person.
 
-    Attributes:
-        epsilon, delta: of everything together; epsilon at most 64, delta at most 0.01. Epsilon bounds how far what is
-            released can move anyone's odds on a person, by the factor e^epsilon: at 23 already from one among all
-            people alive to even, so that 64 promises nothing and more says it less plainly. Releasing each row in
-            full with probability delta keeps delta: it has to be far below one over the number of rows.
-        pure_epsilon: of what is released under pure differential privacy, apart; None allows none.
-        rows_per_person: most rows that belong to one person. They are protected together. A site can only count
-            those in its own file, and the promise is over the union of the sites: where a person may have rows at
-            several, state the most that one person has at all of them together.
+    Epsilon bounds how far what is released can move anyone's odds on a person, by the factor e^epsilon: at 23 already
+    from one among all people alive to even, so that 64 promises nothing and more says it less plainly. Releasing each
+    row in full with probability delta keeps delta. A site can only count the rows of a person in its own file, and the
+    promise is over the union of the sites.
     """
 
-    epsilon: float
-    delta: float
-    pure_epsilon: float | None = None
-    rows_per_person: int = 1
+    WHAT = "privacy"
 
-
-@dataclass(frozen=True, slots=True)
-class VerticalRules:
-    """A party's own limits in vertical jobs. The first four are heuristics of the preset `guarded`.
-
-    Attributes:
-        min_rows_per_node: no sums over fewer rows, nor over a difference of so few.
-        max_bins: most bins of a feature.
-        max_sums_per_row: most independent sums in which a row's bin of one feature may take part, over all jobs.
-        max_split_bits_per_row: most splits of this site that may divide a row, over all features and jobs: each shows
-            one ordered bit of it. The default is what twenty trees give, the most that 40 sums allow, if all splits of
-            five levels are this site's: it bounds deep trees, whose large nodes cost few sums.
-        min_intersection: an alignment of fewer rows is refused.
-        max_size_ratio: another party's set may be so many times larger or smaller.
-        predictions_per_row: how often a row may be asked for, over all jobs; being in an evaluation set counts once.
-        predictions_per_job: rows that one job may ask for.
+    epsilon: BudgetEpsilon
+    """Of everything together."""
+    delta: Annotated[float, STRICT, Gt(0), Le(MOST_DELTA), _DELTA]
+    """Of everything together; it has to be far below one over the number of rows."""
+    pure_epsilon: Annotated[float, STRICT, Gt(0), Field(allow_inf_nan=False), Words("a number above 0")] | None = None
+    """What is kept of it for pure differential privacy: DPBoost, and `dp_local` buckets. `null` allows none."""
+    rows_per_person: Count = 1
+    """Most rows that belong to one person, at all sites together. They are protected together. It may be raised
+    later, never lowered.
     """
 
-    min_rows_per_node: int = 20
-    max_bins: int = 32
-    max_sums_per_row: int = 40
-    max_split_bits_per_row: int = 100
-    min_intersection: int = 100
-    max_size_ratio: int = 100
-    predictions_per_row: int = 10
-    predictions_per_job: int = 100_000
 
+@document
+class VerticalRules(Document):
+    """A party's own limits in vertical jobs. The first four are heuristics of the preset `guarded`."""
 
-MISSING_TEXTS = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None")
+    WHAT = "vertical"
 
-
-@dataclass(frozen=True, slots=True)
-class DataSet:
-    """Where a named data set of this site lies and how it is read; the job knows only the name.
-
-    Attributes:
-        name: the name that jobs use.
-        path: the file, absolute.
-        format: "csv" (also .csv.gz) or "parquet".
-        loader: optional ``package.module:function`` of this site, called with this object, returning a pandas
-            DataFrame; the file format is then the function's own matter.
-        separator: between the columns of a CSV file.
-        missing: texts that mean "missing" in a CSV file, besides an empty field.
-        max_rows: larger data sets are refused; 0 means no limit. Differentially private jobs do not look at it: their
-            refusal would tell the number of rows.
-        id: column that names the rows, for alignment. It is never a feature.
-        aliases: column -> what other parties call it in vertical jobs; columns without one are f0, f1, ...
-        privacy: budget for differentially private jobs; without one they are all refused. With one, all other jobs
-            are: they would show exactly what the budget bounds (see ``Consents.exact_use_of_budgeted_data``).
+    min_rows_per_node: Count = 20
+    """No sums over fewer rows, nor over a difference of so few."""
+    max_bins: Count = 32
+    """Most bins of a feature."""
+    max_sums_per_row: Count = 40
+    """Most independent sums in which a row's bin of one feature may take part, over all jobs."""
+    max_split_bits_per_row: Count = 100
+    """Most splits of this site that may divide a row, over all features and jobs: each shows one ordered bit of it.
+    The default is what twenty trees give, the most that 40 sums allow, if all splits of five levels are this site's: it
+    bounds deep trees, whose large nodes cost few sums.
     """
+    min_intersection: Count = 100
+    """An alignment of fewer rows is refused."""
+    max_size_ratio: Count = 100
+    """Another party's set may be so many times larger or smaller."""
+    predictions_per_row: Count = 10
+    """How often a row may be asked for, over all jobs; being in an evaluation set counts once."""
+    predictions_per_job: Count = 100_000
+    """Rows that one job may ask for."""
 
-    name: str
-    path: Path
-    format: str
-    loader: str | None = None
-    separator: str = ","
-    missing: tuple[str, ...] = MISSING_TEXTS
-    max_rows: int = 0
-    id: str | None = None
-    aliases: Mapping[str, str] = field(default_factory=dict)
+
+@document
+class DataSet(Document):
+    """Where a named data set of this site lies and how it is read; the job knows only the name."""
+
+    WHAT = "the data set"
+    IS_JSON = False  # it holds a path, and columns may be called anything
+
+    name: Column
+    """The name that jobs use; it stands before the data set."""
+    path: FilePath
+    """The file."""
+    format: Annotated[str, OneOf("csv", "parquet"), _FORMAT]
+    """How the file is read."""
+    loader: Annotated[str, STRICT, Field(pattern=r"^\w+(\.\w+)*:\w+$"), Words("package.module:function")] | None = None
+    """The site's own function: called with the data set, it returns a pandas DataFrame; the file's format is then
+    its own matter.
+    """
+    separator: Annotated[str, STRICT, Field(pattern=r"^[\t !#-~]$"), _SEPARATOR] = ","
+    """Between the columns of a CSV file."""
+    missing: tuple[Annotated[str, STRICT], ...] = MISSING_TEXTS
+    """Texts that mean "missing", besides an empty one."""
+    max_rows: CountOrNone = 0
+    """Larger data sets are refused; 0 is no limit. Private jobs do not look at it: their refusal would tell the number
+    of rows.
+    """
+    id: Text | None = None
+    """The column that names the rows, for alignment. It is never a feature."""
+    aliases: Renamed = field(default_factory=dict)
+    """What other parties call a column in vertical jobs; columns without one are f0, f1, ..."""
     privacy: PrivacyBudget | None = None
+    """Budget of all private jobs together, towards adding or removing one person. Without one they are all refused;
+    with one, all other jobs are (but for the consent `exact_use_of_budgeted_data`).
+    """
+    encoding: Annotated[str, OneOf(*ENCODINGS)] = "utf-8"
+    """Of a CSV file."""
+    decimal: Annotated[str, OneOf(*DECIMALS)] = "."
+    """Between whole part and fraction of numbers that are written as text."""
+    thousands: Annotated[str, OneOf(*THOUSANDS), _THOUSANDS] = ""
+    """Between groups of three digits of such numbers."""
+    dates: Dates = field(default_factory=dict)
+    """Columns of dates, with the pattern of their texts: `YYYY`, `MM` and `DD` (`M`, `D`: one digit or two), then
+    perhaps `hh`, `mm`, `ss`, as in `DD.MM.YYYY` or `YYYY-MM-DD hh:mm`. They become the days since 1970-01-01, the time
+    as a fraction of a day (XGBoost's float32 keeps some three minutes). What a Parquet file declares as date or time
+    counts in UTC, whatever the pattern says.
+    """
+    rename: Renamed = field(default_factory=dict)
+    """Other names for columns. Jobs, and all other keys, use the new ones."""
+    drop_unlabelled: Flag = False
+    """Horizontal jobs leave out rows without a label, instead of refusing the data. Private jobs do so anyway; in
+    vertical jobs the parties share the rows, and none is left out.
+    """
+
+    def __post_init__(self) -> None:
+        if self.decimal == self.thousands:
+            raise ConfigurationError(f"data_sets.{self.name}.thousands must be another character than decimal")
+        pure = None if self.privacy is None else self.privacy.pure_epsilon
+        if self.privacy is not None and pure is not None and pure > self.privacy.epsilon:
+            raise ConfigurationError(
+                f"data_sets.{self.name}.privacy.pure_epsilon must be at most epsilon, of which it is a part"
+            )

@@ -4,8 +4,12 @@ Three keyed hashes with a random key that never leaves the site:
 
 * one per row (8 bytes), kept sorted in a local file of mode 0600: finds any overlap between two tables with the same
   columns, however the file is named;
-* one per column, over its sorted values: finds that rows are unchanged when another job uses other columns;
+* one per column, over its sorted values: finds that rows are unchanged when another job uses other columns, or the
+  policy renames them;
 * one over everything: the fingerprint.
+
+They are made from values as they were read, not from the bytes of a file: an option of the policy's reader that changes
+a value makes changed rows, and one that changes none (another encoding of the same text) leaves them the same.
 
 They are combined with the data set's name and path in the policy, because a row whose every value was rescaled has
 another hash and is still the same person. What is not found: the same people under another name and another path, if
@@ -71,7 +75,9 @@ class DataRecord:
         shared = set(self.columns) & set(earlier.columns)
         equal = {name for name in shared if self.columns[name] == earlier.columns[name]}
         same_origin = self.name == earlier.name or self.source == earlier.source
-        same_people = same_origin or bool(equal & set(self.identifying))
+        # Under whatever name: a policy may rename columns.
+        is_there = set(earlier.columns.values())
+        same_people = same_origin or any(self.columns[name] in is_there for name in self.identifying)
         # With all columns alike the fingerprints decide: two rows may have swapped a value, which no column shows.
         other_columns = set(self.columns) != set(earlier.columns)
         if same_people and other_columns and shared and equal == shared and self.n_rows == earlier.n_rows:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.id_like import are_ids
 from nvflare_plugins.data_sets.tabular_files import TabularFile
 from nvflare_plugins.failures import DataRefusal
 
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 _EXACT_INTEGERS = 2**24
 _LARGEST = float(np.finfo(np.float32).max)
 MAX_NAME = 256
+NOT_IN_NAMES = frozenset("[]<")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +101,7 @@ def load_table(
     unknown_is_missing: bool = False,
     may_lack_features: bool = False,
     with_ids: bool = False,
+    may_lack_rows: bool = False,
     repair: bool = False,
 ) -> Table:
     """Load a site's data set.
@@ -115,6 +118,8 @@ def load_table(
         may_lack_features: a table with nothing but the label will do (the party with the label of a vertical job).
         with_ids: read the policy's column of ids too, at once with the others: a file replaced between two readings
             would give rows the ids of others.
+        may_lack_rows: there may be no rows at all, and rows without a label are left out where the policy says so; for
+            jobs in which a row's place means nothing.
         repair: refuse nothing because of a row: values beyond float32 become its largest number, text where a number
             should be and categories outside the list are missing, and so are labels and weights that cannot be read, or
             are negative. The caller leaves such rows out (``Table.kept``). There may be no rows at all.
@@ -129,25 +134,27 @@ def load_table(
     classes = None if label_classes is None or label is None else _public_list(label, label_classes)
     file = TabularFile(spec, repair)
     special = [name for name in (label, weight) if name is not None]
-    names = _feature_names(file.column_names, special, features, spec)
+    names = _feature_names(file, special, features, spec)
     if not names and not may_lack_features:
         raise ConfigurationError(f"data set {spec.name!r} has no feature columns.")
     for name in lists:
         if name not in names:
             raise ConfigurationError(f"a category list is given for {name!r}, which is not among the features.")
+    _refuse_lists_of_dates([*lists, *([label] if label is not None and classes is not None else [])], spec)
     text = [name for name in (*names, *special) if name in lists or (name == label and classes is not None)]
     numeric = [name for name in (*names, *special) if name not in text]
     ids = _id_column(file, spec, special) if with_ids else []
-    columns = file.read(numeric, [*text, *ids])
-    loader = _ColumnLoader(file, spec, unknown_is_missing or repair, repair, [])
+    columns = file.read(numeric, [*text, *ids], may_lack_rows)
+    drops_unlabelled = may_lack_rows and spec.drop_unlabelled
+    loader = _ColumnLoader(file, spec, unknown_is_missing or repair, repair, drops_unlabelled, [])
     n_rows = len(next(iter(columns.values())))
     matrix = np.empty((n_rows, len(names)), dtype=np.float32)
     for position, name in enumerate(names):
         if name in lists:
             matrix[:, position] = loader.codes(name, columns[name], lists[name], loader.unknown_is_missing)
         else:
-            matrix[:, position] = loader.floats(name, columns[name])
-    return Table(
+            matrix[:, position] = loader.feature(name, columns[name])
+    table = Table(
         features=matrix,
         feature_names=tuple(names),
         feature_types=tuple("c" if name in lists else "float" for name in names),
@@ -161,6 +168,15 @@ def load_table(
         notes=tuple(loader.notes),
         ids=columns[ids[0]] if ids else None,
     )
+    return table.kept(~np.isnan(table.label), "without a label") if drops_unlabelled and table.label_name else table
+
+
+def log_what_labels_lack(table: Table, data_set: str, is_classification: bool) -> None:
+    """Tell this site's own log, and nobody else, that its rows alone teach nothing; the job goes on."""
+    if not table.n_rows:
+        _log.warning("data set %r has no row that this job can use: this site takes part without rows", data_set)
+    elif is_classification and table.label.min() == table.label.max():
+        _log.warning("the labels of all rows of data set %r that this job can use are of one class", data_set)
 
 
 def column_names(
@@ -172,7 +188,7 @@ def column_names(
         ConfigurationError: as ``load_table``, for columns that the data set lacks.
     """
     special = [name for name in (label, weight) if name is not None]
-    return tuple(_feature_names(TabularFile(spec).column_names, special, features, spec))
+    return tuple(_feature_names(TabularFile(spec), special, features, spec))
 
 
 def _id_column(file: TabularFile, spec: DataSet, special: Sequence[str]) -> list[str]:
@@ -204,9 +220,19 @@ def _public_list(name: str, values: Sequence[object]) -> tuple[str, ...]:
     return texts
 
 
-def _feature_names(present: list[str], special: list[str], features: Sequence[str] | None, spec: DataSet) -> list[str]:
+def _refuse_lists_of_dates(listed: Sequence[str], spec: DataSet) -> None:
+    for name in listed:
+        if name in spec.dates:
+            raise ConfigurationError(
+                f"a list is given for {name!r}, which data set {spec.name!r} holds as a date: leave the list out. "
+                f"Policy key: data_sets.{spec.name}.dates."
+            )
+
+
+def _feature_names(file: TabularFile, special: list[str], features: Sequence[str] | None, spec: DataSet) -> list[str]:
     if len(set(special)) != len(special):
         raise ConfigurationError("label and weight name the same column.")
+    present = file.column_names
     no_features = [*special, spec.id]
     names = [name for name in present if name not in no_features] if features is None else list(features)
     for name in (*special, *names):
@@ -214,13 +240,16 @@ def _feature_names(present: list[str], special: list[str], features: Sequence[st
             close = difflib.get_close_matches(name, present, n=1)
             # A party without the label has aliases for its columns: a job must not find out their names by guessing.
             hint = f"; did you mean {close[0]!r}?" if close and special else ""
+            if (mark := file.other_separator()) is not None:
+                hint = f", and only one: is {mark!r} its separator? Policy key: data_sets.{spec.name}.separator"
             raise ConfigurationError(f"data set {spec.name!r} has no column {name!r}{hint}")
     if len(set(names)) != len(names) or set(names) & set(no_features):
         raise ConfigurationError("features name a column twice, or name the label, weight or id column.")
     for name in (*special, *names):
-        if not is_plain_text(name) or set(name) & set("[]<"):
+        if not is_plain_text(name) or set(name) & NOT_IN_NAMES:
             raise ConfigurationError(
-                f"column name {name[:40]!r}: names have 1 to {MAX_NAME} printable characters, without [ ] and <."
+                f"column name {name[:40]!r}: names have 1 to {MAX_NAME} printable characters, without [ ] and <. "
+                f"Policy key: data_sets.{spec.name}.rename, or leave it out of features."
             )
     return names
 
@@ -233,11 +262,26 @@ class _ColumnLoader:
     spec: DataSet
     unknown_is_missing: bool
     repair: bool
+    drops_unlabelled: bool
     notes: list[str]
+
+    def feature(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float32]:
+        """Shapes: result: float32[n_rows]; NaN is missing."""
+        values = self.file.numbers(name, column)
+        if name not in self.spec.dates and are_ids(values, name):
+            _log.warning(
+                "column %r of data set %r looks like an id: nearly all of its numbers are whole and different. A model "
+                "that splits on it tells who is who; leave it out of the job's features unless it is a measurement",
+                name,
+                self.spec.name,
+            )
+        return self._narrow(name, values)
 
     def floats(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float32]:
         """Shapes: result: float32[n_rows]; NaN is missing."""
-        values = self.file.numbers(name, column)
+        return self._narrow(name, self.file.numbers(name, column))
+
+    def _narrow(self, name: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
         if self.repair:
             values = np.clip(values, -_LARGEST, _LARGEST)
         with np.errstate(over="ignore"):
@@ -265,14 +309,7 @@ class _ColumnLoader:
 
         Shapes: result: float32[n_rows].
         """
-        encoded = column.combine_chunks()
-        encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode()
-        position = {text: code for code, text in enumerate(public)}
-        missing = {"", *self.spec.missing} - set(public)
-        # -1: missing, -2: not in the list. Positions in Arrow's dictionary -> positions in the public list.
-        table = np.array([_code(value, position, missing) for value in encoded.dictionary.to_pylist()] + [-1])
-        indices = encoded.indices.fill_null(len(table) - 1).to_numpy(zero_copy_only=False).astype(np.int64)
-        codes = table[indices]
+        codes = positions_of(column, public, self.spec.missing)
         n_unknown = int(np.count_nonzero(codes == -2))
         if n_unknown and not unknown_is_missing:
             log_count(f"values of column {name!r} outside the public list", n_unknown, codes.size)
@@ -285,12 +322,13 @@ class _ColumnLoader:
         return np.where(codes < 0, np.nan, codes).astype(np.float32)
 
     def label(self, name: str, column: pa.ChunkedArray, classes: tuple[str, ...] | None) -> NDArray[np.float32]:
-        """Shapes: result: float32[n_rows], without missing values unless repairing."""
+        """Shapes: result: float32[n_rows], without missing values unless they are left out, or repaired."""
         if classes is None:
             values = self.floats(name, column)
         else:
             values = self.codes(name, column, classes, unknown_is_missing=self.repair)
-        self._refuse_missing("label", name, values)
+        if not self.drops_unlabelled:
+            self._refuse_missing("label", name, values)
         return values
 
     def weight(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float32]:
@@ -312,7 +350,28 @@ class _ColumnLoader:
         n_missing = int(np.count_nonzero(np.isnan(values)))
         if n_missing and not self.repair:
             log_count(f"missing values in {role} column {name!r}", n_missing, values.size)
-            raise DataRefusal(f"{role} column {name!r} lacks values: remove those rows from the file.")
+            key = f"data_sets.{self.spec.name}.drop_unlabelled"
+            remedy = f", or have horizontal jobs leave them out. Policy key: {key}" if role == "label" else ""
+            raise DataRefusal(f"{role} column {name!r} lacks values: remove those rows from the file{remedy}.")
+
+
+def positions_of(column: pa.ChunkedArray, public: Sequence[str], missing: Sequence[str]) -> NDArray[np.int64]:
+    """Return the position of each value in a public list: -1 where it is missing, -2 where it is not in the list.
+
+    Args:
+        missing: texts that mean "missing" unless they stand in the list, besides an empty one.
+
+    Shapes: result: int64[n_rows].
+    """
+    encoded = column.combine_chunks()
+    encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode()
+    position = {text: code for code, text in enumerate(public)}
+    absent = {"", *missing} - set(public)
+    # Positions in Arrow's dictionary -> positions in the public list; the last one is for missing values.
+    table = np.array([code_of(value, position, absent) for value in encoded.dictionary.to_pylist()] + [-1])
+    indices = encoded.indices.fill_null(len(table) - 1).to_numpy(zero_copy_only=False).astype(np.int64)
+    result: NDArray[np.int64] = table[indices]
+    return result
 
 
 def log_count(what: str, count: int, of: int) -> None:
@@ -320,7 +379,7 @@ def log_count(what: str, count: int, of: int) -> None:
     _log.info("%s: %d of %d", what, count, of)
 
 
-def _code(value: object, position: Mapping[str, int], missing: set[str]) -> int:
+def code_of(value: object, position: Mapping[str, int], missing: set[str]) -> int:
     """Return the position of one distinct value, -1 if it is missing, -2 if it is not in the list.
 
     Whole numbers may be written as 3 or 3.0: a column that once had gaps comes back from pandas as 3.0.

@@ -7,16 +7,22 @@ missing file, the header and the declared types of a Parquet file are public.
 For differentially private jobs a file is read with ``repair``: what would be refused is repaired row by row, and no row
 changes what another one is read as. A row of a CSV file is a line then: a quotation mark that is not closed in its line
 would make the lines after it part of one value, so that such a line is skipped (of a value with line breaks each line
-counts by itself). So is a line with another number of fields, or of more than 2^18 bytes. A value that is no number is
-missing, and so is text that is not UTF-8. What remains, such as a damaged Parquet file, is refused.
+counts by itself). So is a line with another number of fields, or of more than 2^18 bytes. A value that is no number, or
+no date of its column's pattern, is missing, and so is text that is not in the file's encoding. What remains, such as a
+damaged Parquet file, is refused.
+
+How texts are read (``DataSet``: encoding, separator, decimal, thousands, missing, dates) is the policy's matter, never
+guessed: a text that does not follow it is refused, with the key that would read it.
 """
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import io
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,12 +34,18 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.text_values import DatePattern, NumberFormat, fitting_dates, fitting_formats
 from nvflare_plugins.failures import DataRefusal, machine_failure
 
-_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?inf(?:inity)?|nan"
+_log = logging.getLogger(__name__)
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 _LONGEST_LINE = 1 << 18  # bytes; a line has to fit into one of Arrow's blocks, which are four times as long
 _READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, ValueError)
+_CHUNK_BYTES = 1 << 20
+UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_OTHER_SEPARATORS = ";\t|,"
+_BOOLEANS = ("true", "false")
+_DAY_US = 86_400_000_000
 
 
 class TabularFile:
@@ -50,22 +62,30 @@ class TabularFile:
 
     def __init__(self, spec: DataSet, repair: bool = False) -> None:
         self._spec, self._repair = spec, repair
+        self._format = NumberFormat(spec.decimal, spec.thousands)
         self._table = _call_loader(spec, repair) if spec.loader else None
         try:
-            self.column_names = self._read_names()
+            in_file = self._read_names()
         except FileNotFoundError:
-            raise self._error(
-                f"has no file at its path: mend the path in the policy. Policy key: data_sets.{spec.name}.path"
-            ) from None
+            raise self._error(f"has no file at its path: mend the path in the policy. {self._key('path')}") from None
         except _READ_ERRORS as error:
             self._refuse_machine(error)
             raise self._refusal(f"cannot be read as {spec.format} ({type(error).__name__})") from None
+        if not set(spec.rename) <= set(in_file):  # which one is the site's own matter, as all names at some parties
+            raise self._error(f"has no column of a name that the policy renames. {self._key('rename')}")
+        self.column_names = [spec.rename.get(name, name) for name in in_file]
+        self._in_file = dict(zip(self.column_names, in_file, strict=True))
         repeated = sorted({name for name in self.column_names if self.column_names.count(name) > 1})
         if repeated:
             raise self._error(f"has more than one column named {repeated[0]!r}")
+        if not set(spec.dates) <= set(self.column_names):
+            raise self._error(f"has no column of a name that the policy gives as a date. {self._key('dates')}")
 
-    def read(self, numeric: list[str], text: list[str]) -> dict[str, pa.ChunkedArray]:
+    def read(self, numeric: list[str], text: list[str], may_be_empty: bool = False) -> dict[str, pa.ChunkedArray]:
         """Return columns by name; ``text`` columns of a CSV file keep their text exactly as it stands.
+
+        Args:
+            may_be_empty: no rows will do; always so if repairing.
 
         Raises:
             DataRefusal: unreadable rows; unless repairing, no rows, or more rows than the policy allows.
@@ -76,49 +96,109 @@ class TabularFile:
             self._refuse_machine(error)
             raise self._refusal(
                 f"cannot be read as {self._spec.format} ({type(error).__name__}): rows with differing numbers of "
-                "fields, or text that is not UTF-8?"
+                f"fields, or text that is not in the encoding {self._spec.encoding}? `veilboost check` finds them. "
+                f"{self._key('encoding', 'separator')}"
             ) from None
         if not self._repair:
-            if table.num_rows == 0:
+            if table.num_rows == 0 and not may_be_empty:
                 raise self._refusal("has no rows")
             self._check_length(table.num_rows)
+            self._warn_of_open_quotes()
         return {name: self._decoded(table.column(name)) for name in (*numeric, *text)}
 
     def numbers(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float64]:
-        """Return a column as numbers; true and false become 1 and 0, missing values NaN.
+        """Return a column as numbers; true and false become 1 and 0, dates days since 1970-01-01, missing values NaN.
 
         Shapes: result: float64[n_rows].
 
         Raises:
-            ConfigurationError: the file declares another type, such as dates; a ``DataRefusal``: its values are text.
+            ConfigurationError: the file declares another type, such as a list; a ``DataRefusal``: its values are text.
         """
-        if pa.types.is_dictionary(column.type) and not _is_text(column.type.value_type):
+        if pa.types.is_dictionary(column.type) and not is_text(column.type.value_type):
             column = column.cast(column.type.value_type)
         kind = column.type
-        if _is_text(kind) or pa.types.is_dictionary(kind):
-            if self._repair:
-                return _values_of_texts(column, self._number)
-            if pa.types.is_dictionary(kind):
-                column = column.cast(kind.value_type)
-            return self._numbers_in_text(name, column.to_pandas())
-        numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+        if name in self._spec.dates:
+            return self._days(name, column)
+        if is_text(kind) or pa.types.is_dictionary(kind):
+            return self._numbers_in_text(name, column)
         if pa.types.is_boolean(kind):
             column = column.cast(pa.int8())
-        elif not numeric and not pa.types.is_null(kind):
-            what = f"column {name!r} holds {kind}: turn it into numbers, or leave it out of features"
-            # The type of a frame may follow from its values; a file declares it.
-            raise self._error(what) if self._table is None else self._refusal(what)
+        elif not (is_number(kind) or pa.types.is_null(kind)):
+            raise self._wrong_type(name, kind)
         return np.array(column.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
 
-    def _number(self, text: str) -> float:
-        """Return one text as a number, true and false as 1 and 0, anything else as missing."""
-        shown = text.strip()
-        if shown in self._spec.missing:
-            return np.nan
-        shown = shown.lower()
-        if shown in ("true", "false"):
-            return float(shown == "true")
-        return float(shown) if re.fullmatch(_NUMBER, shown, re.ASCII) else np.nan
+    def _wrong_type(self, name: str, kind: pa.DataType) -> ConfigurationError:
+        what = f"column {name!r} holds {kind}: turn it into numbers, or leave it out of features"
+        if is_time(kind):
+            what += f". Days since 1970-01-01 it becomes by the policy. {self._key('dates')}"
+        # The type of a frame may follow from its values; a file declares it.
+        return self._error(what) if self._table is None else self._refusal(what)
+
+    def _days(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float64]:
+        kind = column.type
+        if is_time(kind):
+            instants = column.cast(pa.timestamp("us", tz=getattr(kind, "tz", None)), safe=False).cast(pa.int64())
+            return np.array(instants.to_numpy(), dtype=np.float64) / _DAY_US
+        if pa.types.is_integer(kind):
+            column = column.cast(pa.string())
+        elif not (is_text(kind) or pa.types.is_dictionary(kind) or pa.types.is_null(kind)):
+            raise self._wrong_type(name, kind)
+        elif pa.types.is_null(kind):
+            return np.full(len(column), np.nan)
+        pattern = DatePattern.of(self._spec.dates[name])
+        if pattern is None:
+            raise self._error(f"gives column {name!r} a pattern that describes no dates. {self._key('dates')}")
+        texts, codes = distinct_texts(column)
+        days = [np.nan if self._is_missing(text.strip()) else pattern.days(text.strip()) for text in texts]
+        if None in days and not self._repair:
+            raise self._refusal(
+                f"column {name!r} holds text that is no date of its pattern: mend the pattern, or name its "
+                f"missing-value texts. {self._key('dates', 'missing')}"
+            )
+        return taken(days, codes)
+
+    def _warn_of_open_quotes(self) -> None:
+        """Tell this site's own log of lines in which a quotation mark seems to stay open: fewer rows than it thinks."""
+        if self._table is not None or self._spec.format != "csv":
+            return
+        data = b"".join(utf8_chunks(self._spec, "backslashreplace"))
+        n_open = sum(line.count(b'"') % 2 for line in data.splitlines()) if b'"' in data else 0
+        if n_open:
+            _log.warning(
+                "data set %r: %d lines have a quotation mark that is not closed in the same line. Rows after it become "
+                "part of one value; `veilboost check` says where",
+                self._spec.name,
+                n_open,
+            )
+
+    def _is_missing(self, text: str) -> bool:
+        return not text or text in self._spec.missing
+
+    def _numbers_in_text(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float64]:
+        """Return texts as numbers; what is none is refused or, if repairing, missing, each by itself.
+
+        True and false become 1 and 0; unless repairing, only where a column holds nothing else.
+        """
+        texts, codes = distinct_texts(column)
+        values = numbers_of_texts(texts, self._spec.missing, self._format, self._repair)
+        if None in values and not self._repair:
+            raise self._no_number(name, [t.strip() for t, value in zip(texts, values, strict=True) if value is None])
+        return taken(values, codes)
+
+    def _no_number(self, name: str, texts: Iterable[str]) -> DataRefusal:
+        """Return the refusal of texts that are no numbers, with the key that would read them if there is one."""
+        texts = list(texts)
+        if fitting_dates(texts):
+            what, keys = "text that looks like dates", ["dates"]
+        elif fitting_formats(texts):
+            what, keys = "numbers with another decimal point, or with thousands apart", ["decimal", "thousands"]
+        else:
+            what, keys = "text that is no number", ["missing"]
+        return self._refusal(
+            f"column {name!r} holds {what}: give the job a public category list for it (a label: label_classes), name "
+            "its missing-value texts in the policy, or leave it out of features. A column that names the rows is the "
+            f"data set's id in the policy. {self._key(*keys)}"
+        )
 
     def _decoded(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
         """Return bytes, as which text is read for repair, as text; what is not UTF-8 becomes text in no list."""
@@ -129,23 +209,6 @@ class TabularFile:
         # Two byte strings may become one text: no dictionary then.
         return pa.chunked_array([pa.array(texts, pa.string()).take(encoded.indices)], pa.string())
 
-    def _numbers_in_text(self, name: str, column: pd.Series) -> NDArray[np.float64]:
-        stripped = column.str.strip()
-        present = stripped.notna() & ~stripped.isin(["", *self._spec.missing])
-        values = np.full(len(column), np.nan)
-        shown = stripped[present].str.lower()
-        if len(shown) and shown.isin(["true", "false"]).all():
-            values[present] = (shown == "true").to_numpy(np.float64)
-            return values
-        if not shown.str.fullmatch(_NUMBER).all():
-            raise self._refusal(
-                f"column {name!r} holds text that is no number: give the job a public category list for it (a label: "
-                "label_classes), name its missing-value texts in the policy, or leave it out of features. A column "
-                "that names the rows is the data set's id in the policy"
-            )
-        values[present] = shown.astype(np.float64)
-        return values
-
     def _read_names(self) -> list[str]:
         if self._table is not None:
             return list(self._table.column_names)
@@ -153,30 +216,47 @@ class TabularFile:
             names = arrow_parquet.read_schema(self._spec.path).names
             return [name for name in names if not _PANDAS_INDEX.fullmatch(name)]  # row numbers are not data
         # What rows follow the header does not matter here: Arrow reads some of them.
-        header = _first_line(self._spec.path)
-        source = io.BytesIO(header) if self._is_closed(header) else self._spec.path
+        header = _first_line(utf8_chunks(self._spec, "backslashreplace"))
+        if self._spec.encoding != "utf-16" and header.startswith(UTF_16_MARKS):
+            raise self._error(f"is written in UTF-16. {self._key('encoding')}")
+        source = io.BytesIO(header) if is_closed(header, self._spec.separator) else self._source()
         with arrow_csv.open_csv(source, parse_options=self._parse_options(skip_invalid=True)) as reader:
             return list(reader.schema.names)
 
+    def other_separator(self) -> str | None:
+        """Return the character that seems to stand between the names of the only column, if one does: public."""
+        if self._table is not None or self._spec.format != "csv" or len(self.column_names) != 1:
+            return None
+        return next((mark for mark in _OTHER_SEPARATORS if mark in self.column_names[0]), None)
+
+    def _source(self) -> Path | io.BytesIO:
+        """Return what Arrow reads: the file itself, or its text in UTF-8."""
+        if self._spec.encoding == "utf-8":
+            return self._spec.path
+        return io.BytesIO(b"".join(utf8_chunks(self._spec, "backslashreplace" if self._repair else "strict")))
+
     def _read_table(self, numeric: list[str], text: list[str]) -> pa.Table:
         columns = [*numeric, *text]
+        in_file = [self._in_file[name] for name in columns]
         if self._table is not None:
-            return self._table.select(columns)
+            return self._table.select(in_file).rename_columns(columns)
         if self._spec.format == "parquet":
-            return self._read_parquet(columns)
+            return self._read_parquet(in_file).rename_columns(columns)
         as_text = pa.binary() if self._repair else pa.string()  # bytes need not be UTF-8
-        types = {name: pa.float64() for name in numeric} | dict.fromkeys(text, as_text)
+        types = {self._in_file[name]: as_text for name in columns}
+        numbers = {self._in_file[name]: pa.float64() for name in numeric if name not in self._spec.dates}
         try:
             if self._repair and self._has_missing_number():
                 raise pa.ArrowInvalid("Arrow compares such texts before it strips them, and _number afterwards")
-            return self._read_csv(columns, types)
+            return self._read_csv(in_file, types | numbers).rename_columns(columns)
         except pa.ArrowInvalid:
             # Some column is not all numbers: read it all as text, so that true/false work and text can be named.
-            return self._read_csv(columns, dict.fromkeys(columns, as_text))
+            return self._read_csv(in_file, types).rename_columns(columns)
 
     def _has_missing_number(self) -> bool:
         """Return whether a number stands for missing, as -999 does in some files."""
-        return any(not np.isnan(float(t)) for t in self._spec.missing if re.fullmatch(_NUMBER, t.lower(), re.ASCII))
+        numbers = [self._format.number(text) for text in self._spec.missing]
+        return any(number is not None and not np.isnan(number) for number in numbers)
 
     def _read_csv(self, columns: list[str], types: dict[str, pa.DataType]) -> pa.Table:
         convert = arrow_csv.ConvertOptions(
@@ -184,9 +264,10 @@ class TabularFile:
             include_columns=columns,
             null_values=["", *self._spec.missing],
             strings_can_be_null=False,
+            decimal_point=self._spec.decimal,
         )
         parse = self._parse_options(self._repair)
-        source = io.BytesIO(self._lines_by_themselves()) if self._repair else self._spec.path
+        source = io.BytesIO(self._lines_by_themselves()) if self._repair else self._source()
         return arrow_csv.read_csv(source, parse_options=parse, convert_options=convert)
 
     def _lines_by_themselves(self) -> bytes:
@@ -194,17 +275,11 @@ class TabularFile:
 
         Arrow takes a quotation mark for one that opens a value only where a value begins.
         """
-        with pa.input_stream(str(self._spec.path)) as stream:
-            header, *lines = stream.read().splitlines(keepends=True) or [b""]
-        return b"".join([header, *(line for line in lines if len(line) <= _LONGEST_LINE and self._is_closed(line))])
-
-    def _is_closed(self, line: bytes) -> bool:
-        """Tell whether every value that a quotation mark opens ends in the same line."""
-        if b'"' not in line:
-            return True
-        separator = re.escape(self._spec.separator.encode())
-        value = rb'(?:"(?:[^"\r\n]|"")*"|(?!")[^%b\r\n]*)' % separator
-        return re.fullmatch(rb"%b(?:%b%b)*[\r\n]*" % (value, separator, value), line) is not None
+        data = b"".join(utf8_chunks(self._spec, "backslashreplace"))
+        header, *lines = data.splitlines(keepends=True) or [b""]
+        separator = self._spec.separator
+        kept = (line for line in lines if len(line) <= _LONGEST_LINE and is_closed(line, separator))
+        return b"".join([header, *kept])
 
     def _read_parquet(self, columns: list[str]) -> pa.Table:
         with arrow_parquet.ParquetFile(self._spec.path) as file:
@@ -225,6 +300,10 @@ class TabularFile:
         if known is not None:
             raise self._error(f"cannot be read: {known}") from None
 
+    def _key(self, *names: str) -> str:
+        keys = ", ".join(f"data_sets.{self._spec.name}.{name}" for name in names)
+        return f"Policy key{'s' if len(names) > 1 else ''}: {keys}"
+
     def _error(self, what: str) -> ConfigurationError:
         return ConfigurationError(f"data set {self._spec.name!r} {what}.")
 
@@ -232,27 +311,100 @@ class TabularFile:
         return DataRefusal(f"data set {self._spec.name!r} {what}.")
 
 
-def _first_line(path: Path) -> bytes:
-    with pa.input_stream(str(path)) as stream:
-        head = b""
-        while len(lines := head.splitlines(keepends=True)) < 2 and (more := stream.read(_LONGEST_LINE)):
-            head += more
+def utf8_chunks(spec: DataSet, errors: str) -> Iterator[bytes]:
+    """Yield a text file, unpacked, in UTF-8. A file that is to be UTF-8 already is handed on as it is.
+
+    Args:
+        errors: what the decoder of another encoding does with bytes that have no meaning in it.
+
+    Raises:
+        UnicodeDecodeError: there are such bytes, and errors is "strict".
+    """
+    with pa.input_stream(str(spec.path)) as stream:
+        chunk = stream.read(_CHUNK_BYTES)
+        if spec.encoding == "utf-8":
+            while chunk:
+                yield chunk
+                chunk = stream.read(_CHUNK_BYTES)
+            return
+        encoding = spec.encoding
+        if encoding == "utf-16":
+            encoding = "utf-16-be" if chunk.startswith(codecs.BOM_UTF16_BE) else "utf-16-le"
+            chunk = chunk[2:] if chunk.startswith(UTF_16_MARKS) else chunk
+        decoder = codecs.getincrementaldecoder(encoding)(errors)
+        while chunk:
+            yield decoder.decode(chunk).encode()
+            chunk = stream.read(_CHUNK_BYTES)
+        yield decoder.decode(b"", final=True).encode()
+
+
+def is_closed(line: bytes, separator: str) -> bool:
+    """Tell whether every value that a quotation mark opens ends in the same line."""
+    if b'"' not in line:
+        return True
+    mark = re.escape(separator.encode())
+    value = rb'(?:"(?:[^"\r\n]|"")*"|(?!")[^%b\r\n]*)' % mark
+    return re.fullmatch(rb"%b(?:%b%b)*[\r\n]*" % (value, mark, value), line) is not None
+
+
+def _first_line(chunks: Iterable[bytes]) -> bytes:
+    head, lines = b"", [b""]
+    for chunk in chunks:
+        head += chunk
+        lines = head.splitlines(keepends=True)
+        if len(lines) > 1:
+            break
     return lines[0] if lines else b""
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Tell whether a column of this type holds text."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _values_of_texts(column: pa.ChunkedArray, number: Callable[[str], float]) -> NDArray[np.float64]:
-    """Return the number of each text, each by itself. Shapes: result: float64[n_rows]; NaN is missing."""
+def is_number(kind: pa.DataType) -> bool:
+    """Tell whether a column of this type holds numbers."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def is_time(kind: pa.DataType) -> bool:
+    """Tell whether a column of this type holds dates, or points in time."""
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+
+
+def distinct_texts(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the different texts of a column, and which of them each row has. Shapes: int64[n_rows]; -1 is none."""
     encoded = column.combine_chunks()
     encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode()
-    texts = encoded.dictionary.to_pylist()
-    values = np.array([*(np.nan if text is None else number(text) for text in texts), np.nan])
-    result: NDArray[np.float64] = values[
-        encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False).astype(np.int64)
-    ]
+    texts = ["" if text is None else text for text in encoded.dictionary.to_pylist()]
+    return texts, encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def numbers_of_texts(
+    texts: Iterable[str], missing: Sequence[str], number_format: NumberFormat, each_by_itself: bool = False
+) -> list[float | None]:
+    """Return each text as a number, NaN where it means "missing", None where it is no number.
+
+    Args:
+        each_by_itself: true and false are 1 and 0 whatever the other texts are; otherwise only if there are no others.
+    """
+    shown = [text.strip() for text in texts]
+    present = [text for text in shown if text and text not in missing]
+    are_booleans = bool(present) and all(text.lower() in _BOOLEANS for text in present)
+    values: list[float | None] = []
+    for text in shown:
+        if not text or text in missing:
+            values.append(np.nan)
+        elif text.lower() in _BOOLEANS:
+            values.append(float(text.lower() == "true") if are_booleans or each_by_itself else None)
+        else:
+            values.append(number_format.number(text))
+    return values
+
+
+def taken(values: list[float | None], codes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return each row's value; None, and no value, are NaN. Shapes: codes: int64[n_rows]; result: float64[n_rows]."""
+    result: NDArray[np.float64] = np.array([*values, None], dtype=np.float64)[codes]
     return result
 
 
@@ -275,7 +427,18 @@ def _call_loader(spec: DataSet, repair: bool) -> pa.Table:
 
 
 def _array_of(column: pd.Series, repair: bool) -> pa.Array | pa.ChunkedArray:
-    if repair and column.dtype == object:  # Arrow would guess one type from all values
+    # Arrow would guess one type from all values.
+    return column_of_frame(column) if repair else pa.array(column, from_pandas=True)
+
+
+def column_of_frame(column: pd.Series) -> pa.ChunkedArray:
+    """Return a frame's column whatever it holds: one of mixed types as text, each value by itself."""
+    if column.dtype == object:
         absent = column.isna()
-        return pa.array([None if gone else str(value) for value, gone in zip(column, absent, strict=True)], pa.string())
-    return pa.array(column, from_pandas=True)
+        texts = [None if gone else str(value) for value, gone in zip(column, absent, strict=True)]
+        return pa.chunked_array([pa.array(texts, pa.string())])
+    try:
+        array = pa.array(column, from_pandas=True)
+    except pa.ArrowException:  # categories of mixed types
+        return column_of_frame(column.astype(object))
+    return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,19 @@ from numpy.typing import NDArray
 from he_processors.errors import ProtocolError
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.xgb.cuts import Cuts, reference_table
+
+
+def as_weighed(table: Table) -> Table:
+    """Return the table, with one row of no weight in the place of no rows at all where rows have weights.
+
+    XGBoost takes weights of no row for no weights: its messages would then not be those of the other sites. A row of
+    weight 0, which misses all values, adds nothing to any sum.
+    """
+    if table.weight is None or table.n_rows:
+        return table
+    nothing = np.full((1, len(table.feature_names)), np.nan, dtype=np.float32)
+    one = np.ones(1, dtype=np.float32)  # a label that every objective takes
+    return dataclasses.replace(table, features=nothing, label=one, weight=np.zeros(1, dtype=np.float32))
 
 
 def training_matrix(table: Table, cuts: Cuts, max_bin: int) -> xgb.QuantileDMatrix:

@@ -15,11 +15,10 @@ from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.row_ids import usable_ids
-from nvflare_plugins.data_sets.table import Table, column_names, load_table
+from nvflare_plugins.data_sets.table import Table, column_names, load_table, log_what_labels_lack
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.processors import ChosenProfile, choose_profile
-from nvflare_plugins.horizontal.row_floors import with_floor
 from nvflare_plugins.horizontal.row_sampling import check_sampling
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -27,6 +26,8 @@ from nvflare_plugins.site.policy.values import JobTerms
 from nvflare_plugins.xgb.continuation import check_initial_model
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE, CutMode, spaced_cuts
 from nvflare_plugins.xgb.model_json import check_lists, without_lists
+from nvflare_plugins.xgb.node_floor import with_floor
+from nvflare_plugins.xgb.objectives import Task
 from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters
 from nvflare_plugins.xgb.versions import installed_release
 
@@ -86,6 +87,7 @@ def prepare(job: HorizontalJob, context: SiteContext) -> Prepared:
         "categories": job.categories,
         "label_classes": job.label_classes,
         "unknown_is_missing": job.unknown_category_is_missing,
+        "may_lack_rows": True,
     }
     # Everything public first: what comes after the rows were looked at tells of them.
     chosen = choose_profile(policy, job.profile)
@@ -107,8 +109,12 @@ def prepare(job: HorizontalJob, context: SiteContext) -> Prepared:
     table = _load(data_set, policy, columns)
     eval_table = None if eval_set is None else _load(eval_set, policy, columns)
     _check_magnitudes(table)
-    for checked in filter(None, (table, eval_table)):
+    is_classification = parameters.objective.task is not Task.REGRESSION
+    for checked, name in ((table, job.data_set), (eval_table, str(job.eval_data_set))):
+        if checked is None:
+            continue
         parameters.objective.check_labels(checked.label)
+        log_what_labels_lack(checked, name, is_classification)
         for note in checked.notes:
             _log.info("%s", note)
     return Prepared(data_set, table, eval_set, eval_table, parameters, initial, resumed, chosen)

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import logging
 import math
 
 import numpy as np
@@ -21,7 +19,7 @@ from nvflare_plugins.horizontal.row_sampling import row_fraction
 from nvflare_plugins.site.policy.values import Floors
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
-from nvflare_plugins.xgb.objectives import ObjectiveFacts
+from nvflare_plugins.xgb.node_floor import obeys_child_weight
 from nvflare_plugins.xgb.parameters import TrainingParameters
 
 TOO_FEW = (
@@ -30,10 +28,7 @@ TOO_FEW = (
     "or leave it out, choose weights (scale_pos_weight, too) that differ less, or ask the sites to lower the keys."
 )
 """The same text at all sites, whatever was too few: it says neither where nor by how much."""
-_DEFAULT_CHILD_WEIGHT = 1.0  # XGBoost's
 _ENOUGH_ROWS = 2.0**62  # nobody has so many
-
-_log = logging.getLogger(__name__)
 
 
 def largest_weight(sums: ProtectedSums, weights: list[NDArray[np.float32] | None]) -> list[float]:
@@ -132,48 +127,7 @@ def _carry_their_weight(weights: NDArray[np.float64], least: float) -> bool:
 
 def counts_leaves(parameters: TrainingParameters, rows_per_node: int) -> bool:
     """Tell whether leaves are counted after each tree, because min_child_weight cannot keep them large enough."""
-    return rows_per_node > 0 and not _obeys_child_weight(parameters)
-
-
-def _obeys_child_weight(parameters: TrainingParameters) -> bool:
-    is_vector = parameters.agreed.get("multi_strategy") == "multi_output_tree"
-    return parameters.objective.hessian_bound is not None and not is_vector
-
-
-def with_floor(parameters: TrainingParameters, rows_per_node: int, largest: float = 1.0) -> TrainingParameters:
-    """Return the parameters with a min_child_weight under which no node holds fewer rows.
-
-    A row's hessian is at most the objective's bound times its weight, so a node whose hessians add up to k times the
-    largest such product holds at least k rows.
-
-    Args:
-        rows_per_node: k; 0 for no floor.
-        largest: no weight exceeds it.
-
-    Raises:
-        PolicyRefusal: the job gives a smaller number itself.
-    """
-    if rows_per_node == 0 or not _obeys_child_weight(parameters):
-        return parameters
-    needed = rows_per_node * _hessian_bound(parameters.objective) * largest
-    given = parameters.agreed.get("min_child_weight")
-    if given is not None and given < needed:  # type: ignore[operator]
-        raise PolicyRefusal(
-            f"min_child_weight={given:g} does not keep nodes from holding fewer than {rows_per_node} rows. Policy key: "
-            f"min_rows_per_node. Remedy: give at least {needed:.9g}, leave it out, or ask the sites to lower the key."
-        )
-    if given is not None or needed <= _DEFAULT_CHILD_WEIGHT:
-        return parameters
-    _log.info("min_child_weight is %g, so that every node holds at least %d rows", needed, rows_per_node)
-    return dataclasses.replace(
-        parameters,
-        agreed={**parameters.agreed, "min_child_weight": needed},
-        effective={**parameters.effective, "min_child_weight": f"{needed:.9g}"},
-    )
-
-
-def _hessian_bound(facts: ObjectiveFacts) -> float:
-    return float(facts.hessian_bound)  # type: ignore[arg-type]
+    return rows_per_node > 0 and not obeys_child_weight(parameters)
 
 
 def check_leaves(

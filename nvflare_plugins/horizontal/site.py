@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 
 import xgboost as xgb
 
 from he_processors.errors import PolicyRefusal
 from nvflare_plugins.attempt.agreement import PLUGIN, Terms, agree, versions
-from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
+from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together, resume_point
 from nvflare_plugins.attempt.run_folder import MODEL
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, take_part
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.matrices import bin_starts, evaluation_matrix, training_matrix
+from nvflare_plugins.horizontal.matrices import as_weighed, bin_starts, evaluation_matrix, training_matrix
 from nvflare_plugins.horizontal.preparation import Prepared, prepare
 from nvflare_plugins.horizontal.processors import open_sums
 from nvflare_plugins.horizontal.row_floors import (
@@ -31,7 +32,6 @@ from nvflare_plugins.horizontal.row_floors import (
     counts_leaves,
     largest_weight,
     rows_needed,
-    with_floor,
 )
 from nvflare_plugins.horizontal.row_sampling import RowDraws, SampledWeights, row_fraction
 from nvflare_plugins.horizontal.training import LoopSettings, TrainingHandler, TrainingResult, train, training_shape
@@ -39,43 +39,15 @@ from nvflare_plugins.horizontal.value_bounds import check_weights, coarsest_pair
 from nvflare_plugins.report.run_record import RoundRow
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
 from nvflare_plugins.site.memory.registry import Registry, describe_draw
-from nvflare_plugins.wire.catalogue import BaseScoreSource
-from nvflare_plugins.wire.channel import Transport
+from nvflare_plugins.wire.catalogue import BaseScoreSource, TrainingShape
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.continuation import keep_thresholds
 from nvflare_plugins.xgb.cuts import Cuts
 from nvflare_plugins.xgb.model_json import with_lists
+from nvflare_plugins.xgb.node_floor import with_floor
 from nvflare_plugins.xgb.rounds import RoundRecord
 
 TITLE = "Horizontal federated XGBoost"
-
-
-def run_site(
-    job: HorizontalJob,
-    context: SiteContext,
-    transport: Transport,
-    timeout_s: float,
-    progress: Progress | None = None,
-) -> JobResult:
-    """Take part in one attempt of a job (see ``take_part``).
-
-    After a failure the site's checkpoints stay; its model is there only if the last step failed, when all sites had
-    agreed on it.
-
-    Privacy: the server has seen the rounds pass and may know their number. Metrics, and what follows from them, it gets
-        only if they are streamed.
-    """
-    return take_part(
-        job,
-        context,
-        transport,
-        timeout_s,
-        progress,
-        data_sets=(job.data_set, job.eval_data_set),
-        prepare=prepare,
-        train=lambda attempt, prepared: _Run(attempt, prepared).run(),
-        protection=lambda job, prepared: prepared.chosen.facts,
-    )
 
 
 class _Run:
@@ -96,7 +68,8 @@ class _Run:
         if self._job.weight is None:  # with weights it takes a private message to know
             self._parameters = with_floor(self._parameters, self._floors.rows_per_node)
         self._reservations = self._reserve(n_done)
-        sums = open_sums(self._prepared.chosen.profile, self._channel, self._session, self._job.finest_exponent)
+        with self._reservations.cancelled_by(BaseException):  # keys may travel, nothing of rows
+            sums = open_sums(self._prepared.chosen.profile, self._channel, self._session, self._job.finest_exponent)
         with self._reservations.cancelled_by(PolicyRefusal, DataRefusal):
             self._check_floors(sums)
         cuts, root_feature = self._agree_on_cuts(sums)
@@ -170,66 +143,74 @@ class _Run:
     # -- training -----------------------------------------------------------------------------------------------------
 
     def _train(self, sums: ProtectedSums, cuts: Cuts, root_feature: int | None, n_done: int) -> TrainingResult:
-        job, prepared = self._job, self._prepared
-        table, parameters = prepared.table, self._parameters
+        job, table, parameters = self._job, as_weighed(self._prepared.table), self._parameters
         matrix = training_matrix(table, cuts, parameters.max_bin)
-        eval_sets: list[tuple[xgb.DMatrix, str]] = [(matrix, "train")] if job.evaluate_training else []
-        if prepared.eval_table is not None:
-            eval_sets.append((evaluation_matrix(prepared.eval_table), "eval"))
-        weighted = table.weight is not None
-        evaluated = [table] if prepared.eval_table is None else [table, prepared.eval_table]
-        sums.agree_scales(value_bounds(parameters, evaluated), coarsest_pairs(parameters, weighted))
-        check_weights(sums, parameters, weighted)
-        starts = bin_starts(matrix, table)
-        n_features = len(table.feature_names)
-        initial = prepared.initial_model
-        if prepared.resumed is not None and n_done:
-            initial = prepared.resumed.checkpoints()[n_done].read_bytes()
+        eval_sets, initial = self._eval_sets(matrix), self._initial(n_done)
+        self._agree_scales(sums)
+        starts, weighted = bin_starts(matrix, table), table.weight is not None
         shape = training_shape(
             parameters,
             self._channel.world,
-            n_features,
+            len(table.feature_names),
             int(starts[-1]),
             weighted,
             len(eval_sets),
             initial is not None,
         )
-        root_bins = None
-        if root_feature is not None:
-            root_bins = slice(int(starts[root_feature]), int(starts[root_feature + 1]))
-        # Of the objectives that start from the mean, the logistic ones alone have bounded gradients.
-        is_mean = shape.base_score is BaseScoreSource.MEAN
-        is_logistic = parameters.objective.gradient_bound is not None and is_mean
+        root_bins = None if root_feature is None else slice(*map(int, starts[root_feature : root_feature + 2]))
         estimates = shape.base_score not in (BaseScoreSource.GIVEN, BaseScoreSource.CONTINUED)
         rows = SampledWeights(matrix, table.weight, self._draws(), estimates)
-        handler = TrainingHandler(
-            sums,
-            shape,
-            root_bins,
-            self._attempt.evidence,
-            is_logistic,
-            rows.base_score_known,
-            label_sum(table) if is_mean else None,
-        )
-        settings = LoopSettings(job.num_rounds - n_done, job.early_stopping_rounds, n_done)
-
-        def count_leaves(booster: xgb.Booster, number: int) -> None:
-            check_leaves(sums, booster, matrix, rows.taking_part(number), self._floors.rows_per_node)
-
-        is_counted = counts_leaves(parameters, self._floors.rows_per_node)
         return train(
             {**parameters.for_booster(), "subsample": 1.0},
             shape,
             self._channel,
-            handler,
+            self._handler(sums, shape, root_bins, rows),
             matrix,
             eval_sets,
-            settings,
+            LoopSettings(job.num_rounds - n_done, job.early_stopping_rounds, n_done),
             initial,
             self._after_round,
             rows,
-            count_leaves if is_counted else None,
+            self._leaf_check(sums, matrix, rows),
         )
+
+    def _agree_scales(self, sums: ProtectedSums) -> None:
+        prepared, parameters = self._prepared, self._parameters
+        weighted = prepared.table.weight is not None
+        evaluated = [prepared.table] if prepared.eval_table is None else [prepared.table, prepared.eval_table]
+        sums.agree_scales(value_bounds(parameters, evaluated), coarsest_pairs(parameters, weighted))
+        check_weights(sums, parameters, weighted)
+
+    def _eval_sets(self, matrix: xgb.DMatrix) -> list[tuple[xgb.DMatrix, str]]:
+        table = self._prepared.eval_table
+        sets = [(matrix, "train")] if self._job.evaluate_training else []
+        return sets if table is None else [*sets, (evaluation_matrix(as_weighed(table)), "eval")]
+
+    def _initial(self, n_done: int) -> bytes | None:
+        """Return the model that training continues, if there is one."""
+        prepared = self._prepared
+        if prepared.resumed is not None and n_done:
+            return prepared.resumed.checkpoints()[n_done].read_bytes()
+        return prepared.initial_model
+
+    def _handler(
+        self, sums: ProtectedSums, shape: TrainingShape, root_bins: slice | None, rows: SampledWeights
+    ) -> TrainingHandler:
+        # Of the objectives that start from the mean, the logistic ones alone have bounded gradients.
+        is_mean = shape.base_score is BaseScoreSource.MEAN
+        is_logistic = self._parameters.objective.gradient_bound is not None and is_mean
+        label = label_sum(self._prepared.table) if is_mean else None
+        evidence = self._attempt.evidence
+        return TrainingHandler(sums, shape, root_bins, evidence, is_logistic, rows.base_score_known, label)
+
+    def _leaf_check(
+        self, sums: ProtectedSums, matrix: xgb.DMatrix, rows: SampledWeights
+    ) -> Callable[[xgb.Booster, int], None] | None:
+        """Return what counts the rows of each new leaf over all sites, where hessians do not bound them."""
+        floor = self._floors.rows_per_node
+        if not counts_leaves(self._parameters, floor):
+            return None
+        return lambda booster, number: check_leaves(sums, booster, matrix, rows.taking_part(number), floor)
 
     def _draws(self) -> RowDraws | None:
         """Return how this site draws the rows of each round; None if it takes them all."""
@@ -237,7 +218,7 @@ class _Run:
         if fraction == 1:
             return None
         secret = self._registry.secret("row sampling", repr(fraction), *sorted(self._context.sites))
-        return RowDraws(secret, self._prepared.table, fraction, self._parameters.objective.adaptive_leaf)
+        return RowDraws(secret, as_weighed(self._prepared.table), fraction, self._parameters.objective.adaptive_leaf)
 
     def _after_round(self, record: RoundRecord, booster: xgb.Booster) -> None:
         job, attempt, n_done = self._job, self._attempt, record.round + 1
@@ -286,3 +267,19 @@ class _Run:
         if row_fraction(self._parameters) < 1:
             notes.append("Each site drew the rows of each round from a secret of its own, not from the job's seed.")
         return tuple(notes)
+
+
+run_site = SitePart(
+    prepare,
+    lambda attempt, prepared: _Run(attempt, prepared).run(),
+    lambda job: (job.data_set, job.eval_data_set),
+    lambda job, prepared: prepared.chosen.facts,
+)
+"""Takes part in one attempt of a job.
+
+After a failure the site's checkpoints stay; its model is there only if the last step failed, when all sites had
+agreed on it.
+
+Privacy: the server has seen the rounds pass and may know their number. Metrics, and what follows from them, it gets
+    only if they are streamed.
+"""

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError, VeilBoostError
 from nvflare_plugins.wire.catalogue import (
-    CURVE_METRICS,
     Answer,
     BaseScoreSource,
     Dtype,
@@ -28,8 +27,9 @@ from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.sums import Family, ProtectedSums
 from nvflare_plugins.xgb.communicator import Federated
+from nvflare_plugins.xgb.early_stopping import EarlyStopping
 from nvflare_plugins.xgb.parameters import TrainingParameters
-from nvflare_plugins.xgb.rounds import MAX_LEVEL_BATCH, RoundRecord, parse_metrics
+from nvflare_plugins.xgb.rounds import RoundRecord, parse_metrics, widest_batch
 from nvflare_plugins.xgb.versions import installed_release
 
 
@@ -63,10 +63,7 @@ def training_shape(
     vector_leaf = agreed.get("multi_strategy") == "multi_output_tree"
     parallel = int(params.effective.get("num_parallel_tree", 1))
     depth = int(params.effective.get("max_depth", 6))
-    if agreed.get("grow_policy") == "lossguide":
-        built = 1
-    else:
-        built = min(MAX_LEVEL_BATCH, 1 << max(depth - 2, 0)) if depth else MAX_LEVEL_BATCH
+    built = 1 if agreed.get("grow_policy") == "lossguide" else widest_batch(depth)
     source = BaseScoreSource.CONTINUED if continued else facts.base_score_source
     return TrainingShape(
         n_sites=n_sites,
@@ -280,7 +277,6 @@ class _Loop:
         self._on_round = on_round
         self._row_weights = row_weights
         self._on_tree = on_tree
-        self._rounds_before = 0
 
     def run(
         self,
@@ -292,28 +288,26 @@ class _Loop:
         cache = [train_matrix, *(m for m, _ in eval_sets if m is not train_matrix)]
         start = None if initial_model is None else bytearray(initial_model)
         booster = xgb.Booster(dict(params), cache, model_file=start)
+        # From a matrix without rows XGBoost takes no names, and this site's model would differ from the others'.
+        booster.feature_names, booster.feature_types = train_matrix.feature_names, train_matrix.feature_types
         result = TrainingResult(booster)
         first, last = self._settings.first_round, self._settings.first_round + self._settings.num_rounds
-        if initial_model is not None:
-            self._take_up(result, first)
+        # Asked of a fresh model, XGBoost would configure it here, and send what is due later.
+        before = 0 if initial_model is None else booster.num_boosted_rounds() - first
+        stopping = EarlyStopping(self._settings.early_stopping_rounds, before)
+        if first:
+            stopping.take_up(booster)
         for number in range(first, last):
-            if self._is_patience_spent(result, number - 1):
+            if stopping.is_over(number - 1):
                 break
-            result.rounds.append(self._round(booster, train_matrix, eval_sets, number))
-            self._note_best(result)
+            record = self._round(booster, train_matrix, eval_sets, number)
+            result.rounds.append(record)
+            stopping.note(booster, record.round, record.metrics)
             if self._on_round is not None:
-                self._on_round(result.rounds[-1], booster)
+                self._on_round(record, booster)
         self._enter(Phase.FINISH, last)
+        result.best_round, result.best_score = stopping.best_round, stopping.best_score
         return result
-
-    def _take_up(self, result: TrainingResult, first: int) -> None:
-        """Find out where a model that is continued stands; ``first`` of its rounds belong to this job."""
-        booster = result.booster
-        # XGBoost's best_iteration counts the rounds of the job's initial model too.
-        self._rounds_before = booster.num_boosted_rounds() - first
-        if first and self._settings.early_stopping_rounds is not None and booster.attr("best_score") is not None:
-            result.best_round = int(str(booster.attr("best_iteration"))) - self._rounds_before
-            result.best_score = float(str(booster.attr("best_score")))
 
     def _round(
         self, booster: xgb.Booster, matrix: xgb.DMatrix, eval_sets: Sequence[tuple[xgb.DMatrix, str]], number: int
@@ -342,21 +336,3 @@ class _Loop:
 
     def _network_seconds(self) -> float:
         return sum(t.seconds for t in self._channel.traffic.values())
-
-    def _note_best(self, result: TrainingResult) -> None:
-        """Compare the last metric of the last set with the best so far, as XGBoost's own callback does."""
-        if self._settings.early_stopping_rounds is None or not result.rounds[-1].metrics:
-            return
-        name, score = list(result.rounds[-1].metrics.items())[-1]
-        maximise = name.rsplit("-", 1)[-1].split("@")[0] in CURVE_METRICS
-        better = result.best_score is None or (score > result.best_score if maximise else score < result.best_score)
-        if better:
-            result.best_round, result.best_score = result.rounds[-1].round, score
-            # In the model, so that a checkpoint remembers it and stock XGBoost finds it.
-            best_iteration = self._rounds_before + result.best_round
-            result.booster.set_attr(best_iteration=str(best_iteration), best_score=str(score))
-
-    def _is_patience_spent(self, result: TrainingResult, last_round: int) -> bool:
-        """Decide from what all sites know alike; a resumed job may find that it had ended already."""
-        patience = self._settings.early_stopping_rounds
-        return patience is not None and result.best_round is not None and last_round - result.best_round >= patience

@@ -1,0 +1,235 @@
+"""``veilboost check``: a survey of a site's own table, for its terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.bagging.job import BaggingJob
+from nvflare_plugins.cli.plan.command import read_job
+from nvflare_plugins.data_sets.declaration import MISSING_TEXTS, DataSet
+from nvflare_plugins.data_sets.survey.findings import Finding, Use
+from nvflare_plugins.data_sets.survey.survey import Draft, Survey, survey
+from nvflare_plugins.formatting import counted, printable
+from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
+from nvflare_plugins.site.policy.values import is_private
+from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.xgb.objectives import objective_facts
+
+_OPTION_OF = {
+    "encoding": "--encoding",
+    "separator": "--separator",
+    "decimal": "--decimal",
+    "thousands": "--thousands",
+    "missing": "--missing",
+    "dates": "--date",
+    "rename": "--rename",
+    "drop_unlabelled": "--drop-unlabelled",
+}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Look, and say what was found."""
+    job = None if options.job is None else read_job(options.job)
+    if options.where.is_dir():
+        if options.site is None:
+            raise ConfigurationError("a workspace needs the name of the site: --site NAME")
+        policy = SitePolicy.load(own_workspace(options.where, options.site), options.site)
+        names = [options.data_set] if options.data_set else _data_sets_of(job)
+        if not names:
+            raise ConfigurationError("say what to check: --data-set NAME, or --job JOB_FOLDER")
+        sets = [policy.data_set(name) for name in names]
+    else:
+        if options.site or options.data_set:
+            raise ConfigurationError("--site and --data-set belong to a workspace, and this is no folder")
+        policy = SitePolicy.from_dict({}, workspace=options.where.parent, site="site")
+        sets = [_data_set_of(options.where)]
+    results = [(one, survey(one, _use_of(job, options.label, policy.site))) for one in sets]
+    surveys = [(one, found, [*found.findings, *_floors(found, job, policy)]) for one, found in results]
+    if options.json:
+        print(json.dumps([_document(*one) for one in surveys], indent=2))
+    else:
+        for one, found, findings in surveys:
+            print("\n".join(_lines(one, found, findings, job is not None and _is_private(job))))
+    return int(any(finding.is_problem for _, _, findings in surveys for finding in findings))
+
+
+def _data_set_of(path: Path) -> DataSet:
+    """Return a file as a data set with every option as it is where a policy leaves it out."""
+    inner = Path(path.name.lower().removesuffix(".gz"))
+    try:
+        with path.open("rb") as stream:
+            is_parquet = stream.read(4) == b"PAR1"
+    except OSError:
+        is_parquet = inner.suffix in (".parquet", ".pq")
+    return DataSet(inner.stem, path.absolute(), "parquet" if is_parquet else "csv")
+
+
+# -- what a job asks for ----------------------------------------------------------------------------------------------
+
+
+def _data_sets_of(job: Any) -> list[str]:
+    names = [getattr(job, field, None) for field in ("data_set", "eval_data_set")]
+    return list(dict.fromkeys(name for name in names if name is not None))
+
+
+def _is_private(job: Any) -> bool:
+    return is_private(str(getattr(job, "profile", "")))
+
+
+def _use_of(job: Any, label: str | None, site: str) -> Use:
+    """Return what a job, or a label alone, asks of the data set."""
+    if job is None:
+        return Use(label=label)
+    active = getattr(job, "active", None)
+    has_label = active is None or active == site
+    features = getattr(job, "features", None)
+    if isinstance(features, dict):  # by party
+        features = features.get(site)
+    if not hasattr(job, "label"):  # an alignment reads ids alone, a prediction what its model names
+        features = []
+    classes = getattr(job, "label_classes", None) if has_label else None
+    return Use(
+        label=getattr(job, "label", None) if has_label else None,
+        weight=getattr(job, "weight", None) if has_label else None,
+        features=None if features is None else tuple(features),
+        categories={name: tuple(map(str, values)) for name, values in (getattr(job, "categories", None) or {}).items()},
+        label_classes=None if classes is None else tuple(map(str, classes)),
+        unknown_is_missing=_is_private(job) or bool(getattr(job, "unknown_category_is_missing", False)),
+        is_settled=True,
+        may_lack_rows=isinstance(job, HorizontalJob) or _is_private(job),
+        drops_unlabelled=active is None,
+        accepts=_accepts(job) if has_label else None,
+    )
+
+
+def _accepts(job: Any) -> Callable[[NDArray[np.float32]], NDArray[np.bool_]] | None:
+    """Return what tells which labels a job takes; None if it takes all or does not say."""
+    if _is_private(job) and not hasattr(job, "params"):
+        return lambda label: np.isin(label, (0.0, 1.0))
+    params = getattr(job, "params", None)
+    if not isinstance(params, dict) or "objective" not in params:
+        return None
+    return objective_facts(params).accepts
+
+
+def _floors(found: Survey, job: Any, policy: SitePolicy) -> Iterator[Finding]:
+    """Yield what is the matter with the number of rows."""
+    least = policy.min_effective_rows
+    if 0 < found.n_rows < least and not _is_private(job):
+        alone = isinstance(job, BaggingJob)
+        words = f"there are fewer rows than {least}: " + (
+            "each site of bagging needs as many. Policy key: min_effective_rows"
+            if alone
+            else "all sites of a horizontal job together need as many. Policy key: min_effective_rows"
+        )
+        yield Finding("few_rows", words, alone, count=found.n_rows)
+    if isinstance(job, VerticalJob) and 0 < found.n_rows < policy.vertical.min_intersection:
+        words = f"there are fewer rows than the {policy.vertical.min_intersection} that the parties must share. "
+        yield Finding("few_rows", words + "Policy key: vertical.min_intersection", True, count=found.n_rows)
+
+
+# -- for people -------------------------------------------------------------------------------------------------------
+
+
+def _lines(one: DataSet, found: Survey, findings: list[Finding], is_private: bool) -> Iterator[str]:
+    problems = [finding for finding in findings if finding.is_problem]
+    notes = [finding for finding in findings if not finding.is_problem]
+    said = counted(len(problems), "problem") if problems else "no problems"
+    yield f"{printable(str(one.path), 300)}: {counted(found.n_rows, 'row')}, {said}, {counted(len(notes), 'note')}"
+    for title, group in (("Problems", problems), ("Notes", notes)):
+        if group:
+            yield f"\n{title} (rows are counted from 1, without the header):"
+            yield from (f"  - {_sentence(finding)}" for finding in group)
+    if is_private and problems:
+        yield "\nA private job is refused for no value: it repairs, or leaves out, each row by itself, without a word."
+    yield from _draft(one, found.draft)
+
+
+def _sentence(finding: Finding) -> str:
+    where = []
+    if finding.count is not None:
+        where.append(str(finding.count))
+    if finding.first_row is not None:
+        where.append(f"first in row {finding.first_row}")
+    return printable(finding.text, 1000) + (f" ({', '.join(where)})" if where else "")
+
+
+def _draft(one: DataSet, draft: Draft) -> Iterator[str]:
+    if draft.options:
+        yield f"\nFor the policy, as data_sets.{printable(one.name)}:"
+        yield f"  {json.dumps(dict(draft.options), ensure_ascii=False)}"
+        yield f"or: veilboost site-setup DIR {_site_setup(one, draft.options)}"
+    if not draft.features:
+        return
+    yield "\nFor a recipe. Lists are taken from this file and become public with the job: complete them from what is"
+    yield "known anyway. Ids, constants and free text are left out."
+    yield f"  features={_python(list(draft.features))},"
+    if draft.categories:
+        yield f"  categories={_python({name: list(values) for name, values in draft.categories.items()})},"
+    if draft.label_classes is not None:
+        yield f"  label_classes={_python(list(draft.label_classes))},"
+    if draft.feature_bounds:
+        yield "  # Taken from data, rounded outwards: NOT for private jobs, whose bounds come from public knowledge."
+        yield f"  # feature_bounds={_python(dict(draft.feature_bounds))},"
+
+
+def _python(value: object) -> str:
+    return printable(repr(value), 100_000)
+
+
+def _site_setup(one: DataSet, options: Any) -> str:
+    """Return the options of ``veilboost site-setup`` that say the same."""
+    words = ["--data-set", f"{one.name}={one.path}"]
+    for key, value in options.items():
+        option = _OPTION_OF[key]
+        if key == "drop_unlabelled":
+            words += [option, one.name]
+        elif isinstance(value, dict):
+            words += [word for name, of in value.items() for word in (option, f"{one.name}={name}={of}")]
+        elif isinstance(value, list):
+            words += [word for text in value if text not in MISSING_TEXTS for word in (option, f"{one.name}={text}")]
+        else:
+            words += [option, f"{one.name}={value}"]
+    return printable(shlex.join(words), 4000)
+
+
+def _document(one: DataSet, found: Survey, findings: list[Finding]) -> dict[str, Any]:
+    draft = found.draft
+    return {
+        "data_set": one.name,
+        "rows": found.n_rows,
+        "is_fine": not any(finding.is_problem for finding in findings),
+        "findings": [
+            {
+                "kind": finding.kind,
+                "is_problem": finding.is_problem,
+                "column": finding.column,
+                "count": finding.count,
+                "first_row": finding.first_row,
+                "text": finding.text,
+                "options": dict(finding.options),
+            }
+            for finding in findings
+        ],
+        "draft": {
+            "features": list(draft.features),
+            "categories": {name: list(values) for name, values in draft.categories.items()},
+            "label_classes": None if draft.label_classes is None else list(draft.label_classes),
+            "feature_bounds": {
+                "taken_from_data": True,
+                "for_private_jobs": False,
+                "bounds": {name: list(pair) for name, pair in draft.feature_bounds.items()},
+            },
+            "data_set": dict(draft.options),
+        },
+    }

@@ -1,0 +1,434 @@
+"""All subcommands of ``veilboost`` with their options.
+
+What a subcommand does is imported once it is called for: XGBoost, FLARE and pandas take seconds, and help or a word
+about wrong usage needs none of them. So this module must import neither, and writes out the few choices that lie
+beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn, TypeAlias
+
+from nvflare_plugins.data_sets.declaration import ENCODINGS
+from nvflare_plugins.site.policy.values import PROFILES, Consents
+
+ROOT_CERTIFICATE = "rootCA.pem"
+HORIZONTAL_PROFILES = ("plain", "masks", "bfv", "ckks")
+CUT_MODES = ("quantile", "exact", "uniform", "logarithmic")
+FLARE_EXTRAS = ("monitoring", "mlflow", "flare", "none")
+_SITE_SETUP = """``veilboost site-setup DIR``: merge what a site needs to run VeilBoost jobs into its FLARE workspace.
+
+Files in the folder ``local`` are touched, and nothing of a job:
+
+* ``resources.json``: FLARE starts only components on the allow-list. It becomes the list of VeilBoost's own classes,
+  each by its exact name, and what the site itself had added; FLARE's classes need ``--allow``. At a site, the streaming
+  of its log files to the server is switched off: FLARE's default sends the error log, with the traces of libraries that
+  may quote values, and any job may ask for the whole log. What the server should know of a failure, jobs of this
+  package report by themselves.
+* ``authorization.json``: custom code in jobs (byoc) and the console's shell commands (cat, ls, grep, head, tail, pwd)
+  are denied to every role; all other rights stay.
+* ``veilboost__p_resources.json``: starts a guard in FLARE's process, which holds to that whatever role the server
+  names.
+* ``veilboost.json``: the site's policy, which no job can change. A new one is strict; an existing one changes only
+  where an option says so.
+
+Calling it again changes nothing more. Running jobs keep what they started with; FLARE reads rights and guard when it
+starts. Jobs refuse to begin where any of this is missing.
+"""
+_CHECK = """``veilboost check``: everything at once that a job would stumble over in a site's own table. Sends nothing.
+
+It looks at a file, or at a data set of a site that is set up, as its policy reads it. It prints counts and the numbers
+of rows, never a value of a row: of values it shows words that are known to mean "missing", and texts that at least ten
+rows share. What it drafts is taken from the data; lists and bounds in a job are public, and those of a private job must
+come from public knowledge.
+
+Exit code: 0 fine (notes do not count), 1 problems, 2 wrong usage.
+"""
+
+_PREDICT = """``veilboost predict``: score a file of rows with a finished model, at one site. Sends nothing.
+
+Columns go by name, in any order; classes are written under the names that the job declared. Nothing is written unless
+everything fits, and what is written is for its owner alone (mode 0600).
+"""
+
+_Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command and of all its subcommands; what it returns has a function ``func``."""
+    parser = argparse.ArgumentParser(
+        prog="veilboost", description="Private federated XGBoost for NVIDIA FLARE, on the stock XGBoost wheel."
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for add in (_demo, _site_setup, _check, _plan, _verify, _report, _predict, _export, _registry, _ledger):
+        add(subparsers)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        print(f"veilboost {version('veilboost')}")
+        parser.exit()
+
+
+def _later(module: str) -> Callable[[argparse.Namespace], int]:
+    """Return what imports a module's ``run`` and calls it."""
+
+    def run(options: argparse.Namespace) -> int:
+        code: int = import_module(f"nvflare_plugins.cli.{module}").run(options)
+        return code
+
+    return run
+
+
+def _demo(subparsers: _Subparsers) -> None:
+    parser = subparsers.add_parser("demo", help="run the main job on one machine beside centralized XGBoost")
+    parser.add_argument("--data", type=Path, help="CSV or Parquet file; default: scikit-learn's breast cancer set")
+    parser.add_argument("--label", help="label column of the file")
+    parser.add_argument("--profile", choices=HORIZONTAL_PROFILES, default="masks")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder for the demo's runs (default: runs)")
+    parser.set_defaults(func=_later("demo"))
+
+
+def _site_setup(subparsers: _Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "site-setup",
+        help="prepare a simulator workspace, a POC workspace or a site's startup kit for VeilBoost jobs",
+        description=_SITE_SETUP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument(
+        "--data-set",
+        dest="data_sets",
+        metavar="NAME=PATH",
+        type=_data_set,
+        action="append",
+        default=[],
+        help="register a data set under the name that jobs use; {site} in the path becomes the site's name",
+    )
+    parser.add_argument(
+        "--id",
+        dest="ids",
+        metavar="NAME=COLUMN",
+        type=_named,
+        action="append",
+        default=[],
+        help="the column of a data set that names its rows, for alignment with other parties",
+    )
+    for option, (key, metavar, kind, words) in _READER_OPTIONS.items():
+        parser.add_argument(
+            option, dest=f"reader_{key}", metavar=metavar, type=kind, action="append", default=[], help=words
+        )
+    parser.add_argument(
+        "--budget",
+        dest="budgets",
+        metavar="NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS]",
+        type=_budget,
+        action="append",
+        default=[],
+        help="what all differentially private jobs together may spend on a data set, without which they are refused; "
+        "how much of epsilon is kept for pure mechanisms (DPBoost), and the most rows of one person",
+    )
+    parser.add_argument(
+        "--profile",
+        dest="profiles",
+        choices=PROFILES,
+        action="append",
+        default=[],
+        help="allow exactly these profiles (repeat the option)",
+    )
+    parser.add_argument(
+        "--consent",
+        dest="consents",
+        choices=tuple(Consents.__dataclass_fields__),
+        action="append",
+        default=[],
+        help="agree to something that discloses more than the default",
+    )
+    parser.add_argument("--min-sites", type=int, help="fewest data-bearing sites of a job")
+    parser.add_argument("--max-colluders", type=int, help="how many other sites might pool what they see")
+    parser.add_argument(
+        "--keep-in",
+        metavar="DIR",
+        type=lambda text: str(Path(text).expanduser().absolute()),
+        help="keep runs, registry and ledgers below this folder, outside FLARE's workspace",
+    )
+    parser.add_argument(
+        "--allow",
+        dest="allow",
+        choices=FLARE_EXTRAS,
+        action="append",
+        default=[],
+        help="let jobs start more of FLARE than VeilBoost needs: its monitoring (event counts and times), its MLflow "
+        "receiver (the job names the address that the server writes to), or `flare`, its whole list: for sites that "
+        "run other jobs too, and whose data those jobs then read and send without VeilBoost's policy; `none` "
+        "takes it back",
+    )
+    parser.set_defaults(func=_later("site_setup"))
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name or not value:
+        raise argparse.ArgumentTypeError("give NAME=VALUE")
+    return name, value
+
+
+def _budget(text: str) -> tuple[str, dict[str, float]]:
+    name, value = _named(text)
+    try:
+        epsilon, delta, *further = value.split(",")
+        budget = {"epsilon": float(epsilon), "delta": float(delta)}
+        for part in further:
+            key, _, number = part.partition("=")
+            if key in budget or key not in ("pure_epsilon", "rows_per_person"):
+                raise ValueError(key)
+            budget[key] = int(number) if key == "rows_per_person" else float(number)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            "give NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS], for example credit=2,1e-6 or "
+            "credit=2,1e-6,pure_epsilon=0.5,rows_per_person=3"
+        ) from None
+    return name, budget
+
+
+def _data_set(text: str) -> tuple[str, str]:
+    name, path = _named(text)
+    return name, str(Path(path).expanduser().absolute())
+
+
+def _of_column(text: str) -> tuple[str, dict[str, str]]:
+    name, value = _named(text)
+    column, separator, what = value.rpartition("=")
+    if not separator or not what:
+        raise argparse.ArgumentTypeError("give NAME=COLUMN=VALUE")
+    return name, {column: what}
+
+
+def _list_of(text: str) -> tuple[str, list[str]]:
+    name, value = _named(text)
+    return name, [value]
+
+
+_READER_OPTIONS: dict[str, tuple[str, str, Callable[[str], tuple[str, object]], str]] = {
+    "--encoding": ("encoding", "NAME=ENCODING", _named, f"of a CSV file: {', '.join(ENCODINGS)}"),
+    "--separator": ("separator", "NAME=CHARACTER", _named, "between the columns of a CSV file"),
+    "--decimal": (
+        "decimal",
+        "NAME=CHARACTER",
+        _named,
+        "between whole part and fraction of numbers that are text: . or ,",
+    ),
+    "--thousands": ("thousands", "NAME=CHARACTER", _named, "between groups of three digits of such numbers"),
+    "--missing": ("missing", "NAME=TEXT", _list_of, "a text that means missing, besides those of the policy"),
+    "--date": ("dates", "NAME=COLUMN=PATTERN", _of_column, "a column of dates, as in credit=opened=DD.MM.YYYY"),
+    "--rename": ("rename", "NAME=COLUMN=NEW", _of_column, "another name for a column"),
+    "--drop-unlabelled": (
+        "drop_unlabelled",
+        "NAME",
+        lambda name: (name, True),
+        "horizontal jobs leave out rows without a label",
+    ),
+}
+"""Options -> (key of the policy's data set, what to give, how it is read, help)."""
+
+
+def _check(subparsers: _Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "check",
+        help="find all problems of a table at once, and draft what a job and the policy could say",
+        description=_CHECK,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "where", type=Path, metavar="FILE_OR_DIR", help="a table, or the workspace of a site that is set up"
+    )
+    parser.add_argument("--site", help="the site's name; with a workspace")
+    parser.add_argument("--data-set", metavar="NAME", help="a data set of the site's policy (else those of the job)")
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--job", type=Path, metavar="JOB_FOLDER", help="check for this job: its label, features, lists")
+    asked.add_argument("--label", metavar="COLUMN", help="check for training with this label")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.set_defaults(func=_later("check"))
+
+
+def _plan(subparsers: _Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "plan",
+        help="estimate time, bytes, memory and leakage before a run",
+        description="Estimate a training from its shape, or from a job folder plus rows and features. With "
+        "--foreign-features it is a vertical training. For a private job it says what is spent, how much noise that "
+        "means and what one person is promised.",
+    )
+    parser.add_argument(
+        "job", nargs="?", type=Path, metavar="JOB_FOLDER", help="take the training's shape from this job"
+    )
+    parser.add_argument("--rows", type=int, help="training rows of all sites together; not for private jobs")
+    parser.add_argument(
+        "--features",
+        type=int,
+        help="columns; in vertical training the active party's, in a FederBoost job a passive party's",
+    )
+    parser.add_argument(
+        "--foreign-features", type=int, nargs="+", help="vertical training: columns of each passive party"
+    )
+    parser.add_argument("--key-bits", type=int, help="vertical training: key length (default 3072, or the job's)")
+    parser.add_argument("--sites", type=int, default=3)
+    for name, default in (("bins", 256), ("depth", 6), ("rounds", 10)):
+        parser.add_argument(f"--{name}", type=int, default=None, help=f"default {default}, or the job's")
+    parser.add_argument("--outputs", type=int, default=None, help="classes of a multiclass objective")
+    parser.add_argument("--max-leaves", type=int, default=None, help="leaves per tree, for lossguide")
+    parser.add_argument(
+        "--metrics", type=int, default=None, help="evaluation metrics times evaluation sets (default 1)"
+    )
+    parser.add_argument("--cuts", choices=CUT_MODES, default=None)
+    parser.add_argument("--missing", action="store_true", help="every feature has missing values somewhere")
+    parser.add_argument("--profile", choices=["all", *HORIZONTAL_PROFILES], default="all")
+    parser.add_argument("--latency-ms", type=float, default=10.0, help="one empty rendezvous of all sites (default 10)")
+    parser.add_argument("--bandwidth-mbit", type=float, default=100.0, help="link of each site (default 100)")
+    parser.add_argument("--server-bandwidth-mbit", type=float, help="link of the server (default: as a site's)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.set_defaults(func=_later("plan.command"))
+
+
+def _verify(subparsers: _Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "verify",
+        help="check the evidence of a job",
+        description="Check the evidence of a job: chains, signatures, agreement of sites and server, protection of "
+        "every private message. Exit code 0: VERIFIED; 1: it does not hold; 2: UNSIGNED, the records agree but anyone "
+        "could have written them (or wrong usage); 3: SIGNED, but root or server names were not given.",
+    )
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="folder or files of exported evidence")
+    parser.add_argument(
+        "--root-ca",
+        type=Path,
+        metavar="FILE",
+        help=f"the project's {ROOT_CERTIFICATE} from your own startup kit, never from the evidence; evidence that is "
+        "not signed then fails",
+    )
+    parser.add_argument(
+        "--server",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name of the project's server, whose certificate is not a site's (default: from the kit of --root-ca)",
+    )
+    parser.add_argument("--job", metavar="ID", help="the job that must be shown (needed where there are several)")
+    parser.add_argument(
+        "--at",
+        type=_moment,
+        metavar="TIME",
+        help="when the job began, as YYYY-MM-DD or with THH:MM in UTC; certificates are judged at that time, give or "
+        "take a day (default: by the clocks of those who signed)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.set_defaults(func=_later("verify_command"))
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if "T" not in text:
+        moment += timedelta(hours=12)
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
+def _report(subparsers: _Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "report",
+        help="rebuild the HTML report of a run",
+        description="Rebuild report.html from run.json, the model and the evidence in a run's folder.",
+    )
+    parser.add_argument("run_folder", type=Path, metavar="RUN_DIR", help="folder of a run at a site")
+    parser.add_argument("-o", "--output", type=Path, help="where to write (default: report.html in RUN_DIR)")
+    parser.set_defaults(func=_later("report"))
+
+
+def _predict(subparsers: _Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "predict",
+        help="score a file with a finished model",
+        description=_PREDICT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", type=Path, help="model.json of a run, or merged_model.json")
+    parser.add_argument("data", type=Path, help="rows to score: CSV (also .csv.gz) or Parquet")
+    parser.add_argument("--out", type=Path, required=True, help="file to write: .csv or .parquet")
+    parser.add_argument("--explain", action="store_true", help="SHAP values too, and a picture beside the file (.svg)")
+    parser.add_argument(
+        "--threshold", type=float, help="probability above which a row is of the second of two classes (default: 0.5)"
+    )
+    parser.add_argument("--id", metavar="COLUMN", help="column that names the rows, kept in the file that is written")
+    parser.add_argument("--ignore", metavar="COLUMN", action="append", default=[], help="column that is no feature")
+    parser.add_argument("--unknown-is-missing", action="store_true", help="categories in no list count as missing")
+    parser.add_argument(
+        "--rounds", choices=["all", "best"], default="all", help="best: up to the best round of early stopping"
+    )
+    reading = parser.add_argument_group("how the file is read")
+    reading.add_argument("--missing", metavar="TEXT", action="append", default=[], help="one more text for missing")
+    reading.add_argument("--separator", help="between the columns of a CSV file (default: a comma)")
+    reading.add_argument("--encoding", choices=ENCODINGS, help="of a CSV file (default: utf-8)")
+    reading.add_argument(
+        "--workspace", metavar="DIR", type=Path, help="read it as a data set of the site in this workspace is read"
+    )
+    reading.add_argument("--site", metavar="NAME", help="the site's name; with a workspace")
+    reading.add_argument("--data-set", metavar="NAME", help="the data set of the site's policy; with a workspace")
+    parser.set_defaults(func=_later("predict"))
+
+
+def _export(subparsers: _Subparsers) -> None:
+    parser = subparsers.add_parser("export", help="write a copy of a model that may leave the site")
+    parser.add_argument("model", type=Path, help="model.json of a run")
+    parser.add_argument("output", type=Path, help="file to write")
+    parser.set_defaults(func=_later("export"))
+
+
+def _registry(subparsers: _Subparsers) -> None:
+    parser = subparsers.add_parser("registry", help="list the runs and searches that a site remembers")
+    parser.add_argument(
+        "workspace", type=Path, help="the site's workspace, or the folder in which it lies under the site's name"
+    )
+    parser.add_argument("--site", required=True, help="the site's name")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument(
+        "--reset-refusals",
+        metavar="DATA_SET",
+        help="let jobs look at the rows of a data set again, after too many were refused because of them",
+    )
+    action.add_argument(
+        "--backup",
+        metavar="FILE",
+        type=Path,
+        help="copy what the site remembers to a new file, while jobs go on, and check the copy",
+    )
+    parser.set_defaults(func=_later("registry"))
+
+
+def _ledger(subparsers: _Subparsers) -> None:
+    parser = subparsers.add_parser("ledger", help="show what a site has spent of its privacy budgets")
+    parser.add_argument(
+        "workspace", type=Path, help="the site's workspace, or the folder in which it lies under the site's name"
+    )
+    parser.add_argument("--site", required=True, help="the site's name")
+    parser.add_argument("--data-set", help="only this data set")
+    parser.add_argument(
+        "--close", metavar="JOB", help="end a job that will not go on, so that what it has not used is free again"
+    )
+    parser.add_argument(
+        "--accept-cut",
+        action="store_true",
+        help="go on with a ledger whose last records, or whose head, are lost and cannot be restored: all that may be "
+        "missing is charged, the whole budget where the head is lost too",
+    )
+    parser.set_defaults(func=_later("ledger"))

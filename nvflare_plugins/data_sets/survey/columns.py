@@ -1,0 +1,397 @@
+"""What the values of single columns are like, and what a job should make of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.id_like import are_ids, seems_unique
+from nvflare_plugins.data_sets.survey.findings import Finding
+from nvflare_plugins.data_sets.tabular_files import distinct_texts, is_number, is_text, is_time
+from nvflare_plugins.data_sets.text_values import DatePattern, NumberFormat, fitting_dates, fitting_formats
+
+MOST_CATEGORIES = 256
+SHOWN_FROM = 10  # rows: a value that fewer have is nobody's business, and is counted but never shown
+LARGEST = 1e38  # see xgb.cuts.LARGEST_VALUE: values from there on are refused
+_EXACT = 2.0**53
+_MOSTLY = 0.9
+_SAMPLE = 1000
+_MANY = 5000
+_YEARS = (-25_567, 47_482)  # days: 1900 to 2099
+_WORDS = frozenset(("nil", "none", "missing", "(missing)", "unknown", "unbekannt", "not available"))
+_STAND_FOR_MISSING = _WORDS | frozenset(
+    (
+        *("?", "-", "--", "---", ".", "..", "*", "/", "n/a", "na", "#n/a", "#na", "nat", "nan", "<na>", "null"),
+        *("(null)", "k.a.", "k. a.", "#null!", "#div/0!", "#value!", "\\n"),
+    )
+)
+"""Beside numbers all of these stand for a missing value; beside other texts the words may be categories."""
+
+
+class Sort(Enum):
+    """What the values of a column are."""
+
+    NUMBERS = "numbers"
+    DATES = "dates"
+    CATEGORIES = "categories"
+    ID = "id"
+    NOTHING = "nothing"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """A column as text or as numbers.
+
+    Shapes: codes: int64[n_rows], which of ``texts`` a row has, -1 is none; counts: int64[len(texts)]; numbers:
+        float64[n_rows], NaN is missing. Columns of text have the first two, others the last, and so have columns of
+        very many texts that are numbers as the policy has them.
+    """
+
+    name: str
+    n_rows: int
+    texts: tuple[str, ...] = ()
+    codes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    numbers: NDArray[np.float64] | None = None
+    declared: str = ""
+
+    @classmethod
+    def of(cls, name: str, column: pa.ChunkedArray, spec: DataSet) -> Column:
+        """Take a column of Arrow apart. Args: spec: how numbers are written."""
+        kind, n_rows = column.type, len(column)
+        if pa.types.is_dictionary(kind) and not is_text(kind.value_type):
+            column = column.cast(kind.value_type)
+            kind = column.type
+        if is_text(kind) or pa.types.is_dictionary(kind):
+            if (quickly := _quick_numbers(name, column, spec)) is not None:
+                return cls(name, n_rows, numbers=quickly)
+            texts, codes = distinct_texts(column)
+            stripped = [text.strip() for text in texts]
+            counts = np.bincount(codes[codes >= 0], minlength=len(texts)).astype(np.int64)
+            return cls(name, n_rows, tuple(stripped), codes, counts)
+        if pa.types.is_boolean(kind):
+            column = column.cast(pa.int8())
+        elif not (is_number(kind) or pa.types.is_null(kind)):
+            return cls(name, n_rows, declared=str(kind))
+        numbers = np.array(column.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
+        return cls(name, n_rows, numbers=numbers)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the values are text."""
+        return self.numbers is None and not self.declared
+
+    def present(self, missing: Iterable[str]) -> list[str]:
+        """Return the different texts that say something."""
+        absent = {"", *missing}
+        return [text for text in dict.fromkeys(self.texts) if text not in absent]
+
+    def tally(self, texts: Iterable[str]) -> dict[str, Any]:
+        """Return how many rows have one of these texts, and the first of them."""
+        chosen = set(texts)
+        return rows_where(np.array([*(text in chosen for text in self.texts), False], dtype=bool)[self.codes])
+
+    def mapped(self, value: Callable[[str], float | None]) -> NDArray[np.float64]:
+        """Return a number for each row. Shapes: float64[n_rows]; NaN where there is none."""
+        result: NDArray[np.float64] = np.array([*map(value, self.texts), None], dtype=np.float64)[self.codes]
+        return result
+
+
+def _quick_numbers(name: str, column: pa.ChunkedArray, spec: DataSet) -> NDArray[np.float64] | None:
+    """Return numbers of very many different texts without a look at each; None if they are few, or not all numbers."""
+    if pa.types.is_dictionary(column.type) or spec.thousands or name in spec.dates:
+        return None
+    if len(column) <= _MANY or pc.count_distinct(column).as_py() <= _MANY:
+        return None
+    texts = pc.utf8_trim_whitespace(column)
+    is_missing = pc.is_in(texts, value_set=pa.array(["", *spec.missing], texts.type))
+    if spec.decimal != ".":
+        if pc.any(pc.match_substring(texts, ".")).as_py():
+            return None
+        texts = pc.replace_substring(texts, spec.decimal, ".")
+    try:
+        numbers = pc.if_else(is_missing, pa.scalar(None, texts.type), texts).cast(pa.float64())
+    except pa.ArrowInvalid:
+        return None
+    return np.array(numbers.to_numpy(), dtype=np.float64)
+
+
+def rows_where(mask: NDArray[np.bool_]) -> dict[str, Any]:
+    """Return how many rows are meant, and the first of them. Shapes: mask: bool[n_rows]."""
+    count = int(np.count_nonzero(mask))
+    return {"count": count, "first_row": int(np.argmax(mask)) + 1 if count else None}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a column after a look at it.
+
+    Attributes:
+        values: float64[n_rows] of numbers and dates.
+        categories: those of enough rows to be shown, the most frequent first; n_rare: how many there are besides.
+    """
+
+    name: str
+    sort: Sort
+    findings: tuple[Finding, ...] = ()
+    values: NDArray[np.float64] | None = None
+    categories: tuple[str, ...] = ()
+    n_rare: int = 0
+    is_constant: bool = False
+
+
+# -- one format for the numbers of a file -----------------------------------------------------------------------------
+
+
+def number_format(spec: DataSet, columns: Sequence[Column], others: Sequence[pa.ChunkedArray]) -> Finding | None:
+    """Find that a file's numbers are written in another way than the policy says.
+
+    Args:
+        columns: of text.
+        others: columns of text that are numbers already, as the policy has them.
+    """
+    declared = NumberFormat(spec.decimal, spec.thousands)
+    votes: Counter[NumberFormat] = Counter()
+    read: list[tuple[Column, list[str], list[str]]] = []
+    unread: list[tuple[Column, list[str], list[str]]] = []
+    for column in columns:
+        present = [text for text in column.present(spec.missing) if not _stands_for_missing(text)]
+        if not present or fitting_dates(present[:_SAMPLE]):
+            continue
+        strange = [text for text in present if declared.number(text) is None]
+        (unread if strange else read).append((column, present, strange))
+        if strange:
+            votes.update(fitting_formats(present[:_SAMPLE]))
+    # A format must read what the policy's does too; plain ones come first.
+    for form in sorted(votes, key=lambda one: (-votes[one], one.thousands, one.decimal)):
+        fit = [(c, strange) for c, present, strange in unread if all(form.number(t) is not None for t in present)]
+        is_alike = all(form.number(text) is not None for _, present, _ in read for text in present)
+        if fit and is_alike and all(_follows(column, form, spec) for column in others):
+            tallies = [column.tally(strange) for column, strange in fit]
+            which = ", ".join(repr(column.name) for column, _ in fit[:5]) + (", ..." if len(fit) > 5 else "")
+            options = {"decimal": form.decimal, "thousands": form.thousands}
+            options = {key: value for key, value in options.items() if getattr(spec, key) != value}
+            written = f"a decimal {'comma' if form.decimal == ',' else 'point'}"
+            written += f" and {form.thousands!r} between thousands" if form.thousands else ""
+            return Finding(
+                "number_format",
+                f"numbers of {which} are written with {written}. Policy keys: {', '.join(options)}",
+                count=sum(tally["count"] for tally in tallies),
+                first_row=min(tally["first_row"] for tally in tallies),
+                options=options,
+            )
+    return None
+
+
+def _follows(column: pa.ChunkedArray, form: NumberFormat, spec: DataSet) -> bool:
+    absent = {"", *spec.missing}
+    texts = (text.strip() for text in distinct_texts(column)[0])
+    return all(text in absent or form.number(text) is not None for text in texts)
+
+
+def _stands_for_missing(text: str) -> bool:
+    return text.lower() in _STAND_FOR_MISSING
+
+
+# -- one column -------------------------------------------------------------------------------------------------------
+
+
+def look_at(column: Column, raw: pa.ChunkedArray, spec: DataSet, is_chosen: bool) -> Facts:
+    """Say what a column is like.
+
+    Args:
+        raw: the same column as Arrow read it.
+        spec: with the options that the file seems to need.
+        is_chosen: a job trains on it, so that an id or a text is a problem and cannot just be left out of a draft.
+    """
+    if column.declared:
+        return _of_other_type(column, raw, spec, is_chosen)
+    if column.name in spec.dates:
+        is_whole = pa.types.is_integer(raw.type)
+        return _dates(Column.of(column.name, raw.cast(pa.string()), spec) if is_whole else column, spec)
+    if column.numbers is not None:
+        return _numbers(column, column.numbers, [], is_chosen)
+    return _text(column, spec, is_chosen)
+
+
+def _of_other_type(column: Column, raw: pa.ChunkedArray, spec: DataSet, is_chosen: bool) -> Facts:
+    name = column.name
+    if is_time(raw.type):
+        zone = getattr(raw.type, "tz", None)
+        days = raw.cast(pa.timestamp("us", tz=zone), safe=False).cast(pa.int64()).to_numpy() / 86_400_000_000
+        found = []
+        if name not in spec.dates:
+            text = f"column {name!r} holds {column.declared}: it can become days since 1970-01-01. Policy key: dates"
+            found.append(Finding("dates", text, True, name, options={"dates": {name: "YYYY-MM-DD"}}))
+        return Facts(name, Sort.DATES, tuple(found), np.asarray(days, dtype=np.float64))
+    text = f"column {name!r} holds {column.declared}, which no job trains on: turn it into numbers, or leave it out"
+    return Facts(name, Sort.OTHER, (Finding("type", text, is_chosen, name),))
+
+
+def _dates(column: Column, spec: DataSet) -> Facts:
+    pattern = DatePattern.of(spec.dates[column.name])
+    present = column.present(spec.missing)
+    bad = [text for text in present if pattern is None or pattern.days(text) is None]
+    found = []
+    if bad:
+        text = f"column {column.name!r} holds texts that are no dates of its pattern. Policy keys: dates, missing"
+        found.append(Finding("dates", text, True, column.name, **column.tally(bad)))
+    values = column.mapped(lambda text: None if pattern is None else pattern.days(text))
+    return Facts(column.name, Sort.DATES, tuple(found), values)
+
+
+def _text(column: Column, spec: DataSet, is_chosen: bool) -> Facts:
+    name, form = column.name, NumberFormat(spec.decimal, spec.thousands)
+    said = column.present(spec.missing)
+    present = [text for text in said if not _stands_for_missing(text)]
+    if present and any(form.number(text) is None for text in present) and not fitting_dates(present):
+        present = [text for text in said if not _stands_for_missing(text) or text.lower() in _WORDS]
+    absent = set(said) - set(present)
+    found: list[Finding] = []
+    if absent:
+        shown = ", ".join(map(repr, sorted(absent)))  # words of a list of ours, whatever the rows are
+        words = f"column {name!r} holds {shown}, which may mean that a value is missing. Policy key: missing"
+        options = {"missing": [*spec.missing, *sorted(absent)]}
+        found.append(Finding("missing", words, True, name, **column.tally(absent), options=options))
+    if not present:
+        return _numbers(column, np.full(column.n_rows, np.nan), found, is_chosen)
+    if {text.lower() for text in present} <= {"true", "false"}:
+        return _numbers(
+            column, column.mapped(lambda text: {"true": 1.0, "false": 0.0}.get(text.lower())), found, is_chosen
+        )
+    strange = [text for text in present if form.number(text) is None]
+    if not strange:
+        unread = {"", *spec.missing, *absent}
+        values = column.mapped(lambda text: None if text in unread else form.number(text))
+        found += [*_written_dates(column, present), *_beyond_float64(column, present)]
+        return _numbers(column, values, found, is_chosen)
+    dates = fitting_dates(present)
+    if dates:
+        return _undeclared_dates(column, present, dates, found)
+    n_strange, n_present = column.tally(strange)["count"], column.tally(present)["count"]
+    if n_strange <= (1 - _MOSTLY) * n_present:
+        words = (
+            f"column {name!r} holds text among its numbers: mend it, or name what means missing. Policy key: missing"
+        )
+        found.append(Finding("text_among_numbers", words, True, name, **column.tally(strange)))
+        return Facts(name, Sort.OTHER, tuple(found))
+    return _categories(column, present, n_present, found, is_chosen)
+
+
+def _undeclared_dates(column: Column, present: Sequence[str], dates: Sequence[str], found: Sequence[Finding]) -> Facts:
+    first, *others = [pattern for text in dates if (pattern := DatePattern.of(text)) is not None]
+    rivals = [other for other in others if any(other.days(text) != first.days(text) for text in present)]
+    what = " or ".join(one.text for one in (first, *rivals))
+    words = (
+        f"column {column.name!r} holds dates ({what}): they become days since 1970-01-01 by the policy, or are left "
+    )
+    words += "out of features. Policy key: dates"
+    options = {} if rivals else {"dates": {column.name: first.text}}
+    finding = Finding("dates", words, True, column.name, **column.tally(present), options=options)
+    return Facts(column.name, Sort.OTHER if rivals else Sort.DATES, (*found, finding), column.mapped(first.days))
+
+
+def _written_dates(column: Column, present: Sequence[str]) -> Iterator[Finding]:
+    pattern = DatePattern.of("YYYYMMDD")
+    low, high = _YEARS
+    if pattern and all((days := pattern.days(text)) is not None and low <= days <= high for text in present):
+        words = f"column {column.name!r} holds numbers that look like dates (YYYYMMDD). Policy key: dates"
+        yield Finding("dates", words, False, column.name, **column.tally(present))
+
+
+def _beyond_float64(column: Column, present: Sequence[str]) -> Iterator[Finding]:
+    large = [text for text in present if text.lstrip("+-").isdigit() and abs(int(text)) > _EXACT]
+    if large:
+        words = f"column {column.name!r} holds whole numbers beyond 2^53, several of which become one: is it an id?"
+        yield Finding("large_integers", words, False, column.name, **column.tally(large))
+
+
+def _categories(
+    column: Column, present: Sequence[str], n_present: int, found: Sequence[Finding], is_chosen: bool
+) -> Facts:
+    name, findings = column.name, list(found)
+    if seems_unique(len(present), n_present, name):
+        words = (
+            f"column {name!r} looks like an id, or free text: nearly every row has another. Leave it out of features"
+        )
+        return Facts(name, Sort.ID, (*findings, Finding("id", words, is_chosen, name, count=len(present))))
+    if len(present) > MOST_CATEGORIES:
+        words = (
+            f"column {name!r} has {len(present)} different texts, more than the {MOST_CATEGORIES} that make sense as "
+        )
+        words += "categories: group them, or leave it out of features"
+        return Facts(name, Sort.OTHER, (*findings, Finding("categories", words, is_chosen, name, count=len(present))))
+    rows_of: Counter[str] = Counter()
+    for text, count in zip(column.texts, column.counts.tolist(), strict=True):
+        rows_of[text] += count
+    maybe = [text for text in present if text.lower() in _WORDS]
+    if maybe:
+        shown = ", ".join(map(repr, sorted(maybe)))
+        words = f"column {name!r} holds {shown}: a category, or a missing value? Policy key: missing"
+        findings.append(Finding("missing", words, False, name, **column.tally(maybe)))
+    frequent = [text for text, _ in rows_of.most_common() if text in set(present) and rows_of[text] >= SHOWN_FROM]
+    is_constant = len(present) == 1
+    if is_constant:
+        findings.append(Finding("constant", f"column {name!r} has one value only", False, name))
+    return Facts(
+        name, Sort.CATEGORIES, tuple(findings), None, tuple(frequent), len(present) - len(frequent), is_constant
+    )
+
+
+def _numbers(column: Column, values: NDArray[np.float64], found: Sequence[Finding], is_chosen: bool) -> Facts:
+    """Look at numbers, whatever they are to be."""
+    name, findings = column.name, list(found)
+    too_large = np.abs(values) >= LARGEST
+    if too_large.any():
+        words = (
+            f"column {name!r} holds values that are infinite, or 1e38 and more: scale it, or name what means missing"
+        )
+        findings.append(Finding("infinite", words, True, name, **rows_where(too_large)))
+    present = values[np.isfinite(values)]
+    if not present.size:
+        findings.append(Finding("no_values", f"column {name!r} has no values", False, name))
+        return Facts(name, Sort.NOTHING, tuple(findings), values)
+    if are_ids(values, name):
+        words = (
+            f"column {name!r} looks like an id: its numbers are whole, and nearly every row has another. A model that "
+        )
+        words += "splits on it tells who is who. Leave it out of features, unless it is a measurement"
+        findings.append(Finding("id", words, is_chosen, name, count=int(np.unique(present).size)))
+        return Facts(name, Sort.ID, tuple(findings), values)
+    is_constant = bool(present.min() == present.max())
+    if is_constant:
+        findings.append(Finding("constant", f"column {name!r} has one value only", False, name))
+    return Facts(name, Sort.NUMBERS, tuple(findings), values, is_constant=is_constant)
+
+
+def rounded_bounds(values: NDArray[np.float64]) -> tuple[float, float] | None:
+    """Return round numbers around all values, neither of which is one of them but by chance; None without values.
+
+    A single row decides the least and the largest value, so that these are not shown themselves.
+    """
+    present = values[np.isfinite(values)]
+    if not present.size:
+        return None
+    low, high = float(present.min()), float(present.max())
+    step = 10.0 ** math.floor(math.log10(max(high - low, 1e-3 * max(abs(low), abs(high)), 1e-30)))
+    below, above = math.floor(low / step), math.ceil(high / step)
+    while _round(below, step) >= low and not 0 == below <= low:  # counts and amounts begin at 0
+        below -= 1
+    while _round(above, step) <= high:
+        above += 1
+    return _round(0 if 0 <= low < step else below, step), _round(above, step)
+
+
+def _round(n_steps: int, step: float) -> float:
+    return float(f"{n_steps * step:.6g}")
