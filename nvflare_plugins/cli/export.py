@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from he_processors.errors import ConfigurationError
@@ -55,15 +54,8 @@ def _trees(document: dict[str, Any]) -> list[dict[str, Any]]:
         raise ConfigurationError("the model holds no trees") from None
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
-    parser = subparsers.add_parser("export", help="write a copy of a model that may leave the site")
-    parser.add_argument("model", type=Path, help="model.json of a run")
-    parser.add_argument("output", type=Path, help="file to write")
-    parser.set_defaults(func=_run)
-
-
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
+    """Write the copy."""
     try:
         model = options.model.read_bytes()
     except OSError as error:

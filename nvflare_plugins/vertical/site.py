@@ -17,10 +17,10 @@ from nvflare_plugins.alignment.align import align, confirm
 from nvflare_plugins.alignment.blinding import psi_library
 from nvflare_plugins.alignment.result import load_alignment, save_alignments
 from nvflare_plugins.attempt.agreement import versions
-from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.reservations import Wanted, reserve_together, resume_point
 from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, take_part
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy.values import JobTerms
@@ -41,7 +41,7 @@ from nvflare_plugins.vertical.passive.site import PassiveSite, open_guard
 from nvflare_plugins.vertical.protocol.party_client import ContentRecorder
 from nvflare_plugins.vertical.protocol.terms import RowsProof, VerticalTerms, agree, rows_content
 from nvflare_plugins.vertical.vertical_context import TrainedPart, VerticalContext
-from nvflare_plugins.wire.channel import Transport
+from nvflare_plugins.xgb.model_json import marked_as_part
 from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters
 from nvflare_plugins.xgb.versions import installed_release
 
@@ -70,27 +70,6 @@ class _Prepared:
     parameters: TrainingParameters
     initial: StoredPart[Any] | None
     checkpoints: dict[int, Checkpoint]
-
-
-def run_vertical_site(
-    job: VerticalJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
-) -> JobResult:
-    """Take part in one attempt of a vertical job (see ``take_part``), as the active or as a passive party.
-
-    After a failure a part of the model is there only if the last step failed, when all parties had agreed on theirs;
-    the checkpoints are there in any case.
-    """
-    return take_part(
-        job,
-        context,
-        transport,
-        timeout_s,
-        progress,
-        data_sets=(job.data_set, job.eval_data_set),
-        prepare=_prepare,
-        train=lambda attempt, prepared: _Run(attempt, prepared).run(),
-        protection=_protection,
-    )
 
 
 class _Run:
@@ -201,7 +180,8 @@ class _Run:
         ordinary = None
         if isinstance(finish.part, ActivePart):
             # Not model.json: it loads as an ordinary model, whose predictions are wrong without the thresholds.
-            ordinary = write_atomically(attempt.folder.path / MASKED_MODEL, finish.part.booster, 0o600).name
+            masked = marked_as_part(finish.part.booster)
+            ordinary = write_atomically(attempt.folder.path / MASKED_MODEL, masked, 0o600).name
             write_importance(attempt.folder.path, feature_importance(finish.part))
         notes = [] if start.data.train.ids is not None else [_NO_IDS]
         if job.is_encrypted and security_bits(job.key_bits) < 128:
@@ -288,3 +268,16 @@ def _protection(job: VerticalJob, prepared: _Prepared) -> dict[str, str | int]:
     if job.is_encrypted:
         facts |= {"scheme": job.profile, "key_bits": job.key_bits, "security_bits": security_bits(job.key_bits)}
     return facts
+
+
+run_vertical_site = SitePart(
+    _prepare,
+    lambda attempt, prepared: _Run(attempt, prepared).run(),
+    lambda job: (job.data_set, job.eval_data_set),
+    _protection,
+)
+"""Takes part in one attempt of a vertical job, as the active or as a passive party.
+
+After a failure a part of the model is there only if the last step failed, when all parties had agreed on theirs; the
+checkpoints are there in any case.
+"""

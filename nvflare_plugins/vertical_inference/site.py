@@ -21,8 +21,8 @@ from nvflare_plugins.alignment.align import align, confirm
 from nvflare_plugins.alignment.blinding import psi_library
 from nvflare_plugins.alignment.result import load_alignment
 from nvflare_plugins.attempt.agreement import versions
-from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, take_part
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.report.run_record import ReportSection
 from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
@@ -48,7 +48,6 @@ from nvflare_plugins.vertical_inference.files import MERGED_FILE, write_contribu
 from nvflare_plugins.vertical_inference.inference import PathOwner, predict, rounds_of
 from nvflare_plugins.vertical_inference.job import Action, InferenceJob
 from nvflare_plugins.vertical_inference.rows import Rows, load_rows
-from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.xgb.versions import installed_release
 
 _PURPOSE = "prediction"
@@ -119,30 +118,6 @@ class _Run:
         if missing:
             raise ProtocolError(f"{missing[0]} did not give its part")
         return given
-
-
-def run_inference(
-    job: InferenceJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
-) -> JobResult:
-    """Take part in one attempt of a job with a vertical model (see ``take_part``).
-
-    Privacy: the server learns which model and action the job names, sizes and times. What parties learn of each other,
-        see ``inference``, ``explanations`` and ``model.merge``.
-    """
-    return take_part(
-        job,
-        context,
-        transport,
-        timeout_s,
-        progress,
-        data_sets=(job.data_set,),
-        prepare=_prepare,
-        train=_use,
-        protection=lambda job, prepared: {
-            "model": prepared[0].identity.model_id,
-            "reveals": _PROTECTION[Action(job.action)],
-        },
-    )
 
 
 def _use(attempt: SiteAttempt, prepared: tuple[StoredPart[Part], Rows]) -> JobResult:
@@ -390,3 +365,15 @@ def _finish(run: _Run, part: Part, write: Write | None) -> str:
     section = ReportSection("Total gain of features, under the parties' aliases", bars=bars)
     run.attempt.write_record(title, {}, MERGED_FILE if run.action is Action.MERGE else None, (section,))
     return f"the result is in {path}"
+
+
+def _facts(job: InferenceJob, prepared: tuple[StoredPart[Part], Rows]) -> dict[str, str | int]:
+    return {"model": prepared[0].identity.model_id, "reveals": _PROTECTION[Action(job.action)]}
+
+
+run_inference = SitePart(_prepare, _use, protection=_facts)
+"""Takes part in one attempt of a job with a vertical model.
+
+Privacy: the server learns which model and action the job names, sizes and times. What parties learn of each other, see
+    ``inference``, ``explanations`` and ``model.merge``.
+"""

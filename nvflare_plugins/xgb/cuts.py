@@ -19,6 +19,7 @@ Reference: FederBoost (Tian et al.), section 5.1, Protocol 3.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -145,13 +146,19 @@ def _shortest_between(low: np.float32, high: np.float32) -> np.float32:
         return low
     if low <= 0 <= high:
         return np.float32(0)
-    a, b = (float(np.nan_to_num(x, nan=0.0, posinf=3e38, neginf=-3e38)) for x in (low, high))
+    a, b = _finite(float(low)), _finite(float(high))
     for digits in range(1, _SHORTEST_DIGITS + 1):
         for text in (f"{(a + b) / 2:.{digits - 1}e}", f"{b:.{digits - 1}e}", f"{a:.{digits - 1}e}"):
             candidate = np.float32(text)
             if low <= candidate <= high:
                 return candidate
     return low
+
+
+def _finite(x: float) -> float:
+    if math.isnan(x):
+        return 0.0
+    return math.copysign(3e38, x) if math.isinf(x) else x
 
 
 def spaced_cuts(names: Sequence[str], bounds: Mapping[str, Sequence[float]], max_bin: int, mode: CutMode) -> Cuts:

@@ -19,6 +19,9 @@ from he_processors.errors import ConfigurationError
 
 CATEGORIES_ATTRIBUTE = "veilboost_categories"
 CLASSES_ATTRIBUTE = "veilboost_label_classes"
+PART_ATTRIBUTE = "veilboost_part"
+"""In a model that loads as an ordinary one and is not: thresholds of other parties are zero in it."""
+PART_NOTE = "thresholds of other parties are 0.0 here: predictions are wrong, and so are SHAP values"
 _INT64 = 15  # XGBoost's name for an array of such numbers
 _NO_LISTS: dict[str, list[int]] = {"enc": [], "feature_segments": [], "sorted_idx": []}
 
@@ -61,8 +64,26 @@ def with_lists(
         attributes[CLASSES_ATTRIBUTE] = _words(list(label_classes))
     if categories:
         attributes[CATEGORIES_ATTRIBUTE] = _words({name: list(categories[name]) for name in sorted(categories)})
-        _trees_model(learner)["cats"] = _container([categories.get(name, ()) for name in feature_names])
+        trees_model(learner)["cats"] = _container([categories.get(name, ()) for name in feature_names])
     return model_bytes(document)
+
+
+def marked_as_part(model: bytes) -> bytes:
+    """Return a party's copy of a vertical model with the note that it is not a whole one."""
+    document = json.loads(model)
+    document["learner"].setdefault("attributes", {})[PART_ATTRIBUTE] = PART_NOTE
+    return model_bytes(document)
+
+
+def bare_model(document: Mapping[str, Any]) -> bytes:
+    """Return a model that takes rows as numbers and positions in its lists, whatever its columns are called."""
+    learner = document["learner"]
+    booster = learner["gradient_booster"]
+    within = booster.get("gbtree", booster)
+    within = {**within, "model": {**within["model"], "cats": _NO_LISTS}}
+    booster = {**booster, "gbtree": within} if "gbtree" in booster else {**booster, **within}
+    learner = {**learner, "feature_names": [], "feature_types": [], "gradient_booster": booster}
+    return model_bytes({**document, "learner": learner})
 
 
 def without_lists(model: bytes) -> bytes:
@@ -77,7 +98,7 @@ def without_lists(model: bytes) -> bytes:
         return model
     for name in (CATEGORIES_ATTRIBUTE, CLASSES_ATTRIBUTE):
         learner["attributes"].pop(name, None)
-    _trees_model(learner)["cats"] = _NO_LISTS
+    trees_model(learner)["cats"] = _NO_LISTS
     return model_bytes(document)
 
 
@@ -126,7 +147,8 @@ def _words(lists: object) -> str:
     return json.dumps(lists, ensure_ascii=False)
 
 
-def _trees_model(learner: Mapping[str, Any]) -> dict[str, Any]:
+def trees_model(learner: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a model document that holds the trees."""
     booster = learner["gradient_booster"]
     document: dict[str, Any] = booster.get("gbtree", booster)["model"]  # dart wraps its trees
     return document

@@ -50,6 +50,17 @@ class PurityReport:
     first_shared_round: float | None
     own_rounds: int
 
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """Return them in words, each once: without own rounds the first round is the first with passive parties."""
+        known = {
+            "largest class alone": self.guess,
+            "first round": self.first_round,
+            "second round": self.second_round,
+            "later rounds": self.later_rounds,
+            "first round with passive parties": self.first_shared_round if self.own_rounds else None,
+        }
+        return tuple((name, f"{value:.4f}") for name, value in known.items() if value is not None)
+
 
 def purity_report(
     purities: Sequence[float], trees_per_round: int, own_rounds: int, label: NDArray[np.float32]

@@ -9,6 +9,7 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.data_sets.table import is_plain_text
+from nvflare_plugins.formatting import counted
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
 from nvflare_plugins.vertical.active.key_owner import PrecomputingKeyOwner, open_owner
 from nvflare_plugins.vertical.active.leaf_purity import purity_report
@@ -34,6 +35,7 @@ from nvflare_plugins.vertical.protocol.party_client import ConversationLink
 from nvflare_plugins.vertical.timing import TimedOwner
 from nvflare_plugins.vertical.vertical_context import PURPOSE, TrainedPart, VerticalContext
 from nvflare_plugins.xgb.continuation import check_initial_model
+from nvflare_plugins.xgb.model_json import check_lists, with_lists
 from nvflare_plugins.xgb.parameters import TrainingParameters
 
 
@@ -85,7 +87,8 @@ class ActiveSite:
                     timer=start.stages.measure,
                 )
         columns = tuple(PartyColumns(party.name, party.schema.aliases) for party in parties)
-        part = ActivePart(result.model, start.data.columns, columns, result.best_round)
+        model = with_lists(result.model, self._names(parties), {}, job.label_classes)
+        part = ActivePart(model, start.data.columns, columns, result.best_round)
         best = None if result.best_round is None else result.best_round - self._n_initial
         n_rounds = start.n_done + len(result.rounds)
         return TrainedPart(part, n_rounds, params.agreed, self._sections(result, parties), best)
@@ -138,6 +141,7 @@ class ActiveSite:
             if [(p.site, p.aliases) for p in part.parties] != [(p.name, p.schema.aliases) for p in parties]:
                 raise ConfigurationError("the model to continue was trained with other parties, or other features")
             check_initial_model(part.booster, str(start.job.initial_model), params, names)
+            check_lists(part.booster, str(start.job.initial_model), {}, start.job.label_classes)
         return params
 
     def _sets(self) -> list[LabelledSet]:
@@ -194,19 +198,10 @@ class ActiveSite:
             label = start.data.train.table.label
             own = max(start.job.own_rounds - start.n_done, 0)
             report = purity_report(result.leaf_purities, start.trees_per_round, own, label)
-            facts = [
-                (name, "" if value is None else f"{value:.4f}")
-                for name, value in (
-                    ("largest class alone", report.guess),
-                    ("first round", report.first_round),
-                    ("second round", report.second_round),
-                    ("later rounds", report.later_rounds),
-                    ("first round with passive parties", report.first_shared_round),
-                )
-            ]
             text = (
                 "How often a passive party that knows which rows share a leaf would guess their label, had it been "
-                f"told each leaf's most frequent one. {report.own_rounds} rounds used this party's columns alone."
+                f"told each leaf's most frequent one. {counted(report.own_rounds, 'round')} used this party's columns "
+                "alone."
             )
-            sections.append(ReportSection("Leaf purity", (text,), ("trees", "purity"), tuple(facts)))
+            sections.append(ReportSection("Leaf purity", (text,), ("trees", "purity"), report.rows()))
         return tuple(sections)

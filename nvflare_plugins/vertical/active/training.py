@@ -25,12 +25,11 @@ from nvflare_plugins.wire.catalogue import Phase, TrainingStep
 from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.vertical_catalogue import VerticalGrammar, VerticalShape
 from nvflare_plugins.xgb.communicator import Federated
+from nvflare_plugins.xgb.early_stopping import EarlyStopping
 from nvflare_plugins.xgb.objectives import Task
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.rounds import parse_metrics
 from nvflare_plugins.xgb.versions import installed_release
-
-_MAXIMISED = ("auc", "aucpr")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -238,15 +237,19 @@ class _Loop:
         result = VerticalResult(b"")
         first = len(self._engine.trees) // self._engine.trees_per_round
         last = first + self._settings.num_rounds
-        self._take_up(result, booster)
+        stopping = EarlyStopping(self._settings.early_stopping_rounds)
+        if self._settings.is_resumed:
+            stopping.take_up(booster)
         for number in range(first, last):
-            if self._is_patience_spent(result, number - 1):
+            if stopping.is_over(number - 1):
                 break
-            result.rounds.append(self._round(booster, matrices[0], evaluated, number))
-            self._note_best(result, booster)
+            record = self._round(booster, matrices[0], evaluated, number)
+            result.rounds.append(record)
+            stopping.note(booster, record.round, record.metrics)
             if self._on_round is not None:
-                self._on_round(result.rounds[-1], booster)
+                self._on_round(record, booster)
         self._enter(Phase.FINISH, last)
+        result.best_round, result.best_score = stopping.best_round, stopping.best_score
         result.model = bytes(booster.save_raw("json"))
         return result
 
@@ -267,29 +270,6 @@ class _Loop:
         moment = TrainingStep(phase, number)
         self._mediator.enter(moment)
         self._engine.enter(moment)
-
-    def _take_up(self, result: VerticalResult, booster: xgb.Booster) -> None:
-        """Find the best round so far in the checkpoint of a lost job."""
-        if self._settings.is_resumed and self._settings.early_stopping_rounds and booster.attr("best_score"):
-            result.best_round = int(str(booster.attr("best_iteration")))
-            result.best_score = float(str(booster.attr("best_score")))
-
-    def _note_best(self, result: VerticalResult, booster: xgb.Booster) -> None:
-        """Compare the last metric of the last set with the best so far, as XGBoost's own callback does."""
-        if self._settings.early_stopping_rounds is None or not result.rounds[-1].metrics:
-            return
-        name, score = list(result.rounds[-1].metrics.items())[-1]
-        maximise = name.rsplit("-", 1)[-1].split("@")[0] in _MAXIMISED
-        better = result.best_score is None or (score > result.best_score if maximise else score < result.best_score)
-        if better:
-            result.best_round, result.best_score = result.rounds[-1].round, score
-            # In the model, so that a checkpoint remembers it and stock XGBoost finds it.
-            booster.set_attr(best_iteration=str(result.best_round), best_score=repr(score))
-
-    def _is_patience_spent(self, result: VerticalResult, last_round: int) -> bool:
-        """Tell whether training is over; a resumed job may find that it had ended already."""
-        patience = self._settings.early_stopping_rounds
-        return patience is not None and result.best_round is not None and last_round - result.best_round >= patience
 
 
 def _unnamed(model: bytes) -> bytes:

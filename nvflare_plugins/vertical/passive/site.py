@@ -79,8 +79,8 @@ def predicted_sets(data: PartyData) -> list[PartySet]:
 class PassiveSite:
     """Answers requests until the active party ends the training.
 
-    Privacy: see ``passive.py``; neither label, gradient, leaf nor foreign threshold reaches this process in the clear,
-        unless the job's profile is ``plain``.
+    Privacy: see ``PassiveParty``; neither label, gradient, leaf nor foreign threshold reaches this process in the
+        clear, unless the job's profile is ``plain``.
     """
 
     def __init__(self, start: VerticalContext):

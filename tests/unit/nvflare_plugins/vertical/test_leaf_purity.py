@@ -31,6 +31,15 @@ def test_the_report_tells_own_rounds_from_shared_ones():
     assert (only.second_round, only.later_rounds, only.first_shared_round) == (None, None, None)
 
 
+def test_no_round_stands_in_the_report_twice():
+    """Without own rounds the first one is also the first with passive parties."""
+    label = np.array([0, 0, 0, 1], dtype=np.float32)
+    names = ["largest class alone", "first round", "second round", "later rounds", "first round with passive parties"]
+    for own, expected in ((0, names[:4]), (1, names)):
+        assert [name for name, _ in purity_report([0.9, 0.8, 0.7], 1, own, label).rows()] == expected
+    assert purity_report([0.9], 1, 1, label).rows() == (("largest class alone", "0.7500"), ("first round", "0.9000"))
+
+
 @pytest.mark.parametrize("own_rounds", [0, 1])
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_a_training_reports_the_purity_of_xgboosts_own_leaves(own_rounds, parallel):

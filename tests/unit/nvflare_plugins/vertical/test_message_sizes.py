@@ -35,9 +35,9 @@ def test_all_messages_of_a_training_fit(monkeypatch, params, limits):
     """Without the allowance for headers, which would hide a bound that is too small in tests."""
     monkeypatch.setattr(message_sizes, "_FIELDS_BYTES", 256)
     rng = np.random.default_rng(0)
-    features = rng.normal(size=(3000, 4)).astype(np.float32)
-    label = (features[:, 0] * features[:, 2] + rng.normal(size=3000) > 0).astype(np.float32)
-    joined = Joined(features, label, (2, 2), (features[:2000], label[:2000]))
+    features = rng.normal(size=(900, 4)).astype(np.float32)
+    label = (features[:, 0] * features[:, 2] + rng.normal(size=900) > 0).astype(np.float32)
+    joined = Joined(features, label, (2, 2), (features[:600], label[:600]))
     questions, answers = [], []
     honest = PassiveParty.answer
 
@@ -50,11 +50,11 @@ def test_all_messages_of_a_training_fit(monkeypatch, params, limits):
 
     monkeypatch.setattr(PassiveParty, "answer", listen)
     base = {"objective": "binary:logistic", "max_bin": 64, "eval_metric": "logloss"}
-    first = federate(joined, {**base, **params}, 2)
-    outcome = federate(joined, {**base, **params}, 2, initial=first)
-    sizes = MessageSizes.of(job(profile="plain"), (3000, 2000), params.get("num_parallel_tree", 1), limits)
+    first = federate(joined, {**base, **params}, 1)
+    outcome = federate(joined, {**base, **params}, 1, initial=first)
+    sizes = MessageSizes.of(job(profile="plain"), (900, 600), params.get("num_parallel_tree", 1), limits)
     n_bins = outcome.parties[0].schema.n_bins
-    n_trees = 2 * params.get("num_parallel_tree", 1)
+    n_trees = params.get("num_parallel_tree", 1)
     assert questions and max(questions) <= sizes.longest_question(2, len(first.passives[0].table))
     assert answers and max(answers) <= sizes.longest_answer(n_bins, n_trees)
 

@@ -7,7 +7,6 @@ import ast
 import dataclasses
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 import nvflare_plugins
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.alignment.job import AlignmentJob
-from nvflare_plugins.cli import main as cli
+from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.data_sets.declaration import DataSet, PrivacyBudget, VerticalRules
 from nvflare_plugins.federboost_vertical.job import BucketJob
 from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
@@ -121,9 +120,7 @@ def test_options_exist_and_take_the_values_that_are_named():
 
 
 def commands() -> set[str]:
-    subparsers = argparse.ArgumentParser().add_subparsers()
-    for module in cli._SUBCOMMANDS:
-        import_module(module).add_parser(subparsers)
+    subparsers = next(a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction))
     return set(subparsers.choices)
 
 

@@ -1,0 +1,140 @@
+"""``veilboost predict``: score a file of rows with a finished model, at one site.
+
+Nothing is written unless everything could be read. What is written is for the owner of the process alone (mode 0600),
+and appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from nvflare_plugins.data_sets.declaration import DataSet, format_of
+from nvflare_plugins.failures import reason_of
+from nvflare_plugins.files import write_atomically, write_private_table
+from nvflare_plugins.formatting import printable
+from nvflare_plugins.scoring.errors import ScoringError
+from nvflare_plugins.scoring.explanations import draw_strongest, shap_columns
+from nvflare_plugins.scoring.model import FinishedModel
+from nvflare_plugins.scoring.rows import Rows, read_rows
+from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
+
+_SUFFIXES = (".csv", ".parquet")
+_LONGEST_PATH = 4000
+
+
+def run(options: argparse.Namespace) -> int:
+    """Score, write, and say what was written."""
+    _check_output(options)
+    model = FinishedModel.read(options.model)
+    _check_threshold(options.threshold, model)
+    if options.explain:
+        model.check_explainable()
+    rows = read_rows(
+        _data_set(options), model.features, options.id, options.ignore, unknown_is_missing=options.unknown_is_missing
+    )
+    frame, picture = _scores(options, model, rows), None
+    if options.explain:
+        contributions = model.contributions(rows.values, options.rounds)
+        frame = _beside(frame, pd.DataFrame(shap_columns(model, contributions)))
+        picture = draw_strongest(model, contributions) if len(frame) else None
+    shown, image = printable(str(options.out), _LONGEST_PATH), options.out.with_suffix(".svg")
+    try:
+        write_private_table(options.out, frame)
+        if picture is not None:
+            write_atomically(image, picture, 0o600)
+    except OSError as error:
+        raise ScoringError(f"--out {shown} cannot be written: {reason_of(error)}") from None
+    print(f"wrote {shown}: {len(frame)} rows scored with {_described(model, options.rounds)}")
+    if picture is not None:
+        print(f"wrote {printable(str(image), _LONGEST_PATH)}: the strongest features")
+    return 0
+
+
+def _check_output(options: argparse.Namespace) -> None:
+    out, shown = options.out, printable(str(options.out))
+    if out.suffix not in _SUFFIXES:
+        raise ScoringError(f"--out {shown}: the name must end in {' or '.join(_SUFFIXES)}, which says the format")
+    if out.is_dir() or not out.parent.is_dir():
+        what = "is a folder" if out.is_dir() else "lies in a folder that is not there: make it first"
+        raise ScoringError(f"--out {shown} {what}")
+    written = [out, out.with_suffix(".svg")] if options.explain else [out]
+    for given in (options.model, options.data):
+        if any(path.exists() and given.exists() and path.samefile(given) for path in written):
+            raise ScoringError(f"--out {shown} would overwrite {printable(str(given))}: choose another name")
+
+
+def _check_threshold(threshold: float | None, model: FinishedModel) -> None:
+    if threshold is None:
+        return
+    if not 0 <= threshold < 1:
+        raise ScoringError("--threshold must be at least 0 and below 1")
+    if model.classes is None or len(model.classes) != 2 or not model.has_probabilities:
+        raise ScoringError(f"--threshold: {model.name} gives no probability of the second of two classes; leave it out")
+
+
+def _data_set(options: argparse.Namespace) -> DataSet:
+    """Return the file as a data set: as a site's policy reads one, or as it is read without a policy.
+
+    Raises:
+        ScoringError: there is no such file, or the options do not belong together.
+    """
+    path, name = options.data, printable(str(options.data))
+    kind = format_of(path)
+    if kind is None:
+        raise ScoringError(f"{name}: the name must end in .csv, .csv.gz, .parquet or .pq, which says the format")
+    if not path.is_file():
+        raise ScoringError(f"{name} is no file: name the file with the rows to score")
+    if path.stat().st_size == 0:
+        raise ScoringError(f"{name} is empty: it needs at least a header that names the model's columns")
+    spec = replace(_declared(options), name=name, path=path.absolute(), format=kind, loader=None, max_rows=0)
+    if options.separator is not None and (len(options.separator) != 1 or options.separator in '"\r\n'):
+        raise ScoringError("--separator must be one character")
+    given = {"separator": options.separator, "encoding": options.encoding}
+    changes = {key: value for key, value in given.items() if value is not None}
+    return replace(spec, missing=(*spec.missing, *options.missing), **changes)
+
+
+def _declared(options: argparse.Namespace) -> DataSet:
+    place = (options.workspace, options.site, options.data_set)
+    if place == (None, None, None):
+        return DataSet("", options.data, "csv")
+    if None in place:
+        raise ScoringError("--workspace, --site and --data-set belong together: give all of them, or none")
+    return SitePolicy.load(own_workspace(options.workspace, options.site), options.site).data_set(options.data_set)
+
+
+def _scores(options: argparse.Namespace, model: FinishedModel, rows: Rows) -> pd.DataFrame:
+    """Return id, class and probabilities, or id and prediction, of each row."""
+    columns: dict[str, object] = {}
+    if model.classes is None:
+        columns["prediction"] = model.predict(rows.values, options.rounds)
+    else:
+        names = np.array([str(one) for one in model.classes], dtype=object)
+        columns["class"] = names[model.positions(rows.values, options.rounds, options.threshold)]
+        if model.has_probabilities:
+            probabilities = model.probabilities(rows.values, options.rounds)
+            columns |= {f"probability.{name}": probabilities[:, place] for place, name in enumerate(names)}
+    frame = pd.DataFrame(columns)
+    return frame if rows.ids is None else _beside(pd.DataFrame({options.id: rows.ids}), frame)
+
+
+def _beside(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+    both = sorted(set(first) & set(second))
+    if both:
+        shown = printable(repr(both[0]))
+        raise ScoringError(f"two columns of the result would be called {shown}: rename the id column")
+    return pd.concat([first, second], axis=1)
+
+
+def _described(model: FinishedModel, rounds: str) -> str:
+    n_rounds, note = model.n_rounds, ""
+    if model.best_round is not None and rounds == "best":
+        n_rounds = model.best_round + 1
+    elif model.best_round is not None and model.best_round + 1 < model.n_rounds:
+        note = f"; early stopping found round {model.best_round + 1} best: --rounds best ends there"
+    classes = "" if model.classes is None else f", classes {', '.join(map(str, model.classes))}"
+    return printable(f"{model.objective}, {n_rounds} rounds, {len(model.features)} features{classes}{note}", 600)

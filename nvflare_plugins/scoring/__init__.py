@@ -1,0 +1,11 @@
+"""Scoring with a finished model: ``load_model`` returns a classifier or regressor in scikit-learn's form.
+
+from nvflare_plugins.scoring import load_model
+model = load_model("veilboost_runs/JOB_ID/model.json")
+model.predict(frame)                # columns by name, in any order
+"""
+
+from nvflare_plugins.scoring.errors import ScoringError
+from nvflare_plugins.scoring.estimators import VeilBoostClassifier, VeilBoostRegressor, load_model
+
+__all__ = ["ScoringError", "VeilBoostClassifier", "VeilBoostRegressor", "load_model"]

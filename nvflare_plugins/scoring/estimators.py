@@ -1,0 +1,209 @@
+"""A finished model in scikit-learn's form: it predicts, and cannot be fitted.
+
+``classes_`` is sorted, as scikit-learn's scorers expect, whatever the order in which the job declared the classes; the
+columns of ``predict_proba`` go with it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
+
+from nvflare_plugins.data_sets.declaration import MISSING_TEXTS
+from nvflare_plugins.data_sets.tabular_files import column_of_frame
+from nvflare_plugins.scoring.columns import PYTHON, check_names, matrix_of, narrowed
+from nvflare_plugins.scoring.errors import ScoringError
+from nvflare_plugins.scoring.model import ALL_ROUNDS, FinishedModel
+
+_NO_FIT = (
+    "is trained by a federated job and cannot be fitted: load() the model that the job wrote, and put it into "
+    "sklearn.frozen.FrozenEstimator where scikit-learn would fit it again"
+)
+
+
+def load_model(
+    path: str | Path, *, rounds: str = ALL_ROUNDS, unknown_is_missing: bool = False
+) -> VeilBoostClassifier | VeilBoostRegressor:
+    """Return the estimator that fits a finished model.
+
+    Args:
+        path: model.json of a run, or merged_model.json.
+        rounds: "all", or "best" for those up to the best round of early stopping.
+        unknown_is_missing: categories that are in no list of the model count as missing instead of being refused.
+
+    Raises:
+        ScoringError: no such file, or no model that one site can score with.
+    """
+    model = FinishedModel.read(path)
+    kind = VeilBoostRegressor if model.classes is None else VeilBoostClassifier
+    return kind(rounds=rounds, unknown_is_missing=unknown_is_missing)._with(model)
+
+
+class _FinishedEstimator(BaseEstimator):
+    """What classifier and regressor have in common.
+
+    Args:
+        rounds: "all", or "best" for those up to the best round of early stopping.
+        unknown_is_missing: categories that are in no list of the model count as missing instead of being refused.
+
+    Attributes:
+        feature_names_in_, n_features_in_: of the model.
+    """
+
+    def __init__(self, *, rounds: str = ALL_ROUNDS, unknown_is_missing: bool = False) -> None:
+        self.rounds = rounds
+        self.unknown_is_missing = unknown_is_missing
+
+    @classmethod
+    def load(cls, path: str | Path, *, rounds: str = ALL_ROUNDS, unknown_is_missing: bool = False) -> Self:
+        """Return the estimator of a finished model.
+
+        Raises:
+            ScoringError: no such file, no model that one site can score with, or one of the other kind.
+        """
+        return cls(rounds=rounds, unknown_is_missing=unknown_is_missing)._with(FinishedModel.read(path))
+
+    def fit(self, X: Any, y: Any = None, **fit_params: Any) -> Self:
+        """Refuse: a job trains the model.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(f"{type(self).__name__} {_NO_FIT}")
+
+    def _with(self, model: FinishedModel) -> Self:
+        self.model_ = model
+        self.feature_names_in_ = np.array([feature.name for feature in model.features], dtype=object)
+        self.n_features_in_ = len(model.features)
+        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "model_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.string = tags.input_tags.categorical = True
+        return tags
+
+    def _values(self, X: Any) -> NDArray[np.float32]:
+        """Return rows as the model was trained on them. Shapes: float32[n_rows, n_features]."""
+        check_is_fitted(self, msg=f"%(name)s holds no model yet: it {_NO_FIT.partition('; ')[0]}")
+        model = self.model_
+        if sparse.issparse(X):
+            raise TypeError("Sparse data was passed, but dense data is required: use X.toarray()")
+        frame = _frame_of(X)
+        if frame is None:
+            array = _array_of(X)
+            self._check_width(array)
+            if array.dtype.kind in "buif" and all(feature.categories is None for feature in model.features):
+                values, n_infinite = narrowed(array)
+                if n_infinite:
+                    raise ScoringError(f"X holds {n_infinite} values that are infinite or too large for float32.")
+                return values
+            frame = pd.DataFrame(array, columns=self.feature_names_in_)
+        names = [str(name) for name in frame.columns]
+        check_names("X", model.features, names, PYTHON)
+        columns = {name: column_of_frame(frame.iloc[:, place]) for place, name in enumerate(names)}
+        return matrix_of("X", model.features, columns, MISSING_TEXTS, self.unknown_is_missing, PYTHON)
+
+    def _check_width(self, array: NDArray[Any]) -> None:
+        if array.shape[1] != self.n_features_in_:
+            raise ScoringError(
+                f"X has {array.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} "
+                "features as input."
+            )
+        warnings.warn(
+            f"X does not have valid feature names, but {type(self).__name__} was fitted with feature names",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+class VeilBoostRegressor(RegressorMixin, _FinishedEstimator):
+    """A finished model that predicts numbers."""
+
+    def _with(self, model: FinishedModel) -> Self:
+        if model.classes is not None:
+            raise ScoringError(f"{model.name} predicts classes: use VeilBoostClassifier, or load_model.")
+        return super()._with(model)
+
+    def predict(self, X: ArrayLike) -> NDArray[np.float32]:
+        """Return a number for each row, bit for bit XGBoost's. Shapes: float32[n_rows]."""
+        values = self._values(X)
+        return self.model_.predict(values, self.rounds)
+
+
+def _has_probabilities(estimator: VeilBoostClassifier) -> bool:
+    model = getattr(estimator, "model_", None)
+    if model is not None and not model.has_probabilities:
+        raise AttributeError(f"{model.name} has the objective {model.objective}, which gives no probabilities")
+    return True
+
+
+class VeilBoostClassifier(ClassifierMixin, _FinishedEstimator):
+    """A finished model that predicts classes.
+
+    Attributes:
+        classes_: the label's classes under the names that the job declared, sorted; 0, 1, ... without such names.
+    """
+
+    def _with(self, model: FinishedModel) -> Self:
+        if model.classes is None:
+            raise ScoringError(f"{model.name} predicts numbers: use VeilBoostRegressor, or load_model.")
+        self.classes_, self._order = _sorted_classes(model.classes)
+        return super()._with(model)
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Return the class of each row. Shapes: [n_rows]."""
+        values = self._values(X)
+        place = np.argsort(self._order)[self.model_.positions(values, self.rounds)]
+        result: NDArray[Any] = self.classes_[place]
+        return result
+
+    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float32]:
+        """Return the probabilities of ``classes_``, bit for bit XGBoost's. Shapes: float32[n_rows, n_classes]."""
+        values = self._values(X)
+        result: NDArray[np.float32] = self.model_.probabilities(values, self.rounds)[:, self._order]
+        return result
+
+
+def _sorted_classes(classes: Sequence[str | int]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return classes in ascending order, and where each stands among the model's outputs."""
+    are_numbers = all(isinstance(one, int) for one in classes)
+    names = np.array(classes) if are_numbers else np.array([str(one) for one in classes])
+    order = np.argsort(names, kind="stable")
+    return names[order], order
+
+
+def _frame_of(rows: Any) -> pd.DataFrame | None:
+    """Return a table with names of columns as a pandas frame; None for anything else."""
+    if isinstance(rows, pd.DataFrame):
+        return rows
+    if hasattr(rows, "__arrow_c_stream__") and not isinstance(rows, pd.Series):  # polars, Arrow
+        return pa.table(rows).to_pandas(types_mapper=pd.ArrowDtype)
+    return None
+
+
+def _array_of(rows: Any) -> NDArray[Any]:
+    array = np.asarray(rows)
+    if array.dtype.kind == "c":
+        raise ScoringError("Complex data not supported: X must hold real numbers.")
+    if array.ndim != 2:
+        raise ScoringError(
+            f"Expected 2D array, got {array.ndim}D array instead. Reshape your data either using array.reshape(-1, 1) "
+            "if your data has a single feature or array.reshape(1, -1) if it contains a single sample."
+        )
+    return array

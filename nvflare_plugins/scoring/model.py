@@ -1,0 +1,443 @@
+"""A finished model as a site scores with it: read strictly, with the public lists that it carries.
+
+Any tree model of XGBoost's in JSON will do that names its columns and has an objective of VeilBoost's: models of
+horizontal, bagging, private and DPBoost jobs, merged vertical ones, and stock XGBoost's own without categories. What
+only looks like a whole model is refused: a part of a vertical model, or its masked copy, whose answers would be wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xgboost as xgb
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from nvflare_plugins.failures import machine_failure
+from nvflare_plugins.formatting import printable
+from nvflare_plugins.scoring.errors import ScoringError
+from nvflare_plugins.xgb.model_json import (
+    CATEGORIES_ATTRIBUTE,
+    CLASSES_ATTRIBUTE,
+    PART_ATTRIBUTE,
+    bare_model,
+    trees_model,
+)
+from nvflare_plugins.xgb.objectives import OBJECTIVES
+
+ALL_ROUNDS, BEST_ROUND = "all", "best"
+_PART = (
+    "is one party's part of a vertical model, which cannot score by itself: run an inference job over all parties "
+    "(VerticalInferenceRecipe), or its action merge, if every party consents, and score with merged_model.json"
+)
+_UNMARKED_PART = "masked_model.json"  # 0.3.0 and before wrote it without the attribute
+_NO_MODEL = "is no JSON model of XGBoost: give the model.json of a run, or what XGBoost's save_model wrote as JSON"
+_CUT_OFF = "is not whole JSON, cut off or damaged: copy it again from the run"
+_DAMAGED = "holds a tree that is none: copy it again from the run"
+_BINARY = ("binary:logistic", "binary:logitraw", "binary:hinge")
+_MULTICLASS = ("multi:softprob", "multi:softmax")
+_CATEGORICAL_SPLIT = 1
+_NODE_FIELDS = (
+    "left_children",
+    "right_children",
+    "split_indices",
+    "split_conditions",
+    "default_left",
+    "split_type",
+    "parents",
+)
+_LARGEST = float(np.finfo(np.float32).max)
+_NO_PARENT = (2**31 - 1, -1)  # XGBoost's; the second in trees of vectors
+_COVER_SLACK = 1e-3  # of a node's cover: sums in float32 depend on their order
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A column of the model. Attributes: categories: its public list; None for a column of numbers."""
+
+    name: str
+    categories: tuple[str, ...] | None = None
+
+
+class FinishedModel:
+    """A model that one site can score with.
+
+    Attributes:
+        name: of the file, for messages.
+        features: its columns, in order.
+        objective: XGBoost's name of it.
+        classes: the label's classes in the order of the model's outputs, under the names that the job declared, or
+            0, 1, ...; None for a regression.
+        n_rounds: boosting rounds.
+        best_round: of early stopping, from 0; None without.
+        has_probabilities: whether it gives a probability for each class.
+
+    Args:
+        content: of the file.
+
+    Raises:
+        ScoringError: it is no such model.
+    """
+
+    def __init__(self, content: bytes, name: str) -> None:
+        self.name, self._content = name, content
+        document = self._parsed()
+        learner = document["learner"]
+        attributes = learner.get("attributes", {})
+        if PART_ATTRIBUTE in attributes:
+            raise self._error(_PART)
+        self.objective = str(learner["objective"]["name"])
+        self._trees: list[dict[str, Any]] = trees_model(learner)["trees"]
+        self.features = self._read_features(learner, attributes)
+        self._check_trees(learner)
+        self.classes = self._read_classes(learner, attributes)
+        self._booster = self._load(bare_model(document))
+        self.n_rounds = self._booster.num_boosted_rounds()
+        best = attributes.get("best_iteration", "")
+        self.best_round = int(best) if best.isdecimal() and int(best) < self.n_rounds else None
+        self.has_probabilities = self.classes is not None and self.objective != "binary:hinge"
+
+    @classmethod
+    def read(cls, path: str | Path) -> FinishedModel:
+        """Read a model file.
+
+        Raises:
+            ScoringError: no such file, or no such model.
+        """
+        path, shown = Path(path), printable(str(path))
+        if path.is_dir():
+            raise ScoringError(f"{shown} is a folder: name the model.json in it")
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise ScoringError(f"{shown} cannot be read: {machine_failure(error) or type(error).__name__}") from None
+        if path.name == _UNMARKED_PART:
+            raise ScoringError(f"{shown} {_PART}.")
+        return cls(content, shown)
+
+    def __reduce__(self) -> tuple[type[FinishedModel], tuple[bytes, str]]:
+        return FinishedModel, (self._content, self.name)
+
+    # -- scoring ------------------------------------------------------------------------------------------------------
+
+    def predict(
+        self, values: NDArray[np.float32], rounds: str = ALL_ROUNDS, output_margin: bool = False
+    ) -> NDArray[np.float32]:
+        """Return what XGBoost's ``predict`` returns for this model.
+
+        Shapes: values: float32[n_rows, n_features] in the form of training: numbers, positions in the lists, NaN where
+            missing; result: float32[n_rows], or float32[n_rows, n_classes] for multi:softprob, and for the margins of
+            multi:softmax.
+
+        Args:
+            rounds: "all", or "best" for those up to the best round of early stopping.
+        """
+        if values.shape[0] == 0:  # XGBoost warns of such a table, and forgets how wide its answer would be
+            is_wide = self.objective == "multi:softprob" or (output_margin and self.objective == "multi:softmax")
+            return np.empty((0, len(self.classes or ())) if is_wide else 0, dtype=np.float32)
+        result: NDArray[np.float32] = self._booster.predict(
+            xgb.DMatrix(values), output_margin=output_margin, iteration_range=(0, self._end(rounds))
+        )
+        return result
+
+    def probabilities(self, values: NDArray[np.float32], rounds: str = ALL_ROUNDS) -> NDArray[np.float32]:
+        """Return each class's probability, in the order of ``classes``.
+
+        For binary:logistic and multi:softprob the numbers are XGBoost's own. Those of binary:logitraw and
+        multi:softmax, whose predictions are margins and classes, follow from the margins by the same functions.
+
+        Shapes: values: as ``predict``; result: float32[n_rows, n_classes].
+        """
+        if self.objective in ("multi:softprob", "binary:logistic"):
+            scores = self.predict(values, rounds)
+            return scores if scores.ndim == 2 else np.column_stack([np.float32(1) - scores, scores])
+        margins = self.predict(values, rounds, output_margin=True).astype(np.float64)
+        if self.objective == "binary:logitraw":
+            second = expit(margins).astype(np.float32)
+            return np.column_stack([np.float32(1) - second, second])
+        powers = np.exp(margins - margins.max(axis=1, keepdims=True))
+        result: NDArray[np.float32] = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+        return result
+
+    def positions(
+        self, values: NDArray[np.float32], rounds: str = ALL_ROUNDS, threshold: float | None = None
+    ) -> NDArray[np.int64]:
+        """Return the place in ``classes`` of each row's class: the second of two where it is above the threshold.
+
+        Shapes: values: as ``predict``; result: int64[n_rows].
+
+        Args:
+            threshold: on the probability of the second of two classes; None is 1/2.
+        """
+        if not self.has_probabilities or self.objective == "multi:softmax":
+            return self.predict(values, rounds).astype(np.int64)
+        probabilities = self.probabilities(values, rounds)
+        if probabilities.shape[1] == 2 and self.objective in _BINARY:
+            limit = np.float32(0.5 if threshold is None else threshold)
+            return (probabilities[:, 1] > limit).astype(np.int64)
+        result: NDArray[np.int64] = probabilities.argmax(axis=1)
+        return result
+
+    def contributions(self, values: NDArray[np.float32], rounds: str = ALL_ROUNDS) -> NDArray[np.float32]:
+        """Return SHAP values of the margin, the bias last.
+
+        Shapes: values: as ``predict``; result: float32[n_rows, n_outputs, n_features + 1].
+
+        Raises:
+            ScoringError: they would be wrong (``check_explainable``).
+        """
+        self.check_explainable()
+        n_outputs = len(self.classes or ()) if self.objective in _MULTICLASS else 1
+        shape = (values.shape[0], n_outputs, len(self.features) + 1)
+        if values.shape[0] == 0:
+            return np.empty(shape, dtype=np.float32)
+        found = self._booster.predict(xgb.DMatrix(values), pred_contribs=True, iteration_range=(0, self._end(rounds)))
+        if not np.isfinite(found).all():
+            raise self._error("gives SHAP values that are no numbers")
+        return found.reshape(shape)
+
+    def check_explainable(self) -> None:
+        """Refuse SHAP values that would look right and are not.
+
+        They weigh the paths of a tree by the cover of its nodes (``sum_hessian``), which are the training rows. A model
+        whose covers were not shared, were removed or are noised would give numbers all the same.
+
+        Raises:
+            ScoringError: the model's covers are not those of rows, or its leaves are vectors.
+        """
+        if any(_leaf_size(tree) > 1 for tree in self._trees):
+            raise self._error("has vectors for leaves (multi_output_tree), for which XGBoost computes no SHAP values")
+        n_wrong = sum(not _are_covers(tree) for tree in self._trees)
+        if n_wrong:
+            raise self._error(
+                f"cannot be explained: in {n_wrong} of {len(self._trees)} trees the covers, by which SHAP values weigh "
+                "paths, are not those of training rows (exported copies, bagging and DPBoost have none, those of "
+                "private trees are noised). Score without explanations; an exported copy can be explained at the site "
+                "that has the model.json it was made from"
+            )
+
+    def _end(self, rounds: str) -> int:
+        if rounds == ALL_ROUNDS:
+            return self.n_rounds
+        if rounds != BEST_ROUND:
+            raise ScoringError("rounds: all, or best")
+        if self.best_round is None:
+            raise self._error("was trained without early stopping and has no best round: leave rounds at all")
+        return self.best_round + 1
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def _error(self, what: str) -> ScoringError:
+        return ScoringError(f"{self.name} {what}.")
+
+    def _parsed(self) -> dict[str, Any]:
+        if not self._content.strip():
+            raise self._error("is empty")
+        try:
+            document = json.loads(self._content)
+        except (ValueError, RecursionError):
+            begins_well = re.match(rb'\s*\{\s*"', self._content) is not None
+            raise self._error(_CUT_OFF if begins_well else _NO_MODEL) from None
+        if isinstance(document, dict) and str(document.get("format", "")).startswith("veilboost-vertical-part"):
+            raise self._error(_PART)
+        try:
+            learner = document["learner"]
+            kind = learner["gradient_booster"]["name"]
+            trees = [] if kind == "gblinear" else trees_model(learner)["trees"]
+            known = isinstance(learner["objective"]["name"], str) and all(isinstance(tree, dict) for tree in trees)
+            known = known and all(isinstance(text, str) for text in learner.get("attributes", {}).values())
+        except (KeyError, TypeError, AttributeError):
+            known, kind, trees = False, None, []
+        if kind == "gblinear":
+            raise self._error("is a linear model: only trees can be scored")
+        if not known or kind not in ("gbtree", "dart"):
+            raise self._error(_NO_MODEL)
+        if not trees:
+            raise self._error("has no trees: there is nothing to score with")
+        result: dict[str, Any] = document
+        return result
+
+    def _read_features(self, learner: Mapping[str, Any], attributes: Mapping[str, str]) -> tuple[Feature, ...]:
+        names = learner.get("feature_names", [])
+        try:
+            n_features = int(learner["learner_model_param"]["num_feature"])
+            lists = json.loads(attributes.get(CATEGORIES_ATTRIBUTE, "{}"))
+            lists = {name: tuple(map(str, values)) for name, values in lists.items()}
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise self._error(_NO_MODEL) from None
+        if not names and isinstance(names, list):
+            raise self._error(
+                "does not name its columns, so that rows could be scored by the wrong ones: set feature_names of the "
+                "XGBoost booster and save it again"
+            )
+        are_texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        if not are_texts or len(set(names)) != n_features or len(names) != n_features:
+            raise self._error(_NO_MODEL)
+        if not set(lists) <= set(names) or any(len(set(v)) != len(v) or not v for v in lists.values()):
+            raise self._error("carries category lists that do not belong to its columns: copy it again from the run")
+        return tuple(Feature(name, lists.get(name)) for name in names)
+
+    def _read_classes(self, learner: Mapping[str, Any], attributes: Mapping[str, str]) -> tuple[str | int, ...] | None:
+        if self.objective not in OBJECTIVES:
+            raise self._error(
+                f"has the objective {printable(self.objective)!r}, whose predictions VeilBoost does not know: score it "
+                "with XGBoost itself"
+            )
+        try:
+            n_classes = int(learner["learner_model_param"].get("num_class", 0))
+            n_targets = int(learner["learner_model_param"].get("num_target", 1))
+        except (TypeError, ValueError):
+            raise self._error(_DAMAGED) from None
+        is_multiclass, groups = self.objective in _MULTICLASS, set(trees_model(learner)["tree_info"])
+        has_vectors = is_multiclass and _leaf_size(self._trees[0]) == n_classes
+        n_groups = n_classes if is_multiclass and groups != {0} else 1
+        if (
+            n_targets not in (0, 1)
+            or is_multiclass != (n_classes > 1)
+            or (len(groups), max(groups)) != (n_groups, n_groups - 1)
+        ):
+            raise self._error("has outputs that are not one for each class: score it with XGBoost itself")
+        if is_multiclass and (groups == {0}) != has_vectors:
+            raise self._error(_DAMAGED)
+        if self.objective not in (*_BINARY, *_MULTICLASS):
+            return None
+        n_outputs = n_classes if is_multiclass else 2
+        try:
+            declared = json.loads(attributes.get(CLASSES_ATTRIBUTE, "null"))
+        except ValueError:
+            declared = ()
+        if declared is None:
+            return tuple(range(n_outputs))
+        is_list = isinstance(declared, list) and all(type(one) in (str, int) for one in declared)
+        if not is_list or len(set(map(str, declared))) != n_outputs or len(declared) != n_outputs:
+            raise self._error(
+                f"carries label classes that are not the {n_outputs} of its outputs: copy it from the run"
+            )
+        return tuple(declared)
+
+    def _check_trees(self, learner: Mapping[str, Any]) -> None:
+        """Check what XGBoost takes on trust: a wrong child or column would have it read beyond the tree or the row."""
+        splits: set[int] = set()
+        try:
+            _check_rounds(learner)
+            for tree in self._trees:
+                splits |= _categorical_splits(tree, len(self.features))
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError):
+            raise self._error(_DAMAGED) from None
+        unlisted = [feature.name for i, feature in enumerate(self.features) if i in splits and not feature.categories]
+        if unlisted:
+            shown = ", ".join(repr(printable(name)) for name in unlisted[:5])
+            raise self._error(
+                f"splits {len(unlisted)} columns by category without the lists that VeilBoost's models carry "
+                f"({shown}): score it with XGBoost itself"
+            )
+
+    def _load(self, content: bytes) -> xgb.Booster:
+        try:
+            booster = xgb.Booster(model_file=bytearray(content))
+            booster.predict(xgb.DMatrix(np.zeros((1, len(self.features)), dtype=np.float32)))
+        except (xgb.core.XGBoostError, ValueError):
+            raise self._error(f"cannot be read by XGBoost {xgb.__version__}: {_DAMAGED.partition(': ')[2]}") from None
+        return booster
+
+
+def _leaf_size(tree: Mapping[str, Any]) -> int:
+    return int(tree["tree_param"].get("size_leaf_vector", 1))
+
+
+def _check_rounds(learner: Mapping[str, Any]) -> None:
+    """Check to which round, and to which output, every tree belongs.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: it does not follow.
+    """
+    booster, model = learner["gradient_booster"], trees_model(learner)
+    n_trees, starts = len(model["trees"]), model.get("iteration_indptr", [0])
+    if any(type(number) is not int or number < 0 for number in (*model["tree_info"], *starts)):
+        raise ValueError
+    if len(model["tree_info"]) != n_trees or int(model["gbtree_model_param"]["num_trees"]) != n_trees:
+        raise ValueError
+    if ("iteration_indptr" in model and (starts[0], starts[-1]) != (0, n_trees)) or sorted(starts) != starts:
+        raise ValueError
+    if "weight_drop" in booster:
+        _numbers(booster["weight_drop"], n_trees)
+    n_classes = max(int(learner["learner_model_param"].get("num_class", 0)), 1)
+    for number, tree in enumerate(model["trees"]):
+        if tree.get("id", number) != number or _leaf_size(tree) not in (0, 1, n_classes):
+            raise ValueError
+
+
+def _categorical_splits(tree: Mapping[str, Any], n_features: int) -> set[int]:
+    """Check one tree; return the columns that it splits by category.
+
+    Raises:
+        ValueError, KeyError, TypeError, IndexError, OverflowError: it is no tree over so many columns.
+    """
+    n_nodes = int(tree["tree_param"]["num_nodes"])
+    left, right, feature, condition, default, kind, parents = (_numbers(tree[name], n_nodes) for name in _NODE_FIELDS)
+    inner = left != -1
+    children, unused = np.concatenate([left[inner], right[inner]]), int(tree["tree_param"].get("num_deleted", 0))
+    # Each node but the root is the child of one node: then no path from the root goes in a circle.
+    if not np.isin(children, np.arange(1, n_nodes)).all() or children.size != n_nodes - 1 - unused:
+        raise ValueError
+    children = children.astype(np.int64)
+    if np.unique(children).size != children.size or parents[0] not in _NO_PARENT:
+        raise ValueError
+    # A leaf has no child; one of vectors names its vector there.
+    n_vectors = _numbers(tree["leaf_weights"]).size // _leaf_size(tree) if _leaf_size(tree) > 1 else 0
+    if not np.isin(right[~inner], np.arange(n_vectors) if n_vectors else -1).all():
+        raise ValueError
+    if not np.array_equal(parents[children], np.concatenate([np.flatnonzero(inner)] * 2)):
+        raise ValueError
+    if not np.isin(feature[inner], np.arange(n_features)).all() or not np.isin([default, kind], (0, 1)).all():
+        raise ValueError
+    if (np.abs(condition[~inner]) > _LARGEST).any():
+        raise ValueError
+    by_category = inner & (kind == _CATEGORICAL_SPLIT)
+    _check_category_sets(tree, np.flatnonzero(by_category))
+    return set(feature[by_category].astype(int).tolist())
+
+
+def _check_category_sets(tree: Mapping[str, Any], nodes: NDArray[np.int64]) -> None:
+    sets, where = tree["categories"], tree["categories_nodes"]
+    starts, sizes = tree["categories_segments"], tree["categories_sizes"]
+    if sorted(where) != nodes.tolist() or not len(where) == len(starts) == len(sizes):
+        raise ValueError
+    for start, size in zip(starts, sizes, strict=True):
+        if start < 0 or size < 1 or start + size > len(sets):
+            raise ValueError
+    if any(type(one) is not int or not 0 <= one < 2**24 for one in sets):
+        raise ValueError
+
+
+def _numbers(values: Sequence[Any], n: int | None = None) -> NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    if array.shape != (array.size if n is None else n,) or np.isnan(array).any():
+        raise ValueError
+    return array
+
+
+def _are_covers(tree: Mapping[str, Any]) -> bool:
+    """Tell whether a tree's covers can be those of rows: above zero, and each the sum of its children's.
+
+    Noise may leave it so. Trees that XGBoost grows on rows gain at every split; private ones, which are drawn at random
+    or grown without gains, do not.
+    """
+    left, right = np.asarray(tree["left_children"]), np.asarray(tree["right_children"])
+    inner = left >= 0
+    if not inner.any():
+        return True
+    try:
+        cover, gain = _numbers(tree["sum_hessian"], left.size), _numbers(tree["loss_changes"], left.size)
+    except (KeyError, ValueError, TypeError):
+        return False
+    parts, whole = cover[left[inner]] + cover[right[inner]], cover[inner]
+    reached = np.concatenate([[0], left[inner], right[inner]])
+    is_sum = np.abs(parts - whole) <= _COVER_SLACK * np.abs(whole)
+    return bool(np.isfinite(cover).all() and (cover[reached] > 0).all() and is_sum.all() and (gain[inner] > 0).all())

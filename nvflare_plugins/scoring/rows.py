@@ -1,0 +1,113 @@
+"""Rows to score, read from a file by the reader of the training files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.tabular_files import TabularFile
+from nvflare_plugins.data_sets.text_values import NumberFormat
+from nvflare_plugins.failures import DataRefusal
+from nvflare_plugins.formatting import printable
+from nvflare_plugins.scoring.columns import COMMAND, check_names, matrix_of
+from nvflare_plugins.scoring.errors import ScoringError
+from nvflare_plugins.scoring.model import Feature
+
+_HOW = "--separator and --encoding, or the site's policy (--workspace), say how a file is written."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Shapes: values: float32[n_rows, n_features], as the model was trained on them; ids: [n_rows], or None."""
+
+    values: NDArray[np.float32]
+    ids: pd.Series | None
+
+
+def read_rows(
+    spec: DataSet,
+    features: Sequence[Feature],
+    id_column: str | None = None,
+    ignored: Sequence[str] = (),
+    *,
+    unknown_is_missing: bool = False,
+) -> Rows:
+    """Read rows for a model.
+
+    Args:
+        spec: where the file lies and how it is read; its name stands in messages. There may be no rows in it.
+        id_column: kept as it stands; never a feature.
+        ignored: columns that are no features.
+        unknown_is_missing: categories outside their list count as missing instead of being refused.
+
+    Raises:
+        ScoringError: the file cannot be read, or its columns or values are not the model's.
+    """
+    try:
+        return _read(spec, features, id_column, ignored, unknown_is_missing)
+    except ScoringError:
+        raise
+    except ConfigurationError as error:
+        reason = error.reason if isinstance(error, DataRefusal) else str(error)
+        # A key of the policy does not help who has only a file.
+        reason = re.sub(r"\.?\s*Policy keys?: .*", "", reason, flags=re.DOTALL).removeprefix(f"data set {spec.name!r} ")
+        raise ScoringError(f"{spec.name} {reason.rstrip('.')}. {_HOW}") from None
+
+
+def _read(
+    spec: DataSet, features: Sequence[Feature], id_column: str | None, ignored: Sequence[str], unknown_is_missing: bool
+) -> Rows:
+    spec = _of_columns_there(spec)
+    file = TabularFile(spec)
+    present = _without_others(spec.name, file.column_names, id_column, ignored, features)
+    if spec.id is not None and all(feature.name != spec.id for feature in features):
+        present = [name for name in present if name != spec.id]
+    check_names(spec.name, features, present, COMMAND)
+    text = [feature.name for feature in features if feature.categories is not None]
+    numeric = [feature.name for feature in features if feature.categories is None]
+    columns = file.read(numeric, [*text, *([] if id_column is None else [id_column])], may_be_empty=True)
+    for name in set(numeric) & set(spec.dates):
+        columns[name] = pa.chunked_array([file.numbers(name, columns[name])])
+    values = matrix_of(
+        spec.name,
+        features,
+        columns,
+        spec.missing,
+        unknown_is_missing,
+        COMMAND,
+        NumberFormat(spec.decimal, spec.thousands),
+    )
+    # As Arrow holds them: whole numbers with gaps would become others in pandas.
+    ids = None if id_column is None else columns[id_column].to_pandas(types_mapper=pd.ArrowDtype)
+    return Rows(values, ids)
+
+
+def _of_columns_there(spec: DataSet) -> DataSet:
+    """Return the data set without what it says of columns that are not in the file: rows to score have no label."""
+    in_file = TabularFile(replace(spec, rename={}, dates={})).column_names
+    rename = {name: called for name, called in spec.rename.items() if name in in_file}
+    names = [rename.get(name, name) for name in in_file]
+    return replace(spec, rename=rename, dates={name: spec.dates[name] for name in spec.dates if name in names})
+
+
+def _without_others(
+    name: str, present: Sequence[str], id_column: str | None, ignored: Sequence[str], features: Sequence[Feature]
+) -> list[str]:
+    """Return the columns without those that the command line says are no features."""
+    known = {feature.name for feature in features}
+    for option, columns in (("--id", [] if id_column is None else [id_column]), ("--ignore", ignored)):
+        for column in columns:
+            shown = printable(repr(column))
+            if column not in present:
+                raise ScoringError(f"{option} {shown}: {name} has no such column")
+            if column in known:
+                raise ScoringError(f"{option} {shown} is a feature of the model: leave the option out")
+    return [column for column in present if column != id_column and column not in ignored]
