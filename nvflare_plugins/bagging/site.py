@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import xgboost as xgb
 
+from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.agreement import Terms, agree, versions
-from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, take_part
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.bagging.job import BaggingJob
 from nvflare_plugins.bagging.model import BaggedModel, grow, own_matrix
-from nvflare_plugins.bagging.trees import SharedTree
+from nvflare_plugins.bagging.trees import LeafOutOfRange, SharedTree
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.schema import Schema
@@ -29,14 +30,13 @@ from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
-from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.xgb.model_json import check_names_survive, with_lists
-from nvflare_plugins.xgb.parameters import TrainingParameters, local_threads
+from nvflare_plugins.xgb.node_floor import child_weight, with_floor
+from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.versions import installed_release
 
 TITLE = "Bagging of the sites' own trees"
 MODEL = "model.json"
-_DEFAULT_CHILD_WEIGHT = 1.0  # XGBoost's
 _PROTECTION = {"trees": "sealed between the sites", "hessian_sums": "not shared"}
 
 
@@ -47,26 +47,6 @@ class Prepared:
     data_set: DataSet
     table: Table
     parameters: TrainingParameters
-
-
-def run_bagging_site(
-    job: BaggingJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None = None
-) -> JobResult:
-    """Take part in one attempt of a job (see ``take_part``).
-
-    Privacy: the other sites get this site's trees; the server sees messages of one size.
-    """
-    return take_part(
-        job,
-        context,
-        transport,
-        timeout_s,
-        progress,
-        data_sets=(job.data_set,),
-        prepare=prepare,
-        train=lambda attempt, prepared: _Run(attempt, prepared).run(),
-        protection=lambda job, prepared: _PROTECTION,
-    )
 
 
 def prepare(job: BaggingJob, context: SiteContext) -> Prepared:
@@ -89,6 +69,7 @@ def prepare(job: BaggingJob, context: SiteContext) -> Prepared:
     parameters = job.parameters(names)
     depth, leaves = (int(parameters.effective[name]) for name in ("max_depth", "max_leaves"))
     policy.check_size(parameters.max_bin, depth, leaves, job.num_rounds * len(context.sites))
+    with_floor(parameters, policy.min_rows_per_node)
     check_names_survive(names, {})
     table = _load(job, data_set, policy, names)
     parameters.objective.check_labels(table.label)
@@ -99,15 +80,22 @@ def _load(job: BaggingJob, data_set: DataSet, policy: SitePolicy, names: tuple[s
     """Load the rows: enough of them, as every tree is grown on these alone, and none whose buckets were sent."""
     sent = SentRows(policy)
     with_ids = sent.asks_for_ids(data_set)
-    table = load_table(data_set, label=job.label, features=names, label_classes=job.label_classes, with_ids=with_ids)
+    table = load_table(
+        data_set,
+        label=job.label,
+        features=names,
+        label_classes=job.label_classes,
+        with_ids=with_ids,
+        may_lack_rows=True,
+    )
     if with_ids and sent.sent(usable_ids(table.ids, data_set)).any():
         raise DataRefusal(
             f"randomised buckets of rows of data set {data_set.name!r}, or of rows without an id, were sent"
         )
-    if table.n_rows < policy.min_effective_rows:
+    if table.n_rows < max(policy.min_effective_rows, policy.min_rows_per_node):
         raise DataRefusal(
-            f"data set {data_set.name!r} has fewer rows than a tree of this site must be grown on. Policy key: "
-            "min_effective_rows."
+            f"data set {data_set.name!r} has fewer rows than a tree of this site must be grown on. Policy keys: "
+            "min_effective_rows, min_rows_per_node."
         )
     return table
 
@@ -119,35 +107,31 @@ class _Run:
         self._attempt, self._prepared = attempt, prepared
         self._job: BaggingJob = attempt.job
         self._depth = int(prepared.parameters.effective["max_depth"])
-        self._params = self._own_params()
-        names = prepared.table.feature_names
-        self._model = BaggedModel(self._params, names, len(attempt.context.sites))
+        # Of this site's own trees: no leaf holds fewer rows than its own policy asks for, whatever the others' do.
+        self._own = with_floor(prepared.parameters, attempt.context.policy.min_rows_per_node)
+        names, n_sites = prepared.table.feature_names, len(attempt.context.sites)
+        self._params = {
+            **self._own.for_booster(),
+            "learning_rate": float(self._own.effective["learning_rate"]) / n_sites,
+        }
+        self._model = BaggedModel(self._params, names, n_sites)
 
     def run(self) -> JobResult:
         """Agree, reserve, train, compare models, write results."""
         attempt, job = self._attempt, self._job
         agree(attempt.channel, attempt.session, self._terms())
         reservations = self._reserve()
-        table = self._prepared.table
-        matrix = own_matrix(table.features, table.label, table.feature_names, int(str(self._params["nthread"])))
-        self._model.begin(matrix)
+        with reservations.cancelled_by(BaseException):  # until the first tree is sent, nothing of rows has left
+            table = self._prepared.table
+            matrix = own_matrix(table.features, table.label, table.feature_names, int(str(self._params["nthread"])))
+            self._model.begin(matrix)
+            own = self._grow(0, matrix)
         for number in range(job.num_rounds):
-            self._round(number, matrix)
+            if number > 0:
+                own = self._grow(number, matrix)
+            self._share(own, matrix)
             reservations.trees_complete(number + 1)
         return self._finish(reservations)
-
-    def _own_params(self) -> dict[str, object]:
-        """Return the parameters of this site's trees: no leaf holds fewer rows than its own policy asks for."""
-        parameters, context = self._prepared.parameters, self._attempt.context
-        agreed = parameters.agreed
-        given = float(str(agreed.get("min_child_weight", _DEFAULT_CHILD_WEIGHT)))
-        floor = context.policy.min_rows_per_node * float(parameters.objective.hessian_bound or 0.0)
-        return {
-            **parameters.for_booster(),
-            "learning_rate": float(parameters.effective["learning_rate"]) / len(context.sites),
-            "min_child_weight": max(given, floor),
-            "nthread": local_threads(parameters.requested_threads),
-        }
 
     def _terms(self) -> Terms:
         document = self._prepared.parameters.document()
@@ -157,24 +141,48 @@ class _Run:
         """Have all sites' registries allow this run and remember it, before the first tree leaves."""
         attempt, prepared = self._attempt, self._prepared
         job = {name: value for name, value in self._job.to_dict().items() if name not in ("num_rounds", "deadline_s")}
-        document = {"kind": "bagging", "job": job, "parameters": prepared.parameters.document()}
+        document = {"kind": "bagging", "job": job, "parameters": self._own.document()}
         release = json.dumps(document, sort_keys=True).encode()
         registry = Registry.open(attempt.context.policy)
         return reserve_together(attempt, registry, [Wanted(prepared.table, prepared.data_set)], release, None)
 
-    def _round(self, number: int, matrix: xgb.DMatrix) -> None:
-        attempt, started = self._attempt, time.perf_counter()
+    def _grow(self, number: int, matrix: xgb.DMatrix) -> _OwnTree:
+        """Grow the tree of a round and check it as its readers will.
+
+        Raises:
+            DataRefusal: a leaf is out of range.
+        """
+        started = time.perf_counter()
+        message = grow(self._params, matrix, number).to_bytes(self._depth)
+        try:
+            self._read(message)
+        except LeafOutOfRange:
+            raise DataRefusal(
+                f"a leaf of this site's tree of round {number} is out of range: lower the job's learning_rate, or "
+                "scale the label column"
+            ) from None
+        return _OwnTree(number, message, time.perf_counter() - started)
+
+    def _share(self, own: _OwnTree, matrix: xgb.DMatrix) -> None:
+        """Take the trees of all sites into the model."""
+        attempt, started, number = self._attempt, time.perf_counter(), own.number
         attempt.channel.moment = TrainingStep(Phase.UPDATE, number)
-        own = grow(self._params, matrix, number)
-        grown = time.perf_counter()
-        shared = attempt.gather_sealed(f"trees of round {number}", own.to_bytes(self._depth), Kind.OWN_TREES)
-        n_features = len(self._prepared.table.feature_names)
-        self._model.add([SharedTree.from_bytes(data, self._depth, n_features) for data in shared])
+        shared = attempt.gather_sealed(f"trees of round {number}", own.message, Kind.OWN_TREES)
+        trees = []
+        for site, message in zip(attempt.channel.sites, shared, strict=True):
+            try:
+                trees.append(self._read(message))
+            except ProtocolError as error:
+                raise ProtocolError(f"{site}: {error}") from None
+        self._model.add(trees)
         self._model.advance(matrix)
-        now = time.perf_counter()
-        row = RoundRow(number, now - started, {}, {"xgboost": grown - started, "network": now - grown})
+        network = time.perf_counter() - started
+        row = RoundRow(number, own.seconds + network, {}, {"xgboost": own.seconds, "network": network})
         attempt.round_done(row)
         attempt.progress(row, self._job.num_rounds)
+
+    def _read(self, message: bytes) -> SharedTree:
+        return SharedTree.from_bytes(message, self._depth, len(self._prepared.table.feature_names))
 
     def _finish(self, reservations: Reservations) -> JobResult:
         attempt, job = self._attempt, self._job
@@ -184,5 +192,40 @@ class _Run:
         path = attempt.folder.write_model(model)
         attempt.all_have_written()
         reservations.complete(job.num_rounds)
-        attempt.write_record(TITLE, self._prepared.parameters.agreed, path.name, registry=reservations.message)
+        attempt.write_record(
+            TITLE,
+            {**self._own.agreed, "min_child_weight": child_weight(self._own)},
+            path.name,
+            registry=reservations.message,
+            notes=self._notes(),
+        )
         return JobResult(hmac.hex(), f"the model is {path}", {"n_rounds": job.num_rounds})
+
+    def _notes(self) -> tuple[str, ...]:
+        """Return what is this site's own, and what the model makes of learning_rate, for the report."""
+        floor, n_sites = self._attempt.context.policy.min_rows_per_node, len(self._attempt.context.sites)
+        weight = f"min_child_weight is {child_weight(self._own):g} for this site's own trees"
+        return (
+            f"{weight}: its policy asks for at least {floor} rows in every node. Other sites may have another one."
+            if floor
+            else f"{weight}. Other sites may have another one.",
+            f"Each tree counts 1/{n_sites} of learning_rate: a round holds one of each of the {n_sites} sites.",
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _OwnTree:
+    """The tree that this site has grown for a round, as it will be sent, and how long that took."""
+
+    number: int
+    message: bytes
+    seconds: float
+
+
+run_bagging_site = SitePart(
+    prepare, lambda attempt, prepared: _Run(attempt, prepared).run(), protection=lambda job, prepared: _PROTECTION
+)
+"""Takes part in one attempt of a job.
+
+Privacy: the other sites get this site's trees; the server sees messages of one size.
+"""

@@ -10,12 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
+from nvflare_plugins.xgb.tree_documents import tree_document
 
 _NODE = np.dtype(
     [("left", "<i4"), ("right", "<i4"), ("feature", "<u4"), ("condition", "<f4"), ("default_left", "u1")], align=False
 )
 _COUNT_BYTES = 4
-_NO_PARENT = 2**31 - 1  # XGBoost's
+LARGEST_LEAF = 1e30  # so that the leaves of any number of trees add up to a float32
+
+
+class LeafOutOfRange(ProtocolError):
+    """A leaf is no number, or too large to be added to others."""
 
 
 def most_nodes(depth: int) -> int:
@@ -23,11 +28,16 @@ def most_nodes(depth: int) -> int:
     return int(2 ** (depth + 1) - 1)
 
 
+def message_bytes(depth: int) -> int:
+    """Return the length of the message of any tree of this depth."""
+    return int(_COUNT_BYTES + most_nodes(depth) * _NODE.itemsize)
+
+
 @dataclass(frozen=True, slots=True)
 class SharedTree:
     """One regression tree over columns of numbers.
 
-    Privacy: thresholds lie between values of the rows it was grown on, leaves are statistics of them. Sums of hessians,
+    Privacy: thresholds are values of single rows that it was grown on, leaves are statistics of them. Sums of hessians,
         gains and weights of inner nodes are not in it.
     Shapes:  nodes: one record a node, the root first. ``condition`` is the threshold, or the value of a leaf.
     """
@@ -48,16 +58,17 @@ class SharedTree:
     def to_bytes(self, depth: int) -> bytes:
         """Return the tree in a message as long as that of any tree of this depth: its length tells nothing."""
         count = len(self.nodes).to_bytes(_COUNT_BYTES, "little")
-        return (count + self.nodes.tobytes()).ljust(_COUNT_BYTES + most_nodes(depth) * _NODE.itemsize, b"\0")
+        return (count + self.nodes.tobytes()).ljust(message_bytes(depth), b"\0")
 
     @classmethod
     def from_bytes(cls, data: bytes, depth: int, n_features: int) -> SharedTree:
         """Read a peer's tree strictly.
 
         Raises:
-            ProtocolError: it is not one tree of at most this depth over these columns.
+            ProtocolError: it is not one tree of at most this depth over these columns; ``LeafOutOfRange`` if nothing
+                but a leaf is wrong.
         """
-        if len(data) != _COUNT_BYTES + most_nodes(depth) * _NODE.itemsize:
+        if len(data) != message_bytes(depth):
             raise ProtocolError(f"a shared tree has {len(data)} bytes, which is no tree of depth {depth}")
         n_nodes = int.from_bytes(data[:_COUNT_BYTES], "little")
         end = _COUNT_BYTES + n_nodes * _NODE.itemsize
@@ -84,36 +95,16 @@ class SharedTree:
             level[nodes["left"][node]] = level[nodes["right"][node]] = level[node] + 1
         if level.max() > depth or (nodes["feature"] >= n_features).any() or (nodes["default_left"] > 1).any():
             raise ProtocolError("a shared tree is deeper than the job's, or asks for a column that is not there")
-        if not np.isfinite(nodes["condition"]).all():
-            raise ProtocolError("a shared tree has a threshold or leaf that is no number")
+        if not np.isfinite(nodes["condition"][inner]).all():
+            raise ProtocolError("a shared tree has a threshold that is no number")
+        if not (np.abs(nodes["condition"][~inner]) <= LARGEST_LEAF).all():
+            raise LeafOutOfRange("a shared tree has a leaf that is no number or out of range")
 
     def document(self, number: int, n_features: int) -> dict[str, Any]:
         """Return XGBoost's document of the tree; the statistics that were not shared are zero."""
-        nodes, n_nodes = self.nodes, len(self.nodes)
-        inner = nodes["left"] >= 0
-        parents = np.full(n_nodes, _NO_PARENT, dtype=np.int64)
-        parents[nodes["left"][inner]] = parents[nodes["right"][inner]] = np.flatnonzero(inner)
-        zeros = [0.0] * n_nodes
-        return {
-            "base_weights": np.where(inner, np.float32(0), nodes["condition"]).tolist(),
-            "categories": [],
-            "categories_nodes": [],
-            "categories_segments": [],
-            "categories_sizes": [],
-            "default_left": nodes["default_left"].tolist(),
-            "id": number,
-            "left_children": nodes["left"].tolist(),
-            "loss_changes": zeros,
-            "parents": parents.tolist(),
-            "right_children": nodes["right"].tolist(),
-            "split_conditions": nodes["condition"].tolist(),
-            "split_indices": nodes["feature"].tolist(),
-            "split_type": [0] * n_nodes,
-            "sum_hessian": zeros,
-            "tree_param": {
-                "num_deleted": "0",
-                "num_feature": str(n_features),
-                "num_nodes": str(n_nodes),
-                "size_leaf_vector": "1",
-            },
-        }
+        nodes, is_leaf = self.nodes, self.nodes["left"] < 0
+        conditions, default_left = nodes["condition"].tolist(), nodes["default_left"].tolist()
+        document = tree_document(
+            number, n_features, nodes["left"], nodes["right"], nodes["feature"], conditions, default_left
+        )
+        return {**document, "base_weights": np.where(is_leaf, nodes["condition"], np.float32(0)).tolist()}

@@ -14,6 +14,8 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 
 from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.site import align_site
+from nvflare_plugins.bagging.job import BaggingJob
+from nvflare_plugins.bagging.site import run_bagging_site
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.server import DpBoostServer
 from nvflare_plugins.dpboost.site import run_dpboost_site
@@ -214,6 +216,16 @@ class PrivateTrees:
         return same_model(parties)
 
 
+def bagging(folder: Path) -> dict[str, bytes]:
+    """Bagging: the model at every site. Columns are drawn, from the job's public seed; the sites draw nothing of it."""
+    parties = rows_over_sites(folder, breast())
+    for site in parties.sites:
+        parties.set_policy(site, consents={**CONSENTS, "share_own_trees": True}, min_effective_rows=50)
+    params = {"objective": "binary:logistic", "max_depth": 3, "eta": 0.3, "max_bin": 32, "colsample_bynode": 0.5}
+    run_job(parties, run_bagging_site, BaggingJob("rows", "y", {**params, "seed": 3, "nthread": 1}, num_rounds=4))
+    return same_model(parties)
+
+
 def dpboost(folder: Path) -> dict[str, bytes]:
     """DPBoost: the model at every site."""
     frame = breast()
@@ -329,6 +341,7 @@ JOBS: dict[str, GoldenJob] = {
     "private_trees_histograms": GoldenJob(PrivateTrees(_HISTOGRAMS)),
     "private_trees_histograms_trusted": GoldenJob(PrivateTrees({**_HISTOGRAMS, **_TRUSTED})),
     "private_trees_ebm": GoldenJob(PrivateTrees({"method": "dp_ebm", "components": {"n_trees": 8}})),
+    "bagging": GoldenJob(bagging),
     "dpboost": GoldenJob(dpboost),
     "federboost_vertical": GoldenJob(federboost_vertical),
     "vertical_plain": GoldenJob(Vertical({})),

@@ -23,7 +23,7 @@ CASES = {
     "squared error": {"objective": "reg:squarederror", "base_score": 0.25},
     "columns drawn": {"colsample_bynode": 0.5, "seed": 5},
     "few leaves": {"grow_policy": "lossguide", "max_leaves": 4, "max_depth": 5},
-    "regularised": {"lambda": 3.0, "alpha": 0.1, "gamma": 0.5, "min_child_weight": 4.0, "scale_pos_weight": 2.0},
+    "regularised": {"lambda": 3.0, "alpha": 0.1, "gamma": 0.5, "min_child_weight": 4.0},
     "monotone": {"monotone_constraints": {"a": 1}},
 }
 MIN_ROWS = 4
@@ -40,7 +40,7 @@ def gbtree(model: bytes) -> dict[str, Any]:
 
 def by_hand(frames: list[pd.DataFrame], params: dict[str, Any], num_rounds: int) -> list[dict[str, Any]]:
     """Return all trees: in each round every site's, each trained from the same model at a share of the step."""
-    bound = 1.0 if params["objective"] == "reg:squarederror" else 0.25 * max(1.0, params.get("scale_pos_weight", 1.0))
+    bound = 1.0 if params["objective"] == "reg:squarederror" else 0.25
     rate = float(np.float32(params["eta"])) / len(frames)
     own = {"base_score": 0.5, "tree_method": "hist", **params, "eta": rate}
     own["min_child_weight"] = max(params.get("min_child_weight", 1.0), MIN_ROWS * bound)

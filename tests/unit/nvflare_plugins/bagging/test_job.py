@@ -53,12 +53,26 @@ def test_what_is_no_job_is_refused(document: object) -> None:
         ({"objective": "count:poisson"}, "count:poisson"),
         ({"objective": "reg:absoluteerror"}, "reg:absoluteerror"),
         ({"maxdepth": 3}, "max_depth"),
+        ({"scale_pos_weight": 2}, "scale_pos_weight"),
+        ({"scale_pos_weight": 1e9, "monotone_constraints": {"Größe": 1}}, "scale_pos_weight"),
+        ({"objective": "binary:logistic", "scale_pos_weight": 1e-9}, "scale_pos_weight"),
+        ({"eval_metric": "rmse"}, "eval_metric"),
+        ({"eval_metric": []}, "eval_metric"),
+        ({"seed_per_iteration": True}, "seed_per_iteration"),
+        ({"max_cat_to_onehot": 4}, "max_cat_to_onehot"),
+        ({"max_cat_threshold": 64}, "max_cat_threshold"),
     ],
     ids=lambda part: str(part) if isinstance(part, dict) else "",
 )
 def test_parameters_that_no_site_would_take_are_refused_by_the_recipe(params: dict, word: str) -> None:
     with pytest.raises(ConfigurationError, match=word):
         BaggingXGBRecipe("b", data_set="train", label="y", params=params)
+
+
+def test_what_says_nothing_is_taken() -> None:
+    params = {"objective": "binary:logistic", "scale_pos_weight": 1, "seed_per_iteration": False, "eval_metric": None}
+    BaggingXGBRecipe("b", data_set="train", label="y", params=params)
+    BaggingXGBRecipe("b", data_set="train", label="y", params={"monotone_constraints": {"Größe": 1}})
 
 
 def test_a_job_comes_back_from_its_document() -> None:

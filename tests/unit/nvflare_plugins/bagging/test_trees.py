@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.bagging.trees import _NODE, SharedTree, most_nodes
+from nvflare_plugins.bagging.trees import _NODE, LARGEST_LEAF, LeafOutOfRange, SharedTree, most_nodes
 
 DEPTH, N_FEATURES = 3, 4
 
@@ -62,6 +63,12 @@ def test_every_message_of_a_depth_has_one_length() -> None:
     assert len(SharedTree(leaf).to_bytes(DEPTH)) == len(tree().to_bytes(DEPTH)) == 4 + 17 * most_nodes(DEPTH)
 
 
+def test_the_protocol_states_the_size_of_a_tree() -> None:
+    leaf = SharedTree(np.array([(-1, -1, 0, 0.5, 0)], _NODE))
+    text = (Path(__file__).parents[4] / "nvflare_plugins" / "wire" / "PROTOCOL.md").read_text()
+    assert all(f"{len(leaf.to_bytes(depth)):,} bytes at depth {depth}" in text for depth in (6, 12))
+
+
 def damaged(**changes: tuple[int, float]) -> bytes:
     nodes = tree().nodes.copy()
     for field, (node, value) in changes.items():
@@ -93,13 +100,31 @@ LEAF = int(np.flatnonzero(tree().nodes["left"] < 0)[0])
         damaged(feature=(0, 2**32 - 1)),
         damaged(condition=(0, np.nan)),
         damaged(condition=(LEAF, np.inf)),
+        damaged(condition=(0, -np.inf)),
+        damaged(condition=(LEAF, np.nan)),
+        damaged(condition=(LEAF, 1.1e30)),
+        damaged(condition=(LEAF, -1.1e30)),
         damaged(default_left=(0, 2)),
     ],
-    ids=range(19),
+    ids=range(23),
 )
 def test_what_is_no_tree_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         SharedTree.from_bytes(data, DEPTH, N_FEATURES)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-9, 1e-45, -1e9, LARGEST_LEAF])
+def test_leaves_of_every_size_that_can_be_added_up_are_taken(value: float) -> None:
+    read = SharedTree.from_bytes(damaged(condition=(LEAF, value)), DEPTH, N_FEATURES)
+    assert read.nodes["condition"][LEAF] == np.float32(value)
+
+
+def test_a_leaf_out_of_range_is_told_from_other_faults() -> None:
+    with pytest.raises(LeafOutOfRange):
+        SharedTree.from_bytes(damaged(condition=(LEAF, np.inf)), DEPTH, N_FEATURES)
+    with pytest.raises(ProtocolError) as other:
+        SharedTree.from_bytes(damaged(condition=(0, np.inf)), DEPTH, N_FEATURES)
+    assert not isinstance(other.value, LeafOutOfRange)
 
 
 def test_a_tree_that_is_too_deep_is_refused() -> None:

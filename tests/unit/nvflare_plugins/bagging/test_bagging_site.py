@@ -1,0 +1,110 @@
+"""One site of a bagging job: what it takes back when it fails, what it refuses, what its record says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xgboost as xgb
+
+from he_processors.errors import ConfigurationError, PolicyRefusal
+from nvflare_plugins.bagging import site as bagging_site
+from nvflare_plugins.bagging.site import run_bagging_site
+from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.wire.catalogue import Kind
+from tests.support import bagging
+from tests.support.memories import states
+from tests.support.parties import Parties, succeed
+
+
+def remembered(parties: Parties) -> list[list[str]]:
+    return [states(parties.workspace(site), site) for site in parties.sites]
+
+
+def trees_sent(parties: Parties) -> bool:
+    return any(transfer.frame.kind is Kind.OWN_TREES for transfer in parties.transfers)
+
+
+@pytest.mark.parametrize(("step", "n_calls"), [("own_matrix", 0), ("grow", 0), ("grow", 3)])
+def test_a_failure_before_the_first_tree_is_sent_leaves_no_run_behind(
+    step: str, n_calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three calls are the first round's: then trees have left, and the run is remembered."""
+    real, calls = getattr(bagging_site, step), iter(range(n_calls))
+
+    def failing(*arguments: object) -> object:
+        if next(calls, None) is None:
+            raise MemoryError
+        return real(*arguments)
+
+    monkeypatch.setattr(bagging_site, step, failing)
+    parties = bagging.sites(tmp_path)
+    outcomes = parties.run(run_bagging_site, bagging.job())
+    assert all(isinstance(outcome, Exception) for outcome in outcomes.values())
+    assert trees_sent(parties) == (n_calls > 0)
+    assert remembered(parties) == [["reserved"] * (n_calls > 0)] * 3
+
+
+@pytest.mark.parametrize("rate", [1e38, 1e32])
+def test_a_leaf_that_cannot_be_added_up_is_not_sent(tmp_path: Path, rate: float) -> None:
+    parties = bagging.sites(tmp_path)
+    outcomes = parties.run(run_bagging_site, bagging.job(params={**bagging.PARAMS, "eta": rate}))
+    reasons = [str(outcome) for outcome in outcomes.values() if isinstance(outcome, ConfigurationError)]
+    assert reasons and all("lower the job's learning_rate" in reason for reason in reasons), outcomes
+    assert not trees_sent(parties)
+    assert remembered(parties) == [[]] * 3
+
+
+@pytest.mark.parametrize("rate", [1e-9, 1e9])
+def test_large_and_small_steps_train(tmp_path: Path, rate: float) -> None:
+    parties = bagging.sites(tmp_path)
+    succeed(parties.run(run_bagging_site, bagging.job(params={**bagging.PARAMS, "eta": rate})))
+    booster = xgb.Booster(model_file=bytearray(bagging.model(parties)))
+    margins = booster.predict(xgb.DMatrix(bagging.rows(0, 120)[["a", "b", "c"]]), output_margin=True)
+    assert np.isfinite(margins).all() and np.abs(margins).max() > 0
+
+
+def test_columns_of_any_name_and_without_any_value_train(tmp_path: Path) -> None:
+    parties = bagging.sites(tmp_path)
+    for number, site in enumerate(parties.sites):
+        frame = bagging.rows(number, 150).rename(columns={"a": "Größe", "b": "no values"})
+        parties.give(site, "train", frame.assign(**{"no values": np.float32(np.nan)}))
+    succeed(parties.run(run_bagging_site, bagging.job()))
+    booster = xgb.Booster(model_file=bytearray(bagging.model(parties)))
+    assert booster.feature_names == ["Größe", "no values", "c"]
+    assert set(booster.get_score(importance_type="weight")) == {"Größe", "c"}
+
+
+@pytest.mark.parametrize(("n_rows", "policy"), [(0, {}), (5, {"min_rows_per_node": 6}), (6, {"min_rows_per_node": 6})])
+def test_a_site_with_fewer_rows_than_a_node_must_hold_takes_no_part(n_rows: int, policy: dict, tmp_path: Path) -> None:
+    """The root is a node: a tree without a split would be a statistic of too few rows."""
+    parties = bagging.sites(tmp_path, min_effective_rows=1, **policy)
+    parties.give("site-2", "train", bagging.rows(1, 6).iloc[:n_rows].astype(np.float32))
+    outcomes = parties.run(run_bagging_site, bagging.job(num_rounds=1))
+    if n_rows == 6:
+        succeed(outcomes)
+        return
+    assert isinstance(outcomes["site-2"], ConfigurationError), outcomes
+    assert not trees_sent(parties)
+
+
+def test_the_record_states_this_sites_own_child_weight_and_step(tmp_path: Path) -> None:
+    parties = bagging.sites(tmp_path)
+    parties.set_policy("site-2", min_rows_per_node=30)
+    parties.set_policy("site-3", min_rows_per_node=0)
+    succeed(parties.run(run_bagging_site, bagging.job(num_rounds=1)))
+    for site, weight in (("site-1", 1.0), ("site-2", 7.5), ("site-3", 1.0)):
+        record = RunRecord.read(parties.run_folder(site))
+        assert record.params["min_child_weight"] == weight
+        assert any(f"min_child_weight is {weight:g} for this site's own trees" in note for note in record.notes)
+        assert any("Each tree counts 1/3 of learning_rate" in note for note in record.notes)
+        assert ("30 rows in every node" in " ".join(record.notes)) == (site == "site-2")
+
+
+def test_a_job_whose_child_weight_undercuts_a_policy_is_refused(tmp_path: Path) -> None:
+    parties = bagging.sites(tmp_path, min_rows_per_node=30)
+    outcomes = parties.run(run_bagging_site, bagging.job(params={**bagging.PARAMS, "min_child_weight": 1e-9}))
+    refusals = [str(outcome) for outcome in outcomes.values() if isinstance(outcome, PolicyRefusal)]
+    assert refusals and all("min_rows_per_node" in text and "at least 7.5" in text for text in refusals)
+    assert not trees_sent(parties)
