@@ -35,6 +35,7 @@ from dp_components.errors import LedgerDamaged, PrivacyRefusal
 from dp_components.events import Event, PricedEvent, Release
 from dp_components.ledger_journal import Alive, Head, HeadState, Journal, Position, Record
 from dp_components.ledger_records import (
+    MOST_UNPAID,
     Budget,
     Job,
     LedgerIdentity,
@@ -51,14 +52,15 @@ from dp_components.ledger_records import (
     release_record,
     resume_record,
     summarise_closed,
+    unpaid_jobs,
 )
+from dp_components.ledger_text import closed_text, describe, overdrawn, quote_text
 
 __all__ = ["Budget", "Ledger", "LedgerIdentity", "Quote", "ledger_files"]
 
 _SUFFIX, _HEAD_SUFFIX = ".ledger", ".head"
 _DATA_SET = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,127}")
 _TEXT = re.compile(r"[ -~]{1,300}")
-_MOST_UNPAID = 8  # interrupted jobs that have released nothing: they hold nothing, and are kept to be resumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +176,10 @@ class Ledger:
         with self._locked() as state:
             state = self._settle_abandoned(state)
             job = state.jobs.get(job_id)
-            if job_id in state.closed.jobs or (job is not None and job.plan != counts):
-                raise PrivacyRefusal(f"Job {job_id} was opened before, with another plan, or is closed.")
+            if job_id in state.closed.jobs:
+                raise PrivacyRefusal(closed_text(job_id, state.closed.jobs[job_id].n_releases))
+            if job is not None and job.plan != counts:
+                raise PrivacyRefusal(f"Job {job_id} was opened before, with another plan. Submit it as a new job.")
             quote = self._quote(state, counts, f"Job {job_id}", job_id)
             if job is None:
                 record = open_record(job_id, counts)
@@ -197,10 +201,14 @@ class Ledger:
                 raise
             return quote
 
-    def interrupt_job(self, job_id: str) -> None:
+    def interrupt_job(self, job_id: str) -> bool:
         """Give back what a job has not used, and keep its replies for the one that resumes it (``open_job``).
 
-        Nothing changes while another process goes on with the job.
+        Of interrupted jobs that have released nothing the latest few are kept: the next job that is opened closes those
+        before.
+
+        Returns:
+            Whether that was done; False while another process goes on with the job, which changes nothing.
 
         Raises:
             PrivacyRefusal: the job is not open, or was interrupted before.
@@ -208,9 +216,10 @@ class Ledger:
         with self._locked() as state:
             _running_job(state, job_id)
             if self._alive.is_held_elsewhere(job_id):
-                return
+                return False
             self._append(interrupt_record(job_id))
             self._alive.release(job_id)
+            return True
 
     def release(self, job_id: str, query: str, make: Callable[[], Release]) -> NDArray[np.int64]:
         """Return the answer to a query: the cached one, or a fresh one that is charged before it is handed out.
@@ -278,8 +287,7 @@ class Ledger:
             if state.jobs[name].can_resume:
                 self._append(interrupt_record(name))
                 self._alive.release(name)
-        unpaid = [name for name, job in state.jobs.items() if job.is_interrupted and not job.n_releases]
-        ended = [name for name in abandoned if state.jobs[name].ends_with_process] + unpaid[:-_MOST_UNPAID]
+        ended = [name for name in abandoned if state.jobs[name].ends_with_process] + unpaid_jobs(state)[:-MOST_UNPAID]
         if ended:
             self._close(state, ended)
         return self._state
@@ -316,7 +324,7 @@ class Ledger:
         """Return the ledger as text for a person."""
         with self._locked() as state:
             identity, budget = _begun(state)
-            return _describe(state, identity, budget)
+            return describe(state, identity, budget)
 
     def accept_cut(self) -> PrivacyCost:
         """Go on with a journal that lacks its end or its head, charging all that may be missing; return the charge.
@@ -451,7 +459,7 @@ class Ledger:
         if not total.for_person(identity.rows_per_person).fits(budget.limit):
             raise PrivacyRefusal(
                 f"A further release of job {job_id} would overdraw the budget of data set {identity.data_set}, which "
-                f"the site has lowered: {_overdrawn(total.for_person(identity.rows_per_person), budget.limit)}."
+                f"the site has lowered: {overdrawn(total.for_person(identity.rows_per_person), budget.limit)}."
             )
 
     def _quote(self, state: LedgerState, plan: Counter[PricedEvent], who: str, job_id: str | None) -> Quote:
@@ -459,18 +467,8 @@ class Ledger:
         self._check_relation(state, plan)
         cost = compose(event_list(plan)).for_person(identity.rows_per_person)
         held = state.held(without=job_id).for_person(identity.rows_per_person)
-        total = held + cost
-        fits = total.fits(budget.limit)
-        message = (
-            f"{who} {'fits' if fits else 'would overdraw'} the privacy budget of data set {identity.data_set} at "
-            f"{identity.site}: it needs {_text(cost, budget)}; {_text(held, budget)} is spent or promised; together "
-            f"that is {_text(total, budget)}, and the budget is epsilon {budget.epsilon:g} at delta {budget.delta:g} "
-            f"({budget.pure_epsilon:g} of it for pure mechanisms)."
-        )
-        if not fits:
-            message += f" Too much: {_overdrawn(total, budget.limit)}."
-            message += " Ask for less, close jobs that have ended, or ask the site to raise its budget."
-        return Quote(fits, cost, held, budget.limit, message)
+        fits = (held + cost).fits(budget.limit)
+        return Quote(fits, cost, held, budget.limit, quote_text(who, cost, held, identity, budget))
 
 
 def ledger_files(folder: Path) -> list[Path]:
@@ -521,50 +519,3 @@ def _for_one_row(cost: PrivacyCost, n_rows: int) -> tuple[float, ...]:
     """Return the parts of a cost to one row that is ``cost`` to a person with so many."""
     mu_squared, epsilon, rho, slack = cost.parts()
     return mu_squared / n_rows**2, epsilon / n_rows, rho / n_rows**2, slack
-
-
-def _text(cost: PrivacyCost, budget: Budget) -> str:
-    return f"epsilon {cost.epsilon(budget.delta):.4g}" if any(cost.parts()) else "nothing"
-
-
-def _overdrawn(total: PrivacyCost, limit: PrivacyCost) -> str:
-    """Name the parts of a cost that exceed the budget's; the whole epsilon may be small all the same."""
-    names = (
-        "the Gaussian part (mu^2)",
-        "the pure part (pure_epsilon)",
-        "the Renyi part (rho)",
-        "the discrete slack (total variation between the noise drawn and that accounted)",
-    )
-    parts = zip(names, total.parts(), limit.parts(), strict=True)
-    return "; ".join(f"{name} would be {part:.6g} of {most:.6g}" for name, part, most in parts if part > most)
-
-
-def _describe(state: LedgerState, identity: LedgerIdentity, budget: Budget) -> str:
-    def priced(events: Counter[PricedEvent]) -> PrivacyCost:
-        return compose(event_list(events)).for_person(identity.rows_per_person)
-
-    spent = state.spent().for_person(identity.rows_per_person)
-    held = state.held().for_person(identity.rows_per_person)
-    lines = [
-        f"Data set {identity.data_set} at {identity.site}",
-        f"  Neighbouring   {identity.relation.value}, {identity.rows_per_person} row(s) per person",
-        f"  Budget         epsilon {budget.epsilon:g} at delta {budget.delta:g}, {budget.pure_epsilon:g} of it pure",
-        f"  Spent          {_text(spent, budget)}, at the budget's delta",
-        f"  With open jobs {_text(held, budget)}",
-        f"  Gaussian part  mu^2 {spent.mu_squared:.6g} of {budget.limit.mu_squared:.6g}",
-        f"  Pure part      epsilon {spent.pure_epsilon:.6g} of {budget.limit.pure_epsilon:.6g}",
-        f"  Discrete slack {spent.total_variation:.3g} of {budget.limit.total_variation:.3g} in total variation",
-        "",
-        f"  {'job':<40} {'state':<11} {'releases':>8} {'spent':>16} {'plan':>16}",
-    ]
-    spent_texts = [_text(priced(events), budget) for events in state.closed.spendings]
-    for job_id, closed in state.closed.jobs.items():
-        lines.append(f"  {job_id:<40} {'closed':<11} {closed.n_releases:>8} {spent_texts[closed.spending]:>16}")
-    for job_id, job in state.jobs.items():
-        spent_text, plan_text = (_text(priced(events), budget) for events in (job.spent, job.plan))
-        job_state = "interrupted" if job.is_interrupted else "open"
-        lines.append(f"  {job_id:<40} {job_state:<11} {job.n_releases:>8} {spent_text:>16} {plan_text:>16}")
-    if any(state.lost.parts()):
-        lost = _text(state.lost.for_person(identity.rows_per_person), budget)
-        lines.append(f"  {'(records that are missing)':<61} {lost:>16}")
-    return "\n".join(lines)

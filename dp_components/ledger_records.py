@@ -19,6 +19,8 @@ from dp_components.ledger_journal import Record
 from dp_components.neighbouring import NeighbouringRelation
 
 _VERSION = 1
+MOST_UNPAID = 8
+"""Interrupted jobs that have released nothing: they hold nothing, and so many are kept to be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +372,11 @@ def summarise_closed(records: list[Record], state: LedgerState) -> list[Record]:
     n_common = next((i for i, record in enumerate(kept) if "job" in record), len(kept))
     kept.insert(n_common, {"record": "history", "spendings": spendings, "jobs": jobs, "at": at})
     return kept
+
+
+def unpaid_jobs(state: LedgerState) -> list[str]:
+    """Return the interrupted jobs that have released nothing, the oldest first."""
+    return [name for name, job in state.jobs.items() if job.is_interrupted and not job.n_releases]
 
 
 def event_list(counts: Counter[PricedEvent]) -> list[Event]:

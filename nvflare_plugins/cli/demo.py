@@ -94,6 +94,8 @@ def load(path: Path | None, label: str | None) -> tuple[pd.DataFrame, str]:
         return load_breast_cancer(as_frame=True).frame, "target"
     if label is None:
         raise ConfigurationError("say which column is the label: LABEL=column")
+    if not path.is_file():
+        raise ConfigurationError(f"there is no file {path}: give another one (DATA=path/to/file.csv)")
     try:
         frame = pd.read_parquet(path) if path.suffix.lower() in (".parquet", ".pq") else pd.read_csv(path)
     except (OSError, ValueError) as error:
@@ -233,18 +235,8 @@ def score(booster: xgb.Booster, rows: xgb.DMatrix, task: Task) -> list[float]:
     return scores
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
-    parser = subparsers.add_parser("demo", help="run the main job on one machine beside centralized XGBoost")
-    parser.add_argument("--data", type=Path, help="CSV or Parquet file; default: scikit-learn's breast cancer set")
-    parser.add_argument("--label", help="label column of the file")
-    parser.add_argument("--profile", choices=["masks", "bfv", "ckks", "plain"], default="masks")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder for the demo's runs (default: runs)")
-    parser.set_defaults(func=_run)
-
-
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
+    """Run it, and print how well it went."""
     from nvflare_plugins.cli.demo_summary import summarise
 
     data = split(*load(options.data, options.label))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import numpy as np
 import xgboost as xgb
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.cli.demo import Split, columns, labels, layout, score
+from nvflare_plugins.cli.demo import EVAL_SET, Split, columns, labels, layout, score
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION, THREAT_MODELS
 from nvflare_plugins.horizontal.job import HorizontalJob
@@ -67,7 +68,12 @@ def summarise(data: Split, job: HorizontalJob, folder: Path) -> None:
     ):
         print(f"  {what:<9} {path}")
     command = "veilboost" if shutil.which("veilboost") else sys.argv[0]  # make starts it without its environment
+    if Path(command).name == "__main__.py":
+        command = f"{sys.executable} -m nvflare_plugins"
     print(f"\nCheck the evidence yourself: {command} verify {evidence}")
+    rows = folder / "data" / f"site-1-{EVAL_SET}.parquet"
+    scored = f"{model} {rows} --ignore {shlex.quote(job.label)} --out {folder / 'scores.csv'}"
+    print(f"Score rows with the model: {command} predict {scored} --explain")
 
 
 def _raised(record: RunRecord) -> dict[str, object]:

@@ -1,37 +1,14 @@
-"""The command ``veilboost``: one subcommand per module, each with its own ``add_parser``."""
+"""The command ``veilboost``."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 from dp_components.errors import PrivacyError
 from he_processors.errors import VeilBoostError
+from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.formatting import printable
-
-_SUBCOMMANDS = (
-    "nvflare_plugins.cli.demo",
-    "nvflare_plugins.site.setup",
-    "nvflare_plugins.cli.plan.command",
-    "nvflare_plugins.cli.verify",
-    "nvflare_plugins.report.report",
-    "nvflare_plugins.cli.export",
-    "nvflare_plugins.cli.registry",
-    "nvflare_plugins.cli.ledger",
-)
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command and of all its subcommands."""
-    parser = argparse.ArgumentParser(
-        prog="veilboost", description="Private federated XGBoost for NVIDIA FLARE, on the stock XGBoost wheel."
-    )
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for module in _SUBCOMMANDS:
-        import_module(module).add_parser(subparsers)
-    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
 from nvflare_plugins.site.memory.registry import Registry
@@ -13,33 +14,15 @@ from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
-    parser = subparsers.add_parser("registry", help="list the runs and searches that a site remembers")
-    parser.add_argument(
-        "workspace", type=Path, help="the site's workspace, or the folder in which it lies under the site's name"
-    )
-    parser.add_argument("--site", required=True, help="the site's name")
-    parser.add_argument(
-        "--reset-refusals",
-        metavar="DATA_SET",
-        help="let jobs look at the rows of a data set again, after too many were refused because of them",
-    )
-    parser.add_argument(
-        "--backup",
-        metavar="FILE",
-        type=Path,
-        help="copy what the site remembers to a new file, while jobs go on, and check the copy",
-    )
-    parser.set_defaults(func=_run)
-
-
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
+    """Show it, copy it, or reset its counts."""
     workspace = own_workspace(options.workspace, options.site)
     policy = SitePolicy.load(workspace, options.site)
     if not Memory.is_there(policy):  # a wrong name too leads to no folder, and must not make one
-        print(f"{options.site} remembers nothing: there is no registry in {policy.registry}.")
-        return 0
+        raise ConfigurationError(
+            f"{options.site} remembers nothing: there is no registry in {policy.registry}; or its workspace or name is "
+            "another."
+        )
     if options.backup is not None:
         return _back_up(Memory.open(policy), options.backup)
     refusals = RefusalCount(policy)

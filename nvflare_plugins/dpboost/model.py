@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 
@@ -13,11 +12,8 @@ from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS
 from dp_components.dpboost.losses import SquaredLoss
 from dp_components.dpboost.split_selection import SplitTable
 from dp_components.split_methods.tree import LEAF, Tree
-from nvflare_plugins.private_trees.forest import Forest, initial_model
-from nvflare_plugins.private_trees.methods import Method, SplitMethod, WeightUpdate
 from nvflare_plugins.xgb.model_json import model_bytes
-
-_STRUCTURE = Method("dpboost", SplitMethod.HISTOGRAM, WeightUpdate.NEWTON)  # names the objective, nothing else
+from nvflare_plugins.xgb.tree_documents import empty_tree_document, model_document, shortest_decimals
 
 
 def xgboost_model(model: DpBoostModel, feature_names: Sequence[str]) -> bytes:
@@ -27,20 +23,28 @@ def xgboost_model(model: DpBoostModel, feature_names: Sequence[str]) -> bytes:
 
     Privacy: post-processing of released trees; nothing else of the rows is in it.
     """
-    table = SplitTable.of(model.candidates)
-    forest = Forest(tuple(_structure(tree, table) for tree in model.trees), model.candidates, 1)
-    document = json.loads(initial_model(forest, _STRUCTURE, feature_names))
-    learner, unit = document["learner"], 1.0
+    table, candidates = SplitTable.of(model.candidates), model.candidates
+    objective, base_score, unit = "binary:logistic", "[5E-1]", 1.0
     if isinstance(model.loss, SquaredLoss):
         low, high = model.loss.label_bounds.low, model.loss.label_bounds.high
         unit = (high - low) / 2
-        learner["objective"]["name"] = "reg:squarederror"
         start = (low + high) / 2 + math.ldexp(model.start, -LEAF_BITS) * unit
-        learner["learner_model_param"]["base_score"] = f"[{start:.9E}]"
-    for written, tree in zip(learner["gradient_booster"]["model"]["trees"], model.trees, strict=True):
+        objective, base_score = "reg:squarederror", f"[{start:.9E}]"
+    trees = []
+    for number, tree in enumerate(model.trees):
         n_leaves = (tree.size + 1) // 2
         weights = np.ldexp(tree[-n_leaves:].astype(np.float64), -LEAF_BITS) * model.learning_rate * unit
-        written["split_conditions"][-n_leaves:] = [float(str(weight)) for weight in weights.astype(np.float32)]
+        written = empty_tree_document(number, _structure(tree, table), candidates)
+        written["split_conditions"][-n_leaves:] = shortest_decimals(weights.astype(np.float32))
+        trees.append(written)
+    document = model_document(
+        trees,
+        len(candidates.of_feature),
+        batch_size=1,
+        objective=objective,
+        base_score=base_score,
+        feature_names=feature_names,
+    )
     return model_bytes(document)
 
 

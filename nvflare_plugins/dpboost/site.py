@@ -25,11 +25,11 @@ from dp_components.events import Release
 from dp_components.trust import TrustModel
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.masks import MessageLabel, PairwiseMasks
-from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.payment import JobLedger, check_rows_per_person
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, take_part
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.data_sets.row_ids import usable_ids
-from nvflare_plugins.data_sets.table import load_table
+from nvflare_plugins.data_sets.table import load_table, log_what_labels_lack
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.model import xgboost_model
 from nvflare_plugins.dpboost.server import START, TreeStep, price, steps
@@ -37,7 +37,6 @@ from nvflare_plugins.report.run_record import PointCurve, ReportSection, RoundRo
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.values import JobTerms
 from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.xgb.model_json import check_names_survive, with_lists
 from nvflare_plugins.xgb.versions import installed_release
@@ -45,23 +44,6 @@ from nvflare_plugins.xgb.versions import installed_release
 TITLE = "DPBoost"
 _PAID = np.zeros(1, dtype=np.int64)  # the noise is the server's: a site's ledger is charged and keeps no reply
 _log = logging.getLogger(__name__)
-
-
-def run_dpboost_site(
-    job: DpBoostJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None = None
-) -> JobResult:
-    """Take part in one attempt of a job (see ``take_part``). A refusal comes before anything is released."""
-    return take_part(
-        job,
-        context,
-        transport,
-        timeout_s,
-        progress,
-        data_sets=(job.data_set,),
-        prepare=prepare,
-        train=lambda attempt, data: _Training(attempt, data).run(),
-        protection=_protection,
-    )
 
 
 def _protection(job: DpBoostJob, data: SiteData) -> dict[str, str | int]:
@@ -116,6 +98,7 @@ def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
     if asks:
         is_free = ~sent.sent(usable_ids(table.ids, spec))
         table = table.kept(is_free, "whose randomised buckets were sent")
+    log_what_labels_lack(table, job.data_set, is_classification=False)
     names = [str(name) for name in usable_ids(table.ids, spec)]
     return SiteData(context.site, np.ascontiguousarray(table.features.T), table.label.astype(np.float64), names)
 
@@ -262,3 +245,7 @@ class _Training:
             "Privacy spent over trees", curves=(PointCurve("epsilon", points),), x_label="tree", y_label="epsilon"
         )
         return ReportSection("Privacy", paragraphs), curve
+
+
+run_dpboost_site = SitePart(prepare, lambda attempt, data: _Training(attempt, data).run(), protection=_protection)
+"""Takes part in one attempt of a job. A refusal comes before anything is released."""

@@ -48,6 +48,7 @@ _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.@ -]{0,126}[A-Za-z0-9_])?")
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _HEX = re.compile(r"(?:[0-9a-f]{2})+")
 
+_EXACT = frozenset({type(None), str, int, bool})
 # Several records per message, each encoded twice: building an encoder for each would cost as much as encoding.
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
@@ -61,12 +62,19 @@ def canonical(value: Mapping[str, Any]) -> bytes:
         ValueError: the record holds a value that JSON cannot state exactly (a float, a key that is not text).
     """
     _refuse_inexact(value)
-    return _ENCODER.encode(value).encode("ascii")
+    return _encode(value)
 
 
 def chain_hash(previous: bytes, body: Mapping[str, Any]) -> bytes:
     """Return the 32-byte hash of a record that follows ``previous``; ``body`` is the record without its hash."""
-    return hashlib.sha256(_RECORD_DOMAIN + previous + canonical(body)).digest()
+    _refuse_inexact(body)
+    return _hash(previous, body)
+
+
+def chain_line(previous: bytes, body: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Return the line of a record that follows ``previous``, and its hash. Raises: ValueError as ``canonical``."""
+    digest = chain_hash(previous, body)
+    return _encode({**body, "hash": digest.hex()}), digest
 
 
 def is_name(text: object) -> bool:
@@ -176,7 +184,7 @@ def parse_line(line: bytes) -> Record:
     if len(line) > MAX_LINE_BYTES:
         raise ProtocolError(f"an evidence line is longer than {MAX_LINE_BYTES} bytes")
     record = _parse_json(line)
-    if not isinstance(record, dict) or _canonical_or_none(record) != line:
+    if not isinstance(record, dict) or _encoded_again(record) != line:
         raise ProtocolError("an evidence line is not a record in canonical form")
     return record
 
@@ -213,7 +221,7 @@ def _check_link(record: Record, previous: bytes, n: int) -> tuple[Record, bytes]
     body = {key: value for key, value in record.items() if key != "hash"}
     if type(record.get("n")) is not int or record["n"] != n:
         raise ProtocolError("the record number does not follow: a record is missing, repeated or out of order")
-    digest = chain_hash(previous, body)
+    digest = _hash(previous, body)
     if record.get("hash") != digest.hex():
         raise ProtocolError("the hash does not follow from the records before it")
     return record, digest
@@ -228,9 +236,18 @@ def _parse_json(data: bytes) -> Any:
         raise ProtocolError("evidence is not valid JSON in ASCII without fractions") from None
 
 
-def _canonical_or_none(record: Record) -> bytes | None:
+def _encode(value: Mapping[str, Any]) -> bytes:
+    return _ENCODER.encode(value).encode("ascii")
+
+
+def _hash(previous: bytes, body: Mapping[str, Any]) -> bytes:
+    return hashlib.sha256(_RECORD_DOMAIN + previous + _encode(body)).digest()
+
+
+def _encoded_again(record: Record) -> bytes | None:
+    """Return what ``_parse_json`` read in the form that is accepted; nothing inexact came through there."""
     try:
-        return canonical(record)
+        return _encode(record)
     except (ValueError, RecursionError):
         return None
 
@@ -246,13 +263,14 @@ def _refuse_number(text: str) -> Any:
 
 
 def _refuse_inexact(value: object) -> None:
-    if value is None or type(value) in (str, int, bool):
+    if type(value) in _EXACT:
         return
     if isinstance(value, Mapping):
-        if not all(type(key) is str for key in value):
+        if not {str}.issuperset(map(type, value)):
             raise ValueError("keys of evidence must be text")
         for item in value.values():
-            _refuse_inexact(item)
+            if type(item) not in _EXACT:
+                _refuse_inexact(item)
     elif isinstance(value, list | tuple):
         for item in value:
             _refuse_inexact(item)

@@ -5,6 +5,7 @@ One ``EvidenceLog`` lives at every site and one at the server. The order of call
     log = EvidenceLog(path, site, job_id, attempt, profile)
     log.session(...)                            once keys are agreed; gives the log its signer
     log.record("sent", ...) / ("received", ...) every message, before it leaves and after it arrived
+    log.transfer(...)                           the same of a frame that passed the server
     log.content(...)                            what a sealed message to a single party held
     log.spend(...)                              a noised release and the privacy spent with it
     log.local(...)                              a message of XGBoost that was answered without network
@@ -55,12 +56,13 @@ from nvflare_plugins.evidence.format import (
     Record,
     SignedHead,
     canonical,
-    chain_hash,
+    chain_line,
     is_name,
     seal_statement,
     time_text,
 )
 from nvflare_plugins.failures import DISK_IS_FULL, reason_of
+from nvflare_plugins.wire.aggregation import Transfer
 from nvflare_plugins.wire.commitments import SALT_BYTES, UNSALTED_CODECS, Commitment, commitment
 
 Signer = Callable[[bytes], bytes]
@@ -254,6 +256,22 @@ class EvidenceLog:
             if salt_used and self._role != "server":
                 self._keep_salt(n, salt_used)
 
+    def transfer(self, transfer: Transfer) -> None:
+        """Record a frame that passed the server, in the server's log."""
+        frame = transfer.frame
+        self.record(
+            transfer.direction,
+            frame.counter,
+            frame.kind.name,
+            str(frame.moment),
+            frame.codec.name,
+            frame.n_values,
+            transfer.commitment,
+            frame.kind.private,
+            peers=transfer.sites,
+            salt=frame.salt,
+        )
+
     def content(self, direction: str, peer: str, what: Content, protection: Protection, size_bytes: int) -> None:
         """Record what a sealed message held: with whom, what, and how it was protected from the party that read it.
 
@@ -426,8 +444,8 @@ class EvidenceLog:
                 raise ValueError("the evidence log is closed")
             n = self._n_records
             body = {**body, "n": n}
-            head = chain_hash(self._head, body)
-            self._file.add(canonical({**body, "hash": head.hex()}) + b"\n")
+            line, head = chain_line(self._head, body)
+            self._file.add(line + b"\n")
             self._head, self._n_records = head, n + 1
             if body["type"] not in _LAST:  # those go to the disk by themselves, into the room set aside
                 self._file.drain(_BUFFER_BYTES)

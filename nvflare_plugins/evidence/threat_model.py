@@ -63,6 +63,15 @@ CODEC_PROTECTION = {
     "PLUGIN": "a plugin's processor, and what it claims: the server adds words that it knows nothing of",
 }
 
+_MASKED_NOISE = {
+    "dp_distributed": "the site's share of discrete noise, then pairwise masks, sum blinded: server sees neither "
+    "contribution nor sum",
+    "dp_trusted": "pairwise masks, sum readable: server sees the exact sum, which it is trusted with, no contribution, "
+    "and adds the noise",
+    "dp_local": "noise on each row's report, then pairwise masks, sum blinded: server sees neither contribution nor "
+    "sum",
+}
+
 _SAFE = frozenset({"MASKED", "SEALED"})  # under every profile scales are agreed under masks and keys are sealed
 
 PLUGIN_CODECS = _SAFE | {"PLUGIN"}
@@ -276,7 +285,7 @@ THREAT_MODELS = {
             codecs=_SAFE,
             summary="Bagging: each site's trees, grown on its own rows alone, sealed for the other sites.",
             server_alone="Order and timing of sealed messages, all of one size, and what the job itself says. No tree.",
-            one_site="EVERY OTHER SITE'S OWN TREES, site by site: thresholds between real values of its rows, leaves "
+            one_site="EVERY OTHER SITE'S OWN TREES, site by site: thresholds that are values of single rows, leaves "
             "that are statistics of its rows (of at least min_rows_per_node of them), and which columns they use.",
             server_and_one_site="As that site.",
             all_but_one="As one site: nothing of a site's trees is pooled, so that more sites learn no more.",
@@ -285,9 +294,9 @@ THREAT_MODELS = {
                 "same rows give many equations about them. Histogram training shows pooled sums only; choose it unless "
                 "the sites' trees may be known.",
                 "Sums of hessians, gains and weights of inner nodes are not shared. The thresholds are candidates from "
-                "the site's own quantiles: real values of its columns.",
+                "the site's own quantiles: values of single rows, whatever exact_cuts says.",
                 "Sites refuse such jobs unless their policy consents (share_own_trees). A site with fewer rows than "
-                "its min_effective_rows takes no part.",
+                "its min_effective_rows or min_rows_per_node takes no part.",
             ),
         ),
         ThreatModel(
@@ -327,6 +336,20 @@ def notes_for(profile: str) -> tuple[str, ...]:
         return ()
     of_kind = _NOTES_FOR_HORIZONTAL if is_horizontal(profile) else _NOTES_FOR_OTHERS
     return (*(model.notes if model else ()), *of_kind, *_NOTES_FOR_ALL)
+
+
+def protection_text(profile: str, kind: str, codec: str, private: bool) -> str:
+    """Return in words what protected a message, and against whom.
+
+    Args:
+        profile: of the attempt; under differential privacy sums carry noise beside their masks.
+        kind, codec, private: of the message, as the evidence names them.
+    """
+    if not private:
+        return CODEC_PROTECTION["SEALED"] if codec == "SEALED" else "public, nothing to protect"
+    if codec == "MASKED" and kind != "SCALE" and profile in _MASKED_NOISE:
+        return _MASKED_NOISE[profile]
+    return CODEC_PROTECTION.get(codec, "UNKNOWN")
 
 
 def is_horizontal(profile: str) -> bool:

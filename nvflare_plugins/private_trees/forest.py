@@ -22,9 +22,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.private_trees.features import tree_features
 from nvflare_plugins.private_trees.methods import Method, SplitMethod, WeightUpdate
 from nvflare_plugins.xgb.model_json import model_bytes
-
-_NO_PARENT = 2**31 - 1
-_XGBOOST_VERSION = [3, 2, 0]
+from nvflare_plugins.xgb.tree_documents import empty_tree_document, model_document, shortest_decimals
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +67,8 @@ def initial_model(forest: Forest, method: Method, feature_names: Sequence[str] =
 
     The names come from the schema that the sites agreed on, never from a site's own table.
     """
-    trees = [_tree_json(number, tree, forest.candidates) for number, tree in enumerate(forest.trees)]
-    return _document(trees, forest.batch_size, len(forest.candidates.of_feature), method, feature_names)
+    trees = [empty_tree_document(number, tree, forest.candidates) for number, tree in enumerate(forest.trees)]
+    return _model(trees, forest.batch_size, len(forest.candidates.of_feature), method, feature_names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +94,20 @@ def finished_model(
     is_random = method.split_method is SplitMethod.TOTALLY_RANDOM
     documents = []
     for number, grown in enumerate(trees):
-        tree, document = grown.tree, _tree_json(number, grown.tree, grown.candidates)
+        tree, document = grown.tree, empty_tree_document(number, grown.tree, grown.candidates)
         sums = node_sums(tree, grown.sums)
         weights, gains = _refreshed(tree, sums, method.clip, ridge) if is_random else _not_refreshed(grown)
         thresholds = np.array(document["split_conditions"], dtype=np.float32)
         thresholds[tree.leaves] = grown.outputs  # XGBoost keeps a leaf's answer in the place of a threshold
         document |= {
-            "base_weights": _decimals(weights),
-            "loss_changes": _decimals(gains),
-            "split_conditions": _decimals(thresholds),
-            "sum_hessian": _decimals(sums[:, 1].astype(np.float32)),
+            "base_weights": shortest_decimals(weights),
+            "loss_changes": shortest_decimals(gains),
+            "split_conditions": shortest_decimals(thresholds),
+            "sum_hessian": shortest_decimals(sums[:, 1].astype(np.float32)),
         }
         documents.append(document)
     n_features = len(trees[0].candidates.of_feature)
-    return _document(documents, method.batch_size, n_features, method, feature_names)
+    return _model(documents, method.batch_size, n_features, method, feature_names)
 
 
 def node_sums(tree: Tree, leaf_sums: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -139,83 +137,16 @@ def _not_refreshed(grown: GrownTree) -> tuple[NDArray[np.float32], NDArray[np.fl
     return weights, nothing
 
 
-def _document(
-    trees: list[dict[str, Any]], batch_size: int, n_features: int, method: Method, feature_names: Sequence[str]
+def _model(
+    trees: Sequence[dict[str, Any]], batch_size: int, n_features: int, method: Method, feature_names: Sequence[str]
 ) -> bytes:
     averaging = method.weight_update is WeightUpdate.AVERAGING
-    objective = {
-        "name": "reg:squarederror" if averaging else "binary:logistic",
-        "reg_loss_param": {"scale_pos_weight": "1"},
-    }
-    document = {
-        "version": _XGBOOST_VERSION,
-        "learner": {
-            "attributes": {},
-            "feature_names": list(feature_names),
-            "feature_types": [],
-            "gradient_booster": {
-                "name": "gbtree",
-                "model": {
-                    "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
-                    "gbtree_model_param": {"num_parallel_tree": str(batch_size), "num_trees": str(len(trees))},
-                    "iteration_indptr": list(range(0, len(trees) + 1, batch_size)),
-                    "tree_info": [0] * len(trees),
-                    "trees": trees,
-                },
-            },
-            "learner_model_param": {
-                "base_score": "[0E0]" if averaging else "[5E-1]",
-                "boost_from_average": "0",
-                "num_class": "0",
-                "num_feature": str(n_features),
-                "num_target": "1",
-            },
-            "objective": objective,
-        },
-    }
+    document = model_document(
+        trees,
+        n_features,
+        batch_size=batch_size,
+        objective="reg:squarederror" if averaging else "binary:logistic",
+        base_score="[0E0]" if averaging else "[5E-1]",
+        feature_names=feature_names,
+    )
     return model_bytes(document)
-
-
-def _tree_json(number: int, tree: Tree, candidates: Candidates) -> dict[str, Any]:
-    n_nodes = tree.feature.size
-    zeros, is_leaf = [0.0] * n_nodes, tree.feature == LEAF
-    parents = np.full(n_nodes, _NO_PARENT)
-    for children in (tree.left, tree.right):
-        parents[children[~is_leaf]] = np.flatnonzero(~is_leaf)
-    return {
-        "base_weights": zeros,
-        "categories": [],
-        "categories_nodes": [],
-        "categories_segments": [],
-        "categories_sizes": [],
-        "default_left": [0] * n_nodes,
-        "id": number,
-        "left_children": tree.left.tolist(),
-        "loss_changes": zeros,
-        "parents": parents.tolist(),
-        "right_children": tree.right.tolist(),
-        "split_conditions": _thresholds(tree, candidates),
-        "split_indices": np.where(is_leaf, 0, tree.feature).tolist(),
-        "split_type": [0] * n_nodes,
-        "sum_hessian": zeros,
-        "tree_param": {
-            "num_deleted": "0",
-            "num_feature": str(len(candidates.of_feature)),
-            "num_nodes": str(n_nodes),
-            "size_leaf_vector": "1",
-        },
-    }
-
-
-def _thresholds(tree: Tree, candidates: Candidates) -> list[float]:
-    """XGBoost sends x < threshold to the left, the candidates x <= c: the threshold is the next float32 above c."""
-    values: NDArray[np.float32] = np.zeros(tree.feature.size, dtype=np.float32)
-    for node in np.flatnonzero(tree.feature != LEAF):
-        cut = candidates.of_feature[tree.feature[node]][tree.candidate[node]]
-        values[node] = np.nextafter(cut, np.float32(np.inf))
-    return _decimals(values)
-
-
-def _decimals(values: NDArray[np.float32]) -> list[float]:
-    """Return the shortest decimals that read back as the same float32."""
-    return [float(str(v)) for v in values]

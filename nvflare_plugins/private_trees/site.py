@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from he_processors.errors import PolicyRefusal
 from he_processors.masks import PairwiseMasks
 from nvflare_plugins.attempt.agreement import Terms, agree, versions
-from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.session import Session
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, take_part
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.schema import Schema
-from nvflare_plugins.data_sets.table import Table, column_names, load_table
+from nvflare_plugins.data_sets.table import Table, column_names, load_table, log_what_labels_lack
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.noisy_sums import NoisySums
@@ -36,7 +36,6 @@ from nvflare_plugins.private_trees.training import OwnRows
 from nvflare_plugins.report.run_record import RoundRow
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.values import JobTerms
-from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.model_json import check_names_survive, with_lists
@@ -65,23 +64,6 @@ class Prepared:
         rows = self.rows
         parts = [rows.columns, rows.label, *([] if rows.weights is None else [rows.weights])]
         return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).digest()
-
-
-def run_private_trees_site(
-    job: PrivateTreesJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None = None
-) -> JobResult:
-    """Take part in one attempt of a job (see ``take_part``). A refusal comes before anything is released."""
-    return take_part(
-        job,
-        context,
-        transport,
-        timeout_s,
-        progress,
-        data_sets=(job.data_set,),
-        prepare=prepare,
-        train=lambda attempt, prepared: _Training(attempt, prepared).run(),
-        protection=_protection,
-    )
 
 
 def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
@@ -134,6 +116,7 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
         table = table.kept(~np.isnan(table.weight), f"whose weight {job.weight!r} is missing or negative")
     if with_ids:
         table = table.kept(~sent.sent(usable_ids(table.ids, spec)), "whose randomised buckets were sent")
+    log_what_labels_lack(table, job.data_set, is_classification=True)
     rows = OwnRows(_clipped(table, plan), table.label, _weights(table, job))
     return Prepared(plan, Schema.of(table), rows, n_reports)
 
@@ -253,3 +236,9 @@ class _Training:
         self._last = now
         self._attempt.round_done(row)
         self._progress(row, self._plan.releases.n_rounds)
+
+
+run_private_trees_site = SitePart(
+    prepare, lambda attempt, prepared: _Training(attempt, prepared).run(), protection=_protection
+)
+"""Takes part in one attempt of a job. A refusal comes before anything is released."""

@@ -7,16 +7,19 @@ dark. Every mark carries a ``<title>``, so that a pointer shows the number behin
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nvflare_plugins.formatting import markup
+from nvflare_plugins.report.style import STYLE
 
 WIDTH = 760
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 18, 14, 40
 _MOST_MARKERS = 40
 _MOST_BARS = 60
 _WIDEST_BAR = 60.0
+_CAPTION = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,22 @@ def horizontal_bars(bars: Sequence[Bar], label_width: int = 190, text_width: int
             f'<text x="{label_width + width + 8:.1f}" y="{y + 17}" class="value">{markup(bar.text)}</text></g>'
         )
     return _svg(parts, height, "bars")
+
+
+def picture(chart: str, caption: str) -> str:
+    """Return one chart as a file of its own, in the report's light colours, which not every viewer takes from names."""
+    height = int(chart.partition(f'viewBox="0 0 {WIDTH} ')[2].partition('"')[0])
+    inner = chart.replace("<svg ", f'<svg x="0" y="{_CAPTION}" width="{WIDTH}" height="{height}" ', 1)
+    whole = height + _CAPTION
+    rules = "".join(re.findall(r"(?m)^svg [.t].*$", STYLE))
+    image = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {whole}" width="{WIDTH}" height="{whole}" '
+        f'role="img" aria-label="{markup(caption)}"><style>{rules}</style>'
+        f'<rect width="{WIDTH}" height="{whole}" fill="var(--card)"/>'
+        f'<text x="16" y="24" class="label">{markup(caption)}</text>{inner}</svg>\n'
+    )
+    light = dict(re.findall(r"--([\w-]+):(#\w+)", STYLE.partition("@media")[0]))
+    return re.sub(r"var\(--([\w-]+)\)", lambda name: light[name[1]], image)
 
 
 def legend(entries: Sequence[tuple[str, int]]) -> str:

@@ -5,12 +5,10 @@ Made from ``run.json``, the model and the evidence in the run's folder; it can b
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import re
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +16,14 @@ from typing import Any
 
 import xgboost as xgb
 
-from he_processors.errors import ConfigurationError, ProtocolError
+from he_processors.errors import ProtocolError
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.evidence.plugin_claims import plugin_protection, release_of, threat_model
 from nvflare_plugins.evidence.reader import Log, read_log
-from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION, ThreatModel, is_horizontal, notes_for
+from nvflare_plugins.evidence.threat_model import ThreatModel, is_horizontal, notes_for, protection_text
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.files import write_atomically
-from nvflare_plugins.formatting import human_bytes, markup, printable
+from nvflare_plugins.formatting import human_bytes, markup
 from nvflare_plugins.report.charts import Bar, Line, horizontal_bars, legend, line_chart, number, stacked_bars
 from nvflare_plugins.report.run_record import ReportSection, RoundRow, RunRecord
 from nvflare_plugins.report.style import STYLE
@@ -76,15 +74,17 @@ def keep_report(run: RunRecord, folder: Path) -> None:
 
 def build_report(run: RunRecord, folder: Path) -> str:
     """Return the report as HTML."""
+    evidence = _own_evidence(run, folder)
+    log = evidence if isinstance(evidence, Log) else None
     sections = [
-        _header(run, folder),
+        _header(run, log),
         *_section("Learning curve", _learning_curves(run)),
         *_section("Time per round", _time(run)),
         *_section("Bytes by kind of message", _bytes(run)),
-        *_section("What was protected, against whom", _protection(run, folder)),
+        *_section("What was protected, against whom", _protection(run, log)),
         *(html for section in run.sections for html in _section(section.title, _own_section(section))),
         *_section("Feature importance", _importance(run, folder)),
-        *_section("Evidence", _evidence(run, folder)),
+        *_section("Evidence", _evidence(evidence)),
         *_section("How it was run", _settings(run)),
     ]
     title = f"VeilBoost run {run.job_id}, {run.site}"
@@ -107,8 +107,8 @@ def _section(title: str, parts: Iterator[str]) -> Iterator[str]:
 # -- head -------------------------------------------------------------------------------------------------------------
 
 
-def _header(run: RunRecord, folder: Path) -> str:
-    model, plugin = _threat_model(run, folder)
+def _header(run: RunRecord, log: Log | None) -> str:
+    model, plugin = _threat_model(run, log)
     summary = model.summary if model is not None else "This profile is unknown to this version."
     level = "bad" if run.profile == "plain" else "good"
     if plugin:
@@ -225,20 +225,20 @@ def _bytes(run: RunRecord) -> Iterator[str]:
     )
 
 
-def _protection(run: RunRecord, folder: Path) -> Iterator[str]:
-    model, plugin = _threat_model(run, folder)
+def _protection(run: RunRecord, log: Log | None) -> Iterator[str]:
+    model, plugin = _threat_model(run, log)
     if run.traffic:
         yield "<div class=scroll><table class=messages>"
         yield "<tr><th>message<th>what it is<th class=n>messages<th>protection</tr>"
         for row in run.traffic:
-            protection = CODEC_PROTECTION.get(row.codec, "unknown") if row.private else "public, nothing to protect"
+            protection = protection_text(run.profile, row.kind, row.codec, row.private)
             mark = " class=bad" if row.private and row.codec in ("PLAIN", "PUBLIC") else ""
             yield (
                 f"<tr><td>{markup(row.kind)}<td>{markup(_meaning(row.kind))}<td class=n>{row.messages:,}"
                 f"<td{mark}>{markup(protection)}</tr>"
             )
         yield "</table></div>"
-    yield from _contents(run, folder)
+    yield from _contents(log)
     if model is not None:
         yield "<h3>Who could learn what about another site's rows, beyond the model</h3>"
         if plugin:
@@ -252,18 +252,16 @@ def _protection(run: RunRecord, folder: Path) -> Iterator[str]:
         yield "</ul>"
 
 
-def _threat_model(run: RunRecord, folder: Path) -> tuple[ThreatModel | None, str]:
+def _threat_model(run: RunRecord, log: Log | None) -> tuple[ThreatModel | None, str]:
     """Return what is visible under the run's profile, and the release of the plugin that claims so; "" without one."""
     if plugin_of(run.profile) is None:
         return threat_model(run.profile), ""
-    log = _own_log(run, folder)
     facts = plugin_protection([log] if log is not None else [])
     return threat_model(run.profile, facts), release_of(facts or {})
 
 
-def _contents(run: RunRecord, folder: Path) -> Iterator[str]:
+def _contents(log: Log | None) -> Iterator[str]:
     """What this site's sealed messages held, from its own evidence."""
-    log = _own_log(run, folder)
     if log is None or not log.parts:
         return
     totals: dict[tuple[str, str, str, str], list[int]] = {}
@@ -283,14 +281,14 @@ def _contents(run: RunRecord, folder: Path) -> Iterator[str]:
     yield "</table></div>"
 
 
-def _own_log(run: RunRecord, folder: Path) -> Log | None:
-    """Return the site's evidence, or None if there is none that can be read."""
+def _own_evidence(run: RunRecord, folder: Path) -> Log | ProtocolError | None:
+    """Return the site's evidence, what is wrong with it, or None if there is none."""
     if run.evidence is None or not (folder / run.evidence).is_file():
         return None
     try:
         return read_log(folder / run.evidence)
-    except ProtocolError:
-        return None
+    except ProtocolError as error:
+        return error
 
 
 def _meaning(kind: str) -> str:
@@ -332,18 +330,12 @@ def _importance(run: RunRecord, folder: Path) -> Iterator[str]:
     shares = {name: (gain[name] if has_gains else 1.0) * weight[name] for name in gain}
     total = sum(shares.values())
     ranked = sorted(gain, key=lambda name: -shares[name])
-    yield horizontal_bars(
-        [
-            Bar(
-                name,
-                shares[name] / total,
-                f"{100 * shares[name] / total:.1f} %  ({weight[name]:,.0f} {_noun(weight[name], 'split')})",
-                1,
-                f"{name}: mean gain {number(gain[name])} over {weight[name]:,.0f} {_noun(weight[name], 'split')}",
-            )
-            for name in ranked[:MAX_FEATURES]
-        ]
-    )
+    bars = []
+    for name in ranked[:MAX_FEATURES]:
+        splits = f"{weight[name]:,.0f} {_noun(weight[name], 'split')}"
+        tip = f"{name}: mean gain {number(gain[name])} over {splits}" if has_gains else f"{name}: {splits}"
+        bars.append(Bar(name, shares[name] / total, f"{100 * shares[name] / total:.1f} %  ({splits})", 1, tip))
+    yield horizontal_bars(bars)
     rest = len(ranked) - MAX_FEATURES
     more = f" {rest} further features are not shown." if rest > 0 else ""
     of_gains = "Share of the total gain, and number of splits (weight). Point at a bar for the mean gain."
@@ -366,8 +358,8 @@ def _scores(booster: xgb.Booster, kind: str) -> dict[str, float]:
 # -- evidence and settings --------------------------------------------------------------------------------------------
 
 
-def _evidence(run: RunRecord, folder: Path) -> Iterator[str]:
-    yield from _evidence_status(run, folder)
+def _evidence(evidence: Log | ProtocolError | None) -> Iterator[str]:
+    yield from _evidence_status(evidence)
     yield (
         "<p class=muted>This site's own log was read here. That all sites and the server recorded the same is for "
         "<code>veilboost verify</code> to say, on the exported logs. Evidence shows agreement of records; it does not "
@@ -375,14 +367,12 @@ def _evidence(run: RunRecord, folder: Path) -> Iterator[str]:
     )
 
 
-def _evidence_status(run: RunRecord, folder: Path) -> Iterator[str]:
-    if run.evidence is None or not (folder / run.evidence).is_file():
+def _evidence_status(log: Log | ProtocolError | None) -> Iterator[str]:
+    if log is None:
         yield "<p><span class='chip bad'>missing</span> The run's folder holds no evidence.</p>"
         return
-    try:
-        log = read_log(folder / run.evidence)
-    except ProtocolError as error:
-        yield f"<p><span class='chip bad'>broken</span> {markup(str(error))}</p>"
+    if isinstance(log, ProtocolError):
+        yield f"<p><span class='chip bad'>broken</span> {markup(str(log))}</p>"
         return
     state = ("good", "intact") if log.completed and not log.unfinished else ("warn", "not completed")
     signed = "signed with the site's certificate" if log.session and log.session["signed"] else "UNSIGNED"
@@ -426,24 +416,3 @@ def _noun(n: float, one: str) -> str:
 def _text(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 200 else text[:199] + "\u2026"
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``veilboost report``."""
-    parser = subparsers.add_parser(
-        "report",
-        help="rebuild the HTML report of a run",
-        description="Rebuild report.html from run.json, the model and the evidence in a run's folder.",
-    )
-    parser.add_argument("run_folder", type=Path, metavar="RUN_DIR", help="folder of a run at a site")
-    parser.add_argument("-o", "--output", type=Path, help="where to write (default: report.html in RUN_DIR)")
-    parser.set_defaults(func=_run)
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    try:
-        print(write_report(arguments.run_folder, arguments.output))
-    except (OSError, ConfigurationError) as error:
-        print(f"veilboost report: {printable(str(error), 2000)}", file=sys.stderr)
-        return 1
-    return 0

@@ -15,7 +15,7 @@ from nvflare_plugins.horizontal.value_bounds import COARSEST
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.sums import HIGHEST_EXPONENT, LOWEST_EXPONENT, METRIC_FLAGS
 from nvflare_plugins.xgb.cuts import KEY_BITS, CutMode
-from nvflare_plugins.xgb.rounds import MAX_LEVEL_BATCH
+from nvflare_plugins.xgb.rounds import widest_batch
 
 BYTES_PER_WORD = 8
 SESSION_EXCHANGES = 8  # handshake, key confirmation, agreement, closing: a few kilobytes, but each one a rendezvous
@@ -100,11 +100,11 @@ def built_nodes(workload: Workload) -> list[int]:
     """Return how many histograms each message of one tree carries, the root's first."""
     if workload.max_leaves:
         return [1] * max(min(workload.max_leaves, workload.rows) - 1, 1)
-    batches = [1]
+    batches, widest = [1], widest_batch(workload.depth)
     for level in range(1, workload.depth):
         pairs = min(1 << (level - 1), max(workload.rows // 2, 1))
-        full, rest = divmod(pairs, MAX_LEVEL_BATCH)
-        batches += [MAX_LEVEL_BATCH] * full + [rest] * (rest > 0)
+        full, rest = divmod(pairs, widest)
+        batches += [widest] * full + [rest] * (rest > 0)
     return batches
 
 

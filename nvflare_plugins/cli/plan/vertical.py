@@ -6,7 +6,9 @@ machine with the same cryptography that a job uses, on a small table.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
 import math
 import statistics
 import time
@@ -27,8 +29,12 @@ from he_processors.packing import PackingLayout
 from he_processors.paillier.decryption import PaillierDecryptor
 from he_processors.paillier.encryption import owner_encryptor
 from he_processors.paillier.keys import generate_paillier_key
+from nvflare_plugins.cli.plan.network import Network
+from nvflare_plugins.cli.plan.rates import process_memory_bytes
 from nvflare_plugins.formatting import human_bytes
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.xgb.parameters import ALIASES
 
 _SAMPLE_ROWS = 4_096
 _SAMPLE_FEATURES = 8
@@ -37,6 +43,30 @@ _REPEATS = 3
 _WORD_BITS = 52  # of a ciphertext in the fastest backend's memory form
 _GRADIENT_BYTES = 64  # of a row at the active party: gradients, encoded pairs, node, prediction
 _OPENED_BYTES = 64  # of a bin at the active party: sums of node and sibling, scores
+
+
+def plan(arguments: argparse.Namespace, job: VerticalJob | None) -> str:
+    """Return the plan of a job, or of the shape that the command line gives. Raises: ConfigurationError."""
+    network = Network.of(arguments)
+    if arguments.rows is None or arguments.features is None:
+        raise ConfigurationError("give --rows and --features: they are not in a job")
+    if arguments.foreign_features is None:
+        raise ConfigurationError("a vertical plan needs --foreign-features, the columns of each passive party")
+    shape: dict[str, Any] = {}
+    if job is not None:
+        params = {ALIASES.get(name, name): value for name, value in job.params.items()}
+        shape = {"bins": params.get("max_bin"), "depth": params.get("max_depth")}
+        shape |= {"trees": job.num_rounds, "key_bits": job.key_bits}
+    given = {"bins": arguments.bins, "depth": arguments.depth, "trees": arguments.rounds}
+    given |= {"key_bits": arguments.key_bits}
+    shape |= {name: value for name, value in given.items() if value is not None}
+    shape = {name: value for name, value in shape.items() if value is not None}
+    workload = VerticalWorkload(arguments.rows, arguments.features, tuple(arguments.foreign_features), **shape)
+    rates = measure_ciphers(workload)
+    result = estimate_vertical(workload, rates, network.site_bytes_per_s, process_memory_bytes())
+    if arguments.json:
+        return json.dumps(vertical_json(workload, rates, result), indent=2)
+    return render_vertical(workload, result, network.site_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,21 +125,21 @@ def test_gains_against_a_naive_twin() -> None:
 
 
 def test_splits_are_drawn_with_the_corrected_sensitivity() -> None:
-    """12,000 draws of each node; chi-square; the published sensitivity, and 2/3 and 3/2 of ours, must be rejected."""
+    """6,000 draws of each node; chi-square; the published sensitivity, and 2/3 and 3/2 of ours, must be rejected."""
     grads, counts = level()
     source, epsilon, copies = SeededRandomness(2), 4.0, 100
     many = np.tile(grads, (copies, 1)), np.tile(counts, (copies, 1))  # nodes of a level are drawn apart
     draws = np.concatenate(
         [
             np.reshape(choose_splits(TABLE, *many, GRADIENTS, 0.1, epsilon, source).value, (copies, 2))
-            for _ in range(12_000 // copies)
+            for _ in range(6_000 // copies)
         ]
     )
     utility = gains(TABLE, grads, counts, 0.1)
 
     def p_value(node: int, sensitivity: float) -> float:
         weight = np.exp(epsilon * utility[node] / (2 * sensitivity))
-        return float(stats.chisquare(np.bincount(draws[:, node], minlength=3), 12_000 * weight / weight.sum()).pvalue)
+        return float(stats.chisquare(np.bincount(draws[:, node], minlength=3), 6_000 * weight / weight.sum()).pvalue)
 
     assert ALPHA < p_value(0, 3.0) < 1 - ALPHA and ALPHA < p_value(1, 3.0) < 1 - ALPHA
     assert all(p_value(0, wrong) < ALPHA for wrong in (2.0, 4.5, published_gain_bound(0.1)))

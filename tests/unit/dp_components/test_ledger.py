@@ -199,8 +199,26 @@ def test_interrupted_jobs_that_released_nothing_do_not_pile_up(ledger: Ledger) -
         ledger.open_job(f"job-{number}", RepeatedEvent(EVENT, 4), can_resume=True)
         ledger.interrupt_job(f"job-{number}")
     assert ledger.describe().count(" interrupted ") == 9
+    assert "the latest 8 of such are kept. The next ones close the oldest, job-11: resume it" in ledger.describe()
+    with pytest.raises(PrivacyRefusal, match=r"job-3 is closed.*only the latest 8 interrupted.*Submit it as a new job"):
+        ledger.open_job("job-3", RepeatedEvent(EVENT, 4), can_resume=True)
     with pytest.raises(ValueError, match="does not end with its process"):
         ledger.open_job("both", EVENT, can_resume=True, ends_with_process=True)
+
+
+def test_a_few_interrupted_jobs_are_kept_without_a_word(ledger: Ledger) -> None:
+    for number in range(7):
+        ledger.open_job(f"job-{number}", EVENT, can_resume=True)
+        ledger.interrupt_job(f"job-{number}")
+    assert "are kept" not in ledger.describe()
+
+
+def test_interrupting_says_whether_it_was_done(ledger: Ledger, folder: Path) -> None:
+    """Another process may go on with the job: whoever only looks on must not say that it was interrupted."""
+    ledger.open_job("a", EVENT, can_resume=True)
+    other = Ledger.open(folder, IDENTITY, BUDGET)
+    assert other.interrupt_job("a") is False and " open " in other.describe()
+    assert ledger.interrupt_job("a") is True and " interrupted " in other.describe()
 
 
 def test_parts_of_the_budget_do_not_pay_for_each_other(folder: Path) -> None:
@@ -454,7 +472,7 @@ def test_a_ledger_of_the_time_before_heads_is_read_gets_one_and_is_compacted(fol
     assert again.job_spent("a").pure_epsilon == 0.5 and again.job_spent("b").pure_epsilon == 0
     assert "closed" in again.describe()
     for job in ("a", "b"):
-        with pytest.raises(PrivacyRefusal, match="closed"):
+        with pytest.raises(PrivacyRefusal, match=r"is closed.*Submit it as a new job"):
             again.open_job(job, EVENT)
 
 

@@ -53,8 +53,11 @@ def test_a_csv_of_the_user_becomes_three_sites(tmp_path):
 def test_wrong_files_and_labels_are_named(tmp_path):
     with pytest.raises(ConfigurationError, match="LABEL="):
         load(tmp_path / "a.csv", None)
-    with pytest.raises(ConfigurationError, match="cannot read"):
+    with pytest.raises(ConfigurationError, match=r"there is no file .*a\.csv: give another one \(DATA="):
         load(tmp_path / "a.csv", "y")
+    (tmp_path / "a.parquet").write_text("x,y\n1,2\n")
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        load(tmp_path / "a.parquet", "y")
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")
     with pytest.raises(ConfigurationError, match="no column 'z'"):
         load(tmp_path / "a.csv", "z")

@@ -35,8 +35,8 @@ def begin(workspace: Path, data_set: str) -> Ledger:
 
 
 def test_it_shows_all_data_sets_or_one(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ledger", str(workspace), "--site", "site-1"]) == 0
-    assert "spent nothing" in capsys.readouterr().out
+    assert main(["ledger", str(workspace), "--site", "site-1"]) == 1
+    assert "spent nothing" in capsys.readouterr().err
     begin(workspace, "credit")
     begin(workspace, "bank")
     assert main(["ledger", str(workspace), "--site", "site-1"]) == 0
@@ -54,8 +54,9 @@ def test_a_simulator_workspace_is_searched_for_the_site(workspace: Path, capsys:
     for folder in (workspace, own):
         assert main(["ledger", str(folder), "--site", "site-1"]) == 0
         assert "job-17" in capsys.readouterr().out
-    assert main(["ledger", str(workspace), "--site", "site-2"]) == 0
-    assert f"no privacy ledger in {workspace}" in capsys.readouterr().out
+    assert main(["ledger", str(workspace), "--site", "site-2"]) == 1
+    error = capsys.readouterr().err
+    assert f"no privacy ledger in {workspace}" in error and "or its workspace or name is another" in error
 
 
 def test_it_closes_a_job_that_will_not_go_on(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:

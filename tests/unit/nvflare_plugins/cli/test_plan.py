@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +10,11 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cli.plan import command as plan_module
-from nvflare_plugins.cli.plan.command import Network, estimate, read_job, render, to_json, workload_of_job
+from nvflare_plugins.bagging.trees import SharedTree
+from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.cli.plan import vertical as vertical_module
+from nvflare_plugins.cli.plan.command import PLANS, UNPLANNED, read_job
+from nvflare_plugins.cli.plan.horizontal import estimate, render, to_json, workload_of_job
 from nvflare_plugins.cli.plan.messages import (
     Workload,
     built_nodes,
@@ -21,10 +23,14 @@ from nvflare_plugins.cli.plan.messages import (
     round_messages,
     setup_messages,
 )
+from nvflare_plugins.cli.plan.network import Network
 from nvflare_plugins.cli.plan.rates import ProtectionRate, TreeRate, measure_protection, measure_trees
+from nvflare_plugins.cli.plan.spending import membership
 from nvflare_plugins.cli.plan.vertical import CipherRates
 from nvflare_plugins.evidence.threat_model import HORIZONTAL, leakage_class
+from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.training import training_shape
 from nvflare_plugins.horizontal.value_bounds import coarsest_pairs
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.sums import Family, ProtectedSums
@@ -261,8 +267,7 @@ def test_folders_without_a_job_are_refused(tmp_path):
 
 
 def cli(*arguments: object) -> int:
-    parser = argparse.ArgumentParser()
-    plan_module.add_parser(parser.add_subparsers())
+    parser = make_parser()
     parsed = parser.parse_args(["plan", *map(str, arguments)])
     return parsed.func(parsed)
 
@@ -310,7 +315,9 @@ def test_private_jobs_over_too_few_sites_are_refused(capsys):
 
 
 def test_vertical_jobs_need_the_columns_of_the_other_parties(capsys, monkeypatch):
-    monkeypatch.setattr(plan_module, "measure_ciphers", lambda workload: RATES)  # test_plan_vertical.py measures them
+    monkeypatch.setattr(
+        vertical_module, "measure_ciphers", lambda workload: RATES
+    )  # test_plan_vertical.py measures them
     folder = REPOSITORY / "jobs" / "vertical_paillier"
     assert cli(folder, "--rows", 100, "--features", 3) == 1
     assert "--foreign-features" in capsys.readouterr().err
@@ -318,6 +325,74 @@ def test_vertical_jobs_need_the_columns_of_the_other_parties(capsys, monkeypatch
     assert "depth 3; Paillier-2048" in capsys.readouterr().out
 
 
+def test_every_kind_has_a_plan_or_a_reason():
+    assert PLANS.keys() | UNPLANNED.keys() == KINDS.keys() and not PLANS.keys() & UNPLANNED.keys()
+
+
+def test_a_kind_without_a_plan_says_why(capsys):
+    assert cli(REPOSITORY / "jobs" / "alignment") == 1
+    assert "alignment jobs have no plan: it takes about" in capsys.readouterr().err
+
+
+def test_bagging_sends_as_many_bytes_as_its_plan_says(capsys):
+    folder = REPOSITORY / "jobs" / "bagging"
+    assert cli(folder, "--sites", 4, "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    stump = {"left_children": [-1], "right_children": [-1], "split_indices": [0], "split_conditions": [0.5]}
+    message = SharedTree.of({**stump, "default_left": [0]}).to_bytes(figures["depth"])
+    assert figures["bytes_sent_per_round"] == len(message)
+    assert figures["bytes_received_per_round"] == 4 * len(message)
+    assert cli(folder) == 0
+    assert "whatever its tree" in capsys.readouterr().out
+
+
+def test_dpboost_is_priced_as_its_ledger_will_be(capsys):
+    folder = REPOSITORY / "jobs" / "dpboost"
+    job = read_job(folder)
+    assert cli(folder, "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    spent = figures["n_ensembles"] * (job.depth * figures["epsilon_of_a_level"] + figures["epsilon_of_leaves"])
+    assert spent * job.rows_per_person == pytest.approx(job.epsilon) and spent * job.rows_per_person <= job.epsilon
+    assert figures["n_messages"] == job.n_trees * (job.depth + 1)
+    first, last = figures["noise_on_first_and_last_leaf"]
+    # g* / (1 + lambda) before clipping decides, 2 g* (1 - eta)^t after
+    assert first == pytest.approx(min(1 / (1 + job.ridge), 2) / figures["epsilon_of_leaves"])
+    late = 2 * (1 - job.learning_rate) ** (job.n_trees // figures["n_ensembles"] - 1)
+    assert last == pytest.approx(min(1 / (1 + job.ridge), late) / figures["epsilon_of_leaves"])
+    assert cli(folder) == 0
+    assert f"pure epsilon {job.epsilon:g}" in capsys.readouterr().out
+
+
+def test_buckets_are_priced_for_a_value_and_for_a_row(capsys):
+    folder = REPOSITORY / "jobs" / "federboost_vertical"
+    assert cli(folder) == 1
+    assert "--features, the columns of a passive party" in capsys.readouterr().err
+    assert cli(folder, "--features", 5, "--rows", 100, "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["epsilon_of_a_value"] == pytest.approx(4.0) and figures["epsilon_of_a_row"] == 20.0
+    assert figures["wrong_bucket_rate"] == pytest.approx(15 / (15 + np.exp(4.0))) and figures["bytes_sent"] == 500
+    assert cli(folder, "--features", 5) == 0
+    assert "is right in 100 % of cases" in capsys.readouterr().out, "a row is hardly protected, and one is told"
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "percent"), [(0.0, 0.0, 50), (np.log(3), 0.0, 75), (np.log(3), 0.1, 77.5)]
+)
+def test_what_epsilon_means_for_a_person(epsilon, delta, percent):
+    assert f"right in {percent} %" in membership(epsilon, delta)
+
+
 def test_rows_and_features_are_asked_for(capsys):
     assert cli("--rows", 100) == 1
     assert "give --rows and --features" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("depth", range(1, 13))
+@pytest.mark.parametrize("leaves", [0, 31])
+def test_the_plan_and_the_training_agree_on_the_largest_message(depth: int, leaves: int) -> None:
+    params: dict[str, object] = {"objective": "binary:logistic", "max_depth": depth}
+    if leaves:
+        params |= {"grow_policy": "lossguide", "max_leaves": leaves}
+    shape = training_shape(check_parameters(params, ["a"]), 3, 1, 256, False, 0, False)
+    planned = built_nodes(Workload(rows=1 << 20, features=1, depth=depth, max_leaves=leaves))
+    assert max(planned) == shape.max_built_nodes

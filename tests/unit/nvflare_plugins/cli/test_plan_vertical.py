@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cli.plan import command as plan_module
+from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.cli.plan import vertical as vertical_module
 from nvflare_plugins.cli.plan.vertical import CipherRates, VerticalWorkload, estimate_vertical, render_vertical
 
@@ -54,8 +53,7 @@ def test_text_names_every_party():
 
 def test_command_measures_real_rates(capsys, monkeypatch):
     monkeypatch.setattr(vertical_module, "_REPEATS", 1)
-    parser = argparse.ArgumentParser()
-    plan_module.add_parser(parser.add_subparsers())
+    parser = make_parser()
     words = "plan --rows 5000 --features 2 --foreign-features 3 --depth 3 --bins 16 --key-bits 2048 --json"
     arguments = parser.parse_args(words.split())
     assert arguments.func(arguments) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import re
@@ -11,8 +10,9 @@ import shutil
 import pytest
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.cli import verify as verify_module
-from nvflare_plugins.cli.verify import find_evidence, render, verify_files
+from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.cli.verify import find_evidence, traffic, verify_files
+from nvflare_plugins.cli.verify_command import render, to_json
 from nvflare_plugins.evidence import log as evidence
 from nvflare_plugins.evidence.audit import Audit
 from nvflare_plugins.evidence.contents import Content, Protection
@@ -31,8 +31,7 @@ def only_failures(folder) -> str:
 
 
 def cli(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    verify_module.add_parser(parser.add_subparsers())
+    parser = make_parser()
     parsed = parser.parse_args(["verify", *map(str, arguments)])
     return parsed.func(parsed)
 
@@ -66,7 +65,7 @@ def test_two_sites_and_no_rounds(tmp_path):
 
 def test_table_counts_messages_and_bytes(tmp_path):
     result = check(complete_attempt(tmp_path, rounds=3))
-    by_kind = {t.kind: t for t in verify_module.traffic(result.attempts[0].logs)}
+    by_kind = {t.kind: t for t in traffic(result.attempts[0].logs)}
     histogram = by_kind["HISTOGRAM"]
     assert (histogram.messages, histogram.bytes_out, histogram.bytes_in) == (9, 9 * 32, 9 * 32)
     assert histogram.codec == "MASKED" and histogram.private and not by_kind["HANDSHAKE"].private
@@ -466,7 +465,7 @@ def test_contents_of_sealed_messages_are_shown(tmp_path):
     assert result.sound, [a.failures for a in result.attempts]
     text = render(result)
     assert "gradient pairs of the rows: Paillier ciphertexts" in text
-    [document] = verify_module.to_json(result)["attempts"]
+    [document] = to_json(result)["attempts"]
     assert [(c["sender"], c["what"], c["size"]) for c in document["contents"]] == [
         ("site-1", "GRADIENTS", 100),
         ("site-2", "HISTOGRAMS", 100),
@@ -522,4 +521,25 @@ def test_privacy_spent_is_shown(tmp_path):
         attempt.logs[site].spend("leaf sums of round 1", "discrete Gaussian, multiplier 3", 0.5, 1e-6)
     result = check(attempt.finish())
     assert result.sound, [a.failures for a in result.attempts]
-    assert "privacy spent at site-2: epsilon 0.5 at delta 1e-06, 2 releases" in render(result)
+    shown = render(result)
+    assert "privacy spent at site-2: epsilon 0.5 at delta 1e-06, 2 releases" in shown
+    assert shown.count("    2 releases of discrete Gaussian, multiplier 3\n") == len(SITES)
+
+
+def test_releases_are_counted_by_what_they_were(tmp_path):
+    attempt = Attempt(tmp_path, profile="dp_distributed")
+    attempt.open_session()
+    attempt.exchange("NODE_STATS", "MASKED")
+    log = attempt.logs["site-1"]
+    for number in range(5):
+        log.spend(f"leaf sums of round {number}", "1 x discrete_gaussian n_shares 3", 0.25, 1e-6)
+    log.spend("sums again", "replayed: paid for before, no charge", 0.25, 1e-6)
+    for number in range(10):
+        log.spend("one of its kind", f"2 x laplace epsilon {number}", 0.25, 1e-6)
+    shown = render(check(attempt.finish())).splitlines()
+    (first,) = (n for n, line in enumerate(shown) if "privacy spent" in line)
+    assert shown[first].endswith(", 16 releases")
+    assert shown[first + 1] == "    5 releases of discrete_gaussian n_shares 3"
+    assert shown[first + 2] == "    1 release replayed: paid for before, no charge"
+    assert shown[first + 3] == "    1 release of 2 x laplace epsilon 0"
+    assert shown[first + 9] == "    and 4 releases of other kinds"

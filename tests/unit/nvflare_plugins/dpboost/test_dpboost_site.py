@@ -18,12 +18,12 @@ from dp_components.ledger import Ledger
 from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult
+from nvflare_plugins.data_sets import declaration
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.model import xgboost_model
 from nvflare_plugins.dpboost.server import DpBoostServer, steps
 from nvflare_plugins.dpboost.site import run_dpboost_site
 from nvflare_plugins.report.run_record import RunRecord
-from nvflare_plugins.site.policy import policy as site_policy
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation
 from tests.support.parties import Parties, succeed
@@ -101,7 +101,7 @@ def without_ledger(_: str, make: Callable[[], Release]) -> np.ndarray:
 
 def give_more(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every site a budget with which there is next to no noise, and which no policy may state."""
-    monkeypatch.setattr(site_policy, "MOST_EPSILON", 599.0)
+    monkeypatch.setattr(declaration, "MOST_EPSILON", 599.0)
     budget = {**BUDGET, "epsilon": 599.0, "pure_epsilon": 595.0}
     for number, site in enumerate(parties.sites):
         parties.give(site, "rows", table().iloc[number::3], id="id", privacy=budget)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 from datetime import UTC, datetime, timedelta
@@ -15,8 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from he_processors.errors import AuthenticationError
-from nvflare_plugins.cli import verify as verify_module
-from nvflare_plugins.cli.verify import Verdict, render, verify
+from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.cli.verify import Verdict, verify
+from nvflare_plugins.cli.verify_command import render
 from nvflare_plugins.evidence.authority import FlareAuthority
 from nvflare_plugins.evidence.log import utc_now
 from nvflare_plugins.site.certificates import Identity
@@ -137,8 +137,7 @@ def test_signed_evidence_is_verified_with_root_and_server_names_only(tmp_path, p
 
 
 def cli(*arguments) -> int:
-    parser = argparse.ArgumentParser()
-    verify_module.add_parser(parser.add_subparsers())
+    parser = make_parser()
     parsed = parser.parse_args(["verify", *map(str, arguments)])
     return parsed.func(parsed)
 

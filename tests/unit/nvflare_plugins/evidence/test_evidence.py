@@ -20,6 +20,8 @@ from nvflare_plugins.evidence.format import (
     export_name,
     parse_line,
     read_chain,
+    read_time,
+    time_text,
 )
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.failures import reason_of
@@ -341,11 +343,38 @@ def test_a_broken_disk_does_not_hide_why_the_attempt_ended(tmp_path, monkeypatch
     assert log.close() == log.path and not log.path.exists()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"more": 1},
+        {"site": "../site-2"},
+        {"n_records": 0},
+        {"n_records": True},
+        {"digest": "00" * 31},
+        {"digest": "0G" * 32},
+        {"signature": "AB"},
+    ],
+    ids=str,
+)
+def test_heads_of_another_form_are_refused(change):
+    head = SignedHead("site-2", 5, b"d" * 32).to_dict()
+    assert SignedHead.from_dict(head).to_dict() == head
+    with pytest.raises(ProtocolError, match="evidence head"):
+        SignedHead.from_dict({**head, **change})
+
+
+@pytest.mark.parametrize("text", ["2026-1-31T12:00:00Z", "2026-02-30T12:00:00Z", "2026-01-31 12:00:00", ""])
+def test_times_of_another_form_are_refused(text):
+    assert time_text(read_time("2026-01-31T12:00:00Z")) == "2026-01-31T12:00:00Z"
+    with pytest.raises(ProtocolError, match="a time in evidence"):
+        read_time(text)
+
+
 def test_a_record_that_found_no_memory_leaves_the_chain_as_it_was(tmp_path, monkeypatch):
     log = make_log(tmp_path)
     send(log)
     with monkeypatch.context() as patch:
-        patch.setattr(evidence_module, "canonical", lambda body: (_ for _ in ()).throw(MemoryError))
+        patch.setattr(evidence_module, "chain_line", lambda head, body: (_ for _ in ()).throw(MemoryError))
         with pytest.raises(MemoryError):
             send(log, 1)
     log.abandon("memory")

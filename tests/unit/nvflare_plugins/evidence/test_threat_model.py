@@ -18,6 +18,7 @@ from nvflare_plugins.evidence.threat_model import (
     VERTICAL,
     markdown_table,
     notes_for,
+    protection_text,
 )
 from nvflare_plugins.site.policy.values import PROFILES
 from nvflare_plugins.wire.envelope import Codec
@@ -52,6 +53,19 @@ def test_no_protecting_profile_lets_private_messages_pass_in_clear(profile):
 
 def test_every_codec_is_explained():
     assert set(CODEC_PROTECTION) == {codec.name for codec in Codec}
+
+
+@pytest.mark.parametrize("profile", PRIVATE)
+def test_noise_is_named_beside_the_masks_and_a_trusted_server_as_one_that_reads(profile: str) -> None:
+    """The table said of private jobs what it says of masks alone, and of a trusted server that it sees no sum."""
+    text = protection_text(profile, "NODE_STATS", "MASKED", True)
+    assert "noise" in text and "pairwise masks" in text
+    assert ("exact sum" in text) == (profile == "dp_trusted") != ("neither contribution nor sum" in text)
+    assert protection_text(profile, "SCALE", "MASKED", True) == CODEC_PROTECTION["MASKED"]
+    assert protection_text(profile, "AGREEMENT", "SEALED", True) == CODEC_PROTECTION["SEALED"]
+    assert protection_text("masks", "HISTOGRAM", "MASKED", True) == CODEC_PROTECTION["MASKED"]
+    assert protection_text(profile, "HANDSHAKE", "PUBLIC", False) == "public, nothing to protect"
+    assert protection_text(profile, "?", "OTHER", True) == "UNKNOWN"
 
 
 @pytest.mark.parametrize("profiles", [HORIZONTAL, VERTICAL, PRIVATE])

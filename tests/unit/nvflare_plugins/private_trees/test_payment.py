@@ -56,6 +56,17 @@ def test_a_query_is_charged_once_and_answered_alike(tmp_path: Path) -> None:
     assert ledger(tmp_path).spent().mu_squared == pytest.approx(2 * spent.mu_squared)
 
 
+def test_the_quote_says_epsilon_at_the_jobs_delta_and_at_the_budgets(tmp_path: Path) -> None:
+    job = job_of(method="dp_tr_newton")
+    quote = payment(tmp_path, job).quote
+    assert job.delta != BUDGET["delta"]
+    at_budget, at_job = (quote.plan.epsilon(delta) for delta in (BUDGET["delta"], job.delta))
+    assert f"it needs epsilon {at_budget:.4g};" in quote.message
+    assert f"all at its delta {BUDGET['delta']:g}" in quote.message
+    assert quote.message.endswith(f"At the job's delta {job.delta:g} it needs epsilon {at_job:.4g}.")
+    assert at_job == pytest.approx(job.epsilon, rel=1e-3)
+
+
 def test_a_job_on_other_rows_is_not_resumed(tmp_path: Path) -> None:
     first = payment(tmp_path)
     first.pay(QUERY, maker(first))

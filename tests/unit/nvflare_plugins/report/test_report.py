@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import json
 import re
 from html.parser import HTMLParser
 
@@ -12,10 +12,10 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import read_log
-from nvflare_plugins.report import report as report_module
 from nvflare_plugins.report.report import build_report, feature_importance, write_report
 from nvflare_plugins.report.run_record import Curve, PointCurve, ReportSection, RoundRow, RunRecord, TrafficRow
 from tests.support.evidence_attempts import Attempt
@@ -210,6 +210,16 @@ def test_feature_importance_finds_the_planted_feature(folder):
     assert max(gain, key=gain.get) == "needle" and weight["needle"] >= 1
 
 
+def test_the_tip_of_a_bar_speaks_of_gains_only_where_there_are_some(folder):
+    assert "needle: mean gain " in build_report(run_record(), folder)
+    document = json.loads((folder / "model.json").read_text())
+    for tree in document["learner"]["gradient_booster"]["model"]["trees"]:  # as a bagged model has them
+        tree["loss_changes"] = [0.0] * len(tree["loss_changes"])
+    (folder / "model.json").write_text(json.dumps(document))
+    report = build_report(run_record(), folder)
+    assert "mean gain" not in report and re.search(r"needle: \d+ splits?<", report)
+
+
 def test_broken_model_file_does_not_prevent_the_report(folder):
     (folder / "model.json").write_text("{}")
     assert "no importance for this model" in build_report(run_record(), folder)
@@ -217,8 +227,7 @@ def test_broken_model_file_does_not_prevent_the_report(folder):
 
 def test_command_line_rebuilds_the_file(folder, capsys):
     run_record().write(folder)
-    parser = argparse.ArgumentParser()
-    report_module.add_parser(parser.add_subparsers())
+    parser = make_parser()
     arguments = parser.parse_args(["report", str(folder)])
     assert arguments.func(arguments) == 0
     assert capsys.readouterr().out.strip() == str(folder / "report.html")
