@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
 
-from nvflare_plugins.cli.main import make_parser
-from nvflare_plugins.data_sets.declaration import DataSet, PrivacyBudget, VerticalRules
+from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.recipes.job_recipe import JobRecipe
-from nvflare_plugins.site.policy.policy import SitePolicy, template
-from nvflare_plugins.site.policy.values import PROFILES, Consents
 from nvflare_plugins.vertical.protocol import messages
 from nvflare_plugins.vertical.protocol.fragmentation import Flag
 from nvflare_plugins.wire.catalogue import Dtype, Kind, Op, Phase
@@ -111,6 +106,8 @@ def test_commands_exist_with_their_options(path: Path) -> None:
             assert set(given) <= set(choices[words[1]]._option_string_actions), words
         elif words[1].endswith(".py"):
             source = (ROOT / words[1]).read_text(encoding="utf-8")
+            if "run_script" in source:
+                source += (ROOT / "nvflare_plugins" / "recipes" / "script.py").read_text(encoding="utf-8")
             assert all(f'"{option}"' in source for option in given), words
         else:
             assert words[1] == "-m" and importlib.util.find_spec(words[2]) is not None, words
@@ -120,43 +117,6 @@ def test_a_command_that_is_not_there_is_noticed(tmp_path: Path) -> None:
     document = tmp_path / "x.md"
     document.write_text("    make demo DATA=x   # comment\n\nand `veilboost plan --rows 3`.\n")
     assert list(commands(document)) == [["make", "demo", "DATA=x"], ["veilboost", "plan", "--rows", "3"]]
-
-
-def documented_keys() -> dict[str, object]:
-    """Return the policy keys of the reference with what holds where they are left out."""
-    keys = {}
-    for cells in rows(POLICY):
-        if len(cells) == 4 and re.fullmatch(r"[a-z_]+(\.\w+)*", cells[0]) and cells[0] != "key":
-            keys[cells[0]] = (
-                json.loads(cells[1]) if cells[1][:1] in '"[{-0123456789tfn' and cells[1] != "needed" else None
-            )
-    return keys
-
-
-def declared_keys() -> dict[str, object]:
-    """Return every key of a policy with its default in JSON: dataclasses say it."""
-    keys: dict[str, object] = dict.fromkeys(json.loads(template()))
-    nested = {"consents": Consents, "vertical": VerticalRules}
-    nested |= {"data_sets.NAME": DataSet, "data_sets.NAME.privacy": PrivacyBudget}
-    for prefix, kind in nested.items():
-        for field in fields(kind):
-            default = field.default_factory() if field.default_factory is not MISSING else field.default
-            keys[f"{prefix}.{field.name}"] = None if default is MISSING else default
-    del keys["data_sets.NAME.name"]  # the key itself
-    return json.loads(json.dumps(keys))
-
-
-def test_every_policy_key_is_documented_with_its_default() -> None:
-    documented, declared = documented_keys(), declared_keys()
-    assert set(documented) == set(declared)
-    nested = {key: value for key, value in declared.items() if "." in key}
-    assert {key: documented[key] for key in nested} == nested
-    top = {key: value for key, value in documented.items() if "." not in key}
-    left_out = SitePolicy.from_dict({}, workspace=Path("/workspace"), site="bank")
-    assert SitePolicy.from_dict(top, workspace=Path("/workspace"), site="bank") == left_out
-    allowed = next(cells[2] for cells in rows(POLICY) if cells[0] == "allowed_profiles")
-    assert re.findall(r"`(\w+)`", f"`{allowed}`") == list(PROFILES)
-    assert len(top) == len(SitePolicy.__dataclass_fields__) - 2  # site and workspace are not of the file
 
 
 def test_the_protocol_lists_every_message() -> None:

@@ -28,19 +28,20 @@ KINDS = (
     "federboost_vertical",
 )
 LEVELS = (
-    ("failures", "files", "formatting", "checks"),
+    ("failures", "files", "formatting", "checks", "declared"),
     ("wire",),
     ("data_sets",),
     ("site",),
     ("evidence",),
     ("xgb",),
     ("report",),
+    ("scoring",),
     ("attempt",),
     KINDS,
     ("conformance",),
     ("flare",),
     ("recipes",),
-    ("cli",),
+    ("cli", "__main__"),
 )
 """Rooms of nvflare_plugins, the lowest first. A room imports from its own level's and lower rooms only."""
 BETWEEN_KINDS = {
@@ -48,8 +49,6 @@ BETWEEN_KINDS = {
     "vertical_inference": ("alignment", "vertical"),
     # It makes parts of a vertical model, over aligned rows, under the vertical rules for XGBoost's parameters.
     "federboost_vertical": ("alignment", "vertical.model", "vertical.parameters"),
-    # Both turn trees that are arrays into XGBoost's document.
-    "dpboost": ("private_trees.forest", "private_trees.methods"),
 }
 """What one kind of job may take from another; every other kind stands by itself."""
 
@@ -127,7 +126,7 @@ def test_every_exception_between_kinds_is_used() -> None:
 def test_wrong_arrows_are_noticed() -> None:
     assert not is_allowed("wire", "site.policy.policy.SitePolicy")
     assert not is_allowed("horizontal", "vertical.job.VerticalJob")
-    assert not is_allowed("dpboost", "private_trees.site.run_private_trees_site")
+    assert not is_allowed("dpboost", "private_trees.forest.Forest")
     assert is_allowed("vertical", "alignment.result.Alignment") and is_allowed("cli", "flare.kinds.KINDS")
 
 

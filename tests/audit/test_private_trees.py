@@ -217,16 +217,16 @@ def paid_from_ledger(folder: Path, plan: PrivateTreesPlan):
 
 
 def test_smoke() -> None:
-    """A quarter of the noise needs 50 runs of each world; the noise's scale shows after fewer."""
-    right = audit(setting(DISTRIBUTED), 40)
+    """A quarter of the noise needs 50 runs of each world, of few trees; the noise's scale shows after fewer."""
+    few_trees = replace(dp_tr_newton(4), depth=2, batch_size=2, query=LeafQuery.JOINT)
+    right = audit(setting(DISTRIBUTED, few_trees), 40)
     assert measured_mu(right) <= CLAIMED_MU and 5e-6 < noise_of(right) < 1 - 5e-6
 
     def quarter(run: int):
         source = SeededRandomness(run)
         return lambda sums, sensitivity, multiplier: add_gaussian_noise(sums, sensitivity, multiplier / 4, source)
 
-    one_round = replace(RANDOM_TREES, batch_size=20)
-    wrong = audit(setting(TRUSTED, one_round, server_noise=quarter), 55)
+    wrong = audit(setting(TRUSTED, replace(few_trees, batch_size=4), server_noise=quarter), 55)
     assert measured_mu(wrong) > CLAIMED_MU and noise_of(wrong) < 1e-12
 
 
@@ -361,7 +361,8 @@ def test_replays_of_some_sites_only_are_not_free(tmp_path: Path) -> None:
     The mean over attempts then holds less noise than their ledgers have paid for: s^2 / 2 + s^2 / 16 after eight. This
     is training without the payment of a job, which refuses: see the next test.
     """
-    case = setting(DISTRIBUTED, replace(RANDOM_TREES, batch_size=20), n_attempts=8)
+    one_round = replace(dp_tr_newton(10), depth=2, batch_size=10, query=LeafQuery.JOINT)
+    case = setting(DISTRIBUTED, one_round, n_attempts=8)
     from_ledger = paid_from_ledger(tmp_path, case.plan)
     mixed = replace(case, pays=lambda run, site: from_ledger(run, site) if site != 1 else without_ledger)
     noise = []

@@ -4,7 +4,7 @@ Tables split in two halves, 32 bins: breast (569 rows, 50 trees of depth 5), 2,0
 5), and 20,000 rows of it (100 trees of depth 3). The active party's knowledge is recorded in the training itself; a
 sample of the passive party's features is attacked. Guarded trainings vary a little with the guards' secret keys.
 
-The last line of the output is one JSON object. Its curves are the ones that reports show (``bin_report.py``).
+The last line of the output is one JSON object. Its curves are the ones that reports show (vertical/guards/report.py).
 
 Run: python -m tests.bench.bin_attack_rates [folder of the Parquet files]
 """

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.attempt.job_context import JobResult, SiteContext
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, take_part
-from nvflare_plugins.checks import check_fields, expect, is_text
+from nvflare_plugins.attempt.job_context import JobDocument, JobResult, SiteContext
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.cli.plan.command import read_job
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.data_sets.table import load_table
+from nvflare_plugins.declared import Name, OneOf, Seconds, document
 from nvflare_plugins.flare.kinds import KINDS, JobKind
 from nvflare_plugins.recipes.job_recipe import JobRecipe
 from nvflare_plugins.site.flare_boundary import CONTROLLER, EXECUTOR
@@ -28,27 +25,16 @@ from tests.support.flare_job import Finished, run_flare_job
 # -- the kind: its job, prepare, train --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class CountJob:
+@document
+class CountJob(JobDocument):
     """Count the rows of a data set over all sites."""
 
     tracking: ClassVar[bool] = False
 
-    data_set: str
-    label: str
-    profile: str = "masks"
-    deadline_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        expect("data_set must be a non-empty text", is_text(self.data_set))
-        expect("profile must be masks", self.profile == "masks")
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> CountJob:
-        return cls(**check_fields(document, {f.name for f in dataclasses.fields(cls)}, ("data_set", "label")))
+    data_set: Name
+    label: Name
+    profile: Annotated[str, OneOf("masks")] = "masks"
+    deadline_s: Seconds = 0.0
 
 
 def prepare(job: CountJob, context: SiteContext) -> int:
@@ -66,11 +52,7 @@ def train(attempt: SiteAttempt, n_rows: int) -> JobResult:
     return JobResult(hmac.hex(), "counted")
 
 
-def run(job: CountJob, *where: Any) -> JobResult:
-    return take_part(job, *where, data_sets=[job.data_set], prepare=prepare, train=train)
-
-
-ROW = JobKind("count", CountJob, run)
+ROW = JobKind("count", CountJob, SitePart(prepare, train))
 
 
 class CountRecipe(JobRecipe):

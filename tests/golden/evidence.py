@@ -26,7 +26,7 @@ from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.site import run_vertical_site
-from nvflare_plugins.wire.aggregation import Aggregator, Transfer
+from nvflare_plugins.wire.aggregation import Aggregator
 from tests.golden.jobs import BUDGET, bounds_of, breast, columns_over_sites, rows_over_sites
 from tests.support.federation import TIMEOUT_S, DirectTransport
 from tests.support.parties import Parties
@@ -76,26 +76,11 @@ def run_signed(parties: Parties, run_site: Callable[..., Any], job: Any, job_id:
     exports.mkdir(parents=True)
     log = EvidenceLog(exports / export_name(SERVER), SERVER, job_id, attempt.hex(), job.profile, role="server")
 
-    def record(transfer: Transfer) -> None:
-        frame = transfer.frame
-        log.record(
-            transfer.direction,
-            frame.counter,
-            frame.kind.name,
-            str(frame.moment),
-            frame.codec.name,
-            frame.n_values,
-            transfer.commitment,
-            frame.kind.private,
-            peers=transfer.sites,
-            salt=frame.salt,
-        )
-
     on_sum = None
     if getattr(job, "trust", "") == "trusted_aggregator":
         server = TrustedServer(JobPlan.of(job, len(parties.sites)))
         on_sum = lambda frame, total: server.answer(frame, total, log.spend)  # noqa: E731
-    aggregator = Aggregator(parties.sites, attempt, TIMEOUT_S, record, log.signed_head, on_sum=on_sum)
+    aggregator = Aggregator(parties.sites, attempt, TIMEOUT_S, log.transfer, log.signed_head, on_sum=on_sum)
     errors: list[Exception] = []
 
     def take_part(site: str, identity: Identity) -> None:

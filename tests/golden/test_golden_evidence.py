@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from nvflare_plugins.cli import verify as verify_module
+from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.evidence import audit as evidence_audit
 from nvflare_plugins.evidence import authority as evidence_certificates
 
@@ -19,8 +18,7 @@ KINDS = ("horizontal", "vertical", "private")
 
 def verify(folder: Path, job: str) -> int:
     """Call ``veilboost verify`` with the root of the project's startup kit; return its exit code."""
-    parser = argparse.ArgumentParser()
-    verify_module.add_parser(parser.add_subparsers())
+    parser = make_parser()
     root = EVIDENCE / "startup" / "rootCA.pem"
     options = parser.parse_args(["verify", str(folder), "--root-ca", str(root), "--job", job])
     return options.func(options)

@@ -16,6 +16,9 @@ from nvflare_plugins.dpboost.server import DpBoostServer
 from nvflare_plugins.dpboost.site import run_dpboost_site
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.private_trees.job import PrivateTreesJob
+from nvflare_plugins.scoring import ScoringError, load_model
+from nvflare_plugins.scoring.model import FinishedModel
+from nvflare_plugins.vertical.model.model_files import PASSIVE_FILE
 from nvflare_plugins.vertical_inference.job import InferenceJob
 from nvflare_plugins.vertical_inference.site import run_inference
 from nvflare_plugins.xgb.model_json import CATEGORIES_ATTRIBUTE, CLASSES_ATTRIBUTE
@@ -54,6 +57,9 @@ def check_model(model: bytes, folder: Path) -> None:
     copy = xgb.Booster(model_file=folder / "copy.json")
     assert copy.feature_names == names
     assert np.array_equal(copy.predict(matrix), booster.predict(matrix))
+    scorer = load_model(folder / "copy.json")
+    assert np.array_equal(scorer.predict_proba(frame()[names[::-1]])[:, 0], booster.predict(matrix))
+    assert scorer.classes_.tolist() == CLASSES[::-1]
     assert list(folder.rglob("report.html"))
 
 
@@ -103,6 +109,8 @@ def test_private_trees(tmp_path: Path, method: str) -> None:
     }
     federation.run_private(PrivateTreesJob.from_dict(document)).succeed()
     check_model(federation.model(), tmp_path)
+    with pytest.raises(ScoringError, match="those of private trees are noised"):
+        FinishedModel(federation.model(), "model.json").check_explainable()
 
 
 def test_dpboost(tmp_path: Path) -> None:
@@ -139,8 +147,18 @@ def test_vertical_training_and_merging(tmp_path: Path) -> None:
     document = parties.policy_of("site-2")
     document["data_sets"]["data"]["aliases"] = {NAMES[2]: "Länge", NAMES[3]: "年齢"}
     parties.set_policy("site-2", **document)
-    assert not [o for o in run(parties, vertical_job(), "train").values() if isinstance(o, Exception)]
+    job = vertical_job(label_classes=[0, 1])
+    assert not [o for o in run(parties, job, "train").values() if isinstance(o, Exception)]
     all_succeed(parties.run(run_inference, InferenceJob(model="train", action="merge"), "merged"))
     merged = xgb.Booster(model_file=parties.run_folder("site-1", "merged") / "merged_model.json")
     assert merged.feature_names[:2] == NAMES[:2]
     assert merged.feature_names[2:] == ["site-2.Länge", "site-2.年齢", "site-3.f0"]
+    whole = load_model(parties.run_folder("site-1", "merged") / "merged_model.json")
+    assert whole.classes_.tolist() == [0, 1]
+    rows = table[NAMES].set_axis(merged.feature_names, axis=1)
+    wanted = merged.predict(xgb.DMatrix(rows))
+    assert np.array_equal(whole.predict_proba(rows[merged.feature_names[::-1]])[:, 1], wanted)
+    assert np.isfinite(whole.model_.contributions(rows.to_numpy(np.float32))).all()
+    for site, name in (("site-1", "vertical_model.json"), ("site-1", "masked_model.json"), ("site-2", PASSIVE_FILE)):
+        with pytest.raises(ScoringError, match="one party's part of a vertical model"):
+            load_model(parties.run_folder(site, "train") / name)

@@ -10,10 +10,10 @@ from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE, PassivePart, read_part
 from nvflare_plugins.vertical.site import MASKED_MODEL
 from nvflare_plugins.wire.catalogue import Kind
-from tests.integration.test_training_features import table as rows
 from tests.support import vertical_jobs
 from tests.support.federation import Federation, SiteDied, dies_at
 from tests.support.federation import succeed as all_sites_of
+from tests.support.horizontal_jobs import table as rows
 from tests.support.parties import Parties, succeed
 from tests.support.private_federation import PrivateFederation
 from tests.support.private_federation import job_of as private_job

@@ -15,8 +15,11 @@ import pytest
 
 from he_processors.errors import ConfigurationError, JobAborted, ProtocolError, VeilBoostError
 from nvflare_plugins.attempt import agreement
+from nvflare_plugins.attempt.handshake import Hello
+from nvflare_plugins.attempt.session import Session
 from nvflare_plugins.horizontal import site as site_module
 from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_list
 from tests.support import federation as support
@@ -45,6 +48,13 @@ def small_job(**fields) -> HorizontalJob:
     params = {"objective": "binary:logistic", "max_depth": 2, "max_bin": 8, "eval_metric": ["logloss", "auc"]}
     fields = {"params": params, "num_rounds": 2, "evaluate_training": True, **fields}
     return HorizontalJob("train", "y", **fields)
+
+
+def job_with(kind: Kind) -> HorizontalJob:
+    """Return a job in which messages of this kind travel; the search for cuts would be most of its time."""
+    if kind in (Kind.CUT_COUNTS, Kind.CUT_PLAN):
+        return small_job()
+    return small_job(cuts="uniform", cut_bounds={name: [-3.0, 3.0] for name in "abc"})
 
 
 def small_table(columns: str = "abc") -> pd.DataFrame:
@@ -154,17 +164,18 @@ def everywhere(changes: dict, kinds: list[Kind], quick: str) -> list:
 def test_nonsense_from_a_site_at_every_exchange(federation, kind, what):
     if kind in (Kind.CLOSING, Kind.CUT_PLAN) and what == "payload longer":
         pytest.skip("nobody reads it: CLOSING is empty, and a site whose plan differs has the search done again")
-    outcomes = federation.run(small_job(), tamper={"site-2": at(kind, NONSENSE[what])})
+    outcomes = federation.run(job_with(kind), tamper={"site-2": at(kind, NONSENSE[what])})
     assert_failed_cleanly(federation, outcomes)
 
 
 @pytest.mark.parametrize("what", MORE_NONSENSE)
 def test_more_nonsense_in_a_histogram(federation, what):
-    outcomes = federation.run(small_job(), tamper={"site-2": at(Kind.HISTOGRAM, MORE_NONSENSE[what], 2)})
+    job = job_with(Kind.HISTOGRAM)
+    outcomes = federation.run(job, tamper={"site-2": at(Kind.HISTOGRAM, MORE_NONSENSE[what], 2)})
     assert_failed_cleanly(federation, outcomes)
     assert what == "attachment" or all("site-2" in str(error) for error in outcomes.values())
     if what in ("nothing", "four billion values", "long attachment"):
-        succeed(federation.run(small_job(), "again"))  # nothing is broken
+        succeed(federation.run(job, "again"))  # nothing is broken
 
 
 @pytest.mark.parametrize("profile", ["bfv", "ckks"])
@@ -176,8 +187,53 @@ def test_hostile_ciphertexts_and_keys(federation, profile, kind, what):
         "flipped": lambda f: dataclasses.replace(f, payload=bytes([f.payload[0] ^ 255]) + f.payload[1:]),
     }
     sender = "site-1" if kind in (Kind.HE_SECRET, Kind.HE_PUBLIC) else "site-2"
-    outcomes = federation.run(small_job(profile=profile), tamper={sender: at(kind, on_frame(changes[what]))})
+    job = dataclasses.replace(job_with(kind), profile=profile)
+    outcomes = federation.run(job, tamper={sender: at(kind, on_frame(changes[what]))})
     assert_failed_cleanly(federation, outcomes)
+
+
+NO_KEYS = {
+    "nothing": lambda key: b"",
+    "cut short": lambda key: key[: len(key) // 2],
+    "longer": lambda key: key + b"\0",
+    "noise": lambda key: bytes(255 - byte for byte in key),
+}
+
+
+@pytest.mark.parametrize("profile", ["bfv", "ckks"])
+@pytest.mark.parametrize("what", NO_KEYS)
+def test_a_key_that_is_no_key_leaves_no_run_behind(federation, monkeypatch, profile, what):
+    """It is properly sealed: nothing of the rows has left anyone yet, so the same rows may train with other sites."""
+    share = Session.share_secret
+
+    def lie(session: Session, secret: bytes | None) -> bytes:
+        shared = share(session, secret if secret is None else NO_KEYS[what](secret))
+        return shared if secret is None else secret
+
+    monkeypatch.setattr(Session, "share_secret", lie)
+    frames: list = []
+    outcomes = federation.run(small_job(profile=profile), frames=frames)
+    assert_failed_cleanly(federation, outcomes)
+    assert any(isinstance(outcomes[site], ProtocolError) for site in ("site-2", "site-3")), outcomes
+    assert not private_frames(frames)
+    assert [states(federation.workspace(site), site) for site in federation.sites] == [[]] * 3
+
+
+@pytest.mark.parametrize("point", [bytes(32), (1).to_bytes(32, "little")], ids=["zero", "one"])
+def test_a_session_key_of_small_order_leaves_no_run_behind(federation, monkeypatch, point):
+    """Whoever knows the result of such a key would know the keys of the pair: the server could read what is sealed."""
+    new = Hello.new
+
+    def lie(identity: Identity, public_key: bytes, *rest: object) -> Hello:
+        return new(identity, point if identity.site == "site-2" else public_key, *rest)
+
+    monkeypatch.setattr(Hello, "new", lie)
+    frames: list = []
+    outcomes = federation.run(small_job(), frames=frames)
+    assert_failed_cleanly(federation, outcomes)
+    assert any(isinstance(e, ProtocolError) and "small order" in str(e) for e in outcomes.values()), outcomes
+    assert not private_frames(frames)
+    assert [states(federation.workspace(site), site) for site in federation.sites] == [[]] * 3
 
 
 def test_a_replayed_frame_is_refused(federation):
@@ -188,7 +244,7 @@ def test_a_replayed_frame_is_refused(federation):
             kept.append(data)
         return kept[0] if len(kept) > 1 else data
 
-    outcomes = federation.run(small_job(), tamper={"site-3": replay})
+    outcomes = federation.run(job_with(Kind.HISTOGRAM), tamper={"site-3": replay})
     assert_failed_cleanly(federation, outcomes)
 
 
@@ -210,7 +266,7 @@ def die(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_site_that_dies_is_named_within_the_deadline(federation, kind):
-    outcomes = federation.run(small_job(), tamper={"site-2": at(kind, die)})
+    outcomes = federation.run(job_with(kind), tamper={"site-2": at(kind, die)})
     assert isinstance(outcomes["site-2"], SiteDied)
     assert all("no message from site-2" in str(outcomes[site]) for site in ("site-1", "site-3"))
     assert_failed_cleanly(federation, outcomes)
@@ -218,8 +274,8 @@ def test_a_site_that_dies_is_named_within_the_deadline(federation, kind):
 
 @pytest.mark.parametrize("kind", [Kind.HANDSHAKE, Kind.CUT_COUNTS, Kind.HISTOGRAM, Kind.CLOSING], ids=lambda k: k.name)
 def test_a_server_that_stalls_is_left_in_time(federation, kind):
-    # The server waits for site-2 far beyond the sites' own patience.
-    outcomes = federation.run(small_job(), tamper={"site-2": at(kind, die)}, deadline_s=600.0, timeout_s=1.0)
+    """The server waits for site-2 far beyond the sites' own patience."""
+    outcomes = federation.run(job_with(kind), tamper={"site-2": at(kind, die)}, deadline_s=600.0, patient=False)
     assert all(
         "no answer from the server in time" in str(outcomes[site]) or isinstance(outcomes[site], JobAborted)
         for site in ("site-1", "site-3")
@@ -235,7 +291,8 @@ def test_an_abort_in_the_middle_of_a_tree_ends_xgboost(federation):
         transports["site-2"].abort("stopped by the operator")
         return data
 
-    outcomes = federation.run(small_job(), tamper={"site-2": at(Kind.HISTOGRAM, stop, 3)}, transports=transports)
+    hooks = {"tamper": {"site-2": at(Kind.HISTOGRAM, stop, 3)}, "transports": transports}
+    outcomes = federation.run(job_with(Kind.HISTOGRAM), **hooks)
     assert_failed_cleanly(federation, outcomes)
     assert all("stopped by the operator" in str(error) for error in outcomes.values())
 
@@ -248,7 +305,7 @@ def test_a_defect_of_the_sites_own_program_ends_the_job_everywhere(federation):
 
         return progress
 
-    outcomes = federation.run(small_job(), on_progress=on_progress)
+    outcomes = federation.run(job_with(Kind.HISTOGRAM), on_progress=on_progress)
     assert isinstance(outcomes.pop("site-3"), RuntimeError)
     assert_failed_cleanly(federation, outcomes)
     [log] = (federation.workspace("site-3") / "runs" / "job" / "evidence").glob("*.evidence.jsonl")
@@ -296,7 +353,7 @@ LIES: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize(("kind", "what"), everywhere(LIES, [Kind.CUT_COUNTS, Kind.HISTOGRAM], "cut short"))
 def test_malformed_answers_of_the_server(federation, kind, what):
     lie = at(kind, LIES[what])
-    outcomes = federation.run(small_job(), tamper_reply={"site-2": lie})
+    outcomes = federation.run(job_with(kind), tamper_reply={"site-2": lie})
     assert_failed_cleanly(federation, outcomes)
     # A scale may change for histograms: site-2 then finds itself out of step with the others.
     assert isinstance(
@@ -310,11 +367,11 @@ def test_malformed_answers_of_the_server(federation, kind, what):
 @pytest.mark.parametrize("victims", [("site-2",), ("site-1", "site-2", "site-3")], ids=["one", "all"])
 def test_changed_or_swapped_answers_between_sites_are_noticed(federation, kind, change, victims):
     if kind is Kind.CUT_PLAN:
-        federation.run(small_job(), "earlier")  # only sites that know cuts already have a plan to compare
+        federation.run(job_with(kind), "earlier")  # only sites that know cuts already have a plan to compare
         if len(victims) == 3:
             pytest.skip("all sites then search again, which releases nothing new")
     replies = {site: at(kind, on_frame(change)) for site in victims}
-    outcomes = federation.run(small_job(), tamper_reply=replies)
+    outcomes = federation.run(job_with(kind), tamper_reply=replies)
     for site in federation.sites:
         assert isinstance(outcomes[site], VeilBoostError), outcomes[site]
         assert not (federation.workspace(site) / "runs" / "job" / "model.json").exists()
@@ -324,7 +381,7 @@ def test_changed_or_swapped_answers_between_sites_are_noticed(federation, kind, 
     ("kind", "occurrence"), [(Kind.CUT_COUNTS, 3), (Kind.LABEL_MEAN, 1), (Kind.HISTOGRAM, 1), (Kind.ROOT_SUM, 1)]
 )
 def test_sums_that_differ_between_sites_are_noticed(federation, kind, occurrence):
-    outcomes = federation.run(small_job(), tamper_reply={"site-2": at(kind, on_frame(shifted), occurrence)})
+    outcomes = federation.run(job_with(kind), tamper_reply={"site-2": at(kind, on_frame(shifted), occurrence)})
     assert_failed_cleanly(federation, outcomes)
 
 
@@ -332,7 +389,8 @@ def test_a_scale_that_no_site_needs_is_noticed(federation):
     def last_word_changed(frame: Frame) -> Frame:
         return dataclasses.replace(frame, payload=frame.payload[:-8] + os.urandom(8))
 
-    outcomes = federation.run(small_job(), tamper_reply={"site-2": at(Kind.SCALE, on_frame(last_word_changed))})
+    replies = {"site-2": at(Kind.SCALE, on_frame(last_word_changed))}
+    outcomes = federation.run(job_with(Kind.SCALE), tamper_reply=replies)
     assert_failed_cleanly(federation, outcomes)
     assert "secure maximum" in str(outcomes["site-2"])
 
@@ -363,8 +421,8 @@ def test_a_server_cannot_hide_differing_models_by_echoing_each_sites_own_proof(f
 def test_what_a_server_can_do_that_lies_to_all_sites_alike(federation):
     """SECURITY.md calls the server honest but curious: the same wrong sum at all sites is a wrong model, unnoticed."""
     replies = {site: at(Kind.HISTOGRAM, on_frame(shifted)) for site in federation.sites}
-    succeed(federation.run(small_job(), "honest"))
-    succeed(federation.run(small_job(), "lied-to", tamper_reply=replies))
+    succeed(federation.run(job_with(Kind.HISTOGRAM), "honest"))
+    succeed(federation.run(job_with(Kind.HISTOGRAM), "lied-to", tamper_reply=replies))
     assert federation.model("lied-to") != federation.model("honest")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +15,8 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
-from nvflare_plugins.cli.verify import Verdict, render, to_json, verify
+from nvflare_plugins.cli.verify import Verdict, verify
+from nvflare_plugins.cli.verify_command import render, to_json
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.horizontal import processors
@@ -22,7 +24,7 @@ from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.processors import choose_profile
 from nvflare_plugins.site.plugins import PROCESSORS, load_plugin
 from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.wire.aggregation import Aggregator, Transfer
+from nvflare_plugins.wire.aggregation import Aggregator
 from tests.support import federation, plugins
 from tests.support.evidence_attempts import rewrite
 from tests.support.federation import Federation, succeed
@@ -77,22 +79,7 @@ class ServerWithEvidence(Aggregator):
     def __init__(self, names: tuple[str, ...], attempt: bytes, deadline_s: float) -> None:
         path = self.folder / export_name(SERVER)
         self.log = EvidenceLog(path, SERVER, "job", attempt.hex(), plugins.PROFILE, role="server")
-        super().__init__(names, attempt, deadline_s, self._note, self.log.signed_head)
-
-    def _note(self, transfer: Transfer) -> None:
-        frame = transfer.frame
-        self.log.record(
-            transfer.direction,
-            frame.counter,
-            frame.kind.name,
-            str(frame.moment),
-            frame.codec.name,
-            frame.n_values,
-            transfer.commitment,
-            frame.kind.private,
-            peers=transfer.sites,
-            salt=frame.salt,
-        )
+        super().__init__(names, attempt, deadline_s, self.log.transfer, self.log.signed_head)
 
 
 @pytest.fixture
@@ -223,6 +210,34 @@ def test_what_is_no_usable_profile_is_refused(
         choose_profile(policy(tmp_path, plugins={"other_masks": plugins.PIN}), "plugin.other_masks")
     monkeypatch.delitem(sys.modules, SIDE, raising=False)
     assert "Policy key: plugins.other_masks" in str(caught.value) and "secret" not in str(caught.value)
+
+
+def test_a_plugin_that_ends_the_process_when_it_is_imported_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SystemExit is no Exception: the site's process would end without a word to anybody."""
+    folder = plugins.install(tmp_path / "packages", monkeypatch, other_masks=f"{SIDE}:PROFILE")
+    (folder / f"{SIDE}.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.delitem(sys.modules, SIDE, raising=False)
+    with pytest.raises(ConfigurationError, match=r"cannot be imported at site-1 \(SystemExit\)"):
+        load_plugin(policy(tmp_path, plugins={"other_masks": plugins.PIN}), "other_masks")
+
+
+@pytest.mark.parametrize("spelling", ["acme-veil", "Acme-Veil", "acme_veil", "acme.veil", "ACME-_.veil"])
+def test_all_spellings_of_a_distribution_are_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: str
+) -> None:
+    """Sites compare what they run by its text."""
+    plugins.install(tmp_path / "packages", monkeypatch)
+    named = policy(tmp_path, plugins={"acme_masks": {**plugins.PIN, "distribution": spelling}})
+    assert choose_profile(named, "plugin.acme_masks").release == "acme-veil 1.2.0"
+    assert named.fingerprint() == policy(tmp_path, **plugins.POLICY).fingerprint()
+
+
+def test_the_example_package_asks_for_this_version() -> None:
+    root = Path(__file__).parents[2]
+    example, own = (tomllib.loads((at / "pyproject.toml").read_text())["project"] for at in (plugins.PACKAGE, root))
+    assert example["dependencies"] == [f"veilboost=={own['version'].rpartition('.')[0]}.*"]
 
 
 def test_sites_with_different_releases_do_not_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

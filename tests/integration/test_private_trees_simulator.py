@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,7 @@ def test_the_script_prepares_a_workspace(tmp_path: Path, file: list[str], monkey
     workspace = tmp_path / "ws"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["x", "--prepare", *file, "--workspace", str(workspace)])
-    private_trees.main()
+    runpy.run_path(private_trees.__file__, run_name="__main__")
     assert "a budget of epsilon 2 at delta 1e-05" in capsys.readouterr().out
     assert {path.name for path in (workspace / "local" / "data").iterdir()} == {f"{site}.parquet" for site in SITES}
 
@@ -52,7 +53,7 @@ def test_the_script_names_columns_that_a_file_lacks(tmp_path: Path, monkeypatch,
     private_trees.invented_rows(90).drop(columns=["AGE", "label"]).to_csv(tmp_path / "rows.csv", index=False)
     monkeypatch.setattr("sys.argv", ["x", "--prepare", str(tmp_path / "rows.csv"), "--workspace", str(tmp_path / "ws")])
     with pytest.raises(SystemExit):
-        private_trees.main()
+        runpy.run_path(private_trees.__file__, run_name="__main__")
     assert "lacks the columns AGE, label" in capsys.readouterr().err and not (tmp_path / "ws").exists()
 
 

@@ -90,7 +90,6 @@ QUERIES: dict[str, tuple[Callable, dict, str]] = {
         {"features": ["a", "c"], "categories": {"c": ["x", "y"]}},
         "list of 2",
     ),
-    "no rows": (lambda frame: frame.iloc[:0], {}, "has no rows"),
 }
 
 

@@ -113,6 +113,7 @@ TRAINERS = {
 FILES = {
     "strange rows": [*ROWS, *STRANGE.values()],
     "no rows": [],
+    "one class": ["0.5,1,-1,0,red,1,1", "-0.5,0.25,1,2,green,1,2"],
     "no usable row": ["0,0,0,0,red,7,1"],
     "weights of zeros": [f"{row.rpartition(',')[0]},0" for row in ROWS],
     "a row more than max_rows": [*ROWS, ROWS[0]],
@@ -120,13 +121,16 @@ FILES = {
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_others_see_the_same_whatever_rows_a_site_has(tmp_path: Path, trainer: str) -> None:
+def test_others_see_the_same_whatever_rows_a_site_has(
+    tmp_path: Path, trainer: str, caplog: pytest.LogCaptureFixture
+) -> None:
     job = {"weight": "w", "max_weight": 2.0, **TRAINERS[trainer]}
     usual = shown(tmp_path / "usual", ROWS, job, max_rows=len(ROWS))
-    for number, name in enumerate(FILES if trainer == "refreshed" else list(FILES)[:2]):
+    for number, name in enumerate(FILES if trainer == "refreshed" else list(FILES)[:3]):
         assert shown(tmp_path / str(number), FILES[name], job, max_rows=len(ROWS)) == usual, name
     for folder in tmp_path.iterdir():
         assert RefusalCount(SitePolicy.load(folder / "site-1", "site-1")).counts() == {}, "no refusal took place at all"
+    assert "takes part without rows" in caplog.text and "are of one class" in caplog.text, "in the site's own log"
 
 
 def place_of(folder: Path) -> SiteContext:

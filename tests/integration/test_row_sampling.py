@@ -28,8 +28,8 @@ from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.cuts import reference_table
-from tests.integration.test_training_features import LOGISTIC, dies_after, federate, job, table
 from tests.support.federation import Federation, SiteDied, central_model, leaf_difference, succeed
+from tests.support.horizontal_jobs import LOGISTIC, dies_after, federate, job, table
 
 STRICT = {"min_effective_rows": 100, "min_rows_per_node": 4, "consents": {"exact_leaves": True}}
 VARIANTS: dict[str, tuple[dict, dict]] = {
@@ -456,8 +456,8 @@ FLOORED = {
 def test_no_node_holds_fewer_rows_than_the_sites_ask_for(tmp_path, name):
     params, raised = FLOORED[name]
     params, frame = {"max_depth": 8, "reg_lambda": 0.0, **params}, table(400)
-    training = job(params)
-    free = federate(tmp_path / "free", frame, job({**params, "min_child_weight": 0.0}))
+    training = job(params, 2)
+    free = federate(tmp_path / "free", frame, job({**params, "min_child_weight": 0.0}, 2))
     assert smallest_leaf(free, frame) < 4, "the test shows nothing"
     federation = federate(tmp_path / "floor", frame, training, policy=STRICT)
     if "subsample" not in params:

@@ -12,6 +12,7 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
+from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.site.memory.released_sums import ReleasedSums
 from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.vertical.passive import site as passive_site
@@ -50,8 +51,15 @@ def nothing_written(parties: Parties, job_id: str = "job") -> bool:
 # -- what comes out ---------------------------------------------------------------------------------------------------
 
 
-def test_the_parts_make_the_centralized_model(parties):
-    outcomes = succeed(run(parties, job(eval_data_set="held", evaluate_training=True)))
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[Parties, dict[str, JobResult]]:
+    """Parties that have trained once, for tests that only read what came out."""
+    parties = federation(tmp_path_factory.mktemp("trained"))
+    return parties, succeed(run(parties, job(eval_data_set="held", evaluate_training=True)))
+
+
+def test_the_parts_make_the_centralized_model(trained):
+    parties, outcomes = trained
     assert len({outcome.hmac for outcome in outcomes.values()}) == 1
     assert all(outcome.summary == {"n_rounds": 4} for outcome in outcomes.values())
     reference = central(TRAIN, 4)
@@ -63,8 +71,8 @@ def test_the_parts_make_the_centralized_model(parties):
     assert (ours.predict(rows) == reference.predict(rows)).all()
 
 
-def test_every_party_keeps_its_part_and_no_other(parties):
-    succeed(run(parties, job()))
+def test_every_party_keeps_its_part_and_no_other(trained):
+    parties, _ = trained
     active = read_part(parties.run_folder("site-1") / ACTIVE_FILE, "site-1", ActivePart)
     assert [(p.site, p.aliases) for p in active.part.parties] == [("site-2", ("f0", "f1", "f2")), ("site-3", ("f0",))]
     for site in ("site-2", "site-3"):
@@ -75,8 +83,8 @@ def test_every_party_keeps_its_part_and_no_other(parties):
         assert not (folder / ACTIVE_FILE).exists() and not (folder / "masked_model.json").exists()
 
 
-def test_run_records_and_reports_tell_stages_features_and_metrics(parties):
-    succeed(run(parties, job(eval_data_set="held")))
+def test_run_records_and_reports_tell_stages_features_and_metrics(trained):
+    parties, _ = trained
     active = json.loads((parties.run_folder("site-1") / "run.json").read_text())
     assert [row["round"] for row in active["rounds"]] == [0, 1, 2, 3]
     assert {"encrypt", "decrypt", "network", "xgboost"} <= set(active["rounds"][0]["stages"])
@@ -89,7 +97,11 @@ def test_run_records_and_reports_tell_stages_features_and_metrics(parties):
         html = (parties.run_folder(site) / "report.html").read_text()
         assert "Vertical federated XGBoost" in html
     lines = "\n".join(parties.said["site-1"])
-    assert "round 4 of 4, eval-logloss" in lines and "round 4 of 4" in "\n".join(parties.said["site-2"])
+    assert (
+        "round 4 of 4, train-logloss" in lines
+        and "eval-logloss" in lines
+        and "round 4 of 4" in "\n".join(parties.said["site-2"])
+    )
 
 
 def test_early_stopping_and_evaluation_are_those_of_centralized_training(parties):
@@ -268,6 +280,16 @@ def test_parts_of_another_model_are_not_continued(parties):
     source.rename(parties.run_folder("site-2", "one") / PASSIVE_FILE)
     outcomes = run(parties, job(num_rounds=2, initial_model="one"), "three")
     assert "part of another model" in str(outcomes["site-1"]) or "part of another model" in str(outcomes["site-2"])
+
+
+def test_a_model_of_other_classes_is_not_continued(parties):
+    succeed(run(parties, job(num_rounds=2, label_classes=[0, 1]), "one"))
+    succeed(run(parties, job(num_rounds=2, label_classes=[0, 1], initial_model="one"), "two"))
+    for classes in ([1, 0], None):
+        outcomes = run(
+            parties, job(num_rounds=2, label_classes=classes, initial_model="one"), f"three-{classes is None}"
+        )
+        assert "trained with other label_classes" in str(outcomes["site-1"])
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------

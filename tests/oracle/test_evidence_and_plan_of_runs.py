@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ProtocolError, VeilBoostError
-from nvflare_plugins.cli.plan.command import workload_of_job
+from nvflare_plugins.cli.plan.horizontal import workload_of_job
 from nvflare_plugins.cli.plan.messages import payload_bytes, round_messages, setup_messages
 from nvflare_plugins.cli.verify import Verification, verify
 from nvflare_plugins.evidence.format import SERVER, export_name
@@ -58,21 +58,7 @@ class Run:
             def __init__(self, sites, attempt, deadline_s):
                 path = run.exports / export_name(SERVER)
                 run.log = EvidenceLog(path, SERVER, "job", attempt.hex(), job.profile, role="server")
-                super().__init__(sites, attempt, deadline_s, self._keep, run.log.signed_head)
-
-            def _keep(self, transfer):
-                f = transfer.frame
-                run.log.record(
-                    transfer.direction,
-                    f.counter,
-                    f.kind.name,
-                    str(f.moment),
-                    f.codec.name,
-                    f.n_values,
-                    f.payload,
-                    f.kind.private,
-                    peers=transfer.sites,
-                )
+                super().__init__(sites, attempt, deadline_s, run.log.transfer, run.log.signed_head)
 
         monkeypatch.setattr(federation, "Aggregator", RecordingAggregator)
         self.outcomes = self.federation.run(job)

@@ -132,12 +132,31 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+# Between two others, or put together from them: with the slow tests.
+BETWEEN_OTHERS = {
+    "child_weight_20",
+    "eta",
+    "lossguide_depth",
+    "max_leaves",
+    "depth_10",
+    "max_bin_64",
+    "scale_pos_weight",
+    "softmax",
+    "subsample_forest",
+    "subsample_softprob",
+    "columns_forest",
+    "columns_softprob",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in BETWEEN_OTHERS else []) for name in VARIANTS]
+)
 def test_variants(name):
     params, kind = VARIANTS[name]
     params = {"max_depth": 5, **params}
     is_deep = params["max_depth"] > 5
-    compare(joined(kind, n_rows=6_000 if is_deep else 3_000), params, 1 if is_deep else 3)
+    compare(joined(kind, n_rows=4_000 if is_deep else 2_000), params, 1 if is_deep else 2)
 
 
 def with_columns(**columns) -> Joined:
@@ -181,14 +200,14 @@ MEET_TINY_NODES = {"identical_columns", "mostly_missing", "three_rows", "huge_va
 
 @pytest.mark.parametrize("name", EDGES)
 def test_edge_cases(name):
-    compare(EDGES[name](), {**LOGISTIC, "max_depth": 4})
+    compare(EDGES[name](), {**LOGISTIC, "max_depth": 4}, 3)
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in MEET_TINY_NODES else [pytest.mark.slow]) for name in EDGES]
 )
 def test_edge_cases_of_tiny_nodes(name):
-    compare(EDGES[name](), {**LOGISTIC, "max_depth": 4, **TINY_NODES})
+    compare(EDGES[name](), {**LOGISTIC, "max_depth": 4, **TINY_NODES}, 3)
 
 
 def test_sampling_without_own_columns():

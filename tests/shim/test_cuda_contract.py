@@ -37,10 +37,16 @@ def shim_backends() -> None:
         yield
 
 
-def _cases() -> list[object]:
+_QUICK = {
+    "shim-narrow": {"three", "2047 + 1", "random 3072"},
+    "shim-wide": {"2048 ones"},
+    "shim-blocks": {"random 683"},
+}
+_QUICK_FOR_POWERS = {**_QUICK, "shim-narrow": {"2047 + 1"}}
+
+
+def _cases(quick: dict[str, set[str]]) -> list[object]:
     """Every setup with every modulus; all but one or two moduli for each kernel shape are marked slow."""
-    quick = {"shim-narrow": {"three", "2047 + 1", "random 3072"}}
-    quick |= {"shim-wide": {"2048 ones"}, "shim-blocks": {"random 683"}}
     pairs = [(setup, modulus) for setup in _SETUPS for modulus in contract.MODULI]
     return [pytest.param(pair, marks=[] if pair[1] in quick[pair[0]] else [pytest.mark.slow]) for pair in pairs]
 
@@ -53,6 +59,11 @@ def backend(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=_cases(), ids="-".join)
+@pytest.fixture(params=_cases(_QUICK), ids="-".join)
 def arithmetic(request: pytest.FixtureRequest) -> CudaBatch:
+    return contract._open(*request.param)
+
+
+@pytest.fixture(params=_cases(_QUICK_FOR_POWERS), ids="-".join)
+def raising(request: pytest.FixtureRequest) -> CudaBatch:
     return contract._open(*request.param)

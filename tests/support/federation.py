@@ -72,6 +72,7 @@ class DirectTransport:
         self._reason: str | None = None
         self._answered = threading.Condition()
         self._awaits = False
+        self._gives_up = False
         self.died = False
         self.ended = False  # whether its site's part is over
 
@@ -101,7 +102,8 @@ class DirectTransport:
         self._aggregator.submit(self._site, frame, reply)
         with self._answered:
             self._awaits = not answers and not self._reason
-            if not self._answered.wait_for(lambda: answers or self._reason, timeout_s):
+            self._answered.wait_for(lambda: answers or self._reason or self._gives_up, timeout_s)
+            if not answers and not self._reason:
                 self._awaits = False
                 raise JobAborted("no answer from the server in time")
         if self._reason:
@@ -112,6 +114,12 @@ class DirectTransport:
             self.died = True
             raise
 
+    def give_up(self) -> None:
+        """Let its site's patience end now."""
+        with self._answered:
+            self._gives_up = True
+            self._answered.notify_all()
+
     def abort(self, reason: str) -> None:
         with self._answered:
             self._reason = reason
@@ -120,15 +128,23 @@ class DirectTransport:
 
 
 def expire_for_the_dead(
-    aggregator: Aggregator, transports: Mapping[str, DirectTransport], n_sites: int, done: threading.Event
+    aggregator: Aggregator,
+    transports: Mapping[str, DirectTransport],
+    n_sites: int,
+    done: threading.Event,
+    patient: bool = True,
 ) -> None:
     """Let the server's deadline end the attempt of a dead site, but never that of a slow one on a busy machine.
 
-    The server looks at its deadline, which may be short, only where nobody alive goes on by itself.
+    The server looks at its deadline, which may be short, only where nobody alive goes on by itself; sites that are not
+    ``patient`` give up there before it does.
     """
     while not done.wait(0.02):
         all_of_them = list(transports.values())
         if len(all_of_them) == n_sites and any(t.died for t in all_of_them) and all(t.is_idle for t in all_of_them):
+            if not patient:
+                for transport in all_of_them:
+                    transport.give_up()
             aggregator.expire()
 
 
@@ -196,6 +212,7 @@ class Federation:
         deadline_s: float = 0.0,
         timeout_s: float = TIMEOUT_S,
         notices_death: bool = False,
+        patient: bool = True,
         **hooks: object,
     ) -> dict[str, JobResult | Exception]:
         """Run the job; a site that failed has its error in place of a result.
@@ -205,6 +222,7 @@ class Federation:
                 (see ``DirectTransport``); ``transports`` is filled with each site's, for aborts.
             deadline_s: of the server, once nobody alive goes on by itself.
             notices_death: the server learns at once that a process is gone, as from FLARE; else by its deadline.
+            patient: sites wait for an answer for ``timeout_s``; else until nobody alive goes on by itself.
         """
         attempt = os.urandom(16)
         aggregator = Aggregator(self.sites, attempt, deadline_s)
@@ -231,7 +249,7 @@ class Federation:
             finally:
                 transport.ended = True
 
-        watch = [aggregator, transports, len(self.sites), done]
+        watch = [aggregator, transports, len(self.sites), done, patient]
         threading.Thread(target=expire_for_the_dead, args=watch, daemon=True).start()
         threads = [threading.Thread(target=take_part, args=(site,)) for site in self.sites]
         for thread in threads:

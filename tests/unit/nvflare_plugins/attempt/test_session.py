@@ -244,6 +244,23 @@ def test_an_identity_of_another_site():
     fails(open_all(sites), AuthenticationError, "site-9", at=0)
 
 
+@pytest.mark.parametrize(
+    ("part", "content", "words"),
+    [
+        (0, b"older", "the same VeilBoost"),
+        (1, b"\xff", "malformed"),
+        (2, b"short", "malformed"),
+        (7, b"\xff", "malformed"),
+    ],
+    ids=["format", "site", "nonce", "certificates"],
+)
+def test_a_hello_of_another_form_is_refused(part, content, words):
+    parts = list(unpack_list(Hello.new(signed_sites(1)[0], b"k" * 32, Policy(), b"b" * 32).pack(), 9))
+    parts[part] = content
+    with pytest.raises(ProtocolError, match=words):
+        Hello.unpack(pack_list(parts))
+
+
 # -- a server that interferes -----------------------------------------------------------------------------------------
 
 

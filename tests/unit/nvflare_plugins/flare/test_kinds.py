@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from nvflare.fuel.utils.class_loader import load_class
 
@@ -33,6 +35,24 @@ def test_other_kinds_are_refused_in_words(name: object) -> None:
     with pytest.raises(ConfigurationError, match=r"there is no kind of job .*; there are alignment, ") as caught:
         kind_of(name)
     assert str(caught.value).isprintable()
+
+
+ALIASED = [paths for paths in zip(EXECUTORS, CONTROLLERS, strict=True) if paths != (EXECUTOR, CONTROLLER)]
+
+
+@pytest.mark.parametrize(("path", "at_server"), ALIASED)
+@pytest.mark.parametrize("given", ["", "bagging", "horizontal", "vertical", 7, "\x1b[2J"])
+def test_a_class_named_after_a_kind_takes_no_other_from_a_hostile_job_folder(
+    path: str, at_server: str, given: Any
+) -> None:
+    executor, controller = load_class(path), load_class(at_server)
+    if given == executor.kind:
+        assert executor(kind=given).kind == controller({}, kind=given).kind == given
+        return
+    for build in (lambda: executor(kind=given), lambda: controller({}, kind=given)):
+        with pytest.raises(ConfigurationError, match=f"of kind '{executor.kind}'.*leave the argument") as caught:
+            build()
+        assert str(caught.value).isprintable()
 
 
 def test_a_job_folder_tells_its_kind() -> None:

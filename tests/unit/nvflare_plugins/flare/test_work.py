@@ -25,7 +25,7 @@ from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.flare import work as work_module
 from nvflare_plugins.flare.executor import TRAIN_TASK, JobExecutor
-from nvflare_plugins.flare.kinds import KINDS, JobKind, RunSite
+from nvflare_plugins.flare.kinds import KINDS, JobKind
 from nvflare_plugins.flare.timeouts import FLARE_STOP_GRACE_S, SILENCE_LIMIT_S, STOP_GRACE_S, STOP_REASON_S
 from nvflare_plugins.flare.transport import CHANNEL, STOPPING, TOPIC_BEAT, SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work, leave_process, serves_one_site
@@ -127,7 +127,7 @@ def test_flares_abort_is_no_sites_fault_and_has_a_grace(site: Site) -> None:
 
 
 def test_a_lost_flare_parent_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getppid", lambda: 1)
+    monkeypatch.setattr(os, "getppid", lambda: -1)  # 1 may be the parent itself, in a container
     site.signal.trigger(True)
     site.look_for(1)
     assert "FLARE process has ended" in str(site.transport.abort_reason)
@@ -199,9 +199,10 @@ def hang(job, context, transport, timeout_s, progress) -> JobResult:
         log.close()
 
 
-def executor_that(run: RunSite) -> JobExecutor:
-    """Return an executor of a kind of job whose part at a site is the function."""
-    KINDS["tried"] = JobKind("tried", HorizontalJob, run)
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> JobExecutor:
+    """Return an executor of a kind of job whose part at a site hangs; the kind goes with the test."""
+    monkeypatch.setitem(KINDS, "tried", JobKind("tried", HorizontalJob, hang))
     return JobExecutor("tried")
 
 
@@ -231,12 +232,12 @@ def task() -> Shareable:
 
 
 def test_a_finalize_that_hangs_costs_neither_report_nor_evidence(
-    tmp_path: Path, hanging_finalize: threading.Event
+    tmp_path: Path, hanging_finalize: threading.Event, hanging: JobExecutor
 ) -> None:
     context = flare_context(tmp_path)
     before = set(threading.enumerate())
     started = time.monotonic()
-    reply = executor_that(hang).execute(TRAIN_TASK, task(), context, Signal())
+    reply = hanging.execute(TRAIN_TASK, task(), context, Signal())
     assert time.monotonic() - started < 50
     assert reply["status"] == "failed" and "the label has one class only" in reply["error"]
     log = read_log(tmp_path / "veilboost_runs" / "job" / "evidence" / export_name("site-1"))
