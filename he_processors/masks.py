@@ -176,13 +176,14 @@ def _check_values(values: NDArray[np.uint64], label: MessageLabel, modulus: int 
 class _Keystream:
     """Uniform 64-bit words, or uniform residues, from AES-256-CTR under a key that is used for one message only."""
 
-    def __init__(self, key: bytes, modulus: int | None) -> None:
+    def __init__(self, key: bytes, modulus: int | None, most: int) -> None:
+        """Take the key of the message; ``most`` numbers, at most, are asked for at once."""
         self._aes: CipherContext = Cipher(algorithms.AES(key), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
-        self._buffer = bytearray(8 * _CHUNK_VALUES + _BLOCK_BYTES)
+        self._buffer = bytearray(8 * most + 2 * _BLOCK_BYTES)  # whole blocks, and the one that AES wants
         self._modulus = modulus
 
     def next(self, n: int) -> NDArray[np.uint64]:
-        """Return the next ``n`` <= _CHUNK_VALUES numbers; the array is valid until the next call."""
+        """Return the next ``n`` numbers; the array is valid until the next call."""
         if self._modulus is None:
             return self._words(n)
         return self._residues(n, self._modulus)
@@ -218,7 +219,7 @@ def _apply_keystream(
     message_key = derive_key(
         key, b"", "masks/message", label.counter, label.kind, label.phase, label.n_values, modulus or 0
     )
-    stream = _Keystream(message_key, modulus)
+    stream = _Keystream(message_key, modulus, min(values.size, _CHUNK_VALUES))
     for start in range(0, values.size, _CHUNK_VALUES):
         part = values[start : start + _CHUNK_VALUES]
         mask = stream.next(part.size)

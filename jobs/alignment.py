@@ -9,14 +9,13 @@ the data sets and their id column, as ``veilboost site-setup DIR --data-set brea
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
-
-from nvflare.recipe import SimEnv
 
 from nvflare_plugins.alignment.demo_data import ID, LABEL, breast_cancer, deal_columns
 from nvflare_plugins.recipes.alignment import AlignmentRecipe
 from nvflare_plugins.recipes.folder import write_folder
+from nvflare_plugins.recipes.script import run_script
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
 FOLDER = Path(__file__).resolve().parent
@@ -41,24 +40,12 @@ def write(folder: Path) -> Path:
     return write_folder(recipe(), folder)
 
 
-def main() -> None:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the job folder anew")
-    parser.add_argument("--run", action="store_true", help="run the job in the simulator")
-    parser.add_argument("--workspace", type=Path, help="root of the simulator's workspaces")
-    args = parser.parse_args()
-    if args.write:
-        print(f"wrote {write(FOLDER)}")
-    if args.run:
-        if args.workspace is None:
-            parser.error("--run needs --workspace")
-        job = recipe()
-        set_up(args.workspace / job.name, write_data(args.workspace / "data"))
-        job.execute(SimEnv(num_clients=len(SITES), workspace_root=str(args.workspace)))
-    if not args.write and not args.run:
-        parser.error("give --write or --run")
+def start(args: Namespace) -> tuple[AlignmentRecipe, int]:
+    """Make the sites' data and policies in the simulator's workspace; return the job."""
+    job = recipe()
+    set_up(args.workspace / job.name, write_data(args.workspace / "data"))
+    return job, len(SITES)
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, lambda args: [write(FOLDER)], start)

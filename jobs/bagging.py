@@ -9,16 +9,16 @@ Elsewhere a site's policy must name the data set ``patients`` and give the conse
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
-from nvflare.recipe import SimEnv
 from sklearn.datasets import load_breast_cancer
 
 from nvflare_plugins.files import write_private_table
 from nvflare_plugins.recipes.bagging import BaggingXGBRecipe
 from nvflare_plugins.recipes.folder import write_folder
+from nvflare_plugins.recipes.script import run_script
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
 FOLDER = Path(__file__).resolve().parent
@@ -53,24 +53,12 @@ def write(folder: Path) -> Path:
     return write_folder(recipe(), folder)
 
 
-def main() -> None:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the job folder anew")
-    parser.add_argument("--run", action="store_true", help="run the job in the simulator")
-    parser.add_argument("--workspace", type=Path, help="root of the simulator's workspaces")
-    args = parser.parse_args()
-    if args.write:
-        print(f"wrote {write(FOLDER)}")
-    if args.run:
-        if args.workspace is None:
-            parser.error("--run needs --workspace")
-        job = recipe()
-        set_up(args.workspace / job.name, write_data(args.workspace / "data"))
-        job.execute(SimEnv(num_clients=len(SITES), workspace_root=str(args.workspace)))
-    if not args.write and not args.run:
-        parser.error("give --write or --run")
+def start(args: Namespace) -> tuple[BaggingXGBRecipe, int]:
+    """Make the sites' data and policies in the simulator's workspace; return the job."""
+    job = recipe()
+    set_up(args.workspace / job.name, write_data(args.workspace / "data"))
+    return job, len(SITES)
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, lambda args: [write(FOLDER)], start)

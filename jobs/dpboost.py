@@ -10,19 +10,19 @@ and allow the profile dp_trusted; ``policy`` in this file shows it.
 
 from __future__ import annotations
 
-import argparse
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from nvflare.recipe import SimEnv
 from sklearn.datasets import load_breast_cancer
 
 from nvflare_plugins.files import write_atomically, write_private_table
 from nvflare_plugins.recipes.dpboost import DpBoostRecipe
 from nvflare_plugins.recipes.folder import write_folder
-from nvflare_plugins.site.policy.policy import POLICY_FILE
+from nvflare_plugins.recipes.script import run_script
+from nvflare_plugins.site.policy.values import POLICY_FILE
 from nvflare_plugins.site.setup import set_up
 
 FOLDER = Path(__file__).resolve().parent
@@ -90,28 +90,23 @@ def write(folder: Path) -> Path:
     return write_folder(recipe(), folder)
 
 
-def main() -> None:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="write the sites' files below this folder")
-    parser.add_argument("--write", action="store_true", help="write the job folder anew")
-    parser.add_argument("--run", action="store_true", help="run the job in the simulator")
-    parser.add_argument("--workspace", type=Path, help="root of the simulator's workspaces")
-    args = parser.parse_args()
+def start(args: Namespace) -> tuple[DpBoostRecipe, int]:
+    """Make data and policies in the simulator's workspace; return the job."""
+    prepare(args.workspace)
+    return recipe(), 3
+
+
+def write_files(args: Namespace) -> bool:
+    """Write the sites' files, if asked to, and say what their policies must have."""
     if args.data is not None:
         write_data(args.data)
         needed = json.dumps(policy(args.data.absolute()), indent=1)
         print(f"the sites' files are in {args.data}; each policy needs\n{needed}")
-    if args.write:
-        print(f"wrote {write(FOLDER)}")
-    if args.run:
-        if args.workspace is None:
-            parser.error("--run needs --workspace")
-        prepare(args.workspace)
-        recipe().execute(SimEnv(num_clients=3, workspace_root=str(args.workspace)))
-    if args.data is None and not args.write and not args.run:
-        parser.error("give --data, --write or --run")
+    return args.data is not None
+
+
+DATA = {"type": Path, "metavar": "DIR", "help": "write the sites' files below this folder"}
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, lambda args: [write(FOLDER)], start, options={"--data": DATA}, also=write_files)

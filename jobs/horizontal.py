@@ -9,13 +9,11 @@ breast_test=...``. The job folders are what ``nvflare simulator`` and ``nvflare 
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-
-from nvflare.recipe import SimEnv
 
 from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
+from nvflare_plugins.recipes.script import run_script
 
 FOLDER = Path(__file__).resolve().parent
 PROFILES = ("masks", "bfv", "ckks", "plain")
@@ -39,23 +37,5 @@ def write(folder: Path) -> list[Path]:
     return [write_folder(recipe(profile), folder) for profile in PROFILES]
 
 
-def main() -> None:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the job folders anew")
-    parser.add_argument("--run", choices=PROFILES, help="run the job of this profile in the simulator")
-    parser.add_argument("--workspace", type=Path, help="root of the simulator's workspaces")
-    args = parser.parse_args()
-    if args.write:
-        for path in write(FOLDER):
-            print(f"wrote {path}")
-    if args.run:
-        if args.workspace is None:
-            parser.error("--run needs --workspace")
-        recipe(args.run).execute(SimEnv(num_clients=3, workspace_root=str(args.workspace)))
-    if not args.write and not args.run:
-        parser.error("give --write or --run")
-
-
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, lambda args: write(FOLDER), lambda args: (recipe(args.run), 3), PROFILES)

@@ -14,17 +14,18 @@ site's experts would know without the rows. Values outside are clipped.
 
 from __future__ import annotations
 
-import argparse
 import shutil
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from nvflare.recipe import SimEnv
 
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.files import write_private_table
 from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
+from nvflare_plugins.recipes.script import run_script
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
 FOLDER = Path(__file__).resolve().parent
@@ -85,45 +86,40 @@ def prepare(frame: pd.DataFrame, workspace: Path) -> None:
     set_up(workspace, SetupOptions(paths, profiles=("dp_distributed", "dp_trusted"), budgets={DATA_SET: BUDGET}))
 
 
-def main() -> None:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the job folders anew")
-    parser.add_argument(
-        "--prepare", nargs="?", const="", metavar="FILE", help="make a simulator workspace, of this data if given"
+def start(args: Namespace) -> tuple[PrivateTreesRecipe, int]:
+    """Copy what was prepared to where FLARE looks for it, which is <root>/<job name>; return the job."""
+    job, root = recipe(args.run), args.workspace.absolute()
+    if not (root / "local").is_dir():
+        raise ConfigurationError(f"{root} was not prepared: run --prepare --workspace {root} first")
+    if not (root / job.name).exists():
+        shutil.copytree(root / "local", root / job.name / "local")
+    return job, len(SITES)
+
+
+def prepare_workspace(args: Namespace) -> bool:
+    """Make a simulator workspace, if asked to, of a file or of invented rows."""
+    file = args.prepare
+    if file is None:
+        return False
+    if args.workspace is None:
+        raise ConfigurationError("--prepare needs --workspace")
+    if file and not Path(file).is_file():
+        raise ConfigurationError(f"there is no file {file}")
+    read = pd.read_parquet if file.endswith(".parquet") else pd.read_csv
+    frame = read(file) if file else invented_rows()
+    lacking = [name for name in (*BOUNDS, "label") if name not in frame]
+    if lacking:
+        raise ConfigurationError(f"{file} lacks the columns {', '.join(lacking)}")
+    prepare(frame, args.workspace)
+    print(
+        f"prepared {args.workspace}: rows dealt to {', '.join(SITES)}, each with a budget of epsilon "
+        f"{BUDGET['epsilon']:g} at delta {BUDGET['delta']:g}"
     )
-    parser.add_argument("--run", choices=METHODS, help="run this job in the simulator")
-    parser.add_argument("--workspace", type=Path, help="the simulator's workspace")
-    args = parser.parse_args()
-    if args.write:
-        for path in write(FOLDER):
-            print(f"wrote {path}")
-    if (args.prepare is not None or args.run) and args.workspace is None:
-        parser.error("--prepare and --run need --workspace")
-    if args.prepare is not None:
-        if args.prepare and not Path(args.prepare).is_file():
-            parser.error(f"there is no file {args.prepare}")
-        read = pd.read_parquet if args.prepare.endswith(".parquet") else pd.read_csv
-        frame = read(args.prepare) if args.prepare else invented_rows()
-        lacking = [name for name in (*BOUNDS, "label") if name not in frame]
-        if lacking:
-            parser.error(f"{args.prepare} lacks the columns {', '.join(lacking)}")
-        prepare(frame, args.workspace)
-        print(
-            f"prepared {args.workspace}: rows dealt to {', '.join(SITES)}, each with a budget of "
-            f"epsilon {BUDGET['epsilon']:g} at delta {BUDGET['delta']:g}"
-        )
-    if args.run:
-        job = recipe(args.run)
-        root = args.workspace.absolute()
-        if not (root / "local").is_dir():
-            parser.error(f"{root} was not prepared: run --prepare --workspace {root} first")
-        if not (root / job.name).exists():  # FLARE takes <root>/<job name> as the workspace
-            shutil.copytree(root / "local", root / job.name / "local")
-        job.execute(SimEnv(num_clients=len(SITES), workspace_root=str(root)))
-    if not (args.write or args.prepare is not None or args.run):
-        parser.error("give --write, --prepare or --run")
+    return True
+
+
+PREPARE = {"nargs": "?", "const": "", "metavar": "FILE", "help": "make a simulator workspace, of this data if given"}
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, lambda args: write(FOLDER), start, METHODS, {"--prepare": PREPARE}, prepare_workspace)

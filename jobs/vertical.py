@@ -16,14 +16,16 @@ breast=... --data-set breast_test=... --id breast=id --id breast_test=id`` write
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
-from nvflare.recipe import SimEnv
 
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.alignment.demo_data import ID, LABEL, breast_cancer, deal_columns
 from nvflare_plugins.recipes.folder import write_folder
+from nvflare_plugins.recipes.script import run_script
 from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
@@ -70,34 +72,24 @@ def write(folder: Path) -> list[Path]:
     return [write_folder(recipe(name), folder) for name in VARIANTS]
 
 
-def main() -> None:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the job folders anew")
-    parser.add_argument("--run", choices=sorted(VARIANTS), help="run this job in the simulator")
-    parser.add_argument("--workspace", type=Path, help="root of the simulator's workspaces")
-    parser.add_argument("--table", type=Path, help="Parquet file of numbers to train on; default: breast cancer")
-    parser.add_argument("--label", default=LABEL, help="label column of the table")
-    parser.add_argument("--parties", type=int, default=3, help="parties to deal the columns to; default 3")
-    args = parser.parse_args()
-    if args.write:
-        for path in write(FOLDER):
-            print(f"wrote {path}")
-    if args.run:
-        if args.workspace is None:
-            parser.error("--run needs --workspace")
-        if args.table is not None and not args.table.is_file():
-            parser.error(f"there is no file {args.table}")
-        job = recipe(args.run, args.label)
-        table = breast_cancer() if args.table is None else pd.read_parquet(args.table)
-        if args.label not in table:
-            parser.error(f"the table has no column {args.label!r}: name its label with --label")
-        options = write_data(args.workspace / "data", table, args.label, args.parties, args.run)
-        set_up(args.workspace / job.name, options)
-        job.execute(SimEnv(num_clients=args.parties, workspace_root=str(args.workspace)))
-    if not args.write and not args.run:
-        parser.error("give --write or --run")
+def start(args: Namespace) -> tuple[VerticalXGBRecipe, int]:
+    """Deal the table out to the parties in the simulator's workspace; return the job."""
+    if args.table is not None and not args.table.is_file():
+        raise ConfigurationError(f"there is no file {args.table}")
+    table = breast_cancer() if args.table is None else pd.read_parquet(args.table)
+    if args.label not in table:
+        raise ConfigurationError(f"the table has no column {args.label!r}: name its label with --label")
+    job = recipe(args.run, args.label)
+    set_up(args.workspace / job.name, write_data(args.workspace / "data", table, args.label, args.parties, args.run))
+    return job, args.parties
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--table": {"type": Path, "help": "Parquet file of numbers to train on; default: breast cancer"},
+    "--label": {"default": LABEL, "help": "label column of the table"},
+    "--parties": {"type": int, "default": 3, "help": "parties to deal the columns to; default 3"},
+}
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, lambda args: write(FOLDER), start, sorted(VARIANTS), OPTIONS)

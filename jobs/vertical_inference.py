@@ -11,16 +11,16 @@ folder; only the id of the training job must be named: ``--model``.
 
 from __future__ import annotations
 
-import argparse
 import shutil
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from nvflare.recipe import SimEnv
-
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.alignment.demo_data import ID
 from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
+from nvflare_plugins.recipes.script import run_script
 from nvflare_plugins.site.setup import SetupOptions, set_up
 from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE
 
@@ -58,31 +58,24 @@ def write(folder: Path, model: str) -> list[Path]:
     return [write_folder(recipe(action, model), folder) for action in ACTIONS]
 
 
-def main() -> None:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the job folders anew")
-    parser.add_argument("--model", default=SIMULATED, help="id of the training job that the job folders name")
-    parser.add_argument("--run", choices=ACTIONS, help="run the job of this action in the simulator")
-    parser.add_argument("--workspace", type=Path, help="root of the simulator's workspaces")
-    parser.add_argument("--training", default="vertical_paillier", help="the training job's folder in there")
-    args = parser.parse_args()
-    if args.write:
-        for path in write(FOLDER, args.model):
-            print(f"wrote {path}")
-    if args.run:
-        if args.workspace is None:
-            parser.error("--run needs --workspace")
-        if not (args.workspace / args.training).is_dir():
-            parser.error(f"{args.workspace / args.training} holds no trained model: run jobs/vertical.py there first")
-        job = recipe(args.run)
-        workspace = args.workspace / job.name
-        set_up(workspace, options(args.run, args.workspace / "data"))
-        place_parts(args.workspace / args.training, workspace / "local" / "inputs")
-        job.execute(SimEnv(num_clients=len(SITES), workspace_root=str(args.workspace)))
-    if not args.write and not args.run:
-        parser.error("give --write or --run")
+def start(args: Namespace) -> tuple[VerticalInferenceRecipe, int]:
+    """Set the sites up in the simulator's workspace and place their parts of the model; return the job."""
+    if not (args.workspace / args.training).is_dir():
+        raise ConfigurationError(
+            f"{args.workspace / args.training} holds no trained model: run jobs/vertical.py there first"
+        )
+    job = recipe(args.run)
+    workspace = args.workspace / job.name
+    set_up(workspace, options(args.run, args.workspace / "data"))
+    place_parts(args.workspace / args.training, workspace / "local" / "inputs")
+    return job, len(SITES)
+
+
+OPTIONS = {
+    "--model": {"default": SIMULATED, "help": "id of the training job that the job folders name"},
+    "--training": {"default": "vertical_paillier", "help": "the training job's folder in the workspace"},
+}
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, lambda args: write(FOLDER, args.model), start, ACTIONS, OPTIONS)

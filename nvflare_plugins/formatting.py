@@ -18,6 +18,11 @@ def human_bytes(n: int) -> str:
     return f"{size:.1f} TB"
 
 
+def counted(n: int, one: str, more: str | None = None) -> str:
+    """Return a number of things: "1 run", "2 runs". ``more``: the plural, where it is not ``one`` with an s."""
+    return f"{n} {one if n == 1 else more or one + 's'}"
+
+
 def printable(text: str, most: int = 200) -> str:
     """Return foreign text fit for screens and pages: on one line, bounded, and without what could steer or reorder it.
 
@@ -25,7 +30,9 @@ def printable(text: str, most: int = 200) -> str:
     so do accents that pile up on one letter.
     """
     text = text if len(text) <= most else text[: most - 1] + "\u2026"
-    return _PILED_UP.sub("?", "".join(c if c.isprintable() else "?" for c in text))
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else "?" for c in text)
+    return _PILED_UP.sub("?", text)
 
 
 def markup(text: str) -> str:

@@ -7,11 +7,10 @@ from nvflare_plugins.alignment.align import align
 from nvflare_plugins.alignment.blinding import psi_library
 from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.result import Alignment, save_alignments
-from nvflare_plugins.attempt.job_context import JobResult, Progress, SiteContext
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, take_part
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.data_sets.row_ids import load_ids
 from nvflare_plugins.report.run_record import ReportSection
-from nvflare_plugins.wire.channel import Transport
 
 _PROTECTION = {"ids": "ECDH on P-256, commutative blinding", "false_positives": "none but collisions of SHA-256"}
 _TITLE = "Private alignment of rows"
@@ -19,27 +18,6 @@ _NOTE = (
     "Rows were aligned by private set intersection. All parties know the sizes of all sets and which of their own ids "
     "are common to all; the file with this site's positions holds no ids."
 )
-
-
-def align_site(
-    job: AlignmentJob, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress
-) -> JobResult:
-    """Take part in one attempt of an alignment job (see ``take_part``).
-
-    Privacy: the server learns whether the job succeeded, and see ``intersection.py``; neither sizes nor ids are in what
-        this function returns or says.
-    """
-    return take_part(
-        job,
-        context,
-        transport,
-        timeout_s,
-        progress,
-        data_sets=job.data_sets,
-        prepare=_prepare,
-        train=_align,
-        protection=lambda job, ids: _PROTECTION,
-    )
 
 
 def _prepare(job: AlignmentJob, context: SiteContext) -> dict[str, list[bytes]]:
@@ -64,3 +42,11 @@ def _section(found: list[Alignment]) -> ReportSection:
     """Return what the report, which stays at this site, says of the result."""
     rows = tuple((a.data_set, f"{a.n_rows:,}", f"{a.n_common:,}") for a in found)
     return ReportSection("Aligned rows", (_NOTE,), ("data set", "rows here", "rows at all parties"), rows)
+
+
+align_site = SitePart(_prepare, _align, lambda job: job.data_sets, lambda job, ids: _PROTECTION)
+"""Takes part in one attempt of an alignment job.
+
+Privacy: the server learns whether the job succeeded, and see ``intersection.py``; neither sizes nor ids are in the
+    result or in what the site says.
+"""

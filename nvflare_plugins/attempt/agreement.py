@@ -9,14 +9,16 @@ import json
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from importlib.metadata import version
 from typing import Any, Protocol
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.checks import is_whole
+from nvflare_plugins.data_sets.declaration import MOST_ROWS
 from nvflare_plugins.data_sets.schema import Schema, compare
 from nvflare_plugins.formatting import printable
-from nvflare_plugins.site.policy.values import MOST_ROWS, Floors
+from nvflare_plugins.site.policy.values import Floors
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, pack_list, unpack_list
@@ -37,7 +39,13 @@ class GroupSeal(Protocol):
 def versions() -> dict[str, str]:
     """Return the versions that every site reports; those of XGBoost and VeilBoost must be equal."""
     names = ("xgboost", "veilboost", "nvflare", "numpy", "tenseal")
-    return {**{name: version(name) for name in names}, "python": platform.python_version()}
+    return {**{name: _version(name) for name in names}, "python": platform.python_version()}
+
+
+@cache
+def _version(name: str) -> str:
+    """Return the version of a distribution as it was first asked for: reading it parses all that its author says."""
+    return version(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.declared import Document
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy.policy import SitePolicy
 
@@ -32,6 +35,37 @@ class Job(Protocol):
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
         """Read a job strictly. Raises: ConfigurationError."""
+
+
+class JobDocument(Document):
+    """How every kind's job, a class below this one under ``@document``, is written and read.
+
+    Attributes:
+        REFUSED: fields that people look for and this kind forbids; name -> why.
+        REFUSED_IN: what the refusal calls this kind.
+    """
+
+    __slots__ = ()
+    WHAT = "the job"
+    REFUSED: ClassVar[Mapping[str, str]] = {}
+    REFUSED_IN: ClassVar[str] = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the job as JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Self:
+        """Read a job strictly.
+
+        Raises:
+            ConfigurationError: a field that is refused, unknown or missing, or a value that is not allowed.
+        """
+        if not isinstance(document, dict) or not all(isinstance(name, str) for name in document):
+            raise ConfigurationError("a job is an object with named fields")
+        for name in set(document) & set(cls.REFUSED):
+            raise ConfigurationError(f"{name} is refused in {cls.REFUSED_IN}: {cls.REFUSED[name]}")
+        return cls(**document)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,8 +97,8 @@ class JobLedger:
         Raises:
             PolicyRefusal: the data set has no budget.
         """
-        self._ledger, of_budget = open_ledger(policy, data_set, relation)
-        self._delta = of_budget if delta is None else delta
+        self._ledger, self._of_budget = open_ledger(policy, data_set, relation)
+        self._delta = self._of_budget if delta is None else delta
         self._job_id, self._evidence = job_id, evidence
 
     @property
@@ -116,13 +117,20 @@ class JobLedger:
             can_resume: the job's replies outlive its process. Else it ends with it: if the process dies, the next
                 private job on the data set closes this one.
 
+        Returns:
+            What it costs at the budget's delta, in which the ledger adds up; its message says it at the job's too.
+
         Raises:
             PolicyRefusal: so much is not left.
         """
         try:
-            return self._ledger.open_job(self._job_id, plan, ends_with_process=not can_resume, can_resume=can_resume)
+            quote = self._ledger.open_job(self._job_id, plan, ends_with_process=not can_resume, can_resume=can_resume)
         except PrivacyError as error:
             raise PolicyRefusal(str(error)) from None
+        if self._delta == self._of_budget:
+            return quote
+        of_job = f" At the job's delta {self._delta:g} it needs epsilon {quote.plan.epsilon(self._delta):.4g}."
+        return replace(quote, message=quote.message + of_job)
 
     def replies(self) -> tuple[str, ...]:
         """Return the queries of the open job that would be answered from the ledger, in order.
@@ -172,13 +180,11 @@ class JobLedger:
     def interrupt(self) -> bool:
         """Free what was not used, and keep the replies; return whether that was done."""
         try:
-            self._ledger.interrupt_job(self._job_id)
+            return self._ledger.interrupt_job(self._job_id)
         except PrivacyError:
             _log.info("job %s does not go on in the ledger already", self._job_id)
         except OSError as error:
             log_unclosed(self._job_id, error)
-        else:
-            return True
         return False
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dp_components.errors import PrivacyError
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
@@ -37,7 +37,7 @@ _NOT_SHOWN = (
 
 @dataclass(slots=True)
 class SiteAttempt:
-    """One attempt with its session open; use ``take_part``, or ``open_attempt``.
+    """One attempt with its session open; use a ``SitePart``, or ``open_attempt``.
 
     Attributes:
         timeout_s: longest wait for one exchange; the server's own deadline comes first.
@@ -178,36 +178,39 @@ class SiteAttempt:
         keep_report(record, self.folder.path)
 
 
-def take_part(
-    job: Job,
-    context: SiteContext,
-    transport: Transport,
-    timeout_s: float,
-    progress: Progress | None,
-    *,
-    data_sets: Iterable[str | None],
-    prepare: Callable[[Any, SiteContext], P],
-    train: Callable[[SiteAttempt, P], JobResult],
-    protection: Callable[[Any, P], Facts] = lambda job, prepared: {},
-) -> JobResult:
-    """Take part in one attempt of a job: what a kind of job does is what its functions do.
+@dataclass(frozen=True)
+class SitePart(Generic[P]):
+    """A site's part in one kind of job: what the kind does is what its functions do.
 
-    Args:
-        timeout_s: longest wait for one exchange; the server's own deadline should come first.
-        data_sets: names of all that the job looks at here.
+    Attributes:
         prepare: checks the job against policy and data, at this site alone, and loads these; (job, context).
         train: does the rest, once the session is open.
+        data_sets: names of all that a job looks at here; None among them is no data set.
         protection: facts on the scheme for the evidence, such as the trust model and epsilon as text; (job, prepared).
-
-    Raises:
-        VeilBoostError: what ended the attempt at this site; its evidence says that it was aborted and why.
-        OSError, MemoryError: the machine lacks something; as above.
     """
-    with reading_rows(context.policy, job.profile, data_sets):
-        prepared = prepare(job, context)
-        facts = protection(job, prepared)
-        with open_attempt(job, context, transport, timeout_s, facts, progress or Silent()) as attempt:
-            return train(attempt, prepared)
+
+    prepare: Callable[[Any, SiteContext], P]
+    train: Callable[[SiteAttempt, P], JobResult]
+    data_sets: Callable[[Any], Iterable[str | None]] = lambda job: (job.data_set,)
+    protection: Callable[[Any, P], Facts] = lambda job, prepared: {}
+
+    def __call__(
+        self, job: Job, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None = None
+    ) -> JobResult:
+        """Take part in one attempt of a job.
+
+        Args:
+            timeout_s: longest wait for one exchange; the server's own deadline should come first.
+
+        Raises:
+            VeilBoostError: what ended the attempt at this site; its evidence says that it was aborted and why.
+            OSError, MemoryError: the machine lacks something; as above.
+        """
+        with reading_rows(context.policy, job.profile, self.data_sets(job)):
+            prepared = self.prepare(job, context)
+            facts = self.protection(job, prepared)
+            with open_attempt(job, context, transport, timeout_s, facts, progress or Silent()) as attempt:
+                return self.train(attempt, prepared)
 
 
 def _binding(job: Job, context: SiteContext) -> bytes:

@@ -24,7 +24,7 @@ from nvflare_plugins.files import write_atomically
 from nvflare_plugins.flare.timeouts import SILENCE_LIMIT_S, START_SILENCE_S, STOP_ANSWER_S
 from nvflare_plugins.flare.transport import Cell, FrameServer
 from nvflare_plugins.flare.work import Beats
-from nvflare_plugins.wire.aggregation import Aggregator, Transfer
+from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES, Frame
 
 COMPLETED = "completed"
@@ -139,7 +139,7 @@ class ServerAttempt:
             self.sites,
             attempt,
             deadline_s,
-            self._record,
+            self._evidence.transfer,
             self._evidence.signed_head,
             on_abort=self.fail,
             on_sum=None if on_sum is None else lambda frame, total: on_sum(frame, total, self._evidence.spend),
@@ -259,21 +259,6 @@ class ServerAttempt:
             },
         }
         _write(self._folder / SUMMARY_FILE, json.dumps(document, indent=2).encode() + b"\n")
-
-    def _record(self, transfer: Transfer) -> None:
-        frame = transfer.frame
-        self._evidence.record(
-            transfer.direction,
-            frame.counter,
-            frame.kind.name,
-            str(frame.moment),
-            frame.codec.name,
-            frame.n_values,
-            transfer.commitment,
-            frame.kind.private,
-            peers=transfer.sites,
-            salt=frame.salt,
-        )
 
     def _on_violation(self, site: str, text: str) -> None:
         self.fail(f"{site} sent {text}")

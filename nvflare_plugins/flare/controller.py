@@ -21,7 +21,7 @@ from nvflare_plugins.checks import checked_sites, shown
 from nvflare_plugins.evidence.format import is_name
 from nvflare_plugins.failures import machine_failure, reason_of
 from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServerAttempt
-from nvflare_plugins.flare.kinds import kind_of
+from nvflare_plugins.flare.kinds import kind_of, own_kind
 from nvflare_plugins.flare.timeouts import (
     ABORT_GRACE_S,
     EXPIRE_POLL_S,
@@ -56,7 +56,7 @@ class JobController(Controller):
     ) -> None:
         super().__init__(task_check_period=task_check_period)
         if kind is not None:
-            self.kind = kind
+            self.kind = own_kind(self.kind, kind)
         self.job = job
         self.sites = sites
         self.min_clients = min_clients

@@ -33,7 +33,7 @@ from nvflare_plugins.evidence.log import end_abandoned
 from nvflare_plugins.failures import machine_failure, reason_of
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED, SiteReport
 from nvflare_plugins.flare.controller import TRAIN_TASK
-from nvflare_plugins.flare.kinds import kind_of
+from nvflare_plugins.flare.kinds import kind_of, own_kind
 from nvflare_plugins.flare.timeouts import HEARTBEAT_S, site_timeout_s
 from nvflare_plugins.flare.transport import SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work
@@ -94,7 +94,7 @@ class JobExecutor(Executor):
     def __init__(self, kind: str | None = None) -> None:
         super().__init__()
         if kind is not None:
-            self.kind = kind
+            self.kind = own_kind(self.kind, kind)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Go on with the signs of life until the server has the site's report, or the run is over."""

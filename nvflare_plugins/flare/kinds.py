@@ -41,6 +41,20 @@ AnswerSum = Callable[[Any, int], ServerSum | None]
 """(job, number of sites) -> what turns added words into the answer at a server that is trusted with sums; None else."""
 
 
+def own_kind(of_class: str, given: str) -> str:
+    """Return the kind of a component to which a job folder gives one: a class that is named after a kind keeps its own.
+
+    Raises:
+        ConfigurationError: the two differ.
+    """
+    if of_class not in ("", given):
+        raise ConfigurationError(
+            f"the job folder names a component of kind {of_class!r} and gives it the kind {shown(given)}: leave the "
+            "argument kind out, or name JobController and JobExecutor"
+        )
+    return given
+
+
 def _sees_no_sum(job: Job, n_sites: int) -> ServerSum | None:
     return None
 

@@ -39,7 +39,7 @@ class Codec(IntEnum):
 
     @property
     def is_salted(self) -> bool:
-        """Whether frames carry a salt for the evidence's commitment to their payload (evidence_format.py)."""
+        """Whether frames carry a salt for the evidence's commitment to their payload (evidence/format.py)."""
         return self.name not in UNSALTED_CODECS
 
 
