@@ -59,7 +59,8 @@ def stuck(job, context, transport, timeout_s, progress):
 def main():
     context, signal = flare_context(workspace), Signal()
     threading.Timer(3.0, signal.trigger, [True]).start()
-    reply = executor_that(stuck).execute(TRAIN_TASK, task(), context, signal)
+    with executor_that(stuck) as executor:
+        reply = executor.execute(TRAIN_TASK, task(), context, signal)
     print("REPORT", reply["status"], reply["error"], flush=True)
     if leaver == "guard":
         threading.Event().wait()

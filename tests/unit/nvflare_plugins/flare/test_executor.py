@@ -130,7 +130,8 @@ def idle(job, context, transport, timeout_s, progress) -> JobResult:
 
 
 def run_idle(context: FLContext) -> Shareable:
-    return executor_that(idle).execute(TRAIN_TASK, work_task(), context, Signal())
+    with executor_that(idle) as executor:
+        return executor.execute(TRAIN_TASK, work_task(), context, Signal())
 
 
 def test_a_site_whose_set_up_is_incomplete_takes_no_part(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import xgboost as xgb
@@ -25,7 +27,7 @@ from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.flare import work as work_module
 from nvflare_plugins.flare.executor import TRAIN_TASK, JobExecutor
-from nvflare_plugins.flare.kinds import KINDS, JobKind
+from nvflare_plugins.flare.kinds import KINDS, JobKind, RunSite
 from nvflare_plugins.flare.timeouts import FLARE_STOP_GRACE_S, SILENCE_LIMIT_S, STOP_GRACE_S, STOP_REASON_S
 from nvflare_plugins.flare.transport import CHANNEL, STOPPING, TOPIC_BEAT, SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work, leave_process, serves_one_site
@@ -199,11 +201,11 @@ def hang(job, context, transport, timeout_s, progress) -> JobResult:
         log.close()
 
 
-@pytest.fixture
-def hanging(monkeypatch: pytest.MonkeyPatch) -> JobExecutor:
-    """Return an executor of a kind of job whose part at a site hangs; the kind goes with the test."""
-    monkeypatch.setitem(KINDS, "tried", JobKind("tried", HorizontalJob, hang))
-    return JobExecutor("tried")
+@contextmanager
+def executor_that(run: RunSite) -> Iterator[JobExecutor]:
+    """Yield an executor of a kind of job whose part at a site is the function; afterwards the kind is gone."""
+    with patch.dict(KINDS, tried=JobKind("tried", HorizontalJob, run)):
+        yield JobExecutor("tried")
 
 
 def flare_context(workspace: Path) -> FLContext:
@@ -232,12 +234,13 @@ def task() -> Shareable:
 
 
 def test_a_finalize_that_hangs_costs_neither_report_nor_evidence(
-    tmp_path: Path, hanging_finalize: threading.Event, hanging: JobExecutor
+    tmp_path: Path, hanging_finalize: threading.Event
 ) -> None:
     context = flare_context(tmp_path)
     before = set(threading.enumerate())
     started = time.monotonic()
-    reply = hanging.execute(TRAIN_TASK, task(), context, Signal())
+    with executor_that(hang) as executor:
+        reply = executor.execute(TRAIN_TASK, task(), context, Signal())
     assert time.monotonic() - started < 50
     assert reply["status"] == "failed" and "the label has one class only" in reply["error"]
     log = read_log(tmp_path / "veilboost_runs" / "job" / "evidence" / export_name("site-1"))
