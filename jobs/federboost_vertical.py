@@ -6,7 +6,7 @@
 
 Elsewhere a party's policy must name the data sets ``breast_parts`` and ``breast_parts_test`` with their id column,
 state a privacy budget for the first, and allow the profile dp_local; its input folder holds ``bucket_features.json``.
-``--data`` writes all of it but the policy, which ``policy`` in this file shows. The second set has rows that were not
+``--data`` writes all of it but the policy, which it prints. The second set has rows that were not
 trained on, for a job of inference.
 """
 
@@ -20,12 +20,10 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import load_breast_cancer
 
-from nvflare_plugins.files import write_atomically, write_private_table
+from nvflare_plugins.files import write_private_table
 from nvflare_plugins.recipes.federboost_vertical import FederBoostVerticalRecipe
 from nvflare_plugins.recipes.folder import write_folder
-from nvflare_plugins.recipes.script import run_script
-from nvflare_plugins.site.policy.values import POLICY_FILE
-from nvflare_plugins.site.setup import set_up
+from nvflare_plugins.recipes.script import OwnFiles, run_script
 
 FOLDER = Path(__file__).resolve().parent
 NAME = "federboost_vertical"
@@ -87,13 +85,7 @@ def policy(folder: Path) -> dict[str, Any]:
     }
 
 
-def prepare(root: Path) -> None:
-    """Make data for three simulated parties below a folder, and a workspace whose policy lets them run the job."""
-    write_data(root / "data")
-    set_up(root / NAME)
-    path = root / NAME / POLICY_FILE
-    document = json.loads(path.read_text()) | policy(root.absolute() / "data")
-    write_atomically(path, json.dumps(document, indent=2).encode() + b"\n")
+FILES = OwnFiles(write_data, policy)
 
 
 def write(folder: Path) -> Path:
@@ -103,21 +95,9 @@ def write(folder: Path) -> Path:
 
 def start(args: Namespace) -> tuple[FederBoostVerticalRecipe, int]:
     """Make data and policies in the simulator's workspace; return the job."""
-    prepare(args.workspace)
+    FILES.prepare(args.workspace, NAME)
     return recipe(), 3
 
 
-def write_files(args: Namespace) -> bool:
-    """Write the parties' files, if asked to, and say what their policies must have."""
-    if args.data is not None:
-        write_data(args.data)
-        needed = json.dumps(policy(args.data.absolute()), indent=1)
-        print(f"the parties' files are in {args.data}; each policy needs\n{needed}")
-    return args.data is not None
-
-
-DATA = {"type": Path, "metavar": "DIR", "help": "write the parties' files below this folder"}
-
-
 if __name__ == "__main__":
-    run_script(__doc__, lambda args: [write(FOLDER)], start, options={"--data": DATA}, also=write_files)
+    run_script(__doc__, lambda args: [write(FOLDER)], start, options=FILES.options, also=FILES.write_if_asked)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from nvflare.recipe import SimEnv
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.files import write_atomically
 from nvflare_plugins.recipes.job_recipe import JobRecipe
+from nvflare_plugins.site.policy.values import POLICY_FILE
+from nvflare_plugins.site.setup import set_up
 
 
 def run_script(
@@ -54,3 +59,35 @@ def run_script(
         job.execute(SimEnv(num_clients=n_sites, workspace_root=str(args.workspace)))
     elif not (args.write or has_done):
         parser.error("give --write or --run; --help says what else there is")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFiles:
+    """The sites' files of a job, and what the policies must say so that the job may read them.
+
+    Attributes:
+        write: writes the sites' files below a folder.
+        policy: keys of the policy with their values, where the files lie below a folder.
+    """
+
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "--data": {"type": Path, "metavar": "DIR", "help": "write the sites' files below this folder"}
+    }
+    write: Callable[[Path], None]
+    policy: Callable[[Path], dict[str, Any]]
+
+    def prepare(self, root: Path, name: str) -> None:
+        """Write the files below ``root``/data, and set up ``root``/``name``: there FLARE looks for the job."""
+        self.write(root / "data")
+        set_up(root / name)
+        path = root / name / POLICY_FILE
+        document = json.loads(path.read_text()) | self.policy(root.absolute() / "data")
+        write_atomically(path, json.dumps(document, indent=2).encode() + b"\n")
+
+    def write_if_asked(self, args: Namespace) -> bool:
+        """Do what the option ``--data`` asks for, and say what the sites' policies must have."""
+        if args.data is not None:
+            self.write(args.data)
+            needed = json.dumps(self.policy(args.data.absolute()), indent=1)
+            sys.stdout.write(f"the sites' files are in {args.data}; each policy needs\n{needed}\n")
+        return args.data is not None

@@ -81,12 +81,6 @@ def test_repeated_ids_at_one_site_are_everyones_clear_error(tmp_path: Path) -> N
     assert not list(run.workspace.rglob(FILE))
 
 
-def test_kept_folder_is_what_its_recipe_exports(tmp_path: Path) -> None:
-    written = alignment.write(tmp_path)
-    for path in [path for path in written.rglob("*") if path.is_file()]:
-        assert (JOB / path.relative_to(written)).read_text() == path.read_text()
-
-
 def test_demo_data_overlap_and_set_up_names_the_id_column(tmp_path: Path) -> None:
     wishes = alignment.write_data(tmp_path / "data")
     set_up(tmp_path / "ws", wishes)

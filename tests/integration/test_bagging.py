@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xgboost as xgb
-from nvflare.recipe.spec import Recipe
 
 from he_processors.errors import ProtocolError
 from jobs import bagging as script
@@ -23,11 +22,6 @@ from nvflare_plugins.wire.catalogue import Kind
 from tests.support import bagging
 from tests.support.parties import Parties, succeed
 from tests.support.simulator import SITES, simulate
-
-
-def contents(folder: Path) -> dict[str, str]:
-    files = [path for path in folder.rglob("*") if path.is_file() and ".__nvfl_" not in path.name]
-    return {str(path.relative_to(folder)): path.read_text() for path in files}
 
 
 def refused(parties: Parties, **changes: object) -> list[str]:
@@ -162,12 +156,6 @@ def test_a_hostile_tree_ends_the_job_and_names_its_site_and_no_value(
     assert not any(word in reason for reason in reasons for word in ("nan", "99", "e+31"))
     logs = [read_log(path) for path in parties.folder.rglob("*.evidence.jsonl")]
     assert logs and all(log.end["status"] == "aborted" and not log.models for log in logs)
-
-
-def test_kept_folder_is_what_its_recipe_exports(tmp_path: Path) -> None:
-    recipe: Recipe = script.recipe()
-    exported = contents(script.write(tmp_path))
-    assert recipe.name == script.NAME and exported and contents(script.FOLDER / script.NAME) == exported
 
 
 @pytest.mark.sim

@@ -1,9 +1,8 @@
-"""FederBoost's vertical job in the FLARE simulator, and its kept job folder."""
+"""FederBoost's vertical job in the FLARE simulator."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,21 +12,11 @@ from jobs import federboost_vertical
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.vertical.model.model_files import ActivePart, PassivePart, read_part
-from tests.support.simulator import SITES, Run, simulate
-
-
-def contents(folder: Path) -> dict[str, str]:
-    files = [path for path in folder.rglob("*") if path.is_file() and ".__nvfl_" not in path.name]
-    return {str(path.relative_to(folder)): path.read_text() for path in files}
-
-
-def test_kept_folder_is_what_its_recipe_exports(tmp_path: Path) -> None:
-    exported = contents(federboost_vertical.write(tmp_path))
-    assert exported and contents(federboost_vertical.FOLDER / federboost_vertical.NAME) == exported
+from tests.support.simulator import SITES, run_script_job
 
 
 def test_the_script_prepares_all_that_the_job_needs(tmp_path: Path) -> None:
-    federboost_vertical.prepare(tmp_path)
+    federboost_vertical.FILES.prepare(tmp_path, federboost_vertical.NAME)
     for site in SITES:
         policy = SitePolicy.load(tmp_path / federboost_vertical.NAME, site)
         data_set = policy.data_sets[federboost_vertical.DATA_SET]
@@ -36,24 +25,10 @@ def test_the_script_prepares_all_that_the_job_needs(tmp_path: Path) -> None:
     assert policy.allowed_profiles == ("dp_local",)
 
 
-def run(tmp_path: Path, **changes: object) -> Run:
-    """Set a workspace up as the job needs it; once more if the simulator stumbles at its start."""
-    workspace = tmp_path / federboost_vertical.NAME
-    for _ in range(2):
-        shutil.rmtree(workspace, ignore_errors=True)
-        federboost_vertical.prepare(tmp_path)
-        path = workspace / "local" / "veilboost.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-        done = simulate(federboost_vertical.FOLDER / federboost_vertical.NAME, workspace)
-        if "Errno 104" not in done.output and "Could not connect" not in done.output:
-            break
-    return done
-
-
 @pytest.mark.sim
 @pytest.mark.slow
 def test_job_folder_as_it_stands(tmp_path: Path) -> None:
-    done = run(tmp_path)
+    done = run_script_job(federboost_vertical, tmp_path)
     assert done.code == 0, done.output[-4000:]
     assert done.summary["status"] == "completed" and done.summary["profile"] == "dp_local"
     active = read_part(done.site("site-1") / "vertical_model.json", "site-1", ActivePart)
@@ -71,7 +46,7 @@ def test_job_folder_as_it_stands(tmp_path: Path) -> None:
 @pytest.mark.sim
 @pytest.mark.slow
 def test_without_the_sites_consent_nothing_leaves(tmp_path: Path) -> None:
-    done = run(tmp_path, allowed_profiles=["masks"])
+    done = run_script_job(federboost_vertical, tmp_path, allowed_profiles=["masks"])
     assert done.code != 0 and "dp_local" in done.summary["reason"]
     records = [json.loads(line) for line in (done.result / "evidence" / "server.evidence.jsonl").open()]
     assert not [record for record in records if record["type"] == "message"]

@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 from nvflare.recipe.spec import Recipe
 
-from jobs import horizontal, vertical, vertical_inference
+from jobs import (
+    alignment,
+    bagging,
+    dpboost,
+    federboost_vertical,
+    horizontal,
+    private_trees,
+    vertical,
+    vertical_inference,
+)
+from nvflare_plugins.flare.kinds import KINDS
 
 KEPT = Path(horizontal.__file__).parent
 
@@ -19,7 +29,9 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 RECIPES = [
+    *(script.recipe() for script in (alignment, bagging, dpboost, federboost_vertical)),
     *map(horizontal.recipe, horizontal.PROFILES),
+    *map(private_trees.recipe, private_trees.METHODS),
     *map(vertical.recipe, vertical.VARIANTS),
     *map(vertical_inference.recipe, vertical_inference.ACTIONS),
 ]
@@ -32,6 +44,6 @@ def test_kept_folder_is_what_its_recipe_exports(recipe: Recipe, tmp_path: Path) 
     assert exported and contents(KEPT / recipe.name) == exported
 
 
-def test_no_other_folder_is_kept() -> None:
-    names = {path.name for path in KEPT.glob("horizontal_*") if path.is_dir()}
-    assert names == {f"horizontal_{profile}" for profile in horizontal.PROFILES}
+def test_no_other_folder_is_kept_and_every_kind_has_one() -> None:
+    assert {path.parent.name for path in KEPT.glob("*/meta.json")} == {recipe.name for recipe in RECIPES}
+    assert {recipe.kind for recipe in RECIPES} == set(KINDS)

@@ -16,24 +16,10 @@ from sklearn.metrics import roc_auc_score
 
 from jobs import private_trees
 from nvflare_plugins.cli.verify import verify
-from tests.integration.test_job_folders import contents
 from tests.support.simulator import SITES, Run, simulate
 
 JOBS = Path(private_trees.__file__).parent
 CREDIT2 = Path(__file__).parents[3] / "shared" / "data" / "credit2.parquet"
-
-
-@pytest.mark.parametrize("name", private_trees.METHODS)
-def test_kept_folder_is_what_its_recipe_exports(name: str, tmp_path: Path) -> None:
-    recipe = private_trees.recipe(name)
-    recipe.export(str(tmp_path))
-    exported = contents(tmp_path / recipe.name)
-    assert exported and contents(JOBS / recipe.name) == exported
-
-
-def test_no_other_folder_is_kept() -> None:
-    names = {path.name for path in JOBS.glob("private_trees_*") if path.is_dir()}
-    assert names == {f"private_trees_{name}" for name in private_trees.METHODS}
 
 
 @pytest.mark.parametrize("file", [[], ["rows.csv"], ["rows.parquet"]], ids=str)

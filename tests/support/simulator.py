@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
@@ -49,10 +50,31 @@ def run_simulator(job: Path, workspace: Path, options: SetupOptions, prepare: Ca
 
     Args: prepare: called when the workspace is set up, to place further files in it.
     """
-    for _ in range(2):
-        shutil.rmtree(workspace, ignore_errors=True)
+
+    def make_ready() -> None:
         set_up(workspace, options)
         prepare()
+
+    return run_prepared(job, workspace, make_ready)
+
+
+def run_script_job(script: ModuleType, root: Path, **changes: object) -> Run:
+    """Run the job folder of a script that writes its own files, with changes to the policy of its sites."""
+    workspace = root / script.NAME
+
+    def make_ready() -> None:
+        script.FILES.prepare(root, script.NAME)
+        path = workspace / "local" / "veilboost.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return run_prepared(script.FOLDER / script.NAME, workspace, make_ready)
+
+
+def run_prepared(job: Path, workspace: Path, make_ready: Callable[[], None]) -> Run:
+    """Run a job folder over three sites in a fresh workspace; once more if the simulator stumbles at its start."""
+    for _ in range(2):
+        shutil.rmtree(workspace, ignore_errors=True)
+        make_ready()
         run = simulate(job, workspace)
         if not any(text in run.output for text in _FLAKE):
             break
