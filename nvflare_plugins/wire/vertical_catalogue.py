@@ -12,10 +12,17 @@ does the callback for early stopping: their messages are unknown here, hence ref
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.wire.catalogue import MAX_LEAVES, MAX_MODEL_PARAMETERS, Dtype, Phase, TrainingStep
+from nvflare_plugins.wire.catalogue import (
+    MAX_LEAVES,
+    MAX_MODEL_PARAMETERS,
+    Dtype,
+    KindFacts,
+    MessageKind,
+    Phase,
+    TrainingStep,
+)
 from nvflare_plugins.wire.expand_entries import ENTRY_SIZE, LONGEST_ENTRY, SHORTEST_ENTRY
 
 MAX_NODES = 2 * 256  # XGBoost splits at most 256 nodes at once and then evaluates their children
@@ -23,47 +30,30 @@ MAX_DECISION_BYTES = 1 << 40
 _MAX, _SUM, _AND, _OR = 0, 2, 3, 4
 
 
-@dataclass(frozen=True, slots=True)
-class _KindFacts:
-    number: int
-    private: bool
-    meaning: str
-
-
-class VerticalKind(Enum):
+class VerticalKind(MessageKind):
     """What a message of rank 0 is about; numbered in the order of wire/PROTOCOL.md."""
 
-    COLUMN_COUNTS = _KindFacts(1, False, "columns of each rank")
-    TOTAL_COLUMNS = _KindFacts(2, False, "columns of all ranks")
-    EMPTY_RANKS = _KindFacts(3, False, "which ranks have no rows")
-    FEATURE_COUNT = _KindFacts(4, False, "number of features")
-    ERROR_LENGTH = _KindFacts(5, False, "length of an error text of the objective or metric; 0 is none")
-    VALUE_LENGTH = _KindFacts(6, False, "length of what rank 0 computed from the labels")
-    BASE_SCORE = _KindFacts(7, True, "first estimate from the labels")
-    MODEL_PARAMETERS = _KindFacts(8, True, "model parameters with the first estimate")
-    GRADIENTS = _KindFacts(9, True, "gradients of all rows")
-    SAMPLER_SEED = _KindFacts(10, False, "seed of the column sampler")
-    SKETCH_COLUMNS = _KindFacts(11, False, "columns of the sketch")
-    ENTRY_COUNT = _KindFacts(12, False, "bytes that announce the sizes of split candidates")
-    ENTRY_SIZES = _KindFacts(13, False, "sizes of split candidates")
-    ENTRY_BYTES = _KindFacts(14, False, "bytes of all split candidates")
-    ENTRIES = _KindFacts(15, True, "split candidates with gradient sums")
-    ROW_DECISIONS = _KindFacts(16, True, "which rows of the split nodes go left")
-    ROW_MISSING = _KindFacts(17, True, "which rows of the split nodes lack the value")
-    LEAF_VALUES = _KindFacts(18, True, "leaves set to residual quantiles")
-    TREE_DECISIONS = _KindFacts(19, True, "which rows go left at each node of finished trees")
-    TREE_MISSING = _KindFacts(20, True, "which rows lack the value at each node of finished trees")
-    METRIC = _KindFacts(21, True, "value of an evaluation metric")
-
-    @property
-    def private(self) -> bool:
-        """Whether the content is derived from rows."""
-        return self.value.private
-
-    @property
-    def meaning(self) -> str:
-        """One phrase for people."""
-        return self.value.meaning
+    COLUMN_COUNTS = KindFacts(1, False, "columns of each rank")
+    TOTAL_COLUMNS = KindFacts(2, False, "columns of all ranks")
+    EMPTY_RANKS = KindFacts(3, False, "which ranks have no rows")
+    FEATURE_COUNT = KindFacts(4, False, "number of features")
+    ERROR_LENGTH = KindFacts(5, False, "length of an error text of the objective or metric; 0 is none")
+    VALUE_LENGTH = KindFacts(6, False, "length of what rank 0 computed from the labels")
+    BASE_SCORE = KindFacts(7, True, "first estimate from the labels")
+    MODEL_PARAMETERS = KindFacts(8, True, "model parameters with the first estimate")
+    GRADIENTS = KindFacts(9, True, "gradients of all rows")
+    SAMPLER_SEED = KindFacts(10, False, "seed of the column sampler")
+    SKETCH_COLUMNS = KindFacts(11, False, "columns of the sketch")
+    ENTRY_COUNT = KindFacts(12, False, "bytes that announce the sizes of split candidates")
+    ENTRY_SIZES = KindFacts(13, False, "sizes of split candidates")
+    ENTRY_BYTES = KindFacts(14, False, "bytes of all split candidates")
+    ENTRIES = KindFacts(15, True, "split candidates with gradient sums")
+    ROW_DECISIONS = KindFacts(16, True, "which rows of the split nodes go left")
+    ROW_MISSING = KindFacts(17, True, "which rows of the split nodes lack the value")
+    LEAF_VALUES = KindFacts(18, True, "leaves set to residual quantiles")
+    TREE_DECISIONS = KindFacts(19, True, "which rows go left at each node of finished trees")
+    TREE_MISSING = KindFacts(20, True, "which rows lack the value at each node of finished trees")
+    METRIC = KindFacts(21, True, "value of an evaluation metric")
 
 
 @dataclass(frozen=True, slots=True)

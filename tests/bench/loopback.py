@@ -17,7 +17,7 @@ from pathlib import Path
 from he_processors.errors import JobAborted
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
-from nvflare_plugins.wire.aggregation import Aggregator, Transfer
+from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES
 
 _LENGTH = struct.Struct("<Q")
@@ -68,7 +68,9 @@ class LoopbackServer:
         self._evidence = EvidenceLog(
             folder / export_name(SERVER), SERVER, job_id, self.attempt.hex(), profile, role="server"
         )
-        self._aggregator = Aggregator(sites, self.attempt, DEADLINE_S, self._record, self._evidence.signed_head)
+        self._aggregator = Aggregator(
+            sites, self.attempt, DEADLINE_S, self._evidence.transfer, self._evidence.signed_head
+        )
         self._ends = dict(zip(sites, ends, strict=True))
         for site in sites:
             threading.Thread(target=self._serve, args=(site,), name=f"server of {site}", daemon=True).start()
@@ -87,21 +89,6 @@ class LoopbackServer:
             while True:
                 self._aggregator.submit(site, _receive(end), lambda answer: _send(end, answer))
         self._aggregator.abort(f"{site} has hung up")
-
-    def _record(self, transfer: Transfer) -> None:
-        frame = transfer.frame
-        self._evidence.record(
-            transfer.direction,
-            frame.counter,
-            frame.kind.name,
-            str(frame.moment),
-            frame.codec.name,
-            frame.n_values,
-            transfer.commitment,
-            frame.kind.private,
-            peers=transfer.sites,
-            salt=frame.salt,
-        )
 
 
 def _send(end: socket.socket, data: bytes) -> None:
