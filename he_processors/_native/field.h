@@ -1,0 +1,60 @@
+/* Inner products modulo p = 2^61 - 1: what the instruction-set files share.
+ *
+ * Values are signed 64-bit integers, coefficients unsigned ones, of any size: each is folded to a residue below 2^62
+ * by 2^61 = 1 (mod p) when it is read. Results are canonical, below p. Nothing here branches on a value or looks one up
+ * in a table.
+ */
+#ifndef VEILBOOST_FIELD_H
+#define VEILBOOST_FIELD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if !defined(__SIZEOF_INT128__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the native field needs a little-endian 64-bit target with __int128; numpy takes over"
+#endif
+
+#if defined(__x86_64__)
+#define VF_X86 1
+#else
+#define VF_X86 0
+#endif
+
+typedef unsigned __int128 vf_u128;
+
+#define VF_BITS 61
+#define VF_P ((((uint64_t)1) << VF_BITS) - 1)
+
+/* The operation of one instruction set: sum of values[i] * coefficients[i] modulo p. */
+struct vf_kernel {
+    const char *name;
+    uint64_t (*dot)(const int64_t *values, const uint64_t *coefficients, size_t n);
+};
+
+extern const struct vf_kernel vf_portable;
+#if VF_X86
+extern const struct vf_kernel vf_avx2, vf_ifma;
+#endif
+
+/* A residue of at most 2^61 + 2. A right shift of a negative number keeps its sign in every compiler that we know. */
+static inline uint64_t vf_fold_signed(int64_t value)
+{
+    int64_t sum = (int64_t)((uint64_t)value & VF_P) + (value >> VF_BITS);
+    return (uint64_t)(sum + (int64_t)(VF_P & (uint64_t)(sum >> 63)));
+}
+
+/* A residue of at most 2^61 + 6. */
+static inline uint64_t vf_fold(uint64_t value)
+{
+    return (value & VF_P) + (value >> VF_BITS);
+}
+
+/* The canonical residue of any 128-bit number. */
+static inline uint64_t vf_reduce(vf_u128 value)
+{
+    uint64_t sum = ((uint64_t)value & VF_P) + ((uint64_t)(value >> VF_BITS) & VF_P) + (uint64_t)(value >> 2 * VF_BITS);
+    sum = vf_fold(sum);
+    return sum >= VF_P ? sum - VF_P : sum;
+}
+
+#endif

@@ -1,0 +1,120 @@
+/* Python's view of the field modulo 2^61 - 1: the buffer protocol. Every function checks the sizes of its buffers,
+ * releases the interpreter lock and keeps no state. he_processors/field61.py is the only caller. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "field.h"
+
+#include <string.h>
+
+static const struct vf_kernel *best_first[4];
+
+static void detect(void)
+{
+    size_t n = 0;
+#if VF_X86
+    __builtin_cpu_init(); /* cpu_supports also asks whether the operating system saves the registers */
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512ifma"))
+        best_first[n++] = &vf_ifma;
+    if (__builtin_cpu_supports("avx2"))
+        best_first[n++] = &vf_avx2;
+#endif
+    best_first[n++] = &vf_portable;
+}
+
+static const struct vf_kernel *find(const char *name)
+{
+    for (size_t i = 0; i < 4 && best_first[i]; i++)
+        if (!strcmp(best_first[i]->name, name))
+            return best_first[i];
+    return NULL;
+}
+
+static PyObject *py_instruction_sets(PyObject *self, PyObject *unused)
+{
+    PyObject *names = PyList_New(0);
+    for (size_t i = 0; names && i < 4 && best_first[i]; i++) {
+        PyObject *item = PyUnicode_FromString(best_first[i]->name);
+        if (!item || PyList_Append(names, item) < 0)
+            Py_CLEAR(names);
+        Py_XDECREF(item);
+    }
+    return names;
+}
+
+static int holds_words(const Py_buffer *b)
+{
+    return b->len % 8 == 0 && (uintptr_t)b->buf % 8 == 0;
+}
+
+/* block_dots(name, values int64[n], coefficients uint64[m], out uint64[ceil(n / m)]) */
+static PyObject *py_block_dots(PyObject *self, PyObject *args)
+{
+    const char *name;
+    Py_buffer values, coefficients, out;
+    if (!PyArg_ParseTuple(args, "sy*y*w*", &name, &values, &coefficients, &out))
+        return NULL;
+    const struct vf_kernel *kernel = find(name);
+    Py_ssize_t n = values.len / 8, m = coefficients.len / 8;
+    int fits = kernel && holds_words(&values) && holds_words(&coefficients) && holds_words(&out) && m > 0 &&
+               out.len / 8 == n / m + (n % m != 0);
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < n; i += m)
+            ((uint64_t *)out.buf)[i / m] =
+                kernel->dot((const int64_t *)values.buf + i, coefficients.buf, (size_t)(n - i > m ? m : n - i));
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&values);
+    PyBuffer_Release(&coefficients);
+    PyBuffer_Release(&out);
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "block_dots: an unknown instruction set, or a buffer of the wrong size");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* powers(base, out uint64[m]): out[i] = base^i modulo p */
+static PyObject *py_powers(PyObject *self, PyObject *args)
+{
+    unsigned long long base;
+    Py_buffer out;
+    if (!PyArg_ParseTuple(args, "Kw*", &base, &out))
+        return NULL;
+    int fits = holds_words(&out);
+    if (fits) {
+        uint64_t power = 1, factor = vf_fold(base);
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < out.len / 8; i++) {
+            ((uint64_t *)out.buf)[i] = power;
+            power = vf_reduce((vf_u128)power * factor);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&out);
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "powers: a buffer of the wrong size");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"instruction_sets", py_instruction_sets, METH_NOARGS, "names, best first"},
+    {"block_dots", py_block_dots, METH_VARARGS, NULL},
+    {"powers", py_powers, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_field", "Inner products modulo 2^61 - 1; see he_processors/field61.py.", -1, methods,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__field(void)
+{
+    detect();
+    return PyModule_Create(&definition);
+}

@@ -1,0 +1,100 @@
+"""Inner products modulo the prime p = 2^61 - 1, in C where the extension was built and in numpy elsewhere.
+
+The tags of sums (sum_tags.py) are such inner products. A product of two residues has 122 bits, which numpy lacks: the
+C kernels sum products in 128 bits (portable), as words of halves (AVX2) or in limbs of 52 bits (AVX512-IFMA), and the
+numpy twin multiplies halves of 31 bits. All give the same canonical residues.
+
+Security: no secret is looked up in a table or branched on; constant time is not claimed, as elsewhere (SECURITY.md).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+try:
+    from he_processors._native import _field  # type: ignore[attr-defined]  # built from C, where there is a compiler
+except ImportError:
+    _field = None
+
+BITS = 61
+MODULUS = (1 << BITS) - 1
+NUMPY = "numpy"
+
+_P = np.uint64(MODULUS)
+_BITS, _HALF, _WORD = np.uint64(BITS), np.uint64(31), np.uint64(32)
+_LOW_HALF, _LOW_30, _LOW_WORD = (np.uint64((1 << bits) - 1) for bits in (31, 30, 32))
+_30 = np.uint64(30)
+_CHUNK = 1 << 15  # values whose products stay in the cache
+
+
+def variants() -> tuple[str, ...]:
+    """Return the ways to compute on this machine, fastest first; the last one is always ``NUMPY``."""
+    return (*(() if _field is None else _field.instruction_sets()), NUMPY)
+
+
+_BEST = variants()[0]
+
+
+def residues(integers: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Map signed integers to residues below p. Shapes: integers: int64[n]; result: uint64[n]."""
+    folded = (integers & np.int64(MODULUS)) + (integers >> np.int64(BITS))  # from -4 to p + 3
+    return _canonical(np.where(folded < 0, folded + np.int64(MODULUS), folded).view(np.uint64))
+
+
+def add(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Add residues below p. Shapes: a, b, result: uint64[n]."""
+    return _canonical(a + b)
+
+
+def powers(base: int, n: int, variant: str = _BEST) -> NDArray[np.uint64]:
+    """Return base^0 to base^(n - 1) modulo p. Shapes: result: uint64[n]; base at least 0 and below 2^64."""
+    if variant != NUMPY:
+        out = np.empty(n, dtype=np.uint64)
+        _field.powers(base, out)
+        return out
+    found: NDArray[np.uint64] = np.ones(1, dtype=np.uint64)
+    while found.size < n:
+        step = np.uint64(pow(base, found.size, MODULUS))
+        found = np.concatenate([found, _multiply(found, step)])
+    return found[:n]
+
+
+def block_dots(values: NDArray[np.int64], coefficients: NDArray[np.uint64], variant: str = _BEST) -> NDArray[np.uint64]:
+    """Multiply each block of values with the coefficients, and add: one inner product modulo p for each block.
+
+    Shapes: values: int64[n], of any size; coefficients: uint64[m], m >= 1, of any size; result: uint64[ceil(n / m)],
+        each below p. The last block may be shorter than m.
+    """
+    if variant != NUMPY:
+        out = np.empty(-(-values.size // coefficients.size), dtype=np.uint64)
+        _field.block_dots(variant, np.ascontiguousarray(values), np.ascontiguousarray(coefficients), out)
+        return out
+    factors = _canonical(coefficients)
+    return np.array(
+        [_dot(values[i : i + factors.size], factors) for i in range(0, values.size, factors.size)], dtype=np.uint64
+    )
+
+
+def _dot(values: NDArray[np.int64], factors: NDArray[np.uint64]) -> int:
+    """Return one inner product; the words of the products are added apart, in 64 bits for up to 2^32 of them."""
+    low = high = 0
+    for i in range(0, values.size, _CHUNK):
+        part = residues(values[i : i + _CHUNK])
+        products = _multiply(part, factors[i : i + part.size])
+        low += int((products & _LOW_WORD).sum())
+        high += int((products >> _WORD).sum())
+    return (low + (high << 32)) % MODULUS
+
+
+def _multiply(a: NDArray[np.uint64], b: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
+    """Multiply residues below p, in halves of 31 and 30 bits: with 2^61 = 1 all four products fit 64 bits."""
+    a0, a1, b0, b1 = a & _LOW_HALF, a >> _HALF, b & _LOW_HALF, b >> _HALF
+    mixed = a0 * b1 + a1 * b0  # below 2^62; times 2^31 below
+    total = a0 * b0 + ((a1 * b1) << np.uint64(1)) + (mixed >> _30) + ((mixed & _LOW_30) << _HALF)
+    return _canonical(total)
+
+
+def _canonical(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    folded: NDArray[np.uint64] = (values & _P) + (values >> _BITS)
+    return np.minimum(folded, folded - _P)  # below p already: folded - p wraps and is larger
