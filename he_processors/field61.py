@@ -97,4 +97,5 @@ def _multiply(a: NDArray[np.uint64], b: NDArray[np.uint64] | np.uint64) -> NDArr
 
 def _canonical(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     folded: NDArray[np.uint64] = (values & _P) + (values >> _BITS)
-    return np.minimum(folded, folded - _P)  # below p already: folded - p wraps and is larger
+    canonical: NDArray[np.uint64] = np.minimum(folded, folded - _P)  # below p already: folded - p wraps and is larger
+    return canonical

@@ -73,6 +73,7 @@ class PairwiseMasks:
         pair_secrets: Mapping[int, bytes],
         group_secret: bytes,
         blinder: int | None = 0,
+        stream: str = "masks",
     ) -> None:
         """Prepare the keys of a session.
 
@@ -83,6 +84,7 @@ class PairwiseMasks:
             group_secret: the secret that all sites share and the server lacks.
             blinder: rank of the site that blinds the sum; None leaves the sum readable by the server, which only a
                 profile with a trusted aggregator may ask for.
+            stream: what is masked. Masks of different streams are independent, and each stream has its own counters.
 
         Raises:
             ValueError: ranks or lengths of secrets do not fit together.
@@ -99,10 +101,10 @@ class PairwiseMasks:
         self._last_counter = -1
         self._is_closed = False
         self._pair_keys = {
-            peer: derive_key(secret, session_id, "masks/pair", min(rank, peer), max(rank, peer))
+            peer: derive_key(secret, session_id, f"{stream}/pair", min(rank, peer), max(rank, peer))
             for peer, secret in sorted(pair_secrets.items())
         }
-        self._group_key = derive_key(group_secret, session_id, "masks/group")
+        self._group_key = derive_key(group_secret, session_id, f"{stream}/group")
 
     def mask(self, values: NDArray[np.uint64], label: MessageLabel, modulus: int | None = None) -> NDArray[np.uint64]:
         """Return the values plus this site's masks for the message ``label``.
@@ -210,6 +212,11 @@ class _Keystream:
         if len(kept) == 1:
             return kept[0]
         return np.concatenate(kept) if kept else np.empty(0, dtype=np.uint64)
+
+
+def uniform_residues(key: bytes, modulus: int, n: int) -> NDArray[np.uint64]:
+    """Expand a key, used for nothing else, to uniform residues. Shapes: result: uint64[n], each below the modulus."""
+    return _Keystream(key, modulus, n).next(n).copy()
 
 
 def _apply_keystream(

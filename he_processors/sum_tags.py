@@ -1,0 +1,166 @@
+"""Tags of sums: a server that changes a sum over sites is noticed by every site that opens it.
+
+Every site sends, with its vector x of exact integers, two tags t = sum_i r_i x_i modulo p = 2^61 - 1. Their
+coefficients r come from a key that all sites share and the server lacks. Tags are masked like the values, but modulo
+p (masks.py), and the server adds them with the values. A site that opens the sum X compares sum_i r_i X_i with the
+opened tags, and believes nothing of X before. What the sites add modulo p for other reasons (words whose sum is zero
+only if all are) travels with the tags, as residues, and is tagged like values.
+
+Coefficients. Value i of block b = i div m, m = 1024, has r_i = s_b rho^(i mod m); rho and all s_b are independent and
+uniform modulo p, two sets of them for the two tags, expanded by AES-256-CTR from a key that HKDF derives from the
+group secret, the session (job, attempt, every site's nonce) and all that fixes the message: never-reset counter,
+kind, phase, number of values and of residues. With an r_i drawn for every value the error would be p^-2, at the price
+of two words of keystream a value: as much as the masks of three sites take again. With r_i = rho^i it would cost what
+it costs now and grow with the message, (n/p)^2. Blocks cost as little as powers and have one bound for any length.
+
+Statement. Let the sites be honest and their keys unknown to the server, let every site's integers add up to at most
+2^59 in magnitude in each place, and let AES-256-CTR and HKDF-SHA256 be indistinguishable from random. The server may
+see all messages, answer each site as it likes, and stop. Then in one message:
+
+1. Each site accepts the true sum, if it is what comes back.
+2. The chance that some of W sites accepts anything else is at most W (m/p)^2, below W 2^-101, whatever the number of
+   values, what they are, and what the server knows of them.
+3. Whether a site accepts tells the server nothing but whether it changed the sum.
+
+Proof. (1) The tags are linear and exact modulo p, and 2^59 < p/2. (2) In the server's view all masked tags and
+residues of the W sites are uniform and independent of the coefficients: the pairwise masks make those of any W - 1
+sites uniform, and the blinding their sum. So its view is independent of rho and s; what it makes of it opens, at one
+site, to values X' and residues Y' with differences d from the true ones, and to tags that differ by e_1 and e_2 from
+the true ones, d and e independent of the coefficients. Two vectors of magnitude below p/2 that differ do so by less
+than p in each place, hence d is not 0 modulo p unless X' = X and Y' = Y: this is what the range check below is for,
+since a change by a multiple of p would leave every tag right. The site accepts if sum_i r_i d_i = e_k for both tags.
+Some block b has a d that is not 0 throughout; as a polynomial in rho it has at most m - 1 roots, so that it is 0 with
+a chance of at most (m - 1)/p. If it is not, the equation holds for at most one s_b given all the rest: 1/p. Both tags
+have coefficients of their own, which squares m/p; W sites check apart, and a site that accepted the truth has told
+nothing new, hence the factor W. (3) By (2) every change is refused, but for that chance, in one text that does not
+depend on why.
+
+What it does not hold against: a server that pools with a site, which knows the coefficients; a site that lies about
+its own numbers. Sites that change roles inside a sum change nothing, because a sum does not depend on their order. A
+sum of ciphertexts that opens wrong once in 2^40 messages (ckks.py) is refused that often without anyone's guilt; the
+sums of masks and BFV never are. Not in constant time.
+
+Reference: Wegman and Carter, "New hash functions and their use in authentication and set equality" (1981); Agrawal
+and Boneh, "Homomorphic MACs: MAC-Based Integrity for Network Coding" (2009), for tags that are added with what they
+tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors import field61
+from he_processors.errors import AuthenticationError, ProtocolError
+from he_processors.field61 import MODULUS
+from he_processors.key_agreement import derive_key
+from he_processors.masks import MessageLabel, PairwiseMasks, uniform_residues
+from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_uint64
+
+N_TAGS = 2
+CAPACITY_BITS = 59
+"""Sums of at most 2^59 in magnitude are exact and checked: below p/2, which 2^60 is not."""
+
+LARGEST_SUM = MODULUS // 2
+"""What an opened sum may be in magnitude: the largest integer below p/2."""
+
+_BLOCK = 1024
+
+
+class SumTags:
+    """Makes and checks the tags of one site, for one session.
+
+    Security: what ``protect`` returns may be shown to the server: it is uniform modulo p to anyone who lacks a pair key
+        of this site. See the statement above. As with masks, a counter protects once.
+    """
+
+    def __init__(self, session_id: bytes, rank: int, pair_secrets: Mapping[int, bytes], group_secret: bytes) -> None:
+        """Prepare the keys of a session; arguments as of ``PairwiseMasks``. Raises: ValueError."""
+        self._masks = PairwiseMasks(session_id, rank, pair_secrets, group_secret, stream="residues")
+        self._key = derive_key(group_secret, session_id, "sum-tags")
+
+    def protect(
+        self, values: NDArray[np.int64] | None, residues: NDArray[np.uint64], label: MessageLabel
+    ) -> NDArray[np.uint64]:
+        """Return residues and tags of a message, masked modulo p.
+
+        Shapes: values: int64[label.n_values]; residues: uint64[k], each below p; result: uint64[k + 2], or uint64[k]
+            without values.
+
+        Args:
+            values: of which this site's are to be protected; None masks the residues and makes no tag.
+            residues: what else is added, modulo p.
+            label: names the message.
+
+        Raises:
+            ProtocolError: the counter has been used already, or the session is closed.
+        """
+        tags = residues[:0] if values is None else self._tags(values, residues, label)
+        plain = np.concatenate([residues, tags])
+        return self._masks.mask(plain, replace(label, n_values=plain.size), MODULUS)
+
+    def open(
+        self, values: NDArray[np.int64] | None, total: NDArray[np.uint64], label: MessageLabel
+    ) -> NDArray[np.uint64]:
+        """Check an opened sum, and return the sums of the residues modulo p.
+
+        Shapes: values: int64[label.n_values], the opened sum; total: uint64[k + 2] as it came back from the server, or
+            uint64[k] without values; result: uint64[k].
+
+        Raises:
+            AuthenticationError: this is not the sum of what the sites sent.
+            ProtocolError: residues that are none, or a message that was not protected here.
+        """
+        if total.size and int(total.max()) >= MODULUS:
+            raise ProtocolError(f"{label.kind}: a residue of a sum is not below its modulus")
+        opened = self._masks.unblind(total, replace(label, n_values=total.size), MODULUS)
+        if values is None:
+            return opened
+        residues, tags = opened[:-N_TAGS], opened[-N_TAGS:]
+        in_range = not values.size or -LARGEST_SUM <= int(values.min()) <= int(values.max()) <= LARGEST_SUM
+        if not np.array_equal(self._tags(values, residues, label), tags) or not in_range:
+            raise changed_sum(label)
+        return residues
+
+    def close(self) -> None:
+        """Forget all keys; every later call fails."""
+        self._masks.close()
+        self._key = b""
+
+    def _tags(self, values: NDArray[np.int64], residues: NDArray[np.uint64], label: MessageLabel) -> NDArray[np.uint64]:
+        """Return both tags. Shapes: result: uint64[2]."""
+        if values.size != label.n_values:
+            raise ValueError(f"the label announces {label.n_values} values, the array holds {values.size}")
+        parts = (values, residues.view(np.int64))
+        n_blocks = sum(-(-part.size // _BLOCK) for part in parts)
+        fixed = (label.counter, label.kind, label.phase, values.size, residues.size)
+        key = derive_key(self._key, b"", "sum-tags/coefficients", *fixed)
+        tags: NDArray[np.uint64] = np.zeros(N_TAGS, dtype=np.uint64)
+        for number, drawn in enumerate(uniform_residues(key, MODULUS, N_TAGS * (1 + n_blocks)).reshape(N_TAGS, -1)):
+            powers = field61.powers(int(drawn[0]), _BLOCK)
+            of_blocks = np.concatenate([field61.block_dots(part, powers) for part in parts])
+            if of_blocks.size:
+                tags[number] = field61.block_dots(of_blocks.view(np.int64), drawn[1:])[0]
+        return tags
+
+
+def changed_sum(label: MessageLabel) -> AuthenticationError:
+    """Return the one error of a sum that is not right, whatever is wrong with it: other words would tell of values."""
+    return AuthenticationError(
+        f"{label.kind} ({label.phase}): what came back is not the sum of what the sites sent: the server or a site has "
+        "changed it, by intent or by a fault. Nothing of it was used; the job ends. Remedy: compare the evidence of "
+        "sites and server, and submit the job anew when it is clear"
+    )
+
+
+def random_flags(is_set: NDArray[np.bool_], randomness: RandomSource = OS_RANDOMNESS) -> NDArray[np.uint64]:
+    """Return residues whose sum over sites is 0 where no site sets a flag, and uniform where some site does.
+
+    Shapes: is_set: bool[k]; result: uint64[k].
+    Privacy: the sum tells whether some site has set a flag, not how many have. It is 0 by chance once in 2^61 times.
+    """
+    key = random_uint64(4, randomness).tobytes()
+    return np.where(is_set, uniform_residues(key, MODULUS, is_set.size), np.uint64(0))
