@@ -17,7 +17,7 @@ from tests.support.simulator import SITES, run_simulator, simulate
 
 JOBS = Path(horizontal.__file__).parent
 
-pytestmark = [pytest.mark.sim, pytest.mark.slow]
+pytestmark = pytest.mark.sim
 
 
 @pytest.fixture
@@ -45,6 +45,7 @@ def test_job_folder_as_it_stands(tmp_path: Path, options: SetupOptions) -> None:
     assert n_lines < 30, "the log must not have a line per message"
 
 
+@pytest.mark.slow
 def test_recipe_in_sim_env(tmp_path: Path, options: SetupOptions) -> None:
     recipe = horizontal.recipe("bfv")
     set_up(tmp_path / "ws" / recipe.name, options)
@@ -55,6 +56,7 @@ def test_recipe_in_sim_env(tmp_path: Path, options: SetupOptions) -> None:
     assert verify([folder / "server" / "simulate_job" / "veilboost" / "evidence"]).sound
 
 
+@pytest.mark.slow
 def test_wrong_column_at_one_site_is_everyones_clear_error(tmp_path: Path, options: SetupOptions) -> None:
     table = tmp_path / "data" / "site-2" / "breast_train.csv"
     table.write_text(table.read_text().replace("target", "outcome", 1))
@@ -67,6 +69,7 @@ def test_wrong_column_at_one_site_is_everyones_clear_error(tmp_path: Path, optio
     assert not list(run.workspace.rglob("model.json"))
 
 
+@pytest.mark.slow
 def test_policy_refusal_names_the_key_and_nothing_is_sent(tmp_path: Path, options: SetupOptions) -> None:
     run = run_simulator(JOBS / "horizontal_ckks", tmp_path / "ws", options)
     assert run.code != 0
@@ -75,6 +78,7 @@ def test_policy_refusal_names_the_key_and_nothing_is_sent(tmp_path: Path, option
     assert not [record for record in records if record["type"] == "message"]
 
 
+@pytest.mark.slow
 def test_unprepared_workspace_is_refused_by_flare(tmp_path: Path) -> None:
     """Without site-setup no component of ours may start: the allow-list is FLARE's own."""
     (tmp_path / "ws" / "local").mkdir(parents=True)
