@@ -26,7 +26,13 @@ from nvflare_plugins.site.policy.values import FOLDERS
 
 FOLDER = Path(__file__).resolve().parent
 README = FOLDER / "README.md"
-_TABLES = {"SitePolicy": "", "DataSet": "data_sets.NAME.", "Consents": "consents.", "VerticalRules": "vertical."}
+_TABLES = {
+    "SitePolicy": "",
+    "DataSet": "data_sets.NAME.",
+    "Consents": "consents.",
+    "VerticalRules": "vertical.",
+    "DataProtection": "data_protection.",
+}
 _LEFT_OUT = {"data_sets.NAME.format": "by the file's suffix"}
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _ARGUMENTS = re.compile(r"^    Args:\n(?:        .*\n)+", re.MULTILINE)
@@ -65,7 +71,7 @@ def table(prefix: str, part: dict[str, Any], of: dict[str, Any]) -> Iterator[str
         text = " ".join(field.get("description", "").split())
         shown = json.dumps({} if ref and "anyOf" not in field else field.get("default", {}), ensure_ascii=False)
         yield f"| `{key}` | {default or f'`{shown}`'} | {words_of(field).replace('|', '')} | {text} |"
-        if ref and prefix:
+        if ref and prefix and name != "data_protection":  # the same keys as the policy's own, which have a table
             yield from table(f"{key}.", of["$defs"][ref.rpartition("/")[2]], of)
 
 

@@ -101,7 +101,8 @@ def _end_at_first(schema: Any) -> None:
             _end_at_first(part)
 
 
-def _printable(value: str) -> str:
+def printable_only(value: str) -> str:
+    """Return a text of printable characters alone. Raises: ValueError."""
     if not value.isprintable():
         raise ValueError
     return value
@@ -121,9 +122,9 @@ def _ascending(value: list[float]) -> list[float]:
 
 STRICT = Strict()
 AS_GIVEN = WrapValidator(lambda value, check: (check(value), value)[1])  # 4 stays 4 where 4.0 would do
-Text = Annotated[str, STRICT, Field(min_length=1), AfterValidator(_printable), Words("a non-empty text")]
+Text = Annotated[str, STRICT, Field(min_length=1), AfterValidator(printable_only), Words("a non-empty text")]
 Name = Annotated[
-    str, STRICT, Field(min_length=1, max_length=256), AfterValidator(_printable), Words("a non-empty text")
+    str, STRICT, Field(min_length=1, max_length=256), AfterValidator(printable_only), Words("a non-empty text")
 ]
 JobId = Annotated[
     str,

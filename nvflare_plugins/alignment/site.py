@@ -10,6 +10,7 @@ from nvflare_plugins.alignment.result import Alignment, save_alignments
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.data_sets.row_ids import load_ids
+from nvflare_plugins.report.data_facts import ALIGNMENT, DataFacts
 from nvflare_plugins.report.run_record import ReportSection
 
 _PROTECTION = {"ids": "ECDH on P-256, commutative blinding", "false_positives": "none but collisions of SHA-256"}
@@ -34,8 +35,13 @@ def _align(attempt: SiteAttempt, ids: dict[str, list[bytes]]) -> JobResult:
     keyed = attempt.conclude(b"".join(found[name].proof for name in sorted(found)))
     path = save_alignments(attempt.folder.path, context.job_id, context.site, context.sites, list(found.values()))
     attempt.all_have_written()
-    attempt.write_record(_TITLE, {}, None, (_section(list(found.values())),))
+    attempt.write_record(_TITLE, {}, None, (_section(list(found.values())),), data=_data(attempt, ids))
     return JobResult(keyed.hex(), f"the positions of the common rows are in {path}", {"data_sets": sorted(found)})
+
+
+def _data(attempt: SiteAttempt, ids: dict[str, list[bytes]]) -> tuple[DataFacts, ...]:
+    specs = attempt.context.policy.data_sets
+    return tuple(DataFacts(name, ALIGNMENT, len(ids[name]), (str(specs[name].id),)) for name in ids)
 
 
 def _section(found: list[Alignment]) -> ReportSection:

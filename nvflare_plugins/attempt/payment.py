@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from dp_components.accounting.composition import count_events
 from dp_components.errors import PrivacyError
 from dp_components.events import Event, Release, event_document
-from dp_components.ledger import Budget, Ledger, LedgerIdentity, Quote
+from dp_components.ledger import Budget, Ledger, LedgerIdentity, Quote, ledger_files
 from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.evidence.log import EvidenceLog
+from nvflare_plugins.report.run_record import Spending
 from nvflare_plugins.site.policy.policy import SitePolicy
 
 _log = logging.getLogger(__name__)
@@ -39,6 +40,28 @@ def open_ledger(policy: SitePolicy, data_set: str, relation: NeighbouringRelatio
         return Ledger.open(policy.ledgers, identity, limits, policy.ledger_heads), budget.delta
     except (PrivacyError, ValueError) as error:
         raise PolicyRefusal(str(error)) from None
+
+
+def spending_of(policy: SitePolicy, data_sets: Iterable[str]) -> tuple[Spending, ...]:
+    """Return what was spent, over all jobs so far, of each data set that has a budget; nothing is written.
+
+    A ledger that cannot be read is said to be so: this is for a run that is done.
+    """
+    found = []
+    ledgers = {path.stem: path for path in ledger_files(policy.ledgers)}
+    for name in dict.fromkeys(data_sets):
+        budget = policy.data_sets[name].privacy if name in policy.data_sets else None
+        if budget is None:
+            continue
+        spent: float | None = 0.0
+        if name in ledgers:
+            try:
+                spent = Ledger(ledgers[name], policy.ledger_heads).spent().epsilon(budget.delta)
+            except (PrivacyError, OSError) as error:
+                _log.warning("the ledger of data set %r cannot be read: %s", name, error)
+                spent = None
+        found.append(Spending(name, budget.epsilon, budget.delta, spent))
+    return tuple(found)
 
 
 def event_text(events: Iterable[Event]) -> str:

@@ -7,21 +7,25 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from dp_components.errors import PrivacyError
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
 from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, Silent, SiteContext
+from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.session import Session, open_session
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.failures import reason_of
+from nvflare_plugins.report.data_facts import DataFacts
 from nvflare_plugins.report.report import keep_report
 from nvflare_plugins.report.run_record import ReportSection, RoundRow, RunRecord, TrafficRow
 from nvflare_plugins.site.data_refusals import reading_rows
+from nvflare_plugins.site.policy.values import noting_consents
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
 from nvflare_plugins.wire.envelope import Codec
@@ -35,12 +39,19 @@ _NOT_SHOWN = (
 )  # by the report among a job's settings: too long, or shown elsewhere
 
 
+def now() -> str:
+    """Return the time by this site's clock, ISO 8601 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 @dataclass(slots=True)
 class SiteAttempt:
     """One attempt with its session open; use a ``SitePart``, or ``open_attempt``.
 
     Attributes:
         timeout_s: longest wait for one exchange; the server's own deadline comes first.
+        consents: names of this site's consents that have decided something so far.
+        started: when the attempt began, ISO 8601 in UTC.
     """
 
     job: Any
@@ -54,6 +65,8 @@ class SiteAttempt:
     session: Session
     heads: HeadExchange
     rounds: list[RoundRow] = field(default_factory=list)
+    consents: set[str] = field(default_factory=set)
+    started: str = field(default_factory=now)
 
     def gather_sealed(self, purpose: str, content: bytes, kind: Kind = Kind.AGREEMENT) -> list[bytes]:
         """Give content to all sites, sealed under the group key; return that of all, in rank order."""
@@ -139,6 +152,8 @@ class SiteAttempt:
         params: Mapping[str, Any],
         model: str | None,
         sections: tuple[ReportSection, ...] = (),
+        *,
+        data: tuple[DataFacts, ...] = (),
         **facts: Any,
     ) -> None:
         """End the evidence, write ``run.json`` and the report; call it after the results are on the disk.
@@ -147,6 +162,7 @@ class SiteAttempt:
             title: what kind of job it was.
             model: file name of an ordinary XGBoost model in the run folder, whose importances the report shows.
             sections: what this kind of job adds to the report.
+            data: the data sets that the job has used here.
             facts: further attributes of ``RunRecord``.
         """
         self.evidence.end("completed")
@@ -156,6 +172,7 @@ class SiteAttempt:
             TrafficRow(kind.name, codec.name, kind.private, t.messages, t.bytes_out, t.bytes_in, t.seconds)
             for (kind, codec), t in channel.traffic.items()
         )
+        policy, names = self.context.policy, [one.name for one in data]
         settings = {name: value for name, value in self.job.to_dict().items() if name not in _NOT_SHOWN}
         record = RunRecord(
             job_id=channel.job_id,
@@ -173,6 +190,13 @@ class SiteAttempt:
             evidence=str(evidence.relative_to(self.folder.path)),
             title=title,
             sections=sections,
+            started=self.started,
+            finished=now(),
+            policy_hash=policy.fingerprint(),
+            consents=tuple(sorted(self.consents)),
+            data=data,
+            statement=policy.statement(names),
+            spending=spending_of(policy, names),
             **facts,
         )
         keep_report(record, self.folder.path)
@@ -206,10 +230,11 @@ class SitePart(Generic[P]):
             VeilBoostError: what ended the attempt at this site; its evidence says that it was aborted and why.
             OSError, MemoryError: the machine lacks something; as above.
         """
-        with reading_rows(context.policy, job.profile, self.data_sets(job)):
+        with noting_consents() as consents, reading_rows(context.policy, job.profile, self.data_sets(job)):
             prepared = self.prepare(job, context)
             facts = self.protection(job, prepared)
             with open_attempt(job, context, transport, timeout_s, facts, progress or Silent()) as attempt:
+                attempt.consents = consents
                 return self.train(attempt, prepared)
 
 

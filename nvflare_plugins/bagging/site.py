@@ -25,6 +25,7 @@ from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.data_sets.table import Table, column_names, load_table
 from nvflare_plugins.failures import DataRefusal
+from nvflare_plugins.report.data_facts import DataFacts
 from nvflare_plugins.report.run_record import RoundRow
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.memory.sent_rows import SentRows
@@ -198,6 +199,7 @@ class _Run:
             path.name,
             registry=reservations.message,
             notes=self._notes(),
+            data=(DataFacts.of(self._prepared.table, job.data_set),),
         )
         return JobResult(hmac.hex(), f"the model is {path}", {"n_rounds": job.num_rounds})
 

@@ -51,6 +51,14 @@ come from public knowledge.
 Exit code: 0 fine (notes do not count), 1 problems, 2 wrong usage.
 """
 
+_REPORT = """``veilboost report``: rebuild report.html from run.json, the model and the evidence in a run's folder.
+
+With --summary it writes one page about the run for a data-protection officer instead: purpose, controller, retention
+and legal basis in the words of the site's policy (its key data_protection), what was done on which rows, what left the
+site under which protection, who could learn what, consents, the privacy budget, and what the evidence shows. It prints
+on paper. The page counts this site's rows, and is for its owner alone (mode 0600).
+"""
+
 _PREDICT = """``veilboost predict``: score a file of rows with a finished model, at one site. Sends nothing.
 
 Columns go by name, in any order; classes are written under the names that the job declared. Nothing is written unless
@@ -155,6 +163,16 @@ def _site_setup(subparsers: _Subparsers) -> None:
         action="append",
         default=[],
         help="agree to something that discloses more than the default",
+    )
+    parser.add_argument(
+        "--data-protection",
+        dest="statement",
+        metavar="KEY=TEXT",
+        type=_named,
+        action="append",
+        default=[],
+        help="what the page for a data-protection officer says in the site's own words: controller, contact, purpose, "
+        "legal_basis or retention",
     )
     parser.add_argument("--min-sites", type=int, help="fewest data-bearing sites of a job")
     parser.add_argument("--max-colluders", type=int, help="how many other sites might pool what they see")
@@ -347,11 +365,26 @@ def _moment(text: str) -> datetime:
 def _report(subparsers: _Subparsers) -> None:
     parser = subparsers.add_parser(
         "report",
-        help="rebuild the HTML report of a run",
-        description="Rebuild report.html from run.json, the model and the evidence in a run's folder.",
+        help="rebuild the HTML report of a run, or make a page of it for a data-protection officer",
+        description=_REPORT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_folder", type=Path, metavar="RUN_DIR", help="folder of a run at a site")
-    parser.add_argument("-o", "--output", type=Path, help="where to write (default: report.html in RUN_DIR)")
+    parser.add_argument(
+        "-o", "--output", "--out", metavar="FILE", type=Path, help="where to write (default: report.html in RUN_DIR)"
+    )
+    parser.add_argument("--summary", action="store_true", help="the page for a data-protection officer; needs --out")
+    parser.add_argument(
+        "--evidence",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="PATH",
+        help="with --summary: exported evidence of all parties, to be verified for this page",
+    )
+    parser.add_argument(
+        "--root-ca", type=Path, metavar="FILE", help=f"with --evidence: the {ROOT_CERTIFICATE} of your own startup kit"
+    )
     parser.set_defaults(func=_later("report"))
 
 

@@ -21,6 +21,7 @@ def run(args: argparse.Namespace) -> int:
         tuple(args.allow),
         args.keep_in,
         _readers(args),
+        dict(args.statement),
     )
     check_files(args.folder, options.data_sets)
     changes = set_up(args.folder, options)

@@ -56,7 +56,7 @@ def render(result: Verification) -> str:
         lines.append("")
     lines += _bounded(f"  note: {text}" for text in result.notes)
     lines += _bounded(f"  FAILED: {text}" for text in result.failures)
-    lines += ["", *((SHOWS, DOES_NOT_SHOW, "") if result.sound else ()), _verdict(result)]
+    lines += ["", *((SHOWS, DOES_NOT_SHOW, "") if result.sound else ()), verdict_text(result)]
     # Whatever a log says takes one line and steers nothing.
     tidy = [printable(line, _MAX_LINE) for line in lines]
     return "\n".join(line for line, before in zip(tidy, ["", *tidy], strict=False) if line or before)
@@ -150,7 +150,8 @@ def _threats(attempt: Audit) -> Iterator[str]:
         yield from (f"    the plugin notes: {note}" for note in model.notes if plugin is not None)
 
 
-def _verdict(result: Verification) -> str:
+def verdict_text(result: Verification) -> str:
+    """Return the verdict in one line."""
     if result.verdict is Verdict.FAILED:
         aborted = not result.failures and not any(attempt.failures for attempt in result.attempts)
         return "NOT VERIFIED: the job was not completed" if aborted and result.attempts else "NOT VERIFIED"
@@ -242,7 +243,7 @@ def _plugin(attempt: Audit) -> dict[str, Any] | None:
 def run(arguments: argparse.Namespace) -> int:
     """Check the evidence, print what it shows, and return the verdict's exit code."""
     try:
-        root, servers = _trusted(arguments.root_ca, arguments.paths)
+        root, servers = trusted(arguments.root_ca, arguments.paths)
         result = verify(arguments.paths, root, {*servers, *arguments.server}, arguments.job, arguments.at)
     except (OSError, ConfigurationError, ProtocolError) as error:
         text = printable(str(error), MAX_SENTENCE)
@@ -254,7 +255,7 @@ def run(arguments: argparse.Namespace) -> int:
     return result.verdict.value
 
 
-def _trusted(given: Path | None, paths: Sequence[Path]) -> tuple[x509.Certificate | None, frozenset[str]]:
+def trusted(given: Path | None, paths: Sequence[Path]) -> tuple[x509.Certificate | None, frozenset[str]]:
     """Return the root certificate that the caller gave and, from the kit that it lies in, the names of the servers."""
     if given is None:
         return None, frozenset()

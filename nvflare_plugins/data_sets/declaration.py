@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.text_values import DECIMALS, THOUSANDS, DatePattern
-from nvflare_plugins.declared import AS_GIVEN, STRICT, Document, Flag, OneOf, Text, Words, document
+from nvflare_plugins.declared import AS_GIVEN, STRICT, Document, Flag, OneOf, Text, Words, document, printable_only
 
 MOST_ROWS = 2**53  # of any number in a policy: more would be no number any more for those who divide it
 MOST_EPSILON, MOST_DELTA = 64.0, 1e-2
@@ -80,6 +80,13 @@ Dates = Annotated[
     Words("an object from column to pattern, such as DD.MM.YYYY or YYYY-MM-DD hh:mm:ss"),
 ]
 _DELTA = Words(f"a number above 0, at most {MOST_DELTA:g}, and far below one over the number of rows")
+Statement = Annotated[
+    str,
+    STRICT,
+    Field(max_length=2000),
+    AfterValidator(printable_only),
+    Words("a text of at most 2000 characters on one line"),
+]
 _FORMAT = Words("csv or parquet (it does not follow from the file's suffix)")
 _SEPARATOR = Words("one character of ASCII other than a quotation mark")
 _THOUSANDS = Words("nothing, a comma, a point, a space (also one that does not break, narrow or not) or an apostrophe")
@@ -145,6 +152,24 @@ class VerticalRules(Document):
 
 
 @document
+class DataProtection(Document):
+    """The site's own words for its data-protection officer. They decide nothing and leave the site in no message."""
+
+    WHAT = "data_protection"
+
+    controller: Statement = ""
+    """Who is responsible for the data."""
+    contact: Statement = ""
+    """Whom to ask, such as the data-protection officer."""
+    purpose: Statement = ""
+    """What the data are used for."""
+    legal_basis: Statement = ""
+    """On which legal basis."""
+    retention: Statement = ""
+    """How long data, models and records are kept."""
+
+
+@document
 class DataSet(Document):
     """Where a named data set of this site lies and how it is read; the job knows only the name."""
 
@@ -195,6 +220,8 @@ class DataSet(Document):
     """Horizontal jobs leave out rows without a label, instead of refusing the data. Private jobs do so anyway; in
     vertical jobs the parties share the rows, and none is left out.
     """
+    data_protection: DataProtection = DataProtection()
+    """What differs for this data set from what the policy says under `data_protection`."""
 
     def __post_init__(self) -> None:
         if self.decimal == self.thousands:

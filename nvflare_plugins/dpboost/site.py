@@ -33,6 +33,7 @@ from nvflare_plugins.data_sets.table import load_table, log_what_labels_lack
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.model import xgboost_model
 from nvflare_plugins.dpboost.server import START, TreeStep, price, steps
+from nvflare_plugins.report.data_facts import TRAINING, DataFacts, missing_of, texts
 from nvflare_plugins.report.run_record import PointCurve, ReportSection, RoundRow
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.values import JobTerms
@@ -145,10 +146,23 @@ class _Training:
         hmac = attempt.conclude(content)
         path = attempt.folder.write_model(content)
         attempt.all_have_written()
-        attempt.write_record(TITLE, self._parameters(), path.name, self._sections())
+        attempt.write_record(TITLE, self._parameters(), path.name, self._sections(), data=(self._facts(),))
         self._progress.say(f"this job has spent epsilon {self._spent[-1]:.4g}, pure")
         summary = {"n_rounds": len(trees), "epsilon": job.epsilon}
         return JobResult(hmac.hex(), f"the model is {path}", summary)
+
+    def _facts(self) -> DataFacts:
+        job, columns = self._job, self._data.columns
+        return DataFacts(
+            job.data_set,
+            TRAINING,
+            self._data.label.size,
+            tuple(job.names),
+            missing_of(job.names, columns.T),
+            {name: texts(entries) for name, entries in job.categories.items()},
+            job.label,
+            texts(job.label_classes),
+        )
 
     def _start(self, ledger: JobLedger) -> int:
         """Return the score to start from, paid for. Units: 2^-LEAF_BITS."""

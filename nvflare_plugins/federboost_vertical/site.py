@@ -26,6 +26,7 @@ from nvflare_plugins.federboost_vertical.payment import BucketPayment, plan_of
 from nvflare_plugins.federboost_vertical.splits import OwnedSplits, divide_model
 from nvflare_plugins.federboost_vertical.tables import PartyRows, column_names, load_rows
 from nvflare_plugins.federboost_vertical.training import check_bucket_parameters, train_on_buckets
+from nvflare_plugins.report.data_facts import TRAINING, DataFacts, missing_of
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.values import JobTerms
@@ -146,8 +147,13 @@ class _Party:
         attempt, job = self._attempt, self._job
         hmac, path = conclude_part(attempt, job.active, part, n_rounds)
         attempt.all_have_written()
-        attempt.write_record(TITLE, job.params, None, sections)
+        attempt.write_record(TITLE, job.params, None, sections, data=(self._facts(),))
         return JobResult(hmac.hex(), f"this party's part of the model is {path}", {"n_rounds": n_rounds})
+
+    def _facts(self) -> DataFacts:
+        rows, label = self._rows, self._job.label if self._rows.label is not None else ""
+        missing = missing_of(rows.names, rows.columns.T)
+        return DataFacts(self._job.data_set, TRAINING, rows.n_rows, rows.names, missing, label=label)
 
 
 class ActiveParty(_Party):

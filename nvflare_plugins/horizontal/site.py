@@ -36,6 +36,7 @@ from nvflare_plugins.horizontal.row_floors import (
 from nvflare_plugins.horizontal.row_sampling import RowDraws, SampledWeights, row_fraction
 from nvflare_plugins.horizontal.training import LoopSettings, TrainingHandler, TrainingResult, train, training_shape
 from nvflare_plugins.horizontal.value_bounds import check_weights, coarsest_pairs, label_sum, value_bounds
+from nvflare_plugins.report.data_facts import EVALUATION, DataFacts
 from nvflare_plugins.report.run_record import RoundRow
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
 from nvflare_plugins.site.memory.registry import Registry, describe_draw
@@ -249,8 +250,16 @@ class _Run:
             cuts={"mode": job.cuts, "points": sum(c.size for c in cuts.of_feature), "min_rows": job.min_rows_per_cut},
             best_round=result.best_round,
             notes=self._notes(),
+            data=self._data(),
         )
         return JobResult(hmac.hex(), f"the model is {path}", {"n_rounds": n_rounds})
+
+    def _data(self) -> tuple[DataFacts, ...]:
+        prepared, job = self._prepared, self._job
+        training = DataFacts.of(prepared.table, job.data_set)
+        if prepared.eval_table is None:
+            return (training,)
+        return training, DataFacts.of(prepared.eval_table, str(job.eval_data_set), EVALUATION)
 
     def _notes(self) -> tuple[str, ...]:
         """Return what the sites' policies and their sampling have made of the job, for the report."""

@@ -33,6 +33,7 @@ from nvflare_plugins.private_trees.payment import Payment
 from nvflare_plugins.private_trees.summary import lines, report_sections, summarise
 from nvflare_plugins.private_trees.trainers import train
 from nvflare_plugins.private_trees.training import OwnRows
+from nvflare_plugins.report.data_facts import DataFacts
 from nvflare_plugins.report.run_record import RoundRow
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.values import JobTerms
@@ -52,12 +53,14 @@ class Prepared:
     Attributes:
         rows: those that the job can use, values clipped to their public bounds.
         n_reports: rows of the file, those left out included: under local noise each of them reports nothing but noise.
+        facts: on the rows that the job can use, for this site's own record.
     """
 
     plan: JobPlan
     schema: Schema
     rows: OwnRows
     n_reports: int
+    facts: DataFacts
 
     def row_hash(self) -> bytes:
         """Return a hash of the rows, for this site's own ledger."""
@@ -118,7 +121,7 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
         table = table.kept(~sent.sent(usable_ids(table.ids, spec)), "whose randomised buckets were sent")
     log_what_labels_lack(table, job.data_set, is_classification=True)
     rows = OwnRows(_clipped(table, plan), table.label, _weights(table, job))
-    return Prepared(plan, Schema.of(table), rows, n_reports)
+    return Prepared(plan, Schema.of(table), rows, n_reports, DataFacts.of(table, job.data_set))
 
 
 def _clipped(table: Table, plan: JobPlan) -> NDArray[np.float32]:
@@ -188,7 +191,9 @@ class _Training:
             payment.complete()
         plan = self._plan
         sections = report_sections(plan, spent, payment.quote.message)
-        self._attempt.write_record(TITLE, self._terms().parameters["method"], path.name, sections)
+        self._attempt.write_record(
+            TITLE, self._terms().parameters["method"], path.name, sections, data=(self._prepared.facts,)
+        )
         self._progress.say(f"this job has spent epsilon {spent:.4g} at delta {self._job.delta:g}")
         summary = {"n_rounds": plan.releases.n_rounds, "epsilon": self._job.epsilon, "delta": self._job.delta}
         return JobResult(hmac.hex(), f"the model is {path}", summary)

@@ -25,8 +25,9 @@ from nvflare_plugins.failures import reason_of
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.formatting import human_bytes, markup
 from nvflare_plugins.report.charts import Bar, Line, horizontal_bars, legend, line_chart, number, stacked_bars
+from nvflare_plugins.report.data_facts import data_html
 from nvflare_plugins.report.run_record import ReportSection, RoundRow, RunRecord
-from nvflare_plugins.report.style import STYLE
+from nvflare_plugins.report.style import page
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.profiles import plugin_of
 
@@ -74,7 +75,7 @@ def keep_report(run: RunRecord, folder: Path) -> None:
 
 def build_report(run: RunRecord, folder: Path) -> str:
     """Return the report as HTML."""
-    evidence = _own_evidence(run, folder)
+    evidence = own_evidence(run, folder)
     log = evidence if isinstance(evidence, Log) else None
     sections = [
         _header(run, log),
@@ -83,19 +84,17 @@ def build_report(run: RunRecord, folder: Path) -> str:
         *_section("Bytes by kind of message", _bytes(run)),
         *_section("What was protected, against whom", _protection(run, log)),
         *(html for section in run.sections for html in _section(section.title, _own_section(section))),
+        *_section("Data of this site", data_html(run.data)),
+        *_section("What this site's policy allowed", _policy(run)),
         *_section("Feature importance", _importance(run, folder)),
         *_section("Evidence", _evidence(evidence)),
         *_section("How it was run", _settings(run)),
     ]
-    title = f"VeilBoost run {run.job_id}, {run.site}"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{markup(title)}</title><style>{STYLE}</style></head>\n<body><main>\n" + "\n".join(sections) + "\n"
-        "<footer>Written by VeilBoost at this site. Times are wall-clock times of this site; bytes are payloads as "
-        "they left and reached it.</footer></main></body></html>\n"
+    footer = (
+        "Written by VeilBoost at this site. Times are wall-clock times of this site; bytes are payloads as they left "
+        "and reached it."
     )
+    return page(f"VeilBoost run {run.job_id}, {run.site}", "\n".join(sections), footer)
 
 
 def _section(title: str, parts: Iterator[str]) -> Iterator[str]:
@@ -122,9 +121,18 @@ def _header(run: RunRecord, log: Log | None) -> str:
         f"<p><span class='chip {level}'>profile {markup(run.profile)}</span>"
         f"<span class='chip {status}'>{markup(run.status)}</span>"
         f"<span class='chip {'good' if run.signed else 'warn'}'>{'signed' if run.signed else 'UNSIGNED'}</span></p>"
-        f"<p class=lead>{_prose(summary)}</p><p class=muted>Seen from {markup(run.site)}; sites: "
-        f"{markup(', '.join(run.sites))}. Attempt {markup(run.attempt)}.</p><div class=tiles>{tiles}</div></header>"
+        f"<p class=lead>{prose(summary)}</p><p class=muted>Seen from {markup(run.site)}; sites: "
+        f"{markup(', '.join(run.sites))}. Attempt {markup(run.attempt)}{markup(when(run))}.</p>"
+        f"<div class=tiles>{tiles}</div></header>"
     )
+
+
+def when(run: RunRecord) -> str:
+    """Return when it ran, to follow the attempt's name; "" where the record does not say."""
+    if not run.started:
+        return ""
+    start, end = (text.replace("T", " ").removesuffix("+00:00") for text in (run.started, run.finished))
+    return f", {start} to {end.removeprefix(start[:11])} UTC by this site's clock"
 
 
 def _key_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
@@ -244,11 +252,11 @@ def _protection(run: RunRecord, log: Log | None) -> Iterator[str]:
         if plugin:
             yield f"<p>As plugin {markup(plugin)} states of itself. VeilBoost has not checked it.</p>"
         yield "<table class=threat>"
-        yield from (f"<tr><th>{markup(who)}<td>{_prose(what)}</tr>" for who, what in model.rows())
+        yield from (f"<tr><th>{markup(who)}<td>{prose(what)}</tr>" for who, what in model.rows())
         yield "</table>"
         yield "<h3>What remains visible</h3><ul>"
         own = model.notes if plugin else ()
-        yield from (f"<li>{_prose(note)}" for note in (*own, *notes_for(run.profile)))
+        yield from (f"<li>{prose(note)}" for note in (*own, *notes_for(run.profile)))
         yield "</ul>"
 
 
@@ -281,7 +289,7 @@ def _contents(log: Log | None) -> Iterator[str]:
     yield "</table></div>"
 
 
-def _own_evidence(run: RunRecord, folder: Path) -> Log | ProtocolError | None:
+def own_evidence(run: RunRecord, folder: Path) -> Log | ProtocolError | None:
     """Return the site's evidence, what is wrong with it, or None if there is none."""
     if run.evidence is None or not (folder / run.evidence).is_file():
         return None
@@ -298,7 +306,7 @@ def _meaning(kind: str) -> str:
 
 def _own_section(section: ReportSection) -> Iterator[str]:
     """What this kind of job adds to the report."""
-    yield from (f"<p>{_prose(text)}</p>" for text in section.paragraphs)
+    yield from (f"<p>{prose(text)}</p>" for text in section.paragraphs)
     if section.curves:
         lines = [Line(c.name, i % 6 + 1, c.points) for i, c in enumerate(section.curves)]
         yield legend([(line.name, line.colour) for line in lines])
@@ -385,9 +393,23 @@ def _evidence_status(log: Log | ProtocolError | None) -> Iterator[str]:
         yield f"<p class=hash>this site's policy at the time {markup(log.session['policy_hash'])}</p>"
 
 
+def _policy(run: RunRecord) -> Iterator[str]:
+    if not run.policy_hash:
+        return
+    used = ", ".join(f"<code>{markup(name)}</code>" for name in run.consents)
+    yield f"<p>Consents that this job needed here and the policy gives: {used or 'none'}.</p>"
+    for one in run.spending:
+        spent = "its ledger could not be read" if one.spent is None else f"epsilon {one.spent:.4g} is spent"
+        yield (
+            f"<p>Data set {markup(one.data_set)} has a budget of epsilon {one.epsilon:g} at delta {one.delta:g}; over "
+            f"all jobs, {spent}.</p>"
+        )
+    yield f"<p class=hash>hash of the policy {markup(run.policy_hash)}</p>"
+
+
 def _settings(run: RunRecord) -> Iterator[str]:
     if run.notes:
-        yield "<ul>" + "".join(f"<li>{_prose(note)}" for note in run.notes) + "</ul>"
+        yield "<ul>" + "".join(f"<li>{prose(note)}" for note in run.notes) + "</ul>"
     yield "<div class=columns>"
     for title, values in (
         ("XGBoost parameters", run.params),
@@ -401,10 +423,10 @@ def _settings(run: RunRecord) -> Iterator[str]:
             yield f"<div><h3>{title}</h3><table class=pairs>{rows}</table></div>"
     yield "</div>"
     if run.registry:
-        yield f"<h3>Registry against differencing</h3><p>{_prose(run.registry[0].upper() + run.registry[1:])}</p>"
+        yield f"<h3>Registry against differencing</h3><p>{prose(run.registry[0].upper() + run.registry[1:])}</p>"
 
 
-def _prose(text: str) -> str:
+def prose(text: str) -> str:
     """Return a text for the page, with what stands between backticks as code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", markup(text))
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.files import write_atomically
+from nvflare_plugins.report.data_facts import DataFacts
 
 FORMAT = "veilboost-run-1"
 FILE_NAME = "run.json"
@@ -108,6 +109,21 @@ class ReportSection:
 
 
 @dataclass(frozen=True, slots=True)
+class Spending:
+    """What the ledger of a data set says after the run, over all jobs, towards one person.
+
+    Attributes:
+        epsilon, delta: the budget.
+        spent: epsilon spent of it, at its delta; None if the ledger could not be read.
+    """
+
+    data_set: str
+    epsilon: float
+    delta: float
+    spent: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """Everything that the report shows of one run at one site.
 
@@ -121,6 +137,12 @@ class RunRecord:
         notes: sentences for the reader (early stopping, resumed from, 112-bit keys, ...).
         title: what kind of job it was.
         sections: what this kind of job adds to the report.
+        started, finished: when this site's attempt began and when its record was written, ISO 8601 in UTC.
+        policy_hash: hash of what the site's policy allowed, as in the evidence; "" in records before 0.4.
+        consents: consents of that policy without which the job would have been refused here.
+        data: the data sets, with counts of this site's own rows.
+        statement: what the policy says to data-protection officers (``DataProtection``), by its keys.
+        spending: ledgers of the data sets that have a privacy budget.
     """
 
     job_id: str
@@ -144,6 +166,13 @@ class RunRecord:
     notes: tuple[str, ...] = ()
     title: str = "Horizontal federated XGBoost"
     sections: tuple[ReportSection, ...] = ()
+    started: str = ""
+    finished: str = ""
+    policy_hash: str = ""
+    consents: tuple[str, ...] = ()
+    data: tuple[DataFacts, ...] = ()
+    statement: dict[str, str] = field(default_factory=dict)
+    spending: tuple[Spending, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON values."""
@@ -166,6 +195,9 @@ class RunRecord:
                 Curve(**{**row, "values": tuple(row["values"])}) for row in values.get("comparison", ())
             )
             values["sections"] = tuple(ReportSection.from_dict(item) for item in values.get("sections", ()))
+            values["data"] = tuple(DataFacts.from_dict(item) for item in values.get("data", ()))
+            values["spending"] = tuple(Spending(**item) for item in values.get("spending", ()))
+            values["consents"] = tuple(values.get("consents", ()))
             values["sites"], values["notes"] = tuple(values["sites"]), tuple(values.get("notes", ()))
             return cls(**values)
         except (TypeError, KeyError, ValueError):

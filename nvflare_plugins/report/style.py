@@ -1,8 +1,12 @@
-"""The style sheet of the report: one column, legible in light and dark and on paper.
+"""The frame and the style sheet of all pages: one column, legible in light and dark and on paper.
 
 The six colours are told apart by people with colour-vision deficiencies (after Okabe and Ito), darker on white and
 lighter on black.
 """
+
+from __future__ import annotations
+
+from nvflare_plugins.formatting import markup
 
 STYLE = """
 :root { --bg:#fbfbfa; --card:#ffffff; --ink:#1c2024; --muted:#5d666f; --grid:#e4e7ea; --line:#d5d9dd;
@@ -55,3 +59,36 @@ th.n, td.n { text-align:right; white-space:nowrap; font-variant-numeric:tabular-
   .messages :is(th, td):nth-child(2) { display:none; } .threat th { width:110px; } }
 @media print { body { background:#fff; } section { break-inside:avoid; border-color:#ccc; } }
 """.strip()
+
+PRINTED = """
+main { max-width:800px; padding:28px 20px 40px; } h1 { font-size:24px; margin-bottom:6px; } h2 { margin-bottom:8px; }
+section { padding:14px 18px 6px; margin-top:14px; } body, .fine { font-size:14.5px; } .fine { color:var(--muted); }
+.threat th { width:170px; } th, td { padding:5px 10px 5px 0; }
+@page { size:A4; margin:10mm 14mm; }
+@media print { :root { --ink:#000; --muted:#444; --card:#fff; --grid:#bbb; --line:#999; --bg:#fff; --bad:#a3262a;
+    --bad-bg:#fff; --good:#0b6b4f; --good-bg:#fff; --warn:#8a5300; --warn-bg:#fff; }
+  body { font-size:9pt; line-height:1.3; } main { max-width:none; padding:0; } h1 { font-size:15pt; }
+  h2 { font-size:11pt; margin-bottom:3px; break-after:avoid; } table { font-size:8.5pt; margin:0 0 2px; }
+  p { margin:0 0 4px; } th, td { padding:1.5px 8px 1.5px 0; } tr { break-inside:avoid; }
+  .fine { font-size:8.5pt; margin:4px 0; }
+  td .muted, td code { font-size:inherit; } section { border:0; border-top:1px solid #999;
+    border-radius:0; padding:5px 0 2px; margin-top:5px; break-inside:auto; }
+  footer { font-size:8pt; margin-top:8px; } .chip { padding:0; } }
+""".strip()
+"""Added for a page that goes onto paper."""
+
+
+def page(title: str, body: str, footer: str, more_style: str = "") -> str:
+    """Return a whole page that loads nothing.
+
+    Args:
+        title: foreign text.
+        body, footer: HTML whose foreign text is escaped already.
+    """
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{markup(title)}</title><style>{STYLE}\n{more_style}</style></head>\n<body><main>\n{body}\n"
+        f"<footer>{footer}</footer></main></body></html>\n"
+    )

@@ -53,6 +53,7 @@ class SetupOptions:
         keep_in: absolute folder for runs, registry and ledgers, outside FLARE's workspace; may hold ``{site}``.
         readers: name of a data set -> how its file is read, by the policy's keys (``DataSet``). Dictionaries are added
             to what the policy says, and so are texts of ``missing``, to the default ones where it says nothing.
+        statement: the site's own words for its data-protection officer, by the policy's keys (``DataProtection``).
     """
 
     data_sets: Mapping[str, str] = field(default_factory=dict)
@@ -65,6 +66,7 @@ class SetupOptions:
     allow: tuple[str, ...] = ()
     keep_in: str | None = None
     readers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    statement: Mapping[str, str] = field(default_factory=dict)
 
 
 def set_up(folder: Path, options: SetupOptions = SetupOptions()) -> list[str]:
@@ -277,6 +279,11 @@ def _wanted(document: dict[str, Any], options: SetupOptions) -> Iterator[tuple[s
             if entry.get(key) != wanted:
                 entry[key] = wanted
                 yield f"data_sets.{name}.{key}", wanted
+    for key, text in options.statement.items():
+        words = document.setdefault("data_protection", {})
+        if words.get(key) != text:
+            words[key] = text
+            yield f"data_protection.{key}", text
     for name in options.consents:
         consents = document.setdefault("consents", {})
         if consents.get(name) is not True:

@@ -22,6 +22,7 @@ from nvflare_plugins.attempt.reservations import Wanted, reserve_together, resum
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.files import write_atomically
+from nvflare_plugins.report.data_facts import EVALUATION, TRAINING, DataFacts
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy.values import JobTerms
 from nvflare_plugins.vertical.active.site import ActiveSite
@@ -194,6 +195,10 @@ class _Run:
             registry=start.reservations.message,
             best_round=finish.best_round,
             notes=tuple(notes),
+            data=tuple(
+                DataFacts.of(one.table, one.data_set.name, use)
+                for one, use in zip(start.data.sets, (TRAINING, EVALUATION), strict=False)
+            ),
         )
         return JobResult(hmac.hex(), f"this party's part of the model is {path}", {"n_rounds": finish.n_rounds})
 

@@ -24,6 +24,7 @@ from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.evidence.contents import Content, Protection
+from nvflare_plugins.report.data_facts import SCORING, DataFacts, missing_of
 from nvflare_plugins.report.run_record import ReportSection
 from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
 from nvflare_plugins.site.memory.sent_rows import SentRows
@@ -135,7 +136,7 @@ def _use(attempt: SiteAttempt, prepared: tuple[StoredPart[Part], Rows]) -> JobRe
     else:
         _PASSIVE[run.action](run, stored.part, rows)
     keyed = attempt.conclude(json.dumps([run.job.action, stored.identity.model_id]).encode())
-    message = _finish(run, stored.part, write)
+    message = _finish(run, stored.part, write, rows)
     return JobResult(keyed.hex(), message, {"action": run.job.action})
 
 
@@ -347,12 +348,12 @@ class _Notes:
         self._evidence.content(direction, peer, what, Protection.CLEAR, size)
 
 
-def _finish(run: _Run, part: Part, write: Write | None) -> str:
+def _finish(run: _Run, part: Part, write: Write | None, rows: Rows) -> str:
     """Write results, record and report; return the line for this site's log."""
     folder = run.attempt.folder.path
-    title = _TITLES[run.action]
+    title, data = _TITLES[run.action], _data(run.job, part, rows)
     if not isinstance(part, ActivePart) or write is None:
-        run.attempt.write_record(title, {}, None)
+        run.attempt.write_record(title, {}, None, data=data)
         return f"{run.identity.active} has the result of this job"
     path = write(folder)
     importance = feature_importance(part, *rounds_of(part, run.job.rounds))
@@ -363,8 +364,14 @@ def _finish(run: _Run, part: Part, write: Write | None) -> str:
         if row.weight
     )
     section = ReportSection("Total gain of features, under the parties' aliases", bars=bars)
-    run.attempt.write_record(title, {}, MERGED_FILE if run.action is Action.MERGE else None, (section,))
+    run.attempt.write_record(title, {}, MERGED_FILE if run.action is Action.MERGE else None, (section,), data=data)
     return f"the result is in {path}"
+
+
+def _data(job: InferenceJob, part: Part, rows: Rows) -> tuple[DataFacts, ...]:
+    if job.data_set is None:
+        return ()
+    return (DataFacts(job.data_set, SCORING, rows.n_rows, part.columns, missing_of(part.columns, rows.features)),)
 
 
 def _facts(job: InferenceJob, prepared: tuple[StoredPart[Part], Rows]) -> dict[str, str | int]:

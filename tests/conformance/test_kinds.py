@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,21 @@ from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.evidence.threat_model import THREAT_MODELS
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.report.summary import build_summary
 from tests.conformance.kind_cases import CASES, DATA
 from tests.support.flare_job import Finished, run_flare_job
 
 HAS_PSI = importlib.util.find_spec("private_set_intersection") is not None
 SITES = ("site-1", "site-2", "site-3")
+# Consents without which a site would have refused the case of a kind.
+_NEEDED = {
+    "bagging": dict.fromkeys(SITES, ("share_own_trees",)),
+    "vertical": {
+        "site-1": ("plain_profile",),
+        "site-2": ("exact_bins", "plain_profile"),
+        "site-3": ("exact_bins", "plain_profile"),
+    },
+}
 HUGE, DEEP = 10**400, [[[[[[[[[[1]]]]]]]]]]
 
 
@@ -121,6 +132,30 @@ def test_every_site_keeps_a_record_and_a_report(finished: tuple[str, Finished]) 
         assert record.settings and record.traffic and record.versions["veilboost"]
         assert (run.folder(site) / record.evidence).is_file()
         assert "</html>" in (run.folder(site) / "report.html").read_text()
+
+
+def test_a_record_says_when_on_what_and_under_which_policy(finished: tuple[str, Finished]) -> None:
+    name, run = finished
+    for site in SITES:
+        record = RunRecord.from_dict(json.loads((run.folder(site) / "run.json").read_text()))
+        assert datetime.fromisoformat(record.started) <= datetime.fromisoformat(record.finished)
+        assert datetime.fromisoformat(record.started).utcoffset() == timedelta(0)
+        assert record.policy_hash == run.log(site).session["policy_hash"]
+        assert [one.name for one in record.data] == [DATA] and record.data[0].rows > 0 and record.data[0].columns
+        assert record.consents == _NEEDED.get(name, {}).get(site, ()), name
+        private = record.profile.startswith("dp_") and not (name == "federboost_vertical" and site == "site-1")
+        assert [one.data_set for one in record.spending] == ([DATA] if private else [])
+        assert all(one.spent is not None and one.spent > 0 for one in record.spending)
+        page = build_summary(record, run.folder(site))
+        assert f"{record.data[0].rows} rows of this site" in page
+
+
+def test_what_a_site_counts_is_in_no_file_of_another(finished: tuple[str, Finished]) -> None:
+    _, run = finished
+    for site in SITES:
+        others = {other: run.folder(other) / "run.json" for other in SITES if other != site}
+        assert all(f'"site": "{site}"' not in path.read_text() for path in others.values())
+    assert not list(run.evidence.rglob("*.html")) and not list(run.evidence.rglob("run.json"))
 
 
 def test_the_evidence_of_all_verifies(finished: tuple[str, Finished]) -> None:

@@ -91,8 +91,9 @@ class AlignmentRegistry:
             fresh = []
             for name, ids in data.items():
                 hashes = self._hashes(ids)
-                if not self._consents.recompute_with_changes:
-                    self._refuse_repetition(db, name, hashes, earlier)
+                repetition = self._repetition(db, name, hashes, earlier)
+                if repetition is not None and not self._consents.gives("recompute_with_changes"):
+                    raise repetition
                 fresh.append(_add(db, job_id, name, sites, hashes))
             self._alive.hold(job_id)
         return tuple(fresh)
@@ -143,9 +144,10 @@ class AlignmentRegistry:
         for job_id in {run.job_id for run in runs}:
             self._alive.release(job_id)
 
-    def _refuse_repetition(
+    def _repetition(
         self, db: sqlite3.Connection, name: str, hashes: NDArray[np.uint64], earlier: Sequence[AlignmentRun]
-    ) -> None:
+    ) -> PolicyRefusal | DataRefusal | None:
+        """Return what is to be said of an earlier alignment of the set, or of some of its ids; None without one."""
         for run in earlier:
             is_named = run.data_set == name
             if is_named or overlap_of(hashes, load_array(db, run.ids, "<u8")):
@@ -155,7 +157,8 @@ class AlignmentRegistry:
                     "consents.recompute_with_changes. Remedy: use the alignment of that job, or ask "
                     f"{self._site} to consent."
                 )
-                raise PolicyRefusal(text) if is_named else DataRefusal(text, REGISTRY_TEXT)
+                return PolicyRefusal(text) if is_named else DataRefusal(text, REGISTRY_TEXT)
+        return None
 
     def _hashes(self, ids: Sequence[bytes]) -> NDArray[np.uint64]:
         """Shapes: result: uint64[n_ids], sorted."""

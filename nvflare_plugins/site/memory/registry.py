@@ -172,7 +172,7 @@ class Registry:
             for feature in features:
                 found = runs.earlier_searches(db, terms.sites, record.n_rows, feature, record.columns[feature])
                 same = [cuts for with_settings, cuts in found if with_settings == _digest(settings)]
-                if found and not same and not self._consents.second_quantile_search:
+                if found and not same and not self._consents.gives("second_quantile_search"):
                     raise self._refusal(
                         "consents.second_quantile_search",
                         f"was searched for quantiles of column {feature!r} before, with other settings",
@@ -277,7 +277,7 @@ class Registry:
         return verdict, message
 
     def _refuse_difference(self, earlier: Terms, job_id: str, relation: Relation, fresh: Terms) -> None:
-        if self._consents.recompute_with_changes:
+        if self._consents.gives("recompute_with_changes"):
             return
         if relation is Relation.SAME:
             changed = sorted(set(earlier.sites) ^ set(fresh.sites))

@@ -45,7 +45,7 @@ class SentRows:
     """The rows of one site."""
 
     def __init__(self, policy: SitePolicy, randomness: RandomSource = OS_RANDOMNESS) -> None:
-        self._site, self._has_consent = policy.site, policy.consents.exact_use_of_budgeted_data
+        self._site, self._consents = policy.site, policy.consents
         self._memory = Memory.open(policy)
         self._key = self._memory.secret("sent rows", randomness.bytes(KEY_BYTES))
 
@@ -76,7 +76,7 @@ class SentRows:
             PolicyRefusal: they must, and the data set has no id column.
             ConfigurationError: the site's memory is damaged.
         """
-        if self._has_consent or not self._of_others(""):
+        if not self._of_others("") or self._consents.gives("exact_use_of_budgeted_data"):
             return False
         if spec.id is None:
             raise self._no_ids(f"Policy keys: data_sets.{spec.name}.id, consents.exact_use_of_budgeted_data.")

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,15 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator, Field
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.data_sets.declaration import MOST_ROWS, Count, CountOrNone, DataSet, FilePath, VerticalRules
+from nvflare_plugins.data_sets.declaration import (
+    MOST_ROWS,
+    Count,
+    CountOrNone,
+    DataProtection,
+    DataSet,
+    FilePath,
+    VerticalRules,
+)
 from nvflare_plugins.declared import STRICT, Document, Flag, Name, OneOf, Words, document
 from nvflare_plugins.site.policy.reader import file_values, no_duplicates, refuse_shared_files
 from nvflare_plugins.site.policy.values import (
@@ -158,6 +166,11 @@ class SitePolicy(Document):
     rows than `min_effective_rows` are counted apart, and a full count stops such jobs alone.
     """
 
+    data_protection: DataProtection = DataProtection()
+    """What the page for a data-protection officer (`veilboost report --summary`) says in the site's own words; see
+    there.
+    """
+
     def __post_init__(self) -> None:
         refuse_shared_files(self.data_sets.values())
 
@@ -203,7 +216,10 @@ class SitePolicy(Document):
             raise ConfigurationError(f"{POLICY_FILE}: {error}") from None
 
     def fingerprint(self) -> str:
-        """Return a hash of what the policy allows, for the evidence. Paths are left out: they are nobody's business."""
+        """Return a hash of what the policy allows, for the evidence.
+
+        Paths are left out, which are nobody's business, and the site's own words, which allow nothing.
+        """
         allowed = {
             name: value
             for name, value in dataclasses.asdict(self).items()
@@ -212,6 +228,7 @@ class SitePolicy(Document):
                 "site",
                 "workspace",
                 "data_sets",
+                "data_protection",
                 "inputs",
                 "registry",
                 "ledgers",
@@ -230,6 +247,18 @@ class SitePolicy(Document):
         if name not in self.data_sets:
             raise self._refusal("data_sets", f"has no data set named {name!r}", "ask the site to add it")
         return self.data_sets[name]
+
+    def statement(self, names: Iterable[str]) -> dict[str, str]:
+        """Return what the site says of the processing of data sets, by the keys of ``DataProtection``.
+
+        Each data set's own words go before those of the policy; where several differ, all are said.
+        """
+        own = [self.data_sets[name].data_protection for name in names if name in self.data_sets]
+        found = {}
+        for key in DataProtection.__dataclass_fields__:
+            said = [getattr(one, key) or getattr(self.data_protection, key) for one in own or [self.data_protection]]
+            found[key] = "; ".join(dict.fromkeys(filter(None, said)))
+        return found
 
     def data_set_for(self, name: str, profile: str) -> DataSet:
         """Return a data set for a job that uses its values, in whatever role. Call it before anything is loaded.
@@ -277,7 +306,7 @@ class SitePolicy(Document):
             PolicyRefusal: the policy forbids what the job asks for; the message names the key and the remedy.
         """
         self._check_protection(job)
-        if job.exact_cuts and not self.consents.exact_cuts:
+        if job.exact_cuts and not self.consents.gives("exact_cuts"):
             raise self._refusal("consents.exact_cuts", "does not accept exact cuts", "use the default quantile cuts")
         if not job.exact_cuts and job.min_rows_per_cut < self.min_rows_per_cut:
             raise self._refusal(
@@ -306,7 +335,7 @@ class SitePolicy(Document):
         Raises:
             PolicyRefusal: it is not given.
         """
-        if not getattr(self.consents, name):
+        if not self.consents.gives(name):
             raise self._refusal(f"consents.{name}", what, remedy)
 
     def _check_protection(self, job: JobTerms, protected: str = "masks") -> None:
@@ -318,7 +347,7 @@ class SitePolicy(Document):
             allowed = ", ".join(self.allowed_profiles) or "none"
             what = f"does not allow profile {job.profile!r} (allowed: {allowed})"
             raise self._refusal("allowed_profiles", what, "choose another profile")
-        if job.profile == "plain" and not self.consents.plain_profile:
+        if job.profile == "plain" and not self.consents.gives("plain_profile"):
             what = "does not let private messages leave in clear"
             raise self._refusal("consents.plain_profile", what, f"use {protected}")
         if job.key_bits is not None and job.key_bits < self.min_key_bits:
@@ -348,7 +377,7 @@ class SitePolicy(Document):
         names = set(data_bearing)
         if self.site not in names or len(names) != len(data_bearing):
             raise ConfigurationError(f"the job's site list must hold {self.site} and every other site once.")
-        if len(names) < 3 and not self.consents.fewer_than_three_sites:
+        if len(names) < 3 and not self.consents.gives("fewer_than_three_sites"):
             raise self._refusal(
                 "consents.fewer_than_three_sites",
                 f"does not accept {len(names)} data-bearing site(s): the others could subtract their own part",

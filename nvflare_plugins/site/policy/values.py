@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -111,6 +114,30 @@ class Consents(Document):
     learn of the rows. Alignment reads ids alone and needs no such consent; it tells which ids a set has, also one with
     a budget.
     """
+
+    def gives(self, name: str) -> bool:
+        """Return whether a consent is given; ask only where its lack ends the job, so that what was used is known."""
+        given: bool = getattr(self, name)
+        noted = _USED.get()
+        if given and noted is not None:
+            noted.add(name)
+        return given
+
+
+# Policies are values, which everything that asks for consents shares. Who asked in which attempt is no part of them,
+# so it is noted by the thread of the attempt, within ``noting_consents`` alone.
+_USED: ContextVar[set[str] | None] = ContextVar("consents used", default=None)
+
+
+@contextmanager
+def noting_consents() -> Iterator[set[str]]:
+    """Collect the names of the consents that decide in this thread meanwhile."""
+    used: set[str] = set()
+    token = _USED.set(used)
+    try:
+        yield used
+    finally:
+        _USED.reset(token)
 
 
 @dataclass(frozen=True, slots=True)

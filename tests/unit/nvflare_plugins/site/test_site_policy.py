@@ -12,7 +12,7 @@ import pytest
 from he_processors.bignum.registry import AUTO, BACKEND_NAMES
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.site.policy.policy import SitePolicy, template
-from nvflare_plugins.site.policy.values import ARITHMETIC, PROFILES, Floors, JobTerms
+from nvflare_plugins.site.policy.values import ARITHMETIC, PROFILES, Consents, Floors, JobTerms, noting_consents
 
 SITES = ("site-1", "site-2", "site-3")
 JOB = JobTerms(profile="masks", data_set="credit")
@@ -290,3 +290,30 @@ def test_a_data_set_with_a_budget_takes_private_profiles_only(tmp_path: Path) ->
     consents = {"exact_use_of_budgeted_data": True}
     consenting = SitePolicy.from_dict({"data_sets": data_sets, "consents": consents}, workspace=tmp_path, site="a")
     assert consenting.data_set_for("d", "masks").name == "d"
+
+
+def test_a_site_says_in_its_own_words_what_data_are_for(tmp_path: Path) -> None:
+    sets = {
+        "a": {"path": "a.csv", "data_protection": {"purpose": "care"}},
+        "b": {"path": "b.csv", "data_protection": {"purpose": "research", "retention": "a year"}},
+    }
+    document = {"data_sets": sets, "data_protection": {"controller": "Example", "purpose": "all else"}}
+    policy = SitePolicy.from_dict(document, workspace=tmp_path, site="site-1")
+    assert policy.statement(["a"])["purpose"] == "care" and policy.statement(["a"])["controller"] == "Example"
+    both = policy.statement(["a", "b", "unknown"])
+    assert (both["purpose"], both["retention"], both["legal_basis"]) == ("care; research", "a year", "")
+    assert policy.statement([])["purpose"] == "all else"
+    bare = SitePolicy.from_dict({"data_sets": sets}, workspace=tmp_path, site="site-1")
+    assert bare.fingerprint() == policy.fingerprint(), "words allow nothing"
+    for wrong in ({"purpse": "x"}, {"purpose": 3}, {"purpose": "two\nlines"}, {"purpose": "x" * 2001}):
+        with pytest.raises(ConfigurationError, match="data_protection"):
+            SitePolicy.from_dict({"data_protection": wrong}, workspace=tmp_path, site="site-1")
+
+
+def test_consents_are_noted_where_they_decide(tmp_path: Path) -> None:
+    consents = Consents(plain_profile=True, exact_cuts=True)
+    assert consents.gives("exact_cuts"), "outside of an attempt nothing is noted"
+    with noting_consents() as used:
+        assert consents.gives("plain_profile") and not consents.gives("explain")
+    assert used == {"plain_profile"}
+    assert consents.gives("exact_cuts") and used == {"plain_profile"}
