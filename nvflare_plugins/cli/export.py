@@ -1,9 +1,10 @@
 """``veilboost export``: a copy of a model that may leave the site.
 
 XGBoost writes into every node how much hessian its rows weigh (``sum_hessian``), from which row counts follow. A copy
-for others has 0.0 there and says so in an attribute; structure, thresholds and leaves, which predictions need, stay
-and go on telling something about the data. SHAP values, which weigh the paths of a tree by that hessian, come out of
-such a copy as NaN: any other number there would give values that look right and are not.
+for others has NaN there and says so in an attribute; structure, thresholds and leaves, which predictions need, stay
+and go on telling something about the data. SHAP values weigh the paths of a tree by that hessian: from such a copy
+XGBoost 3.2 gives NaN and 3.3 an error. Under any number, 0 among them, one of the two gives values that look right and
+are not.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from nvflare_plugins.files import write_atomically
 from nvflare_plugins.xgb.model_json import model_bytes
 
 STRIPPED_ATTRIBUTE = "veilboost_sum_hessian"
-STRIPPED_NOTE = "set to 0.0 before the model left its site; cover and SHAP values are not available"
+STRIPPED_NOTE = "set to NaN before the model left its site; cover and SHAP values are not available"
 
 
 def strip_sum_hessian(model: bytes) -> bytes:
-    """Return a JSON model with every ``sum_hessian`` set to 0.0 and an attribute that says so.
+    """Return a JSON model with every ``sum_hessian`` set to NaN and an attribute that says so.
 
     Raises:
         ConfigurationError: not a JSON model of XGBoost.
     """
     document = _parse(model)
     for tree in _trees(document):
-        tree["sum_hessian"] = [0.0] * len(tree["sum_hessian"])
+        tree["sum_hessian"] = [float("nan")] * len(tree["sum_hessian"])
     document["learner"].setdefault("attributes", {})[STRIPPED_ATTRIBUTE] = STRIPPED_NOTE
     return model_bytes(document)
 
@@ -62,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"cannot read {options.model}: {error.strerror}") from None
     write_atomically(options.output, strip_sum_hessian(model))
     print(
-        f"wrote {options.output}: sum_hessian is 0.0 throughout, SHAP values are NaN; thresholds and leaves still tell "
-        "about the data"
+        f"wrote {options.output}: sum_hessian is NaN throughout, so that no SHAP values come from it; thresholds "
+        "and leaves still tell about the data"
     )
     return 0

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import xgboost as xgb
 
 from dp_components.ledger import Ledger
 from nvflare_plugins.alignment.result import load_alignment
@@ -39,6 +40,12 @@ GOLDEN = Path(__file__).parent
 VERSIONS = ("site_1", "site_2")
 needs_psi = pytest.mark.skipif(
     importlib.util.find_spec("private_set_intersection") is None, reason="openmined-psi is not installed"
+)
+
+
+RECORDED = json.loads((GOLDEN / "models" / "manifest.json").read_text())["xgboost"]
+needs_its_xgboost = pytest.mark.skipif(
+    xgb.__version__ != RECORDED, reason=f"the model that it keeps a part of is of {RECORDED}"
 )
 
 
@@ -104,7 +111,10 @@ FORBIDDEN: dict[str, tuple[Callable[[Parties], None], Run, str]] = {
 }
 
 
-@pytest.mark.parametrize("memory", [pytest.param(m, marks=needs_psi if m == "alignments" else []) for m in FORBIDDEN])
+MARKS = {"alignments": needs_psi, "predictions": needs_its_xgboost}
+
+
+@pytest.mark.parametrize("memory", [pytest.param(m, marks=MARKS.get(m, [])) for m in FORBIDDEN])
 def test_what_it_remembers_is_refused(memory: str, newcomers: Parties, tmp_path: Path, version: str) -> None:
     """Among sites that remember nothing it refuses, for its memory: without it the same job runs."""
     prepare, run, text = FORBIDDEN[memory]

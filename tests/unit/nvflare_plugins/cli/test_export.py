@@ -24,11 +24,15 @@ def test_a_stripped_model_predicts_the_same_without_hessians(params):
     again = xgb.Booster(model_file=bytearray(stripped))
     assert np.array_equal(again.predict(data), xgb.Booster(model_file=bytearray(model)).predict(data))
     text = stripped.decode()
-    assert set(_hessians(json.loads(text))) == {0.0}
+    assert np.isnan(_hessians(json.loads(text))).all()
     assert again.attr(STRIPPED_ATTRIBUTE)
     # Stock XGBoost knows nothing of the attribute: what it cannot compute any more must not look like an answer.
     for kind in ("pred_contribs", "pred_interactions"):
-        assert np.isnan(again.predict(data, **{kind: True})).any(axis=-1).all()
+        try:
+            explained = again.predict(data, **{kind: True})
+        except xgb.core.XGBoostError:  # 3.3
+            continue
+        assert np.isnan(explained).any(axis=-1).all()
 
 
 def _hessians(node) -> list[float]:
