@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import CapacityExceeded
 
-_INT64_BITS = 63
 _ROW_BYTES = 16
 
 
@@ -45,6 +45,7 @@ class PairFormat:
     g_bound: float
     h_low: float
     h_high: float
+    most_sum_bits: ClassVar[int] = 63  # sums are int64; the h digit stays below 64 bits: a pair shifts within two words
 
     def __post_init__(self) -> None:
         if self.max_additions < 1:
@@ -53,10 +54,10 @@ class PairFormat:
         if not all(math.isfinite(bound) for bound in bounds) or self.g_bound <= 0 or self.h_low >= self.h_high:
             raise ValueError("bounds must be finite, g_bound positive and h_low below h_high")
         g, h = self.g_range(self.max_additions), self.h_range(self.max_additions)
-        # Sums are int64; the h digit stays below 64 bits so that a pair shifts within two words.
-        if max(g.high, -h.low, h.high, h.high - h.low) >> _INT64_BITS:
+        if max(g.high, -h.low, h.high, h.high - h.low) >> self.most_sum_bits:
             raise CapacityExceeded(
-                f"{self.max_additions} additions at {self.fraction_bits} fraction bits exceed 64-bit sums"
+                f"{self.max_additions} additions at {self.fraction_bits} fraction bits exceed "
+                f"{self.most_sum_bits + 1}-bit sums"
             )
 
     @classmethod

@@ -10,11 +10,13 @@ import os
 import threading
 import weakref
 from collections import deque
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from he_processors.additive.scheme import RandomiserSource, StaysInProcess
-from he_processors.bignum.interface import ModBatch, Residues
+from he_processors.bignum.interface import Residues
 
 # Enough rows to keep the lanes busy and to spread the cost of a batch's check, few enough to stay in cache; a GPU
 # needs more.
@@ -22,7 +24,19 @@ _BLOCK_ROWS = 1 << 13
 _DEVICE_BLOCK_ROWS = 1 << 18
 
 
-def default_block_rows(arithmetic: ModBatch) -> int:
+class Batches(Protocol):
+    """What a pool needs to know of the batches that it hands out: a backend's residues, or rows of points."""
+
+    name: str
+
+    def take(self, batch: Any, index: NDArray[np.int64]) -> Any:
+        """Gather rows. Shapes: index: int64[m]."""
+
+    def concat(self, parts: list[Any]) -> Any:
+        """Join batches in order."""
+
+
+def default_block_rows(arithmetic: Batches) -> int:
     """Return how many rows suit the backend."""
     return _DEVICE_BLOCK_ROWS if arithmetic.name == "cuda" else _BLOCK_ROWS
 
@@ -36,7 +50,7 @@ class RandomiserPool(StaysInProcess):
         does not overwrite memory that it frees: whoever reads the process's memory is outside the threat model.
     """
 
-    def __init__(self, arithmetic: ModBatch, source: RandomiserSource, block_rows: int | None = None) -> None:
+    def __init__(self, arithmetic: Batches, source: RandomiserSource, block_rows: int | None = None) -> None:
         """Open an empty pool that makes ``block_rows`` randomisers at a time, by default what suits the backend."""
         if block_rows is None:
             block_rows = default_block_rows(arithmetic)

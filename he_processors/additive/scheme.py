@@ -1,4 +1,4 @@
-"""The interface behind which Paillier and Okamoto-Uchiyama stand.
+"""The interface behind which Paillier and Okamoto-Uchiyama stand; the codes of all schemes.
 
 In both, a ciphertext of m is E(m) * x^n modulo one number, where E is a homomorphism from the integers and x^n is a
 uniformly random n-th residue; adding plaintexts is multiplying ciphertexts, and 1 is an (unhidden) encryption of 0.
@@ -28,6 +28,7 @@ class Scheme(enum.Enum):
 
     PAILLIER = 1
     OKAMOTO_UCHIYAMA = 2
+    ELGAMAL = 3
 
 
 class PublicKey(Protocol):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from he_processors.additive.scheme import Decryptor
 from he_processors.errors import ProtocolError
+from he_processors.exact_sums import are_within, as_words, exact_sum, lower_words, segments_sum_to
 from he_processors.fixed_pairs import PairFormat
 from he_processors.histogram.bins import BinLayout
 from he_processors.packing import REFUSED, PackingLayout
@@ -24,27 +25,33 @@ class NodeTotal:
     """What the key owner knows about a node: its rows and its exact sums.
 
     Units: g and h in encoded integers of the pair format.
+
+    Attributes:
+        lower: sums of the rows' lower digits of g and of h (``exact_sums.lower_words``), for schemes that add digits.
     """
 
     n_rows: int
     g: int
     h: int
+    lower: tuple[int, int] = (0, 0)
 
     @classmethod
     def of_rows(cls, g: NDArray[np.int64], h: NDArray[np.int64]) -> NodeTotal:
         """Add up a node's encoded rows. Shapes: g, h: int64[n_node_rows]."""
-        return cls(g.size, int(g.sum()), int(h.sum()))
+        lower = int(lower_words(g).sum()), int(lower_words(h).sum())
+        return cls(g.size, exact_sum(g), exact_sum(h), lower)
 
     def minus(self, child: NodeTotal) -> NodeTotal:
         """Return the sibling's total."""
-        return NodeTotal(self.n_rows - child.n_rows, self.g - child.g, self.h - child.h)
+        lower = self.lower[0] - child.lower[0], self.lower[1] - child.lower[1]
+        return NodeTotal(self.n_rows - child.n_rows, self.g - child.g, self.h - child.h, lower)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BinSums:
     """Decrypted and checked sums of one node. Private to the key owner.
 
-    Shapes: g, h: int64[n_slots].
+    Shapes: g, h: int64[n_slots], or int64[2, n_slots] in two words (``exact_sums``).
     Units:  encoded integers of the pair format.
     """
 
@@ -87,9 +94,10 @@ def check_node(sums: BinSums, total: NodeTotal, layout: BinLayout, pair_format: 
         (sums.g, pair_format.g_range(total.n_rows), total.g),
         (sums.h, pair_format.h_range(total.n_rows), total.h),
     ):
-        if np.any(values < bounds.low) or np.any(values > bounds.high):
+        words = as_words(values)
+        if not are_within(words, bounds.low, bounds.high):
             raise ProtocolError(REFUSED)
-        if not np.all(_feature_sums_equal(values, layout, expected)):
+        if not segments_sum_to(words, layout.starts[:-1], expected).all():
             raise ProtocolError(REFUSED)
 
 
@@ -104,17 +112,3 @@ def subtract_sibling(
     sibling = BinSums(parent.g - child.g, parent.h - child.h)
     check_node(sibling, sibling_total, layout, pair_format)
     return sibling
-
-
-def _feature_sums_equal(values: NDArray[np.int64], layout: BinLayout, expected: int) -> NDArray[np.bool_]:
-    """Compare each feature's sum over its slots with the node's, without overflow.
-
-    Shapes: values: int64[n_slots]; result: bool[n_features].
-    """
-    # Single bins fit int64, their sum over hundreds of bins might not. Two halves of 32 bits cannot overflow.
-    starts = layout.starts[:-1]
-    low = np.add.reduceat(values & 0xFFFFFFFF, starts)
-    high = np.add.reduceat(values >> 32, starts)
-    low_expected, high_expected = expected & 0xFFFFFFFF, expected >> 32
-    result: NDArray[np.bool_] = (high + (low >> 32) == high_expected) & (low & 0xFFFFFFFF == low_expected)
-    return result

@@ -1,0 +1,64 @@
+"""The passive party's side: add rows of points into bins, and hide the bins from the key owner.
+
+Security: the key owner knows every randomiser that it drew, and chose the points. Every sum therefore leaves as
+8 (R + s B), 8 (C_k + s P_k) with a fresh uniform s: the multiplication by 8 takes off what points of small order on
+single rows would tell about sums modulo 8, and the new randomiser, uniform in the group of prime order, makes R
+independent of the rows. What the C_k then hold is the sum of the messages and nothing else.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from he_processors.additive.scheme import StaysInProcess
+from he_processors.bignum.rows import random_rows_below
+from he_processors.curve.interface import COFACTOR_BITS, GROUP_ORDER, Curve
+from he_processors.elgamal.encryption import PointColumns
+from he_processors.elgamal.keys import ElGamalPublicKey, base_point
+from he_processors.histogram.planner import HistogramPlan
+from he_processors.randomness import BULK_RANDOMNESS, RandomSource
+
+
+def sum_bins(curve: Curve, rows: PointColumns, plan: HistogramPlan) -> PointColumns:
+    """Add rows per bin.
+
+    Shapes:   result: plan.n_slots rows.
+    Security: an empty bin is the neutral point, and every sum is one that the key owner could recompute: pass the
+        result through ``Hider.hide`` before it leaves.
+    """
+    position = np.empty(plan.n_slots, dtype=np.int64)
+    position[np.concatenate([block.slots for block in plan.blocks])] = np.arange(plan.n_slots, dtype=np.int64)
+    sums = []
+    for column in rows.columns:
+        parts = []
+        for block in plan.blocks:
+            cells = curve.segsum(column, block.cells.order, block.cells.starts)
+            parts.append(curve.segsum(cells, block.bins.order, block.bins.starts))
+        sums.append(curve.take(curve.concat(parts), position))
+    return PointColumns(tuple(sums))
+
+
+class Hider(StaysInProcess):
+    """Clears small factors and re-randomises, for one key.
+
+    Security: its own multiples 8 B and 8 P_k are what the new randomiser multiplies: nothing of small order in the
+        owner's key survives either.
+    """
+
+    def __init__(self, public_key: ElGamalPublicKey, curve: Curve, source: RandomSource = BULK_RANDOMNESS) -> None:
+        self._curve = curve
+        self._source = source
+        points = curve.concat([base_point(curve), curve.from_affine(public_key.rows)])
+        cleared = curve.double(points, COFACTOR_BITS)
+        single = [np.array([i], dtype=np.int64) for i in range(len(cleared))]
+        self._tables = [curve.fixed_base(curve.take(cleared, index)) for index in single]
+
+    def hide(self, bins: PointColumns) -> PointColumns:
+        """Make sums that show their messages, eight times, to the key owner, and no more."""
+        s = random_rows_below(len(bins), GROUP_ORDER, self._source)
+        return PointColumns(
+            tuple(
+                self._curve.add(self._curve.double(column, COFACTOR_BITS), table.mul(s))
+                for column, table in zip(bins.columns, self._tables, strict=True)
+            )
+        )

@@ -1,0 +1,124 @@
+"""ElGamal encryption by the key owner, many messages under one randomiser: R = r B, C_k = r P_k + m_k B.
+
+The owner knows the logarithms x_k of its P_k, so that every point is a multiple of B: one table, and no more than the
+scalars r x_k modulo the group order. All of it but m_k B is made ahead (``fill``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.additive.randomiser_pool import RandomiserPool
+from he_processors.additive.scheme import StaysInProcess
+from he_processors.bignum.rows import random_rows_below
+from he_processors.curve.interface import GROUP_ORDER, Curve, Points
+from he_processors.elgamal.digits import DIGIT_BITS
+from he_processors.elgamal.keys import ElGamalPrivateKey, base_point
+from he_processors.elgamal.scalars import scale_and_shift
+from he_processors.errors import CapacityExceeded
+from he_processors.randomness import BULK_RANDOMNESS, RandomSource
+
+_OFFSET = 1 << DIGIT_BITS  # added to every message, so that none is negative, and taken off in its mask
+_MESSAGE_BYTES = 3
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PointColumns:
+    """Rows of several points each, column by column: R first, then a C for every message. Shapes: Points[n] each."""
+
+    columns: tuple[Points, ...]
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def take(self, curve: Curve, index: NDArray[np.int64]) -> PointColumns:
+        """Gather rows. Shapes: index: int64[m]."""
+        return PointColumns(tuple(curve.take(column, index) for column in self.columns))
+
+
+def concat_columns(curve: Curve, parts: Sequence[PointColumns]) -> PointColumns:
+    """Join batches in order."""
+    if len(parts) == 1:
+        return parts[0]
+    return PointColumns(tuple(curve.concat(list(columns)) for columns in zip(*(p.columns for p in parts), strict=True)))
+
+
+class _ColumnBatches:
+    """What a pool needs to know of batches."""
+
+    def __init__(self, curve: Curve) -> None:
+        self.name = curve.name
+        self._curve = curve
+
+    def take(self, batch: PointColumns, index: NDArray[np.int64]) -> PointColumns:
+        return batch.take(self._curve, index)
+
+    def concat(self, parts: list[PointColumns]) -> PointColumns:
+        return concat_columns(self._curve, parts)
+
+
+class OwnerMasks(StaysInProcess):
+    """Draws (r B, r P_1 - 2^20 B, r P_2 - 2^20 B, ...) for fresh r. Secret.
+
+    Security: r is exactly uniform below the group order, by rejection.
+    """
+
+    def __init__(self, key: ElGamalPrivateKey, curve: Curve, source: RandomSource = BULK_RANDOMNESS) -> None:
+        self._key = key
+        self._source = source
+        self._table = curve.fixed_base(base_point(curve))
+
+    def draw(self, n: int) -> PointColumns:
+        """Draw ``n`` masks."""
+        r = random_rows_below(n, GROUP_ORDER, self._source)
+        scalars = scale_and_shift(r, list(self._key.scalars), [-_OFFSET] * len(self._key.scalars))
+        return PointColumns(tuple(self._table.mul(column) for column in (r, *scalars)))
+
+
+class ElGamalEncryptor:
+    """Encrypts rows of digits with masks from a pool.
+
+    Security: one fresh r for each row; a failed batch loses the masks that it took.
+    """
+
+    def __init__(self, key: ElGamalPrivateKey, curve: Curve, source: RandomSource = BULK_RANDOMNESS) -> None:
+        self.public_key = key.public_key
+        self.curve = curve
+        self._table = curve.fixed_base(base_point(curve))
+        self._masks = RandomiserPool(_ColumnBatches(curve), OwnerMasks(key, curve, source))
+
+    def fill(self, n: int) -> None:
+        """Make masks until ``n`` are ready."""
+        self._masks.fill(n)
+
+    def encrypt(self, digits: Sequence[NDArray[np.int64]]) -> PointColumns:
+        """Encrypt one row of messages for each position.
+
+        Shapes: digits: int64[n] for each message of the key; result: n rows.
+
+        Raises:
+            CapacityExceeded: a digit is larger than 2^20; nothing is encrypted then.
+            ValueError: another number of messages than the key has, or of other lengths.
+        """
+        n = digits[0].size
+        if len(digits) != self.public_key.n_messages or any(column.size != n for column in digits):
+            raise ValueError("a row needs one digit for each message of the key")
+        if any(np.any((column < -_OFFSET) | (column > _OFFSET)) for column in digits):
+            raise CapacityExceeded("a digit of a gradient is too large; nothing was encrypted")
+        drawn: Any = self._masks.draw(n)
+        r, *masks = drawn.columns
+        hidden = [
+            self.curve.add(mask, self._table.mul(_message_rows(column)))
+            for mask, column in zip(masks, digits, strict=True)
+        ]
+        return PointColumns((r, *hidden))
+
+
+def _message_rows(digits: NDArray[np.int64]) -> NDArray[np.uint8]:
+    words = (digits + _OFFSET).astype("<u4")
+    return np.ascontiguousarray(words.view(np.uint8).reshape(-1, 4)[:, :_MESSAGE_BYTES])

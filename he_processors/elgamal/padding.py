@@ -1,0 +1,33 @@
+"""Time that does not show what was searched for: it is drawn out to a power of two of a public step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+STEP_S = 1 / 16
+
+
+@contextmanager
+def padded(
+    step_s: float = STEP_S,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[None]:
+    """Let a block take 1, 2, 4, 8, ... steps, also when it fails.
+
+    Security: whoever waits for what follows learns which of these, and no more. Units: seconds.
+    """
+    started = clock()
+    try:
+        yield
+    finally:
+        spent = clock() - started
+        sleep(due(spent, step_s) - spent)
+
+
+def due(spent_s: float, step_s: float) -> float:
+    """Return the least power of two of steps that is not less than the time spent. Units: seconds."""
+    return step_s * float(2 ** max(0, math.ceil(math.log2(max(spent_s, step_s) / step_s))))
