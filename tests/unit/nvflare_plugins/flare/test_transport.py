@@ -207,6 +207,7 @@ def test_server_abort_reaches_waiting_and_idle_sites() -> None:
     threading.Timer(0.1, federation.server.abort_sites, ["site-3: label column is missing"]).start()
     results = federation.exchange({"site-1": b"a", "site-2": b"b"}, timeout_s=100)
     assert {str(error) for error in results.values()} == {"site-3: label column is missing"}
+    wait_until(lambda: federation.sites["site-3"].abort_reason is not None)  # before it joins the others with a frame
     with pytest.raises(JobAborted, match="label column is missing"):
         federation.sites["site-3"].exchange(b"c", 1)
 
@@ -214,6 +215,7 @@ def test_server_abort_reaches_waiting_and_idle_sites() -> None:
 def test_what_a_server_says_steers_no_terminal(caplog: pytest.LogCaptureFixture) -> None:
     federation = Federation(query_interval_s=60)
     federation.server.abort_sites("\x1b[2J\nERROR forged line\u202e")
+    wait_until(lambda: federation.sites["site-3"].abort_reason is not None)
     with pytest.raises(JobAborted) as raised:
         federation.sites["site-3"].exchange(b"c", 1)
     assert str(raised.value).isprintable() and "forged line" in str(raised.value)
