@@ -5,6 +5,9 @@ for others has NaN there and says so in an attribute; structure, thresholds and 
 and go on telling something about the data. SHAP values weigh the paths of a tree by that hessian: from such a copy
 XGBoost 3.2 gives NaN and 3.3 an error. Under any number, 0 among them, one of the two gives values that look right and
 are not.
+
+By the suffix of its name the copy is ONNX (``.onnx``) or treelite's checkpoint (``.treelite``), neither of which holds
+a hessian; else it is XGBoost's own JSON.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from nvflare_plugins.xgb.model_json import model_bytes
 
 STRIPPED_ATTRIBUTE = "veilboost_sum_hessian"
 STRIPPED_NOTE = "set to NaN before the model left its site; cover and SHAP values are not available"
+ONNX, TREELITE = ".onnx", ".treelite"
 
 
 def strip_sum_hessian(model: bytes) -> bytes:
@@ -57,13 +61,25 @@ def _trees(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 def run(options: argparse.Namespace) -> int:
     """Write the copy."""
-    try:
-        model = options.model.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {options.model}: {error.strerror}") from None
-    write_atomically(options.output, strip_sum_hessian(model))
-    print(
-        f"wrote {options.output}: sum_hessian is NaN throughout, so that no SHAP values come from it; thresholds "
-        "and leaves still tell about the data"
-    )
+    suffix = options.output.suffix.lower()
+    if suffix in (ONNX, TREELITE):
+        write_atomically(options.output, _converted(options, suffix))
+        what = "row counts are not in it"
+    else:
+        try:
+            model = options.model.read_bytes()
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {options.model}: {error.strerror}") from None
+        write_atomically(options.output, strip_sum_hessian(model))
+        what = "sum_hessian is NaN throughout, so that no SHAP values come from it"
+    print(f"wrote {options.output}: {what}; thresholds and leaves still tell about the data")
     return 0
+
+
+def _converted(options: argparse.Namespace, suffix: str) -> bytes:
+    """Return the model in another library's form, which is loaded for it alone."""
+    from nvflare_plugins.scoring.model import FinishedModel
+    from nvflare_plugins.scoring.onnx_model import to_onnx
+    from nvflare_plugins.scoring.treelite_model import to_treelite
+
+    return (to_onnx if suffix == ONNX else to_treelite)(FinishedModel.read(options.model))

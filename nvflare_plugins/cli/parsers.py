@@ -421,9 +421,13 @@ def _predict(subparsers: _Subparsers) -> None:
 
 
 def _export(subparsers: _Subparsers) -> None:
-    parser = subparsers.add_parser("export", help="write a copy of a model that may leave the site")
+    parser = subparsers.add_parser(
+        "export", help="write a copy of a model that may leave the site: XGBoost's JSON, ONNX, or treelite"
+    )
     parser.add_argument("model", type=Path, help="model.json of a run")
-    parser.add_argument("output", type=Path, help="file to write")
+    parser.add_argument(
+        "output", type=Path, help="file to write: .onnx, .treelite, or any other name for XGBoost's own JSON"
+    )
     parser.set_defaults(func=_later("export"))
 
 

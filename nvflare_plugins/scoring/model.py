@@ -124,6 +124,10 @@ class FinishedModel:
     def __reduce__(self) -> tuple[type[FinishedModel], tuple[bytes, str]]:
         return FinishedModel, (self._content, self.name)
 
+    def document(self) -> dict[str, Any]:
+        """Return the model as XGBoost's JSON document, a copy."""
+        return self._parsed()
+
     # -- scoring ------------------------------------------------------------------------------------------------------
 
     def predict(
