@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from html import escape
 
+_FORMULA = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"  # the last four are wide, as East Asian keyboards write them
+_NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _PILED_UP = re.compile("[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]{4,}")
 
 
@@ -38,3 +40,12 @@ def printable(text: str, most: int = 200) -> str:
 def markup(text: str) -> str:
     """Return foreign text fit for a page of HTML, as an element's text or in quotes as an attribute."""
     return escape(printable(text, 4000))
+
+
+def inert(text: str) -> str:
+    """Return text as a cell that no spreadsheet takes for a formula: with an apostrophe before it if need be.
+
+    Numbers stay as they are. Reference: OWASP, CSV injection.
+    """
+    is_formula = text[:1] in _FORMULA and text != "" and _NUMBER.fullmatch(text) is None
+    return f"'{text}" if is_formula else text

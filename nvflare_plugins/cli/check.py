@@ -167,7 +167,7 @@ def _sentence(finding: Finding) -> str:
 def _draft(one: DataSet, draft: Draft) -> Iterator[str]:
     if draft.options:
         yield f"\nFor the policy, as data_sets.{printable(one.name)}:"
-        yield f"  {json.dumps(dict(draft.options), ensure_ascii=False)}"
+        yield f"  {_json(dict(draft.options))}"
         yield f"or: veilboost site-setup DIR {_site_setup(one, draft.options)}"
     if not draft.features:
         return
@@ -181,6 +181,11 @@ def _draft(one: DataSet, draft: Draft) -> Iterator[str]:
     if draft.feature_bounds:
         yield "  # Taken from data, rounded outwards: NOT for private jobs, whose bounds come from public knowledge."
         yield f"  # feature_bounds={_python(dict(draft.feature_bounds))},"
+
+
+def _json(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(value)
 
 
 def _python(value: object) -> str:

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.failures import reason_of
 from nvflare_plugins.files import write_atomically
-from nvflare_plugins.xgb.model_json import model_bytes
+from nvflare_plugins.xgb.model_json import model_bytes, trees_model
 
 STRIPPED_ATTRIBUTE = "veilboost_sum_hessian"
 STRIPPED_NOTE = "set to NaN before the model left its site; cover and SHAP values are not available"
 ONNX, TREELITE = ".onnx", ".treelite"
+_NO_MODEL = "this file is not a JSON model of XGBoost (a part of a vertical model is none: the action merge makes one)"
 
 
 def strip_sum_hessian(model: bytes) -> bytes:
@@ -31,48 +32,42 @@ def strip_sum_hessian(model: bytes) -> bytes:
     Raises:
         ConfigurationError: not a JSON model of XGBoost.
     """
-    document = _parse(model)
-    for tree in _trees(document):
-        tree["sum_hessian"] = [float("nan")] * len(tree["sum_hessian"])
-    document["learner"].setdefault("attributes", {})[STRIPPED_ATTRIBUTE] = STRIPPED_NOTE
-    return model_bytes(document)
-
-
-def _parse(model: bytes) -> dict[str, Any]:
     try:
-        document: dict[str, Any] = json.loads(model)
-        document["learner"]["gradient_booster"]
-    except (ValueError, KeyError, TypeError):
-        raise ConfigurationError(
-            "this file is not a JSON model of XGBoost (a part of a vertical model is none: the action merge makes one)"
-        ) from None
-    return document
-
-
-def _trees(document: dict[str, Any]) -> list[dict[str, Any]]:
-    booster = document["learner"]["gradient_booster"]
-    booster = booster.get("gbtree", booster)  # dart wraps its trees
+        document = json.loads(model)
+        learner = document["learner"]
+        trees = trees_model(learner)["trees"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ConfigurationError(_NO_MODEL) from None
     try:
-        trees: list[dict[str, Any]] = booster["model"]["trees"]
-        return trees
-    except (KeyError, TypeError):
-        raise ConfigurationError("the model holds no trees") from None
+        for tree in trees:
+            tree["sum_hessian"] = [float("nan")] * len(tree["sum_hessian"])
+        learner.setdefault("attributes", {})[STRIPPED_ATTRIBUTE] = STRIPPED_NOTE
+        return model_bytes(document)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigurationError("the model holds a tree that is none, or is damaged: copy it again") from None
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the copy."""
-    suffix = options.output.suffix.lower()
+    output, suffix = options.output, options.output.suffix.lower()
+    if output.exists() and options.model.exists() and output.samefile(options.model):
+        raise ConfigurationError(f"{output} is the model itself, which would lose its covers: name another file")
     if suffix in (ONNX, TREELITE):
-        write_atomically(options.output, _converted(options, suffix))
-        what = "row counts are not in it"
+        content, what = _converted(options, suffix), "row counts are not in it"
     else:
         try:
             model = options.model.read_bytes()
         except OSError as error:
             raise ConfigurationError(f"cannot read {options.model}: {error.strerror}") from None
-        write_atomically(options.output, strip_sum_hessian(model))
+        content = strip_sum_hessian(model)
         what = "sum_hessian is NaN throughout, so that no SHAP values come from it"
-    print(f"wrote {options.output}: {what}; thresholds and leaves still tell about the data")
+    if output.is_dir():
+        raise ConfigurationError(f"{output} is a folder: name a file")
+    try:
+        write_atomically(output, content)
+    except OSError as error:
+        raise ConfigurationError(f"{output} cannot be written: {reason_of(error)}") from None
+    print(f"wrote {output}: {what}; thresholds and leaves still tell about the data")
     return 0
 
 

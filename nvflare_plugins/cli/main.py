@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 
 from dp_components.errors import PrivacyError
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.failures import reason_of
 from nvflare_plugins.formatting import printable
+
+_INTERRUPTED = 130  # as shells say it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return the exit code: 0 well, 1 refused or failed, 2 wrong usage; ``verify`` has more."""
+    """Run one subcommand and return the exit code: 0 well, 1 refused or failed, 2 wrong usage; ``verify`` has more.
+
+    130 is for Ctrl-C.
+    """
     options = make_parser().parse_args(arguments)
     try:
-        return options.func(options) or 0
+        code = options.func(options) or 0
+        sys.stdout.flush()  # what cannot be written must not look well
+        return code
     except (VeilBoostError, PrivacyError) as error:
-        lines = (printable(line, 2000) for line in str(error).splitlines())  # it may quote a peer or a job
-        print(f"veilboost {options.command}: " + "\n".join(lines), file=sys.stderr)
+        return _said(options.command, str(error), 1)
+    except BrokenPipeError:  # whoever reads has read enough
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except (OSError, MemoryError) as error:
+        name = getattr(error, "filename", None)
+        where = "" if name is None else f"{os.fsdecode(name) if isinstance(name, bytes) else name}: "
+        return _said(options.command, where + reason_of(error), 1)
+    except KeyboardInterrupt:
+        return _said(options.command, "interrupted", _INTERRUPTED)
+
+
+def _said(command: str, text: str, code: int) -> int:
+    lines = (printable(line, 2000) for line in text.splitlines())  # it may quote a peer, a job or a path
+    print(f"veilboost {command}: " + "\n".join(lines), file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ import pandas as pd
 
 from nvflare_plugins.data_sets.declaration import DataSet, format_of
 from nvflare_plugins.failures import reason_of
-from nvflare_plugins.files import write_atomically, write_private_table
-from nvflare_plugins.formatting import printable
+from nvflare_plugins.files import write_atomically, write_results
+from nvflare_plugins.formatting import counted, printable
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.explanations import draw_strongest, shap_columns
 from nvflare_plugins.scoring.model import FinishedModel
@@ -43,12 +43,14 @@ def run(options: argparse.Namespace) -> int:
         picture = draw_strongest(model, contributions) if len(frame) else None
     shown, image = printable(str(options.out), _LONGEST_PATH), options.out.with_suffix(".svg")
     try:
-        write_private_table(options.out, frame)
+        changed = write_results(options.out, frame)
         if picture is not None:
             write_atomically(image, picture, 0o600)
     except OSError as error:
         raise ScoringError(f"--out {shown} cannot be written: {reason_of(error)}") from None
     print(f"wrote {shown}: {len(frame)} rows scored with {_described(model, options.rounds)}")
+    if changed:
+        print(f"note: {counted(changed, 'text')} that a spreadsheet would compute got an apostrophe before it")
     if picture is not None:
         print(f"wrote {printable(str(image), _LONGEST_PATH)}: the strongest features")
     return 0
@@ -62,6 +64,8 @@ def _check_output(options: argparse.Namespace) -> None:
         what = "is a folder" if out.is_dir() else "lies in a folder that is not there: make it first"
         raise ScoringError(f"--out {shown} {what}")
     written = [out, out.with_suffix(".svg")] if options.explain else [out]
+    if written[-1].is_dir():
+        raise ScoringError(f"--out {shown}: the picture beside it would have the name of a folder; choose another name")
     for given in (options.model, options.data):
         if any(path.exists() and given.exists() and path.samefile(given) for path in written):
             raise ScoringError(f"--out {shown} would overwrite {printable(str(given))}: choose another name")

@@ -24,9 +24,9 @@ from nvflare_plugins.formatting import printable
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.xgb.model_json import (
     CATEGORIES_ATTRIBUTE,
-    CLASSES_ATTRIBUTE,
     PART_ATTRIBUTE,
     bare_model,
+    declared_classes,
     trees_model,
 )
 from nvflare_plugins.xgb.objectives import OBJECTIVES
@@ -97,7 +97,7 @@ class FinishedModel:
         self.features = self._read_features(learner, attributes)
         self._check_trees(learner)
         self.classes = self._read_classes(learner, attributes)
-        self._booster = self._load(bare_model(document))
+        self._booster = self._load(document)
         self.n_rounds = self._booster.num_boosted_rounds()
         best = attributes.get("best_iteration", "")
         self.best_round = int(best) if best.isdecimal() and int(best) < self.n_rounds else None
@@ -313,17 +313,11 @@ class FinishedModel:
             return None
         n_outputs = n_classes if is_multiclass else 2
         try:
-            declared = json.loads(attributes.get(CLASSES_ATTRIBUTE, "null"))
-        except ValueError:
-            declared = ()
-        if declared is None:
-            return tuple(range(n_outputs))
-        is_list = isinstance(declared, list) and all(type(one) in (str, int) for one in declared)
-        if not is_list or len(set(map(str, declared))) != n_outputs or len(declared) != n_outputs:
+            return declared_classes(attributes, n_outputs) or tuple(range(n_outputs))
+        except (ValueError, RecursionError):
             raise self._error(
                 f"carries label classes that are not the {n_outputs} of its outputs: copy it from the run"
-            )
-        return tuple(declared)
+            ) from None
 
     def _check_trees(self, learner: Mapping[str, Any]) -> None:
         """Check what XGBoost takes on trust: a wrong child or column would have it read beyond the tree or the row."""
@@ -342,9 +336,9 @@ class FinishedModel:
                 f"({shown}): score it with XGBoost itself"
             )
 
-    def _load(self, content: bytes) -> xgb.Booster:
+    def _load(self, document: Mapping[str, Any]) -> xgb.Booster:
         try:
-            booster = xgb.Booster(model_file=bytearray(content))
+            booster = xgb.Booster(model_file=bytearray(bare_model(document)))
             booster.predict(xgb.DMatrix(np.zeros((1, len(self.features)), dtype=np.float32)))
         except (xgb.core.XGBoostError, ValueError):
             raise self._error(f"cannot be read by XGBoost {xgb.__version__}: {_DAMAGED.partition(': ')[2]}") from None

@@ -5,7 +5,7 @@ Files appear whole or not at all, and are for the owner of the process alone.
 
 from __future__ import annotations
 
-import io
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,28 +14,42 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from nvflare_plugins.files import write_atomically
+from nvflare_plugins.files import write_atomically, write_results
 from nvflare_plugins.vertical_inference.inference import Predictions
-from nvflare_plugins.vertical_inference.job import FileFormat
 from nvflare_plugins.vertical_inference.rows import Rows
 
+_log = logging.getLogger(__name__)
 MERGED_FILE = "merged_model.json"
 
 
-def write_predictions(folder: Path, rows: Rows, predictions: Predictions, file_format: str) -> Path:
-    """Write ``predictions.<format>``: position (and id) of each row, margin, what XGBoost predicts, and the class."""
+def write_predictions(
+    folder: Path, rows: Rows, predictions: Predictions, classes: Sequence[str | int], file_format: str
+) -> Path:
+    """Write ``predictions.<format>``: position (and id) of each row, margin, what XGBoost predicts, and the class.
+
+    Args:
+        classes: as the training declared them, see ``class_names``; they name the columns of several outputs too.
+    """
     columns = _row_columns(rows)
-    columns |= _columns("margin", predictions.margin)
-    columns |= _columns("probability" if predictions.value.ndim > 1 else "prediction", predictions.value)
+    columns |= _columns("margin", predictions.margin, classes)
+    columns |= _columns("probability" if predictions.value.ndim > 1 else "prediction", predictions.value, classes)
     if predictions.classes is not None:
-        columns["class"] = predictions.classes
+        columns["class"] = _named(classes)[predictions.classes]
     return _write(folder / "predictions", columns, file_format)
 
 
 def write_contributions(
-    folder: Path, rows: Rows, names: Sequence[str], contributions: NDArray[np.float32], file_format: str
+    folder: Path,
+    rows: Rows,
+    names: Sequence[str],
+    contributions: NDArray[np.float32],
+    classes: Sequence[str | int],
+    file_format: str,
 ) -> Path:
     """Write ``contributions.<format>``: SHAP values, one line for each row, or for each row and class.
+
+    Args:
+        classes: as ``write_predictions``.
 
     Shapes: contributions: float32[n_rows, n_features + 1] or float32[n_rows, n_classes, n_features + 1]; bias last.
     """
@@ -43,7 +57,7 @@ def write_contributions(
     if contributions.ndim == 3:
         n_classes = contributions.shape[1]
         columns = {name: np.repeat(values, n_classes) for name, values in columns.items()}
-        columns["class"] = np.tile(np.arange(n_classes), rows.n_rows)
+        columns["class"] = np.tile(_named(classes), rows.n_rows)
         contributions = contributions.reshape(-1, contributions.shape[2])
     # The prefix keeps apart a feature that is called "row" or "bias".
     columns |= {f"shap_{name}": contributions[:, i] for i, name in enumerate(names)}
@@ -62,18 +76,20 @@ def _row_columns(rows: Rows) -> dict[str, NDArray[Any]]:
     return columns
 
 
-def _columns(name: str, values: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+def _columns(name: str, values: NDArray[np.float32], classes: Sequence[str | int]) -> dict[str, NDArray[Any]]:
     if values.ndim == 1:
         return {name: values}
-    return {f"{name}_{k}": values[:, k] for k in range(values.shape[1])}
+    return {f"{name}_{one}": values[:, place] for place, one in enumerate(classes)}
+
+
+def _named(classes: Sequence[str | int]) -> NDArray[Any]:
+    are_numbers = all(isinstance(one, int) for one in classes)
+    return np.array(classes) if are_numbers else np.array([str(one) for one in classes], dtype=object)
 
 
 def _write(stem: Path, columns: dict[str, NDArray[Any]], file_format: str) -> Path:
-    frame = pd.DataFrame(columns)
-    if file_format == FileFormat.CSV.value:
-        content = frame.to_csv(index=False).encode()
-    else:
-        buffer = io.BytesIO()
-        frame.to_parquet(buffer, index=False)
-        content = buffer.getvalue()
-    return write_atomically(stem.with_suffix(f".{file_format}"), content, mode=0o600)
+    path = stem.with_suffix(f".{file_format}")
+    changed = write_results(path, pd.DataFrame(columns))
+    if changed:
+        _log.info("texts in %s that a spreadsheet would compute got an apostrophe before them: %d", path.name, changed)
+    return path

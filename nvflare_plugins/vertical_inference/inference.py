@@ -35,8 +35,10 @@ from nvflare_plugins.vertical.protocol.messages import (
     from_bytes,
     to_bytes,
 )
+from nvflare_plugins.xgb.model_json import declared_classes
 
 BATCH_ROWS = 20_000
+_BINARY, _MULTICLASS = ("binary:logistic", "binary:hinge"), ("multi:softprob", "multi:softmax")
 
 
 def batches(n_rows: int, batch_rows: int) -> list[slice]:
@@ -100,6 +102,9 @@ class Predictions:
     """What XGBoost's ``predict`` returns with and without ``output_margin``, and the class where there is one.
 
     Shapes: margin: float32[n_rows] or float32[n_rows, n_outputs]; value: as from XGBoost; classes: int64[n_rows].
+
+    Attributes:
+        classes: places in the label's list.
     """
 
     margin: NDArray[np.float32]
@@ -186,6 +191,24 @@ def predict(
     return Predictions(margin, value, _classes(part, value))
 
 
+def class_names(part: ActivePart) -> tuple[str | int, ...]:
+    """Return the label's classes as the training declared them, else 0, 1, ...; nothing for a regression.
+
+    Raises:
+        ConfigurationError: the model carries other classes than it has outputs.
+    """
+    learner = json.loads(part.booster)["learner"]
+    if learner["objective"]["name"] not in (*_MULTICLASS, *_BINARY):
+        return ()
+    n_outputs = max(int(learner["learner_model_param"]["num_class"]), 2)
+    try:
+        return declared_classes(learner.get("attributes", {}), n_outputs) or tuple(range(n_outputs))
+    except (ValueError, RecursionError):
+        raise ConfigurationError(
+            f"the model carries label classes that are not the {n_outputs} of its outputs"
+        ) from None
+
+
 def _classes(part: ActivePart, value: NDArray[np.float32]) -> NDArray[np.int64] | None:
     """Return classes by the rule of XGBoost's classifier; None for a regression."""
     objective = json.loads(part.booster)["learner"]["objective"]["name"]
@@ -194,6 +217,6 @@ def _classes(part: ActivePart, value: NDArray[np.float32]) -> NDArray[np.int64] 
         return result
     if objective == "multi:softmax":
         return value.astype(np.int64)
-    if objective in ("binary:logistic", "binary:hinge"):
+    if objective in _BINARY:
         return (value > 0.5).astype(np.int64)
     return None

@@ -46,7 +46,7 @@ from nvflare_plugins.vertical.protocol.party_client import ConversationLink
 from nvflare_plugins.vertical.protocol.terms import RowsProof, VerticalTerms, agree, rows_content
 from nvflare_plugins.vertical_inference.explanations import Explainer, RowPositions
 from nvflare_plugins.vertical_inference.files import MERGED_FILE, write_contributions, write_merged, write_predictions
-from nvflare_plugins.vertical_inference.inference import PathOwner, predict, rounds_of
+from nvflare_plugins.vertical_inference.inference import PathOwner, class_names, predict, rounds_of
 from nvflare_plugins.vertical_inference.job import Action, InferenceJob
 from nvflare_plugins.vertical_inference.rows import Rows, load_rows
 from nvflare_plugins.xgb.versions import installed_release
@@ -224,7 +224,7 @@ def _align(run: _Run, rows: Rows) -> Rows:
 
 def _predict(run: _Run, part: ActivePart, rows: Rows) -> Write:
     channel, session = run.attempt.channel, run.attempt.session
-    notes = _Notes(run.attempt)
+    notes, classes = _Notes(run.attempt), class_names(part)
     pace = _pace(run, sum(tree.n_nodes for tree in structures(part.booster)))
     with Requester(channel, session, _PURPOSE, pace, run.attempt.transport.abort) as asking:
         links = {
@@ -240,15 +240,17 @@ def _predict(run: _Run, part: ActivePart, rows: Rows) -> Write:
             run.attempt.timeout_s,
             lambda done, n: run.attempt.progress.say(f"predicted batch {done} of {n}"),
         )
-    return lambda folder: write_predictions(folder, rows, predictions, run.job.file_format)
+    return lambda folder: write_predictions(folder, rows, predictions, classes, run.job.file_format)
 
 
 def _explain(run: _Run, part: ActivePart, rows: Rows) -> Write:
     told = run.take_from_owners(Content.POSITIONS)
     positions = {site: RowPositions.from_bytes(data, rows.n_rows) for site, data in told.items()}
     explainer = Explainer(part, rows.features, positions, run.job.rounds)
-    contributions = explainer.contributions()
-    return lambda folder: write_contributions(folder, rows, explainer.names, contributions, run.job.file_format)
+    contributions, classes = explainer.contributions(), class_names(part)
+    return lambda folder: write_contributions(
+        folder, rows, explainer.names, contributions, classes, run.job.file_format
+    )
 
 
 def _merge(run: _Run, part: ActivePart, rows: Rows) -> Write:

@@ -68,6 +68,21 @@ def with_lists(
     return model_bytes(document)
 
 
+def declared_classes(attributes: Mapping[str, str], n_outputs: int) -> tuple[str | int, ...] | None:
+    """Return the label's public list as a model carries it; None if it carries none.
+
+    Raises:
+        ValueError: it is not a list of so many different classes.
+    """
+    if CLASSES_ATTRIBUTE not in attributes:
+        return None
+    declared = json.loads(attributes[CLASSES_ATTRIBUTE])
+    is_list = isinstance(declared, list) and all(type(one) in (str, int) for one in declared)
+    if not is_list or len(set(map(str, declared))) != n_outputs or len(declared) != n_outputs:
+        raise ValueError
+    return tuple(declared)
+
+
 def marked_as_part(model: bytes) -> bytes:
     """Return a party's copy of a vertical model with the note that it is not a whole one."""
     document = json.loads(model)

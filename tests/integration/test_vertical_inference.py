@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from nvflare_plugins.vertical_inference import site as inference_site
 from nvflare_plugins.vertical_inference.inference import REFUSED
 from nvflare_plugins.vertical_inference.job import InferenceJob
 from nvflare_plugins.vertical_inference.site import run_inference
+from nvflare_plugins.xgb.model_json import with_lists
 from tests.support.parties import Parties, succeed
 from tests.support.searching import found_every_time
 from tests.support.vertical_federation import Joined, central, federate
@@ -57,7 +60,9 @@ class Case:
         return self.reference.predict(xgb.DMatrix(self.rows), **options)
 
 
-def make_case(folder: Path, kind: str = "binary", with_ids: bool = True, seed: int = 4) -> Case:
+def make_case(
+    folder: Path, kind: str = "binary", with_ids: bool = True, seed: int = 4, classes: Sequence[str | int] | None = None
+) -> Case:
     rng = np.random.default_rng(seed)
     features = rng.normal(size=(700, 9)).astype(np.float32)
     features[rng.random(features.shape) < 0.1] = np.nan
@@ -67,6 +72,8 @@ def make_case(folder: Path, kind: str = "binary", with_ids: bool = True, seed: i
     joined = Joined(features[:500], label[:500], (3, 3, 3))
     outcome = federate(joined, PARAMS[kind], 5)
     active, passive = parts_of(outcome)
+    names = [*active.columns, *(f"{party.site}.{alias}" for party in active.parties for alias in party.aliases)]
+    active = dataclasses.replace(active, booster=with_lists(active.booster, names, {}, classes))
     parties = Parties(folder, 3)
     named = {f"site-{i + 1}": part for i, part in enumerate((active, *passive.values()))}
     assert sorted(passive) == ["site-2", "site-3"]
@@ -138,6 +145,33 @@ def test_probabilities_of_classes(tmp_path):
     np.testing.assert_array_equal(shown, case.expected())
     np.testing.assert_array_equal(table["class"], case.expected().argmax(axis=1))
     assert "id" not in table.columns
+
+
+def test_classes_have_the_names_that_the_training_declared(tmp_path):
+    declared = ["=hi", "nein", "Größe"]
+    case = make_case(tmp_path, "classes", with_ids=False, classes=declared)
+    for site in SITES[1:]:
+        case.parties.set_policy(site, consents={"explain": True})
+    succeed(case.run())
+    table = pd.read_parquet(case.result("predictions.parquet"))
+    shown = table[[f"probability_{name}" for name in declared]].to_numpy(np.float32)
+    np.testing.assert_array_equal(shown, case.expected())
+    assert table["class"].tolist() == np.array(declared)[case.expected().argmax(axis=1)].tolist()
+    succeed(case.run("explained", action="explain", rows=[10, 12], file_format="csv"))
+    table = pd.read_csv(case.result("contributions.csv", "explained"))
+    assert table["class"].tolist() == ["'=hi", "nein", "Größe"] * 2, "no formula for a spreadsheet"
+
+
+@pytest.mark.parametrize("declared", [[30, 10], ["ja"], ["ja", "ja"]])
+def test_classes_of_a_model_are_as_many_as_its_outputs(tmp_path, declared):
+    case = make_case(tmp_path, classes=declared)
+    outcomes = case.run()
+    if declared == [30, 10]:
+        succeed(outcomes)
+        table = pd.read_parquet(case.result("predictions.parquet"))
+        assert table["class"].tolist() == np.where(case.expected() > 0.5, 10, 30).tolist()
+    else:
+        assert "label classes that are not the 2 of its outputs" in only_error(outcomes, ConfigurationError)
 
 
 def test_rows_are_aligned_first(case):

@@ -15,6 +15,7 @@ from nvflare_plugins.attempt.job_context import Job
 from nvflare_plugins.cli.plan import bagging, horizontal, spending, vertical
 from nvflare_plugins.flare.components import kind_of_controller
 from nvflare_plugins.flare.kinds import JobKind
+from nvflare_plugins.formatting import printable
 
 SERVER_CONFIGURATION = "config_fed_server.json"
 
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         print(_plan(arguments))
     except (ConfigurationError, BackendUnavailable, PrivacyError) as error:
-        print(f"veilboost plan: {error}", file=sys.stderr)
+        print(f"veilboost plan: {printable(str(error), 2000)}", file=sys.stderr)
         return 1
     return 0
 
@@ -72,7 +73,7 @@ def find_job(folder: Path) -> tuple[JobKind, Job]:
     for path in sorted(folder.glob(f"*/config/{SERVER_CONFIGURATION}")):
         try:
             found = _find_job(json.loads(path.read_text(encoding="utf-8")))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ConfigurationError(f"{path} is not valid JSON") from None
         if found is not None:
             return found

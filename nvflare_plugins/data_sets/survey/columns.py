@@ -24,6 +24,7 @@ MOST_CATEGORIES = 256
 SHOWN_FROM = 10  # rows: a value that fewer have is nobody's business, and is counted but never shown
 LARGEST = 1e38  # see xgb.cuts.LARGEST_VALUE: values from there on are refused
 _EXACT = 2.0**53
+_MOST_DIGITS = 16
 _MOSTLY = 0.9
 _SAMPLE = 1000
 _MANY = 5000
@@ -311,7 +312,9 @@ def _written_dates(column: Column, present: Sequence[str]) -> Iterator[Finding]:
 
 
 def _beyond_float64(column: Column, present: Sequence[str]) -> Iterator[Finding]:
-    large = [text for text in present if text.lstrip("+-").isdigit() and abs(int(text)) > _EXACT]
+    digits = {text: text.lstrip("+-").lstrip("0") for text in present}
+    # Python reads no number of thousands of digits, and 17 of them are always too many.
+    large = [text for text, n in digits.items() if n.isdecimal() and (len(n) > _MOST_DIGITS or int(n) > _EXACT)]
     if large:
         words = f"column {column.name!r} holds whole numbers beyond 2^53, several of which become one: is it an id?"
         yield Finding("large_integers", words, False, column.name, **column.tally(large))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,3 +64,51 @@ def test_command_writes_the_copy(tmp_path, capsys):
     assert STRIPPED_ATTRIBUTE in (tmp_path / "copy.json").read_text()
     assert main(["export", str(tmp_path / "absent.json"), str(tmp_path / "copy.json")]) == 1
     assert "cannot read" in capsys.readouterr().err
+
+
+def _model(path: Path) -> dict[str, Any]:
+    booster = xgb.train({}, xgb.DMatrix(np.eye(4), label=[0, 1, 0, 1]), 1)
+    booster.save_model(path)
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
+
+
+def _damaged(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for trees in ([1], "text", {"a": 1}, [{"sum_hessian": 3}], [{}], [["sum_hessian"]]):
+        damaged = copy.deepcopy(document)
+        damaged["learner"]["gradient_booster"]["model"]["trees"] = trees
+        yield damaged
+    for learner in ({"gradient_booster": 3}, 3, [], {"gradient_booster": {"gbtree": 3}}):
+        yield {**document, "learner": learner}
+    yield {**document, "learner": {**document["learner"], "attributes": 3}}
+    yield {**document, "learner": {**document["learner"], "feature_names": ["\ud800"]}}
+
+
+def test_damaged_models_are_refused_in_words(tmp_path, capsys):
+    document = _model(tmp_path / "model.json")
+    contents = [json.dumps(one) for one in _damaged(document)] + ["[" * 100_000]
+    for content in contents:
+        (tmp_path / "model.json").write_text(content)
+        assert main(["export", str(tmp_path / "model.json"), str(tmp_path / "copy.json")]) == 1
+        assert capsys.readouterr().err.startswith("veilboost export: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.json"]
+
+
+def test_the_copy_goes_nowhere_but_into_a_file_of_its_own(tmp_path, capsys):
+    _model(tmp_path / "model.json")
+    before = (tmp_path / "model.json").read_bytes()
+    (tmp_path / "again.json").hardlink_to(tmp_path / "model.json")
+    (tmp_path / "link.json").symlink_to(tmp_path / "model.json")
+    (tmp_path / "folder").mkdir()
+    for name, said in (
+        ("model.json", "the model itself"),
+        ("again.json", "the model itself"),
+        ("link.json", "the model itself"),
+        ("folder", "is a folder"),
+        ("absent/copy.json", "ENOENT"),
+        ("x" * 300, "ENAMETOOLONG"),
+    ):
+        assert main(["export", str(tmp_path / "model.json"), str(tmp_path / name)]) == 1
+        assert said in capsys.readouterr().err
+    assert (tmp_path / "model.json").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again.json", "folder", "link.json", "model.json"]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import nvflare_plugins.recipes as recipes
 from nvflare_plugins.cli.main import main
+from nvflare_plugins.cli.plan import command
 from nvflare_plugins.recipes.job_recipe import JobRecipe
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -47,3 +51,44 @@ def test_type_checkers_find_types_in_every_package() -> None:
     for package in ("nvflare_plugins", "he_processors", "dp_components"):
         assert (ROOT / package / "py.typed").read_bytes() == b""
         assert "py.typed" in data[package]
+
+
+def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "nvflare_plugins", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE, **options)
+
+
+def test_what_cannot_be_printed_is_no_success() -> None:
+    with Path("/dev/full").open("w") as full:
+        run = started("plan", "--rows", "1000", "--features", "4", stdout=full)
+        said = run.communicate()[1]
+    assert (run.returncode, "Traceback" in said) == (1, False) and "the disk is full" in said
+
+
+def test_a_reader_that_has_read_enough_gets_no_traceback() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    run = started("plan", "--rows", "1000", "--features", "4", stdout=write)
+    os.close(write)
+    assert run.communicate()[1] == "" and run.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (MemoryError(), 1, "not enough memory"),
+        (OSError(errno.ENOSPC, "x", "/data/\x1b[31m"), 1, "/data/?[31m: the disk is full"),
+        (PermissionError(errno.EACCES, "x", b"/data/x"), 1, "/data/x: a file or folder may not be used"),
+    ],
+)
+def test_the_machine_and_the_operator_end_a_command_in_a_line(
+    error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(options: object) -> int:
+        raise error
+
+    monkeypatch.setattr(command, "run", fails)
+    assert main(["plan"]) == code
+    text = capsys.readouterr().err
+    assert text.startswith("veilboost plan: ") and said in text and text.count("\n") == 1

@@ -50,6 +50,32 @@ def test_csv_in_csv_out(trained: Trained, tmp_path: Path, capsys: pytest.Capture
     assert "300 rows scored with binary:logistic, 6 rounds, 6 features, classes nein, ja" in capsys.readouterr().out
 
 
+def test_texts_of_others_are_no_formulas_in_a_spreadsheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ids and names of classes: who opens the file would run what somebody wrote into one of them."""
+    formula = "=cmd|' /C calc'!A0"
+    model = train(tmp_path, BINARY, classes=["@SUM(A1)", "ja"])
+    model.rows.assign(**{ID: [formula, "-5", "+49 30", *map(str, range(297))]}).to_csv(
+        tmp_path / "rows.csv", index=False
+    )
+    assert predict(tmp_path, "--id", ID) == 0
+    table = pd.read_csv(tmp_path / "out.csv", dtype={ID: str})
+    assert table[ID].tolist()[:4] == [f"'{formula}", "-5", "'+49 30", "0"]
+    assert set(table["class"]) == {"'@SUM(A1)", "ja"} and "probability.@SUM(A1)" in table
+    n_first = int((table["class"] == "'@SUM(A1)").sum())
+    assert f"{2 + n_first} texts that a spreadsheet would compute got an apostrophe" in capsys.readouterr().out
+    assert predict(tmp_path, "--id", ID, out="out.parquet") == 0
+    assert pd.read_parquet(tmp_path / "out.parquet")[ID].tolist()[:3] == [formula, "-5", "+49 30"]
+    assert "apostrophe" not in capsys.readouterr().out
+
+
+def test_a_picture_that_cannot_be_written_leaves_no_table(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out.svg").mkdir()
+    assert predict(tmp_path, "--explain", "--ignore", ID) == 1
+    assert "the name of a folder" in capsys.readouterr().err and not (tmp_path / "out.csv").exists()
+
+
 def test_parquet_keeps_the_type_of_the_id(trained: Trained, tmp_path: Path) -> None:
     ids = pd.array([2**60 + i if i % 3 else None for i in range(300)], dtype="Int64")
     trained.rows.assign(**{ID: ids}).to_parquet(tmp_path / "rows.parquet")

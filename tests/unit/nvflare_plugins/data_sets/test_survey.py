@@ -31,6 +31,15 @@ ROWS = 60
 SECRET = "8675309"
 
 
+def test_numbers_of_any_length_are_looked_at(tmp_path: Path) -> None:
+    """Python reads no whole number of more than 4,300 digits, and XGBoost reads none of them as it stands."""
+    (tmp_path / "t.csv").write_text("a,b\n" + "".join(f"{'9' * n},{n}\n" for n in (16, 17, 400, 5000)))
+    found = survey(DataSet("t", tmp_path / "t.csv", "csv"), Use())
+    [finding] = [one for one in found.findings if one.kind == "large_integers"]
+    assert (finding.column, finding.count, finding.first_row) == ("a", 4, 1)
+    assert str(2**53) not in finding.text and "999" not in finding.text
+
+
 def written(tmp_path: Path, data: bytes | str, name: str = "table.csv", **options: object) -> DataSet:
     path = tmp_path / name
     path.write_bytes(data if isinstance(data, bytes) else data.encode())

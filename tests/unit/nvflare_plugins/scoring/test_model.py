@@ -34,6 +34,16 @@ def stock(params: dict[str, Any], label: Any, names: list[str] | None = None, **
     return bytes(xgb.train({"nthread": 1, "max_depth": 2, **params}, rows, 2).save_raw("json"))
 
 
+def test_text_that_is_none_is_damage(tmp_path: Path) -> None:
+    """Half of a pair of surrogates stands in JSON as an escape, and in no file of XGBoost's."""
+    model = train(tmp_path, {"objective": "binary:logistic"})
+    document = json.loads(model.path.read_bytes())
+    document["learner"]["attributes"]["note"] = "\ud800"
+    model.path.write_text(json.dumps(document))
+    with pytest.raises(ScoringError, match="cannot be read by XGBoost"):
+        FinishedModel.read(model.path)
+
+
 def test_files_that_are_no_model(tmp_path: Path) -> None:
     whole = train(tmp_path, BINARY, classes=CLASSES).path.read_bytes()
     assert "m.json is empty" in refusal(b"")
