@@ -253,7 +253,7 @@ INLINE void transpose(vec *r)
     }
 }
 
-/* Words of one row for each lane, `count` known when compiled; the last block may be short. */
+/* Words of one row for each lane, a multiple of four of them; the last block may be short. */
 INLINE void load_words(vec *w, const uint64_t *const *rows, int count)
 {
     UNROLL for (int k = 0; k < count; k += 8) {

@@ -28,6 +28,8 @@ static void detect(void)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512ifma"))
         best_first[n++] = &vc_ifma;
+    if (__builtin_cpu_supports("avx2"))
+        best_first[n++] = &vc_avx2;
 #endif
     best_first[n++] = &vc_portable;
 }

@@ -6,8 +6,8 @@
  *   from_words, to_words   four words of a number below 2^255, and the canonical ones; from_row, to_row: five words
  *   all, same, both, not, lanes_of, of_lanes, choose, load_words, store_words
  *
- * The three kinds of element are described in each of these files. settle takes at most two tight elements added and
- * two subtracted, or three and one in either sense; settle_wide four.
+ * The three kinds of element are described in each of these files. settle takes combinations of at most three tight
+ * elements; settle_wide of four, whose result may only be the first factor of a product.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -96,10 +96,10 @@ static fe root_power(fe a)
     return mul(square(square(ones)), a);
 }
 
-/* The last step of every addition and doubling: (E F : G H : F G : E H). */
+/* The last step of every addition and doubling: (E F : G H : F G : E H). F may be a combination of four. */
 INLINE struct point finish(fe e, fe f, fe g, fe h)
 {
-    return (struct point){mul(e, f), mul(g, h), mul(f, g), mul(e, h)};
+    return (struct point){mul(f, e), mul(g, h), mul(f, g), mul(e, h)};
 }
 
 INLINE struct point add_affine(const struct point *p, const struct affine *q)
@@ -139,7 +139,7 @@ INLINE struct point twice(const struct point *p, int with_t)
     fe a = square(p->x), b = square(p->y), c = square(p->z), s = square(settle(sum(p->x, p->y)));
     fe e = settle(diff(diff(s, a), b)), f = settle_wide(diff(sum(sum(c, c), a), b));
     fe g = settle(diff(b, a)), h = settle(sum(a, b));
-    return (struct point){mul(e, f), mul(g, h), mul(f, g), with_t ? mul(e, h) : p->t};
+    return (struct point){mul(f, e), mul(g, h), mul(f, g), with_t ? mul(e, h) : p->t};
 }
 
 INLINE struct cached cache(const struct point *p)
@@ -185,7 +185,7 @@ INLINE void point_words(const struct point *p, vec *w)
 INLINE struct affine load_affine(const uint64_t *const *rows)
 {
     vec w[16];
-    load_words(w, rows, 15);
+    load_words(w, rows, VC_AFFINE_WORDS);
     return (struct affine){from_row(w), from_row(w + 5), from_row(w + 10)};
 }
 
