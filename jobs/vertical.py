@@ -6,7 +6,8 @@
 
 ``paillier`` trains in the preset ``exact``, which equals centralized training and which every passive party's policy
 must consent to (exact_bins). ``guarded`` keeps to what a policy allows by default; it wants tables of thousands of
-rows. ``plain`` is ``paillier`` without encryption.
+rows. ``elgamal`` is ``paillier`` under the faster scheme on a curve, which policies must name, and ``plain`` the same
+without encryption.
 
 The parties' tables overlap in most rows, in different orders; the job finds the common ones by private set intersection
 (extra ``psi``) before it trains. The job folders are what ``nvflare simulator`` and ``nvflare job submit`` take as they
@@ -30,9 +31,19 @@ from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
 FOLDER = Path(__file__).resolve().parent
-VARIANTS = {"paillier": ("paillier", "exact"), "guarded": ("paillier", "guarded"), "plain": ("plain", "exact")}
+VARIANTS = {
+    "paillier": ("paillier", "exact"),
+    "elgamal": ("elgamal", "exact"),
+    "guarded": ("paillier", "guarded"),
+    "plain": ("plain", "exact"),
+}
 """Name of the job -> its profile and preset."""
-CONSENTS = {"paillier": ("exact_bins",), "guarded": (), "plain": ("exact_bins", "plain_profile")}
+CONSENTS = {
+    "paillier": ("exact_bins",),
+    "elgamal": ("exact_bins",),
+    "guarded": (),
+    "plain": ("exact_bins", "plain_profile"),
+}
 DATA_SETS = ("breast", "breast_test")
 
 

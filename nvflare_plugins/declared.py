@@ -70,8 +70,8 @@ class Words:
 class OneOf:
     """One of these values and nothing that is merely equal to it, as 0 is to False."""
 
-    def __init__(self, *values: str | bool | type[Enum]) -> None:
-        self.values: list[str | bool] = []
+    def __init__(self, *values: str | bool | int | type[Enum]) -> None:
+        self.values: list[str | bool | int] = []
         for value in values:
             self.values += [one.value for one in value] if isinstance(value, EnumType) else [value]
 
@@ -293,7 +293,7 @@ def _complaint(cls: Any, error: ValidationError) -> str:
         elif one["type"] == "unexpected_keyword_argument":
             texts[_unknown(place, [str(one["loc"][-1])], node["properties"])] = None
         elif "enum" in node and len(one["loc"]) == 1 and isinstance(one["input"], str):
-            texts[f"{place}={shown(one['input'])} is unknown; choose one of {', '.join(node['enum'])}"] = None
+            texts[f"{place}={shown(one['input'])} is unknown; choose one of {', '.join(map(str, node['enum']))}"] = None
         else:
             texts[f"{place} must be {words_of(node)}"] = None
     lacks = [f"{place} lacks {', '.join(names)}" for place, names in missing.items()]

@@ -11,8 +11,6 @@ Security: nothing opened is used or shown before every check has passed, and a f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +37,7 @@ class ElGamalDecryptor(StaysInProcess):
         """Args: table_bits: of the table of small logarithms; fewer in tests of slow backends."""
         self._curve = curve
         self._minus_keys = rows_of([-scalar for scalar in key.scalars])
-        shared: Any = curve
-        self._logarithms = _open_logarithms(shared, table_bits)
+        self._logarithms = _open_logarithms(curve, table_bits)
 
     def open_level(
         self, rows: PointColumns, digits: DigitFormat, layout: BinLayout, totals: Sequence[NodeTotal]
@@ -139,7 +136,14 @@ def _digit_totals(digits: DigitFormat, totals: Sequence[NodeTotal]) -> list[list
     return [list(column) for column in zip(*of_nodes, strict=True)]
 
 
-@lru_cache(maxsize=1)
-def _open_logarithms(curve: Any, table_bits: int) -> SmallLogarithms:
-    """Return the table of multiples of 8 B, which is public and the same for every key."""
-    return SmallLogarithms(curve, curve.double(base_point(curve), COFACTOR_BITS), table_bits)
+def _open_logarithms(curve: Curve, table_bits: int) -> SmallLogarithms:
+    """Return the table of multiples of 8 B, which is public and the same for every key: made once in a process."""
+    found = _LATEST.get((curve.name, table_bits))
+    if found is None:
+        found = SmallLogarithms(curve, curve.double(base_point(curve), COFACTOR_BITS), table_bits)
+        _LATEST.clear()
+        _LATEST[curve.name, table_bits] = found
+    return found
+
+
+_LATEST: dict[tuple[str, int], SmallLogarithms] = {}

@@ -20,6 +20,7 @@ from nvflare_plugins.site.policy.values import PROFILES, Consents
 
 ROOT_CERTIFICATE = "rootCA.pem"
 HORIZONTAL_PROFILES = ("plain", "masks", "bfv", "ckks")
+VERTICAL_PROFILES = ("paillier", "elgamal")  # that can be planned
 CUT_MODES = ("quantile", "exact", "uniform", "logarithmic")
 FLARE_EXTRAS = ("monitoring", "mlflow", "flare", "none")
 _SITE_SETUP = """``veilboost site-setup DIR``: merge what a site needs to run VeilBoost jobs into its FLARE workspace.
@@ -312,7 +313,12 @@ def _plan(subparsers: _Subparsers) -> None:
     )
     parser.add_argument("--cuts", choices=CUT_MODES, default=None)
     parser.add_argument("--missing", action="store_true", help="every feature has missing values somewhere")
-    parser.add_argument("--profile", choices=["all", *HORIZONTAL_PROFILES], default="all")
+    parser.add_argument(
+        "--profile",
+        choices=["all", *HORIZONTAL_PROFILES, *VERTICAL_PROFILES],
+        default="all",
+        help="horizontal training: one, or all beside each other; vertical: paillier (or the job's) or elgamal",
+    )
     parser.add_argument("--latency-ms", type=float, default=10.0, help="one empty rendezvous of all sites (default 10)")
     parser.add_argument("--bandwidth-mbit", type=float, default=100.0, help="link of each site (default 100)")
     parser.add_argument("--server-bandwidth-mbit", type=float, help="link of the server (default: as a site's)")

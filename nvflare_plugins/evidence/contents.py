@@ -16,6 +16,7 @@ class Protection(Enum):
     CLEAR = "readable by the party it was sent to, sealed from everyone else"
     PAILLIER = "Paillier ciphertexts: readable with the active party's key only"
     OKAMOTO_UCHIYAMA = "Okamoto-Uchiyama ciphertexts: readable with the active party's key only"
+    ELGAMAL = "ElGamal ciphertexts on a curve: readable with the active party's key only"
     BLINDED = "blinded group elements of private set intersection"
     LOCAL_DP = "each value randomised at its owner (local differential privacy)"
 

@@ -229,6 +229,25 @@ THREAT_MODELS = {
             ciphertexts="OKAMOTO_UCHIYAMA",
         ),
         ThreatModel(
+            profile="elgamal",
+            codecs=_SAFE,
+            summary="Vertical: gradients leave the active party as additive ElGamal on ristretto255's curve, digit by "
+            "digit; sums return re-randomised.",
+            server_alone="As under `paillier`.",
+            one_site="As under `paillier`, but that the active party sees the sum of each of the two digits of every "
+            "sum, two numbers where paillier shows one; guards count them so.",
+            server_and_one_site="As under `paillier`.",
+            all_but_one="As under `paillier`.",
+            notes=(
+                "128-bit strength under the decisional Diffie-Hellman assumption on the curve. Points of small order "
+                "that a key owner plants are cleared; a sum out of range is not decrypted at all.",
+                "How long the active party searches for a sum depends on the sum: a passive party sees that time "
+                "rounded up to a power of two of a sixteenth of a second.",
+                *_VERTICAL_NOTES,
+            ),
+            ciphertexts="ELGAMAL",
+        ),
+        ThreatModel(
             profile="dp_distributed",
             codecs=_SAFE,
             summary="Differential privacy; each site adds its share of the noise under masks.",
@@ -322,7 +341,7 @@ THREAT_MODELS = {
 
 
 HORIZONTAL = ("plain", "masks", "bfv", "ckks")
-VERTICAL = ("paillier", "okamoto_uchiyama")
+VERTICAL = ("paillier", "okamoto_uchiyama", "elgamal")
 PRIVATE = ("dp_distributed", "dp_trusted", "dp_local")
 ALIGNMENT = ("psi",)  # not a choice that a policy makes: a data set with an id column may be aligned
 BAGGING = ("own_trees",)  # nor this: a consent says whether

@@ -36,13 +36,14 @@ class VerticalXGBRecipe(JobRecipe):
             ``<site>.<alias>`` in constraints. With ``subsample`` below 1 the active party replaces ``seed`` by a secret
             one, which its ``run.json`` names: a public seed would tell which rows a tree sampled.
         num_rounds: Boosting rounds.
-        profile: ``paillier``, ``okamoto_uchiyama``, or ``plain``, which parties refuse unless they consent.
+        profile: ``paillier``, ``okamoto_uchiyama``, ``elgamal``, or ``plain``, which parties refuse unless they
+            consent.
         preset: ``guarded``, or ``exact``, which equals centralized training and which parties refuse unless they
             consent.
         sites: The sites that take part; None means all that FLARE assigns to the job.
         min_clients: Fewest sites; default 2, or the number of ``sites``.
-        settings: Any other field of ``VerticalJob``: ``key_bits``, ``own_rounds``, ``eval_data_set``,
-            ``evaluate_training``, ``weight``, ``features``, ``label_classes``, ``alignment``,
+        settings: Any other field of ``VerticalJob``: ``key_bits``, ``fraction_bits``, ``own_rounds``,
+            ``eval_data_set``, ``evaluate_training``, ``weight``, ``features``, ``label_classes``, ``alignment``,
             ``early_stopping_rounds``, ``checkpoint_every``, ``initial_model``, ``resume_from``, ``tracking``,
             ``deadline_s``.
 

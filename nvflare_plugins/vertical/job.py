@@ -9,6 +9,8 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge
 from pydantic import AfterValidator
 
+from he_processors.additive.scheme import security_bits
+from he_processors.elgamal.digits import EXACT_FRACTION_BITS, FRACTION_BITS, DigitFormat
 from nvflare_plugins.attempt.job_context import JobDocument
 from nvflare_plugins.checks import expect, not_misspelt
 from nvflare_plugins.declared import (
@@ -26,6 +28,8 @@ from nvflare_plugins.declared import (
 )
 
 ALIGN_FIRST = "first"
+ELGAMAL_STRENGTH = 128
+SUMS_PER_PAIR = 2
 
 
 class VerticalProfile(Enum):
@@ -33,6 +37,7 @@ class VerticalProfile(Enum):
 
     PAILLIER = "paillier"
     OKAMOTO_UCHIYAMA = "okamoto_uchiyama"
+    ELGAMAL = "elgamal"
     PLAIN = "plain"
 
 
@@ -85,9 +90,11 @@ class VerticalJob(JobDocument):
     num_rounds: Rounds = 10
     """Boosting rounds."""
     profile: Annotated[str, OneOf(VerticalProfile)] = VerticalProfile.PAILLIER.value
-    """``paillier``, ``okamoto_uchiyama``, or ``plain``, which parties refuse unless they consent."""
+    """``paillier``, ``okamoto_uchiyama``, ``elgamal``, or ``plain``, which parties refuse unless they consent."""
     key_bits: Annotated[Whole, Ge(2048)] = 3072
-    """Length of the key that the active party generates for this job alone."""
+    """Length of the key that the active party generates for this job alone; ``elgamal`` has 128-bit strength always."""
+    fraction_bits: Annotated[int, OneOf(*FRACTION_BITS)] = EXACT_FRACTION_BITS
+    """Bits of gradients under ``elgamal``: 40 for the centralized model, or 14, which is cheaper and another model."""
     preset: Annotated[str, OneOf(Preset)] = Preset.GUARDED.value
     """``guarded``, or ``exact``, which equals centralized training and which parties refuse unless they consent."""
     own_rounds: Annotated[Whole, Ge(0)] = 0
@@ -132,8 +139,34 @@ class VerticalJob(JobDocument):
     def __post_init__(self) -> None:
         if self.early_stopping_rounds is not None:
             expect("early_stopping_rounds needs an eval_data_set to watch", self.eval_data_set is not None)
+        if self.fraction_bits != EXACT_FRACTION_BITS:
+            expect("fraction_bits is an option of profile elgamal", self.profile == VerticalProfile.ELGAMAL.value)
 
     @property
     def is_encrypted(self) -> bool:
         """Whether gradients are encrypted."""
         return self.profile != VerticalProfile.PLAIN.value
+
+    @property
+    def key_length(self) -> int | None:
+        """Bits of the modulus that gradients are encrypted under; None where there is none."""
+        has_one = self.profile in (VerticalProfile.PAILLIER.value, VerticalProfile.OKAMOTO_UCHIYAMA.value)
+        return self.key_bits if has_one else None
+
+    @property
+    def sums_per_set(self) -> int:
+        """Numbers that the active party sees for a bin of a node: sums of gradients, hessians, or digits of them."""
+        has_digits = self.profile == VerticalProfile.ELGAMAL.value
+        return DigitFormat.of(self.fraction_bits, 1).n_messages if has_digits else SUMS_PER_PAIR
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether gradients have all the bits that the centralized model needs."""
+        return self.fraction_bits == EXACT_FRACTION_BITS
+
+    @property
+    def strength(self) -> int:
+        """Comparable bits of symmetric security of what encrypts gradients; 0 without encryption."""
+        if self.key_length is not None:
+            return security_bits(self.key_length)
+        return ELGAMAL_STRENGTH if self.is_encrypted else 0

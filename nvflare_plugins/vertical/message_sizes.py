@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from he_processors.curve.interface import AFFINE_BYTES
+from he_processors.elgamal.digits import DigitFormat
 from he_processors.packing import PackingLayout
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.active.tree_driver import MAX_BATCH
@@ -28,7 +30,7 @@ _CLEAR_PAIR_BYTES = 16
 class MessageSizes:
     """What decides how long messages get.
 
-    Units: bytes per ciphertext; of the clear profile, per pair.
+    Units: bytes per ciphertext; of the clear profile, per pair; of elgamal, per row of points.
 
     Attributes:
         set_rows: rows of the training set and of further sets.
@@ -46,6 +48,9 @@ class MessageSizes:
         """Derive the sizes of one job. Raises: CapacityExceeded: the job's keys are too short for so many rows."""
         if not job.is_encrypted:
             return cls(tuple(set_rows), _CLEAR_PAIR_BYTES, 1, trees_per_round, limits)
+        if job.profile == VerticalProfile.ELGAMAL.value:
+            n_points = 1 + DigitFormat.of(job.fraction_bits, set_rows[0]).n_messages
+            return cls(tuple(set_rows), n_points * AFFINE_BYTES, 1, trees_per_round, limits)
         is_paillier = job.profile == VerticalProfile.PAILLIER.value
         plaintext_bits = (job.key_bits if is_paillier else job.key_bits // 3) - 2
         packing = PackingLayout.fit(pair_format(set_rows[0]), plaintext_bits)

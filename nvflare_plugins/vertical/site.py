@@ -11,7 +11,6 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from he_processors.additive.scheme import security_bits
 from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
 from nvflare_plugins.alignment.align import align, confirm
 from nvflare_plugins.alignment.blinding import psi_library
@@ -27,7 +26,7 @@ from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy.values import JobTerms
 from nvflare_plugins.vertical.active.site import ActiveSite
 from nvflare_plugins.vertical.checkpoints import Checkpoint, read_checkpoints
-from nvflare_plugins.vertical.job import ALIGN_FIRST, Preset, VerticalJob
+from nvflare_plugins.vertical.job import ALIGN_FIRST, Preset, VerticalJob, VerticalProfile
 from nvflare_plugins.vertical.model.conclusion import conclude_part
 from nvflare_plugins.vertical.model.importance import feature_importance, write_importance
 from nvflare_plugins.vertical.model.model_files import (
@@ -39,6 +38,7 @@ from nvflare_plugins.vertical.model.model_files import (
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 from nvflare_plugins.vertical.party_data import PartyData, load_party
 from nvflare_plugins.vertical.passive.site import PassiveSite, open_guard
+from nvflare_plugins.vertical.protocol.elgamal_scheme import require_curve
 from nvflare_plugins.vertical.protocol.party_client import ContentRecorder
 from nvflare_plugins.vertical.protocol.terms import RowsProof, VerticalTerms, agree, rows_content
 from nvflare_plugins.vertical.vertical_context import TrainedPart, VerticalContext
@@ -53,6 +53,7 @@ _NAMES_COLUMNS = ("monotone_constraints", "interaction_constraints")
 # Fields of a job that do not change what a run releases about the rows, or only how much of it.
 _NOT_RELEASED = (
     "num_rounds",
+    "fraction_bits",
     "checkpoint_every",
     "resume_from",
     "tracking",
@@ -185,8 +186,12 @@ class _Run:
             ordinary = write_atomically(attempt.folder.path / MASKED_MODEL, masked, 0o600).name
             write_importance(attempt.folder.path, feature_importance(finish.part))
         notes = [] if start.data.train.ids is not None else [_NO_IDS]
-        if job.is_encrypted and security_bits(job.key_bits) < 128:
-            notes.append(f"Keys of {job.key_bits} bits: {security_bits(job.key_bits)}-bit security.")
+        if job.is_encrypted and job.strength < 128:
+            notes.append(f"Keys of {job.key_length} bits: {job.strength}-bit security.")
+        if not job.is_exact:
+            notes.append(
+                f"Gradients had {job.fraction_bits} fraction bits: this is not the model of centralized training."
+            )
         attempt.write_record(
             f"Vertical federated XGBoost, {'active' if self._is_active else 'passive'} party",
             finish.params,
@@ -214,9 +219,8 @@ def _prepare(job: VerticalJob, context: SiteContext) -> _Prepared:
     policy, is_active = context.policy, context.site == job.active
     if job.active not in context.sites:
         raise ConfigurationError(f"the active party {job.active!r} is not among the job's sites")
-    key_bits = job.key_bits if job.is_encrypted else None
     policy.check_vertical(
-        JobTerms(job.profile, job.data_set, key_bits=key_bits, tracking=job.tracking and is_active), context.sites
+        JobTerms(job.profile, job.data_set, key_bits=job.key_length, tracking=job.tracking and is_active), context.sites
     )
     if job.eval_data_set is not None:
         policy.data_set_for(job.eval_data_set, job.profile)
@@ -235,6 +239,8 @@ def _prepare(job: VerticalJob, context: SiteContext) -> _Prepared:
             f"the job asks for {parameters.max_bin} bins; {context.site} allows {policy.vertical.max_bins} in guarded "
             "vertical jobs. Policy key: vertical.max_bins. Remedy: lower max_bin of the job."
         )
+    if job.profile == VerticalProfile.ELGAMAL.value:
+        require_curve(policy.arithmetic)
     data = load_party(job, context)
     for one in data.sets:
         if is_active:
@@ -271,7 +277,8 @@ def _protection(job: VerticalJob, prepared: _Prepared) -> dict[str, str | int]:
     """Return the facts on the scheme that the evidence records."""
     facts: dict[str, str | int] = {"preset": job.preset, "own_rounds": job.own_rounds}
     if job.is_encrypted:
-        facts |= {"scheme": job.profile, "key_bits": job.key_bits, "security_bits": security_bits(job.key_bits)}
+        facts |= {"scheme": job.profile, "security_bits": job.strength}
+        facts |= {"fraction_bits": job.fraction_bits} if job.key_length is None else {"key_bits": job.key_length}
     return facts
 
 

@@ -15,8 +15,11 @@ import pytest
 import xgboost as xgb
 from sklearn.datasets import load_breast_cancer
 
+from he_processors.curve.registry import available_backends
+from he_processors.elgamal.digits import DigitFormat
 from he_processors.paillier.keys import generate_paillier_key
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_owner
 from nvflare_plugins.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
 from nvflare_plugins.vertical.protocol.messages import from_bytes, to_bytes
 from nvflare_plugins.xgb.rounds import parse_metrics
@@ -131,6 +134,8 @@ VARIANTS = {
     ),
 }
 
+
+ELGAMAL_VARIANTS = ("plain", "softprob", "squared_error_millions", "subsample", "everything", "lossguide")
 
 # Between two others, or put together from them: with the slow tests.
 BETWEEN_OTHERS = {
@@ -340,6 +345,39 @@ def test_paillier_2048_on_few_rows():
     compare(data, {**LOGISTIC, "max_depth": 2, "max_bin": 8}, 1, scheme=scheme)
 
 
+needs_curve = pytest.mark.skipif(available_backends()[0] == "reference", reason="the C extension was not built")
+
+
+def elgamal(fraction_bits: int = 40):
+    """Return the scheme on the curve."""
+
+    def make(n_rows: int):
+        owner = elgamal_owner(DigitFormat.of(fraction_bits, n_rows))
+        setup = from_bytes(to_bytes(owner.setup()))
+        return owner, lambda: histogram_maker(setup, n_rows)
+
+    return make
+
+
+@needs_curve
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n == "plain" else [pytest.mark.slow]) for n in ELGAMAL_VARIANTS]
+)
+def test_elgamal(name):
+    params, kind = VARIANTS[name]
+    compare(joined(kind, n_rows=1_000), {"max_depth": 4, "max_bin": 32, **params}, 2, scheme=elgamal())
+
+
+@needs_curve
+def test_elgamal_of_fourteen_bits_is_near_and_not_equal():
+    data, params = breast(16), {**LOGISTIC, "max_depth": 3, "max_bin": 16}
+    outcome = federate(data, params, 2, scheme=elgamal(14))
+    reference = central(data, params, 2)
+    assert first_difference(outcome.merged(), bytes(reference.save_raw("json")))
+    expected = reference.predict(xgb.DMatrix(data.features))
+    assert np.corrcoef(outcome.predict(data, 0), expected)[0, 1] > 0.99
+
+
 @pytest.mark.slow
 def test_paillier_2048_on_breast():
     key = generate_paillier_key(2048)
@@ -364,6 +402,13 @@ def large(name: str) -> Joined:
 @pytest.mark.parametrize("name", ["credit2", "missing"])
 def test_large_sets(name):
     compare(large(name), {**LOGISTIC, "max_depth": 5}, 10)
+
+
+@needs_curve
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["credit2", "missing"])
+def test_large_sets_with_elgamal(name):
+    compare(large(name), {**LOGISTIC, "max_depth": 5}, 5, scheme=elgamal())
 
 
 @pytest.mark.slow

@@ -45,6 +45,10 @@ def plan(arguments: argparse.Namespace, job: HorizontalJob | None) -> str:
     """Return the plan of a job, or of the shape that the command line gives. Raises: ConfigurationError."""
     if arguments.rows is None or arguments.features is None:
         raise ConfigurationError("give --rows and --features: they are not in a job")
+    if arguments.profile not in ("all", *HORIZONTAL):
+        raise ConfigurationError(
+            f"profile {arguments.profile!r} is none of horizontal training: {', '.join(HORIZONTAL)}"
+        )
     workload, network = _workload(arguments, job), Network.of(arguments)
     profiles = list(HORIZONTAL) if arguments.profile == "all" else [arguments.profile]
     trees = measure_trees(workload)

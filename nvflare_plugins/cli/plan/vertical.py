@@ -20,6 +20,8 @@ import numpy as np
 
 from he_processors.additive.rerandomiser import Rerandomiser
 from he_processors.bignum.registry import AUTO, open_backend
+from he_processors.curve.interface import AFFINE_BYTES
+from he_processors.elgamal.digits import EXACT_FRACTION_BITS, DigitFormat
 from he_processors.errors import ConfigurationError
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
@@ -33,9 +35,11 @@ from nvflare_plugins.cli.plan.network import Network
 from nvflare_plugins.cli.plan.rates import process_memory_bytes
 from nvflare_plugins.formatting import human_bytes
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
+from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_maker, elgamal_owner
 from nvflare_plugins.xgb.parameters import ALIASES
 
+PLANNED = (VerticalProfile.PAILLIER.value, VerticalProfile.ELGAMAL.value)
 _SAMPLE_ROWS = 4_096
 _SAMPLE_FEATURES = 8
 _SAMPLE_BINS = 64
@@ -56,9 +60,10 @@ def plan(arguments: argparse.Namespace, job: VerticalJob | None) -> str:
     if job is not None:
         params = {ALIASES.get(name, name): value for name, value in job.params.items()}
         shape = {"bins": params.get("max_bin"), "depth": params.get("max_depth")}
-        shape |= {"trees": job.num_rounds, "key_bits": job.key_bits}
+        shape |= {"trees": job.num_rounds, "key_bits": job.key_bits, "fraction_bits": job.fraction_bits}
+        shape["profile"] = job.profile if job.profile in PLANNED else None
     given = {"bins": arguments.bins, "depth": arguments.depth, "trees": arguments.rounds}
-    given |= {"key_bits": arguments.key_bits}
+    given |= {"key_bits": arguments.key_bits, "profile": None if arguments.profile == "all" else arguments.profile}
     shape |= {name: value for name, value in given.items() if value is not None}
     shape = {name: value for name, value in shape.items() if value is not None}
     workload = VerticalWorkload(arguments.rows, arguments.features, tuple(arguments.foreign_features), **shape)
@@ -80,14 +85,27 @@ class VerticalWorkload:
     depth: int = 6
     trees: int = 10
     key_bits: int = 3072
+    profile: str = VerticalProfile.PAILLIER.value
+    fraction_bits: int = EXACT_FRACTION_BITS
 
     def __post_init__(self) -> None:
         least = {"rows": 1, "own": 0, "bins": 2, "depth": 1, "trees": 1, "key_bits": 2048}
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise ConfigurationError(f"{name} must be at least {low}")
+        if self.profile not in PLANNED:
+            raise ConfigurationError(
+                f"profile {self.profile!r} has no vertical plan; choose one of {', '.join(PLANNED)}"
+            )
         if not self.foreign or min(self.foreign) < 1:
             raise ConfigurationError("a vertical plan needs at least one passive party, each with a column or more")
+
+    @property
+    def scheme(self) -> str:
+        """What encrypts gradients, for people."""
+        if self.profile == VerticalProfile.ELGAMAL.value:
+            return f"ElGamal on a curve, {self.fraction_bits} fraction bits"
+        return f"Paillier-{self.key_bits}"
 
     @property
     def built_nodes(self) -> int:
@@ -111,6 +129,12 @@ class CipherRates:
     open_s: float  # bin at the active party
     pairs_per_ciphertext: int
     ciphertext_bytes: int
+    held_bytes: int | None = None  # of a ciphertext in memory; None for that of big numbers
+
+    @property
+    def in_memory(self) -> int:
+        """Bytes of a ciphertext in the fastest backend's memory form."""
+        return 8 * math.ceil(8 * self.ciphertext_bytes / _WORD_BITS) if self.held_bytes is None else self.held_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +200,7 @@ def _passive(
     workload: VerticalWorkload, features: int, rates: CipherRates, upload: int, process_bytes: int
 ) -> PassivePlan:
     n_bins = workload.built_nodes * features * (workload.bins + 1)
-    in_memory = 8 * math.ceil(8 * rates.ciphertext_bytes / _WORD_BITS)
+    in_memory = rates.in_memory
     widest = features * (workload.bins + 1) * max(2 ** (workload.depth - 1) // 2, 1)
     bin_bytes = 1 if workload.bins < 256 else 2
     return PassivePlan(
@@ -192,6 +216,8 @@ def _passive(
 
 def measure_ciphers(workload: VerticalWorkload) -> CipherRates:
     """Encrypt, add, pack and open a small table with a fresh key of the planned length: some seconds."""
+    if workload.profile == VerticalProfile.ELGAMAL.value:
+        return _measure_points(workload)
     rng = np.random.default_rng(0)
     pairs = pair_format(max(workload.rows, _SAMPLE_ROWS))
     g, h = pairs.encode_pairs(rng.uniform(-1, 1, _SAMPLE_ROWS), rng.uniform(0, 0.25, _SAMPLE_ROWS))
@@ -224,6 +250,39 @@ def measure_ciphers(workload: VerticalWorkload) -> CipherRates:
     )
 
 
+def _measure_points(workload: VerticalWorkload) -> CipherRates:
+    """Encrypt, add, hide and open a small table of points with a fresh key: some seconds."""
+    rng = np.random.default_rng(0)
+    digits = DigitFormat.of(workload.fraction_bits, max(workload.rows, _SAMPLE_ROWS))
+    g, h = digits.encode_pairs(rng.uniform(-0.5, 0.5, _SAMPLE_ROWS), rng.uniform(0, 0.25, _SAMPLE_ROWS))
+    layout = BinLayout((_SAMPLE_BINS,) * _SAMPLE_FEATURES)
+    codes = rng.integers(0, _SAMPLE_BINS, (_SAMPLE_FEATURES, _SAMPLE_ROWS)).astype(np.uint8)
+    owner = elgamal_owner(digits)
+    maker = elgamal_maker(owner.setup())
+    node, total = [np.arange(_SAMPLE_ROWS, dtype=np.int32)], NodeTotal.of_rows(g, h)
+
+    def receive() -> None:
+        maker.begin_tree(_SAMPLE_ROWS)
+        maker.add_gradients(upload)
+
+    upload, encrypt_s = _timed(lambda: owner.encrypt(g, h))
+    _, receive_s = _timed(receive)
+    bins, add_s = _timed(lambda: maker.add_up(codes, layout, node))
+    reply, pack_s = _timed(lambda: maker.hide(bins))
+    _, open_s = _timed(lambda: owner.open_sums(reply, layout, [total]))
+    n_points = 1 + digits.n_messages
+    return CipherRates(
+        encrypt_s=encrypt_s / _SAMPLE_ROWS,
+        receive_s=receive_s / _SAMPLE_ROWS,
+        add_s=add_s / (_SAMPLE_ROWS * _SAMPLE_FEATURES),
+        pack_s=pack_s / layout.n_slots,
+        open_s=open_s / layout.n_slots,
+        pairs_per_ciphertext=1,
+        ciphertext_bytes=n_points * AFFINE_BYTES,
+        held_bytes=2 * n_points * AFFINE_BYTES,
+    )
+
+
 def _timed(action: Callable[[], Any]) -> tuple[Any, float]:
     """Return what the action gives and the CPU seconds of all its threads, the median of repeats."""
     seconds, results = [], []
@@ -253,7 +312,7 @@ def render_vertical(workload: VerticalWorkload, estimate: VerticalEstimate, byte
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     lines = [
         f"{workload.rows:,} rows, {workload.own} own and {foreign} foreign features, {workload.bins} bins; "
-        f"{workload.trees} trees of depth {workload.depth}; Paillier-{workload.key_bits}",
+        f"{workload.trees} trees of depth {workload.depth}; {workload.scheme}",
         "",
         *("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table),
     ]

@@ -90,7 +90,8 @@ class SitePolicy(Document):
     allowed_profiles: Profiles = DEFAULT_PROFILES
     """Profiles that a job may use. `ckks`: the server together with any one site opens every site's messages.
     `dp_trusted`: the server sees exact sums. `dp_local`: each row's report is noised by itself (trees), or each value
-    (buckets). `okamoto_uchiyama`: weaker against parties that cheat. `plain` needs the consent as well.
+    (buckets). `okamoto_uchiyama`: weaker against parties that cheat. `elgamal`: the active party of a vertical job
+    sees each sum as two digits. `plain` needs the consent as well.
     """
     plugins: dict[PluginName, PluginPin] = field(default_factory=dict)
     """Processors of horizontal sums that others have written, such as `"acme_masks": {"distribution": "acme-veil",

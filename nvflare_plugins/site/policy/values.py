@@ -24,6 +24,7 @@ PROFILES = (
     "ckks",
     "paillier",
     "okamoto_uchiyama",
+    "elgamal",
     "dp_distributed",
     "dp_trusted",
     "dp_local",

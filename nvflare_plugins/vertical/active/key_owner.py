@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.elgamal.digits import DigitFormat
 from he_processors.fixed_pairs import PairFormat
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal
@@ -18,8 +19,9 @@ from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey, gener
 from he_processors.paillier.keys import PaillierPrivateKey, generate_paillier_key
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
-from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, EncryptedGradientOwner, gradient_owner
-from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, GradientOwner
+from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_owner
+from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, gradient_owner
+from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, StockedOwner
 from nvflare_plugins.vertical.protocol.messages import TrainingSetup
 
 _GENERATORS: dict[str, Callable[[int], PaillierPrivateKey | OkamotoUchiyamaPrivateKey]] = {
@@ -28,15 +30,18 @@ _GENERATORS: dict[str, Callable[[int], PaillierPrivateKey | OkamotoUchiyamaPriva
 }
 
 
-def open_owner(job: VerticalJob, n_rows: int, backend: str) -> tuple[GradientOwner, TrainingSetup]:
+def open_owner(job: VerticalJob, n_rows: int, backend: str) -> tuple[StockedOwner | ClearGradientOwner, TrainingSetup]:
     """Generate the job's key and open the half that holds it.
 
     Args:
-        backend: of big-number arithmetic at this site.
+        backend: of arithmetic at this site.
 
     Returns:
         The half, and what passive parties need.
     """
+    if job.profile == VerticalProfile.ELGAMAL.value:
+        stocked = elgamal_owner(DigitFormat.of(job.fraction_bits, n_rows), backend)
+        return stocked, stocked.setup()
     pairs = pair_format(n_rows)
     if not job.is_encrypted:
         return ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, pairs.max_additions, b"")
@@ -54,7 +59,7 @@ class PrecomputingKeyOwner:
     A context manager: leaving it ends the making.
     """
 
-    def __init__(self, owner: EncryptedGradientOwner, n_rows: int, n_trees: int):
+    def __init__(self, owner: StockedOwner, n_rows: int, n_trees: int):
         """Args: n_trees: of the whole training; nothing is made for more."""
         self.pair_format: PairFormat = owner.pair_format
         self._owner = owner

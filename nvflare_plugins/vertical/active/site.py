@@ -27,8 +27,7 @@ from nvflare_plugins.vertical.model.model import structures
 from nvflare_plugins.vertical.model.model_files import ActivePart, PartyColumns
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 from nvflare_plugins.vertical.protocol.conversation import Requester
-from nvflare_plugins.vertical.protocol.encrypted_scheme import EncryptedGradientOwner
-from nvflare_plugins.vertical.protocol.gradient_scheme import GradientOwner
+from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, GradientOwner, StockedOwner
 from nvflare_plugins.vertical.protocol.links import Party, collect, place_parties
 from nvflare_plugins.vertical.protocol.messages import PartySchema, TrainingSetup
 from nvflare_plugins.vertical.protocol.party_client import ConversationLink
@@ -99,7 +98,10 @@ class ActiveSite:
         job = self._start.job
         if not job.is_encrypted:
             return "gradients go to the passive parties in the clear, as the job and all policies say"
-        return f"made a {job.profile} key of {job.key_bits} bits for this job"
+        if job.key_length is None:
+            loss = "" if job.is_exact else "; gradients are rounded to 14 bits: not the centralized model"
+            return f"made an {job.profile} key of 128-bit strength for this job{loss}"
+        return f"made a {job.profile} key of {job.key_length} bits for this job"
 
     def _introduce(self, setup: TrainingSetup) -> tuple[Party, ...]:
         """Announce the scheme; get every passive party's schema."""
@@ -150,9 +152,9 @@ class ActiveSite:
             for one in self._start.data.sets
         ]
 
-    def _stocked(self, owner: GradientOwner) -> AbstractContextManager[GradientOwner]:
+    def _stocked(self, owner: StockedOwner | ClearGradientOwner) -> AbstractContextManager[GradientOwner]:
         start, job = self._start, self._start.job
-        if not isinstance(owner, EncryptedGradientOwner):
+        if isinstance(owner, ClearGradientOwner):
             return nullcontext(owner)
         n_trees = max(job.num_rounds - max(start.n_done, job.own_rounds), 0) * start.trees_per_round
         return PrecomputingKeyOwner(owner, start.data.train.table.n_rows, n_trees)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.exact_sums import as_words, is_zero, join, split, to_float
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal
 from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
@@ -42,8 +43,12 @@ class GradientUnit:
     h_exponent: int
 
     def decode(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return sums as doubles. Shapes: g, h: int64[...]; results: float64[...]."""
-        return g.astype(np.float64) * 2.0**self.g_exponent, h.astype(np.float64) * 2.0**self.h_exponent
+        """Return sums as doubles, rounded once. Shapes: g, h: int64[n_words, ...]; results: float64[...]."""
+        return to_float(g) * 2.0**self.g_exponent, to_float(h) * 2.0**self.h_exponent
+
+    def decode_total(self, total: NodeTotal) -> tuple[float, float]:
+        """Return one node's sums as doubles, rounded once."""
+        return float(total.g) * 2.0**self.g_exponent, float(total.h) * 2.0**self.h_exponent
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -189,29 +194,31 @@ class PartyEvaluator:
         return found
 
     def _block(self, sums: list[BinSums], nodes: list[NodeToSplit]) -> list[Candidate | None]:
-        g, h = np.stack([s.g for s in sums]), np.stack([s.h for s in sums])
+        # From here on int64[n_words, n_nodes, n_slots].
+        g = np.stack([as_words(s.g) for s in sums], axis=1)
+        h = np.stack([as_words(s.h) for s in sums], axis=1)
         left_g, left_h = self._prefix_sums(g), self._prefix_sums(h)
         allowed = np.stack([node.allowed for node in nodes])[:, self._feature] & self._is_bin
         forward = self._loss_changes(left_g, left_h, nodes, allowed)
-        best = [self._pick(forward[i], node, False, left_g[i], left_h[i]) for i, node in enumerate(nodes)]
-        missing_g, missing_h = g[:, self._missing_slot], h[:, self._missing_slot]
-        has_missing = (missing_g != 0) | (missing_h != 0)
+        best = [self._pick(forward[i], node, False, left_g[:, i], left_h[:, i]) for i, node in enumerate(nodes)]
+        missing_g, missing_h = g[..., self._missing_slot], h[..., self._missing_slot]
+        has_missing = ~(is_zero(missing_g) & is_zero(missing_h))
         if not has_missing.any():
             return best
         # Row by row the same bins, with the rows that lack the value on the left: bin i then splits below itself.
-        left_g += missing_g[:, self._feature] - g
-        left_h += missing_h[:, self._feature] - h
+        left_g += missing_g[..., self._feature] - g
+        left_h += missing_h[..., self._feature] - h
         backward = self._loss_changes(left_g, left_h, nodes, allowed & has_missing[:, self._feature])
         for i, node in enumerate(nodes):
-            best[i] = _better(best[i], self._pick(backward[i], node, True, left_g[i], left_h[i]))
+            best[i] = _better(best[i], self._pick(backward[i], node, True, left_g[:, i], left_h[:, i]))
         return best
 
     def _prefix_sums(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Add up each feature's bins from its first one. Sums over features may wrap; their differences do not."""
-        running = np.cumsum(values, axis=1)
+        running = np.cumsum(values, axis=-1)
         starts = self._layout.starts[:-1]
-        before = running[:, starts] - values[:, starts]
-        return running - before[:, self._feature]
+        before = running[..., starts] - values[..., starts]
+        return running - before[..., self._feature]
 
     def _loss_changes(
         self,
@@ -222,7 +229,8 @@ class PartyEvaluator:
     ) -> NDArray[np.float32]:
         """Return the loss change of every split; -inf where there is none. Shapes: float32[n_nodes, n_slots]."""
         left = self._unit.decode(left_g, left_h)
-        total_g, total_h = _column([n.total.g for n in nodes]), _column([n.total.h for n in nodes])
+        total_g = split([n.total.g for n in nodes], len(left_g))[..., None]
+        total_h = split([n.total.h for n in nodes], len(left_h))[..., None]
         right = self._unit.decode(total_g - left_g, total_h - left_h)
         bounds = WeightBounds(_column([n.bounds.lower for n in nodes]), _column([n.bounds.upper for n in nodes]))
         gain = self._formula.split_gain(left, right, self._monotone, bounds)
@@ -244,7 +252,7 @@ class PartyEvaluator:
         if not changes[slot] > 0:
             return None
         feature = int(self._feature[slot])
-        left = NodeTotal(0, int(left_g[slot]), int(left_h[slot]))
+        left = NodeTotal(0, join(left_g[:, slot]), join(left_h[:, slot]))
         right = NodeTotal(0, node.total.g - left.g, node.total.h - left.h)
         last_left_bin = slot - int(self._layout.starts[feature]) - default_left
         return Candidate(changes[slot], feature, last_left_bin, default_left, left, right)

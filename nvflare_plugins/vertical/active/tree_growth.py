@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
+from he_processors.exact_sums import exact_sum
 from he_processors.histogram.plain_sums import NodeTotal
 from nvflare_plugins.vertical.active.node_constraints import NodeConstraints
 from nvflare_plugins.vertical.active.party_sums import ROOT, PartySums
@@ -176,7 +177,7 @@ class TreeGrowth:
 
     def _check_division(self, node: int, goes_left: NDArray[np.bool_], sums: PartySums) -> None:
         left, rows = self._offered(node).left, self._nodes[node].rows
-        g, h = (int(values[rows] @ goes_left) for values in (self._gradients.g, self._gradients.h))
+        g, h = (exact_sum(values[rows[goes_left]]) for values in (self._gradients.g, self._gradients.h))
         if (g, h) != (left.g, left.h):
             raise ProtocolError(f"{sums.party.name} divided rows otherwise than its sums of gradients say")
 
@@ -199,8 +200,8 @@ class TreeGrowth:
         return NodePartition(entry.node, split.left, split.right, Bits.of(goes_left))
 
     def _gain(self, total: NodeTotal, constraints: NodeConstraints) -> np.float32:
-        g, h = self._gradients.unit.decode(np.array([total.g]), np.array([total.h]))
-        result: np.float32 = self._formula.gain(g, h, constraints.bounds)[0]
+        g, h = self._gradients.unit.decode_total(total)
+        result: np.float32 = self._formula.gain(np.array([g]), np.array([h]), constraints.bounds)[0]
         return result
 
     def _columns_of(self, node: int) -> NDArray[np.bool_]:
@@ -212,10 +213,7 @@ class TreeGrowth:
         return NodeToSplit(self._totals[node], state.root_gain, state.constraints.bounds, allowed)
 
     def _entry(self, node: int, sums: PartySums, candidate: Candidate) -> ExpandEntry:
-        def decode(total: NodeTotal) -> tuple[float, float]:
-            g, h = self._gradients.unit.decode(np.array(total.g), np.array(total.h))
-            return float(g), float(h)
-
+        decode = self._gradients.unit.decode_total
         feature = sums.party.first_column + candidate.feature
         return ExpandEntry(
             node,

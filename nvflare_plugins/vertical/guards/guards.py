@@ -48,7 +48,7 @@ from nvflare_plugins.site.memory.released_sums import Released, ReleasedSums, di
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.vertical.passive.cut_points import CutPoints
 
-SUMS_PER_SET = 2  # of gradients and of hessians
+SUMS_PER_SET = 2  # of gradients and of hessians; twice as many where the reader sees two digits of each
 MAX_SHARE = 0.02
 """Most sums per row, on average over the rows of a node: equations per unknown.
 
@@ -63,7 +63,8 @@ class Exposure:
     """How many sums this party has released, over all jobs: numbers for its own report.
 
     Units: independent sums of one feature (every feature is counted as if it took part in all); a node's gradients and
-        its hessians are two, and a sibling that follows by subtraction is none. ``per_row`` counts the sums that a row
+        its hessians are two, or four under profiles that show the sums of two digits of each (``sums_per_set``), and a
+        sibling that follows by subtraction is none. ``per_row`` counts the sums that a row
         is in; ``share`` divides every sum among its rows: its mean over the rows is equations per unknown.
 
     Attributes:
@@ -97,11 +98,12 @@ class _Step:
     sent: NDArray[np.int64]
     fingerprints: tuple[NDArray[np.int32], ...]
     parent_size: int
+    n_sums: int
 
     def added_share(self, rows: NDArray[np.int64]) -> float:
         """Return the sums per row that a set adds: where a node's sums were known, its children's take their place."""
-        before = SUMS_PER_SET / self.parent_size if self.parent_size else 0.0
-        return SUMS_PER_SET / max(rows.size, 1) - before
+        before = self.n_sums / self.parent_size if self.parent_size else 0.0
+        return self.n_sums / max(rows.size, 1) - before
 
 
 class Guard:
@@ -116,12 +118,14 @@ class Guard:
         row_fraction: float = 1.0,
         enforce: bool = True,
         max_share: float = MAX_SHARE,
+        sums_per_set: int = SUMS_PER_SET,
     ):
         """Args: see ``open``. max_share: sums per row, on average over a node's rows, for experiments."""
         self._rules = rules
         self._ledger = ledger
         self._enforce = enforce
         self._max_share = max_share
+        self._sums_per_set = sums_per_set
         # Where rows are sampled, only a fraction of a node's rows has gradients.
         self._floor = math.ceil(rules.min_rows_per_node / row_fraction)
         self._keys = ledger.row_keys(row_ids)
@@ -141,6 +145,7 @@ class Guard:
         *,
         row_fraction: float = 1.0,
         enforce: bool = True,
+        sums_per_set: int = SUMS_PER_SET,
     ) -> Guard:
         """Open the guard of one job.
 
@@ -151,13 +156,14 @@ class Guard:
             row_ids: canonical ids of the training rows in the agreed order; their positions as text if there are none.
             row_fraction: the job's ``subsample``.
             enforce: False in the preset ``exact``: everything is released, and still counted for later jobs.
+            sums_per_set: numbers that the active party sees for each bin of a node.
 
         Raises:
             ConfigurationError: the ledger is damaged.
             ValueError: an id comes twice.
         """
         ledger = ReleasedSums(memory, data_set)
-        return cls(rules, ledger, row_ids, row_fraction=row_fraction, enforce=enforce)
+        return cls(rules, ledger, row_ids, row_fraction=row_fraction, enforce=enforce, sums_per_set=sums_per_set)
 
     @property
     def n_rows(self) -> int:
@@ -195,7 +201,7 @@ class Guard:
         """Begin a tree: tell whether the sums of all rows may leave. If not, none of this job's later ones may."""
         self._this_tree = set()
         with self._charging() as released:
-            return self._admit(released, _Step((self._places,), self._places, (self._everyone,), 0))
+            return self._admit(released, _Step((self._places,), self._places, (self._everyone,), 0, self._sums_per_set))
 
     def admit(self, children: Sequence[tuple[NDArray[np.int32], NDArray[np.int32]]]) -> list[bool]:
         """Tell for each divided node whether the sums of both its children may leave: one is sent, one follows.
@@ -210,7 +216,7 @@ class Guard:
             for pair in children:
                 sent, follows = (self._places[rows] for rows in pair)
                 fingerprints = tuple(fingerprint_of(self._keys[rows]) for rows in pair)
-                step = _Step((sent, follows), sent, fingerprints, sent.size + follows.size)
+                step = _Step((sent, follows), sent, fingerprints, sent.size + follows.size, self._sums_per_set)
                 answers.append(self._admit(released, step))
         return answers
 
@@ -268,20 +274,20 @@ class Guard:
         if self._enforce and not self._may_leave(released, step):
             self._n_withheld += len(step.sets)
             return False
-        released.sums[step.sent] += SUMS_PER_SET
+        released.sums[step.sent] += step.n_sums
         for rows in step.sets:
             released.share[rows] += np.float32(step.added_share(rows))
         for rows, fingerprint in zip(step.sets, step.fingerprints, strict=True):
             released.add_set(rows.size, fingerprint)
             self._this_tree.add(fingerprint.tobytes())
-        self._n_sums += SUMS_PER_SET
+        self._n_sums += step.n_sums
         self._n_released += len(step.sets)
         return True
 
     def _may_leave(self, released: Released, step: _Step) -> bool:
         if any(rows.size < self._floor for rows in step.sets):
             return False
-        if released.sums[step.sent].max() + SUMS_PER_SET > self._rules.max_sums_per_row:
+        if released.sums[step.sent].max() + step.n_sums > self._rules.max_sums_per_row:
             return False
         if any(released.split_bits[rows].max() >= self._rules.max_split_bits_per_row for rows in step.sets):
             return False

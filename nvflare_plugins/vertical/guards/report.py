@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nvflare_plugins.report.run_record import PointCurve, ReportSection
-from nvflare_plugins.vertical.guards.guards import Exposure
+from nvflare_plugins.vertical.guards.guards import SUMS_PER_SET, Exposure
 
 _Points = tuple[tuple[float, float], ...]
 
@@ -48,18 +48,24 @@ Measured by ``tests/bench/bin_attack_rates.py`` with 32 bins and the preset exac
 """
 
 
-def bins_section(found: Exposure, preset: str) -> ReportSection:
+def bins_section(found: Exposure, preset: str, sums_per_set: int = SUMS_PER_SET) -> ReportSection:
     """Describe what this party has released, and draw what that was worth elsewhere.
 
     Privacy: for the party's own report: counts alone, no value, bin or row.
     """
     so_far = found.per_row_mean
     here: _Points = ((so_far, 0.0), (so_far, 1.0))
+    digits = (
+        " This job's profile shows the active party two digits of every sum: a bin of a node counts as "
+        f"{sums_per_set} sums where others show {SUMS_PER_SET}."
+        if sums_per_set > SUMS_PER_SET
+        else ""
+    )
     return ReportSection(
         title="What bins reveal: sums per row and feature",
         paragraphs=(
             f"Preset {preset}. Sums of one feature that this party has released, over all jobs on this data set. Each "
-            "is a linear equation in the bins of the rows, and the active party knows its coefficients.",
+            f"is a linear equation in the bins of the rows, and the active party knows its coefficients.{digits}",
             "A split of this party shows the active party one ordered bit of each row of its node: below the threshold "
             "or not. These bits are part of the model, and are counted over all features together.",
             "The curves show how many bins of other tables an active party recovered from as many sums, by guessing "

@@ -29,6 +29,7 @@ from nvflare_plugins.xgb.parameters import TrainingParameters
 _SCHEMES = {
     VerticalProfile.PAILLIER.value: Scheme.PAILLIER.value,
     VerticalProfile.OKAMOTO_UCHIYAMA.value: Scheme.OKAMOTO_UCHIYAMA.value,
+    VerticalProfile.ELGAMAL.value: Scheme.ELGAMAL.value,
     VerticalProfile.PLAIN.value: CLEAR_CODE,
 }
 
@@ -61,6 +62,7 @@ def open_guard(job: VerticalJob, policy: SitePolicy, data: PartyData, parameters
         data.train.row_ids(),
         row_fraction=float(parameters.effective["subsample"]),
         enforce=job.preset == Preset.GUARDED.value,
+        sums_per_set=job.sums_per_set,
     )
 
 
@@ -145,10 +147,12 @@ class PassiveSite:
             raise ProtocolError("the active party announced a key twice")
         if setup.scheme != _SCHEMES[job.profile]:
             raise ProtocolError("the active party announced another scheme than the job's")
-        if job.is_encrypted:
+        if job.key_length is not None:
             found = unpack_public_key(setup.scheme, setup.public_key)
-            if found.key_bits < job.key_bits:
+            if found.key_bits < job.key_length:
                 raise ProtocolError("the active party announced a shorter key than the job's")
+        if job.profile == VerticalProfile.ELGAMAL.value and setup.fraction_bits != job.fraction_bits:
+            raise ProtocolError("the active party announced another number of fraction bits than the job's")
         maker = histogram_maker(
             setup,
             start.data.train.table.n_rows,
@@ -188,4 +192,4 @@ class PassiveSite:
             columns=("column", "alias"),
             rows=tuple(zip(start.data.columns, start.data.aliases, strict=True)),
         )
-        return features, bins_section(found, start.job.preset)
+        return features, bins_section(found, start.job.preset, start.job.sums_per_set)

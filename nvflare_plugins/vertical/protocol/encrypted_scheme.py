@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from he_processors.additive.public_key_bytes import public_key_from_bytes, public_key_to_bytes
 from he_processors.additive.rerandomiser import Rerandomiser
-from he_processors.additive.scheme import Decryptor, Encryptor, PublicKey
+from he_processors.additive.scheme import Decryptor, Encryptor, PublicKey, Scheme
 from he_processors.bignum import registry
 from he_processors.bignum.interface import Residues
 from he_processors.ciphertext_wire import (
@@ -39,6 +39,7 @@ from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey
 from he_processors.packing import PackingLayout
 from he_processors.paillier import decryption, encryption
 from he_processors.paillier.keys import PaillierPrivateKey
+from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_maker
 from nvflare_plugins.vertical.protocol.gradient_scheme import (
     ClearHistogramMaker,
     HistogramAggregator,
@@ -178,6 +179,8 @@ def histogram_maker(
         if not allow_clear or setup.public_key:
             raise ConfigurationError("the active party wants gradients in the clear, which this party does not accept")
         return ClearHistogramMaker(timer)
+    if setup.scheme == Scheme.ELGAMAL.value:
+        return elgamal_maker(setup, backend, timer)
     pair_format = PairFormat(setup.fraction_bits, setup.max_additions, g_bound=1.0, h_low=0.0, h_high=1.0)
     public_key = unpack_public_key(setup.scheme, setup.public_key, allow_toy_keys=allow_toy_keys)
     return EncryptedHistogramMaker(public_key, pair_format, backend, timer)

@@ -50,6 +50,13 @@ class GradientOwner(Protocol):
         """Open histograms, one for each of ``totals``. Raises: ProtocolError with one fixed message."""
 
 
+class StockedOwner(GradientOwner, Protocol):
+    """A half that can make its randomisers ahead."""
+
+    def fill(self, n_rows: int) -> None:
+        """Make randomisers until so many rows can be encrypted with them."""
+
+
 class HistogramAggregator(Protocol):
     """A passive party's half: needs no secret."""
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from he_processors.curve.registry import available_backends
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.cli.plan import vertical as vertical_module
@@ -44,6 +45,21 @@ def test_more_of_anything_never_costs_less():
 def test_impossible_workloads_are_refused(wrong):
     with pytest.raises(ConfigurationError):
         VerticalWorkload(**{"rows": 10, "own": 1, "foreign": (1,), **wrong})
+
+
+def test_elgamal_is_planned_like_paillier(monkeypatch, capsys):
+    if available_backends()[0] == "reference":
+        pytest.skip("the C extension was not built")
+    monkeypatch.setattr(vertical_module, "_REPEATS", 1)
+    words = "plan --rows 5000 --features 2 --foreign-features 3 --depth 3 --bins 16 --profile elgamal"
+    for more, shown in ((" --json", '"ciphertext_bytes": 320'), ("", "ElGamal on a curve, 40 fraction bits")):
+        arguments = make_parser().parse_args((words + more).split())
+        assert arguments.func(arguments) == 0
+        assert shown in capsys.readouterr().out
+    for words, profile in (("--foreign-features 3", "masks"), ("", "elgamal")):
+        arguments = make_parser().parse_args(f"plan --rows 50 --features 2 {words} --profile {profile}".split())
+        assert arguments.func(arguments) == 1
+        assert profile in capsys.readouterr().err
 
 
 def test_text_names_every_party():

@@ -42,6 +42,7 @@ def test_gradients_need_the_scheme_that_the_profile_names():
     needed = {profile: model.ciphertexts for profile, model in THREAT_MODELS.items()}
     assert needed["paillier"] == Protection.PAILLIER.name
     assert needed["okamoto_uchiyama"] == Protection.OKAMOTO_UCHIYAMA.name
+    assert needed["elgamal"] == Protection.ELGAMAL.name
     assert needed["plain"] == Protection.CLEAR.name
     assert all(needed[profile] is None for profile in ("masks", "bfv", "ckks", *PRIVATE, *ALIGNMENT, *INFERENCE))
 

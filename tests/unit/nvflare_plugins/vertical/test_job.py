@@ -37,6 +37,9 @@ def test_defaults_are_the_safe_ones():
         ({"params": {1: 2}}, "params"),
         ({"label_classes": [1.5]}, "label_classes"),
         ({"alignment": ""}, "alignment"),
+        ({"fraction_bits": 14}, "profile elgamal"),
+        ({"profile": "elgamal", "fraction_bits": 20}, "fraction_bits"),
+        ({"profile": "elgamal", "fraction_bits": True}, "fraction_bits"),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
@@ -52,3 +55,23 @@ def test_recipes_refuse_what_no_party_would_accept():
         VerticalXGBRecipe("x", **LEAST, sites=["b", "c"])
     recipe = VerticalXGBRecipe("x", **LEAST, params={"monotone_constraints": {"b.f0": 1}}, sites=["b", "a"])
     assert recipe.sites == ["a", "b"] and recipe.min_clients == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "key_length", "strength", "sums_per_set", "is_exact"),
+    [
+        ({}, 3072, 128, 2, True),
+        ({"profile": "okamoto_uchiyama", "key_bits": 2048}, 2048, 112, 2, True),
+        ({"profile": "elgamal", "key_bits": 2048}, None, 128, 4, True),
+        ({"profile": "elgamal", "fraction_bits": 14}, None, 128, 2, False),
+        ({"profile": "plain"}, None, 0, 2, True),
+    ],
+)
+def test_what_a_profile_means(changes, key_length, strength, sums_per_set, is_exact):
+    job = VerticalJob.from_dict({**LEAST, **changes})
+    assert (job.key_length, job.strength, job.sums_per_set, job.is_exact) == (
+        key_length,
+        strength,
+        sums_per_set,
+        is_exact,
+    )

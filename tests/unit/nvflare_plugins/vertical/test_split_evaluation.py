@@ -163,9 +163,9 @@ def test_equal_to_the_twin(name, histogram, is_bounded):
     layout, sums, total, allowed = histogram
     bounds = WeightBounds(F(-0.25), F(0.5)) if is_bounded and params.monotone else WeightBounds()
     formula, twin = SplitFormula(params), Twin(params, bounds)
-    g, h = UNIT.decode(np.array([total.g]), np.array([total.h]))
-    root_gain = formula.gain(g, h, bounds)[0]
-    assert root_gain == twin.gain(float(g[0]), float(h[0]))
+    g, h = UNIT.decode_total(total)
+    root_gain = formula.gain(np.array([g]), np.array([h]), bounds)[0]
+    assert root_gain == twin.gain(g, h)
     node = NodeToSplit(total, root_gain, bounds, allowed)
     monotone = np.array(params.monotone or (0, 0, 0), dtype=np.int8)
     evaluator = PartyEvaluator(layout, formula, UNIT, monotone)
@@ -176,6 +176,10 @@ def test_equal_to_the_twin(name, histogram, is_bounded):
     nothing = BinSums(np.zeros_like(sums.g), np.zeros_like(sums.h))
     many = evaluator.best_splits([nothing, sums, nothing], [other, node, other])
     assert [as_tuple(c) for c in many] == [None, expected, None]
+    # In two words, of any form, the result is the same.
+    moved = np.random.default_rng(0).integers(-5, 5, sums.g.size)
+    words = BinSums(*(np.stack([one + (moved << 20), -moved]) for one in (sums.g, sums.h)))
+    assert as_tuple(evaluator.best_splits([words], [node])[0]) == expected
 
 
 def test_planted_ties():

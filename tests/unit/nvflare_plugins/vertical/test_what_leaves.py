@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from he_processors.curve.registry import available_backends
+from he_processors.elgamal.digits import DigitFormat
 from nvflare_plugins.vertical.active import engine as active
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.protocol import gradient_scheme
+from nvflare_plugins.vertical.protocol.elgamal_scheme import ElGamalGradientOwner, elgamal_owner
 from nvflare_plugins.vertical.protocol.encrypted_scheme import EncryptedGradientOwner, gradient_owner, histogram_maker
 from nvflare_plugins.vertical.protocol.messages import Message, to_bytes
 from tests.support import in_process_link
@@ -26,6 +29,13 @@ def data() -> Joined:
 def encrypted(n_rows: int):
     owner = gradient_owner(toy_paillier(), pair_format(n_rows))
     return owner, lambda: histogram_maker(owner.setup(), n_rows, allow_toy_keys=True)
+
+
+def on_a_curve(n_rows: int):
+    if available_backends()[0] == "reference":
+        pytest.skip("the C extension was not built")
+    owner = elgamal_owner(DigitFormat.of(40, n_rows))
+    return owner, lambda: histogram_maker(owner.setup(), n_rows)
 
 
 def recorded(monkeypatch, scheme) -> tuple[bytes, list[bytes], object]:
@@ -55,15 +65,17 @@ def recorded(monkeypatch, scheme) -> tuple[bytes, list[bytes], object]:
     monkeypatch.setattr(in_process_link, "to_bytes", note)
     monkeypatch.setattr(active.ActiveEngine, "_take_gradients", take)
     listen(EncryptedGradientOwner)
+    listen(ElGamalGradientOwner)
     listen(gradient_scheme.ClearGradientOwner)
     params = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 8, "base_score": 0.37}
     outcome = federate(data(), params, 2, scheme=scheme)
     return b"".join(wire), secrets, outcome
 
 
-def test_no_gradient_leaf_or_threshold_is_on_the_wire(monkeypatch):
+@pytest.mark.parametrize("scheme", [encrypted, on_a_curve])
+def test_no_gradient_leaf_or_threshold_is_on_the_wire(monkeypatch, scheme):
     def search(run: int) -> list[bytes]:
-        wire, secrets, outcome = recorded(monkeypatch, encrypted)
+        wire, secrets, outcome = recorded(monkeypatch, scheme)
         assert len(secrets) > 100 and len(wire) > 100_000
         assert not [secret for secret in secrets if secret in wire]
         numbers = [

@@ -1,0 +1,156 @@
+"""The additive scheme of profile ``elgamal``: rows of points on a curve, through he_processors.
+
+One row of points per training row and tree carries the digits of gradient and hessian under one randomiser. Sums come
+back bin by bin, each multiplied by 8 and re-randomised, so that the key owner sees the sums of digits and nothing of
+the rows behind them.
+
+Security: the secret scalars stay with ``ElGamalGradientOwner``. Passive parties are honest but curious, as under every
+    additive scheme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.curve.interface import Curve
+from he_processors.curve.registry import AUTO, BACKEND_NAMES, open_curve
+from he_processors.elgamal.bin_sums import Hider, sum_bins
+from he_processors.elgamal.decryption import ElGamalDecryptor
+from he_processors.elgamal.digits import FRACTION_BITS, DigitFormat
+from he_processors.elgamal.encryption import ElGamalEncryptor, PointColumns, concat_columns
+from he_processors.elgamal.keys import ElGamalPrivateKey, ElGamalPublicKey, generate_elgamal_key
+from he_processors.elgamal.wire import Content, PointHeader, decode_points, encode_points
+from he_processors.errors import BackendUnavailable, ProtocolError
+from he_processors.fixed_pairs import PairFormat
+from he_processors.histogram.bins import BinCodes, BinLayout
+from he_processors.histogram.plain_sums import BinSums, NodeTotal
+from he_processors.histogram.planner import plan_level
+from nvflare_plugins.vertical.protocol.gradient_scheme import (
+    Timer,
+    n_blocks_of,
+    require_all_rows,
+    rows_due,
+    untimed,
+)
+from nvflare_plugins.vertical.protocol.messages import TrainingSetup
+
+REFERENCE = "reference"
+
+
+class ElGamalGradientOwner:
+    """The active party's half: encrypts digits of gradients, opens and checks sums."""
+
+    def __init__(self, private_key: ElGamalPrivateKey, digits: DigitFormat, curve: Curve):
+        self.pair_format: PairFormat = digits
+        self._digits, self._curve = digits, curve
+        self._encryptor = ElGamalEncryptor(private_key, curve)
+        self._decryptor = ElGamalDecryptor(private_key, curve)
+
+    def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
+        """Encrypt each pair to one row of points, with a fresh randomiser."""
+        rows = self._encryptor.encrypt(self._digits.digits_of(g, h))
+        return encode_points(self._header(Content.PAIRS, g.size), self._curve, rows)
+
+    def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
+        """Decrypt the sums of a level and check every node; takes a public number of steps of time."""
+        rows = decode_points(sums, self._header(Content.BINS, len(totals) * layout.n_slots), self._curve)
+        return self._decryptor.open_level(rows, self._digits, layout, totals)
+
+    def fill(self, n_rows: int) -> None:
+        """Make randomisers for the next tree while the passive parties work."""
+        self._encryptor.fill(n_rows)
+
+    def setup(self) -> TrainingSetup:
+        """Return what passive parties need."""
+        key = self._encryptor.public_key
+        return TrainingSetup(key.scheme.value, self._digits.fraction_bits, self._digits.max_additions, key.to_bytes())
+
+    def _header(self, content: Content, count: int) -> PointHeader:
+        return PointHeader(self._encryptor.public_key, content, self._digits, count)
+
+
+class ElGamalHistogramMaker:
+    """A passive party's half: adds rows of points into bins, and hides the sums."""
+
+    def __init__(self, public_key: ElGamalPublicKey, digits: DigitFormat, curve: Curve, timer: Timer = untimed):
+        """Args: timer: measures the stages "histogram" and "hide"."""
+        self._public_key, self._digits, self._curve, self._timer = public_key, digits, curve, timer
+        self._hider = Hider(public_key, curve)
+        self._n_rows = 0
+        self._blocks: list[PointColumns] = []
+        self._pairs: PointColumns | None = None
+
+    def begin_tree(self, n_rows: int) -> None:
+        """Forget the points of the tree before."""
+        self._n_rows, self._blocks, self._pairs = n_rows, [], None
+
+    def add_gradients(self, gradients: bytes) -> None:
+        """Check and take the next block of rows."""
+        n_due = rows_due(self._n_rows, len(self._blocks) if self._pairs is None else n_blocks_of(self._n_rows))
+        header = PointHeader(self._public_key, Content.PAIRS, self._digits, n_due)
+        self._blocks.append(decode_points(gradients, header, self._curve))
+
+    def sum_bins(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:
+        """Add rows into bins, and hide every bin."""
+        with self._timer("histogram"):
+            bins = self.add_up(codes, layout, node_rows)
+        with self._timer("hide"):
+            return self.hide(bins)
+
+    def add_up(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> PointColumns:
+        """Add rows into bins. Security: what comes out must not leave but through ``hide``."""
+        if self._pairs is None:
+            require_all_rows(self._n_rows, len(self._blocks))
+            self._pairs = concat_columns(self._curve, self._blocks)
+            self._blocks = []
+        return sum_bins(self._curve, self._pairs, plan_level(codes, layout, node_rows))
+
+    def hide(self, bins: PointColumns) -> bytes:
+        """Make the message of bins that shows their sums and no more."""
+        header = PointHeader(self._public_key, Content.BINS, self._digits, len(bins))
+        return encode_points(header, self._curve, self._hider.hide(bins))
+
+
+def elgamal_owner(digits: DigitFormat, backend: str = AUTO) -> ElGamalGradientOwner:
+    """Generate a key and open the half that holds it."""
+    curve = _curve(backend)
+    return ElGamalGradientOwner(generate_elgamal_key(digits.n_messages, curve), digits, curve)
+
+
+def elgamal_maker(setup: TrainingSetup, backend: str = AUTO, timer: Timer = untimed) -> ElGamalHistogramMaker:
+    """Open a passive party's half from the active party's announcement.
+
+    Raises:
+        ProtocolError: it holds another number format, or no usable key.
+    """
+    if setup.fraction_bits not in FRACTION_BITS:
+        raise ProtocolError("the active party announced a number format that elgamal does not have")
+    curve = _curve(backend)
+    digits = DigitFormat.of(setup.fraction_bits, setup.max_additions)
+    public_key = ElGamalPublicKey.from_bytes(setup.public_key, curve)
+    if public_key.n_messages != digits.n_messages:
+        raise ProtocolError("the public key has another number of points than the format has digits")
+    return ElGamalHistogramMaker(public_key, digits, curve, timer)
+
+
+def require_curve(backend: str = AUTO) -> None:
+    """Refuse what would take hours.
+
+    Raises:
+        BackendUnavailable: this machine has no compiled backend of the curve.
+    """
+    _curve(backend)
+
+
+def _curve(backend: str) -> Curve:
+    """Open the curve; a backend of big numbers that has no curve leaves the choice to this machine."""
+    curve = open_curve(backend if backend in BACKEND_NAMES else AUTO)
+    if curve.name == REFERENCE:
+        raise BackendUnavailable(
+            "profile elgamal needs the C extension, which was not built when this package was installed: install it "
+            "where there is a C compiler, or choose profile paillier"
+        )
+    return curve
