@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +34,7 @@ GENESIS = bytes(32)
 
 MAX_LINE_BYTES = 1 << 20
 MAX_FILE_BYTES = 1 << 30
+MAX_DEPTH = 32  # of lists and objects in each other; a record has six
 MAX_DIGITS = 19  # no count or size of a log comes near
 
 
@@ -179,12 +180,12 @@ def parse_line(line: bytes) -> Record:
     """Read one line of a log without looking at its place in the chain.
 
     Raises:
-        ProtocolError: the line is too long, not JSON, not an object, or not in canonical form.
+        ProtocolError: the line is too long or nested too deep, not JSON, not an object, or not in canonical form.
     """
     if len(line) > MAX_LINE_BYTES:
         raise ProtocolError(f"an evidence line is longer than {MAX_LINE_BYTES} bytes")
     record = _parse_json(line)
-    if not isinstance(record, dict) or _encoded_again(record) != line:
+    if not isinstance(record, dict) or _is_deeper(record, MAX_DEPTH) or _encoded_again(record) != line:
         raise ProtocolError("an evidence line is not a record in canonical form")
     return record
 
@@ -242,6 +243,18 @@ def _encode(value: Mapping[str, Any]) -> bytes:
 
 def _hash(previous: bytes, body: Mapping[str, Any]) -> bytes:
     return hashlib.sha256(_RECORD_DOMAIN + previous + _encode(body)).digest()
+
+
+def _is_deeper(value: object, most: int) -> bool:
+    """Tell whether lists and objects are nested more than ``most`` deep; how deep JSON is read, Python decides."""
+    level = [value]
+    for _ in range(most):
+        level = [part for one in level for part in _parts(one)]
+    return any(isinstance(one, (dict, list)) for one in level)
+
+
+def _parts(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _encoded_again(record: Record) -> bytes | None:
