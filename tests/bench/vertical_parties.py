@@ -20,6 +20,8 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
+from he_processors.elgamal.digits import DigitFormat
+from he_processors.elgamal.small_logarithms import SmallLogarithms
 from he_processors.errors import JobAborted
 from he_processors.okamoto_uchiyama.keys import generate_okamoto_uchiyama_key
 from he_processors.paillier.keys import generate_paillier_key
@@ -29,7 +31,8 @@ from nvflare_plugins.vertical.model.model import merge
 from nvflare_plugins.vertical.model.private_table import table_from_json, table_to_json
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 from nvflare_plugins.vertical.passive.party import PassiveParty
-from nvflare_plugins.vertical.protocol import encrypted_scheme
+from nvflare_plugins.vertical.protocol import elgamal_scheme, encrypted_scheme
+from nvflare_plugins.vertical.protocol.elgamal_scheme import ElGamalHistogramMaker, elgamal_owner
 from nvflare_plugins.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
 from nvflare_plugins.vertical.protocol.links import place_parties
@@ -99,8 +102,13 @@ class StageClock:
         return call
 
 
-def run_vertical(workload: Workload, scheme: str, key_bits: int) -> VerticalRun:
-    """Train with one process for each party. ``scheme``: "paillier", "okamoto_uchiyama" or "plain"."""
+def run_vertical(workload: Workload, scheme: str, size: int) -> VerticalRun:
+    """Train with one process for each party.
+
+    Args:
+        scheme: "paillier", "okamoto_uchiyama", "elgamal" or "plain".
+        size: the key's length, or elgamal's fraction bits.
+    """
     pipes, processes = [], []
     for number in range(1, len(workload.widths)):
         mine, theirs = _SPAWN.Pipe()
@@ -111,7 +119,7 @@ def run_vertical(workload: Workload, scheme: str, key_bits: int) -> VerticalRun:
         pipes.append(mine)
         processes.append(process)
     mine, theirs = _SPAWN.Pipe()
-    arguments = (theirs, pipes, workload, scheme, key_bits)
+    arguments = (theirs, pipes, workload, scheme, size)
     active = _SPAWN.Process(target=_active_process, args=arguments)
     active.start()
     theirs.close()
@@ -168,6 +176,10 @@ def _passive_process(pipe: Connection, columns: NDArray[np.float32], max_bin: in
     encrypted_scheme.sum_bins = clock.timed("histogram", encrypted_scheme.sum_bins)
     encrypted_scheme.pack_and_hide = clock.timed("pack", encrypted_scheme.pack_and_hide)
     encrypted_scheme.decode_ciphertexts = clock.timed("receive", encrypted_scheme.decode_ciphertexts)
+    elgamal_scheme.sum_bins = clock.timed("histogram", elgamal_scheme.sum_bins)
+    elgamal_scheme.concat_columns = clock.timed("receive", elgamal_scheme.concat_columns)
+    elgamal_scheme.decode_points = clock.timed("receive", elgamal_scheme.decode_points)
+    ElGamalHistogramMaker.hide = clock.timed("hide", ElGamalHistogramMaker.hide)
 
     maker = ClearHistogramMaker() if scheme == "plain" else histogram_maker(from_bytes(pipe.recv_bytes()), len(columns))
     if scheme == "plain":
@@ -195,19 +207,18 @@ def _passive_process(pipe: Connection, columns: NDArray[np.float32], max_bin: in
                 pipe.send_bytes(f"failed: {type(error).__name__}: {error}".encode())
 
 
-def _active_process(
-    out: Connection, pipes: Sequence[Connection], workload: Workload, scheme: str, key_bits: int
-) -> None:
+def _active_process(out: Connection, pipes: Sequence[Connection], workload: Workload, scheme: str, size: int) -> None:
     try:
-        out.send(("done", _train(pipes, workload, scheme, key_bits)))
+        out.send(("done", _train(pipes, workload, scheme, size)))
     except Exception as error:
         out.send(("failed", f"{type(error).__name__}: {error}"))
 
 
-def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, key_bits: int) -> VerticalRun:
+def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, size: int) -> VerticalRun:
     setup_started = time.perf_counter()
     clock = StageClock()
-    owner = _owner(scheme, key_bits, len(workload.label))
+    SmallLogarithms.find = clock.timed("search", SmallLogarithms.find)
+    owner = _owner(scheme, size, len(workload.label))
     for method, stage in (("encrypt", "encrypt"), ("open_sums", "decrypt"), ("fill", "encrypt")):
         if hasattr(owner, method):
             setattr(owner, method, clock.timed(stage, getattr(owner, method)))
@@ -251,10 +262,12 @@ def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, key_bit
     )
 
 
-def _owner(scheme: str, key_bits: int, n_rows: int):
+def _owner(scheme: str, size: int, n_rows: int):
     if scheme == "plain":
         return ClearGradientOwner(pair_format(n_rows))
-    key = generate_paillier_key(key_bits) if scheme == "paillier" else generate_okamoto_uchiyama_key(key_bits)
+    if scheme == "elgamal":
+        return elgamal_owner(DigitFormat.of(size, n_rows))
+    key = generate_paillier_key(size) if scheme == "paillier" else generate_okamoto_uchiyama_key(size)
     return gradient_owner(key, pair_format(n_rows))
 
 
