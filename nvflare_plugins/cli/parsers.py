@@ -60,6 +60,13 @@ site under which protection, who could learn what, consents, the privacy budget,
 on paper. The page counts this site's rows, and is for its owner alone (mode 0600).
 """
 
+_COMPARE = """``veilboost compare``: what joining a horizontal job was worth to this site, as numbers. Sends nothing.
+
+It trains XGBoost on the site's own training rows with the job's parameters, scores the site's own evaluation rows with
+that model and with the job's, and writes both side by side, with an interval for the difference, into local.html in the
+run's folder. No job asks for it or sees it: it is for the site alone (mode 0600).
+"""
+
 _PREDICT = """``veilboost predict``: score a file of rows with a finished model, at one site. Sends nothing.
 
 Columns go by name, in any order; classes are written under the names that the job declared. Nothing is written unless
@@ -76,7 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for add in (_demo, _site_setup, _check, _plan, _verify, _report, _predict, _export, _registry, _ledger):
+    for add in (_demo, _site_setup, _check, _plan, _verify, _report, _compare, _predict, _export, _registry, _ledger):
         add(subparsers)
     return parser
 
@@ -392,6 +399,23 @@ def _report(subparsers: _Subparsers) -> None:
         "--root-ca", type=Path, metavar="FILE", help=f"with --evidence: the {ROOT_CERTIFICATE} of your own startup kit"
     )
     parser.set_defaults(func=_later("report"))
+
+
+def _compare(subparsers: _Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "compare",
+        help="compare the model of a horizontal job with one of this site's own rows",
+        description=_COMPARE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_folder", type=Path, metavar="RUN_DIR", help="folder of a run at a site")
+    parser.add_argument(
+        "--workspace", metavar="DIR", type=Path, help="the site's workspace (default: where RUN_DIR lies)"
+    )
+    parser.add_argument(
+        "--data-set", metavar="NAME", help="rows to compare on, a data set of the policy (default: the job's own)"
+    )
+    parser.set_defaults(func=_later("compare"))
 
 
 def _predict(subparsers: _Subparsers) -> None:

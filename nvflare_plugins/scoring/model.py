@@ -131,7 +131,7 @@ class FinishedModel:
     # -- scoring ------------------------------------------------------------------------------------------------------
 
     def predict(
-        self, values: NDArray[np.float32], rounds: str = ALL_ROUNDS, output_margin: bool = False
+        self, values: NDArray[np.float32], rounds: str | int = ALL_ROUNDS, output_margin: bool = False
     ) -> NDArray[np.float32]:
         """Return what XGBoost's ``predict`` returns for this model.
 
@@ -140,7 +140,7 @@ class FinishedModel:
             multi:softmax.
 
         Args:
-            rounds: "all", or "best" for those up to the best round of early stopping.
+            rounds: "all", "best" for those up to the best round of early stopping, or how many of the first ones.
         """
         if values.shape[0] == 0:  # XGBoost warns of such a table, and forgets how wide its answer would be
             is_wide = self.objective == "multi:softprob" or (output_margin and self.objective == "multi:softmax")
@@ -150,7 +150,7 @@ class FinishedModel:
         )
         return result
 
-    def probabilities(self, values: NDArray[np.float32], rounds: str = ALL_ROUNDS) -> NDArray[np.float32]:
+    def probabilities(self, values: NDArray[np.float32], rounds: str | int = ALL_ROUNDS) -> NDArray[np.float32]:
         """Return each class's probability, in the order of ``classes``.
 
         For binary:logistic and multi:softprob the numbers are XGBoost's own. Those of binary:logitraw and
@@ -170,7 +170,7 @@ class FinishedModel:
         return result
 
     def positions(
-        self, values: NDArray[np.float32], rounds: str = ALL_ROUNDS, threshold: float | None = None
+        self, values: NDArray[np.float32], rounds: str | int = ALL_ROUNDS, threshold: float | None = None
     ) -> NDArray[np.int64]:
         """Return the place in ``classes`` of each row's class: the second of two where it is above the threshold.
 
@@ -188,7 +188,7 @@ class FinishedModel:
         result: NDArray[np.int64] = probabilities.argmax(axis=1)
         return result
 
-    def contributions(self, values: NDArray[np.float32], rounds: str = ALL_ROUNDS) -> NDArray[np.float32]:
+    def contributions(self, values: NDArray[np.float32], rounds: str | int = ALL_ROUNDS) -> NDArray[np.float32]:
         """Return SHAP values of the margin, the bias last.
 
         Shapes: values: as ``predict``; result: float32[n_rows, n_outputs, n_features + 1].
@@ -226,7 +226,9 @@ class FinishedModel:
                 "that has the model.json it was made from"
             )
 
-    def _end(self, rounds: str) -> int:
+    def _end(self, rounds: str | int) -> int:
+        if isinstance(rounds, int):
+            return rounds
         if rounds == ALL_ROUNDS:
             return self.n_rounds
         if rounds != BEST_ROUND:

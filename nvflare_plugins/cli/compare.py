@@ -1,0 +1,141 @@
+"""``veilboost compare``: what joining is worth to a site, on its own rows, as a page that stays there."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.table import Table, load_table
+from nvflare_plugins.evidence.threat_model import is_horizontal
+from nvflare_plugins.failures import DataRefusal
+from nvflare_plugins.files import write_atomically
+from nvflare_plugins.report.data_facts import EVALUATION, TRAINING, DataFacts
+from nvflare_plugins.report.local_page import FILE_NAME, Comparison, build_page
+from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.scoring.comparison import (
+    best_rounds,
+    check_rows,
+    compare,
+    curve,
+    metrics_of,
+    scores_of,
+    train_alone,
+)
+from nvflare_plugins.scoring.model import FinishedModel
+from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
+from nvflare_plugins.site.policy.values import POLICY_FILE
+from nvflare_plugins.xgb.model_json import with_lists
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train on the site's own rows, compare, write the page into the run's folder."""
+    record = RunRecord.read(options.run_folder)
+    facts = _facts(record, options.run_folder)
+    policy = _policy(options, record)
+    evaluation_name = options.data_set or next((one.name for one in record.data if one.use == EVALUATION), None)
+    if evaluation_name is None:
+        raise ConfigurationError(
+            "the job had no eval_data_set: name rows of this site that the model was not trained on, as a data set of "
+            "its policy: --data-set NAME"
+        )
+    if evaluation_name == facts.name:
+        raise ConfigurationError(f"the model was trained on data set {facts.name!r}: name another one")
+    training = _load(policy.data_set(facts.name), facts, record)
+    evaluation = _load(policy.data_set(evaluation_name), facts, record)
+    notes = _changes(record, {facts.name: training, evaluation_name: evaluation})
+    result = _compared(record, options.run_folder, facts, training, evaluation, notes)
+    path = write_atomically(options.run_folder / FILE_NAME, build_page(result).encode(), 0o600)
+    for one in result.metrics:
+        print(
+            f"{one.name:<18} alone {one.best_alone:.4g}  federated {one.federated:.4g}  "
+            f"difference {one.federated - one.best_alone:+.4g} ({one.low:+.3g} to {one.high:+.3g}): {one.verdict}"
+        )
+    print(f"wrote {path}: for this site only, sent nowhere")
+    return 0
+
+
+def _facts(record: RunRecord, folder: Path) -> DataFacts:
+    """Return the training set of a horizontal run. Raises: ConfigurationError, for other runs."""
+    facts = next((one for one in record.data if one.use == TRAINING), None)
+    if not is_horizontal(record.profile) or record.model is None:
+        raise ConfigurationError(
+            f"{folder} is of no horizontal training: a site of another kind of job cannot train such a model by itself"
+        )
+    if facts is None:
+        raise ConfigurationError(f"{folder} was written by a version before 0.4, which did not note columns and lists")
+    return facts
+
+
+def _policy(options: argparse.Namespace, record: RunRecord) -> SitePolicy:
+    workspace = options.workspace
+    if workspace is None:
+        workspace = options.run_folder.resolve().parent.parent
+        if not (workspace / POLICY_FILE).is_file():
+            raise ConfigurationError("the run does not lie in the site's workspace: name that with --workspace DIR")
+    return SitePolicy.load(own_workspace(workspace, record.site), record.site)
+
+
+def _load(spec: DataSet, facts: DataFacts, record: RunRecord) -> Table:
+    try:
+        return load_table(
+            spec,
+            label=facts.label,
+            weight=facts.weight or None,
+            features=facts.columns,
+            categories=facts.categories,
+            label_classes=facts.label_classes or None,
+            unknown_is_missing=bool(record.settings.get("unknown_category_is_missing")),
+            may_lack_rows=True,
+        )
+    except DataRefusal as error:  # it is this site's own, and nobody else reads it
+        raise ConfigurationError(error.reason) from None
+
+
+def _changes(record: RunRecord, tables: dict[str, Table]) -> tuple[str, ...]:
+    """Say which files are no longer those of the run."""
+    return tuple(
+        f"Data set {one.name} had {one.rows:,} rows in the run and has {tables[one.name].n_rows:,} now."
+        for one in record.data
+        if one.name in tables and tables[one.name].n_rows != one.rows
+    )
+
+
+def _compared(
+    record: RunRecord, folder: Path, facts: DataFacts, training: Table, evaluation: Table, notes: tuple[str, ...]
+) -> Comparison:
+    federated = FinishedModel.read(folder / str(record.model))
+    check_rows(training, evaluation, federated.classes is not None)
+    n_rounds, metrics = federated.n_rounds, metrics_of(federated)
+    tuned_rounds = best_rounds(record.params, training, n_rounds)
+
+    def own(rounds: int) -> FinishedModel:
+        booster = train_alone(record.params, training, rounds)
+        lists = {name: list(entries) for name, entries in facts.categories.items()}
+        content = with_lists(bytes(booster.save_raw("json")), facts.columns, lists, facts.label_classes or None)
+        return FinishedModel(content, "the model of this site's own rows")
+
+    alone = own(n_rounds)
+    rows = evaluation.features
+    of_tuned = None if tuned_rounds is None else scores_of(own(tuned_rounds), rows)
+    measured = compare(metrics, evaluation, scores_of(alone, rows), of_tuned, scores_of(federated, rows))
+    first = metrics[0]
+    curves = tuple(
+        (name, curve(first, evaluation, partial(scores_of, model, rows), n_rounds))
+        for name, model in (("this site alone", alone), ("federated", federated))
+    )
+    return Comparison(
+        record.job_id,
+        record.site,
+        facts.name,
+        training.n_rows,
+        evaluation.n_rows,
+        n_rounds,
+        tuned_rounds,
+        measured,
+        first.name,
+        curves,
+        notes,
+    )

@@ -1,0 +1,180 @@
+"""A site's own model beside a federated one, on the site's own evaluation rows: what joining is worth, as numbers.
+
+Privacy: nothing leaves the site; the result is about its rows alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xgboost as xgb
+from numpy.typing import NDArray
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    brier_score_loss,
+    log_loss,
+    mean_absolute_error,
+    mean_squared_error,
+    roc_auc_score,
+)
+
+from nvflare_plugins.data_sets.table import Table
+from nvflare_plugins.report.local_page import Compared
+from nvflare_plugins.scoring.errors import ScoringError
+from nvflare_plugins.scoring.model import FinishedModel
+
+_RESAMPLINGS = 200
+_FOLDS = 5
+_LEAST_ROWS = 10 * _FOLDS
+_MOST_RESAMPLED = 20_000_000  # rows in all resamplings of one metric together
+_POINTS = 25
+_FEW_VALUES = 1_000_000
+_DIGITS = 12  # sums of floats differ beyond
+_CV_METRIC = {"binary": "logloss", "multi": "mlogloss"}
+
+Scores = NDArray[np.float64]
+Measure = Callable[[Scores, Scores, Scores], float]
+Curve = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric by name. Attributes: measure: (labels, scores, weights) -> value, as scikit-learn computes it."""
+
+    name: str
+    is_higher_better: bool
+    measure: Measure
+
+
+def metrics_of(model: FinishedModel) -> tuple[Metric, ...]:
+    """Return the metrics for a model, the one that counts first."""
+    if model.classes is None:
+        return (
+            Metric("RMSE", False, lambda y, s, w: float(np.sqrt(mean_squared_error(y, s, sample_weight=w)))),
+            Metric("MAE", False, lambda y, s, w: float(mean_absolute_error(y, s, sample_weight=w))),
+        )
+    places = list(range(len(model.classes)))
+    if not model.has_probabilities:
+        return (Metric("accuracy", True, lambda y, s, w: float(accuracy_score(y, s, sample_weight=w))),)
+    if len(places) > 2:
+        return (
+            Metric("log loss", False, lambda y, s, w: float(log_loss(y, s, sample_weight=w, labels=places))),
+            Metric("accuracy", True, lambda y, s, w: float(accuracy_score(y, s.argmax(axis=1), sample_weight=w))),
+        )
+    return (
+        Metric("AUC", True, lambda y, s, w: float(roc_auc_score(y, s, sample_weight=w))),
+        Metric("average precision", True, lambda y, s, w: float(average_precision_score(y, s, sample_weight=w))),
+        Metric("log loss", False, lambda y, s, w: float(log_loss(y, s, sample_weight=w, labels=places))),
+        Metric("Brier score", False, lambda y, s, w: float(brier_score_loss(y, s, sample_weight=w))),
+    )
+
+
+def train_alone(params: Mapping[str, Any], table: Table, n_rounds: int) -> xgb.Booster:
+    """Train stock XGBoost on a site's own rows with a job's parameters. Raises: ScoringError."""
+    try:
+        return xgb.train(_own(params, table), _matrix(table), n_rounds, verbose_eval=False)
+    except xgb.core.XGBoostError:
+        raise ScoringError("XGBoost cannot train on this site's rows alone with the job's parameters") from None
+
+
+def best_rounds(params: Mapping[str, Any], table: Table, n_rounds: int) -> int | None:
+    """Return how many rounds five-fold cross-validation on the site's own rows chooses; None for too few rows."""
+    objective = str(params.get("objective", ""))
+    metric, is_classes = _CV_METRIC.get(objective.partition(":")[0]), objective.startswith(("binary", "multi"))
+    if table.n_rows < _LEAST_ROWS or objective in ("binary:hinge", "multi:softmax"):
+        return None
+    if is_classes and np.unique(table.label, return_counts=True)[1].min() < _FOLDS:
+        return None
+    chosen = {**_own(params, table), **({} if metric is None else {"eval_metric": metric})}
+    try:
+        history = xgb.cv(chosen, _matrix(table), n_rounds, nfold=_FOLDS, stratified=is_classes, seed=0, as_pandas=False)
+    except xgb.core.XGBoostError:
+        return None
+    last = [values for name, values in history.items() if name.startswith("test") and name.endswith("-mean")][-1]
+    return int(np.argmin(last)) + 1
+
+
+def scores_of(model: FinishedModel, features: NDArray[np.float32], rounds: str | int = "all") -> Scores:
+    """Return what the metrics take: probabilities (of the second of two classes), classes or numbers."""
+    if model.classes is None or not model.has_probabilities:
+        return model.predict(features, rounds).astype(np.float64)
+    found: Scores = model.probabilities(features, rounds).astype(np.float64)
+    found /= found.sum(axis=1, keepdims=True)
+    return found[:, 1] if found.shape[1] == 2 else found
+
+
+def compare(
+    metrics: tuple[Metric, ...], table: Table, alone: Scores, tuned: Scores | None, federated: Scores
+) -> tuple[Compared, ...]:
+    """Measure the models on the evaluation rows, with an interval for the difference by resampling these rows.
+
+    Args:
+        table: the evaluation rows.
+        alone, tuned, federated: scores of the models for them.
+    """
+    label, weight = table.label.astype(np.float64), _weights(table)
+    draws = _draws(label, min(_RESAMPLINGS, max(40, _MOST_RESAMPLED // max(label.size, 1))))
+    found = []
+    for metric in metrics:
+        values = [round(metric.measure(label, one, weight), _DIGITS) for one in (alone, federated)]
+        of_tuned = None if tuned is None else round(metric.measure(label, tuned, weight), _DIGITS)
+        sign = 1 if metric.is_higher_better else -1
+        own = tuned if tuned is not None and of_tuned is not None and sign * of_tuned > sign * values[0] else alone
+        changes = [
+            metric.measure(label[rows], federated[rows], weight[rows])
+            - metric.measure(label[rows], own[rows], weight[rows])
+            for rows in draws
+        ]
+        low, high = np.quantile(np.round(changes, _DIGITS), (0.025, 0.975)) if changes else (-np.inf, np.inf)
+        found.append(
+            Compared(metric.name, metric.is_higher_better, values[0], of_tuned, values[1], float(low), float(high))
+        )
+    return tuple(found)
+
+
+def curve(metric: Metric, table: Table, scores_after: Callable[[int], Scores], n_rounds: int) -> Curve:
+    """Return a metric after rounds, at 25 of them at most."""
+    rounds = sorted({*np.linspace(1, n_rounds, min(n_rounds, _POINTS)).astype(int).tolist(), n_rounds})
+    label, weight = table.label.astype(np.float64), _weights(table)
+    return tuple((float(n), metric.measure(label, scores_after(n), weight)) for n in rounds)
+
+
+def check_rows(training: Table, evaluation: Table, is_classification: bool) -> None:
+    """Refuse rows on which nothing can be compared. Raises: ScoringError."""
+    for table, use in ((training, "training"), (evaluation, "evaluation")):
+        if table.n_rows < 2:
+            raise ScoringError(f"this site has {table.n_rows} {use} rows: there is nothing to compare on its own")
+        if is_classification and np.unique(table.label).size < 2:
+            raise ScoringError(f"the {use} rows of this site are all of one class: nothing can be compared on its own")
+
+
+def _draws(label: Scores, n: int) -> list[NDArray[np.int64]]:
+    """Return resampled rows, those left out that have not all classes: no metric is defined there."""
+    random = np.random.default_rng(0)  # the page should be the same when it is made again
+    drawn = [random.integers(0, label.size, label.size) for _ in range(n)]
+    distinct = np.unique(label).size
+    return [rows for rows in drawn if distinct > 20 or np.unique(label[rows]).size == distinct]
+
+
+def _weights(table: Table) -> Scores:
+    return np.ones(table.n_rows) if table.weight is None else table.weight.astype(np.float64)
+
+
+def _own(params: Mapping[str, Any], table: Table) -> dict[str, Any]:
+    """Return the parameters for this machine: on few values threads wait for each other longer than they work."""
+    return {**params, "nthread": 1 if table.features.size < _FEW_VALUES else 0, "verbosity": 0}
+
+
+def _matrix(table: Table) -> xgb.DMatrix:
+    return xgb.DMatrix(
+        table.features,
+        label=table.label,
+        weight=table.weight,
+        feature_names=list(table.feature_names),
+        feature_types=list(table.feature_types),
+        enable_categorical=True,
+    )

@@ -1,0 +1,162 @@
+"""What joining is worth to a site: measured on its own rows, honest about few rows, and written for it alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import xgboost as xgb
+from sklearn.metrics import roc_auc_score
+
+from nvflare_plugins.cli.main import main
+from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.table import load_table
+from nvflare_plugins.report.data_facts import EVALUATION, DataFacts
+from nvflare_plugins.report.local_page import Compared, Comparison, build_page
+from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.scoring import comparison
+from nvflare_plugins.xgb.model_json import with_lists
+
+PARAMS = {"objective": "binary:logistic", "max_depth": 3, "seed": 0, "learning_rate": 0.3}
+WARDS = ["surgery", "other"]
+ROUNDS = 8
+
+
+@pytest.fixture(autouse=True)
+def few_resamplings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "_RESAMPLINGS", 40)
+
+
+def rows(n: int, seed: int) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    frame = pd.DataFrame(random.normal(size=(n, 3)), columns=["age", "dose", "noise"])
+    frame["ward"] = np.array(WARDS)[random.integers(0, 2, n)]
+    score = frame.age + frame.dose * (frame.ward == "surgery") + 0.5 * random.normal(size=n)
+    return frame.assign(outcome=np.where(score > 0, "ill", "well"))
+
+
+def workspace(folder: Path, n_training: int = 120, n_evaluation: int = 400, n_others: int = 4000) -> tuple[Path, Path]:
+    """Make a site's workspace with a finished run, whose model has seen the rows of others too."""
+    own, evaluation, others = rows(n_training, 1), rows(n_evaluation, 2), rows(n_others, 3)
+    own.to_csv(folder / "train.csv", index=False)
+    evaluation.to_csv(folder / "test.csv", index=False)
+    pd.concat([own, others]).to_csv(folder / "all.csv", index=False)
+    (folder / "local").mkdir()
+    sets = {name: {"path": f"{name}.csv"} for name in ("train", "test")}
+    (folder / "local" / "veilboost.json").write_text(json.dumps({"data_sets": sets}))
+    lists = {"label": "outcome", "categories": {"ward": WARDS}, "label_classes": ["well", "ill"]}
+    table = load_table(DataSet(name="all", path=folder / "all.csv", format="csv"), **lists)
+    matrix = xgb.DMatrix(
+        table.features,
+        label=table.label,
+        feature_names=list(table.feature_names),
+        feature_types=list(table.feature_types),
+        enable_categorical=True,
+    )
+    model = bytes(xgb.train({**PARAMS, "nthread": 1}, matrix, ROUNDS).save_raw("json"))
+    run = folder / "veilboost_runs" / "job"
+    run.mkdir(parents=True)
+    (run / "model.json").write_bytes(with_lists(model, table.feature_names, {"ward": WARDS}, ["well", "ill"]))
+    facts = replace(DataFacts.of(table, "train"), rows=n_training)
+    RunRecord(
+        job_id="job",
+        attempt="a",
+        site="site-1",
+        sites=("site-1", "site-2", "site-3"),
+        profile="masks",
+        params=PARAMS,
+        model="model.json",
+        data=(facts, replace(facts, name="test", use=EVALUATION, rows=n_evaluation)),
+    ).write(run)
+    return run, folder
+
+
+def test_a_site_with_few_rows_gains_what_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, folder = workspace(tmp_path)
+    before = sorted(path.name for path in folder.rglob("*"))
+    assert main(["compare", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "AUC" in said and "federated is better" in said.splitlines()[0]
+    page = run / "local.html"
+    assert stat.S_IMODE(os.stat(page).st_mode) == 0o600
+    assert sorted(path.name for path in folder.rglob("*")) == sorted([*before, "local.html"])
+    html = page.read_text()
+    assert (
+        "120 rows of data set train" in html
+        and "400 evaluation rows" in html
+        and "sent nowhere" in html
+        and "<svg" in html
+    )
+    # The number of the page is that of the model, scored by XGBoost itself on positions worked out by hand.
+    test = rows(400, 2)
+    values = test[["age", "dose", "noise"]].assign(ward=[float(WARDS.index(w)) for w in test.ward])
+    booster = xgb.Booster(model_file=run / "model.json")
+    types = ["float", "float", "float", "c"]
+    positions = xgb.DMatrix(
+        values.to_numpy(np.float32), feature_names=list(values), feature_types=types, enable_categorical=True
+    )
+    wanted = roc_auc_score(test.outcome == "ill", booster.predict(positions))
+    assert f"federated {wanted:.4g}" in said
+
+
+def test_a_site_whose_rows_are_enough_gains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, _ = workspace(tmp_path, n_training=4000, n_others=4)
+    assert main(["compare", str(run)]) == 0
+    assert "no difference that these rows could show" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_what_cannot_be_compared_is_refused_with_the_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, folder = workspace(tmp_path, n_others=50)
+
+    def refused(*arguments: str) -> str:
+        assert main(["compare", str(run), *arguments]) == 1
+        return capsys.readouterr().err
+
+    record = RunRecord.read(run)
+    assert "trained on data set 'train'" in refused("--data-set", "train")
+    assert "data_sets" in refused("--data-set", "unknown")
+    assert "veilboost.json" in refused("--workspace", str(folder / "veilboost_runs"))
+    replace(record, data=record.data[:1]).write(run)
+    assert "--data-set NAME" in refused()
+    replace(record, profile="paillier").write(run)
+    assert "no horizontal training" in refused()
+    replace(record, data=()).write(run)
+    assert "before 0.4" in refused()
+    record.write(run)
+    table = pd.read_csv(folder / "train.csv")
+    table[table.outcome == "ill"].to_csv(folder / "train.csv", index=False)
+    assert "all of one class" in refused()
+    table[:0].to_csv(folder / "train.csv", index=False)
+    assert "0 training rows" in refused()
+    table.assign(ward="attic").to_csv(folder / "train.csv", index=False)
+    assert "ward" in refused() and not (run / "local.html").exists()
+
+
+def test_a_changed_file_is_said_to_be_one(tmp_path: Path) -> None:
+    run, folder = workspace(tmp_path, n_others=50)
+    pd.read_csv(folder / "train.csv")[:100].to_csv(folder / "train.csv", index=False)
+    assert main(["compare", str(run)]) == 0
+    assert "Data set train had 120 rows in the run and has 100 now" in (run / "local.html").read_text()
+
+
+def test_verdicts_follow_the_interval_and_the_direction() -> None:
+    up = Compared("AUC", True, 0.7, 0.8, 0.9, 0.05, 0.15)
+    assert (up.best_alone, up.verdict) == (0.8, "federated is better")
+    assert replace(up, low=-0.1).verdict == "no difference that these rows could show"
+    down = Compared("RMSE", False, 3.0, None, 4.0, 0.5, 1.5)
+    assert (down.best_alone, down.verdict) == (3.0, "this site alone is better")
+
+
+def test_foreign_text_is_escaped() -> None:
+    hostile = "<script>x</script>"
+    metric = Compared(hostile, True, 0.7, None, 0.9, 0.05, 0.15)
+    html = build_page(Comparison(hostile, hostile, hostile, 1, 1, 2, None, (metric,), notes=(hostile,)))
+    assert "<script" not in html and "&lt;script&gt;" in html
