@@ -7,12 +7,14 @@ sites, once its policy has allowed it, all sites are authenticated, terms are eq
 from __future__ import annotations
 
 import json
+import logging
 import time
 from dataclasses import dataclass
+from typing import NoReturn
 
 import xgboost as xgb
 
-from he_processors.errors import ProtocolError
+from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.agreement import Terms, agree, versions
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together
@@ -36,6 +38,7 @@ from nvflare_plugins.xgb.node_floor import child_weight, with_floor
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.versions import installed_release
 
+_log = logging.getLogger(__name__)
 TITLE = "Bagging of the sites' own trees"
 MODEL = "model.json"
 _PROTECTION = {"trees": "sealed between the sites", "hessian_sums": "not shared"}
@@ -116,6 +119,7 @@ class _Run:
             "learning_rate": float(self._own.effective["learning_rate"]) / n_sites,
         }
         self._model = BaggedModel(self._params, names, n_sites)
+        self._largest = dict.fromkeys(attempt.context.sites, 0.0)  # magnitude of a leaf of each site so far
 
     def run(self) -> JobResult:
         """Agree, reserve, train, compare models, write results."""
@@ -152,17 +156,35 @@ class _Run:
 
         Raises:
             DataRefusal: a leaf is out of range.
+            ConfigurationError: one is, after larger ones of another site.
         """
         started = time.perf_counter()
         message = grow(self._params, matrix, number).to_bytes(self._depth)
         try:
             self._read(message)
         except LeafOutOfRange:
+            self._refuse_leaf(number)
+        return _OwnTree(number, message, time.perf_counter() - started)
+
+    def _refuse_leaf(self, number: int) -> NoReturn:
+        """Say whose doing it is that a leaf of this site's own is out of range.
+
+        A site grows its tree on what the trees before it leave over. Where another site's leaves are the largest of
+        them, no row of this site is to blame, nor counted as the reason of a refusal: whoever sends such leaves would
+        otherwise use up what this site's policy allows (``data_refusals_per_month``).
+        """
+        channel = self._attempt.channel
+        site = max(channel.sites, key=lambda name: self._largest[name])
+        if self._largest[site] <= self._largest[channel.sites[channel.rank]]:
             raise DataRefusal(
                 f"a leaf of this site's tree of round {number} is out of range: lower the job's learning_rate, or "
                 "scale the label column"
-            ) from None
-        return _OwnTree(number, message, time.perf_counter() - started)
+            )
+        _log.warning("the largest leaves before round %d, in which this site's own are out of range: %s", number, site)
+        raise ConfigurationError(
+            "after the trees of other sites a leaf is out of range; whose leaves are the largest is in that site's own "
+            "log. Remedy: lower the job's learning_rate, or train without the site that is named there"
+        )
 
     def _share(self, own: _OwnTree, matrix: xgb.DMatrix) -> None:
         """Take the trees of all sites into the model."""
@@ -175,6 +197,7 @@ class _Run:
                 trees.append(self._read(message))
             except ProtocolError as error:
                 raise ProtocolError(f"{site}: {error}") from None
+            self._largest[site] = max(self._largest[site], trees[-1].largest_leaf)
         self._model.add(trees)
         self._model.advance(matrix)
         network = time.perf_counter() - started

@@ -44,6 +44,11 @@ class SharedTree:
 
     nodes: NDArray[np.void]
 
+    @property
+    def largest_leaf(self) -> float:
+        """Magnitude of the largest leaf."""
+        return float(np.abs(self.nodes["condition"][self.nodes["left"] < 0]).max())
+
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> SharedTree:
         """Take the tree out of XGBoost's document of it."""

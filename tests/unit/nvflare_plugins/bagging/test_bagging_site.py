@@ -11,7 +11,10 @@ import xgboost as xgb
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.bagging import site as bagging_site
 from nvflare_plugins.bagging.site import run_bagging_site
+from nvflare_plugins.bagging.trees import SharedTree
 from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.site.data_refusals import RefusalCount
+from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.wire.catalogue import Kind
 from tests.support import bagging
 from tests.support.memories import states
@@ -108,3 +111,33 @@ def test_a_job_whose_child_weight_undercuts_a_policy_is_refused(tmp_path: Path) 
     refusals = [str(outcome) for outcome in outcomes.values() if isinstance(outcome, PolicyRefusal)]
     assert refusals and all("min_rows_per_node" in text and "at least 7.5" in text for text in refusals)
     assert not trees_sent(parties)
+
+
+@pytest.mark.parametrize("is_hostile", [True, False])
+def test_leaves_of_peers_do_not_use_up_a_sites_refusals(
+    is_hostile: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Leaves within the range add up: what they leave over is beyond it at a site that has done nothing.
+
+    The control: where the steps of all sites are as large, it is the job's and the rows' doing, and counts somewhere.
+    """
+    real = bagging_site.grow
+
+    def hostile(params: dict, matrix: xgb.DMatrix, number: int) -> SharedTree:
+        tree = real(params, matrix, number)
+        if is_hostile and matrix.num_row() > 120:  # all sites but the first
+            tree.nodes["condition"][tree.nodes["left"] < 0] = 9.9e29
+        return tree
+
+    monkeypatch.setattr(bagging_site, "grow", hostile)
+    parties = bagging.sites(tmp_path)
+    params = {**bagging.PARAMS, "objective": "reg:squarederror", "eta": 0.9 if is_hostile else 1e9}
+    outcomes = parties.run(run_bagging_site, bagging.job(params=params, num_rounds=20))
+    policies = [SitePolicy.load(parties.workspace(site), site) for site in parties.sites]
+    counts = [sum(RefusalCount(policy).counts().values()) for policy in policies]
+    assert all(isinstance(outcome, Exception) for outcome in outcomes.values()) and trees_sent(parties)
+    if is_hostile:
+        assert counts == [0, 0, 0] and "after the trees of other sites" in str(outcomes["site-1"])
+        assert "own are out of range: site-2" in caplog.text
+    else:
+        assert sum(counts) > 0
