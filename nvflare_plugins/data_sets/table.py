@@ -309,6 +309,7 @@ class _ColumnLoader:
 
         Shapes: result: float32[n_rows].
         """
+        self.file.check_has_texts(name, column)
         codes = positions_of(column, public, self.spec.missing)
         n_unknown = int(np.count_nonzero(codes == -2))
         if n_unknown and not unknown_is_missing:

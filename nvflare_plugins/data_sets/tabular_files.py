@@ -18,6 +18,8 @@ guessed: a text that does not follow it is refused, with the key that would read
 from __future__ import annotations
 
 import codecs
+import datetime
+import functools
 import importlib
 import io
 import logging
@@ -46,6 +48,8 @@ UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _OTHER_SEPARATORS = ";\t|,"
 _BOOLEANS = ("true", "false")
 _DAY_US = 86_400_000_000
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_NO_ARRAY = (pa.ArrowException, UnicodeError, OverflowError, TypeError)
 
 
 class TabularFile:
@@ -124,8 +128,23 @@ class TabularFile:
         if pa.types.is_boolean(kind):
             column = column.cast(pa.int8())
         elif not (is_number(kind) or pa.types.is_null(kind)):
-            raise self._wrong_type(name, kind)
+            return self._no_values(name, column)
         return np.array(column.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
+
+    def _no_values(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float64]:
+        """Refuse a column of a type that is none of numbers; a frame's is missing throughout if repairing.
+
+        What pandas makes of a column may hang on one row: the others are then text that is no number, and missing.
+        """
+        if self._table is None or not self._repair:
+            raise self._wrong_type(name, column.type)
+        _log.warning("data set %r: column %r holds %s and counts as missing", self._spec.name, name, column.type)
+        return np.full(len(column), np.nan)
+
+    def check_has_texts(self, name: str, column: pa.ChunkedArray) -> None:
+        """Refuse a column whose values cannot stand in a list: lists and structures. Raises: as ``numbers``."""
+        if pa.types.is_nested(column.type):
+            raise self._wrong_type(name, column.type)
 
     def _wrong_type(self, name: str, kind: pa.DataType) -> ConfigurationError:
         what = f"column {name!r} holds {kind}: turn it into numbers, or leave it out of features"
@@ -141,15 +160,19 @@ class TabularFile:
             return np.array(instants.to_numpy(), dtype=np.float64) / _DAY_US
         if pa.types.is_integer(kind):
             column = column.cast(pa.string())
-        elif not (is_text(kind) or pa.types.is_dictionary(kind) or pa.types.is_null(kind)):
-            raise self._wrong_type(name, kind)
         elif pa.types.is_null(kind):
             return np.full(len(column), np.nan)
+        elif pa.types.is_floating(kind) and self._table is not None:  # pandas' whole numbers, where some are missing
+            numbers = [None if value is None or np.isnan(value) else repr(value) for value in column.to_pylist()]
+            column = pa.chunked_array([pa.array(numbers, pa.string())])
+        elif not (is_text(kind) or pa.types.is_dictionary(kind)):
+            return self._no_values(name, column)
         pattern = DatePattern.of(self._spec.dates[name])
         if pattern is None:
             raise self._error(f"gives column {name!r} a pattern that describes no dates. {self._key('dates')}")
         texts, codes = distinct_texts(column)
-        days = [np.nan if self._is_missing(text.strip()) else pattern.days(text.strip()) for text in texts]
+        read = pattern.days if self._table is None else functools.partial(_days_in_frame, pattern)
+        days = [np.nan if self._is_missing(text.strip()) else read(text.strip()) for text in texts]
         if None in days and not self._repair:
             raise self._refusal(
                 f"column {name!r} holds text that is no date of its pattern: mend the pattern, or name its "
@@ -421,9 +444,22 @@ def _call_loader(spec: DataSet, repair: bool) -> pa.Table:
     names = [str(name) for name in frame.columns]
     try:
         columns = [_array_of(frame.iloc[:, position], repair) for position in range(len(names))]
-    except pa.ArrowException:
+    except _NO_ARRAY:
         raise DataRefusal(f"data set {spec.name!r}: its loader returns a column of mixed types.") from None
     return pa.Table.from_arrays(columns, names=names)
+
+
+def _days_in_frame(pattern: DatePattern, text: str) -> float | None:
+    """Return the days of a frame's value, as a number or a date of Python says it if its column is none of texts."""
+    days = pattern.days(text.removesuffix(".0"))
+    if days is not None:
+        return days
+    try:
+        instant = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    instant = instant if instant.tzinfo is not None else instant.replace(tzinfo=datetime.UTC)
+    return (instant - _EPOCH) / datetime.timedelta(days=1)
 
 
 def _array_of(column: pd.Series, repair: bool) -> pa.Array | pa.ChunkedArray:
@@ -435,10 +471,16 @@ def column_of_frame(column: pd.Series) -> pa.ChunkedArray:
     """Return a frame's column whatever it holds: one of mixed types as text, each value by itself."""
     if column.dtype == object:
         absent = column.isna()
-        texts = [None if gone else str(value) for value, gone in zip(column, absent, strict=True)]
+        # Half of a pair of surrogates, which Arrow does not take, would end the reading of all rows.
+        texts = [
+            None if gone else str(value).encode(errors="backslashreplace").decode()
+            for value, gone in zip(column, absent, strict=True)
+        ]
         return pa.chunked_array([pa.array(texts, pa.string())])
     try:
         array = pa.array(column, from_pandas=True)
-    except pa.ArrowException:  # categories of mixed types
+    except _NO_ARRAY:  # categories of mixed types
+        return column_of_frame(column.astype(object))
+    if isinstance(array.type, pa.BaseExtensionType):  # periods, intervals
         return column_of_frame(column.astype(object))
     return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])

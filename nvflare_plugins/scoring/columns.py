@@ -116,7 +116,8 @@ def matrix_of(
     problems: list[str] = []
     for place, feature in enumerate(features):
         column, name = columns[feature.name], _shown([feature.name])
-        if feature.categories is not None:
+        is_nested = pa.types.is_nested(column.type)
+        if feature.categories is not None and not is_nested:
             codes = positions_of(column, feature.categories, missing)
             n_unknown = int(np.count_nonzero(codes == _UNKNOWN))
             if n_unknown and not unknown_is_missing:
@@ -126,7 +127,7 @@ def matrix_of(
                 )
             matrix[:, place] = np.where(codes < 0, np.nan, codes)
             continue
-        if not _holds_numbers(column.type):
+        if is_nested or not _holds_numbers(column.type):
             problems.append(f"column {name}: its {n_rows} values are of type {column.type}: {remedies.type}")
             continue
         numbers, n_text = _numbers_of(column, missing, number_format)
