@@ -10,7 +10,8 @@ Security: nothing opened is used or shown before every check has passed, and a f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,19 +41,27 @@ class ElGamalDecryptor(StaysInProcess):
         self._logarithms = _open_logarithms(curve, table_bits)
 
     def open_level(
-        self, rows: PointColumns, digits: DigitFormat, layout: BinLayout, totals: Sequence[NodeTotal]
+        self,
+        rows: PointColumns,
+        digits: DigitFormat,
+        layout: BinLayout,
+        totals: Sequence[NodeTotal],
+        searching: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> list[BinSums]:
         """Open the sums of a level: one BinSums for each of ``totals``.
 
         Security: the search takes a public number of steps of time (``padding``), because the passive party sees when
             its next question comes.
 
+        Args:
+            searching: measures the search, and the time by which it is drawn out.
+
         Raises:
             ProtocolError: with one fixed message, if any sum of any node is not what it must be.
         """
         opened = self.unmask(rows)
         self.check_totals(opened, digits, layout, totals)
-        with padded():
+        with searching(), padded():
             return self.find_sums(opened, digits, layout, totals)
 
     def unmask(self, rows: PointColumns) -> list[Points]:

@@ -49,6 +49,7 @@ POLICY = {
         "plain",
         "paillier",
         "okamoto_uchiyama",
+        "elgamal",
         "dp_distributed",
         "dp_trusted",
         "dp_local",
@@ -69,12 +70,14 @@ class GoldenJob:
         leaf_tolerance: leaves may differ by so much, relative to max(1, |leaf|); None demands equal bytes.
         is_slow: takes more than some seconds.
         needs_psi: aligns rows by openmined-psi.
+        needs_curve: computes on the curve, for which the C extension must have been built.
     """
 
     run: Callable[[Path], dict[str, bytes]]
     leaf_tolerance: float | None = None
     is_slow: bool = False
     needs_psi: bool = False
+    needs_curve: bool = False
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
@@ -352,6 +355,7 @@ JOBS: dict[str, GoldenJob] = {
     "vertical_paillier": GoldenJob(Vertical({"profile": "paillier", "key_bits": 3072}), is_slow=True),
     "vertical_paillier_short": GoldenJob(Vertical({"profile": "paillier", **_SHORT}, n_rows=200)),
     "vertical_okamoto_uchiyama": GoldenJob(Vertical({"profile": "okamoto_uchiyama", **_SHORT}, n_rows=200)),
+    "vertical_elgamal": GoldenJob(Vertical({"profile": "elgamal"}, n_rows=200), needs_curve=True),
     "vertical_predict": GoldenJob(Inference("predictions.csv", _PREDICT)),
     "vertical_explain": GoldenJob(Inference("contributions.csv", {"action": "explain", **_PREDICT})),
     "vertical_merge": GoldenJob(Inference("merged_model.json", {"action": "merge"})),

@@ -53,6 +53,9 @@ def test_the_parts_make_the_centralized_model_and_the_evidence_names_the_scheme(
     assert "key_bits" not in logs["site-1"]
     assert "128-bit strength" in "\n".join(parties.said["site-1"])
     assert {"histogram", "hide"} <= set(record(parties, "site-2")["rounds"][0]["stages"])
+    rounds = record(parties, "site-1")["rounds"]
+    assert all({"encrypt", "decrypt", "search"} <= set(one["stages"]) for one in rounds)
+    assert all(sum(one["stages"].values()) < 1.1 * one["seconds"] + 0.1 for one in rounds), "no time counts twice"
 
 
 def test_a_lost_job_resumes_and_own_rounds_come_first(parties):

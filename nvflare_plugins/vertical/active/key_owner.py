@@ -21,7 +21,7 @@ from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_owner
 from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, gradient_owner
-from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, StockedOwner
+from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, StockedOwner, Timer, untimed
 from nvflare_plugins.vertical.protocol.messages import TrainingSetup
 
 _GENERATORS: dict[str, Callable[[int], PaillierPrivateKey | OkamotoUchiyamaPrivateKey]] = {
@@ -30,17 +30,20 @@ _GENERATORS: dict[str, Callable[[int], PaillierPrivateKey | OkamotoUchiyamaPriva
 }
 
 
-def open_owner(job: VerticalJob, n_rows: int, backend: str) -> tuple[StockedOwner | ClearGradientOwner, TrainingSetup]:
+def open_owner(
+    job: VerticalJob, n_rows: int, backend: str, timer: Timer = untimed
+) -> tuple[StockedOwner | ClearGradientOwner, TrainingSetup]:
     """Generate the job's key and open the half that holds it.
 
     Args:
         backend: of arithmetic at this site.
+        timer: measures the stage "search" of elgamal, a part of opening sums.
 
     Returns:
         The half, and what passive parties need.
     """
     if job.profile == VerticalProfile.ELGAMAL.value:
-        stocked = elgamal_owner(DigitFormat.of(job.fraction_bits, n_rows), backend)
+        stocked = elgamal_owner(DigitFormat.of(job.fraction_bits, n_rows), backend, timer)
         return stocked, stocked.setup()
     pairs = pair_format(n_rows)
     if not job.is_encrypted:

@@ -68,7 +68,8 @@ class ActiveSite:
         ) as asking:
             self._asking: Requester = asking
             # Within the conversation, which shows the others that this site is alive.
-            owner, setup = open_owner(job, start.data.train.table.n_rows, start.context.policy.arithmetic)
+            n_rows, backend = start.data.train.table.n_rows, start.context.policy.arithmetic
+            owner, setup = open_owner(job, n_rows, backend, start.stages.measure)
             start.progress.say(self._scheme_line())
             parties = self._introduce(setup)
             params = self._checked_parameters(parties)
@@ -180,6 +181,8 @@ class ActiveSite:
         stages["network"], self._asking.waited_s = self._asking.waited_s, 0.0
         engine = stages.pop("engine", 0.0)
         known = sum(stages.get(stage, 0.0) for stage in ("encrypt", "decrypt", "network"))
+        if "search" in stages:  # within "decrypt", and listed beside it
+            stages["decrypt"] = max(stages["decrypt"] - stages["search"], 0.0)
         stages |= {"evaluate": max(engine - known, 0.0), "xgboost": max(record.seconds - engine, 0.0)}
         self._rows[number] = RoundRow(number, record.seconds, record.metrics, stages)
         self._asking.turn(number + 1)  # before the checkpoint: the passive parties are then two behind at most

@@ -43,9 +43,10 @@ REFERENCE = "reference"
 class ElGamalGradientOwner:
     """The active party's half: encrypts digits of gradients, opens and checks sums."""
 
-    def __init__(self, private_key: ElGamalPrivateKey, digits: DigitFormat, curve: Curve):
+    def __init__(self, private_key: ElGamalPrivateKey, digits: DigitFormat, curve: Curve, timer: Timer = untimed):
+        """Args: timer: measures the stage "search", which is a part of opening sums."""
         self.pair_format: PairFormat = digits
-        self._digits, self._curve = digits, curve
+        self._digits, self._curve, self._timer = digits, curve, timer
         self._encryptor = ElGamalEncryptor(private_key, curve)
         self._decryptor = ElGamalDecryptor(private_key, curve)
 
@@ -57,7 +58,7 @@ class ElGamalGradientOwner:
     def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
         """Decrypt the sums of a level and check every node; takes a public number of steps of time."""
         rows = decode_points(sums, self._header(Content.BINS, len(totals) * layout.n_slots), self._curve)
-        return self._decryptor.open_level(rows, self._digits, layout, totals)
+        return self._decryptor.open_level(rows, self._digits, layout, totals, lambda: self._timer("search"))
 
     def fill(self, n_rows: int) -> None:
         """Make randomisers for the next tree while the passive parties work."""
@@ -114,10 +115,10 @@ class ElGamalHistogramMaker:
         return encode_points(header, self._curve, self._hider.hide(bins))
 
 
-def elgamal_owner(digits: DigitFormat, backend: str = AUTO) -> ElGamalGradientOwner:
+def elgamal_owner(digits: DigitFormat, backend: str = AUTO, timer: Timer = untimed) -> ElGamalGradientOwner:
     """Generate a key and open the half that holds it."""
     curve = _curve(backend)
-    return ElGamalGradientOwner(generate_elgamal_key(digits.n_messages, curve), digits, curve)
+    return ElGamalGradientOwner(generate_elgamal_key(digits.n_messages, curve), digits, curve, timer)
 
 
 def elgamal_maker(setup: TrainingSetup, backend: str = AUTO, timer: Timer = untimed) -> ElGamalHistogramMaker:

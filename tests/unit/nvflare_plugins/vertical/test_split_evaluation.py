@@ -182,6 +182,26 @@ def test_equal_to_the_twin(name, histogram, is_bounded):
     assert as_tuple(evaluator.best_splits([words], [node])[0]) == expected
 
 
+@pytest.mark.parametrize("name", PARAMETERS)
+@settings(max_examples=examples(50), deadline=None)
+@given(histograms())
+def test_sums_beyond_64_bits_split_like_small_ones(name, histogram):
+    """Gradients on a grid that is finer by 2^48: the same numbers, of up to 66 bits, so the same splits."""
+    params, (layout, sums, total, allowed) = PARAMETERS[name], histogram
+    formula, monotone = SplitFormula(params), np.array(PARAMETERS[name].monotone or (0, 0, 0), dtype=np.int8)
+    root_gain = formula.gain(*(np.array([x]) for x in UNIT.decode_total(total)), WeightBounds())[0]
+    small = PartyEvaluator(layout, formula, UNIT, monotone)
+    expected = small.best_splits([sums], [NodeToSplit(total, root_gain, WeightBounds(), allowed)])[0]
+    finer = PartyEvaluator(layout, formula, GradientUnit(UNIT.g_exponent - 48, UNIT.h_exponent - 48), monotone)
+    words = BinSums(*(np.stack([np.zeros_like(one), one << 28]) for one in (sums.g, sums.h)))
+    large = NodeTotal(total.n_rows, total.g << 48, total.h << 48)
+    found = finer.best_splits([words], [NodeToSplit(large, root_gain, WeightBounds(), allowed)])[0]
+    assert (found is None) == (expected is None)
+    if found is not None and expected is not None:
+        assert (found.left.g, found.right.h) == (expected.left.g << 48, expected.right.h << 48)
+        assert (found.loss_change, found.feature, found.bin) == (expected.loss_change, expected.feature, expected.bin)
+
+
 def test_planted_ties():
     """Of equal splits the lowest feature wins, forwards the lowest bin, backwards the highest."""
     layout = BinLayout((4, 4))
