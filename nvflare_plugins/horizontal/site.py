@@ -122,8 +122,20 @@ class _Run:
             RefusalCount(policy).check({data_set.name for _, data_set in prepared.tables()}, Question.DEMAND)
         largest = largest_weight(sums, [table.weight for table in tables])
         if self._job.weight is not None:
-            self._parameters = with_floor(self._parameters, floors.rows_per_node, largest[0])
+            self._raise_child_weight(floors.rows_per_node, largest[0])
         check_effective_rows(sums, floors, own, self._parameters, tables, largest, self._channel.world)
+
+    def _raise_child_weight(self, rows_per_node: int, largest: float) -> None:
+        """Keep nodes large, whatever rows weigh.
+
+        Raises:
+            DataRefusal: the job's own number is too small. The one that it needs follows from the largest weight, and
+                any column may be named as the weight: others are not told, and each such job counts.
+        """
+        try:
+            self._parameters = with_floor(self._parameters, rows_per_node, largest)
+        except PolicyRefusal as error:
+            raise DataRefusal(str(error)) from None
 
     def _agree_on_cuts(self, sums: ProtectedSums) -> tuple[Cuts, int | None]:
         """Return the cut points of all features, and a feature without missing values at any site."""

@@ -14,13 +14,14 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
 from nvflare_plugins.data_sets.table import load_table
 from nvflare_plugins.failures import ROWS_TEXT, DataRefusal, TooFewRows
 from nvflare_plugins.horizontal import site as site_module
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.row_floors import TOO_FEW
 from nvflare_plugins.horizontal.row_sampling import RowDraws
+from nvflare_plugins.site.data_refusals import RefusalCount
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.vertical.active.xgboost_random import XGBoostRandom, sampled_rows
@@ -490,6 +491,22 @@ def test_a_smaller_child_weight_of_the_job_is_refused_with_the_number(tmp_path):
     assert all("at least 16," in str(error) for error in outcomes.values())
     succeed(federation.run(job({"objective": "reg:squarederror"}, features=["f0", "f1"], weight="w"), "left-out"))
     assert agreed(federation, "left-out")["params"]["min_child_weight"] == 16.0
+
+
+def test_the_largest_value_of_a_column_is_not_told_by_a_smaller_child_weight(tmp_path):
+    """The refusal held the power of two above the largest weight of all sites, for any column, as often as asked."""
+    federation = Federation(tmp_path, policy={**STRICT, "share_data_errors": False, "data_refusals_per_month": 2})
+    federation.give_data("train", weighted().assign(one=1.0, many=lambda f: f.w * 1000))
+    squared, texts = {"objective": "reg:squarederror", "min_child_weight": 0.0}, []
+    for number, column in enumerate(("one", "many", "w")):
+        outcomes = federation.run(job(squared, features=["f0", "f1"], weight=column), f"job-{number}")
+        texts.append({str(error) for error in outcomes.values() if not isinstance(error, JobAborted)})
+    assert texts[:2] == [{ROWS_TEXT}] * 2
+    assert texts[2] and all("has refused 2 jobs within a month" in text for text in texts[2])
+    # None of them is remembered: the same rows may still be trained on, once the site has read its log.
+    for site in federation.sites:
+        RefusalCount(SitePolicy.load(federation.workspace(site), site)).reset("train")
+    succeed(federation.run(job({"objective": "reg:squarederror"}, features=["f0", "f1"]), "later"))
 
 
 UNBOUNDED = {
