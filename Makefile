@@ -8,6 +8,8 @@ LABEL ?=
 PROFILE ?= masks
 ROUNDS ?= 10
 CASES ?=
+SEEDS ?= 0-99
+KIND ?=
 # pip says a line for each package that it fetches, and then for minutes nothing: it unpacks them and compiles ours.
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
@@ -17,7 +19,7 @@ TYPED := he_processors dp_components nvflare_plugins jobs poc_workspace
 # Tests side by side; a process without any left takes some of the others, so that no core waits for the longest file.
 PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo lint test test-all matrix bench-horizontal bench-he bench-vertical bench-cuda bench-dp clean
+.PHONY: demo lint test test-all simulate matrix bench-horizontal bench-he bench-vertical bench-cuda bench-dp clean
 
 demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)")
@@ -33,6 +35,10 @@ test: lint
 
 test-all: $(STAMP)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "not gpu" $(CASES)
+
+# Jobs on virtual time, and what a seed lets befall them: a second or two a seed.
+simulate: $(STAMP)
+	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS) $(if $(KIND),--kind $(KIND))
 
 # Under every Python, XGBoost and FLARE that this machine can install: about ten minutes each.
 matrix:

@@ -1,0 +1,375 @@
+"""One thread at a time, on virtual time, in an order that a seed decides.
+
+The parts of a job wait for each other with ``threading`` and ``time``. Here both modules are stood in for: whoever
+waits hands over, the seed picks who goes on, and where all wait the clock jumps to what is due next. A run is thus the
+same each time, takes no longer than its computations, and may be driven through schedules that a machine hardly ever
+makes.
+
+What runs is a task: a chain of calls that waits here at one place at a time. It may change its thread, as XGBoost's
+calls do, whose answers come from a thread of gRPC: the caller waits in native code while that thread goes on for it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading as real_threading
+import time as real_time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from nvflare_plugins.vertical.protocol.conversation import PendingAnswer
+
+
+class Stopped(BaseException):
+    """The simulation is over: what still waits is left."""
+
+
+class Deadlock(AssertionError):
+    """Every task waits, and nothing is due."""
+
+
+class Task:
+    """A chain of calls of one owner.
+
+    Attributes:
+        owner: the machine that it runs on; what dies or stalls is an owner.
+        ready: may go on at once.
+        wakes: goes on when this holds.
+        due: virtual time at which it goes on by itself.
+    """
+
+    def __init__(self, owner: str, name: str) -> None:
+        self.owner, self.name = owner, name
+        self.ready, self.done = True, False
+        self.due: float | None = None
+        self.wakes: Callable[[], bool] | None = None
+        self.turn = real_threading.Semaphore(0)
+
+
+class Scheduler:
+    """Runs tasks one at a time; the thread that makes it is the first of them, of the owner ``observer``."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = 1000.0
+        self.stopped = False
+        self.failure: BaseException | None = None
+        self.current = Task("observer", "main")
+        self.tasks: list[Task] = [self.current]
+        self.dead: set[str] = set()
+        self.stalled: dict[str, float] = {}
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.n_events = 0
+        self.n_switches = 0
+
+    # -- what tasks do ------------------------------------------------------------------------------------------------
+
+    def spawn(self, function: Callable[[], None], name: str, owner: str | None = None) -> Task:
+        """Start a task; it begins when its turn comes."""
+        task = Task(owner or self.current.owner, name)
+
+        def run() -> None:
+            try:
+                self._await_turn(task)
+                function()
+            except Stopped:
+                return
+            except BaseException as error:  # of a test: the run ends with it
+                self.failure = self.failure or error
+            task.done = True
+            if not self.stopped:
+                self._hand_over(task)
+
+        self.tasks.append(task)
+        real_threading.Thread(target=run, name=name, daemon=True).start()
+        return task
+
+    def wait(self, until: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Hand over until a condition holds; return whether it does."""
+        due = None if timeout_s is None else self.now + timeout_s
+        while not until():
+            if due is not None and self.now >= due:
+                return False
+            self.pause(until, due)
+        return True
+
+    def pause(self, until: Callable[[], bool] | None = None, due: float | None = None) -> None:
+        """Hand over once: until somebody else did something, or the time has come."""
+        if self.stopped:
+            raise Stopped
+        task = self.current
+        task.ready, task.due = until is None and due is None, due
+        task.wakes = until
+        self._hand_over(task)
+        self._await_turn(task)
+
+    def at(self, delay_s: float, event: Callable[[], None]) -> None:
+        """Have something happen after a time; what happens may not wait."""
+        self.n_events += 1
+        self.events.append((self.now + delay_s, self.n_events, event))
+
+    # -- who is next --------------------------------------------------------------------------------------------------
+
+    def _hand_over(self, task: Task) -> None:
+        self.n_switches += 1
+        chosen = self._next()
+        if chosen is None:
+            self.stop()
+            return
+        self.current = chosen
+        chosen.turn.release()
+
+    def _await_turn(self, task: Task) -> None:
+        task.turn.acquire()
+        if self.stopped:
+            raise Stopped
+        task.ready, task.due, task.wakes = False, None, None
+
+    def _next(self) -> Task | None:
+        while True:
+            self.tasks = [task for task in self.tasks if not task.done]
+            able = [task for task in self.tasks if self._may_go_on(task)]
+            if able:
+                return able[self.random.randrange(len(able))]
+            times = [task.due for task in self.tasks if task.due is not None and self._is_awake(task.owner)]
+            times += [time for time, _, _ in self.events] + list(self.stalled.values())
+            if not times:
+                waiting = ", ".join(f"{task.owner}/{task.name}" for task in self.tasks if task.owner not in self.dead)
+                self.failure = self.failure or Deadlock(f"nothing is due, and these wait: {waiting}")
+                return None
+            self.now = max(self.now, min(times))
+            self.stalled = {owner: end for owner, end in self.stalled.items() if end > self.now}
+            for event in sorted(one for one in self.events if one[0] <= self.now):
+                self.events.remove(event)
+                event[2]()
+
+    def _may_go_on(self, task: Task) -> bool:
+        if not self._is_awake(task.owner):
+            return False
+        return (
+            task.ready or (task.due is not None and task.due <= self.now) or (task.wakes is not None and task.wakes())
+        )
+
+    def _is_awake(self, owner: str) -> bool:
+        return owner not in self.dead and owner not in self.stalled
+
+    def kill(self, owner: str) -> None:
+        """End a machine: none of its tasks ever goes on."""
+        self.dead.add(owner)
+
+    def stall(self, owner: str, seconds: float) -> None:
+        """Stop a machine for a while."""
+        self.stalled[owner] = self.now + seconds
+
+    def stop(self) -> None:
+        """End the run: what still waits is left where it waits."""
+        self.stopped = True
+        for task in self.tasks:
+            task.turn.release()
+
+
+# -- stand-ins for the modules ----------------------------------------------------------------------------------------
+
+
+class _Lock:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._holder: Task | None = None
+        self._depth = 0
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        task = self._scheduler.current
+        if self._holder is not task:
+            if not self._scheduler.wait(lambda: self._holder is None, None if blocking else 0.0):
+                return False
+            self._holder = task
+        self._depth += 1
+        return True
+
+    def release(self) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._holder = None
+
+    def locked(self) -> bool:
+        return self._holder is not None
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+class _Condition(_Lock):
+    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+        due = None if timeout is None else self._scheduler.now + timeout
+        while not (found := predicate()):
+            if due is not None and self._scheduler.now >= due:
+                return found
+            self._pause(due)
+        return found
+
+    def wait(self, timeout: float | None = None) -> bool:
+        due = None if timeout is None else self._scheduler.now + timeout
+        self._pause(due)
+        return due is None or self._scheduler.now < due
+
+    def notify(self, n: int = 1) -> None:
+        self.notify_all()
+
+    def notify_all(self) -> None:
+        self._news += 1
+
+    def _pause(self, due: float | None) -> None:
+        task, depth, news = self._holder, self._depth, self._news
+        self._holder, self._depth = None, 0
+        self._scheduler.pause(lambda: self._news != news and self._holder is None, due)
+        self._scheduler.wait(lambda: self._holder is None)
+        self._holder, self._depth = task, depth
+
+    _news = 0
+
+
+class _Event:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler, self._is_set = scheduler, False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._scheduler.wait(lambda: self._is_set, timeout)
+
+
+class _Thread:
+    def __init__(
+        self,
+        target: Callable[..., object] | None = None,
+        name: str = "thread",
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        daemon: bool | None = None,
+        *,
+        scheduler: Scheduler,
+    ) -> None:
+        self._scheduler, self.name, self.daemon = scheduler, name, daemon
+        self._run = lambda: target(*args, **(kwargs or {})) if target is not None else None
+        self._task: Task | None = None
+        self.ident: int | None = None
+
+    def start(self) -> None:
+        self._task = self._scheduler.spawn(self._run, self.name)
+
+    def join(self, timeout: float | None = None) -> None:
+        task = self._task
+        if task is not None:
+            self._scheduler.wait(lambda: task.done, timeout)
+
+    def is_alive(self) -> bool:
+        return self._task is not None and not self._task.done
+
+
+class _Pool:
+    """A pool of threads, in which every call is a task."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler, self._is_open = scheduler, True
+
+    def submit(self, function: Callable[..., object], *arguments: object) -> None:
+        if not self._is_open:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        self._scheduler.spawn(lambda: function(*arguments) and None, "pool")
+
+    def shutdown(self, wait: bool = True) -> None:
+        self._is_open = False
+
+
+class _Module(ModuleType):
+    """A module of which some names are other things."""
+
+    def __init__(self, original: ModuleType, **names: object) -> None:
+        super().__init__(original.__name__)
+        self._original = original
+        self.__dict__.update(names)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+NOT_SIMULATED = ("nvflare_plugins.xgb.communicator", "nvflare_plugins.wire.mediator")
+"""They wait for XGBoost, not for another site."""
+
+
+@contextmanager
+def simulated(scheduler: Scheduler) -> Iterator[None]:
+    """Let all of nvflare_plugins wait through a scheduler."""
+    threads = _Module(
+        real_threading,
+        Lock=lambda: _Lock(scheduler),
+        RLock=lambda: _Lock(scheduler),
+        Condition=lambda lock=None: _Condition(scheduler),
+        Event=lambda: _Event(scheduler),
+        Thread=lambda *args, **kwargs: _Thread(*args, **kwargs, scheduler=scheduler),
+    )
+    clock = _Module(
+        real_time,
+        monotonic=lambda: scheduler.now,
+        perf_counter=lambda: scheduler.now,
+        sleep=lambda seconds: scheduler.wait(lambda: False, seconds) and None,
+    )
+    stand_ins = {id(real_threading): threads, id(real_time): clock}
+    defaults: list[tuple[Any, str, Any]] = []
+    replaced: list[tuple[Any, str, object]] = []
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("nvflare_plugins.") or name in NOT_SIMULATED:
+            continue
+        for attribute in ("threading", "time"):
+            found = getattr(module, attribute, None)
+            if id(found) in stand_ins:
+                replaced.append((module, attribute, found))
+                setattr(module, attribute, stand_ins[id(found)])
+        if getattr(module, "ThreadPoolExecutor", None) is not None:
+            replaced.append((module, "ThreadPoolExecutor", module.ThreadPoolExecutor))
+            module.ThreadPoolExecutor = lambda *args: _Pool(scheduler)
+        for function in _functions(module):
+            for kind in ("__defaults__", "__kwdefaults__"):
+                defaults.append((function, kind, getattr(function, kind)))
+                setattr(function, kind, _with_clock(getattr(function, kind), clock.monotonic))
+    make_answer = PendingAnswer.__init__
+
+    def make(answer: PendingAnswer, *arguments: Any) -> None:
+        make_answer(answer, *arguments)
+        answer._condition = _Condition(scheduler)  # the one in which whoever waits for a future waits
+
+    replaced.append((PendingAnswer, "__init__", make_answer))
+    PendingAnswer.__init__ = make
+    try:
+        yield
+    finally:
+        for place, attribute, found in (*replaced, *defaults):
+            setattr(place, attribute, found)
+
+
+def _functions(module: ModuleType) -> list[Any]:
+    """Return the constructors of a module's classes: they have the clock among their defaults."""
+    own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
+    return [one.__init__ for one in own if "__init__" in vars(one) and hasattr(one.__init__, "__defaults__")]
+
+
+def _with_clock(defaults: Any, clock: Callable[[], float]) -> Any:
+    """Return default arguments with the virtual clock for the real one."""
+    if isinstance(defaults, tuple):
+        return tuple(clock if one is real_time.monotonic else one for one in defaults)
+    if isinstance(defaults, dict):
+        return {name: clock if one is real_time.monotonic else one for name, one in defaults.items()}
+    return defaults

@@ -1,0 +1,80 @@
+"""Jobs of all kinds through what a seed lets befall them: the same each time, and the invariants hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.kind_cases import CASES
+from tests.conformance.test_kinds import needs_what_is_here
+from tests.simulation.faults import plan_of
+from tests.simulation.mutants import MUTANTS, survived
+from tests.simulation.run import play, simulate
+from tests.simulation.scheduler import Deadlock, Scheduler, Stopped
+
+KINDS = list(CASES)
+SITES = ("site-1", "site-2", "site-3")
+QUICK, ALL = len(KINDS), 12 * len(KINDS)
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[] if seed < QUICK else [pytest.mark.slow]) for seed in range(ALL)]
+)
+def test_what_must_hold_holds(seed: int) -> None:
+    kind = KINDS[seed % len(KINDS)]
+    needs_what_is_here(kind)
+    plan, _, broken = simulate(kind, seed)
+    assert not broken, f"{kind}: {plan}: {broken}"
+
+
+def test_a_seed_gives_the_same_run_each_time(tmp_path: Path) -> None:
+    traces = []
+    for folder in ("one", "two"):
+        outcome = play("dpboost", plan_of(5, SITES), tmp_path / folder)
+        traces.append([(m.origin, m.target, m.topic, m.number, m.seconds) for m in outcome.messages])
+    assert len(traces[0]) > 50 and traces[0] == traces[1]
+    other = play("dpboost", plan_of(6, SITES), tmp_path / "other")
+    assert [m.seconds for m in other.messages] != [m[-1] for m in traces[0]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_planted_defects_are_found(name: str) -> None:
+    assert survived(name, 60) is not None
+
+
+# -- the scheduler ----------------------------------------------------------------------------------------------------
+
+
+def test_time_jumps_to_what_is_due_and_nothing_else_passes() -> None:
+    scheduler, said = Scheduler(1), []
+    began = scheduler.now
+
+    def sleeper(seconds: float) -> None:
+        scheduler.wait(lambda: False, seconds)
+        said.append((seconds, scheduler.now - began))
+
+    for seconds in (5.0, 1000.0, 0.25):
+        scheduler.spawn(lambda seconds=seconds: sleeper(seconds), "sleeper", "site-1")
+    assert scheduler.wait(lambda: len(said) == 3, 5000.0)
+    assert said == [(0.25, 0.25), (5.0, 5.0), (1000.0, 1000.0)]
+    scheduler.stop()
+
+
+def test_whoever_died_never_goes_on_and_whoever_stands_still_goes_on_later() -> None:
+    scheduler, said = Scheduler(1), []
+    for owner in ("dead", "still", "well"):
+        scheduler.spawn(lambda owner=owner: scheduler.wait(lambda: False, 1.0) or said.append(owner), owner, owner)
+    scheduler.at(0.5, lambda: scheduler.kill("dead"))
+    scheduler.at(0.5, lambda: scheduler.stall("still", 60.0))
+    assert not scheduler.wait(lambda: len(said) == 3, 100.0)
+    assert said == ["well", "still"]
+    scheduler.stop()
+
+
+def test_a_wait_without_end_is_a_deadlock() -> None:
+    scheduler = Scheduler(1)
+    with pytest.raises(Stopped):
+        scheduler.wait(lambda: False)
+    assert isinstance(scheduler.failure, Deadlock) and "observer" in str(scheduler.failure)
