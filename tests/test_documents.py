@@ -27,7 +27,8 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in
 HISTORY = ROOT / "CHANGELOG.md"  # names what earlier versions had
 POLICY = ROOT / "jobs" / "README.md"
 PROTOCOL = ROOT / "nvflare_plugins" / "wire" / "PROTOCOL.md"
-LONGEST_README = 150
+GUIDES = [ROOT / "jobs" / f"{name}.md" for name in ("HOSPITAL", "OPERATOR", "BANK", "PRIVACY")]
+LONGEST_README, LONGEST_GUIDE, MOST_COMMANDS = 150, 100, 15
 
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _SOURCE_NAME = re.compile(r"[\w./*-]+\.(?:py|md|toml|yml|c|h|cuh|svg)")
@@ -67,6 +68,16 @@ def rows(path: Path, heading: str | None = None) -> Iterator[list[str]]:
         yield [cell.strip().strip("`") for cell in line.split(" | ")]
 
 
+def guide_commands(path: Path) -> Iterator[str]:
+    """Yield the command lines of a guide for a shell, in order."""
+    yield from re.findall(r"(?m)^    (\S.*)$", prose(path))
+
+
+def guide_files(path: Path) -> list[tuple[str, str]]:
+    """Return the files that a guide tells to save: where, and what."""
+    return re.findall(r"(?ms)^```python\n(?=# (\S+)\n)(.*?)^```$", path.read_text(encoding="utf-8"))
+
+
 def test_the_readme_is_a_front_door() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= LONGEST_README
 
@@ -104,6 +115,8 @@ def test_commands_exist_with_their_options(path: Path) -> None:
         elif words[0] == "veilboost":
             assert words[1] in choices, words
             assert set(given) <= set(choices[words[1]]._option_string_actions), words
+        elif words[1].startswith("/tmp/"):  # noqa: S108  # what the document itself tells to save there
+            assert f"```python\n# {words[1]}\n" in path.read_text(encoding="utf-8"), words
         elif words[1].endswith(".py"):
             source = (ROOT / words[1]).read_text(encoding="utf-8")
             if "run_script" in source:
@@ -153,6 +166,19 @@ def test_the_architecture_lists_the_rooms_from_top_to_bottom() -> None:
 def test_documents_name_the_known_releases_of_xgboost() -> None:
     for path in (ROOT / "README.md", ROOT / "nvflare_plugins" / "README.md", PROTOCOL):
         assert all(release.version in path.read_text(encoding="utf-8") for release in RELEASES), named(path)
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=named)
+def test_a_guide_is_one_page_of_few_commands(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_GUIDE
+    assert 8 <= len(list(guide_commands(path))) <= MOST_COMMANDS
+    run: list[JobRecipe] = []
+    monkeypatch.setattr(JobRecipe, "execute", lambda recipe, env: run.append(recipe), raising=False)
+    ((_, code),) = guide_files(path)
+    for arguments in ([], ["JOB_ID"]):
+        monkeypatch.setattr("sys.argv", ["job.py", *arguments])
+        exec(code.replace("/tmp", str(tmp_path)), {})  # noqa: S102, S108  # the document's own code
+    assert run or list(tmp_path.glob("*/jobs/*/meta.json"))
 
 
 def test_recipes_of_the_documents_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
