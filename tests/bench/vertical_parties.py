@@ -177,7 +177,7 @@ def _passive_process(pipe: Connection, columns: NDArray[np.float32], max_bin: in
     encrypted_scheme.pack_and_hide = clock.timed("pack", encrypted_scheme.pack_and_hide)
     encrypted_scheme.decode_ciphertexts = clock.timed("receive", encrypted_scheme.decode_ciphertexts)
     elgamal_scheme.sum_bins = clock.timed("histogram", elgamal_scheme.sum_bins)
-    elgamal_scheme.concat_columns = clock.timed("receive", elgamal_scheme.concat_columns)
+    ElGamalHistogramMaker._joined = clock.timed("receive", ElGamalHistogramMaker._joined)
     elgamal_scheme.decode_points = clock.timed("receive", elgamal_scheme.decode_points)
     ElGamalHistogramMaker.hide = clock.timed("hide", ElGamalHistogramMaker.hide)
 

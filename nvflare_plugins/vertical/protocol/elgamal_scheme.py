@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.curve.interface import Curve
+from he_processors.curve.interface import Curve, Points
 from he_processors.curve.registry import AUTO, BACKEND_NAMES, open_curve
 from he_processors.elgamal.bin_sums import Hider, sum_bins
 from he_processors.elgamal.decryption import ElGamalDecryptor
 from he_processors.elgamal.digits import FRACTION_BITS, DigitFormat
-from he_processors.elgamal.encryption import ElGamalEncryptor, PointColumns, concat_columns
+from he_processors.elgamal.encryption import ElGamalEncryptor, PointColumns
 from he_processors.elgamal.keys import ElGamalPrivateKey, ElGamalPublicKey, generate_elgamal_key
 from he_processors.elgamal.wire import Content, PointHeader, decode_points, encode_points
 from he_processors.errors import BackendUnavailable, ProtocolError
@@ -30,7 +30,6 @@ from he_processors.histogram.plain_sums import BinSums, NodeTotal
 from he_processors.histogram.planner import plan_level
 from nvflare_plugins.vertical.protocol.gradient_scheme import (
     Timer,
-    n_blocks_of,
     require_all_rows,
     rows_due,
     untimed,
@@ -80,19 +79,22 @@ class ElGamalHistogramMaker:
         """Args: timer: measures the stages "histogram" and "hide"."""
         self._public_key, self._digits, self._curve, self._timer = public_key, digits, curve, timer
         self._hider = Hider(public_key, curve)
-        self._n_rows = 0
-        self._blocks: list[PointColumns] = []
+        self._n_rows = self._n_blocks = 0
+        self._parts: list[list[Points]] = []  # by column, the blocks of this tree
         self._pairs: PointColumns | None = None
 
     def begin_tree(self, n_rows: int) -> None:
         """Forget the points of the tree before."""
-        self._n_rows, self._blocks, self._pairs = n_rows, [], None
+        self._n_rows, self._n_blocks, self._pairs = n_rows, 0, None
+        self._parts = [[] for _ in range(1 + self._digits.n_messages)]
 
     def add_gradients(self, gradients: bytes) -> None:
         """Check and take the next block of rows."""
-        n_due = rows_due(self._n_rows, len(self._blocks) if self._pairs is None else n_blocks_of(self._n_rows))
-        header = PointHeader(self._public_key, Content.PAIRS, self._digits, n_due)
-        self._blocks.append(decode_points(gradients, header, self._curve))
+        header = PointHeader(self._public_key, Content.PAIRS, self._digits, rows_due(self._n_rows, self._n_blocks))
+        block = decode_points(gradients, header, self._curve)
+        for parts, column in zip(self._parts, block.columns, strict=True):
+            parts.append(column)
+        self._n_blocks += 1
 
     def sum_bins(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:
         """Add rows into bins, and hide every bin."""
@@ -104,10 +106,17 @@ class ElGamalHistogramMaker:
     def add_up(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> PointColumns:
         """Add rows into bins. Security: what comes out must not leave but through ``hide``."""
         if self._pairs is None:
-            require_all_rows(self._n_rows, len(self._blocks))
-            self._pairs = concat_columns(self._curve, self._blocks)
-            self._blocks = []
+            require_all_rows(self._n_rows, self._n_blocks)
+            self._pairs = self._joined()
         return sum_bins(self._curve, self._pairs, plan_level(codes, layout, node_rows))
+
+    def _joined(self) -> PointColumns:
+        """Join the blocks of each column, and let go of them: two copies of one column at a time, not of all."""
+        columns = []
+        for parts in self._parts:
+            columns.append(self._curve.concat(parts))
+            parts.clear()
+        return PointColumns(tuple(columns))
 
     def hide(self, bins: PointColumns) -> bytes:
         """Make the message of bins that shows their sums and no more."""
