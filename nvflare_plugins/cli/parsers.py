@@ -165,6 +165,14 @@ def _site_setup(subparsers: _Subparsers) -> None:
         help="allow exactly these profiles (repeat the option)",
     )
     parser.add_argument(
+        "--add-profile",
+        dest="added_profiles",
+        choices=PROFILES,
+        action="append",
+        default=[],
+        help="allow a profile beside those that the policy allows, such as elgamal",
+    )
+    parser.add_argument(
         "--consent",
         dest="consents",
         choices=tuple(Consents.__dataclass_fields__),

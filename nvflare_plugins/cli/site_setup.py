@@ -22,6 +22,7 @@ def run(args: argparse.Namespace) -> int:
         args.keep_in,
         _readers(args),
         dict(args.statement),
+        tuple(args.added_profiles),
     )
     check_files(args.folder, options.data_sets)
     changes = set_up(args.folder, options)

@@ -35,7 +35,7 @@ from nvflare_plugins.site.flare_boundary import (
     without_denied,
 )
 from nvflare_plugins.site.policy.policy import SitePolicy, template
-from nvflare_plugins.site.policy.values import POLICY_FILE
+from nvflare_plugins.site.policy.values import DEFAULT_PROFILES, POLICY_FILE
 
 _KEPT = ("registry", "ledgers", "runs")  # keys of the policy: what a site keeps over jobs
 
@@ -54,6 +54,7 @@ class SetupOptions:
         readers: name of a data set -> how its file is read, by the policy's keys (``DataSet``). Dictionaries are added
             to what the policy says, and so are texts of ``missing``, to the default ones where it says nothing.
         statement: the site's own words for its data-protection officer, by the policy's keys (``DataProtection``).
+        added_profiles: profiles to allow beside those that the policy allows.
     """
 
     data_sets: Mapping[str, str] = field(default_factory=dict)
@@ -67,6 +68,7 @@ class SetupOptions:
     keep_in: str | None = None
     readers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     statement: Mapping[str, str] = field(default_factory=dict)
+    added_profiles: tuple[str, ...] = ()
 
 
 def set_up(folder: Path, options: SetupOptions = SetupOptions()) -> list[str]:
@@ -245,8 +247,13 @@ def _check_nothing_is_forgotten(before: SitePolicy, after: SitePolicy) -> None:
 
 def _wanted(document: dict[str, Any], options: SetupOptions) -> Iterator[tuple[str, Any]]:
     """Apply the options to a policy; yield what really changed."""
+    profiles = list(options.profiles)
+    if options.added_profiles:
+        profiles = added(
+            profiles or document.get("allowed_profiles", list(DEFAULT_PROFILES)), [*options.added_profiles]
+        )
     plain: dict[str, Any] = {
-        "allowed_profiles": list(options.profiles) or None,
+        "allowed_profiles": profiles or None,
         "min_sites": options.min_sites,
         "max_colluders": options.max_colluders,
     }

@@ -50,6 +50,17 @@ def resources(path: Path) -> dict:
     return json.loads((path / "local" / "resources.json").read_text())
 
 
+def test_a_profile_is_added_to_what_a_policy_allows(tmp_path):
+    folder = tmp_path / "ws"
+    set_up(folder, SetupOptions(added_profiles=("elgamal",)))
+    policy = SitePolicy.load(folder, "site-1")
+    assert policy.allowed_profiles == (*DEFAULT_PROFILES, "elgamal")
+    set_up(folder, SetupOptions(profiles=("masks",)))
+    assert set_up(folder, SetupOptions(added_profiles=("masks", "elgamal")))
+    assert SitePolicy.load(folder, "site-1").allowed_profiles == ("masks", "elgamal")
+    assert not set_up(folder, SetupOptions(added_profiles=("elgamal",)))
+
+
 def test_new_simulator_workspace(tmp_path: Path) -> None:
     folder = tmp_path / "ws"
     changes = set_up(folder, SetupOptions({"train": "/data/{site}/train.csv"}))
