@@ -36,6 +36,9 @@ ENDED_S = ABORT_GRACE_S + STOP_GRACE_S + 30.0
 """Virtual time from a reason to end a job to its end everywhere; the last term is for messages that are lost."""
 
 
+_WITHOUT_END = "the log was closed before the attempt had ended"
+
+
 def broken(kind: str, plan: Plan, outcome: Outcome, reference: Trees) -> list[str]:
     """Return what does not hold, in words."""
     return [
@@ -106,6 +109,8 @@ def _evidence(plan: Plan, outcome: Outcome) -> Iterator[str]:
         log = read_log(path)
         if log.unfinished and not is_full:
             yield f"the evidence of {site} has no end"
+        if site in _errors(outcome) and not is_full and (log.end or {}).get("reason", "") in ("", _WITHOUT_END):
+            yield f"the evidence of {site} does not say why the attempt ended"
         if site in completed(outcome) and not log.completed:
             yield f"the evidence of {site} does not say that it completed"
     if SERVER not in outcome.dead and outcome.reason is None and outcome.is_over:
