@@ -33,8 +33,10 @@ from he_processors.key_agreement import (
     hash_transcript,
 )
 from he_processors.masks import PairwiseMasks
+from he_processors.pair_macs import PairMacs
 from he_processors.randomness import OS_RANDOMNESS
 from he_processors.sealing import SealedBox
+from he_processors.sum_tags import SumTags
 from nvflare_plugins.attempt.handshake import (
     Hello,
     Peer,
@@ -174,6 +176,8 @@ class Session:
         pair_secrets: by peer's rank.
         group_secret: known to all sites, not to the server.
         masks: this session's masks.
+        tags: makes and checks the tags of its sums.
+        macs: makes and checks the MACs of what its sites give to all.
         certificate_fingerprints: hex SHA-256 by site; sites without certificate are absent.
     """
 
@@ -197,6 +201,8 @@ class Session:
         self.pair_secrets = pair_secrets
         self.group_secret = group_secret
         self.masks = PairwiseMasks(session_id, channel.rank, pair_secrets, group_secret)
+        self.tags = SumTags(session_id, channel.rank, pair_secrets, group_secret)
+        self.macs = PairMacs(session_id, channel.rank, pair_secrets)
         self.certificate_fingerprints = {
             peer.hello.site: fingerprint(peer.certificate).hex() for peer in peers if peer.certificate is not None
         }
@@ -322,6 +328,8 @@ class Session:
         """Forget all keys. Python cannot overwrite them; the last references go."""
         self._is_open = False
         self.masks.close()
+        self.tags.close()
+        self.macs.close()
         self.pair_secrets = {}
         self.group_secret = b""
         del self._boxes, self._to_all, self._from

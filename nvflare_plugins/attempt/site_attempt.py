@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from dp_components.errors import PrivacyError
-from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
+from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError, VeilBoostError
 from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, Silent, SiteContext
 from nvflare_plugins.attempt.payment import spending_of
@@ -119,11 +119,16 @@ class SiteAttempt:
 
         Write the result after this, then call ``all_have_written``.
 
+        No two sites finalise different results, whatever the server does: a site writes its own only when every other
+        one has confirmed, under the key that the two share, that it found all proofs equal to its own. That all sites
+        get this far cannot be forced: a site that lacks the last answer is left without a result, and says so.
+
         Returns:
             Its HMAC under the group key.
 
         Raises:
             ProtocolError: another site ended with something else.
+            VeilBoostError: this site is left without a result.
         """
         channel = self.channel
         proofs = channel.gather(Kind.MODEL_CHECK, self.proof(channel.rank, "result", agreed))
@@ -136,15 +141,22 @@ class SiteAttempt:
         self.evidence.model(name, len(agreed), hmac)
         self.heads.mark()
         self.channel.moment = TrainingStep(Phase.FINISH, self.channel.moment.round)
-        self.channel.gather(Kind.CLOSING, b"")
+        with _told(
+            "this site is left without its result at the last step; others may have theirs, which are then the same"
+        ):
+            self.channel.gather(Kind.CLOSING, b"")
         return hmac
 
     def all_have_written(self) -> None:
         """Wait until every site has its result on the disk; only then may go what a lost job is resumed from.
 
         A site that dies before leaves checkpoints, reservations and ledgers of all sites as they were.
+
+        Raises:
+            VeilBoostError: this site has its result, and does not know whether all have.
         """
-        self.channel.gather(Kind.CLOSING, b"")
+        with _told("this site has its result; whether all others have theirs is not known"):
+            self.channel.gather(Kind.CLOSING, b"")
 
     def write_record(
         self,
@@ -238,6 +250,15 @@ class SitePart(Generic[P]):
                 return self.train(attempt, prepared)
 
 
+@contextmanager
+def _told(what_it_means: str) -> Iterator[None]:
+    """Let an error of the last messages say what it means for the result."""
+    try:
+        yield
+    except VeilBoostError as error:
+        raise type(error)(f"{error} ({what_it_means})") from None
+
+
 def _binding(job: Job, context: SiteContext) -> bytes:
     """Return the hash that the handshake's transcript covers: of what must be equal before anything private is sent.
 
@@ -274,6 +295,7 @@ def open_attempt(
     channel.recorder = evidence
     try:
         session = open_session(channel, context.identity, context.policy, _binding(job, context))
+        channel.macs = session.macs
         try:
             channel.heads = _record_session(evidence, session, channel, context, protection)
             yield SiteAttempt(

@@ -201,7 +201,7 @@ class SumProfileContract:
             self._check_sums(np.tile(np.array([most, -most, 0, 1, -1, most - 1]), (n_sites, 1)))
 
     def test_wide_sums_are_exact(self) -> None:
-        """Wide messages reach to 2^62 whatever the capacity is."""
+        """Wide messages reach to 2^59 whatever the capacity is."""
         for n_sites in self.n_sites:
             self._check_sums(self._numbers(n_sites, 50, WIDE_CAPACITY_BITS, n_sites), wide=True)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from nvflare_plugins.evidence.reader import Log
-from nvflare_plugins.evidence.threat_model import PLUGIN_CODECS, THREAT_MODELS, Statement, ThreatModel
+from nvflare_plugins.evidence.threat_model import PLUGIN_CODECS, TAGGED, THREAT_MODELS, Statement, ThreatModel
 from nvflare_plugins.formatting import printable
 from nvflare_plugins.wire.profiles import plugin_of
 
@@ -68,4 +68,4 @@ def threat_model(profile: str, protection: Mapping[str, object] | None = None) -
     }
     lines = notes[:_LONGEST_CHARS].splitlines() if isinstance(notes, str) else []
     printed = tuple(printable(line, _MOST_CHARS) for line in lines if line)
-    return ThreatModel(profile=profile, codecs=PLUGIN_CODECS, notes=printed, **texts)
+    return ThreatModel(profile=profile, codecs=PLUGIN_CODECS, changed=TAGGED, notes=printed, **texts)

@@ -1,7 +1,7 @@
 """What each profile protects against whom: one place for ``verify``, the report and SECURITY.md.
 
-Everyone is honest but curious. The entries say what the named parties learn about another site's rows beyond the
-trained model and the public job. W is the number of sites.
+Everyone is honest but curious, but for what stands under ``changed``. The entries say what the named parties learn
+about another site's rows beyond the trained model and the public job. W is the number of sites.
 """
 
 from __future__ import annotations
@@ -44,13 +44,19 @@ class ThreatModel(Statement):
 
     Attributes:
         codecs: protections under which a private message may travel; anything else is a leak.
+        changed: what becomes of a server that changes, drops, doubles or replays what it adds or hands on.
         ciphertexts: protection that gradients and their sums need inside sealed messages; None if the profile has no
             such messages.
     """
 
     profile: str
     codecs: frozenset[str]
+    changed: str
     ciphertexts: str | None = None
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return (who looks, what they learn), and what becomes of a server that cheats."""
+        return [*Statement.rows(self), ("a server that cheats", self.changed)]
 
 
 CODEC_PROTECTION = {
@@ -76,6 +82,16 @@ _SAFE = frozenset({"MASKED", "SEALED"})  # under every profile scales are agreed
 
 PLUGIN_CODECS = _SAFE | {"PLUGIN"}
 
+TAGGED = (
+    "From version 0.4.0 on: noticed by every site before anything of a sum is used, and the job ends; sums carry tags "
+    "under a key that the server lacks. Not if it pools with a site, and not in unsigned sessions if it took part in "
+    "their key agreement."
+)
+_HANDED_ON = (
+    "Noticed: what is sealed between sites does not open if it was changed, and what is handed on in clear carries "
+    "signatures or, from version 0.4.0 on, MACs under the keys of pairs. Not in unsigned sessions if the server took "
+    "part in their key agreement."
+)
 _POOLED = (
     "The pooled sums that training needs, those of small nodes included, and the agreed cut points. With W = 2 the "
     "pooled sum minus its own is the other site's."
@@ -131,7 +147,8 @@ _NOTES_FOR_HORIZONTAL = (
     "row it is. With cuts=uniform or logarithmic, and with category lists, whoever writes the job chooses the bins.",
     "Number formats are agreed by a secure maximum of powers of two, from which a site learns the largest of the "
     "others: about the rows times the label size of the largest other site.",
-    "Parties are honest but curious. Malformed bytes end the job; dishonest training inputs are not detected.",
+    "Sites are honest but curious, and so is the server but for what it does to sums. Malformed bytes end the job; "
+    "dishonest training inputs are not detected.",
     "Two runs that differ by a site or by some rows reveal the difference; each site's registry refuses such re-runs "
     "unless its own policy consents.",
 )
@@ -152,6 +169,7 @@ THREAT_MODELS = {
         ThreatModel(
             profile="plain",
             codecs=_SAFE | {"PLAIN"},
+            changed="Sums: unnoticed, if all sites are told the same. Nothing is protected under this profile.",
             summary="No protection of sums: the server reads every site's contributions.",
             server_alone="Every site's histograms, label means, counts and metric parts, in clear.",
             one_site=_POOLED,
@@ -163,6 +181,7 @@ THREAT_MODELS = {
         ThreatModel(
             profile="masks",
             codecs=_SAFE,
+            changed=TAGGED,
             summary="Pairwise masks on exact integers; the sum itself is blinded from the server.",
             server_alone=_TIMING,
             one_site=_POOLED,
@@ -173,6 +192,7 @@ THREAT_MODELS = {
         ThreatModel(
             profile="bfv",
             codecs=_SAFE | {"BFV"},
+            changed=TAGGED,
             summary="BFV homomorphic encryption with pairwise masks inside the ciphertext.",
             server_alone=_TIMING,
             one_site=_POOLED + " Holds the secret key, but receives only sums.",
@@ -186,6 +206,7 @@ THREAT_MODELS = {
         ThreatModel(
             profile="ckks",
             codecs=_SAFE | {"CKKS"},
+            changed=f"{TAGGED} An honest sum that CKKS rounds wrong, once in 2^40 messages, ends the job too.",
             summary="CKKS homomorphic encryption on a grid that makes sums exact.",
             server_alone=_TIMING,
             one_site=_POOLED + " Holds the secret key, but receives only sums.",
@@ -201,6 +222,7 @@ THREAT_MODELS = {
         ThreatModel(
             profile="paillier",
             codecs=_SAFE,
+            changed=_HANDED_ON,
             summary="Vertical: gradients leave the active party as Paillier ciphertexts, sums return re-randomised.",
             server_alone=_NODE_SIZES,
             one_site=_VERTICAL_PARTY,
@@ -216,6 +238,7 @@ THREAT_MODELS = {
         ThreatModel(
             profile="okamoto_uchiyama",
             codecs=_SAFE,
+            changed="As under `paillier`.",
             summary="Vertical, as paillier, with the faster and more brittle Okamoto-Uchiyama scheme.",
             server_alone="As under `paillier`.",
             one_site="As under `paillier`.",
@@ -231,6 +254,7 @@ THREAT_MODELS = {
         ThreatModel(
             profile="elgamal",
             codecs=_SAFE,
+            changed="As under `paillier`.",
             summary="Vertical: gradients leave the active party as additive ElGamal on ristretto255's curve, digit by "
             "digit; sums return re-randomised.",
             server_alone="As under `paillier`.",
@@ -250,6 +274,7 @@ THREAT_MODELS = {
         ThreatModel(
             profile="dp_distributed",
             codecs=_SAFE,
+            changed=TAGGED,
             summary="Differential privacy; each site adds its share of the noise under masks.",
             server_alone="Sizes, order and timing of the messages and what the job itself says. No contribution, no "
             "sum.",
@@ -261,6 +286,7 @@ THREAT_MODELS = {
         ThreatModel(
             profile="dp_trusted",
             codecs=_SAFE,
+            changed="Unnoticed, if all sites are told the same: it is trusted with sums, and adds the noise.",
             summary="Differential privacy; a trusted server sees exact sums and adds the noise once.",
             server_alone="The exact sums over all sites: it is trusted with them. No single contribution.",
             one_site="The noised sums, which the guarantee covers.",
@@ -271,6 +297,7 @@ THREAT_MODELS = {
         ThreatModel(
             profile="dp_local",
             codecs=_SAFE,
+            changed=f"Trees: {TAGGED} Buckets: sealed, and do not open if they were changed.",
             summary="Local differential privacy: every row's report is noised at its owner before anything is sent.",
             server_alone=_SIZES,
             one_site="Trees: sums of rows' reports, each noised by itself; the guarantee is for a whole report, leaf "
@@ -288,6 +315,7 @@ THREAT_MODELS = {
         ThreatModel(
             profile="psi",
             codecs=_SAFE,
+            changed=_HANDED_ON,
             summary="Alignment: private set intersection by commutative blinding on P-256, sealed between sites.",
             server_alone="Order and timing of sealed blocks, and the largest set's size rounded up.",
             one_site="The sizes of all sets and which of its own ids all sites have. With W > 2, some sites learn how "
@@ -302,6 +330,7 @@ THREAT_MODELS = {
         ThreatModel(
             profile="own_trees",
             codecs=_SAFE,
+            changed=_HANDED_ON,
             summary="Bagging: each site's trees, grown on its own rows alone, sealed for the other sites.",
             server_alone="Order and timing of sealed messages, all of one size, and what the job itself says. No tree.",
             one_site="EVERY OTHER SITE'S OWN TREES, site by site: thresholds that are values of single rows, leaves "
@@ -321,6 +350,7 @@ THREAT_MODELS = {
         ThreatModel(
             profile="vertical_model",
             codecs=_SAFE,
+            changed=_HANDED_ON,
             summary="Use of a finished vertical model: questions along paths of rows, sealed between the parties.",
             server_alone=_NODE_SIZES,
             one_site="A passive party: which rows reach its own nodes; not the answer of the model. The active party: "

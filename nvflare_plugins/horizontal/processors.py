@@ -37,7 +37,7 @@ from nvflare_plugins.wire.profiles import (
 )
 from nvflare_plugins.wire.sums import ProtectedSums
 
-LEAST_CAPACITY_BITS = 32
+LEAST_CAPACITY_BITS, MOST_CAPACITY_BITS = 32, 62
 _LONGEST_TEXT = 2000
 _MOST_NOTES = 10
 
@@ -102,7 +102,8 @@ class SumProfile:
         codec: how its messages travel, which decides what the server does. A plugin's is ``Codec.PLUGIN``: each message
             is as many 64-bit words as it has values, and the server adds these modulo 2^64 and knows nothing else.
         capacity_bits: sums of at most 2^capacity_bits in magnitude are exact, whatever the number of sites; the
-            processor may say more. Wide messages are exact to 2^62 under every profile.
+            processor may say more. Wide messages are exact to 2^59 under every profile; beyond that no sum is used,
+            because sums are tagged (he_processors/sum_tags.py).
     """
 
     name: str
@@ -197,8 +198,8 @@ def check_plugin(profile: object, name: str) -> SumProfile:
     if profile.codec is not Codec.PLUGIN:
         raise ConfigurationError("its codec is not Codec.PLUGIN, the only one that a plugin may use")
     bits = profile.capacity_bits
-    if type(bits) is not int or not LEAST_CAPACITY_BITS <= bits <= WIDE_CAPACITY_BITS:
-        raise ConfigurationError(f"its capacity_bits are not from {LEAST_CAPACITY_BITS} to {WIDE_CAPACITY_BITS}")
+    if type(bits) is not int or not LEAST_CAPACITY_BITS <= bits <= MOST_CAPACITY_BITS:
+        raise ConfigurationError(f"its capacity_bits are not from {LEAST_CAPACITY_BITS} to {MOST_CAPACITY_BITS}")
     if not isinstance(profile.statement, Statement):
         raise ConfigurationError("it does not state who learns what")
     texts = [getattr(profile.statement, field.name) for field in fields(Statement) if field.name != "notes"]
@@ -254,4 +255,4 @@ def open_processor(profile: SumProfile, channel: Channel, session: Session) -> S
 def open_sums(profile: SumProfile, channel: Channel, session: Session, finest_exponent: int | None) -> ProtectedSums:
     """Return the protected sums of a job under its profile."""
     processor = open_processor(profile, channel, session)
-    return ProtectedSums(channel, processor, MaskedSums(session.masks), finest_exponent)
+    return ProtectedSums(channel, processor, session.tags, finest_exponent)

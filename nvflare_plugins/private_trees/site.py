@@ -155,11 +155,11 @@ def _protection(job: PrivateTreesJob, prepared: Prepared) -> dict[str, str | int
 
 
 def _open_sums(plan: JobPlan, attempt: SiteAttempt) -> ProtectedSums:
-    """Return the masked sums of a job; only a trusted aggregator may read the sum itself."""
-    masks = MaskedSums(
-        _readable_masks(attempt.session) if plan.training.trust.is_trusted_aggregator else attempt.session.masks
-    )
-    return ProtectedSums(attempt.channel, masks, masks)
+    """Return the masked sums of a job; only a trusted aggregator may read the sum itself, and change it."""
+    session = attempt.session
+    if plan.training.trust.is_trusted_aggregator:
+        return ProtectedSums(attempt.channel, MaskedSums(_readable_masks(session)), None)
+    return ProtectedSums(attempt.channel, MaskedSums(session.masks), session.tags)
 
 
 def _readable_masks(session: Session) -> PairwiseMasks:

@@ -7,18 +7,14 @@ the attempt. What sites give to each other is kept until the last of them is the
 
 from __future__ import annotations
 
-import importlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from types import ModuleType
-from typing import Protocol
-
-import numpy as np
 
 from he_processors.errors import ProtocolError, VeilBoostError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from nvflare_plugins.wire.additions import Summing, WordSum, adds_words, check_size, open_sum
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.commitments import SALT_BYTES, Commitment
 from nvflare_plugins.wire.envelope import (
@@ -52,39 +48,6 @@ class Transfer:
     direction: str
     frame: Frame
     commitment: Commitment
-
-
-class Summing(Protocol):
-    """A sum to which whole contributions are added, one after the other."""
-
-    def add(self, payload: bytes | memoryview) -> None:
-        """Add one. Raises: ProtocolError; it has not been added then."""
-
-    def pack(self) -> bytes | memoryview:
-        """Return the sum as it travels."""
-
-
-class WordSum:
-    """A sum of vectors of 64-bit words, modulo 2^64."""
-
-    def __init__(self, n_values: int) -> None:
-        self._n_values = n_values
-        self._total = np.zeros(n_values, dtype="<u8")  # takes memory where something is added, not before
-
-    def add(self, payload: bytes | memoryview) -> None:
-        """Add a whole vector. Raises: ProtocolError if it has another length."""
-        if len(payload) != 8 * self._n_values:
-            raise ProtocolError(f"sent {len(payload)} bytes for {self._n_values} values of 8 bytes")
-        self._total += np.frombuffer(payload, dtype="<u8")
-
-    def add_at(self, start: int, words: bytes | memoryview) -> None:
-        """Add some whole words of a vector, from the word number ``start`` on."""
-        values = np.frombuffer(words, dtype="<u8")
-        self._total[start : start + values.size] += values
-
-    def pack(self) -> memoryview:
-        """Return the sum, without a copy."""
-        return self._total.data.cast("B")
 
 
 @dataclass(slots=True)
@@ -220,18 +183,17 @@ class Aggregator:
         try:
             head, payload = unpack_head(first, size)
             self._check(site, head)
-            if not _adds_words(head):
+            if not adds_words(head):
                 return None
-            if payload.stop - payload.start != 8 * head.n_values:
-                n_bytes = payload.stop - payload.start
-                raise ProtocolError(f"sent {n_bytes} bytes for {head.n_values} values of 8 bytes")
+            check_size(head, payload.stop - payload.start)
             with self._lock:
                 if self._reason is not None:
                     return None
                 exchange = self._enter(head, size)
                 exchange.arriving[head.rank] = head
             with exchange.adding:
-                total = exchange.total if isinstance(exchange.total, WordSum) else WordSum(head.n_values)
+                fresh = WordSum(head.n_values, head.tail // 8)
+                total = exchange.total if isinstance(exchange.total, WordSum) else fresh
                 exchange.total = total
         except VeilBoostError as error:
             self.abort(f"{site}: {error}")
@@ -368,21 +330,8 @@ class Aggregator:
             exchange.payloads[frame.rank] = bytes(frame.payload)
             return
         with exchange.adding:
-            exchange.total = exchange.total or self._open_sum(frame)
+            exchange.total = exchange.total or open_sum(frame, self._public_parameters)
             exchange.total.add(frame.payload)
-
-    def _open_sum(self, frame: Frame) -> Summing:
-        if _adds_words(frame):
-            if len(frame.payload) != 8 * frame.n_values:  # before memory is taken for what a header only claims
-                raise ProtocolError(f"sent {len(frame.payload)} bytes for {frame.n_values} values of 8 bytes")
-            return WordSum(frame.n_values)
-        if frame.codec in (Codec.BFV, Codec.CKKS):
-            parameters = self._public_parameters.get(frame.codec)
-            if parameters is None:
-                raise ProtocolError(f"{frame.codec.name} contribution before its public parameters")
-            total: Summing = _lattice(frame.codec).open_sum(parameters)
-            return total
-        raise ProtocolError(f"{frame.kind.name}: codec {frame.codec.name} cannot be summed")
 
     def _recorded(self, site: str, exchange: _Exchange, frame: Frame, committed: Commitment) -> None:
         """Record a frame that is taken; whoever records the last one answers all sites."""
@@ -424,6 +373,7 @@ class Aggregator:
                 payload,
                 attachments,
                 salt,
+                frame.tail,
             )
             self._record(sites, "sent", answer, Commitment(salt, payload))
             packed.append(answer.pack())
@@ -442,7 +392,9 @@ class Aggregator:
         """Return what the sites get: one payload for all, or one for each."""
         if first.operation is Operation.SUM:
             total = b"" if exchange.total is None else exchange.total.pack()
-            if self._on_sum is not None and _adds_words(first):
+            if self._on_sum is not None and adds_words(first):
+                if first.tail:
+                    raise ProtocolError(f"{first.kind.name}: a sum for a trusted server carries residues")
                 return [self._on_sum(first, bytes(total))]
             return [total]
         payloads = [exchange.payloads[rank] for rank in range(len(self._sites))]
@@ -450,7 +402,7 @@ class Aggregator:
             return route(payloads)
         if first.operation is Operation.GATHER:
             if first.kind is Kind.HE_PUBLIC:
-                self._public_parameters[first.codec] = payloads[0]
+                self._public_parameters[first.codec] = payloads[0][: len(payloads[0]) - first.tail]
             return [pack_list(payloads)]
         if any(payloads[1:]):
             raise ProtocolError(f"{first.kind.name}: only rank 0 may send content in a broadcast")
@@ -476,28 +428,6 @@ def route(payloads: Sequence[bytes]) -> list[bytes]:
     """Return, for each rank, the parts that all ranks addressed to it, from lists of parts by rank."""
     parts = [unpack_list(payload, len(payloads)) for payload in payloads]
     return [pack_list([of_rank[rank] for of_rank in parts]) for rank in range(len(payloads))]
-
-
-def add_words(payloads: Sequence[bytes], n_values: int) -> bytes:
-    """Add vectors of 64-bit words modulo 2^64.
-
-    Raises:
-        ProtocolError: a payload does not hold exactly ``n_values`` words.
-    """
-    total = WordSum(n_values)
-    for payload in payloads:
-        total.add(payload)
-    return bytes(total.pack())
-
-
-def _adds_words(frame: Frame) -> bool:
-    is_contribution = frame.operation is Operation.SUM and frame.type is FrameType.CONTRIBUTION
-    return is_contribution and frame.codec in (Codec.PLAIN, Codec.MASKED, Codec.PLUGIN)
-
-
-def _lattice(codec: Codec) -> ModuleType:
-    # Imported when first needed: the lattice library takes long to load and most jobs do without it.
-    return importlib.import_module("he_processors.bfv" if codec is Codec.BFV else "he_processors.ckks")
 
 
 def _describe(frame: Frame) -> str:

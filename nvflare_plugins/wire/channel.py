@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from he_processors.errors import JobAborted, ProtocolError
+from he_processors.errors import AuthenticationError, JobAborted, ProtocolError
+from he_processors.pair_macs import PairMacs
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.commitments import SALT_BYTES
@@ -88,6 +89,7 @@ class Channel:
         self.moment = TrainingStep(Phase.SETUP)
         self.recorder: Recorder | None = None
         self.heads: HeadExchange | None = None
+        self.macs: PairMacs | None = None  # of the session, once it is open: the handshake proves itself
         self.traffic: dict[tuple[Kind, Codec], Traffic] = defaultdict(Traffic)
         self._attempt = attempt
         self._transport = transport
@@ -95,9 +97,28 @@ class Channel:
         self._randomness = randomness
 
     def gather(self, kind: Kind, payload: bytes, codec: Codec = Codec.PUBLIC) -> list[bytes]:
-        """Give this site's bytes to all sites and get those of all sites, in rank order."""
-        reply = self._exchange(FrameType.CONTRIBUTION, Operation.GATHER, kind, codec, payload, 0)
-        return unpack_list(reply, self.world)
+        """Give this site's bytes to all sites and get those of all sites, in rank order.
+
+        Raises:
+            AuthenticationError: these are not the bytes that a site has given here, or not this site's own.
+        """
+        place = (kind.name, str(self.moment), codec.name, self.counter)
+        macs = self.macs
+        message = payload if macs is None else macs.append(payload, place)
+        tail = len(message) - len(payload)
+        reply = self._exchange(FrameType.CONTRIBUTION, Operation.GATHER, kind, codec, message, 0, tail)
+        parts = unpack_list(reply, self.world)
+        if macs is None:
+            return parts
+        if parts[self.rank] != message:
+            raise _changed(kind, self.moment, self.site, "the server returned something else to it than it had sent")
+        contents = []
+        for rank, part in enumerate(parts):
+            try:
+                contents.append(payload if rank == self.rank else macs.check(rank, part, place))
+            except AuthenticationError as error:
+                raise _changed(kind, self.moment, self.sites[rank], str(error)) from None
+        return contents
 
     def broadcast(self, kind: Kind, payload: bytes | None, codec: Codec = Codec.SEALED) -> bytes:
         """Pass rank 0's bytes to all sites; the other ranks give None."""
@@ -118,20 +139,23 @@ class Channel:
             raise ProtocolError("the server returned a part of this site's own to it")
         return received
 
-    def sum(self, kind: Kind, codec: Codec, payload: bytes, n_values: int) -> bytes:
+    def sum(self, kind: Kind, codec: Codec, payload: bytes, n_values: int, tail: int = 0) -> bytes:
         """Have the server add the sites' protected vectors.
+
+        Args:
+            payload: the protected values, and behind them ``tail`` bytes of residues modulo 2^61 - 1.
 
         Raises:
             RescaleRequested: a site asked for another scale; nothing was summed.
         """
-        return self._exchange(FrameType.CONTRIBUTION, Operation.SUM, kind, codec, payload, n_values)
+        return self._exchange(FrameType.CONTRIBUTION, Operation.SUM, kind, codec, payload, n_values, tail)
 
     def mark_head(self) -> None:
         """Let the next frame carry this site's evidence head, where heads travel."""
         if self.heads is not None:
             self.heads.mark()
 
-    def request_rescale(self, kind: Kind, codec: Codec, n_values: int) -> NoReturn:
+    def request_rescale(self, kind: Kind, codec: Codec, n_values: int, tail: int = 0) -> NoReturn:
         """Say, instead of contributing, that this site's values do not fit the agreed scale.
 
         Privacy: the server learns which site asked; the other sites learn that one did.
@@ -139,7 +163,7 @@ class Channel:
         Raises:
             RescaleRequested: always.
         """
-        self._exchange(FrameType.RESCALE, Operation.SUM, kind, codec, b"", n_values)
+        self._exchange(FrameType.RESCALE, Operation.SUM, kind, codec, b"", n_values, tail)
         raise ProtocolError("the server answered a request for another scale with a sum")
 
     def _exchange(
@@ -150,6 +174,7 @@ class Channel:
         codec: Codec,
         payload: bytes,
         n_values: int,
+        tail: int = 0,
     ) -> bytes:
         attachment = self.heads.take() if self.heads is not None else b""
         frame = Frame(
@@ -165,6 +190,7 @@ class Channel:
             payload,
             attachment,
             self._randomness.bytes(SALT_BYTES) if codec.is_salted else b"",
+            tail,
         )
         self._record("sent", frame)
         started = time.perf_counter()
@@ -213,6 +239,10 @@ class Channel:
         totals.bytes_out += n_out
         totals.bytes_in += n_in
         totals.seconds += seconds
+
+
+def _changed(kind: Kind, moment: TrainingStep, site: str, what: str) -> AuthenticationError:
+    return AuthenticationError(f"{kind.name} ({moment}), the part of {site}: {what}")
 
 
 def _readable(text: bytes) -> str:

@@ -1,8 +1,10 @@
 """Our own frames between a site and the server: a fixed header, a payload, an optional attachment.
 
-A frame says who sends it, where in the job it belongs (attempt, counter, kind, moment) and how the payload is protected
-(codec). The server adds, forwards or collects payloads by the header alone; it needs no key. The header also has the
-salt with which both ends commit to the payload in their evidence.
+A frame says who sends it, where in the job it belongs (attempt, counter, kind, moment) and how the payload is
+protected (codec). The server adds, forwards or collects payloads by the header alone; it needs no key. At the end of
+a payload may stand what others check it by: of a sum, residues modulo 2^61 - 1 (he_processors/sum_tags.py), which the
+server adds as such; of a gathered message, MACs (he_processors/pair_macs.py). The header also has the salt with which
+both ends commit to the payload in their evidence.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from he_processors.errors import ProtocolError
 from nvflare_plugins.wire.catalogue import KIND_BY_CODE, PHASE_BY_CODE, Kind, TrainingStep
 from nvflare_plugins.wire.commitments import SALT_BYTES, UNSALTED_CODECS
 
-_HEADER = struct.Struct("<4sBBBBHBIQ16sHQQI16s")
+_HEADER = struct.Struct("<4sBBBBHBIQ16sHQQII16s")
 _MAGIC = b"VLBF"
-_VERSION = 2
+_VERSION = 3
 ATTEMPT_BYTES = 16
 MAX_ATTACHMENT = 1 << 20
 MAX_VALUES = 1 << 32
@@ -66,6 +68,8 @@ class Frame:
     """One message between a site and the server.
 
     Attributes:
+        payload: all of it, its tail included.
+        tail: bytes at the payload's end that are residues of a sum, or MACs of a gathered message.
         salt: what sender and receiver salt their commitments to the payload with; empty where there is none.
     """
 
@@ -81,6 +85,7 @@ class Frame:
     payload: bytes | memoryview
     attachment: bytes = b""
     salt: bytes = b""
+    tail: int = 0
 
     def pack(self) -> bytes:
         """Return the bytes that travel."""
@@ -99,13 +104,14 @@ class Frame:
             self.n_values,
             len(self.payload),
             len(self.attachment),
+            self.tail,
             self.salt or _NO_SALT,
         )
         return b"".join((header, self.payload, self.attachment))
 
     def place(self) -> tuple[object, ...]:
         """Return what must be equal in the frames of all sites of one exchange."""
-        return (self.operation, self.kind, self.moment, self.codec, self.counter, self.n_values)
+        return (self.operation, self.kind, self.moment, self.codec, self.counter, self.n_values, self.tail)
 
 
 def unpack(data: bytes) -> Frame:
@@ -145,6 +151,7 @@ def unpack_head(data: bytes, size: int) -> tuple[Frame, slice]:
         n_values,
         n_payload,
         n_attachment,
+        tail,
         salt,
     ) = _HEADER.unpack_from(data)
     if magic != _MAGIC or version != _VERSION:
@@ -157,6 +164,8 @@ def unpack_head(data: bytes, size: int) -> tuple[Frame, slice]:
         codes = FrameType(type_), Operation(operation), KIND_BY_CODE[kind], PHASE_BY_CODE[phase], Codec(codec)
     except (ValueError, KeyError):
         raise ProtocolError("frame holds an unknown type, operation, kind, phase or codec") from None
+    if type_ != FrameType.RESCALE and tail > n_payload:  # a request for another scale stands in a sum's place, empty
+        raise ProtocolError("frame announces a tail that is longer than its payload")
     if codes[4].is_salted != (salt != _NO_SALT):
         raise ProtocolError("frame lacks the salt that its codec needs, or has one that it does not")
     head = Frame(
@@ -172,6 +181,7 @@ def unpack_head(data: bytes, size: int) -> tuple[Frame, slice]:
         b"",
         b"",
         salt if any(salt) else b"",
+        tail,
     )
     return head, slice(_HEADER.size, _HEADER.size + n_payload)
 

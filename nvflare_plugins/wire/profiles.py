@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
 from he_processors.masks import MessageLabel, PairwiseMasks
+from he_processors.sum_tags import CAPACITY_BITS
 from nvflare_plugins.wire.envelope import Codec
 
 if TYPE_CHECKING:  # the lattice library takes long to import: only jobs that use it pay for it
@@ -40,7 +41,7 @@ def plugin_of(profile: str) -> str | None:
     return match[1] if match else None
 
 
-WIDE_CAPACITY_BITS = 62
+WIDE_CAPACITY_BITS = CAPACITY_BITS
 _LIMB_BITS = np.uint64(32)
 
 

@@ -7,7 +7,11 @@ else: that is the maximum, but for a site that is alone at the top, which can ta
 finds the second. The server learns nothing. When training outgrows a scale, all sites agree on a new one and encode
 anew; the message that did not fit was never summed.
 
-Resolution. With bound B (a power of two, at least every site's value) and W sites the step is W B / 2^62, W rounded up
+Integrity. Every sum carries tags under a key that the server lacks (he_processors/sum_tags.py): a site that opens a sum
+which is not the sum of what the sites sent ends the job, before anything of it is used. Not so under ``plain``, where
+nothing is protected, and where the server is trusted with sums and adds noise to them.
+
+Resolution. With bound B (a power of two, at least every site's value) and W sites the step is W B / 2^59, W rounded up
 to a power of two, and a sum is off by at most W/2 steps; a sum over any run of bins by at most W steps. Counts of rows
 are integers on their grid, hence exact. Histograms under `bfv` and `ckks` have fewer bits (up to 50, and 44) where that
 is enough: where the objective bounds a row's gradient, no weights are in use, and the step stays fine.
@@ -24,13 +28,16 @@ from numpy.typing import NDArray
 from he_processors.errors import CapacityExceeded, ProtocolError
 from he_processors.fixed_point import Grid, Grids, exponent_of
 from he_processors.masks import MessageLabel
-from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_uint64
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from he_processors.sum_tags import N_TAGS, SumTags, changed_sum, random_flags
 from nvflare_plugins.wire.catalogue import CURVE_METRICS, Kind
 from nvflare_plugins.wire.channel import Channel, RescaleRequested
-from nvflare_plugins.wire.profiles import WIDE_CAPACITY_BITS, MaskedSums, SumProcessor
+from nvflare_plugins.wire.envelope import Codec
+from nvflare_plugins.wire.profiles import WIDE_CAPACITY_BITS, SumProcessor
 
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -192, 192
-METRIC_FLAGS = 2  # words behind a metric's parts: whether some site's part is infinite, or no number
+METRIC_FLAGS = 2  # residues behind a metric's parts: whether some site's part is infinite, or no number
+RESIDUE_BYTES = 8
 _HEADROOM_EXPONENT = 3  # a scale found anew leaves room for values eight times as large
 
 
@@ -55,6 +62,8 @@ _QUANTITIES: dict[Kind, tuple[str, ...]] = {
     Kind.LEAF_QUANTILE: (Family.LABELS,),
 }
 _INTEGER_BOUND_EXPONENT = 45  # counts of rows
+_NO_RESIDUES: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
+_NO_VALUES: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
 
 def metric_quantity(metric: str) -> str:
@@ -80,13 +89,20 @@ class ProtectedSums:
         self,
         channel: Channel,
         processor: SumProcessor,
-        masks: MaskedSums,
+        tags: SumTags | None,
         finest_exponent: int | None = None,
         randomness: RandomSource = OS_RANDOMNESS,
     ):
+        """Prepare the sums of an attempt.
+
+        Args:
+            tags: of the session; None where the server is trusted with sums and may change them. Then there are counts
+                alone.
+            finest_exponent: steps are not finer than 2^finest_exponent (to compare profiles on one grid).
+        """
         self._channel = channel
         self._processor = processor
-        self._masks = masks
+        self._tags = tags
         self._finest = finest_exponent
         self._randomness = randomness
         self._wide_pairs = True
@@ -152,12 +168,11 @@ class ProtectedSums:
             return self._sum_metric(values, metric)
         if not np.isfinite(values).all():
             raise _not_finite(kind)
-        return self._sum_finite(kind, values, metric, np.zeros(0, dtype=np.int64))[0]
+        return self._sum_finite(kind, values, metric, _NO_RESIDUES)[0]
 
     def _sum_metric(self, values: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
-        kinds = np.array([np.isinf(values).any(), np.isnan(values).any()])
-        # Uniform words, as in the secure maximum: their sum tells whether a site has one, not how many do.
-        flags = np.where(kinds, random_uint64(METRIC_FLAGS, self._randomness), np.uint64(0)).view(np.int64)
+        # As in the secure maximum: the sum tells whether a site has one, not how many do.
+        flags = random_flags(np.array([np.isinf(values).any(), np.isnan(values).any()]), self._randomness)
         finite = np.where(np.isfinite(values), values, 0.0)
         total, (is_infinite, is_nan) = self._sum_finite(Kind.METRIC, finite, metric, flags)
         if is_infinite or is_nan:
@@ -165,22 +180,21 @@ class ProtectedSums:
         return total
 
     def _sum_finite(
-        self, kind: Kind, values: NDArray[np.float64], metric: str, flags: NDArray[np.int64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        self, kind: Kind, values: NDArray[np.float64], metric: str, flags: NDArray[np.uint64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.uint64]]:
         quantities = _quantities(kind, metric)
         wide = self._is_wide(quantities)
         while True:
             grids = Grids(tuple(self._grids[quantity] for quantity in quantities))
             integers = None
             if not any(grids.exceeded(values)):
-                encoded = grids.encode_running(values) if kind is Kind.HISTOGRAM else grids.encode(values)
-                integers = np.concatenate([encoded, flags]) if flags.size else encoded
+                integers = grids.encode_running(values) if kind is Kind.HISTOGRAM else grids.encode(values)
             try:
-                total = self._sum_integers(kind, integers, values.size + flags.size, wide)
+                total, opened = self._sum_integers(kind, integers, values.size, flags, wide)
             except RescaleRequested:
                 self._rescale(quantities, grids, values)
                 continue
-            return grids.decode(total[: values.size]), total[values.size :]
+            return grids.decode(total), opened
 
     def sum_counts(self, kind: Kind, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Add the sites' integers exactly. Shapes: counts: int64[n]; result: int64[n]."""
@@ -188,19 +202,31 @@ class ProtectedSums:
         if counts.size and not -bound <= counts.min() <= counts.max() <= bound:
             raise CapacityExceeded(f"{kind.name}: a count is larger than {bound}")
         try:
-            return self._sum_integers(kind, counts, counts.size, False)
+            return self._sum_integers(kind, counts, counts.size, _NO_RESIDUES, False)[0]
         except RescaleRequested:
             raise _no_scale(kind) from None
 
     def _sum_integers(
-        self, kind: Kind, integers: NDArray[np.int64] | None, n_values: int, wide: bool
-    ) -> NDArray[np.int64]:
-        label = self._label(kind, n_values)
-        codec = self._processor.codec
+        self, kind: Kind, integers: NDArray[np.int64] | None, n_values: int, flags: NDArray[np.uint64], wide: bool
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """Add integers, and residues beside them; ask for another scale in the place of integers that do not fit."""
+        label, codec = self._label(kind, n_values), self._processor.codec
+        is_tagged = self._tags is not None and codec is not Codec.PLAIN
+        tail = RESIDUE_BYTES * (flags.size + N_TAGS * is_tagged)
         if integers is None:
-            self._channel.request_rescale(kind, codec, n_values)
+            self._channel.request_rescale(kind, codec, n_values, tail)
         payload = self._processor.protect(integers, label, wide)
-        return self._processor.reveal(self._channel.sum(kind, codec, payload, n_values), label, wide)
+        if self._tags is None:
+            return self._processor.reveal(self._channel.sum(kind, codec, payload, n_values), label, wide), flags
+        residues = self._tags.protect(integers if is_tagged else None, flags, label)
+        reply = self._channel.sum(kind, codec, payload + _packed(residues), n_values, tail)
+        try:
+            total = self._processor.reveal(reply[: len(reply) - tail], label, wide)
+        except ProtocolError:
+            if is_tagged:  # what a scheme says of a sum that it cannot open may depend on values
+                raise changed_sum(label) from None
+            raise
+        return total, self._tags.open(total if is_tagged else None, _unpacked(reply, tail), label)
 
     def _rescale(self, quantities: tuple[str, ...], grids: Grids, values: NDArray[np.float64]) -> None:
         old = [grid.bound_exponent for grid in grids.of]
@@ -227,29 +253,47 @@ class ProtectedSums:
 
         Privacy: a site that takes its own numbers from the sums learns the largest exponent of the other sites.
 
-        For every threshold a site sends 0 if its exponent is below and a uniform 64-bit number otherwise: the masked
-        sum is 0 where no site reaches the threshold and uniform where one does (wrong with probability 2^-64).
+        For every threshold a site sends 0 if its exponent is below and a uniform residue modulo p = 2^61 - 1 otherwise:
+        the sum is 0 where no site reaches the threshold and uniform where one does (wrong with probability 1/p).
         """
         thresholds = np.arange(LOWEST_EXPONENT, HIGHEST_EXPONENT + 1)
         clipped = np.clip(exponents, LOWEST_EXPONENT, None)
         if clipped.max(initial=LOWEST_EXPONENT) > HIGHEST_EXPONENT:
             raise CapacityExceeded(f"a value is larger than 2^{HIGHEST_EXPONENT}: rescale labels or weights")
         reached = clipped[:, None] >= thresholds[None, :]
-        flags = np.where(reached, random_uint64(reached.size, self._randomness).reshape(reached.shape), np.uint64(0))
-        label = self._label(Kind.SCALE, flags.size)
-        payload = self._masks.protect(flags.ravel().view(np.int64), label)
-        try:
-            reply = self._channel.sum(Kind.SCALE, self._masks.codec, payload, flags.size)
-        except RescaleRequested:
-            raise _no_scale(Kind.SCALE) from None
-        any_reached = (self._masks.reveal(reply, label) != 0).reshape(reached.shape)
+        any_reached = self._any_site(Kind.SCALE, reached)
         counts = any_reached.sum(axis=1)
         if (counts == 0).any() or (any_reached != (np.arange(thresholds.size) < counts[:, None])).any():
             raise ProtocolError("the secure maximum of exponents does not decrypt: a site or the server misbehaved")
         return [int(thresholds[count - 1]) for count in counts]
 
+    def _any_site(self, kind: Kind, is_set: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Tell for each flag whether some site has set it. Masked under every profile."""
+        if self._tags is None:
+            raise ValueError(f"{kind.name}: there are no such sums where the server is trusted with them")
+        label, flags = self._label(kind, 0), random_flags(is_set.ravel(), self._randomness)
+        residues = self._tags.protect(_NO_VALUES, flags, label)
+        try:
+            reply = self._channel.sum(kind, Codec.MASKED, _packed(residues), 0, residues.nbytes)
+        except RescaleRequested:
+            raise _no_scale(kind) from None
+        if len(reply) != residues.nbytes:
+            raise ProtocolError(f"{label.kind}: {len(reply)} bytes where {residues.size} residues of 8 bytes are due")
+        opened = self._tags.open(_NO_VALUES, _unpacked(reply, residues.nbytes), label)
+        is_set_somewhere: NDArray[np.bool_] = (opened != 0).reshape(is_set.shape)
+        return is_set_somewhere
+
     def _label(self, kind: Kind, n_values: int) -> MessageLabel:
         return MessageLabel(self._channel.counter, kind.name, str(self._channel.moment), n_values)
+
+
+def _packed(residues: NDArray[np.uint64]) -> bytes:
+    return residues.astype("<u8", copy=False).tobytes()
+
+
+def _unpacked(reply: bytes, tail: int) -> NDArray[np.uint64]:
+    """Return the residues at the end of a sum; frames with a tail that is longer than they are do not arrive."""
+    return np.frombuffer(reply, dtype="<u8", offset=len(reply) - tail).astype(np.uint64)
 
 
 def _not_finite(kind: Kind) -> CapacityExceeded:

@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from he_processors.errors import ConfigurationError, JobAborted, ProtocolError, VeilBoostError
+from he_processors.errors import AuthenticationError, ConfigurationError, JobAborted, ProtocolError, VeilBoostError
+from he_processors.pair_macs import PairMacs
 from nvflare_plugins.attempt import agreement
 from nvflare_plugins.attempt.handshake import Hello
 from nvflare_plugins.attempt.session import Session
@@ -24,6 +25,7 @@ from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_list
 from tests.support import federation as support
 from tests.support.federation import Federation, SiteDied, Tamper, succeed
+from tests.support.hostile_server import believe_every_sum
 from tests.support.memories import states
 
 Change = Callable[[Frame], Frame]
@@ -162,8 +164,6 @@ def everywhere(changes: dict, kinds: list[Kind], quick: str) -> list:
 
 @pytest.mark.parametrize(("kind", "what"), everywhere(NONSENSE, KINDS, "noise"))
 def test_nonsense_from_a_site_at_every_exchange(federation, kind, what):
-    if kind in (Kind.CLOSING, Kind.CUT_PLAN) and what == "payload longer":
-        pytest.skip("nobody reads it: CLOSING is empty, and a site whose plan differs has the search done again")
     outcomes = federation.run(job_with(kind), tamper={"site-2": at(kind, NONSENSE[what])})
     assert_failed_cleanly(federation, outcomes)
 
@@ -356,10 +356,8 @@ def test_malformed_answers_of_the_server(federation, kind, what):
     outcomes = federation.run(job_with(kind), tamper_reply={"site-2": lie})
     assert_failed_cleanly(federation, outcomes)
     # A scale may change for histograms: site-2 then finds itself out of step with the others.
-    assert isinstance(
-        outcomes["site-2"],
-        JobAborted if LIES[what] is LIES["another scale"] and kind is Kind.HISTOGRAM else ProtocolError,
-    )
+    is_step = LIES[what] is LIES["another scale"] and kind is Kind.HISTOGRAM
+    assert isinstance(outcomes["site-2"], JobAborted if is_step else (ProtocolError, AuthenticationError))
 
 
 @pytest.mark.parametrize("kind", SEALED_OR_SIGNED, ids=lambda kind: kind.name)
@@ -387,16 +385,18 @@ def test_sums_that_differ_between_sites_are_noticed(federation, kind, occurrence
 
 def test_a_scale_that_no_site_needs_is_noticed(federation):
     def last_word_changed(frame: Frame) -> Frame:
-        return dataclasses.replace(frame, payload=frame.payload[:-8] + os.urandom(8))
+        return dataclasses.replace(frame, payload=frame.payload[:-24] + bytes(8) + frame.payload[-16:])
 
     replies = {"site-2": at(Kind.SCALE, on_frame(last_word_changed))}
     outcomes = federation.run(job_with(Kind.SCALE), tamper_reply=replies)
     assert_failed_cleanly(federation, outcomes)
-    assert "secure maximum" in str(outcomes["site-2"])
+    assert "SCALE" in str(outcomes["site-2"]) and isinstance(outcomes["site-2"], (ProtocolError, AuthenticationError))
 
 
-def test_a_server_cannot_hide_differing_models_by_echoing_each_sites_own_proof(federation):
+def test_a_server_cannot_hide_differing_models_by_echoing_each_sites_own_proof(federation, monkeypatch):
     """It tells site-2 other sums, and then answers everyone's comparison with that site's own proof."""
+    believe_every_sum(monkeypatch)  # else its first lie ends the job
+    monkeypatch.setattr(PairMacs, "check", lambda self, sender, message, place: message[: -self.size])  # and this too
 
     def liar(rank: int) -> Tamper:
         change_sum = at(Kind.HISTOGRAM, on_frame(shifted)) if rank == 1 else lambda data: data
@@ -404,7 +404,7 @@ def test_a_server_cannot_hide_differing_models_by_echoing_each_sites_own_proof(f
         def tamper(data: bytes) -> bytes:
             frame = unpack(data)
             if frame.kind is Kind.MODEL_CHECK:
-                own = unpack_list(frame.payload, 3)[rank]
+                own = unpack_list(bytes(frame.payload), 3)[rank]
                 return dataclasses.replace(frame, payload=pack_list([own] * 3)).pack()
             return change_sum(data)
 
@@ -416,14 +416,6 @@ def test_a_server_cannot_hide_differing_models_by_echoing_each_sites_own_proof(f
     )
     assert_failed_cleanly(federation, outcomes)
     assert all("different results" in str(error) or isinstance(error, JobAborted) for error in outcomes.values())
-
-
-def test_what_a_server_can_do_that_lies_to_all_sites_alike(federation):
-    """SECURITY.md calls the server honest but curious: the same wrong sum at all sites is a wrong model, unnoticed."""
-    replies = {site: at(Kind.HISTOGRAM, on_frame(shifted)) for site in federation.sites}
-    succeed(federation.run(job_with(Kind.HISTOGRAM), "honest"))
-    succeed(federation.run(job_with(Kind.HISTOGRAM), "lied-to", tamper_reply=replies))
-    assert federation.model("lied-to") != federation.model("honest")
 
 
 def test_hostile_text_in_an_abort_is_only_text(federation):

@@ -145,7 +145,7 @@ def totals(frames: list[tuple[str, Frame]], codec: Codec) -> dict[int, np.ndarra
     sums: dict[int, np.ndarray] = {}
     for _, frame in frames:
         if frame.codec is codec and frame.kind is not Kind.SCALE:  # SCALE is random in itself
-            words = np.frombuffer(frame.payload, "<u8")
+            words = np.frombuffer(frame.payload[: len(frame.payload) - frame.tail], "<u8")
             sums[frame.counter] = sums[frame.counter] + words if frame.counter in sums else words
     return sums
 
@@ -219,9 +219,9 @@ class Witness:
             return total
 
         def integers(sums, kind, values, *more):
-            total = real_integers(sums, kind, values, *more)
+            total, flags = real_integers(sums, kind, values, *more)
             keep(values, total)
-            return total
+            return total, flags
 
         monkeypatch.setattr(ProtectedSums, "sum", summed)
         monkeypatch.setattr(ProtectedSums, "sum_counts", counted)
@@ -229,10 +229,21 @@ class Witness:
 
     def _watch_keys(self, monkeypatch):
         real_masks, real_share = session_module.PairwiseMasks, session_module.Session.share_secret
+        real_tags, real_macs = session_module.SumTags, session_module.PairMacs
 
         def keep_masks(session_id, rank, pair_secrets, group_secret, *rest):
             made = real_masks(session_id, rank, pair_secrets, group_secret, *rest)
             self.keys |= {*pair_secrets.values(), group_secret, *made._pair_keys.values(), made._group_key}
+            return made
+
+        def keep_tags(*arguments):
+            made = real_tags(*arguments)
+            self.keys |= {made._key, *made._masks._pair_keys.values(), made._masks._group_key}
+            return made
+
+        def keep_macs(*arguments):
+            made = real_macs(*arguments)
+            self.keys |= set(made._keys.values())
             return made
 
         def share(session, secret):
@@ -242,6 +253,8 @@ class Witness:
             return shared
 
         monkeypatch.setattr(session_module, "PairwiseMasks", keep_masks)
+        monkeypatch.setattr(session_module, "SumTags", keep_tags)
+        monkeypatch.setattr(session_module, "PairMacs", keep_macs)
         monkeypatch.setattr(session_module.Session, "share_secret", share)
 
     def words(self) -> np.ndarray:

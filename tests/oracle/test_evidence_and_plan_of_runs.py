@@ -12,7 +12,7 @@ import pytest
 
 from he_processors.errors import ProtocolError, VeilBoostError
 from nvflare_plugins.cli.plan.horizontal import workload_of_job
-from nvflare_plugins.cli.plan.messages import payload_bytes, round_messages, setup_messages
+from nvflare_plugins.cli.plan.messages import message_bytes, round_messages, setup_messages
 from nvflare_plugins.cli.verify import Verification, verify
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
@@ -20,7 +20,6 @@ from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.report.report import write_report
 from nvflare_plugins.report.run_record import RunRecord
-from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import Codec
 from nvflare_plugins.wire.profiles import MaskedSums
 from tests.support import federation
@@ -87,8 +86,7 @@ def test_a_real_run_verifies_and_sends_what_was_planned(tmp_path, monkeypatch, j
     planned: Counter = Counter()
     for repeats, messages in ((1, setup_messages(workload)), (job.num_rounds, round_messages(workload, profile))):
         for m in messages:
-            codec = "masks" if m.kind is Kind.SCALE else profile
-            planned[m.kind.name] += repeats * m.messages * payload_bytes(codec, m.n_values, m.wide)
+            planned[m.kind.name] += repeats * m.messages * message_bytes(m, profile)
     sent: Counter = Counter()
     for message in read_log(run.exports / export_name("site-2")).messages:
         if message.direction == "sent" and message.kind in planned:

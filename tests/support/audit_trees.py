@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from dp_components.mechanisms.gaussian import add_gaussian_noise, share_scales
 from he_processors.masks import MessageLabel, PairwiseMasks
+from he_processors.sum_tags import SumTags
 from nvflare_plugins.evidence.format import GENESIS, SERVER, SignedHead, chain_hash, export_name, parse_line
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.private_trees import forest_trainer
@@ -155,7 +156,7 @@ class _WatchedTransport(DirectTransport):
 
     def exchange(self, frame: bytes, timeout_s: float) -> bytes:
         answers = [super(_WatchedTransport, self).exchange(frame, timeout_s) for _ in range(self._n_times)]
-        self._payloads.append([unpack(answer).payload for answer in answers])
+        self._payloads.append([a.payload[: len(a.payload) - a.tail] for a in map(unpack, answers)])
         self._received += answers
         return next((answer for answer in answers if unpack(answer).type is FrameType.ABORT), answers[0])
 
@@ -185,7 +186,7 @@ def run_attempt(setting: Setting, has_canary: bool, run: int, randomness: list[S
             _keep_evidence(folder, channel)
         masks = _WatchedMasks(keys, view, payloads) if rank == ADVERSARY else MaskedSums(keys)
         part = setting.rows_of(rank, has_canary)
-        protected = ProtectedSums(channel, masks, masks)
+        protected = ProtectedSums(channel, masks, None if trusted else SumTags(attempt, rank, secrets, group))
         sums = NoisySums(protected, setting.plan, setting.pays(run, rank), randomness[rank], part.label.size)
         try:
             train(setting.plan, channel, sums, OwnRows(part.columns, part.label), partial(_end_round, channel))

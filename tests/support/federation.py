@@ -213,6 +213,7 @@ class Federation:
         timeout_s: float = TIMEOUT_S,
         notices_death: bool = False,
         patient: bool = True,
+        make_server: Callable[..., Aggregator] | None = None,
         **hooks: object,
     ) -> dict[str, JobResult | Exception]:
         """Run the job; a site that failed has its error in place of a result.
@@ -222,10 +223,11 @@ class Federation:
                 (see ``DirectTransport``); ``transports`` is filled with each site's, for aborts.
             deadline_s: of the server, once nobody alive goes on by itself.
             notices_death: the server learns at once that a process is gone, as from FLARE; else by its deadline.
+            make_server: called with sites, attempt and deadline.
             patient: sites wait for an answer for ``timeout_s``; else until nobody alive goes on by itself.
         """
         attempt = os.urandom(16)
-        aggregator = Aggregator(self.sites, attempt, deadline_s)
+        aggregator = (make_server or Aggregator)(self.sites, attempt, deadline_s)
         outcomes: dict[str, JobResult | Exception] = {}
         done = threading.Event()
         replies, transports = hooks.pop("tamper_reply", {}), hooks.pop("transports", {})

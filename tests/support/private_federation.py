@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,6 +110,7 @@ class PrivateFederation(Federation):
         tamper: Mapping[str, Tamper] | None = None,
         server_noise: Mechanism = add_gaussian_noise,
         sites: tuple[str, ...] | None = None,
+        make_server: Callable[..., Aggregator] = Aggregator,
     ) -> Run:
         """Run the job at all sites (or at some)."""
         attempt, result = os.urandom(16), Run({})
@@ -120,7 +121,7 @@ class PrivateFederation(Federation):
             on_sum = lambda frame, total: server.answer(  # noqa: E731
                 frame, total, lambda *spend: result.server_spends.append(spend)
             )
-        aggregator = Aggregator(sites, attempt, TIMEOUT_S, on_sum=on_sum)
+        aggregator = make_server(sites, attempt, TIMEOUT_S, on_sum=on_sum)
 
         def take_part(site: str) -> None:
             transport = DirectTransport(aggregator, site, (tamper or {}).get(site), frames=result.frames)

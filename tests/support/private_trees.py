@@ -19,6 +19,7 @@ from dp_components.mechanisms.gaussian import add_gaussian_noise
 from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.masks import PairwiseMasks
+from he_processors.sum_tags import SumTags
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.methods import Method
@@ -102,9 +103,10 @@ def train_in_process(
             channel = Channel(sites[rank], sites, "job", attempt, DirectTransport(aggregator, sites[rank]), TIMEOUT_S)
             secrets = {peer: pairs[min(rank, peer), max(rank, peer)] for peer in range(world) if peer != rank}
             masks = MaskedSums(PairwiseMasks(attempt, rank, secrets, group, blinder=None if trusted else 0))
+            tags = None if trusted else SumTags(attempt, rank, secrets, group)
             rows = OwnRows(parts[rank].columns, parts[rank].label)
             sums = NoisySums(
-                ProtectedSums(channel, masks, masks), plan, randomness=site_randomness, n_rows=rows.label.size
+                ProtectedSums(channel, masks, tags), plan, randomness=site_randomness, n_rows=rows.label.size
             )
             outcomes[rank] = train(plan, channel, sums, rows)
         except Exception as error:  # the caller decides

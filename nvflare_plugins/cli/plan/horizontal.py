@@ -19,7 +19,7 @@ from nvflare_plugins.cli.plan.messages import (
     Planned,
     Workload,
     built_nodes,
-    payload_bytes,
+    message_bytes,
     round_messages,
     setup_messages,
 )
@@ -166,12 +166,7 @@ def estimate(
 
 
 def _total(messages: Iterable[Planned], profile: str) -> int:
-    return sum(m.messages * payload_bytes(_profile_of(m, profile), m.n_values, m.wide) for m in messages)
-
-
-def _profile_of(message: Planned, profile: str) -> str:
-    """Scales are agreed under masks whatever the profile is."""
-    return "masks" if message.kind.name == "SCALE" else profile
+    return sum(m.messages * message_bytes(m, profile) for m in messages)
 
 
 def _protect_s(messages: Iterable[Planned], profile: str, rate: ProtectionRate, n_sites: int) -> float:
@@ -182,10 +177,7 @@ def _protect_s(messages: Iterable[Planned], profile: str, rate: ProtectionRate, 
 
 
 def _network_s(messages: Iterable[Planned], profile: str, network: Network, n_sites: int) -> float:
-    return sum(
-        m.messages * network.exchange_s(payload_bytes(_profile_of(m, profile), m.n_values, m.wide), n_sites)
-        for m in messages
-    )
+    return sum(m.messages * network.exchange_s(message_bytes(m, profile), n_sites) for m in messages)
 
 
 def _memory(workload: Workload, profile: str, messages: Sequence[Planned]) -> tuple[int, int]:
@@ -196,7 +188,7 @@ def _memory(workload: Workload, profile: str, messages: Sequence[Planned]) -> tu
     data = cells * (4 + 4 + bin_bytes) + workload.rows_per_site * 16 * workload.outputs
     histograms = 2 * sum(built_nodes(workload)) * workload.features * workload.bins * 16
     largest = max(messages, key=lambda m: m.n_values)
-    payload = payload_bytes(profile, largest.n_values, largest.wide)
+    payload = message_bytes(largest, profile)
     # At a site: float64, integers, protected, frame and reply. At the server: every site's frame, the sum, the reply.
     return data + histograms + largest.n_values * 24 + 3 * payload, (workload.sites + 3) * payload
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from he_processors.errors import ConfigurationError
 from he_processors.fixed_point import Grid, exponent_of
+from he_processors.sum_tags import N_TAGS
 from nvflare_plugins.horizontal.value_bounds import COARSEST
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.sums import HIGHEST_EXPONENT, LOWEST_EXPONENT, METRIC_FLAGS
@@ -88,12 +89,19 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Messages of one kind and size. ``n_values`` is the number of values in each, ``wide`` as in wire/profiles.py."""
+    """Messages of one kind and size.
+
+    Attributes:
+        n_values: the number of values in each.
+        wide: as in wire/profiles.py.
+        residues: what else is added, modulo 2^61 - 1; tags come on top.
+    """
 
     kind: Kind
     messages: int
     n_values: int
     wide: bool = True
+    residues: int = 0
 
 
 def built_nodes(workload: Workload) -> list[int]:
@@ -145,33 +153,42 @@ def round_messages(workload: Workload, profile: str = "masks") -> Iterator[Plann
         yield Planned(Kind.LEAF_ROWS, 1, workload.trees_per_round * max(min(n_leaves, workload.rows), 1), False)
     if workload.metrics:
         n_parts = 2 if workload.outputs == 1 else 3 * workload.outputs
-        yield Planned(Kind.METRIC, workload.metrics, n_parts + METRIC_FLAGS)
+        yield Planned(Kind.METRIC, workload.metrics, n_parts, residues=METRIC_FLAGS)
 
 
 def setup_messages(workload: Workload) -> Iterator[Planned]:
     """Yield the sums that precede the first tree."""
     n_thresholds = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
     if workload.weighted_sets:
-        yield Planned(Kind.SCALE, 1, workload.weighted_sets * n_thresholds, False)
+        yield Planned(Kind.SCALE, 1, 0, False, workload.weighted_sets * n_thresholds)
     yield Planned(Kind.EFFECTIVE_ROWS, 1, 2 * workload.row_sets, False)
     yield Planned(Kind.CUT_COUNTS, 1, workload.features + 1, False)
     if workload.cuts in (CutMode.QUANTILE.value, CutMode.EXACT.value):
         yield Planned(Kind.CUT_COUNTS, 1, workload.features, False)
         yield Planned(Kind.CUT_COUNTS, KEY_BITS, workload.features * max(workload.bins - 2, 1), False)
     n_scales = _SCALES + workload.metrics // workload.eval_sets + (workload.weighted_sets > 0)
-    yield Planned(Kind.SCALE, 1, n_scales * n_thresholds, False)
+    yield Planned(Kind.SCALE, 1, 0, False, n_scales * n_thresholds)
     yield Planned(Kind.WEIGHT_TOTAL, 1, 1) if workload.weighted_sets else Planned(Kind.ROW_COUNT, 1, 1, False)
     yield Planned(Kind.LABEL_MEAN, 1, workload.outputs)
 
 
-def payload_bytes(profile: str, n_values: int, wide: bool = False) -> int:
-    """Return the exact size of a protected sum of ``n_values`` values as it leaves a site.
+def message_bytes(message: Planned, profile: str) -> int:
+    """Return the exact size of a planned message. Raises: ConfigurationError, as ``payload_bytes``."""
+    protected = "masks" if message.kind is Kind.SCALE else profile  # scales are agreed under masks in every job
+    return payload_bytes(protected, message.n_values, message.wide, message.residues)
+
+
+def payload_bytes(profile: str, n_values: int, wide: bool = False, residues: int = 0) -> int:
+    """Return the exact size of a protected sum of ``n_values`` values and some residues as it leaves a site.
 
     Raises:
         ConfigurationError: unknown profile.
     """
-    if profile in ("plain", "masks"):
-        return BYTES_PER_WORD * n_values
+    if profile == "plain":  # without tags
+        return BYTES_PER_WORD * (n_values + residues)
+    tail = BYTES_PER_WORD * (residues + N_TAGS)
+    if profile == "masks":
+        return BYTES_PER_WORD * n_values + tail
     # Imported here: the lattice library takes long to load and most plans do without it.
     if profile == "bfv":
         from he_processors.bfv import message_size
@@ -179,4 +196,4 @@ def payload_bytes(profile: str, n_values: int, wide: bool = False) -> int:
         from he_processors.ckks import message_size
     else:
         raise ConfigurationError(f"profile {profile!r} is unknown")
-    return message_size(2 * n_values if wide else n_values)
+    return message_size(2 * n_values if wide else n_values) + tail

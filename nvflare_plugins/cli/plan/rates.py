@@ -9,7 +9,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,8 +21,9 @@ from he_processors.fixed_point import Grid
 from he_processors.key_agreement import KEY_SIZE_BYTES
 from he_processors.masks import MessageLabel, PairwiseMasks
 from he_processors.randomness import OS_RANDOMNESS
+from he_processors.sum_tags import SumTags
 from nvflare_plugins.cli.plan.messages import Workload
-from nvflare_plugins.wire.aggregation import add_words
+from nvflare_plugins.wire.additions import add_words
 from nvflare_plugins.wire.profiles import BfvSums, CkksSums, MaskedSums, PlainSums, SumProcessor
 
 _N_VALUES = 1 << 15
@@ -73,26 +74,49 @@ def measure_trees(workload: Workload) -> TreeRate:
 def measure_protection(profile: str, n_sites: int) -> ProtectionRate:
     """Protect, add and reveal 32,768 values under ``profile`` as ``n_sites`` sites would."""
     processor, add = _processor(profile, n_sites)
+    tags = _tags(n_sites) if profile != "plain" else None
     n_added = min(n_sites, _MOST_SUMMANDS)
-    grid = Grid.for_sum(10, n_sites, min(processor.capacity_bits, 62))
+    grid = Grid.for_sum(10, n_sites, processor.capacity_bits)
     values = np.random.default_rng(0).normal(size=_N_VALUES)
     at_site, at_server = [], []
     for counter in range(_REPEATS):
         label = MessageLabel(counter, "HISTOGRAM", "plan", _N_VALUES)
-        protected, first = _timed(partial(_protect, processor, grid, values, label))
+        protected, first = _timed(partial(_protect, processor, tags, grid, values, label))
         total, added = _timed(partial(add, [protected] * n_added))
-        _, last = _timed(partial(_reveal, processor, grid, total, label))
+        _, last = _timed(partial(_reveal, processor, tags, grid, total, label))
         at_site.append(first + last)
         at_server.append(added / n_added)
     return ProtectionRate(statistics.median(at_site) / _N_VALUES, statistics.median(at_server) / _N_VALUES)
 
 
-def _protect(processor: SumProcessor, grid: Grid, values: NDArray[np.float64], label: MessageLabel) -> bytes:
-    return processor.protect(grid.encode(values), label)
+def _protect(
+    processor: SumProcessor, tags: SumTags | None, grid: Grid, values: NDArray[np.float64], label: MessageLabel
+) -> bytes:
+    integers = grid.encode(values)
+    _tag(tags, integers, replace(label, counter=2 * label.counter))
+    return processor.protect(integers, label)
 
 
-def _reveal(processor: SumProcessor, grid: Grid, total: bytes, label: MessageLabel) -> NDArray[np.float64]:
-    return grid.decode(processor.reveal(total, label))
+def _reveal(
+    processor: SumProcessor, tags: SumTags | None, grid: Grid, total: bytes, label: MessageLabel
+) -> NDArray[np.float64]:
+    integers = processor.reveal(total, label)
+    _tag(tags, integers, replace(label, counter=2 * label.counter + 1))  # to check a tag takes as long as to make it
+    return grid.decode(integers)
+
+
+def _tag(tags: SumTags | None, integers: NDArray[np.int64], label: MessageLabel) -> None:
+    if tags is not None:
+        tags.protect(integers, np.zeros(0, dtype=np.uint64), label)
+
+
+def _tags(n_sites: int) -> SumTags:
+    return SumTags(b"plan", 0, *_secrets(n_sites))
+
+
+def _secrets(n_sites: int) -> tuple[dict[int, bytes], bytes]:
+    pair_secrets = {rank: OS_RANDOMNESS.bytes(KEY_SIZE_BYTES) for rank in range(1, n_sites)}
+    return pair_secrets, OS_RANDOMNESS.bytes(KEY_SIZE_BYTES)
 
 
 def process_memory_bytes() -> int:
@@ -104,9 +128,7 @@ def _processor(profile: str, n_sites: int) -> tuple[SumProcessor, Add]:
     """Return a processor as a site has it, with random keys of its own, and the server's addition."""
     if profile == "plain":
         return PlainSums(), _add_words
-    pair_secrets = {rank: OS_RANDOMNESS.bytes(KEY_SIZE_BYTES) for rank in range(1, n_sites)}
-    group_secret = OS_RANDOMNESS.bytes(KEY_SIZE_BYTES)
-    masks = PairwiseMasks(b"plan", 0, pair_secrets, group_secret)
+    masks = PairwiseMasks(b"plan", 0, *_secrets(n_sites))
     if profile == "masks":
         return MaskedSums(masks), _add_words
     # Imported here: the lattice library takes long to load and most plans do without it.

@@ -93,7 +93,7 @@ def test_built_nodes(workload, nodes):
 def test_messages_of_a_multiclass_round_with_missing_values():
     workload = Workload(1000, 4, bins=16, depth=3, outputs=3, metrics=2, missing=True)
     found = {(m.kind, m.n_values): m.messages for m in round_messages(workload)}
-    assert found == {(Kind.HISTOGRAM, 128): 6, (Kind.HISTOGRAM, 256): 3, (Kind.ROOT_SUM, 2): 3, (Kind.METRIC, 11): 2}
+    assert found == {(Kind.HISTOGRAM, 128): 6, (Kind.HISTOGRAM, 256): 3, (Kind.ROOT_SUM, 2): 3, (Kind.METRIC, 9): 2}
 
 
 def test_cut_search_takes_32_steps_and_public_bounds_none():
@@ -109,10 +109,11 @@ def test_payload_sizes_are_those_of_the_processors(n_values):
     from he_processors.ckks import CkksProcessor
 
     values = np.arange(n_values, dtype=np.int64)
-    assert payload_bytes("masks", n_values) == payload_bytes("plain", n_values) == values.nbytes
+    assert payload_bytes("plain", n_values) == values.nbytes
+    assert payload_bytes("masks", n_values) == values.nbytes + 16, "and a pair of tags"
     for profile, processor in (("bfv", BfvProcessor), ("ckks", CkksProcessor)):
         key = processor.from_secret(processor.generate(2))
-        assert payload_bytes(profile, n_values) == len(key.encrypt(values))
+        assert payload_bytes(profile, n_values) == len(key.encrypt(values)) + 16
     with pytest.raises(ConfigurationError):
         payload_bytes("magic", n_values)
 
@@ -153,17 +154,20 @@ def test_a_larger_gradient_makes_histograms_wide_earlier():
 
 def test_estimate_of_known_numbers():
     # One message of 2 x 16 values x 8 bytes per round (depth 1, 1 feature, 16 bins) and one metric of 2 values and 2
-    # flags.
+    # flags; 2 tags in each.
     workload = Workload(rows=90, features=1, bins=16, depth=1, sites=3, rounds=10, cuts="uniform")
     network = Network(latency_s=0.5, site_bytes_per_s=1e3, server_bytes_per_s=1e3)
     result = estimate(workload, "masks", network, TreeRate(1.0, 0.1), ProtectionRate(0.01, 0.001), 1000)
-    assert result.round_bytes == 32 * 8 + 4 * 8
+    assert result.round_bytes == (32 + 2) * 8 + (4 + 2) * 8
     assert result.xgboost_s == pytest.approx(1.0 + 0.1 * 30)
-    assert result.protect_s == pytest.approx(36 * (0.01 + 3 * 0.001))
+    assert result.protect_s == pytest.approx(34 * (0.01 + 3 * 0.001))
     # The server's link carries all three sites' bytes, each way.
-    assert result.network_s == pytest.approx(2 * 0.5 + 2 * 3 * (256 + 32) / 1e3)
+    assert result.network_s == pytest.approx(2 * 0.5 + 2 * 3 * (272 + 48) / 1e3)
     setup_values = 2 + 2 + 5 * 385 + 1 + 1
-    assert result.total_bytes == 10 * 288 + 8 * setup_values and result.server_bytes == 6 * result.total_bytes
+    n_tags = 2 * 5
+    assert (
+        result.total_bytes == 10 * 320 + 8 * (setup_values + n_tags) and result.server_bytes == 6 * result.total_bytes
+    )
     assert result.total_s == pytest.approx(result.setup_s + 10 * result.round_s)
     assert result.site_memory > 1000 and result.server_memory > 1000
 

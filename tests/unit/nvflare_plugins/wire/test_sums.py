@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from he_processors.errors import CapacityExceeded, JobAborted, ProtocolError, VeilBoostError
+from he_processors.errors import AuthenticationError, CapacityExceeded, JobAborted, ProtocolError, VeilBoostError
 from he_processors.fixed_point import Grid, Grids, exponent_of
 from he_processors.masks import PairwiseMasks
+from he_processors.sum_tags import SumTags
 from nvflare_plugins.wire import profiles
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
@@ -63,13 +64,13 @@ def federate(work, plain: bool = False, finest: int | None = None, scheme: str |
         channel = Channel(site, SITES, "job", ATTEMPT, wires[site], 10.0)
         channel.moment = TrainingStep(Phase.UPDATE, 0)
         pairs = {peer: bytes([min(rank, peer), max(rank, peer)]) * 16 for peer in range(3) if peer != rank}
-        masks = MaskedSums(PairwiseMasks(b"session-" * 4, rank, pairs, b"g" * 32))
-        processor = PlainSums() if plain else masks
+        keys = (b"session-" * 4, rank, pairs, b"g" * 32)
+        processor = PlainSums() if plain else MaskedSums(PairwiseMasks(*keys))
         if key is not None:
             wrapper, codec = (BfvSums, Codec.BFV) if scheme == "bfv" else (CkksSums, Codec.CKKS)
             processor = wrapper(key, PairwiseMasks(b"lattice-" * 4, rank, pairs, b"g" * 32))
             channel.gather(Kind.HE_PUBLIC, key.public_parameters() if rank == 0 else b"", codec)
-        sums = ProtectedSums(channel, processor, masks, finest)
+        sums = ProtectedSums(channel, processor, SumTags(*keys), finest)
         try:
             results[site] = work(sums, rank)
         except VeilBoostError as error:
@@ -93,7 +94,7 @@ def test_masked_sums_are_exact_on_the_grid_and_equal_at_all_sites():
 
     masked, _ = federate(work)
     plain, _ = federate(work, plain=True)
-    grid = Grid.for_sum(4, 3, 62)
+    grid = Grid.for_sum(4, 3, 59)
     exact = np.ldexp(sum(np.rint(np.ldexp(v, -grid.exponent)) for v in values), grid.exponent)
     for results in (masked, plain):
         for site in SITES:
@@ -154,8 +155,8 @@ def test_a_new_scale_for_what_has_none_is_refused_by_name(what):
             return ask_for_another_scale(super().exchange(data, timeout_s))
 
     channel = Channel("a", ("a",), "job", ATTEMPT, Lying(Aggregator(("a",), ATTEMPT, 10.0), "a"), 10.0)
-    masks = MaskedSums(PairwiseMasks(b"s" * 32, 0, {}, b"g" * 32))
-    sums = ProtectedSums(channel, masks, masks)
+    keys = (b"s" * 32, 0, {}, b"g" * 32)
+    sums = ProtectedSums(channel, MaskedSums(PairwiseMasks(*keys)), SumTags(*keys))
     with pytest.raises(ProtocolError, match="which has none"):
         if what == "scale":
             sums.agree_scales({Family.GRADIENTS: 1.0})
@@ -192,18 +193,19 @@ def test_a_server_that_changes_the_secure_maximum_is_noticed():
     class Lying(Wire):
         def exchange(self, data: bytes, timeout_s: float) -> bytes:
             answer = bytearray(super().exchange(data, timeout_s))
-            answer[-8] ^= 1  # the highest threshold, which no honest site reaches
+            answer[-24] ^= 1  # the highest threshold, which no honest site reaches
             return bytes(answer)
 
     aggregator = Aggregator(("a",), ATTEMPT, 10.0)
     channel = Channel("a", ("a",), "job", ATTEMPT, Lying(aggregator, "a"), 10.0)
-    masks = MaskedSums(PairwiseMasks(b"s" * 32, 0, {}, b"g" * 32))
-    with pytest.raises(ProtocolError, match="secure maximum"):
-        ProtectedSums(channel, masks, masks).agree_scales({Family.GRADIENTS: 1.0})
+    keys = (b"s" * 32, 0, {}, b"g" * 32)
+    sums = ProtectedSums(channel, MaskedSums(PairwiseMasks(*keys)), SumTags(*keys))
+    with pytest.raises(AuthenticationError, match=r"SCALE \(setup:0\).*the server or a site"):
+        sums.agree_scales({Family.GRADIENTS: 1.0})
 
 
 @given(
-    st.lists(st.floats(-1024, 1024, allow_nan=False), min_size=1, max_size=20), st.integers(1, 50), st.integers(30, 62)
+    st.lists(st.floats(-1024, 1024, allow_nan=False), min_size=1, max_size=20), st.integers(1, 50), st.integers(30, 59)
 )
 @settings(max_examples=200)
 def test_grid_round_trips_within_half_a_step_and_sums_stay_in_capacity(values, n_summands, capacity_bits):
@@ -262,7 +264,7 @@ def test_gradients_and_hessians_keep_their_own_digits():
 
     results, _ = federate(work)
     assert results["a"][[1, 3]].tolist() == [303.0, 9.0]
-    assert results["a"][[0, 2]] == pytest.approx([1e12, -3e9 / 7], abs=2.0)
+    assert results["a"][[0, 2]] == pytest.approx([1e12, -3e9 / 7], abs=16.0)  # two steps of 2^(60 + 2 - 59)
 
 
 def test_a_metrics_numerator_takes_no_digits_from_its_count():
@@ -290,7 +292,7 @@ def test_a_metric_that_is_no_number_at_one_site_is_so_for_all_and_the_site_stays
         assert np.array_equal(results[site], [[seen, 6.0], [3.0, 6.0]], equal_nan=True)
     for wire in wires.values():
         frames = [frame for frame in wire.frames if frame.kind is Kind.METRIC]
-        assert {(frame.type, len(frame.payload)) for frame in frames} == {(FrameType.CONTRIBUTION, 32)}
+        assert {(frame.type, len(frame.payload), frame.tail) for frame in frames} == {(FrameType.CONTRIBUTION, 48, 32)}
 
 
 @pytest.mark.parametrize("scheme", ["bfv", "ckks"])
@@ -316,7 +318,7 @@ def test_narrow_pairs_are_used_only_where_their_step_will_do():
         return steps
 
     results, _ = federate(work, scheme="ckks")
-    assert results["a"] == [10 + 2 - 44, 30 + 2 - 62]
+    assert results["a"] == [10 + 2 - 44, 30 + 2 - 59]
 
 
 def test_halves_of_masked_words_add_up_for_any_number_of_sites():
