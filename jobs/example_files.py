@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -62,7 +63,7 @@ def write_bank(folder: Path) -> None:
     late, contract = random.poisson(0.7, n_rows), random.integers(1, 120, n_rows)
     risk = 1.2 * np.log(debt / income) + 0.9 * late + 0.25 * returns - 0.01 * contract + 0.6
     default = (risk + random.logistic(size=n_rows) > 0).astype(int)
-    tables = (
+    tables: tuple[dict[str, Any], ...] = (
         {"income": income.round(2), "debt": debt.round(2), "default": default},
         {"spent": spent.round(2), "returns": returns},
         {"late_bills": late, "contract_months": contract},
