@@ -1,22 +1,24 @@
 """The number format of gradient pairs: fixed point from public bounds, one signed integer for each (g, h).
 
 A pair is carried as ``g * 2^h_bits + h``, both in units of 2^-fraction_bits. The widths hold every sum of up to
-``max_additions`` pairs, so sums of encoded pairs decode exactly. Bounds come from the objective (|g| <= 1 and
-0 <= h <= 1/4 for the logistic loss), never from a round's own gradients.
+``max_additions`` pairs, so sums of encoded pairs decode exactly, also beyond 64 bits (``exact_sums``). Bounds come from
+the objective (|g| <= 1 and 0 <= h <= 1/4 for the logistic loss), never from a round's own gradients.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import CapacityExceeded
+from he_processors.exact_sums import as_words, to_float, words_for
 
 _ROW_BYTES = 16
+_WORD_BITS = 64
+MOST_SUM_BITS = 72  # the upper of two words is an exact double
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,6 @@ class PairFormat:
     g_bound: float
     h_low: float
     h_high: float
-    most_sum_bits: ClassVar[int] = 63  # sums are int64; the h digit stays below 64 bits: a pair shifts within two words
 
     def __post_init__(self) -> None:
         if self.max_additions < 1:
@@ -54,11 +55,13 @@ class PairFormat:
         if not all(math.isfinite(bound) for bound in bounds) or self.g_bound <= 0 or self.h_low >= self.h_high:
             raise ValueError("bounds must be finite, g_bound positive and h_low below h_high")
         g, h = self.g_range(self.max_additions), self.h_range(self.max_additions)
-        if max(g.high, -h.low, h.high, h.high - h.low) >> self.most_sum_bits:
+        if max(g.high, -h.low, h.high, h.high - h.low) >> MOST_SUM_BITS:
             raise CapacityExceeded(
-                f"{self.max_additions} additions at {self.fraction_bits} fraction bits exceed "
-                f"{self.most_sum_bits + 1}-bit sums"
+                f"{self.max_additions} additions at {self.fraction_bits} fraction bits exceed {MOST_SUM_BITS} bits"
             )
+        one_row = self._steps_up(self.g_bound) << self.h_bits  # a row's plaintext has two words
+        if one_row >> (8 * _ROW_BYTES - 2):
+            raise CapacityExceeded(f"a pair at {self.fraction_bits} fraction bits exceeds {8 * _ROW_BYTES} bits")
 
     @classmethod
     def logistic(cls, fraction_bits: int, max_additions: int) -> PairFormat:
@@ -78,6 +81,12 @@ class PairFormat:
         low = min(0, -self._steps_up(-self.h_low))
         high = max(0, self._steps_up(self.h_high))
         return IntegerRange(n_rows * low, n_rows * high)
+
+    @property
+    def n_words(self) -> int:
+        """Words of a sum (``exact_sums``)."""
+        g, h = self.g_range(self.max_additions), self.h_range(self.max_additions)
+        return words_for(max(g.high, h.high - h.low))
 
     @property
     def h_bits(self) -> int:
@@ -125,17 +134,24 @@ class PairFormat:
 
         Shapes: g, h: int64[n], encoded single rows; result: uint8[n, 16], two's complement, little-endian.
         """
-        h_bits = np.uint64(self.h_bits)
-        low = (g.view(np.uint64) << h_bits) + h.view(np.uint64)
+        if self.h_bits < _WORD_BITS:
+            low = (g.view(np.uint64) << np.uint64(self.h_bits)) + h.view(np.uint64)
+            pushed_out = g >> np.int64(_WORD_BITS - self.h_bits)
+        else:
+            low = h.view(np.uint64)
+            pushed_out = g << np.int64(self.h_bits - _WORD_BITS)
         carry = low < h.view(np.uint64)
         # The high word is the part of g that the shift pushed out, the sign of h, and the carry of the low words.
-        high = (g >> np.int64(64 - self.h_bits)) + (h >> np.int64(63)) + carry
+        high = pushed_out + (h >> np.int64(63)) + carry
         words = np.stack([low, high.view(np.uint64)], axis=1).astype("<u8")
         return words.view(np.uint8).reshape(-1, _ROW_BYTES)
 
     def decode(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return encoded sums as numbers, correctly rounded. Shapes: sums: int64[...]; result: float64[...]."""
-        return np.ldexp(sums.astype(np.float64), -self.fraction_bits)
+        """Return encoded sums as numbers, correctly rounded.
+
+        Shapes: sums: int64[n] or int64[n_words, n]; result: float64[n].
+        """
+        return np.ldexp(to_float(as_words(sums)), -self.fraction_bits)
 
     def _steps_up(self, bound: float) -> int:
         """Return the least integer that no encoded value within ``bound`` exceeds."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from he_processors.bignum.rows import rows_from_ints
 from he_processors.errors import CapacityExceeded, ProtocolError
+from he_processors.exact_sums import WORD_BITS, is_zero, split
 from he_processors.fixed_pairs import PairFormat
 
 MIN_SPARE_BITS = 64
@@ -54,7 +55,8 @@ class PackingLayout:
     def unpack(self, plaintexts: Sequence[int], n_bins: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Read the summed pairs of decrypted plaintexts.
 
-        Shapes: plaintexts: signed integers[n_ciphertexts(n_bins)]; results: g and h, int64[n_bins].
+        Shapes: plaintexts: signed integers[n_ciphertexts(n_bins)]; results: g and h, int64[n_bins], or in two words
+            int64[2, n_bins] (``exact_sums``) where sums of the format may leave 64 bits.
         Security: every digit lies within the capacity of the format and all spare bits are clear, or nothing is
             returned. Bounds of single nodes and known totals are checked where they are known.
 
@@ -72,26 +74,39 @@ class PackingLayout:
             raise ProtocolError(REFUSED)
         rows = rows_from_ints(shifted, (pair_bits * n_pairs) // 8 + 10)  # room to read nine bytes at any bit offset
         g, h = self._digits(rows)
-        g, h = g.reshape(-1), h.reshape(-1)
-        if np.any(g[n_bins:]) or np.any(h[n_bins:]):
+        if not (is_zero(g[:, n_bins:]).all() and is_zero(h[:, n_bins:]).all()):
             raise ProtocolError(REFUSED)
-        return g[:n_bins], h[:n_bins]
+        g, h = g[:, :n_bins], h[:, :n_bins]
+        return (g, h) if self.pair_format.n_words > 1 else (g[0], h[0])
 
     def _lowest(self) -> tuple[int, int]:
         n_rows = self.pair_format.max_additions
         return self.pair_format.g_range(n_rows).low, self.pair_format.h_range(n_rows).low
 
     def _digits(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Cut rows of shifted digits. Shapes: rows: uint8[n, width]; results: int64[n, pairs_per_plaintext]."""
-        h_bits, pair_bits = self.pair_format.h_bits, self.pair_format.pair_bits
-        shape = (rows.shape[0], self.pairs_per_plaintext)
+        """Cut rows of shifted digits.
+
+        Shapes: rows: uint8[n, width]; results: int64[n_words, n * pairs_per_plaintext].
+        """
+        h_bits, pair_bits, n_words = self.pair_format.h_bits, self.pair_format.pair_bits, self.pair_format.n_words
+        shape = (n_words, rows.shape[0], self.pairs_per_plaintext)
         g, h = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
-        g_low, h_low = self._lowest()
+        g_low, h_low = (split([low], n_words) for low in self._lowest())
         for j in range(self.pairs_per_plaintext):
-            h[:, j] = bit_field(rows, j * pair_bits, h_bits).view(np.int64) + h_low
+            h[:, :, j] = _words(rows, j * pair_bits, h_bits, n_words) + h_low
             # A g digit may use all 64 bits; int64 arithmetic wraps back into the range that the format guarantees.
-            g[:, j] = bit_field(rows, j * pair_bits + h_bits, pair_bits - h_bits).view(np.int64) + g_low
-        return g, h
+            g[:, :, j] = _words(rows, j * pair_bits + h_bits, pair_bits - h_bits, n_words) + g_low
+        return g.reshape(n_words, -1), h.reshape(n_words, -1)
+
+
+def _words(rows: NDArray[np.uint8], first_bit: int, n_bits: int, n_words: int) -> NDArray[np.int64]:
+    """Read the same non-negative digit of every row. Shapes: rows: uint8[n, width]; result: int64[n_words, n]."""
+    if n_words == 1:
+        return bit_field(rows, first_bit, n_bits).view(np.int64)[None]
+    low_bits = min(n_bits, WORD_BITS)
+    low = bit_field(rows, first_bit, low_bits)
+    high = bit_field(rows, first_bit + low_bits, n_bits - low_bits) if n_bits > low_bits else np.zeros_like(low)
+    return np.stack([low, high]).view(np.int64)
 
 
 def bit_field(rows: NDArray[np.uint8], first_bit: int, n_bits: int) -> NDArray[np.uint64]:

@@ -8,7 +8,6 @@ decoded. With 14 fraction bits one digit is enough, and a float32 gradient is ro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +32,6 @@ class DigitFormat(PairFormat):
     Units:    encoded integers count 2^-fraction_bits.
     Capacity: any number of rows below 2^31.
     """
-
-    most_sum_bits: ClassVar[int] = 80
 
     @classmethod
     def of(cls, fraction_bits: int, n_rows: int) -> DigitFormat:

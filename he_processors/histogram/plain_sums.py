@@ -75,8 +75,8 @@ def decrypt_level(
     """
     plaintexts = decryptor.decrypt(ciphertexts)
     g, h = packing.unpack(plaintexts, len(totals) * layout.n_slots)
-    nodes = zip(g.reshape(-1, layout.n_slots), h.reshape(-1, layout.n_slots), strict=True)
-    sums = [BinSums(node_g, node_h) for node_g, node_h in nodes]
+    firsts = range(0, len(totals) * layout.n_slots, layout.n_slots)
+    sums = [BinSums(g[..., i : i + layout.n_slots], h[..., i : i + layout.n_slots]) for i in firsts]
     for node_sums, total in zip(sums, totals, strict=True):
         check_node(node_sums, total, layout, packing.pair_format)
     return sums

@@ -47,7 +47,8 @@ class MessageSizes:
     def of(cls, job: VerticalJob, set_rows: Sequence[int], trees_per_round: int, limits: TreeLimits) -> MessageSizes:
         """Derive the sizes of one job. Raises: CapacityExceeded: the job's keys are too short for so many rows."""
         if not job.is_encrypted:
-            return cls(tuple(set_rows), _CLEAR_PAIR_BYTES, 1, trees_per_round, limits)
+            n_words = pair_format(set_rows[0]).n_words
+            return cls(tuple(set_rows), _CLEAR_PAIR_BYTES * n_words, 1, trees_per_round, limits)
         if job.profile == VerticalProfile.ELGAMAL.value:
             n_points = 1 + DigitFormat.of(job.fraction_bits, set_rows[0]).n_messages
             return cls(tuple(set_rows), n_points * AFFINE_BYTES, 1, trees_per_round, limits)

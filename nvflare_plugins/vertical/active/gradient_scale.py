@@ -23,28 +23,25 @@ from nvflare_plugins.vertical.active.split_evaluation import GradientUnit
 from nvflare_plugins.vertical.active.tree_growth import EncodedGradients
 from nvflare_plugins.xgb.objectives import ObjectiveFacts
 
-MIN_FRACTION_BITS = 36  # of the largest tables, 2^26 rows; tables of up to 2^22 rows have 40 or more
+MIN_FRACTION_BITS = 40
+"""Of tables of 2^22 rows and more, whose sums take two words; smaller ones have as many as fit one word."""
 _MAX_FRACTION_BITS = 52
 _SUM_BITS = 62
+_MAX_ROWS = 1 << 31  # rows are numbered by int32
 _HEADROOM = 8.0
 
 
-def pair_format(n_rows: int, fraction_bits: int | None = None) -> PairFormat:
-    """Return the finest format whose sums over all rows fit 64 bits.
-
-    Args:
-        fraction_bits: a coarser grid, for smaller ciphertext packs; at least ``MIN_FRACTION_BITS``.
+def pair_format(n_rows: int) -> PairFormat:
+    """Return the finest format whose sums over all rows fit 64 bits, and has ``MIN_FRACTION_BITS`` at least.
 
     Raises:
-        ConfigurationError: so many rows that the grid would be too coarse, or a grid that is.
+        ConfigurationError: more rows than a job may have.
     """
-    finest = min(_MAX_FRACTION_BITS, _SUM_BITS - (max(n_rows, 1) - 1).bit_length())
-    chosen = finest if fraction_bits is None else fraction_bits
-    if not MIN_FRACTION_BITS <= chosen <= finest:
-        raise ConfigurationError(
-            f"{n_rows} rows leave {finest} fraction bits for gradients; {MIN_FRACTION_BITS} to {finest} are possible"
-        )
-    return PairFormat(chosen, max(n_rows, 1), g_bound=1.0, h_low=0.0, h_high=1.0)
+    if n_rows >= _MAX_ROWS:
+        raise ConfigurationError(f"{n_rows} rows are more than a vertical job may have: fewer than {_MAX_ROWS}")
+    in_one_word = _SUM_BITS - (max(n_rows, 1) - 1).bit_length()
+    fraction_bits = max(MIN_FRACTION_BITS, min(_MAX_FRACTION_BITS, in_one_word))
+    return PairFormat(fraction_bits, max(n_rows, 1), g_bound=1.0, h_low=0.0, h_high=1.0)
 
 
 class GradientScale:

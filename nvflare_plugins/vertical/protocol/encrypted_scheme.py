@@ -27,7 +27,7 @@ from he_processors.ciphertext_wire import (
     decode_for_decryption,
     encode_ciphertexts,
 )
-from he_processors.errors import ConfigurationError, ProtocolError
+from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
 from he_processors.fixed_pairs import PairFormat
 from he_processors.histogram.bins import BinCodes, BinLayout
 from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
@@ -178,12 +178,20 @@ def histogram_maker(
     if setup.scheme == CLEAR_CODE:
         if not allow_clear or setup.public_key:
             raise ConfigurationError("the active party wants gradients in the clear, which this party does not accept")
-        return ClearHistogramMaker(timer)
+        return ClearHistogramMaker(timer, _pair_format(setup).n_words)
     if setup.scheme == Scheme.ELGAMAL.value:
         return elgamal_maker(setup, backend, timer)
-    pair_format = PairFormat(setup.fraction_bits, setup.max_additions, g_bound=1.0, h_low=0.0, h_high=1.0)
+    pair_format = _pair_format(setup)
     public_key = unpack_public_key(setup.scheme, setup.public_key, allow_toy_keys=allow_toy_keys)
     return EncryptedHistogramMaker(public_key, pair_format, backend, timer)
+
+
+def _pair_format(setup: TrainingSetup) -> PairFormat:
+    """Return the announced format. Raises: ProtocolError, if there is none such."""
+    try:
+        return PairFormat(setup.fraction_bits, setup.max_additions, g_bound=1.0, h_low=0.0, h_high=1.0)
+    except CapacityExceeded:
+        raise ProtocolError("the active party announced a number format that no sum fits") from None
 
 
 def unpack_public_key(scheme: int, data: bytes, *, allow_toy_keys: bool = False) -> PublicKey:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from he_processors.errors import ProtocolError
+from he_processors.exact_sums import WORD_BITS, lower_words
 from he_processors.fixed_pairs import PairFormat
 from he_processors.histogram.bins import BinCodes, BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal, check_node
@@ -111,10 +112,11 @@ class ClearGradientOwner:
 
     def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
         """Read and check the sums."""
-        if len(sums) != 2 * _PAIR.itemsize * layout.n_slots * len(totals):
+        n_words = self.pair_format.n_words
+        if len(sums) != 2 * n_words * _PAIR.itemsize * layout.n_slots * len(totals):
             raise ProtocolError(REFUSED)
-        values = np.frombuffer(sums, dtype=_PAIR).reshape(len(totals), layout.n_slots, 2)
-        opened = [BinSums(np.ascontiguousarray(v[:, 0]), np.ascontiguousarray(v[:, 1])) for v in values]
+        values = np.frombuffer(sums, dtype=_PAIR).reshape(len(totals), layout.n_slots, 2, n_words)
+        opened = [BinSums(*np.ascontiguousarray(v.transpose(1, 2, 0))) for v in values]
         for node_sums, total in zip(opened, totals, strict=True):
             check_node(node_sums, total, layout, self.pair_format)
         return opened
@@ -123,8 +125,10 @@ class ClearGradientOwner:
 class ClearHistogramMaker:
     """Adds pairs in the clear: the other half of ``ClearGradientOwner``."""
 
-    def __init__(self, timer: Timer = untimed) -> None:
+    def __init__(self, timer: Timer = untimed, n_words: int = 1) -> None:
+        """Args: n_words: of a sum (``PairFormat.n_words``)."""
         self._timer = timer
+        self._n_words = n_words
         self._n_rows = 0
         self._blocks: list[NDArray[np.int64]] = []
         self._pairs: NDArray[np.int64] | None = None
@@ -146,7 +150,11 @@ class ClearHistogramMaker:
         """Add the pairs of each node into bins."""
         if self._pairs is None:
             require_all_rows(self._n_rows, len(self._blocks))
-            self._pairs = np.concatenate(self._blocks)
+            pairs = np.concatenate(self._blocks)
+            if self._n_words > 1:  # each value as two, whose sums fit 64 bits; the upper one counts 2^20
+                low = lower_words(pairs)
+                pairs = np.stack([low, (pairs - low) >> WORD_BITS], axis=2).reshape(len(pairs), 2 * self._n_words)
+            self._pairs = pairs
         if self._codes is not codes:
             self._codes, self._codes_of_row = codes, np.ascontiguousarray(codes.T)
         with self._timer("histogram"):
@@ -156,7 +164,7 @@ class ClearHistogramMaker:
         # The sums are a product with the 0/1 matrix of slots and rows, block by block to bound the memory.
         if self._pairs is None:
             raise ProtocolError("sums were asked for before the gradients came")
-        total = np.zeros((layout.n_slots, 2), dtype=np.int64)
+        total = np.zeros((layout.n_slots, 2 * self._n_words), dtype=np.int64)
         first_slots = layout.starts[:-1].astype(np.int32)
         n_cells = min(rows.size, _BLOCK_ROWS) * layout.n_features
         ones, ends = np.ones(n_cells, dtype=np.int64), np.arange(0, n_cells + 1, layout.n_features, dtype=np.int32)

@@ -42,6 +42,15 @@ def test_plaintexts_of_signed_h_and_extreme_sums(g: int, h: int) -> None:
     assert int.from_bytes(row.tobytes(), "little", signed=True) == (g << pair_format.h_bits) + h
 
 
+@settings(deadline=None)
+@given(st.integers(-(2**40), 2**40), st.integers(0, 2**40), st.sampled_from([2**23, 2**24, 2**30, 2**31 - 1]))
+def test_plaintexts_of_sums_that_leave_64_bits(g: int, h: int, n_rows: int) -> None:
+    pair_format = PairFormat(40, n_rows, g_bound=1.0, h_low=0.0, h_high=1.0)
+    assert (pair_format.n_words, pair_format.h_bits >= 64) == (2, True)
+    row = pair_format.plaintext_rows(np.array([g]), np.array([h]))[0]
+    assert int.from_bytes(row.tobytes(), "little", signed=True) == (g << pair_format.h_bits) + h
+
+
 def test_encoding_rounds_half_to_even_and_decodes_exactly() -> None:
     pair_format = PairFormat(2, 10, 1.0, 0.0, 1.0)
     g, _ = pair_format.encode_pairs(np.array([0.125, 0.375, -0.125, 1.0]), np.zeros(4))
@@ -63,9 +72,13 @@ def test_hessians_out_of_bounds_are_refused(bad: float) -> None:
 
 
 def test_capacity_is_checked_when_the_format_is_made() -> None:
-    PairFormat.logistic(44, 2**18)
-    with pytest.raises(CapacityExceeded):
-        PairFormat.logistic(46, 2**18)
+    assert PairFormat.logistic(44, 2**18).n_words == 1
+    assert PairFormat.logistic(46, 2**18).n_words == 2
+    for too_much in ((56, 2**18), (40, 2**33)):
+        with pytest.raises(CapacityExceeded, match="72 bits"):
+            PairFormat.logistic(*too_much)
+    with pytest.raises(CapacityExceeded, match="128 bits"):
+        PairFormat(0, 2**8, g_bound=2.0**62, h_low=0.0, h_high=2.0**62)
     for arguments in ((40, 0, 1.0, 0.0, 1.0), (40, 5, -1.0, 0.0, 1.0), (40, 5, 1.0, 1.0, 0.5), (40, 5, np.inf, 0, 1)):
         with pytest.raises(ValueError):
             PairFormat(*arguments)

@@ -7,11 +7,14 @@ from hypothesis import strategies as st
 
 from he_processors.bignum.rows import rows_from_ints
 from he_processors.errors import CapacityExceeded, ProtocolError
+from he_processors.exact_sums import as_words, join
 from he_processors.fixed_pairs import PairFormat
 from he_processors.packing import REFUSED, PackingLayout, bit_field
 
 FORMAT = PairFormat.logistic(fraction_bits=40, max_additions=227_845)
 SIGNED = PairFormat(30, 1000, g_bound=2.0, h_low=-1.0, h_high=3.0)
+TWO_WORDS = PairFormat(40, 11_000_000, g_bound=1.0, h_low=0.0, h_high=1.0)
+MOST_ROWS = PairFormat(40, 2**31 - 1, g_bound=1.0, h_low=-0.5, h_high=1.0)
 WIDEST = PairFormat(0, 1, g_bound=2.0**62, h_low=0.0, h_high=2.0**62)
 
 
@@ -27,7 +30,7 @@ def pack(layout: PackingLayout, g: list[int], h: list[int]) -> list[int]:
 
 @st.composite
 def histograms(draw: st.DrawFn) -> tuple[PackingLayout, list[int], list[int]]:
-    pair_format = draw(st.sampled_from([FORMAT, SIGNED, WIDEST]))
+    pair_format = draw(st.sampled_from([FORMAT, SIGNED, WIDEST, TWO_WORDS, MOST_ROWS]))
     layout = PackingLayout(pair_format, draw(st.integers(1, 17)))
     g_range, h_range = (r(pair_format.max_additions) for r in (pair_format.g_range, pair_format.h_range))
     g = st.one_of(st.integers(g_range.low, g_range.high), st.sampled_from([g_range.low, g_range.high, 0, -1]))
@@ -42,7 +45,8 @@ def test_round_trip_is_exact(case: tuple[PackingLayout, list[int], list[int]]) -
     layout, g, h = case
     got_g, got_h = layout.unpack(pack(layout, g, h), len(g))
     assert got_g.dtype == got_h.dtype == np.int64
-    assert (got_g.tolist(), got_h.tolist()) == (g, h)
+    assert got_g.shape == ((len(g),) if layout.pair_format.n_words == 1 else (2, len(g)))
+    assert ([join(x) for x in as_words(got_g).T], [join(x) for x in as_words(got_h).T]) == (g, h)
 
 
 def test_as_many_pairs_as_leave_64_spare_bits() -> None:

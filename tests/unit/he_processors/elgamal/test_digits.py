@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.elgamal.digits import DigitFormat
-from he_processors.errors import CapacityExceeded, ConfigurationError
+from he_processors.errors import ConfigurationError
 from he_processors.exact_sums import join
-from he_processors.fixed_pairs import PairFormat
 from he_processors.histogram.plain_sums import NodeTotal
 
 PAIRS = st.lists(st.tuples(st.integers(-(2**40), 2**40), st.integers(0, 2**40)), min_size=1, max_size=30)
@@ -49,8 +48,6 @@ def test_the_edges_of_a_digit() -> None:
 
 
 def test_any_number_of_rows_keeps_its_bits() -> None:
-    with pytest.raises(CapacityExceeded):
-        PairFormat(40, 11_000_000, g_bound=1.0, h_low=0.0, h_high=1.0)
     digits = DigitFormat.of(40, 11_000_000)
     assert digits.h_range(11_000_000).high == 11_000_000 << 40
     assert [one.bits <= 52 for one in DigitFormat.of(40, 2**31 - 1).digit_ranges(2**31 - 1)] == [True] * 4

@@ -8,11 +8,17 @@ import pytest
 from he_processors.curve.registry import available_backends
 from he_processors.elgamal.digits import DigitFormat
 from he_processors.errors import ProtocolError
+from he_processors.fixed_pairs import PairFormat
 from nvflare_plugins.vertical.active import engine as active
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.protocol import gradient_scheme
 from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_owner
-from nvflare_plugins.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
+from nvflare_plugins.vertical.protocol.encrypted_scheme import (
+    EncryptedHistogramMaker,
+    gradient_owner,
+    histogram_maker,
+)
+from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, central, federate, first_difference, make_clear
 
@@ -38,7 +44,26 @@ def on_a_curve(n_rows: int):
     return owner, lambda: histogram_maker(owner.setup(), n_rows)
 
 
-SCHEMES = {"clear": make_clear, "paillier": encrypted, "elgamal": on_a_curve}
+# Sums of so many rows leave 64 bits; what the parties have are a few of them.
+LARGE = PairFormat(40, 11_000_000, g_bound=1.0, h_low=0.0, h_high=1.0)
+
+
+def clear_in_two_words(n_rows: int):
+    return ClearGradientOwner(LARGE), lambda: ClearHistogramMaker(n_words=LARGE.n_words)
+
+
+def encrypted_in_two_words(n_rows: int):
+    key = toy_paillier()
+    return gradient_owner(key, LARGE), lambda: EncryptedHistogramMaker(key.public_key, LARGE)
+
+
+SCHEMES = {
+    "clear": make_clear,
+    "clear, two words": clear_in_two_words,
+    "paillier": encrypted,
+    "paillier, two words": encrypted_in_two_words,
+    "elgamal": on_a_curve,
+}
 
 
 def data() -> Joined:
