@@ -6,8 +6,8 @@ messages go over pipes. What the last line of the output holds, one JSON object;
 trees:
 
     paillier_2048, paillier_3072, elgamal, elgamal_14, plain
-        identical_to_central   the merged model equals centralized XGBoost's in every bit of every tree; elgamal_14,
-                               whose gradients have 14 fraction bits, is meant to differ
+        identical_to_central   the merged model equals centralized XGBoost's in every bit of every tree; not promised
+                               of elgamal_14, whose gradients have 14 fraction bits
         s_per_tree, core_s_per_tree      wall and CPU seconds of all parties
         stages                 CPU seconds per tree by party and stage
         bytes_to_passive, bytes_to_active          per tree
