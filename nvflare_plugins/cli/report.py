@@ -14,6 +14,8 @@ from nvflare_plugins.report.report import write_report
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.report.summary import build_summary
 
+_DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Write it, and say where."""
@@ -21,6 +23,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(_summary(arguments) if arguments.summary else _report(arguments))
     except (OSError, ConfigurationError, ProtocolError) as error:
         print(f"veilboost report: {printable(str(error), 2000)}", file=sys.stderr)
+        return 1
+    except _DAMAGED:  # a record is read as it was written: what its fields hold is looked at where it is used
+        text = f"run.json or the model in {arguments.run_folder} is damaged, or of another version: copy the run again"
+        print(f"veilboost report: {printable(text, 2000)}", file=sys.stderr)
         return 1
     return 0
 

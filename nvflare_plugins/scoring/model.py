@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from nvflare_plugins.xgb.model_json import (
     trees_model,
 )
 from nvflare_plugins.xgb.objectives import OBJECTIVES
+from nvflare_plugins.xgb.tree_checks import check_trees, leaf_size, numbers_of
 
 ALL_ROUNDS, BEST_ROUND = "all", "best"
 _PART = (
@@ -42,18 +43,6 @@ _CUT_OFF = "is not whole JSON, cut off or damaged: copy it again from the run"
 _DAMAGED = "holds a tree that is none: copy it again from the run"
 _BINARY = ("binary:logistic", "binary:logitraw", "binary:hinge")
 _MULTICLASS = ("multi:softprob", "multi:softmax")
-_CATEGORICAL_SPLIT = 1
-_NODE_FIELDS = (
-    "left_children",
-    "right_children",
-    "split_indices",
-    "split_conditions",
-    "default_left",
-    "split_type",
-    "parents",
-)
-_LARGEST = float(np.finfo(np.float32).max)
-_NO_PARENT = (2**31 - 1, -1)  # XGBoost's; the second in trees of vectors
 _COVER_SLACK = 1e-3  # of a node's cover: sums in float32 depend on their order
 
 
@@ -215,7 +204,7 @@ class FinishedModel:
         Raises:
             ScoringError: the model's covers are not those of rows, or its leaves are vectors.
         """
-        if any(_leaf_size(tree) > 1 for tree in self._trees):
+        if any(leaf_size(tree) > 1 for tree in self._trees):
             raise self._error("has vectors for leaves (multi_output_tree), for which XGBoost computes no SHAP values")
         n_wrong = sum(not _are_covers(tree) for tree in self._trees)
         if n_wrong:
@@ -301,7 +290,7 @@ class FinishedModel:
         except (TypeError, ValueError):
             raise self._error(_DAMAGED) from None
         is_multiclass, groups = self.objective in _MULTICLASS, set(trees_model(learner)["tree_info"])
-        has_vectors = is_multiclass and _leaf_size(self._trees[0]) == n_classes
+        has_vectors = is_multiclass and leaf_size(self._trees[0]) == n_classes
         n_groups = n_classes if is_multiclass and groups != {0} else 1
         if (
             n_targets not in (0, 1)
@@ -323,12 +312,9 @@ class FinishedModel:
 
     def _check_trees(self, learner: Mapping[str, Any]) -> None:
         """Check what XGBoost takes on trust: a wrong child or column would have it read beyond the tree or the row."""
-        splits: set[int] = set()
         try:
-            _check_rounds(learner)
-            for tree in self._trees:
-                splits |= _categorical_splits(tree, len(self.features))
-        except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError):
+            splits = check_trees(learner, len(self.features))
+        except ValueError:
             raise self._error(_DAMAGED) from None
         unlisted = [feature.name for i, feature in enumerate(self.features) if i in splits and not feature.categories]
         if unlisted:
@@ -347,82 +333,6 @@ class FinishedModel:
         return booster
 
 
-def _leaf_size(tree: Mapping[str, Any]) -> int:
-    return int(tree["tree_param"].get("size_leaf_vector", 1))
-
-
-def _check_rounds(learner: Mapping[str, Any]) -> None:
-    """Check to which round, and to which output, every tree belongs.
-
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError: it does not follow.
-    """
-    booster, model = learner["gradient_booster"], trees_model(learner)
-    n_trees, starts = len(model["trees"]), model.get("iteration_indptr", [0])
-    if any(type(number) is not int or number < 0 for number in (*model["tree_info"], *starts)):
-        raise ValueError
-    if len(model["tree_info"]) != n_trees or int(model["gbtree_model_param"]["num_trees"]) != n_trees:
-        raise ValueError
-    if ("iteration_indptr" in model and (starts[0], starts[-1]) != (0, n_trees)) or sorted(starts) != starts:
-        raise ValueError
-    if "weight_drop" in booster:
-        _numbers(booster["weight_drop"], n_trees)
-    n_classes = max(int(learner["learner_model_param"].get("num_class", 0)), 1)
-    for number, tree in enumerate(model["trees"]):
-        if tree.get("id", number) != number or _leaf_size(tree) not in (0, 1, n_classes):
-            raise ValueError
-
-
-def _categorical_splits(tree: Mapping[str, Any], n_features: int) -> set[int]:
-    """Check one tree; return the columns that it splits by category.
-
-    Raises:
-        ValueError, KeyError, TypeError, IndexError, OverflowError: it is no tree over so many columns.
-    """
-    n_nodes = int(tree["tree_param"]["num_nodes"])
-    left, right, feature, condition, default, kind, parents = (_numbers(tree[name], n_nodes) for name in _NODE_FIELDS)
-    inner = left != -1
-    children, unused = np.concatenate([left[inner], right[inner]]), int(tree["tree_param"].get("num_deleted", 0))
-    # Each node but the root is the child of one node: then no path from the root goes in a circle.
-    if not np.isin(children, np.arange(1, n_nodes)).all() or children.size != n_nodes - 1 - unused:
-        raise ValueError
-    children = children.astype(np.int64)
-    if np.unique(children).size != children.size or parents[0] not in _NO_PARENT:
-        raise ValueError
-    # A leaf has no child; one of vectors names its vector there.
-    n_vectors = _numbers(tree["leaf_weights"]).size // _leaf_size(tree) if _leaf_size(tree) > 1 else 0
-    if not np.isin(right[~inner], np.arange(n_vectors) if n_vectors else -1).all():
-        raise ValueError
-    if not np.array_equal(parents[children], np.concatenate([np.flatnonzero(inner)] * 2)):
-        raise ValueError
-    if not np.isin(feature[inner], np.arange(n_features)).all() or not np.isin([default, kind], (0, 1)).all():
-        raise ValueError
-    if (np.abs(condition[~inner]) > _LARGEST).any():
-        raise ValueError
-    by_category = inner & (kind == _CATEGORICAL_SPLIT)
-    _check_category_sets(tree, np.flatnonzero(by_category))
-    return set(feature[by_category].astype(int).tolist())
-
-
-def _check_category_sets(tree: Mapping[str, Any], nodes: NDArray[np.int64]) -> None:
-    sets, where = tree["categories"], tree["categories_nodes"]
-    starts, sizes = tree["categories_segments"], tree["categories_sizes"]
-    if sorted(where) != nodes.tolist() or not len(where) == len(starts) == len(sizes):
-        raise ValueError
-    for start, size in zip(starts, sizes, strict=True):
-        if start < 0 or size < 1 or start + size > len(sets):
-            raise ValueError
-    if any(type(one) is not int or not 0 <= one < 2**24 for one in sets):
-        raise ValueError
-
-
-def _numbers(values: Sequence[Any], n: int | None = None) -> NDArray[np.float64]:
-    array = np.asarray(values, dtype=np.float64)
-    if array.shape != (array.size if n is None else n,) or np.isnan(array).any():
-        raise ValueError
-    return array
-
-
 def _are_covers(tree: Mapping[str, Any]) -> bool:
     """Tell whether a tree's covers can be those of rows: above zero, and each the sum of its children's.
 
@@ -434,7 +344,7 @@ def _are_covers(tree: Mapping[str, Any]) -> bool:
     if not inner.any():
         return True
     try:
-        cover, gain = _numbers(tree["sum_hessian"], left.size), _numbers(tree["loss_changes"], left.size)
+        cover, gain = numbers_of(tree["sum_hessian"], left.size), numbers_of(tree["loss_changes"], left.size)
     except (KeyError, ValueError, TypeError):
         return False
     parts, whole = cover[left[inner]] + cover[right[inner]], cover[inner]

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE, Cuts
+from nvflare_plugins.xgb.model_json import trees_model
 from nvflare_plugins.xgb.parameters import TrainingParameters
+from nvflare_plugins.xgb.tree_checks import check_trees
 
 _NUMBERS = 0  # XGBoost's split_type of a threshold; 1 is a set of categories
 
@@ -37,6 +39,7 @@ def check_initial_model(model: bytes, name: str, parameters: TrainingParameters,
         learner = _learner(model)
     except (xgb.core.XGBoostError, ValueError):
         raise ConfigurationError(f"input {name!r} is not a model that XGBoost {xgb.__version__} reads") from None
+    _check_trees(learner, name, booster.num_features())
     if booster.num_features() != len(features) or list(booster.feature_names or features) != list(features):
         raise ConfigurationError(
             f"the model {name!r} was trained on other columns, or in another order, than the job's"
@@ -66,6 +69,18 @@ def check_initial_model(model: bytes, name: str, parameters: TrainingParameters,
                 f"the model {name!r} has {thresholds.size} thresholds on column {column!r}: max_bin must be at least "
                 f"{thresholds.size + 2} to continue it"
             )
+
+
+def _check_trees(learner: Mapping[str, Any], name: str, n_features: int) -> None:
+    """Refuse trees in which XGBoost would lose its way, and take the process with it."""
+    try:
+        if _trees(learner):
+            check_trees(learner, n_features)
+            n_outputs = max(1, int(learner["learner_model_param"]["num_class"]))
+            if max(trees_model(learner)["tree_info"]) >= n_outputs:
+                raise ValueError
+    except ValueError:
+        raise ConfigurationError(f"the model {name!r} holds a tree that is none: copy it again from its run") from None
 
 
 def keep_thresholds(cuts: Cuts, model: bytes, max_bin: int) -> Cuts:

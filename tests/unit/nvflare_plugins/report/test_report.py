@@ -12,6 +12,7 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.cli.main import main
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.evidence.log import EvidenceLog
@@ -286,3 +287,24 @@ def test_code_in_texts_is_shown_as_code_and_nothing_else_becomes_markup(folder):
     html = build_report(run_record(profile="paillier", registry="same rows.", sections=(section,)), folder)
     assert "run <code>a &lt;b&gt;</code> here" in html and "the preset <code>exact</code>" in html
     assert "`" not in structure(html).text and "<p>Same rows.</p>" in html
+
+
+DAMAGED_FIELDS = {
+    "traffic": [["HISTOGRAM", 1, [], {}, "x", None, "-"]],
+    "rounds": [{"round": 0, "seconds": "x", "metrics": {"auc": "high"}, "stages": {}}],
+    "sites": [{"a": 1}, 3],
+    "profile": 3.5,
+    "evidence": 5,
+    "model": [],
+}
+
+
+@pytest.mark.parametrize("field", DAMAGED_FIELDS)
+def test_a_damaged_record_is_no_traceback(field, tmp_path, capsys):
+    run_record().write(tmp_path)
+    document = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps({**document, field: DAMAGED_FIELDS[field]}))
+    assert main(["report", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("veilboost report: ") and said.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
