@@ -40,6 +40,7 @@ def test_the_subcommands_that_are_imported_late_are_there() -> None:
         "plan",
         "verify",
         "report",
+        "compare",
         "predict",
         "export",
         "registry",
