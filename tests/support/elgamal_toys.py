@@ -1,4 +1,4 @@
-"""Small additive ElGamal for tests: the plain-integer curve, keys from a seed, short tables, a level to open."""
+"""Small additive ElGamal for tests: keys from a seed, short tables, a level to open, on this machine's curve."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.curve.interface import FIELD_PRIME, Points
-from he_processors.curve.reference import ReferenceCurve
+from he_processors.curve.interface import FIELD_PRIME, Curve, Points
+from he_processors.curve.registry import open_curve
 from he_processors.elgamal.bin_sums import Hider, sum_bins
 from he_processors.elgamal.decryption import ElGamalDecryptor
 from he_processors.elgamal.digits import DigitFormat
@@ -25,8 +25,8 @@ TABLE_BITS = 12
 
 
 @cache
-def toy_curve() -> ReferenceCurve:
-    return ReferenceCurve()
+def toy_curve() -> Curve:
+    return open_curve()
 
 
 @cache
