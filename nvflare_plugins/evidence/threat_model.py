@@ -145,6 +145,9 @@ _NOTES_FOR_HORIZONTAL = (
     "labels.",
     "Every site sees pooled sums of small nodes and bins; one that holds one row shows that row's gradient, not whose "
     "row it is. With cuts=uniform or logarithmic, and with category lists, whoever writes the job chooses the bins.",
+    "With pooled_metrics, which needs every policy's consent (score_histogram), the sites also learn the pooled "
+    "evaluation rows of each class by bins of the final model's probability, at least k of each in a bin, and the "
+    "edges, which tell of one site's scores.",
     "Number formats are agreed by a secure maximum of powers of two, from which a site learns the largest of the "
     "others: about the rows times the label size of the largest other site.",
     "Sites are honest but curious, and so is the server but for what it does to sums. Malformed bytes end the job; "

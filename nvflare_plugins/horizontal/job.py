@@ -68,6 +68,11 @@ class HorizontalJob(JobDocument):
     """Name of an evaluation set in every site's policy; evaluated after each round."""
     evaluate_training: Flag = False
     """Evaluate the training set too, which costs one exchange per metric and round."""
+    pooled_metrics: Flag = False
+    """After training, metrics of the final model on the evaluation rows of all sites together go into each site's
+    report: AUC, average precision (AUCPR) and Kolmogorov-Smirnov as intervals, calibration, thresholds. For two
+    classes, with an eval_data_set; every site's policy must consent (`score_histogram`). They are never streamed.
+    """
     weight: Name | None = None
     """Column of sample weights. Another one over the same rows counts as changed rows at the sites' registries."""
     features: Names | None = None
@@ -105,6 +110,8 @@ class HorizontalJob(JobDocument):
     def __post_init__(self) -> None:
         if self.early_stopping_rounds is not None:
             expect("early_stopping_rounds needs an eval_data_set to watch", self.eval_data_set is not None)
+        if self.pooled_metrics:
+            expect("pooled_metrics needs an eval_data_set, whose rows it is about", self.eval_data_set is not None)
         if self.cuts in (CutMode.UNIFORM.value, CutMode.LOGARITHMIC.value) and not self.cut_bounds:
             raise ConfigurationError(f"cuts={self.cuts} needs cut_bounds, the public bounds of every feature")
         self._check_params()

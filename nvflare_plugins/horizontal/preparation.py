@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from he_processors.errors import ConfigurationError
+from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.data_sets.declaration import DataSet
@@ -20,6 +20,7 @@ from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.processors import ChosenProfile, choose_profile
 from nvflare_plugins.horizontal.row_sampling import check_sampling
+from nvflare_plugins.horizontal.score_histogram import OBJECTIVES as SCORED
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import JobTerms
@@ -96,6 +97,8 @@ def prepare(job: HorizontalJob, context: SiteContext) -> Prepared:
     if CutMode(job.cuts) in (CutMode.UNIFORM, CutMode.LOGARITHMIC):
         numeric = [name for name in names if name not in (job.categories or {})]
         spaced_cuts(numeric, job.cut_bounds, parameters.max_bin, CutMode(job.cuts))  # complains of missing bounds
+    if job.pooled_metrics:
+        _check_pooled(policy, parameters, [data_set, eval_set])
     if job.early_stopping_rounds is not None and not parameters.metrics:
         raise ConfigurationError("early_stopping_rounds needs an eval_metric to watch")
     initial = None
@@ -138,6 +141,23 @@ def _check_public(job: HorizontalJob, policy: SitePolicy, features: Sequence[str
     if job.weight is None:
         with_floor(parameters, policy.min_rows_per_node)
     return parameters
+
+
+def _check_pooled(policy: SitePolicy, parameters: TrainingParameters, sets: Sequence[DataSet | None]) -> None:
+    """Check that rows may be counted by the model's scores. Raises: PolicyRefusal, ConfigurationError."""
+    if parameters.objective.name not in SCORED:
+        raise ConfigurationError(f"pooled_metrics is for objectives {', '.join(SCORED)}: leave it out")
+    policy.check_consent(
+        "score_histogram",
+        "does not count its evaluation rows by the model's scores for other sites",
+        "leave pooled_metrics out",
+    )
+    for one in sets:
+        if one is not None and one.privacy is not None:
+            raise PolicyRefusal(
+                f"data set {one.name!r} of {policy.site} has a privacy budget, and counts by scores are not charged to "
+                f"it. Policy key: data_sets.{one.name}.privacy. Remedy: leave pooled_metrics out"
+            )
 
 
 def _load(spec: DataSet, policy: SitePolicy, columns: Mapping[str, Any]) -> Table:

@@ -34,10 +34,11 @@ from nvflare_plugins.horizontal.row_floors import (
     rows_needed,
 )
 from nvflare_plugins.horizontal.row_sampling import RowDraws, SampledWeights, row_fraction
+from nvflare_plugins.horizontal.score_histogram import pooled_section
 from nvflare_plugins.horizontal.training import LoopSettings, TrainingHandler, TrainingResult, train, training_shape
 from nvflare_plugins.horizontal.value_bounds import check_weights, coarsest_pairs, label_sum, value_bounds
 from nvflare_plugins.report.data_facts import EVALUATION, DataFacts
-from nvflare_plugins.report.run_record import RoundRow
+from nvflare_plugins.report.run_record import ReportSection, RoundRow
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
 from nvflare_plugins.site.memory.registry import Registry, describe_draw
 from nvflare_plugins.wire.catalogue import BaseScoreSource, TrainingShape
@@ -74,7 +75,8 @@ class _Run:
         with self._reservations.cancelled_by(PolicyRefusal, DataRefusal):
             self._check_floors(sums)
         cuts, root_feature = self._agree_on_cuts(sums)
-        return self._finish(self._train(sums, cuts, root_feature, n_done), cuts)
+        result = self._train(sums, cuts, root_feature, n_done)
+        return self._finish(result, cuts, self._pooled(sums, result.booster))
 
     # -- before training ----------------------------------------------------------------------------------------------
 
@@ -245,7 +247,14 @@ class _Run:
 
     # -- after training -----------------------------------------------------------------------------------------------
 
-    def _finish(self, result: TrainingResult, cuts: Cuts) -> JobResult:
+    def _pooled(self, sums: ProtectedSums, booster: xgb.Booster) -> tuple[ReportSection, ...]:
+        """Return the metrics on the evaluation rows of all sites, if the job asks for them."""
+        table = self._prepared.eval_table
+        if not self._job.pooled_metrics or table is None:
+            return ()
+        return (pooled_section(self._attempt, sums, booster, table),)
+
+    def _finish(self, result: TrainingResult, cuts: Cuts, sections: tuple[ReportSection, ...]) -> JobResult:
         job, attempt, n_rounds = self._job, self._attempt, result.booster.num_boosted_rounds()
         trained, names = bytes(result.booster.save_raw("json")), self._prepared.table.feature_names
         model = with_lists(trained, names, job.categories, job.label_classes)
@@ -258,6 +267,7 @@ class _Run:
             TITLE,
             self._parameters.agreed,
             path.name,
+            sections,
             registry=self._reservations.message,
             cuts={"mode": job.cuts, "points": sum(c.size for c in cuts.of_feature), "min_rows": job.min_rows_per_cut},
             best_round=result.best_round,

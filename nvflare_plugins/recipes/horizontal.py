@@ -35,10 +35,10 @@ class HorizontalXGBRecipe(JobRecipe):
         cuts: How the histogram's cut points are agreed: `quantile`, `exact`, `uniform` or `logarithmic`.
         sites: The sites that take part; None means all that FLARE assigns to the job.
         min_clients: Fewest sites; default 3, or the number of ``sites``.
-        settings: Any other field of ``HorizontalJob``: ``eval_data_set``, ``evaluate_training``, ``weight``,
-            ``features``, ``categories``, ``unknown_category_is_missing``, ``label_classes``, ``cut_bounds``,
-            ``min_rows_per_cut``, ``early_stopping_rounds``, ``checkpoint_every``, ``initial_model``, ``resume_from``,
-            ``tracking``, ``finest_exponent``, ``deadline_s``.
+        settings: Any other field of ``HorizontalJob``: ``eval_data_set``, ``evaluate_training``, ``pooled_metrics``,
+            ``weight``, ``features``, ``categories``, ``unknown_category_is_missing``, ``label_classes``,
+            ``cut_bounds``, ``min_rows_per_cut``, ``early_stopping_rounds``, ``checkpoint_every``, ``initial_model``,
+            ``resume_from``, ``tracking``, ``finest_exponent``, ``deadline_s``.
 
     Raises:
         ConfigurationError: a setting or parameter that no site would accept.

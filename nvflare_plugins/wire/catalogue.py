@@ -134,6 +134,7 @@ class Kind(MessageKind):
     EFFECTIVE_ROWS = KindFacts(46, True, "rows and sites that carry weight, counted up to what is needed")
     LEAF_ROWS = KindFacts(47, True, "number of training rows in each leaf")
     OWN_TREES = KindFacts(48, True, "sealed trees that each site grew on its own rows")
+    SCORE_COUNTS = KindFacts(51, True, "rows of each class by bins of the predicted probability")
     CONVERSATION = KindFacts(43, True, "sealed requests and answers between single parties")
 
 

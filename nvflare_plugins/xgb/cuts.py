@@ -136,11 +136,11 @@ def _cuts_of_feature(low: NDArray[np.int64], high: NDArray[np.int64], n_present:
         return np.empty(0, dtype=np.float32)
     brackets = np.unique(np.stack([low, high], axis=1), axis=0).astype(np.uint32)
     bounds = from_keys(brackets)
-    points = {_shortest_between(a, b) for a, b in bounds}
+    points = {shortest_between(a, b) for a, b in bounds}
     return np.array(sorted(p for p in points if abs(p) < LARGEST_VALUE), dtype=np.float32)
 
 
-def _shortest_between(low: np.float32, high: np.float32) -> np.float32:
+def shortest_between(low: np.float32, high: np.float32) -> np.float32:
     """Return the float32 in [low, high] with the fewest decimal digits; the same at every site."""
     if low == high:
         return low

@@ -109,6 +109,13 @@ class Consents(Document):
     """Bagging: the other sites get trees that were grown on this site's rows alone, with thresholds that are values
     of single rows, whatever `exact_cuts` says, and leaves that are statistics of its own rows.
     """
+    score_histogram: Flag = False
+    """Horizontal jobs with `pooled_metrics`: the sites learn how many evaluation rows of each class, of all sites
+    together, lie in up to 64 bins of the final model's predicted probability, each of which holds at least
+    `min_rows_per_cut` rows of each class at one site alone. Where this site's rows make the bins, their edges tell of
+    its own scores. Jobs with other models on the same rows release further counts. Data sets with a privacy budget
+    never take part.
+    """
     exact_use_of_budgeted_data: Flag = False
     """Jobs without differential privacy on a data set that has a privacy budget, in any role, and jobs on rows
     whose randomised buckets were sent. They are entered into no ledger: the budget then no longer bounds what others
