@@ -10,10 +10,12 @@ autodp takes about a second to import, so it is imported when asked.
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 from dp_components.accounting.composition import compose, cost_of, count_events
 from dp_components.errors import SecondOpinionDiffers
@@ -80,10 +82,22 @@ def _gaussians(counts: Counter[PricedEvent]) -> list[tuple[float, int]]:
     return whole
 
 
+def _imported(name: str) -> Any:
+    """Import a module of autodp, without what it does to the path of modules.
+
+    It adds the folder above the working folder: whatever lies there under the name of an optional module of any
+    library would be imported later, and run.
+    """
+    before = list(sys.path)
+    try:
+        return import_module(name)
+    finally:
+        sys.path[:] = before
+
+
 def _autodp_epsilon(gaussians: list[tuple[float, int]], delta: float) -> float:
     try:
-        mechanisms = import_module("autodp.mechanism_zoo")
-        transformers = import_module("autodp.transformer_zoo")
+        mechanisms, transformers = _imported("autodp.mechanism_zoo"), _imported("autodp.transformer_zoo")
         parts = [
             mechanisms.ExactGaussianMechanism(sigma=multiplier, name=f"query{i}")
             for i, (multiplier, _) in enumerate(gaussians)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,3 +60,19 @@ def test_plans_without_gaussians_need_none_but_must_be_priced() -> None:
     assert check_second_opinion([LaplaceEvent(1.0, ROW)], 1e-6) is None
     with pytest.raises(UnknownEvent):
         check_second_opinion([object()], 1e-6)  # type: ignore[list-item]
+
+
+def test_nothing_is_imported_from_the_folder_above_the_working_folder(tmp_path: Path) -> None:
+    """Autodp puts it on the path of modules, where others may write, such as above a folder in /tmp."""
+    (tmp_path / "optional_module.py").write_text("print('run')\n")
+    (tmp_path / "work").mkdir()
+    program = """from dp_components.accounting.second_opinion import check_second_opinion
+from dp_components.events import GaussianEvent
+from dp_components.neighbouring import NeighbouringRelation
+assert check_second_opinion([GaussianEvent(6.0, NeighbouringRelation.ADD_OR_REMOVE_ROW)], 1e-6) is not None
+import optional_module
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    options: dict[str, Any] = {"cwd": tmp_path / "work", "env": environment, "capture_output": True, "text": True}
+    run = subprocess.run([sys.executable, "-c", program], check=False, **options)
+    assert run.returncode == 1 and "No module named 'optional_module'" in run.stderr and run.stdout == ""
