@@ -68,8 +68,8 @@ $(STAMP): pyproject.toml $(wildcard he_processors/_native/*.c he_processors/_nat
 	@$(PYTHON) -c "import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else 'VeilBoost needs Python 3.11 to 3.13; set PYTHON=')"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@# Private set intersection has wheels for Linux with glibc 2.35 only: its tests are skipped where it does not install.
-	@$(PIP_INSTALL) -e ".[test,psi]" $(BY_PACKAGE) || { echo "again, without the extra psi:"; $(PIP_INSTALL) -e ".[test]" $(BY_PACKAGE); }
+	@# The oracle has wheels for Linux with glibc 2.35 only: its test is skipped where it does not install.
+	@$(PIP_INSTALL) -e ".[test,oracle]" $(BY_PACKAGE) || { echo "again, without the extra oracle:"; $(PIP_INSTALL) -e ".[test]" $(BY_PACKAGE); }
 	@touch $@
 
 clean:

@@ -10,7 +10,7 @@ rows. ``elgamal`` is ``paillier`` under the faster scheme on a curve, which poli
 without encryption.
 
 The parties' tables overlap in most rows, in different orders; the job finds the common ones by private set intersection
-(extra ``psi``) before it trains. The job folders are what ``nvflare simulator`` and ``nvflare job submit`` take as they
+before it trains. The job folders are what ``nvflare simulator`` and ``nvflare job submit`` take as they
 stand; every party's policy must name the data sets and their id column, as ``veilboost site-setup DIR --data-set
 breast=... --data-set breast_test=... --id breast=id --id breast_test=id`` writes it.
 """

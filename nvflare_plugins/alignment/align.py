@@ -20,7 +20,6 @@ import numpy as np
 
 from he_processors.errors import PolicyRefusal, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.alignment.blinding import psi_library
 from nvflare_plugins.alignment.intersection import intersect
 from nvflare_plugins.alignment.lists import Lists, PairSeal, RoutingChannel
 from nvflare_plugins.alignment.result import Alignment
@@ -85,9 +84,7 @@ def align(
     Raises:
         PolicyRefusal: the sets are too unequal, the intersection is too small, or ids were aligned before.
         ProtocolError, AuthenticationError: another party, or the server, did not keep to the protocol.
-        BackendUnavailable: openmined-psi is not installed.
     """
-    psi_library()
     if any(len(set(of_set)) != len(of_set) for of_set in ids.values()):
         raise ValueError("ids must be different: take them from load_ids")
     offer = _Offer.of(ids, policy.vertical)
@@ -128,10 +125,11 @@ class _Aligner:
         channel, session = self.channel, self.session
         self.say(f"aligning {name} between {', '.join(channel.sites)}")
         key = session.hmac("alignment items", name.encode())
-        items = [hmac.digest(key, one, "sha256").hex() for one in ids]
+        items = [hmac.digest(key, one, "sha256") for one in ids]
+        domain = session.hmac("alignment domain", f"{channel.job_id}, {name}".encode())
         ticker = _Ticker(self.say, name, 3 * (channel.world - 1) + 1)
         lists = Lists(channel, session, f"alignment of {name}", max(sizes), ticker.block_done, self._record)
-        found = intersect(lists, items, sizes, self.least, self.randomness)
+        found = intersect(lists, items, sizes, self.least, domain, self.randomness)
         found.sort(key=lambda place: ids[place])
         ordered = b"".join(len(ids[place]).to_bytes(4, "little") + ids[place] for place in found)
         _compare_keyed(channel, session, f"aligned rows of {name}", ordered)

@@ -1,102 +1,71 @@
-"""Blinding of ids with a secret key, by elliptic-curve Diffie-Hellman: H(id)^k, and the same with several keys.
+"""Blinding of ids with a secret key, by elliptic-curve Diffie-Hellman: k H(id), and the same with several keys.
 
-Blinding commutes: whoever blinds first, the result is H(id)^(k1 k2 ... km). The curve arithmetic (P-256, hashing to
-the curve, checking that points lie on it) is openmined-psi's, the library behind NVFlare's own DH-PSI. Its building
-blocks are used here, not NVFlare's task handler around them, because that one
+Blinding commutes: whoever blinds first, the result is k1 k2 ... km H(id). The group is ristretto255, whose order is a
+prime and whose elements have one encoding each: what is no such encoding is refused, and so is the neutral element, so
+that no list holds anything whose logarithm tells of a key. Arithmetic and hashing are those of ``he_processors.curve``.
+Sets of elements are compared exactly, so that the rate of false positives is that of a collision of hashes.
 
-* is for two parties at a time, so that one party of three learns every pairwise intersection;
-* loads the full set again when an intersection was empty;
-* puts ids into the text of exceptions, which FLARE sends to the server.
-
-Nor is the library's Bloom filter used: sets of points are compared exactly, so that the rate of false positives is
-that of a collision of SHA-256.
+NVFlare's own DH-PSI (openmined-psi, on P-256) is not used: it is for two parties at a time, so that one party of three
+learns every pairwise intersection; it loads the full set again when an intersection was empty; and it puts ids into the
+text of exceptions, which FLARE sends to the server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any
+from collections.abc import Sequence
+from contextlib import suppress
 
-from he_processors.errors import BackendUnavailable, ProtocolError
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.bignum.rows import rows_from_ints
+from he_processors.curve.hashing import hash_to_ristretto
+from he_processors.curve.interface import GROUP_ORDER, RISTRETTO_BYTES, SCALAR_BYTES, Points
+from he_processors.curve.registry import open_curve
+from he_processors.errors import ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_below
 
-POINT_BYTES = 33
-KEY_BYTES = 32
-_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # of P-256, a prime
-_PER_CALL = 4096  # the library holds Python's lock: long calls would keep the site from giving signs of life
-
-
-def psi_library() -> ModuleType:
-    """Return the module of openmined-psi.
-
-    Raises:
-        BackendUnavailable: it is not installed, or does not run here.
-    """
-    try:
-        import private_set_intersection.python as psi
-    except ImportError as error:
-        raise BackendUnavailable(
-            'the alignment of rows needs openmined-psi: pip install "veilboost[psi]" (Linux with glibc 2.35 or later; '
-            f"{type(error).__name__})"
-        ) from None
-    library: ModuleType = psi
-    return library
+POINT_BYTES = RISTRETTO_BYTES
+_NEUTRAL = bytes(POINT_BYTES)
+_SUITE = b"VeilBoost alignment, ristretto255_XMD:SHA-512_R255MAP_RO_, "
 
 
 class BlindingKey:
     """A fresh secret key of one party for one intersection.
 
-    Security: under the decisional Diffie-Hellman assumption on P-256, with the hash as a random oracle, blinded ids of
-        others look like random points. The key never leaves the process and is used for one intersection only.
+    Args:
+        domain: names the intersection, equal at all its parties: ids hash to other elements under another.
+
+    Security: under the decisional Diffie-Hellman assumption in ristretto255, with the hash as a random oracle, blinded
+        ids of others look like random elements. The key never leaves the process and is used for one intersection only.
     """
 
-    def __init__(self, randomness: RandomSource = OS_RANDOMNESS) -> None:
-        psi = psi_library()
-        secret = 1 + random_below(_ORDER - 1, randomness)
-        inverse = pow(secret, -1, _ORDER)
-        self._request = psi.Request
-        self._hashing = psi.client.CreateFromKey(secret.to_bytes(KEY_BYTES, "big"), True)
-        self._blinding = psi.server.CreateFromKey(secret.to_bytes(KEY_BYTES, "big"), True)
-        self._unblinding = psi.server.CreateFromKey(inverse.to_bytes(KEY_BYTES, "big"), True)
+    def __init__(self, domain: bytes, randomness: RandomSource = OS_RANDOMNESS) -> None:
+        secret = 1 + random_below(GROUP_ORDER - 1, randomness)
+        self._tag = _SUITE + domain
+        self._curve = open_curve()
+        self._secret = rows_from_ints([secret], SCALAR_BYTES)
+        self._inverse = rows_from_ints([pow(secret, -1, GROUP_ORDER)], SCALAR_BYTES)
 
-    def blind_items(self, items: Sequence[str]) -> list[bytes]:
-        """Hash items to the curve and blind them, in order.
-
-        Args:
-            items: printable ASCII; hashes of ids, so that nothing the library might say about them is an id.
-        """
-        return _in_parts(items, lambda part: self._hashing.CreateRequest(part).encrypted_elements)
+    def blind_items(self, items: Sequence[bytes]) -> list[bytes]:
+        """Hash items to the group and blind them, in order."""
+        return self._times(hash_to_ristretto(self._curve, items, self._tag), self._secret)
 
     def blind(self, points: Sequence[bytes]) -> list[bytes]:
-        """Blind points further, in order. Raises: ProtocolError, if one is no point of the curve."""
-        return _in_parts(points, lambda part: self._power(self._blinding, part))
+        """Blind points further, in order. Raises: ProtocolError, if one is no element but the neutral one."""
+        return self._times(self._read(points), self._secret)
 
     def unblind(self, points: Sequence[bytes]) -> list[bytes]:
-        """Take this key's blinding off, in order. Raises: ProtocolError, if one is no point of the curve."""
-        return _in_parts(points, lambda part: self._power(self._unblinding, part))
+        """Take this key's blinding off, in order. Raises: ProtocolError, as ``blind``."""
+        return self._times(self._read(points), self._inverse)
 
-    def _power(self, key: Any, points: list[bytes]) -> Sequence[bytes]:
-        result: Sequence[bytes] = key.ProcessRequest(
-            self._request(reveal_intersection=True, encrypted_elements=points)
-        ).encrypted_elements
-        return result
+    def _times(self, points: Points, scalar: NDArray[np.uint8]) -> list[bytes]:
+        encoded = self._curve.to_ristretto(self._curve.mul_by_each(points, scalar)[0]).tobytes()
+        return [encoded[start : start + POINT_BYTES] for start in range(0, len(encoded), POINT_BYTES)]
 
-
-def _in_parts(values: Sequence[Any], work: Callable[[list[Any]], Sequence[bytes]]) -> list[bytes]:
-    results: list[bytes] = []
-    for start in range(0, len(values), _PER_CALL):
-        part = list(values[start : start + _PER_CALL])
-        results += _quietly(work, part)
-    if len(results) != len(values) or any(len(point) != POINT_BYTES for point in results):
-        raise ProtocolError("the alignment's curve arithmetic gave something other than one point for each")
-    return results
-
-
-def _quietly(work: Callable[[list[Any]], Sequence[bytes]], part: list[Any]) -> Sequence[bytes]:
-    """Call the library; what its exceptions quote is kept from every message and traceback."""
-    try:
-        return work(part)
-    except (RuntimeError, TypeError, ValueError):
-        pass
-    raise ProtocolError("a party sent something that is no point of the alignment's curve")
+    def _read(self, points: Sequence[bytes]) -> Points:
+        if all(len(point) == POINT_BYTES and point != _NEUTRAL for point in points):
+            rows = np.frombuffer(b"".join(points), dtype=np.uint8).reshape(-1, POINT_BYTES)
+            with suppress(ProtocolError):  # one message, whatever is wrong with it
+                return self._curve.from_ristretto(rows)
+        raise ProtocolError("a party sent something that is no element of the alignment's group")

@@ -7,7 +7,7 @@ Each party has a secret key k_i. With m parties in order of rank, and K for all 
 2. **Compare.** Rank 0 hands its list to rank 1, which keeps the points that its own list has too, and hands those on,
    up to rank m - 1, which is left with the points of the ids that all parties have.
 3. **Return.** These points go to all parties, and for each party j a copy goes round the others, who take their keys
-   off. Party j gets H(id)^(k_j) and finds its own rows.
+   off. Party j gets k_j H(id) and finds its own rows.
 
 What each party learns beyond the common ids (everyone honest but curious, see ``BlindingKey``):
 
@@ -38,7 +38,12 @@ from nvflare_plugins.alignment.lists import Lists, shuffled
 
 
 def intersect(
-    lists: Lists, items: Sequence[str], sizes: Sequence[int], least: int, randomness: RandomSource = OS_RANDOMNESS
+    lists: Lists,
+    items: Sequence[bytes],
+    sizes: Sequence[int],
+    least: int,
+    domain: bytes,
+    randomness: RandomSource = OS_RANDOMNESS,
 ) -> list[int]:
     """Return the positions of those items that every party has, in no particular order.
 
@@ -46,6 +51,7 @@ def intersect(
         items: hashes of this party's ids under a key that all parties share; all different.
         sizes: number of items of each party, by rank.
         least: fewer common items end the job, and nobody learns which they are.
+        domain: names this intersection, equal at all parties.
 
     Raises:
         PolicyRefusal: fewer than ``least``.
@@ -53,20 +59,26 @@ def intersect(
     """
     if len(items) != sizes[lists.channel.rank]:
         raise ValueError("sizes must give the number of this party's items")
-    return _Party(lists, items, sizes, least, randomness).run()
+    return _Party(lists, items, sizes, least, BlindingKey(domain, randomness), randomness).run()
 
 
 class _Party:
     """One party's state while the three phases last."""
 
     def __init__(
-        self, lists: Lists, items: Sequence[str], sizes: Sequence[int], least: int, randomness: RandomSource
+        self,
+        lists: Lists,
+        items: Sequence[bytes],
+        sizes: Sequence[int],
+        least: int,
+        key: BlindingKey,
+        randomness: RandomSource,
     ) -> None:
         self._lists, self._items, self._sizes = lists, items, sizes
         self._least, self._randomness = least, randomness
         self._rank, self._world = lists.channel.rank, lists.channel.world
         self._next, self._previous = (self._rank + 1) % self._world, (self._rank - 1) % self._world
-        self._key = BlindingKey(randomness)
+        self._key = key
         self._order: list[int] = shuffled(range(len(items)), randomness)
         self._blinded: list[bytes] = []  # this party's items under its own key, in that order
 
@@ -91,7 +103,7 @@ class _Party:
                 held = self._lists.swap(held, (self._next,), self._previous, change=self._key.blind)
         return held
 
-    def _blind_own(self, items: list[str]) -> list[bytes]:
+    def _blind_own(self, items: list[bytes]) -> list[bytes]:
         points = self._key.blind_items(items)
         self._blinded += points
         return points

@@ -21,7 +21,7 @@ from nvflare_plugins.alignment.blinding import POINT_BYTES
 from nvflare_plugins.wire.catalogue import Kind
 
 BLOCK = 1 << 16
-"""Points of one message: 2 MB, and some three seconds of blinding. Must be equal at all parties."""
+"""Points of one message: 2 MB, and half a second of blinding. Must be equal at all parties."""
 _COUNT = struct.Struct("<I")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.alignment.align import align
-from nvflare_plugins.alignment.blinding import psi_library
 from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.result import Alignment, save_alignments
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
@@ -13,7 +12,7 @@ from nvflare_plugins.data_sets.row_ids import load_ids
 from nvflare_plugins.report.data_facts import ALIGNMENT, DataFacts
 from nvflare_plugins.report.run_record import ReportSection
 
-_PROTECTION = {"ids": "ECDH on P-256, commutative blinding", "false_positives": "none but collisions of SHA-256"}
+_PROTECTION = {"ids": "ECDH on ristretto255, commutative blinding", "false_positives": "none but collisions of SHA-256"}
 _TITLE = "Private alignment of rows"
 _NOTE = (
     "Rows were aligned by private set intersection. All parties know the sizes of all sets and which of their own ids "
@@ -23,7 +22,6 @@ _NOTE = (
 
 def _prepare(job: AlignmentJob, context: SiteContext) -> dict[str, list[bytes]]:
     """Return the ids of each data set. Raises: ConfigurationError, PolicyRefusal."""
-    psi_library()
     if len(context.sites) < 2:
         raise ConfigurationError("an alignment needs at least two sites")
     return {name: load_ids(context.policy.data_set(name)) for name in job.data_sets}

@@ -319,7 +319,7 @@ THREAT_MODELS = {
             profile="psi",
             codecs=_SAFE,
             changed=_HANDED_ON,
-            summary="Alignment: private set intersection by commutative blinding on P-256, sealed between sites.",
+            summary="Alignment: private set intersection by commutative blinding in ristretto255, sealed.",
             server_alone="Order and timing of sealed blocks, and the largest set's size rounded up.",
             one_site="The sizes of all sets and which of its own ids all sites have. With W > 2, some sites learn how "
             "many ids some of them share.",

@@ -13,7 +13,6 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
 from nvflare_plugins.alignment.align import align, confirm
-from nvflare_plugins.alignment.blinding import psi_library
 from nvflare_plugins.alignment.result import load_alignment, save_alignments
 from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
@@ -251,8 +250,6 @@ def _prepare(job: VerticalJob, context: SiteContext) -> _Prepared:
         raise ConfigurationError(
             "rows are aligned by ids, and the policy names no id column. Policy key: data_sets.<name>.id."
         )
-    if job.alignment == ALIGN_FIRST and job.resume_from is None:
-        psi_library()
     return _Prepared(data, parameters, _initial_part(job, context, data), _checkpoints(job, context))
 
 

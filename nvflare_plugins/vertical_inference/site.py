@@ -18,7 +18,6 @@ import numpy as np
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.alignment.align import align, confirm
-from nvflare_plugins.alignment.blinding import psi_library
 from nvflare_plugins.alignment.result import load_alignment
 from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
@@ -160,8 +159,6 @@ def _prepare(job: InferenceJob, context: SiteContext) -> tuple[StoredPart[Part],
         raise ConfigurationError(
             "rows are aligned by ids, and the policy names no id column. Policy key: data_sets.<name>.id."
         )
-    if job.alignment == ALIGN_FIRST:
-        psi_library()
     return stored, rows
 
 

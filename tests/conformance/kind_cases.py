@@ -43,7 +43,6 @@ class KindCase:
         fields: those of the job that is run.
         give: makes the sites below a folder, with data and policies; the data set is called ``DATA``.
         results: files in which a site's part of the result may be; none of them may be there after an abort.
-        needs_psi: openmined-psi.
     """
 
     recipe: type[JobRecipe]
@@ -51,7 +50,6 @@ class KindCase:
     fields: Mapping[str, Any]
     give: Callable[[Path], Parties]
     results: tuple[str, ...] = ("model.json",)
-    needs_psi: bool = False
 
 
 def _bounded(frame_of: Callable[..., Any] = breast) -> dict[str, Any]:
@@ -111,9 +109,7 @@ def _case(recipe: type[JobRecipe], give: Callable[[Path], Parties], least: Mappi
 _LABELLED = {"data_set": DATA, "label": "y"}
 
 CASES: dict[str, KindCase] = {
-    "alignment": _case(
-        AlignmentRecipe, _shuffled_columns, {"data_sets": [DATA]}, results=("alignment.npz",), needs_psi=True
-    ),
+    "alignment": _case(AlignmentRecipe, _shuffled_columns, {"data_sets": [DATA]}, results=("alignment.npz",)),
     "bagging": _case(BaggingXGBRecipe, _shared_trees, _LABELLED, run={"params": _SHALLOW, "num_rounds": 3}),
     "dpboost": _case(
         DpBoostRecipe,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -20,7 +19,6 @@ from nvflare_plugins.report.summary import build_summary
 from tests.conformance.kind_cases import CASES, DATA
 from tests.support.flare_job import Finished, run_flare_job
 
-HAS_PSI = importlib.util.find_spec("private_set_intersection") is not None
 SITES = ("site-1", "site-2", "site-3")
 # Consents without which a site would have refused the case of a kind.
 _NEEDED = {
@@ -37,11 +35,6 @@ HUGE, DEEP = 10**400, [[[[[[[[[[1]]]]]]]]]]
 def recipe_of(name: str, **changes: object):
     case = CASES[name]
     return case.recipe("job", **{**case.fields, **changes}, sites=list(SITES))
-
-
-def needs_what_is_here(name: str) -> None:
-    if CASES[name].needs_psi and not HAS_PSI:
-        pytest.skip("openmined-psi is not installed")
 
 
 def test_every_kind_has_a_case() -> None:
@@ -107,7 +100,6 @@ def test_no_field_takes_what_no_field_can_be(name: str) -> None:
 @pytest.fixture(scope="module", params=CASES)
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Finished]:
     name = request.param
-    needs_what_is_here(name)
     parties = CASES[name].give(tmp_path_factory.mktemp(name))
     return name, run_flare_job(recipe_of(name), parties)
 
@@ -185,7 +177,6 @@ def test_an_abort_in_the_middle_leaves_evidence_and_no_result(finished: tuple[st
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_refusal_at_one_site_is_the_same_text_at_all(name: str, tmp_path: Path) -> None:
-    needs_what_is_here(name)
     parties = CASES[name].give(tmp_path)
     parties.set_policy("site-2", data_sets={})
     run = run_flare_job(recipe_of(name), parties)

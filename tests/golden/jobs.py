@@ -69,14 +69,12 @@ class GoldenJob:
         run: runs the job in an empty folder and returns what it left, by file name.
         leaf_tolerance: leaves may differ by so much, relative to max(1, |leaf|); None demands equal bytes.
         is_slow: takes more than some seconds.
-        needs_psi: aligns rows by openmined-psi.
         needs_curve: computes on the curve, for which the C extension must have been built.
     """
 
     run: Callable[[Path], dict[str, bytes]]
     leaf_tolerance: float | None = None
     is_slow: bool = False
-    needs_psi: bool = False
     needs_curve: bool = False
 
 
@@ -359,5 +357,5 @@ JOBS: dict[str, GoldenJob] = {
     "vertical_predict": GoldenJob(Inference("predictions.csv", _PREDICT)),
     "vertical_explain": GoldenJob(Inference("contributions.csv", {"action": "explain", **_PREDICT})),
     "vertical_merge": GoldenJob(Inference("merged_model.json", {"action": "merge"})),
-    "alignment": GoldenJob(alignment, needs_psi=True),
+    "alignment": GoldenJob(alignment),
 }

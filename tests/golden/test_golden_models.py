@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from tests.golden.jobs import JOBS, MODELS
 from tests.golden.write import MANIFEST
 
 RECORDED = json.loads(MANIFEST.read_text())
-HAS_PSI = importlib.util.find_spec("private_set_intersection") is not None
 
 
 def trees_of(model: bytes) -> list[dict]:
@@ -50,8 +48,6 @@ def test_the_job_gives_the_golden_model(name: str, tmp_path: Path) -> None:
     job = JOBS[name]
     if xgb.__version__ != RECORDED["xgboost"]:
         pytest.skip(f"the golden models are of XGBoost {RECORDED['xgboost']}, this is {xgb.__version__}")
-    if job.needs_psi and not HAS_PSI:
-        pytest.skip("openmined-psi is not installed")
     if job.needs_curve and available_backends()[0] == "reference":
         pytest.skip("the C extension was not built")
     found = job.run(tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from collections.abc import Callable
@@ -38,9 +37,6 @@ from tests.support.parties import Parties, succeed
 
 GOLDEN = Path(__file__).parent
 VERSIONS = ("site_1", "site_2")
-needs_psi = pytest.mark.skipif(
-    importlib.util.find_spec("private_set_intersection") is None, reason="openmined-psi is not installed"
-)
 
 
 RECORDED = json.loads((GOLDEN / "models" / "manifest.json").read_text())["xgboost"]
@@ -111,7 +107,7 @@ FORBIDDEN: dict[str, tuple[Callable[[Parties], None], Run, str]] = {
 }
 
 
-MARKS = {"alignments": needs_psi, "predictions": needs_its_xgboost}
+MARKS = {"predictions": needs_its_xgboost}
 
 
 @pytest.mark.parametrize("memory", [pytest.param(m, marks=MARKS.get(m, [])) for m in FORBIDDEN])

@@ -15,7 +15,6 @@ from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.setup import set_up
-from tests.support.alignment import needs_psi
 from tests.support.simulator import SITES, Run, run_simulator
 
 JOB = Path(alignment.__file__).parent / "alignment"
@@ -43,7 +42,6 @@ def files_without_data(run: Run) -> list[Path]:
     return [path for path in run.workspace.rglob("*") if path.is_file()]
 
 
-@needs_psi
 @pytest.mark.sim
 @pytest.mark.slow
 def test_three_parties_align_two_data_sets(tmp_path: Path) -> None:
@@ -65,7 +63,6 @@ def test_three_parties_align_two_data_sets(tmp_path: Path) -> None:
     assert ids[0] in (data / "site-1" / "breast.csv").read_bytes()
 
 
-@needs_psi
 @pytest.mark.sim
 @pytest.mark.slow
 def test_repeated_ids_at_one_site_are_everyones_clear_error(tmp_path: Path) -> None:

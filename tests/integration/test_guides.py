@@ -73,8 +73,6 @@ def test_guides_of_the_simulator(name: str, scores: str, tmp_path: Path) -> None
     ("name", "scores"), [("OPERATOR", "*/october.csv"), ("BANK", "bank/kept/*/*/*/predictions.csv")]
 )
 def test_guides_of_the_poc(name: str, scores: str, tmp_path: Path) -> None:
-    if name == "BANK":
-        pytest.importorskip("private_set_intersection")
     codes = run_guide(name, tmp_path)
     assert codes == {command: expected(command) for command in codes}
     assert len(pd.read_csv(next(tmp_path.glob(scores)))) >= 300

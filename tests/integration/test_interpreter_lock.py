@@ -113,11 +113,10 @@ def long_messages() -> Callable[[], object]:
 
 
 def blinding() -> Callable[[], object]:
-    pytest.importorskip("private_set_intersection.python")
     from nvflare_plugins.alignment.blinding import BlindingKey
 
-    items = [f"{number:032x}" for number in range(20_000)]
-    return lambda: BlindingKey().blind_items(items)
+    items = [number.to_bytes(32, "big") for number in range(20_000)]
+    return lambda: BlindingKey(b"test").blind_items(items)
 
 
 CASES = {

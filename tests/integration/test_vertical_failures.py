@@ -189,7 +189,6 @@ def alignments(parties: Parties) -> dict[str, int]:
 
 @pytest.mark.parametrize(("kind", "nth", "kept"), [(Kind.AGREEMENT, 2, False), (Kind.CONVERSATION, 2, True)])
 def test_a_failed_alignment_is_remembered_where_ids_left_blinded_or_not(tmp_path, kind, nth, kept):
-    pytest.importorskip("private_set_intersection")
     parties = Parties(tmp_path, 3, {"vertical": {"min_intersection": 5}})
     for site in parties.sites:
         parties.give(site, "people", pd.DataFrame({"id": [f"p{i}" for i in range(30)], "x": 1.0}), id="id")

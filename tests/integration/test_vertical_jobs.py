@@ -340,7 +340,6 @@ def overlapping(folder) -> tuple[Parties, pd.DataFrame]:
 
 
 def test_rows_are_aligned_first_and_again_from_what_was_found(tmp_path):
-    pytest.importorskip("private_set_intersection")
     parties, common = overlapping(tmp_path)
     succeed(run(parties, job(alignment="first"), "one"))
     assert same(merged(parties, "one"), central(common, 4))
@@ -349,7 +348,6 @@ def test_rows_are_aligned_first_and_again_from_what_was_found(tmp_path):
 
 
 def test_a_lost_job_that_aligned_first_resumes_with_the_rows_that_it_found(tmp_path):
-    pytest.importorskip("private_set_intersection")
     parties, common = overlapping(tmp_path)
     for site in parties.sites:  # a second alignment would need consent
         parties.set_policy(site, consents={"plain_profile": True, "exact_bins": True})

@@ -123,7 +123,6 @@ def test_no_secret_is_in_a_folder_where_it_does_not_belong(finished):
 @pytest.mark.parametrize("name", ["paillier", "guarded"])
 def test_job_folder_as_it_stands(tmp_path: Path, name: str) -> None:
     """Alignment by private set intersection, then training with keys of 3072 bits."""
-    pytest.importorskip("private_set_intersection")
     options = vertical.write_data(tmp_path / "data", breast_cancer(), vertical.LABEL, 3, name)
     run = run_simulator(JOBS / f"vertical_{name}", tmp_path / "ws", options)
     assert run.code == 0, run.output[-4000:]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.attempt.session import Session, open_session
@@ -20,10 +17,6 @@ from nvflare_plugins.wire.channel import Channel
 from tests.support.federation import DirectTransport, Tamper
 
 TIMEOUT_S = 30.0
-needs_psi = pytest.mark.skipif(
-    importlib.util.find_spec("private_set_intersection") is None,
-    reason='openmined-psi is not installed: pip install "veilboost[psi]"',
-)
 
 
 def party_names(n: int) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from he_processors.errors import JobAborted, PolicyRefusal, ProtocolError
 from nvflare_plugins.alignment.align import _Offer, _reserve_together, align, confirm
+from nvflare_plugins.alignment.blinding import POINT_BYTES
 from nvflare_plugins.data_sets.declaration import VerticalRules
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
@@ -25,10 +26,9 @@ from nvflare_plugins.site.policy.values import Consents
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import unpack
-from tests.support.alignment import encode, needs_psi, party_names, run_parties
+from tests.support.alignment import encode, party_names, run_parties
 from tests.support.memories import memory_in, told
 
-pytestmark = needs_psi
 NAMES = party_names(3)
 
 
@@ -304,7 +304,7 @@ def test_evidence_names_parties_and_protection_and_no_real_size(tmp_path):
     notes = {name: Notes() for name in NAMES}
     run(tmp_path, [{"train": one} for one in sets(3)], recorders=notes)
     for name, note in notes.items():
-        assert {what[2:] for what in note.contents} == {(Content.BLINDED_IDS, Protection.BLINDED, 4 + 64 * 33)}
+        assert {what[2:] for what in note.contents} == {(Content.BLINDED_IDS, Protection.BLINDED, 4 + 64 * POINT_BYTES)}
         assert {what[1] for what in note.contents} == set(NAMES) - {name}
         sent = [what for what in note.contents if what[0] == "sent"]
         assert len(sent) == 4 + {"party-a": 1, "party-b": 1, "party-c": 2}[name]

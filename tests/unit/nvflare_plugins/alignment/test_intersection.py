@@ -14,9 +14,7 @@ from he_processors.errors import AuthenticationError, JobAborted, PolicyRefusal,
 from nvflare_plugins.alignment.blinding import POINT_BYTES, BlindingKey
 from nvflare_plugins.alignment.intersection import intersect
 from nvflare_plugins.alignment.lists import Lists, pack_block, unpack_block
-from tests.support.alignment import needs_psi, run_parties
-
-pytestmark = needs_psi
+from tests.support.alignment import run_parties
 
 
 class Listener:
@@ -37,18 +35,22 @@ class Listener:
 
 
 def run(
-    folder: Path, sets: list[list[str]], least: int = 1, listen: Callable[[int, Any], Any] = lambda r, s: s, **more: Any
+    folder: Path,
+    sets: list[list[bytes]],
+    least: int = 1,
+    listen: Callable[[int, Any], Any] = lambda r, s: s,
+    **more: Any,
 ) -> list[Any]:
     def take_part(channel, session, policy):
         lists = Lists(channel, listen(channel.rank, session), "test", max(map(len, sets)))
-        return sorted(intersect(lists, sets[channel.rank], [len(s) for s in sets], least))
+        return sorted(intersect(lists, sets[channel.rank], [len(s) for s in sets], least, b"test"))
 
     return run_parties(folder, len(sets), take_part, **more)
 
 
-def overlapping(n_parties: int, seed: int, n: int = 60) -> list[list[str]]:
+def overlapping(n_parties: int, seed: int, n: int = 60) -> list[list[bytes]]:
     source = random.Random(seed)
-    pool = [f"item{number}" for number in range(n)]
+    pool = [b"item%d" % number for number in range(n)]
     return [source.sample(pool, source.randrange(n // 2, n)) for _ in range(n_parties)]
 
 
@@ -68,14 +70,14 @@ def test_blocks_do_not_change_the_result(tmp_path, monkeypatch):
 
 
 def test_all_or_one(tmp_path):
-    pool = [f"item{number}" for number in range(20)]
+    pool = [b"item%d" % number for number in range(20)]
     assert run(tmp_path / "all", [pool, pool[::-1]]) == [list(range(20))] * 2
-    assert run(tmp_path / "one", [["a", "b"], ["c", "b"], ["b"]]) == [[1], [1], [0]]
+    assert run(tmp_path / "one", [[b"a", b"b"], [b"c", b"b"], [b"b"]]) == [[1], [1], [0]]
 
 
 @pytest.mark.parametrize("n_parties", [2, 3])
 def test_too_few_common_items_end_it_before_anyone_learns_which(tmp_path, n_parties):
-    sets = [[f"item{number}" for number in range(10)], [f"item{number}" for number in range(6, 16)]] * 2
+    sets = [[b"item%d" % number for number in range(10)], [b"item%d" % number for number in range(6, 16)]] * 2
     seen: list[bytes] = []
     outcomes = run(
         tmp_path, sets[:n_parties], least=5, listen=lambda r, s: Listener(s, on_seal=lambda p: seen.append(p) or p)
@@ -96,8 +98,8 @@ def test_what_a_party_sees_matches_no_more_than_it_may_learn(tmp_path):
     """
     n_of = {"abc": 8, "ab": 3, "ac": 5, "bc": 7, "a": 20, "b": 20, "c": 20}
 
-    def make(*names: str) -> list[str]:
-        return [f"{name}{number}" for name in names for number in range(n_of[name])]
+    def make(*names: str) -> list[bytes]:
+        return [f"{name}{number}".encode() for name in names for number in range(n_of[name])]
 
     sets = [make("abc", "ab", "ac", "a"), make("abc", "ab", "bc", "b"), make("abc", "ac", "bc", "c")]
     views: dict[int, list[frozenset[bytes]]] = {0: [], 1: [], 2: []}
@@ -148,7 +150,7 @@ def test_lists_are_shuffled_before_they_leave_their_owner(tmp_path, monkeypatch)
 
 # -- parties that do not keep to the protocol -------------------------------------------------------------------------
 
-SETS = [[f"item{number}" for number in range(16)]] * 3
+SETS = [[b"item%d" % number for number in range(16)]] * 3
 
 
 def lie(tmp_path, change: Callable[[list[bytes]], list[bytes]], at: int) -> list[Any]:
@@ -178,8 +180,8 @@ ROUND, BACK = (0, 1), (3, 4)  # the blocks that party 1 sends: two in the round,
     [
         pytest.param(lambda points: points[1:], id="drops a point"),
         pytest.param(lambda points: [points[0], *points[:-1]], id="repeats a point"),
-        pytest.param(lambda points: [b"\2" + b"\xff" * 32, *points[1:]], id="leaves the curve"),
-        pytest.param(lambda points: [b"\0" * 33, *points[1:]], id="sends zeros"),
+        pytest.param(lambda points: [b"\2" + b"\xff" * 31, *points[1:]], id="leaves the group"),
+        pytest.param(lambda points: [b"\0" * 32, *points[1:]], id="sends the neutral element"),
     ],
 )
 def test_lists_that_change_on_their_way_are_noticed(tmp_path, change, at):
@@ -188,11 +190,11 @@ def test_lists_that_change_on_their_way_are_noticed(tmp_path, change, at):
 
 @pytest.mark.parametrize("at", BACK)
 def test_points_of_another_key_on_the_way_back_are_noticed(tmp_path, at):
-    outcomes = lie(tmp_path, lambda points: BlindingKey().blind(points), at)
+    outcomes = lie(tmp_path, lambda points: BlindingKey(b"test").blind(points), at)
     assert any("another key" in str(outcome) for outcome in outcomes)
 
 
-@pytest.mark.parametrize("plaintext", [b"", b"\0", b"x" * 100, b"\xff" * 532, bytes(10_000)])
+@pytest.mark.parametrize("plaintext", [b"", b"\0", b"x" * 100, b"\xff" * 516, bytes(10_000)])
 def test_any_bytes_of_a_party_are_a_clear_error(tmp_path, plaintext):
     outcomes = run(tmp_path, SETS, listen=lambda rank, s: Listener(s, lambda p: plaintext) if rank == 1 else s)
     assert any(isinstance(outcome, ProtocolError) for outcome in outcomes)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.alignment import lists as module
+from nvflare_plugins.alignment.blinding import POINT_BYTES
 from nvflare_plugins.alignment.lists import Lists, pack_block, shuffled, unpack_block
 
-POINTS = st.lists(st.binary(min_size=33, max_size=33), max_size=8)
+POINTS = st.lists(st.binary(min_size=POINT_BYTES, max_size=POINT_BYTES), max_size=8)
 
 
 @given(POINTS)
@@ -22,7 +23,7 @@ def test_a_block_comes_back_and_its_length_says_nothing(points):
     assert len(pack_block(points, 8)) == len(pack_block([], 8))
 
 
-@given(st.binary(max_size=4 + 3 * 33 + 2))
+@given(st.binary(max_size=4 + 3 * POINT_BYTES + 2))
 def test_hostile_bytes_are_a_block_or_an_error(data):
     try:
         points = unpack_block(data, 3)
@@ -31,7 +32,7 @@ def test_hostile_bytes_are_a_block_or_an_error(data):
     assert pack_block(points, 3) == data
 
 
-@given(POINTS.filter(lambda points: len(points) < 8), st.integers(0, 4 + 8 * 33 - 1), st.integers(1, 255))
+@given(POINTS.filter(lambda points: len(points) < 8), st.integers(0, 4 + 8 * POINT_BYTES - 1), st.integers(1, 255))
 def test_every_changed_byte_changes_the_points_or_is_noticed(points, place, change):
     data = bytearray(pack_block(points, 8))
     data[place] ^= change
@@ -68,7 +69,7 @@ class Wire:
 
 
 def points(*numbers: int) -> list[bytes]:
-    return [number.to_bytes(33, "big") for number in numbers]
+    return [number.to_bytes(POINT_BYTES, "big") for number in numbers]
 
 
 def swap(monkeypatch, incoming: list[bytes], outgoing: list[bytes], longest: int, source: int | None = 1):
@@ -85,7 +86,7 @@ def test_long_lists_travel_in_blocks_of_one_size(monkeypatch):
     assert [unpack_block(parts[1], 2) for parts in wire.sent] == [points(1, 2), points(3), []]
     assert all(parts[0] == b"" for parts in wire.sent)
     assert blocks == [(1, 3), (2, 3), (3, 3)]
-    assert record == [("sent", "b", 70), ("received", "b", 70)] * 3, "sizes in the evidence are those of padded blocks"
+    assert record == [("sent", "b", 68), ("received", "b", 68)] * 3, "sizes in the evidence are those of padded blocks"
 
 
 def test_a_short_list_has_a_block_of_the_next_power_of_two(monkeypatch):
@@ -95,7 +96,7 @@ def test_a_short_list_has_a_block_of_the_next_power_of_two(monkeypatch):
         wire = Wire(0, [pack_block([], 64)])
         Lists(wire, wire, "test", longest).swap(points(1), (1,), 1)
         sizes.add(len(wire.sent[0][1]))
-    assert sizes == {4 + 64 * 33}
+    assert sizes == {4 + 64 * POINT_BYTES}
 
 
 @pytest.mark.parametrize(
@@ -107,8 +108,8 @@ def test_a_short_list_has_a_block_of_the_next_power_of_two(monkeypatch):
         ([pack_block(points(1, 2), 2), pack_block(points(3, 4), 2)], "longer one"),
         ([pack_block(points(1), 1)], "another size"),
         ([pack_block(points(1), 2) + b"\0"], "another size"),
-        ([(3).to_bytes(4, "little") + bytes(66)], "after its points"),
-        ([(1).to_bytes(4, "little") + bytes(65) + b"\1"], "after its points"),
+        ([(3).to_bytes(4, "little") + bytes(64)], "after its points"),
+        ([(1).to_bytes(4, "little") + bytes(63) + b"\1"], "after its points"),
     ],
 )
 def test_what_is_not_due_ends_the_step(monkeypatch, incoming, message):

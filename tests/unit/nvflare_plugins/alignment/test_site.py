@@ -20,11 +20,10 @@ from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.aggregation import Aggregator
-from tests.support.alignment import TIMEOUT_S, needs_psi, party_names, policy_of
+from tests.support.alignment import TIMEOUT_S, party_names, policy_of
 from tests.support.federation import DirectTransport
 from tests.support.refusals import refused_for
 
-pytestmark = needs_psi
 NAMES = party_names(2)
 JOB = AlignmentJob(["people"])
 
