@@ -27,7 +27,7 @@ from he_processors.packing import REFUSED
 TABLE_BITS = 21
 _CHUNK = 1 << 15  # points that are computed and looked up together
 _FILTER_BITS = 4  # bits of the filter for each entry of the table
-_MOST_STEPS = 256
+_MOST_STEPS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,7 @@ class SmallLogarithms:
         self._table = MultiplesTable(curve, base, table_bits)
         self._reach = self._table.n_entries - 1  # to both sides of where one looks
         self.step = 2 * self._reach + 1
+        self._giant_steps = self.times(np.array([self.step]))
 
     def find(
         self, points: Points, group: NDArray[np.int64], bounds: SearchBounds, *, checks_hits: bool = False
@@ -127,6 +128,13 @@ class SmallLogarithms:
     def times(self, values: NDArray[np.int64]) -> Points:
         """Return multiples of the base. Shapes: values: int64[n], signed; result: Points[n]."""
         return self._multiples.mul(rows_of([int(value) for value in values]))
+
+    def giant_steps(self, n: int) -> Points:
+        """Return 1, 2, ..., n giant steps times the base, from a table that grows. Shapes: result: Points[n]."""
+        if n > len(self._giant_steps):
+            n_kept = min(_MOST_STEPS, 1 << (n - 1).bit_length())
+            self._giant_steps = self.times(np.arange(1, n_kept + 1, dtype=np.int64) * self.step)
+        return self._curve.take(self._giant_steps, np.arange(n, dtype=np.int64))
 
     def look_up(self, points: Points) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
         """Look points up in the table, a chunk at a time. Shapes: results: bool[n], int64[n]."""
@@ -169,19 +177,20 @@ class _Search:
         at = curve.add(self._points, begin)
         everyone = np.arange(len(self._points), dtype=np.int64)
         pending = everyone[~self._note(everyone, at, np.zeros_like(everyone))]
-        at = curve.take(at, pending)
+        above = below = curve.take(at, pending)
         while pending.size:
             self._check_budget(pending)
             n_steps = self._steps_at_once(pending.size)
-            multiples = self._logarithms.times(np.arange(1, n_steps + 1) * np.int64(self._step) + self._offset())
-            is_found = self._try(pending, at, curve.negate(multiples), 1)
-            is_found |= self._try(pending, at, multiples, -1)
+            down = self._logarithms.giant_steps(n_steps)
+            up = curve.negate(down)  # a point with a larger logarithm is found after taking steps off it
+            is_found = self._try(pending, above, up, 1)
+            is_found |= self._try(pending, below, down, -1)
             self._n_done += n_steps
-            at = curve.take(at, np.flatnonzero(~is_found))
-            pending = pending[~is_found]
-
-    def _offset(self) -> np.int64:
-        return np.int64(self._n_done * self._step)
+            left = np.flatnonzero(~is_found)
+            pending = pending[left]
+            last = np.full(left.size, n_steps - 1, dtype=np.int64)
+            above = curve.add(curve.take(above, left), curve.take(up, last))
+            below = curve.add(curve.take(below, left), curve.take(down, last))
 
     def _steps_at_once(self, n_pending: int) -> int:
         """Return how many steps to try together: many for few points, but no more than were gone already."""

@@ -39,6 +39,13 @@ def test_one_sided_ranges(logarithms: SmallLogarithms) -> None:
     assert find(logarithms, values, one_group(values, expected=1400, low=0)).tolist() == values
 
 
+def test_a_value_that_is_very_far_is_found_in_growing_strides(logarithms: SmallLogarithms) -> None:
+    far = 300_001
+    for values in ([far, 0], [-far, 17], [far, -far]):
+        bounds = one_group(values, low=-400_000, high=400_000)
+        assert find(logarithms, values, bounds).tolist() == values
+
+
 @pytest.mark.parametrize(("values", "low", "high"), [([5001], -5000, 5000), ([-1], 0, 100), ([2**40], -5000, 5000)])
 def test_values_out_of_range_are_not_found(logarithms: SmallLogarithms, values: list[int], low: int, high: int) -> None:
     bounds = one_group(values, low=low, high=high)
