@@ -3,15 +3,72 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
+import numpy as np
+
+from he_processors.field61 import MODULUS
 from nvflare_plugins.flare.timeouts import SILENCE_LIMIT_S
 from nvflare_plugins.flare.transport import TOPIC_FRAME, TOPIC_REPLY
+from nvflare_plugins.wire.additions import WordSum
+from nvflare_plugins.wire.aggregation import Aggregator
+from nvflare_plugins.wire.envelope import Frame, Operation
 from tests.simulation.world import SERVER, Delivery, Machines, World
 
 SURVIVED_S = 45.0
 """A pause that every job survives: silence ends it after SILENCE_LIMIT_S, of which beats and questions take a part."""
+
+
+@dataclass
+class Lie:
+    """A server that cheats in one sum, and tells all sites the same.
+
+    Attributes:
+        which: of the sums, or of the contributions to them.
+        told: it came to that.
+    """
+
+    which: int
+    how: str
+    told: bool = False
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Let the server of this process cheat."""
+        add, results = WordSum.add, Aggregator._results
+        counts, earlier = [0, 0], []
+
+        def added(total: WordSum, payload: bytes) -> None:
+            counts[0] += total._n_values < total._total.size  # with tags: one that the server is not trusted with
+            is_chosen = counts[0] == self.which and self.how in ("left out", "added twice") and not self.told
+            self.told = self.told or is_chosen
+            for _ in range({"left out": 0, "added twice": 2}[self.how] if is_chosen else 1):
+                add(total, payload)
+
+        def answered(server: Aggregator, first: Frame, exchange: object) -> list[bytes]:
+            payloads = list(results(server, first, exchange))
+            if first.operation is not Operation.SUM or not first.tail or self.told:
+                return payloads
+            counts[1] += 1
+            words = np.frombuffer(bytes(payloads[0]), dtype="<u8").copy()
+            before, earlier[:] = [one for one in earlier if one.size == words.size], [*earlier, words.copy()]
+            if counts[1] < self.which or self.how in ("left out", "added twice"):
+                return payloads
+            if self.how == "off by a step":
+                words[self.which % words.size] ^= 1
+            elif self.how == "scaled":
+                words *= np.uint64(2)
+                words[first.n_values :] %= np.uint64(MODULUS)
+            elif before:
+                words = before[0]
+            self.told = not np.array_equal(words, earlier[-1])
+            return [words.tobytes()]
+
+        with patch.object(WordSum, "add", added), patch.object(Aggregator, "_results", answered):
+            yield
 
 
 @dataclass
@@ -37,6 +94,7 @@ class Plan:
     longest_s: float = 0.05
     outages: list[tuple[str, float, float]] = field(default_factory=list)
     machines: Machines = field(default_factory=Machines)
+    lie: Lie | None = None
     tampers: tuple[str, str, str, int, str] | None = None  # origin, target, topic, which of these, how
 
     def __post_init__(self) -> None:
@@ -82,18 +140,20 @@ def plan_of(seed: int, sites: Sequence[str]) -> Plan:
     if dice.random() < 0.6:
         _bad_network(plan, dice)
     choice = dice.random()
-    if choice < 0.3:
+    if choice < 0.25:
         _pause(plan, dice, sites)
-    elif choice < 0.5:
+    elif choice < 0.42:
         _death(plan, dice, sites)
-    elif choice < 0.6:
+    elif choice < 0.52:
         _full_disk(plan, dice, sites)
-    elif choice < 0.7:
+    elif choice < 0.60:
         _long_silence(plan, dice, sites)
-    elif choice < 0.78:
+    elif choice < 0.67:
         _operator(plan, dice)
-    elif choice < 0.95:
+    elif choice < 0.82:
         _tampering(plan, dice, sites)
+    elif choice < 0.97:
+        _lie(plan, dice)
     return plan
 
 
@@ -159,3 +219,10 @@ def _tampering(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
     ends = dice.choice([(site, SERVER, TOPIC_FRAME), (SERVER, site, TOPIC_REPLY)])
     plan.tampers = (*ends, which, how)
     plan.words.append(f"{ends[2]} {which} from {ends[0]} to {ends[1]} is {how}")
+
+
+def _lie(plan: Plan, dice: random.Random) -> None:
+    plan.is_harmless, plan.is_tampered = False, True
+    how = dice.choice(["left out", "added twice", "off by a step", "scaled", "replayed"])
+    plan.lie = Lie(dice.randrange(1, 12), how)
+    plan.words.append(f"the server cheats: {how}, at {plan.lie.which}")

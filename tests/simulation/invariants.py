@@ -49,6 +49,7 @@ def broken(kind: str, plan: Plan, outcome: Outcome, reference: Trees) -> list[st
         *_nothing_twice(outcome),
         *_nothing_in_clear(outcome),
         *_paid(outcome),
+        *_noticed(plan, outcome),
         *_result(kind, plan, outcome, reference),
     ]
 
@@ -168,6 +169,16 @@ def _records(root: Path, site: str) -> list[dict[str, object]]:
     path = root / "veilboost_runs" / JOB_ID / "evidence" / export_name(site)
     lines = path.read_bytes().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith(b"}")]
+
+
+def _noticed(plan: Plan, outcome: Outcome) -> Iterator[str]:
+    """A server that changed a sum is found out by every site, and no result comes of it."""
+    if plan.lie is not None and plan.lie.told:
+        if completed(outcome):
+            yield f"the server changed a sum ({plan.lie.how}), and sites completed the job"
+        told = " ".join([outcome.reason or "", *_errors(outcome).values()])
+        if "the server or a site has changed it" not in told:
+            yield f"the server changed a sum ({plan.lie.how}), and nobody says so: {told}"
 
 
 def _result(kind: str, plan: Plan, outcome: Outcome, reference: Trees) -> Iterator[str]:

@@ -13,14 +13,16 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+
 from dp_components.ledger import Ledger
-from nvflare_plugins.attempt.site_attempt import SiteAttempt
+from he_processors.sum_tags import SumTags
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.flare.attempt import ServerAttempt
 from nvflare_plugins.flare.life_signs import LifeSigns
 from nvflare_plugins.flare.transport import FrameServer, SiteTransport
 from nvflare_plugins.flare.work import Watch
-from nvflare_plugins.wire.aggregation import WordSum
+from nvflare_plugins.wire.additions import WordSum
 from tests.simulation.run import simulate, undisturbed
 
 Mutant = Callable[[], Any]
@@ -82,8 +84,11 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "evidence has no end": ("bagging", _instead(EvidenceLog, "abandon", _nothing)),
     "frames sent again differ": ("dpboost", _resends_differ),
     "a contribution is left out of a sum": ("horizontal", _a_contribution_is_left_out),
-    "results are not compared": ("horizontal", _instead(SiteAttempt, "proof", lambda self, *what: b"same")),
     "releases are not charged": ("private_trees", _releases_are_not_charged),
+    "tags are not compared": (
+        "horizontal",
+        _instead(SumTags, "_tags", lambda self, values, residues, label: np.zeros(2, dtype=np.uint64)),
+    ),
     "the work goes on after its end": ("dpboost", _instead(Watch, "_reason_to_stop", lambda self, work: None)),
 }
 

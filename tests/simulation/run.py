@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from tests.conformance.kind_cases import CASES
@@ -22,7 +23,8 @@ def play(kind: str, plan: Plan, folder: Path) -> Outcome:
     case = CASES[kind]
     parties = case.give(folder)
     recipe = case.recipe("job", **case.fields, sites=list(parties.sites))
-    return run_job(recipe, parties, plan.seed, plan.fate, plan.machines)
+    with plan.lie.at_work() if plan.lie is not None else nullcontext():
+        return run_job(recipe, parties, plan.seed, plan.fate, plan.machines)
 
 
 @functools.cache
