@@ -117,6 +117,8 @@ def prepare(job: HorizontalJob, context: SiteContext) -> Prepared:
         if checked is None:
             continue
         parameters.objective.check_labels(checked.label)
+        if job.pooled_metrics and checked is eval_table and not np.isin(checked.label, (0.0, 1.0)).all():
+            raise DataRefusal("pooled_metrics counts rows of two classes, and the evaluation labels lie between them")
         log_what_labels_lack(checked, name, is_classification)
         for note in checked.notes:
             _log.info("%s", note)

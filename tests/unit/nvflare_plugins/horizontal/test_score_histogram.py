@@ -156,3 +156,13 @@ def test_the_server_cannot_tell_whose_edges_they_are(tmp_path: Path) -> None:
     assert all(len(of_site) > 4 for of_site in sizes.values())
     last = {site: tuple(of_site[-4:]) for site, of_site in sizes.items()}
     assert len(set(last.values())) == 1, last
+
+
+def test_labels_between_the_classes_are_not_counted_as_one_of_them(tmp_path: Path) -> None:
+    """binary:logistic takes shares as labels, and a row that is of class 1 by nine tenths is not of class 0."""
+    held_out = table(600, seed=3)
+    federation = federation_of(tmp_path, held_out.assign(y=held_out.y * 0.8 + 0.1))
+    outcomes = federation.run(job(num_rounds=1, **POOLED))
+    assert any("evaluation labels lie between them" in str(outcome) for outcome in outcomes.values()), outcomes
+    without = {name: value for name, value in POOLED.items() if name != "pooled_metrics"}
+    succeed(federation.run(job(num_rounds=1, **without), "without"))
