@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from he_processors.bignum.row_blocks import default_threads, run_blocks
 from he_processors.histogram.bins import BinCodes, BinLayout
 
-# What a cell costs besides its products, in products: it is begun, written out and read again. Measured with the
-# AVX512-IFMA backend at 2048 bits: 2 to 3.
+# What a cell costs besides its product into the second bin, in products: it is begun, written out and read again.
+# Measured with the AVX512-IFMA backend at 2048 bits: 2 to 3.
 _CELL_COST = 2
 # A block of the plan orders about this many rows: cells that stay near the processor, or launches that fill a GPU.
 BLOCK_ROWS = 1 << 17
@@ -83,6 +83,7 @@ def plan_level(
     node_rows: Sequence[NDArray[np.int32]],
     *,
     use_pairs: bool = True,
+    cell_cost: int = _CELL_COST,
     block_rows: int = BLOCK_ROWS,
 ) -> HistogramPlan:
     """Plan the histograms of several nodes.
@@ -94,6 +95,7 @@ def plan_level(
         layout: the bins of each feature.
         node_rows: the rows of each node to build.
         use_pairs: allow cells of feature pairs.
+        cell_cost: what a cell costs besides its product, in products of rows.
         block_rows: rows in one product, ``DEVICE_BLOCK_ROWS`` for the CUDA backend. Changes no result.
     """
     # Neighbours in the order of bin counts make the pairs with the fewest cells.
@@ -105,7 +107,7 @@ def plan_level(
 
     def plan(task_idx: int) -> None:
         node, rows, group = tasks[task_idx]
-        parts[task_idx] = _plan_group(codes, layout, group, node, rows)
+        parts[task_idx] = _plan_group(codes, layout, group, node, rows, cell_cost)
 
     run_blocks(plan, list(range(len(tasks))), default_threads())
     blocks = tuple(map(_join, _batches([block for part in parts for block in part], block_rows)))
@@ -113,13 +115,13 @@ def plan_level(
 
 
 def _plan_group(
-    codes: BinCodes, layout: BinLayout, group: tuple[int, ...], node: int, rows: NDArray[np.int32]
+    codes: BinCodes, layout: BinLayout, group: tuple[int, ...], node: int, rows: NDArray[np.int32], cell_cost: int
 ) -> list[BlockPlan]:
     """Plan a pair of features by cells where that saves products, else each feature by itself."""
     columns = [codes[feature, rows] for feature in group]
     slots = [node * layout.n_slots + np.arange(layout.starts[feature], layout.starts[feature + 1]) for feature in group]
     if len(group) == 2:
-        block = _plan_pair(rows, (columns[0], columns[1]), (slots[0], slots[1]))
+        block = _plan_pair(rows, (columns[0], columns[1]), (slots[0], slots[1]), cell_cost)
         if block is not None:
             return [block]
     return [_plan_single(rows, column, its_slots) for column, its_slots in zip(columns, slots, strict=True)]
@@ -133,7 +135,10 @@ def _plan_single(rows: NDArray[np.int32], codes: BinCodes, slots: NDArray[np.int
 
 
 def _plan_pair(
-    rows: NDArray[np.int32], codes: tuple[BinCodes, BinCodes], slots: tuple[NDArray[np.int64], NDArray[np.int64]]
+    rows: NDArray[np.int32],
+    codes: tuple[BinCodes, BinCodes],
+    slots: tuple[NDArray[np.int64], NDArray[np.int64]],
+    cell_cost: int,
 ) -> BlockPlan | None:
     """Plan rows into the occupied cells of two features and cells into the bins of both; None if it saves nothing."""
     if not rows.size:
@@ -146,7 +151,7 @@ def _plan_pair(
     cell_of_row = first.astype(np.uint32) * np.uint32(n_second) + second
     counts = np.bincount(cell_of_row)
     cells = np.flatnonzero(counts)
-    if rows.size + (1 + _CELL_COST) * cells.size >= 2 * rows.size:
+    if rows.size + (1 + cell_cost) * cells.size >= 2 * rows.size:
         return None
     into_cells = Step(rows[_counting_sort(cell_of_row, n_cells)], _starts(counts[cells]))
     # The cells lie in the order of the first feature's bins; the second feature's bins need one more sort.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from he_processors.curve.interface import Curve, Points
 from he_processors.curve.registry import AUTO, BACKEND_NAMES, open_curve
-from he_processors.elgamal.bin_sums import Hider, sum_bins
+from he_processors.elgamal.bin_sums import CELL_COST, Hider, sum_bins
 from he_processors.elgamal.decryption import ElGamalDecryptor
 from he_processors.elgamal.digits import FRACTION_BITS, DigitFormat
 from he_processors.elgamal.encryption import ElGamalEncryptor, PointColumns
@@ -108,7 +108,7 @@ class ElGamalHistogramMaker:
         if self._pairs is None:
             require_all_rows(self._n_rows, self._n_blocks)
             self._pairs = self._joined()
-        return sum_bins(self._curve, self._pairs, plan_level(codes, layout, node_rows))
+        return sum_bins(self._curve, self._pairs, plan_level(codes, layout, node_rows, cell_cost=CELL_COST))
 
     def _joined(self) -> PointColumns:
         """Join the blocks of each column, and let go of them: two copies of one column at a time, not of all."""

@@ -85,6 +85,15 @@ def test_pairs_pay_from_three_rows_in_a_cell(rows_per_cell: int, is_paired: bool
     assert (plan.n_products < plan_level(codes, layout, rows, use_pairs=False).n_products) == is_paired
 
 
+@pytest.mark.parametrize(("rows_per_cell", "is_paired"), [(11, False), (12, True)])
+def test_dearer_cells_need_more_rows(rows_per_cell: int, is_paired: bool) -> None:
+    cells = np.tile(np.arange(100), rows_per_cell)
+    codes = np.stack([cells // 10, cells % 10]).astype(np.uint8)
+    layout, rows = BinLayout((10, 10)), [np.arange(cells.size, dtype=np.int32)]
+    plan = plan_level(codes, layout, rows, cell_cost=10)
+    assert (plan.n_products < plan_level(codes, layout, rows, use_pairs=False).n_products) == is_paired
+
+
 def test_planned_products_are_counted_exactly() -> None:
     n_products = 0
 
