@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from he_processors.additive.randomiser_pool import RandomiserPool
 from he_processors.additive.scheme import StaysInProcess
 from he_processors.bignum.rows import random_rows_below
-from he_processors.curve.interface import GROUP_ORDER, Curve, Points
+from he_processors.curve.interface import GROUP_ORDER, Curve, FixedBase, Points
 from he_processors.elgamal.digits import DIGIT_BITS
 from he_processors.elgamal.keys import ElGamalPrivateKey, base_point
 from he_processors.elgamal.scalars import scale_and_shift
@@ -68,19 +68,20 @@ class OwnerMasks(StaysInProcess):
     Security: r is exactly uniform below the group order, by rejection.
     """
 
-    def __init__(self, key: ElGamalPrivateKey, curve: Curve, source: RandomSource = BULK_RANDOMNESS) -> None:
+    def __init__(self, key: ElGamalPrivateKey, multiples: FixedBase, source: RandomSource = BULK_RANDOMNESS) -> None:
+        """Args: multiples: of the base point."""
         self._key = key
         self._source = source
-        self._table = curve.fixed_base(base_point(curve))
+        self._multiples = multiples
 
     def draw(self, n: int) -> PointColumns:
         """Draw ``n`` masks."""
         r = random_rows_below(n, GROUP_ORDER, self._source)
         scalars = scale_and_shift(r, list(self._key.scalars), [-_OFFSET] * len(self._key.scalars))
-        return PointColumns(tuple(self._table.mul(column) for column in (r, *scalars)))
+        return PointColumns(tuple(self._multiples.mul(column) for column in (r, *scalars)))
 
 
-class ElGamalEncryptor:
+class ElGamalEncryptor(StaysInProcess):
     """Encrypts rows of digits with masks from a pool.
 
     Security: one fresh r for each row; a failed batch loses the masks that it took.
@@ -89,8 +90,8 @@ class ElGamalEncryptor:
     def __init__(self, key: ElGamalPrivateKey, curve: Curve, source: RandomSource = BULK_RANDOMNESS) -> None:
         self.public_key = key.public_key
         self.curve = curve
-        self._table = curve.fixed_base(base_point(curve))
-        self._masks = RandomiserPool(_ColumnBatches(curve), OwnerMasks(key, curve, source))
+        self._multiples = curve.fixed_base(base_point(curve))
+        self._masks = RandomiserPool(_ColumnBatches(curve), OwnerMasks(key, self._multiples, source))
 
     def fill(self, n: int) -> None:
         """Make masks until ``n`` are ready."""
@@ -113,7 +114,7 @@ class ElGamalEncryptor:
         drawn: Any = self._masks.draw(n)
         r, *masks = drawn.columns
         hidden = [
-            self.curve.add(mask, self._table.mul(_message_rows(column)))
+            self.curve.add(mask, self._multiples.mul(_message_rows(column)))
             for mask, column in zip(masks, digits, strict=True)
         ]
         return PointColumns((r, *hidden))

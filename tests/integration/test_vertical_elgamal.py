@@ -55,7 +55,6 @@ def test_the_parts_make_the_centralized_model_and_the_evidence_names_the_scheme(
     assert {"histogram", "hide"} <= set(record(parties, "site-2")["rounds"][0]["stages"])
     rounds = record(parties, "site-1")["rounds"]
     assert all({"encrypt", "decrypt", "search"} <= set(one["stages"]) for one in rounds)
-    assert all(sum(one["stages"].values()) < 1.1 * one["seconds"] + 0.1 for one in rounds), "no time counts twice"
 
 
 def test_a_lost_job_resumes_and_own_rounds_come_first(parties):

@@ -134,9 +134,8 @@ def test_keys_stay_and_print_nothing() -> None:
     assert len({*key.scalars}) == 4
     assert not any(str(scalar) in repr(key) or f"{scalar:x}" in repr(key) for scalar in key.scalars)
     for secret in (key, ElGamalEncryptor(key, toy_curve()), ToyLevel().decryptor):
-        if not isinstance(secret, ElGamalEncryptor):
-            with pytest.raises(TypeError):
-                pickle.dumps(secret)
+        with pytest.raises(TypeError):
+            pickle.dumps(secret)
     with pytest.raises(ValueError, match="messages"):
         generate_elgamal_key(3, toy_curve(), SeededRandomness(1))
 
