@@ -45,7 +45,10 @@ class Tap(ClearGradientOwner):
     def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
         opened = super().open_sums(sums, layout, totals)
         self.layout = layout
-        self._sums += [np.stack([one.g, one.h], axis=1) for one in opened]
+        [words] = {len(one.g) for one in opened}
+        if words != 1:
+            raise ValueError("sums in two words: the attack reads one")
+        self._sums += [np.stack([one.g[0], one.h[0]], axis=1) for one in opened]
         return opened
 
     def finish(self) -> None:
