@@ -39,12 +39,12 @@ _BEST = variants()[0]
 def residues(integers: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Map signed integers to residues below p. Shapes: integers: int64[n]; result: uint64[n]."""
     folded = (integers & np.int64(MODULUS)) + (integers >> np.int64(BITS))  # from -4 to p + 3
-    return _canonical(np.where(folded < 0, folded + np.int64(MODULUS), folded).view(np.uint64))
+    return reduced(np.where(folded < 0, folded + np.int64(MODULUS), folded).view(np.uint64))
 
 
 def add(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Add residues below p. Shapes: a, b, result: uint64[n]."""
-    return _canonical(a + b)
+    return reduced(a + b)
 
 
 def powers(base: int, n: int, variant: str = _BEST) -> NDArray[np.uint64]:
@@ -70,7 +70,7 @@ def block_dots(values: NDArray[np.int64], coefficients: NDArray[np.uint64], vari
         out = np.empty(-(-values.size // coefficients.size), dtype=np.uint64)
         _field.block_dots(variant, np.ascontiguousarray(values), np.ascontiguousarray(coefficients), out)
         return out
-    factors = _canonical(coefficients)
+    factors = reduced(coefficients)
     return np.array(
         [_dot(values[i : i + factors.size], factors) for i in range(0, values.size, factors.size)], dtype=np.uint64
     )
@@ -92,10 +92,11 @@ def _multiply(a: NDArray[np.uint64], b: NDArray[np.uint64] | np.uint64) -> NDArr
     a0, a1, b0, b1 = a & _LOW_HALF, a >> _HALF, b & _LOW_HALF, b >> _HALF
     mixed = a0 * b1 + a1 * b0  # below 2^62; times 2^31 below
     total = a0 * b0 + ((a1 * b1) << np.uint64(1)) + (mixed >> _30) + ((mixed & _LOW_30) << _HALF)
-    return _canonical(total)
+    return reduced(total)
 
 
-def _canonical(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def reduced(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Reduce 64-bit numbers modulo p. Shapes: values, result: uint64[n], the result below p."""
     folded: NDArray[np.uint64] = (values & _P) + (values >> _BITS)
     canonical: NDArray[np.uint64] = np.minimum(folded, folded - _P)  # below p already: folded - p wraps and is larger
     return canonical

@@ -28,6 +28,8 @@ DOMAIN = "veilboost/1"
 
 Field = bytes | str | int
 
+_HEAD, _INTEGER = struct.Struct("<cQ"), struct.Struct("<cQQ")
+
 
 def encode_fields(*fields: Field) -> bytes:
     """Encode a list of fields so that different lists never give equal bytes.
@@ -40,17 +42,17 @@ def encode_fields(*fields: Field) -> bytes:
     """
     parts: list[bytes] = []
     for field in fields:
-        if isinstance(field, bytes):
-            tag, content = b"b", field
-        elif isinstance(field, str):
-            tag, content = b"s", field.encode("utf-8")
+        if isinstance(field, str):
+            content = field.encode("utf-8")
+            parts += (_HEAD.pack(b"s", len(content)), content)
         elif isinstance(field, int) and not isinstance(field, bool):
             if not 0 <= field < 2**64:
                 raise ValueError("an integer field must lie in [0, 2^64)")
-            tag, content = b"i", struct.pack("<Q", field)
+            parts.append(_INTEGER.pack(b"i", 8, field))
+        elif isinstance(field, bytes):
+            parts += (_HEAD.pack(b"b", len(field)), field)
         else:
             raise TypeError(f"cannot encode a field of type {type(field).__name__}")
-        parts.append(tag + struct.pack("<Q", len(content)) + content)
     return b"".join(parts)
 
 
@@ -63,6 +65,23 @@ def derive_key(secret: bytes, salt: bytes, purpose: str, *context: Field, length
     """
     info = encode_fields(f"{DOMAIN}/{purpose}", *context)
     return HKDF(algorithm=hashes.SHA256(), length=length, salt=salt, info=info).derive(secret)
+
+
+def extract_key(secret: bytes) -> bytes:
+    """Return what ``expand_key`` derives keys from, where many are needed: the first half of HKDF-SHA256, without salt.
+
+    Security: as secret as what it is made from.
+    Reference: RFC 5869, section 2.2.
+    """
+    return hmac.digest(bytes(KEY_SIZE_BYTES), secret, "sha256")
+
+
+def expand_key(extracted: bytes, info: bytes) -> bytes:
+    """Return the key of 32 bytes that ``derive_key`` gives for a secret, no salt, and the encoded purpose and context.
+
+    Reference: RFC 5869, section 2.3, of which 32 bytes are the first block.
+    """
+    return hmac.digest(extracted, info + b"\x01", "sha256")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
-from he_processors.key_agreement import KEY_SIZE_BYTES, derive_key
+from he_processors.key_agreement import DOMAIN, KEY_SIZE_BYTES, derive_key, encode_fields, expand_key, extract_key
 
 MAX_MODULUS = 2**63
 """Residues below this can be added in 64 bits without a carry."""
@@ -73,7 +73,6 @@ class PairwiseMasks:
         pair_secrets: Mapping[int, bytes],
         group_secret: bytes,
         blinder: int | None = 0,
-        stream: str = "masks",
     ) -> None:
         """Prepare the keys of a session.
 
@@ -84,7 +83,6 @@ class PairwiseMasks:
             group_secret: the secret that all sites share and the server lacks.
             blinder: rank of the site that blinds the sum; None leaves the sum readable by the server, which only a
                 profile with a trusted aggregator may ask for.
-            stream: what is masked. Masks of different streams are independent, and each stream has its own counters.
 
         Raises:
             ValueError: ranks or lengths of secrets do not fit together.
@@ -101,10 +99,10 @@ class PairwiseMasks:
         self._last_counter = -1
         self._is_closed = False
         self._pair_keys = {
-            peer: derive_key(secret, session_id, f"{stream}/pair", min(rank, peer), max(rank, peer))
+            peer: extract_key(derive_key(secret, session_id, "masks/pair", min(rank, peer), max(rank, peer)))
             for peer, secret in sorted(pair_secrets.items())
         }
-        self._group_key = derive_key(group_secret, session_id, f"{stream}/group")
+        self._group_key = extract_key(derive_key(group_secret, session_id, "masks/group"))
 
     def mask(self, values: NDArray[np.uint64], label: MessageLabel, modulus: int | None = None) -> NDArray[np.uint64]:
         """Return the values plus this site's masks for the message ``label``.
@@ -126,11 +124,11 @@ class PairwiseMasks:
         if label.counter <= self._last_counter:
             raise ProtocolError(f"counter {label.counter} was passed already: a message is masked only once")
         self._last_counter = label.counter
-        masked = values.copy()
+        masked, info = values.copy(), _info(label, modulus)
         for peer, key in self._pair_keys.items():
-            _apply_keystream(masked, key, label, modulus, subtract=peer < self._rank)
+            _apply_keystream(masked, key, info, modulus, subtract=peer < self._rank)
         if self._rank == self._blinder:
-            _apply_keystream(masked, self._group_key, label, modulus, subtract=False)
+            _apply_keystream(masked, self._group_key, info, modulus, subtract=False)
         return masked
 
     def unblind(self, total: NDArray[np.uint64], label: MessageLabel, modulus: int | None = None) -> NDArray[np.uint64]:
@@ -148,7 +146,7 @@ class PairwiseMasks:
             raise ProtocolError(f"counter {label.counter} has not been masked by this site yet")
         result = total.copy()
         if self._blinder is not None:
-            _apply_keystream(result, self._group_key, label, modulus, subtract=True)
+            _apply_keystream(result, self._group_key, _info(label, modulus), modulus, subtract=True)
         return result
 
     def close(self) -> None:
@@ -219,14 +217,17 @@ def uniform_residues(key: bytes, modulus: int, n: int) -> NDArray[np.uint64]:
     return _Keystream(key, modulus, n).next(n).copy()
 
 
+def _info(label: MessageLabel, modulus: int | None) -> bytes:
+    """Return what the keys of a message are derived for; the same for all pairs."""
+    fields = (label.counter, label.kind, label.phase, label.n_values, modulus or 0)
+    return encode_fields(f"{DOMAIN}/masks/message", *fields)
+
+
 def _apply_keystream(
-    values: NDArray[np.uint64], key: bytes, label: MessageLabel, modulus: int | None, *, subtract: bool
+    values: NDArray[np.uint64], key: bytes, info: bytes, modulus: int | None, *, subtract: bool
 ) -> None:
     """Add or subtract the keystream of one message in place, modulo ``modulus`` (None: 2^64)."""
-    message_key = derive_key(
-        key, b"", "masks/message", label.counter, label.kind, label.phase, label.n_values, modulus or 0
-    )
-    stream = _Keystream(message_key, modulus, min(values.size, _CHUNK_VALUES))
+    stream = _Keystream(expand_key(key, info), modulus, min(values.size, _CHUNK_VALUES))
     for start in range(0, values.size, _CHUNK_VALUES):
         part = values[start : start + _CHUNK_VALUES]
         mask = stream.next(part.size)

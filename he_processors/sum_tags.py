@@ -2,9 +2,9 @@
 
 Every site sends, with its vector x of exact integers, two tags t = sum_i r_i x_i modulo p = 2^61 - 1. Their
 coefficients r come from a key that all sites share and the server lacks. Tags are masked like the values, but modulo
-p (masks.py), and the server adds them with the values. A site that opens the sum X compares sum_i r_i X_i with the
-opened tags, and believes nothing of X before. What the sites add modulo p for other reasons (words whose sum is zero
-only if all are) travels with the tags, as residues, and is tagged like values.
+p (residue_masks.py), and the server adds them with the values. A site that opens the sum X compares sum_i r_i X_i
+with the opened tags, and believes nothing of X before. What the sites add modulo p for other reasons (words whose sum
+is zero only if all are) travels with the tags, as residues, and is tagged like values.
 
 Coefficients. Value i of block b = i div m, m = 1024, has r_i = s_b rho^(i mod m); rho and all s_b are independent and
 uniform modulo p, two sets of them for the two tags, expanded by AES-256-CTR from a key that HKDF derives from the
@@ -14,8 +14,8 @@ of two words of keystream a value: as much as the masks of three sites take agai
 it costs now and grow with the message, (n/p)^2. Blocks cost as little as powers and have one bound for any length.
 
 Statement. Let the sites be honest and their keys unknown to the server, let every site's integers add up to at most
-2^59 in magnitude in each place, and let AES-256-CTR and HKDF-SHA256 be indistinguishable from random. The server may
-see all messages, answer each site as it likes, and stop. Then in one message:
+2^59 in magnitude in each place, and let AES-256 and HKDF-SHA256 be indistinguishable from random. The server may see
+all messages, answer each site as it likes, and stop. Then in one message:
 
 1. Each site accepts the true sum, if it is what comes back.
 2. The chance that some of W sites accepts anything else is at most W (m/p)^2, below W 2^-101, whatever the number of
@@ -23,17 +23,17 @@ see all messages, answer each site as it likes, and stop. Then in one message:
 3. Whether a site accepts tells the server nothing but whether it changed the sum.
 
 Proof. (1) The tags are linear and exact modulo p, and 2^59 < p/2. (2) In the server's view all masked tags and
-residues of the W sites are uniform and independent of the coefficients: the pairwise masks make those of any W - 1
-sites uniform, and the blinding their sum. So its view is independent of rho and s; what it makes of it opens, at one
-site, to values X' and residues Y' with differences d from the true ones, and to tags that differ by e_1 and e_2 from
-the true ones, d and e independent of the coefficients. Two vectors of magnitude below p/2 that differ do so by less
-than p in each place, hence d is not 0 modulo p unless X' = X and Y' = Y: this is what the range check below is for,
-since a change by a multiple of p would leave every tag right. The site accepts if sum_i r_i d_i = e_k for both tags.
-Some block b has a d that is not 0 throughout; as a polynomial in rho it has at most m - 1 roots, so that it is 0 with
-a chance of at most (m - 1)/p. If it is not, the equation holds for at most one s_b given all the rest: 1/p. Both tags
-have coefficients of their own, which squares m/p; W sites check apart, and a site that accepted the truth has told
-nothing new, hence the factor W. (3) By (2) every change is refused, but for that chance, in one text that does not
-depend on why.
+residues of the W sites are uniform (up to 2^-67 each) and independent of the coefficients: the pairwise masks make
+those of any W - 1 sites uniform, and the blinding their sum. So its view is independent of rho and s; what it makes
+of it opens, at one site, to values X' and residues Y' with differences d from the true ones, and to tags that differ
+by e_1 and e_2 from the true ones, d and e independent of the coefficients. Two vectors of magnitude below p/2 that
+differ do so by less than p in each place, hence d is not 0 modulo p unless X' = X and Y' = Y: this is what the range
+check below is for, since a change by a multiple of p would leave every tag right. The site accepts if sum_i r_i d_i =
+e_k for both tags. Some block b has a d that is not 0 throughout; as a polynomial in rho it has at most m - 1 roots,
+so that it is 0 with a chance of at most (m - 1)/p. If it is not, the equation holds for at most one s_b given all the
+rest: 1/p. Both tags have coefficients of their own, which squares m/p; W sites check apart, and a site that accepted
+the truth has told nothing new, hence the factor W. (3) By (2) every change is refused, but for that chance, in one
+text that does not depend on why.
 
 What it does not hold against: a server that pools with a site, which knows the coefficients; a site that lies about
 its own numbers. Sites that change roles inside a sum change nothing, because a sum does not depend on their order. A
@@ -48,7 +48,6 @@ tag.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,9 +55,10 @@ from numpy.typing import NDArray
 from he_processors import field61
 from he_processors.errors import AuthenticationError, ProtocolError
 from he_processors.field61 import MODULUS
-from he_processors.key_agreement import derive_key
-from he_processors.masks import MessageLabel, PairwiseMasks, uniform_residues
+from he_processors.key_agreement import DOMAIN, derive_key, encode_fields, expand_key, extract_key
+from he_processors.masks import MessageLabel, uniform_residues
 from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_uint64
+from he_processors.residue_masks import ResidueMasks
 
 N_TAGS = 2
 CAPACITY_BITS = 59
@@ -68,6 +68,7 @@ LARGEST_SUM = MODULUS // 2
 """What an opened sum may be in magnitude: the largest integer below p/2."""
 
 _BLOCK = 1024
+_Coefficients = tuple[NDArray[np.uint64], NDArray[np.uint64]]
 
 
 class SumTags:
@@ -79,8 +80,9 @@ class SumTags:
 
     def __init__(self, session_id: bytes, rank: int, pair_secrets: Mapping[int, bytes], group_secret: bytes) -> None:
         """Prepare the keys of a session; arguments as of ``PairwiseMasks``. Raises: ValueError."""
-        self._masks = PairwiseMasks(session_id, rank, pair_secrets, group_secret, stream="residues")
-        self._key = derive_key(group_secret, session_id, "sum-tags")
+        self._masks = ResidueMasks(session_id, rank, pair_secrets, group_secret)
+        self._key = extract_key(derive_key(group_secret, session_id, "sum-tags"))
+        self._latest: tuple[bytes, list[_Coefficients]] = (b"", [])  # those of a message serve to make and to check
 
     def protect(
         self, values: NDArray[np.int64] | None, residues: NDArray[np.uint64], label: MessageLabel
@@ -100,7 +102,7 @@ class SumTags:
         """
         tags = residues[:0] if values is None else self._tags(values, residues, label)
         plain = np.concatenate([residues, tags])
-        return self._masks.mask(plain, replace(label, n_values=plain.size), MODULUS)
+        return self._masks.mask(plain, label.counter)
 
     def open(
         self, values: NDArray[np.int64] | None, total: NDArray[np.uint64], label: MessageLabel
@@ -116,7 +118,7 @@ class SumTags:
         """
         if total.size and int(total.max()) >= MODULUS:
             raise ProtocolError(f"{label.kind}: a residue of a sum is not below its modulus")
-        opened = self._masks.unblind(total, replace(label, n_values=total.size), MODULUS)
+        opened = self._masks.unblind(total, label.counter)
         if values is None:
             return opened
         residues, tags = opened[:-N_TAGS], opened[-N_TAGS:]
@@ -129,22 +131,30 @@ class SumTags:
         """Forget all keys; every later call fails."""
         self._masks.close()
         self._key = b""
+        self._latest = (b"", [])
 
     def _tags(self, values: NDArray[np.int64], residues: NDArray[np.uint64], label: MessageLabel) -> NDArray[np.uint64]:
         """Return both tags. Shapes: result: uint64[2]."""
         if values.size != label.n_values:
             raise ValueError(f"the label announces {label.n_values} values, the array holds {values.size}")
         parts = (values, residues.view(np.int64))
-        n_blocks = sum(-(-part.size // _BLOCK) for part in parts)
-        fixed = (label.counter, label.kind, label.phase, values.size, residues.size)
-        key = derive_key(self._key, b"", "sum-tags/coefficients", *fixed)
         tags: NDArray[np.uint64] = np.zeros(N_TAGS, dtype=np.uint64)
-        for number, drawn in enumerate(uniform_residues(key, MODULUS, N_TAGS * (1 + n_blocks)).reshape(N_TAGS, -1)):
-            powers = field61.powers(int(drawn[0]), _BLOCK)
-            of_blocks = np.concatenate([field61.block_dots(part, powers) for part in parts])
+        for number, (powers, scales) in enumerate(self._coefficients(values.size, residues.size, label)):
+            of_blocks = np.concatenate([field61.block_dots(part, powers) for part in parts if part.size] or [scales])
             if of_blocks.size:
-                tags[number] = field61.block_dots(of_blocks.view(np.int64), drawn[1:])[0]
+                tags[number] = field61.block_dots(of_blocks.view(np.int64), scales)[0]
         return tags
+
+    def _coefficients(self, n_values: int, n_residues: int, label: MessageLabel) -> list[_Coefficients]:
+        """Return rho^0 to rho^(m - 1) and s_b for each tag of a message."""
+        fields = (label.counter, label.kind, label.phase, n_values, n_residues)
+        info = encode_fields(f"{DOMAIN}/sum-tags/coefficients", *fields)
+        if info != self._latest[0]:
+            n_blocks = -(-n_values // _BLOCK) + -(-n_residues // _BLOCK)
+            drawn = uniform_residues(expand_key(self._key, info), MODULUS, N_TAGS * (1 + n_blocks))
+            of_tags = drawn.reshape(N_TAGS, -1)
+            self._latest = info, [(field61.powers(int(rho[0]), _BLOCK), rho[1:]) for rho in of_tags]
+        return self._latest[1]
 
 
 def changed_sum(label: MessageLabel) -> AuthenticationError:

@@ -103,6 +103,7 @@ class ProtectedSums:
         self._channel = channel
         self._processor = processor
         self._tags = tags
+        self._is_tagged = tags is not None and processor.codec is not Codec.PLAIN
         self._finest = finest_exponent
         self._randomness = randomness
         self._wide_pairs = True
@@ -211,22 +212,21 @@ class ProtectedSums:
     ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
         """Add integers, and residues beside them; ask for another scale in the place of integers that do not fit."""
         label, codec = self._label(kind, n_values), self._processor.codec
-        is_tagged = self._tags is not None and codec is not Codec.PLAIN
-        tail = RESIDUE_BYTES * (flags.size + N_TAGS * is_tagged)
+        tail = RESIDUE_BYTES * (flags.size + N_TAGS * self._is_tagged)
         if integers is None:
             self._channel.request_rescale(kind, codec, n_values, tail)
         payload = self._processor.protect(integers, label, wide)
         if self._tags is None:
             return self._processor.reveal(self._channel.sum(kind, codec, payload, n_values), label, wide), flags
-        residues = self._tags.protect(integers if is_tagged else None, flags, label)
+        residues = self._tags.protect(integers if self._is_tagged else None, flags, label)
         reply = self._channel.sum(kind, codec, payload + _packed(residues), n_values, tail)
         try:
             total = self._processor.reveal(reply[: len(reply) - tail], label, wide)
         except ProtocolError:
-            if is_tagged:  # what a scheme says of a sum that it cannot open may depend on values
+            if self._is_tagged:  # what a scheme says of a sum that it cannot open may depend on values
                 raise changed_sum(label) from None
             raise
-        return total, self._tags.open(total if is_tagged else None, _unpacked(reply, tail), label)
+        return total, self._tags.open(total if self._is_tagged else None, _unpacked(reply, tail), label)
 
     def _rescale(self, quantities: tuple[str, ...], grids: Grids, values: NDArray[np.float64]) -> None:
         old = [grid.bound_exponent for grid in grids.of]

@@ -26,6 +26,7 @@ from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.site import run_site
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.cuts import Cuts, reference_table
 from tests.bench.horizontal_data import LABEL, TRAINING, arrays
 from tests.bench.loopback import (
@@ -215,6 +216,10 @@ def _boost(baton: Baton, task: Task, matrix: xgb.QuantileDMatrix) -> None:
 # -- ours ---------------------------------------------------------------------------------------------------------
 
 
+UNTAGGED = "untagged"
+"""A lane: `masks` without the tags of sums, to see what these cost."""
+
+
 def start_ours(task: Task, profile: str) -> tuple[Lane, LoopbackServer]:
     """One process per site under a profile, sessions signed, evidence kept at the sites and at the server."""
     lane = Lane(profile)
@@ -225,6 +230,17 @@ def start_ours(task: Task, profile: str) -> tuple[Lane, LoopbackServer]:
         lane.start(_take_part, task, profile, site, end, server.attempt)
         end.close()
     return lane, server
+
+
+def _leave_tags_out() -> None:
+    """Let the sums of this process go without tags."""
+    prepare = ProtectedSums.__init__
+
+    def prepare_without(self: ProtectedSums, *arguments: object, **options: object) -> None:
+        prepare(self, *arguments, **options)  # type: ignore[arg-type]
+        self._is_tagged = False
+
+    ProtectedSums.__init__ = prepare_without  # type: ignore[method-assign]
 
 
 class _Passing(Silent):
@@ -239,6 +255,9 @@ class _Passing(Silent):
 
 def _take_part(baton: Baton, task: Task, profile: str, site: str, end: socket.socket, attempt: bytes) -> None:
     workspace = task.folder / profile / site
+    if profile == UNTAGGED:
+        profile = "masks"
+        _leave_tags_out()
     job = HorizontalJob(TRAINING, LABEL, task.params, task.num_rounds, profile)
     policy = SitePolicy.load(workspace, site)
     identity = Identity.load(task.folder / "kits" / site)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from he_processors.errors import AuthenticationError, ProtocolError
 from he_processors.key_agreement import (
+    DOMAIN,
     EphemeralKey,
     Participant,
     check_confirmation,
@@ -18,6 +19,8 @@ from he_processors.key_agreement import (
     derive_key,
     derive_pair_secret,
     encode_fields,
+    expand_key,
+    extract_key,
     hash_transcript,
 )
 
@@ -99,6 +102,12 @@ def test_derived_keys_depend_on_everything():
 
 
 SITES = [Participant(f"site-{i}", "site", *(bytes([first + i]) * 32 for first in (0, 16, 32, 48))) for i in range(3)]
+
+
+def test_extracted_keys_give_what_is_derived_at_once():
+    for secret in (b"", b"s" * 32, b"t" * 100):
+        info = encode_fields(f"{DOMAIN}/purpose", 7, "context", b"bytes")
+        assert expand_key(extract_key(secret), info) == derive_key(secret, b"", "purpose", 7, "context", b"bytes")
 
 
 def test_transcript_depends_on_everything():
