@@ -11,6 +11,7 @@ sites learn how many such bins each could fill (64 at most), the edges, and the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -67,7 +68,7 @@ def pooled_section(attempt: SiteAttempt, sums: ProtectedSums, booster: xgb.Boost
     pooled = sums.sum_counts(Kind.SCORE_COUNTS, counts).reshape(2, -1)
     if pooled.min() < least:
         raise ProtocolError("a bin of scores holds fewer rows than the site that made the bins has said")
-    return _section(edges, pooled[0], pooled[1])
+    return _section(edges, pooled[0], pooled[1], _named(attempt.job.label_classes))
 
 
 def edges_of(scores: Scores, is_positive: NDArray[np.bool_], least: int) -> NDArray[np.float32]:
@@ -125,14 +126,20 @@ def _counts(scores: Scores, edges: NDArray[np.float32]) -> NDArray[np.int64]:
     return np.bincount(places, minlength=edges.size + 1).astype(np.int64)
 
 
-def _section(edges: NDArray[np.float32], negative: NDArray[np.int64], positive: NDArray[np.int64]) -> ReportSection:
+def _named(label_classes: Sequence[str | int] | None) -> str:
+    return "class 1" if label_classes is None else str(label_classes[1])
+
+
+def _section(
+    edges: NDArray[np.float32], negative: NDArray[np.int64], positive: NDArray[np.int64], name: str
+) -> ReportSection:
     """Return metrics, calibration and what a threshold at each edge would do."""
     n_negative, n_positive = int(negative.sum()), int(positive.sum())
     area = auc(negative, positive)
     figures = (
         f"AUC {area} ({(area.low + area.high) / 2:.4g} if rows of a bin tie); average precision (AUCPR) "
         f"{average_precision(negative, positive)}; Kolmogorov-Smirnov {kolmogorov_smirnov(negative, positive)}. "
-        f"{n_negative + n_positive:,} rows, {n_positive:,} of them of class 1."
+        f"{n_negative + n_positive:,} rows, {n_positive:,} of them {name}."
     )
     bounds = ["0", *(f"{edge:.6g}" for edge in edges), "1"]
     rows = []
@@ -152,7 +159,7 @@ def _section(edges: NDArray[np.float32], negative: NDArray[np.int64], positive: 
     columns = (
         "probability",
         "rows",
-        "share of class 1 (calibrated if within)",
+        f"share {name} (calibrated if within)",
         "recall of a threshold at its lower end",
         "its precision",
         "rows above it",

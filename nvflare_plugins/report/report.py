@@ -181,7 +181,8 @@ def _learning_curves(run: RunRecord) -> Iterator[str]:
         if metric in _LOCAL_MEAN_METRICS and any("local" in line.name for line in lines):
             yield (
                 f"<p class=muted>XGBoost's distributed {markup(metric)} is the weighted mean of the sites' values, "
-                "not the value on the pooled rows; the two differ.</p>"
+                "not the value on the pooled rows; the two differ. Bounds for that come with the job's field "
+                "<code>pooled_metrics</code>.</p>"
             )
 
 
