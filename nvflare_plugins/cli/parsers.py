@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
+from nvflare_plugins.cli import descriptions
 from nvflare_plugins.data_sets.declaration import ENCODINGS
 from nvflare_plugins.site.policy.values import PROFILES, Consents
 
@@ -23,56 +24,6 @@ HORIZONTAL_PROFILES = ("plain", "masks", "bfv", "ckks")
 VERTICAL_PROFILES = ("paillier", "elgamal")  # that can be planned
 CUT_MODES = ("quantile", "exact", "uniform", "logarithmic")
 FLARE_EXTRAS = ("monitoring", "mlflow", "flare", "none")
-_SITE_SETUP = """``veilboost site-setup DIR``: merge what a site needs to run VeilBoost jobs into its FLARE workspace.
-
-Files in the folder ``local`` are touched, and nothing of a job:
-
-* ``resources.json``: FLARE starts only components on the allow-list. It becomes the list of VeilBoost's own classes,
-  each by its exact name, and what the site itself had added; FLARE's classes need ``--allow``. At a site, the streaming
-  of its log files to the server is switched off: FLARE's default sends the error log, with the traces of libraries that
-  may quote values, and any job may ask for the whole log. What the server should know of a failure, jobs of this
-  package report by themselves.
-* ``authorization.json``: custom code in jobs (byoc) and the console's shell commands (cat, ls, grep, head, tail, pwd)
-  are denied to every role; all other rights stay.
-* ``veilboost__p_resources.json``: starts a guard in FLARE's process, which holds to that whatever role the server
-  names.
-* ``veilboost.json``: the site's policy, which no job can change. A new one is strict; an existing one changes only
-  where an option says so.
-
-Calling it again changes nothing more. Running jobs keep what they started with; FLARE reads rights and guard when it
-starts. Jobs refuse to begin where any of this is missing.
-"""
-_CHECK = """``veilboost check``: everything at once that a job would stumble over in a site's own table. Sends nothing.
-
-It looks at a file, or at a data set of a site that is set up, as its policy reads it. It prints counts and the numbers
-of rows, never a value of a row: of values it shows words that are known to mean "missing", and texts that at least ten
-rows share. What it drafts is taken from the data; lists and bounds in a job are public, and those of a private job must
-come from public knowledge.
-
-Exit code: 0 fine (notes do not count), 1 problems, 2 wrong usage.
-"""
-
-_REPORT = """``veilboost report``: rebuild report.html from run.json, the model and the evidence in a run's folder.
-
-With --summary it writes one page about the run for a data-protection officer instead: purpose, controller, retention
-and legal basis in the words of the site's policy (its key data_protection), what was done on which rows, what left the
-site under which protection, who could learn what, consents, the privacy budget, and what the evidence shows. It prints
-on paper. The page counts this site's rows, and is for its owner alone (mode 0600).
-"""
-
-_COMPARE = """``veilboost compare``: what joining a horizontal job was worth to this site, as numbers. Sends nothing.
-
-It trains XGBoost on the site's own training rows with the job's parameters, scores the site's own evaluation rows with
-that model and with the job's, and writes both side by side, with an interval for the difference, into local.html in the
-run's folder. No job asks for it or sees it: it is for the site alone (mode 0600).
-"""
-
-_PREDICT = """``veilboost predict``: score a file of rows with a finished model, at one site. Sends nothing.
-
-Columns go by name, in any order; classes are written under the names that the job declared. Nothing is written unless
-everything fits, and what is written is for its owner alone (mode 0600).
-"""
-
 _Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
@@ -120,7 +71,7 @@ def _site_setup(subparsers: _Subparsers) -> None:
     parser = subparsers.add_parser(
         "site-setup",
         help="prepare a simulator workspace, a POC workspace or a site's startup kit for VeilBoost jobs",
-        description=_SITE_SETUP,
+        description=descriptions.SITE_SETUP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, metavar="DIR")
@@ -282,7 +233,7 @@ def _check(subparsers: _Subparsers) -> None:
     parser = subparsers.add_parser(
         "check",
         help="find all problems of a table at once, and draft what a job and the policy could say",
-        description=_CHECK,
+        description=descriptions.CHECK,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -387,7 +338,7 @@ def _report(subparsers: _Subparsers) -> None:
     parser = subparsers.add_parser(
         "report",
         help="rebuild the HTML report of a run, or make a page of it for a data-protection officer",
-        description=_REPORT,
+        description=descriptions.REPORT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_folder", type=Path, metavar="RUN_DIR", help="folder of a run at a site")
@@ -413,7 +364,7 @@ def _compare(subparsers: _Subparsers) -> None:
     parser = subparsers.add_parser(
         "compare",
         help="compare the model of a horizontal job with one of this site's own rows",
-        description=_COMPARE,
+        description=descriptions.COMPARE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_folder", type=Path, metavar="RUN_DIR", help="folder of a run at a site")
@@ -430,7 +381,7 @@ def _predict(subparsers: _Subparsers) -> None:
     parser = subparsers.add_parser(
         "predict",
         help="score a file with a finished model",
-        description=_PREDICT,
+        description=descriptions.PREDICT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", type=Path, help="model.json of a run, or merged_model.json")
