@@ -23,6 +23,7 @@ import fcntl
 import json
 import os
 import sqlite3
+import struct
 import tempfile
 import urllib.parse
 from collections.abc import Iterable, Iterator
@@ -44,6 +45,8 @@ _MADE_TEXT = (
     "begin a new one in its place.\n"
 )
 _PAGE_BYTES = 4096
+_JOURNAL_MAGIC = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
+_JOURNAL_HEAD = struct.Struct(">16sI4xI")  # SQLite's file format, section 3: pages of the file before, bytes of a page
 _WAIT_S = 120.0  # for other jobs of the site; each holds the file for a moment
 _SETTINGS = (
     "PRAGMA synchronous=EXTRA",
@@ -77,6 +80,8 @@ class Memory:
         self._require_locks(folder / _LOCK)
         made = folder / MADE
         if self.path.exists():
+            if self.path.with_name(f"{NAME}-journal").exists():
+                self._check_journal()
             self._upgrade(old)
         if not (made.exists() and self.path.exists()) or self._left_behind() or old.found():
             with _alone(folder / _LOCK):
@@ -206,6 +211,30 @@ class Memory:
             db.execute("COMMIT")
         os.rename(partial, self.path)
         sync_folder(self.path.parent)
+
+    def _check_journal(self) -> None:
+        """Refuse a journal that belongs to another file.
+
+        A process that was killed leaves one, and SQLite brings the file back to what it was before. Where a backup has
+        been put in the file's place, it would write pages of another time into that, without a word. Such a journal
+        tells of a file of more pages, because a memory grows; what it has spoilt all the same does not fit together.
+        """
+        journal = self.path.with_name(f"{NAME}-journal")
+        with contextlib.suppress(FileNotFoundError):  # of a process that is writing
+            with journal.open("rb") as file:
+                head = file.read(_JOURNAL_HEAD.size)
+            if len(head) == _JOURNAL_HEAD.size and head.startswith(_JOURNAL_MAGIC):
+                _, n_pages, page_bytes = _JOURNAL_HEAD.unpack(head)
+                if self.path.stat().st_size < n_pages * page_bytes:
+                    raise ConfigurationError(
+                        f"{self.site}: {journal.name} in the registry's folder belongs to a larger {NAME} than the one "
+                        "beside it, into which it must not be written: was a backup put in its place? Remedy: move "
+                        f"{journal.name} away, or put the file that it belongs to back."
+                    )
+        with self._in_words(), contextlib.closing(_connect(self.path)) as db:
+            is_whole = db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            if not is_whole or db.execute("PRAGMA foreign_key_check").fetchall():
+                raise self.damaged("it does not fit together")
 
     def _upgrade(self, old: OldFiles) -> None:
         """Bring a memory of format 1 to this format, in one transaction."""

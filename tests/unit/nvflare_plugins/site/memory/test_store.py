@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import multiprocessing
 import os
 import resource
+import shutil
 import sqlite3
 import stat
 import threading
@@ -478,3 +480,49 @@ def test_a_damaged_memory_gives_no_backup(tmp_path: Path, capsys: pytest.Capture
     memory.path.write_bytes(content[:4096] + bytes(len(content) - 4096))
     assert main(["registry", str(tmp_path), "--site", "site-1", "--backup", str(tmp_path / "copy")]) == 1
     assert "Restore it from a backup" in capsys.readouterr().err and not (tmp_path / "copy").exists()
+
+
+def grown(memory: Memory, n: int) -> None:
+    with memory.transaction() as db:
+        for number in range(n):
+            store_array(db, np.full(4000, number, dtype="<i8"))
+
+
+def write_cut_short(path: Path, db_copy: Path, journal_copy: Path) -> None:
+    """Copy a file and its journal as they are in the middle of a write, of which pages have reached the disk."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA cache_size=1")
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("UPDATE array_parts SET content = zeroblob(length(content))")
+        store_array(db, np.ones(100_000, dtype="<i8"))  # the file grows, which its first page says
+        shutil.copy(path, db_copy)
+        shutil.copy(f"{path}-journal", journal_copy)
+        db.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize("is_backup", [True, False])
+def test_a_journal_beside_a_backup_is_not_written_into_it(tmp_path: Path, is_backup: bool) -> None:
+    """SQLite plays it back into whatever lies there. The control: beside the file that it belongs to it helps."""
+    memory = Memory(tmp_path, "site-1")
+    note(memory, "early")
+    shutil.copy(memory.path, tmp_path / "backup")
+    grown(memory, 30)
+    note(memory, "late")
+    journal = Path(f"{memory.path}-journal")
+    write_cut_short(memory.path, tmp_path / "middle", tmp_path / "journal")
+    shutil.copy(tmp_path / ("backup" if is_backup else "middle"), memory.path)
+    shutil.copy(tmp_path / "journal", journal)
+    if is_backup:
+        before = memory.path.read_bytes()
+        assert f"move {journal.name} away" in refusal(tmp_path)
+        assert memory.path.read_bytes() == before == (tmp_path / "backup").read_bytes() and journal.exists()
+        with closing(sqlite3.connect(memory.path)) as db, contextlib.suppress(sqlite3.DatabaseError):
+            db.execute("SELECT COUNT(*) FROM arrays").fetchone()
+        assert memory.path.read_bytes() != before, "without the check another time's pages are in it"
+        shutil.copy(tmp_path / "backup", memory.path)  # once more, now without the journal
+        assert names(Memory(tmp_path, "site-1")) == ["early"]
+        return
+    assert names(Memory(tmp_path, "site-1")) == ["early", "late"]
+    for number, kind in told(memory, "SELECT id, kind FROM arrays"):
+        with memory.reading() as db:
+            assert load_array(db, number, kind).any() or number == 1
