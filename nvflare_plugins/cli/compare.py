@@ -107,7 +107,7 @@ def _compared(
     record: RunRecord, folder: Path, facts: DataFacts, training: Table, evaluation: Table, notes: tuple[str, ...]
 ) -> Comparison:
     federated = FinishedModel.read(folder / str(record.model))
-    check_rows(training, evaluation, federated.classes is not None)
+    check_rows(training, evaluation, None if federated.classes is None else len(federated.classes))
     n_rounds, metrics = federated.n_rounds, metrics_of(federated)
     tuned_rounds = best_rounds(record.params, training, n_rounds)
 

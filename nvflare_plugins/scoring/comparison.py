@@ -143,12 +143,22 @@ def curve(metric: Metric, table: Table, scores_after: Callable[[int], Scores], n
     return tuple((float(n), metric.measure(label, scores_after(n), weight)) for n in rounds)
 
 
-def check_rows(training: Table, evaluation: Table, is_classification: bool) -> None:
-    """Refuse rows on which nothing can be compared. Raises: ScoringError."""
+def check_rows(training: Table, evaluation: Table, n_classes: int | None) -> None:
+    """Refuse rows on which nothing can be compared.
+
+    Args:
+        n_classes: of the model; None for a regression.
+
+    Raises:
+        ScoringError: why.
+    """
     for table, use in ((training, "training"), (evaluation, "evaluation")):
-        if table.n_rows < 2:
-            raise ScoringError(f"this site has {table.n_rows} {use} rows: there is nothing to compare on its own")
-        if is_classification and np.unique(table.label).size < 2:
+        label = table.label[_weights(table) > 0]
+        if label.size < 2:
+            raise ScoringError(f"this site has {label.size} {use} rows that count: there is nothing to compare on them")
+        if n_classes is not None and not np.isin(label, range(n_classes)).all():
+            raise ScoringError(f"some labels of the {use} rows are none of the model's {n_classes} classes")
+        if n_classes is not None and np.unique(label).size < 2:
             raise ScoringError(f"the {use} rows of this site are all of one class: nothing can be compared on its own")
 
 

@@ -160,3 +160,30 @@ def test_foreign_text_is_escaped() -> None:
     metric = Compared(hostile, True, 0.7, None, 0.9, 0.05, 0.15)
     html = build_page(Comparison(hostile, hostile, hostile, 1, 1, 2, None, (metric,), notes=(hostile,)))
     assert "<script" not in html and "&lt;script&gt;" in html
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"outcome": 0.9}, "none of the model's 2 classes"),
+        ({"outcome": 7.0}, "none of the model's 2 classes"),
+        ({"w": 0.0}, "0 evaluation rows that count"),
+        ({"outcome": 1.0}, "all of one class"),
+    ],
+    ids=str,
+)
+def test_rows_that_no_metric_takes_are_refused_in_words(
+    change: dict[str, float], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Labels between the classes pass binary:logistic; scikit-learn's own errors were tracebacks."""
+    run, folder = workspace(tmp_path)
+    record = json.loads((run / "run.json").read_text())
+    for name in ("train", "test"):
+        frame = pd.read_csv(folder / f"{name}.csv")
+        frame = frame.assign(outcome=(frame.outcome == "ill").astype(float), w=1.0)
+        frame.assign(**(change if name == "test" else {})).to_csv(folder / f"{name}.csv", index=False)
+    data = [{**facts, "label_classes": [], "weight": "w"} for facts in record["data"]]
+    (run / "run.json").write_text(json.dumps({**record, "data": data}))
+    assert main(["compare", str(run)]) == 1
+    shown = capsys.readouterr().err
+    assert said in shown and shown.startswith("veilboost compare: ") and not (run / "local.html").exists()
