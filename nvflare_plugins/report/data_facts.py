@@ -64,6 +64,8 @@ class DataFacts:
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
         """Read the facts. Raises: TypeError, KeyError, ValueError."""
         values = dict(document)
+        for name in ("name", "use", "label", "weight"):
+            values[name] = str(values.get(name, ""))
         for name in ("columns", "label_classes"):
             values[name] = tuple(str(text) for text in values.get(name, ()))
         values["categories"] = {str(k): tuple(map(str, v)) for k, v in dict(values.get("categories", {})).items()}

@@ -122,6 +122,13 @@ class Spending:
     delta: float
     spent: float | None = None
 
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Spending:
+        """Read it. Raises: TypeError, KeyError, ValueError."""
+        spent = document["spent"]
+        numbers = (float(document["epsilon"]), float(document["delta"]), None if spent is None else float(spent))
+        return cls(str(document["data_set"]), *numbers)
+
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
@@ -196,8 +203,9 @@ class RunRecord:
             )
             values["sections"] = tuple(ReportSection.from_dict(item) for item in values.get("sections", ()))
             values["data"] = tuple(DataFacts.from_dict(item) for item in values.get("data", ()))
-            values["spending"] = tuple(Spending(**item) for item in values.get("spending", ()))
-            values["consents"] = tuple(values.get("consents", ()))
+            values["spending"] = tuple(Spending.from_dict(item) for item in values.get("spending", ()))
+            values["consents"] = tuple(map(str, values.get("consents", ())))
+            values["statement"] = {str(key): str(text) for key, text in dict(values.get("statement", {})).items()}
             values["sites"], values["notes"] = tuple(values["sites"]), tuple(values.get("notes", ()))
             return cls(**values)
         except (TypeError, KeyError, ValueError):

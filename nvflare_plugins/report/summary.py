@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nvflare_plugins.declared import description_of
+from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.evidence.plugin_claims import plugin_protection, release_of, threat_model
 from nvflare_plugins.evidence.reader import Log
 from nvflare_plugins.evidence.threat_model import protection_text
@@ -19,7 +20,7 @@ from nvflare_plugins.formatting import counted, human_bytes, markup
 from nvflare_plugins.report.report import own_evidence, prose, when
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.report.style import PRINTED, page
-from nvflare_plugins.site.policy.values import Consents
+from nvflare_plugins.site.policy.values import Consents, is_private
 
 _STATED = {
     "controller": "Controller",
@@ -46,7 +47,7 @@ def build_summary(run: RunRecord, folder: Path, verification: Sequence[str] = ()
         f"<p>Job {markup(run.job_id)} at {markup(run.site)}, {markup(run.status)}{markup(when(run))}.</p></header>",
         _table("The processing, in this site's own words", _stated(run)),
         _table("What was done", _done(run)),
-        _table("What left this site, and how it was protected", _left(run)),
+        _table("What left this site, and how it was protected", _left(run, log)),
         *_who_learnt(run, log),
         _table("Agreed to beyond the defaults, and spent", _agreed(run, log)),
         _table("Verification", _verified(evidence, log, verification)),
@@ -94,7 +95,7 @@ def _done(run: RunRecord) -> Pairs:
         yield "Data", "no rows of this site"
 
 
-def _left(run: RunRecord) -> Pairs:
+def _left(run: RunRecord, log: Log | None) -> Pairs:
     """What was sent, by its protection. Rows never are: no kind of message holds any."""
     sizes: dict[str, int] = {}
     for row in run.traffic:
@@ -102,9 +103,23 @@ def _left(run: RunRecord) -> Pairs:
         sizes[text] = sizes.get(text, 0) + row.bytes_out
     for text, size in sorted(sizes.items(), key=lambda item: -item[1]):
         yield human_bytes(size), markup(text[0].upper() + text[1:])
+    sent = [part for part in log.parts if part.direction == "sent"] if log is not None else []
+    inside = dict.fromkeys((part.peer, _meaning(part.what), _reader_sees(part.protection)) for part in sent)
+    for peer, what, protection in inside:
+        yield f"Sealed, for {peer}", markup(f"{what}; protection from its reader: {protection}")
     bare = any(row.private and row.codec in ("PLAIN", "PUBLIC") for row in run.traffic)
     how = "<span class='chip bad'>readable</span> Some private messages were readable by the server." if bare else ""
     yield "Profile", f"<code>{markup(run.profile)}</code> {how}"
+
+
+def _meaning(what: str) -> str:
+    known = Content.__members__.get(what)
+    return known.meaning if known is not None else "unknown"
+
+
+def _reader_sees(protection: str) -> str:
+    known = Protection.__members__.get(protection)
+    return known.value if known is not None else "unknown"
 
 
 def _who_learnt(run: RunRecord, log: Log | None) -> Iterator[str]:
@@ -136,7 +151,11 @@ def _agreed(run: RunRecord, log: Log | None) -> Pairs:
         last = log.spends[-1]
         yield "Spent by this job", f"epsilon {markup(str(last.epsilon))} at delta {markup(str(last.delta))}"
     if not run.spending:
-        yield "Privacy budget", "none: no noise was added, and no bound on what the model tells of a person is claimed"
+        bound = "no noise was added, and no bound on what is learnt of a person is claimed"
+        yield (
+            "Privacy budget",
+            f"none: {'nothing of this site had to be charged' if is_private(run.profile) else bound}",
+        )
 
 
 def _verified(evidence: object, log: Log | None, verification: Sequence[str]) -> Pairs:

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.report.run_record import Curve, RoundRow, RunRecord, TrafficRow
+from nvflare_plugins.report.data_facts import TRAINING, DataFacts
+from nvflare_plugins.report.run_record import Curve, RoundRow, RunRecord, Spending, TrafficRow
 
 
 def example() -> RunRecord:
@@ -22,6 +23,11 @@ def example() -> RunRecord:
         traffic=(TrafficRow("HISTOGRAM", "MASKED", True, 5, 1000, 1000, 0.3),),
         comparison=(Curve("central", "auc", (0.7, 0.8)),),
         notes=("a note",),
+        started="2026-11-22T10:00:00+00:00",
+        consents=("exact_cuts",),
+        data=(DataFacts("rows", TRAINING, 7, ("a", "b"), {"b": 2}, {"b": ("x", "y")}, "y", ("no", "yes"), "w"),),
+        statement={"purpose": "care"},
+        spending=(Spending("rows", 2.0, 1e-6, 0.5), Spending("other", 2.0, 1e-6, None)),
     )
 
 
@@ -37,11 +43,32 @@ def test_metric_that_is_not_a_number_becomes_null(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"format": "other"}, {"surprise": 1}, {"rounds": [{"round": 0}]}, {"rounds": 5}, {"sites": None}]
+    "change",
+    [
+        {"format": "other"},
+        {"surprise": 1},
+        {"rounds": [{"round": 0}]},
+        {"rounds": 5},
+        {"sites": None},
+        {"data": [{"name": "rows"}]},
+        {"data": [5]},
+        {"data": [{"name": "rows", "use": "training", "rows": "many"}]},
+        {"spending": [{"data_set": "rows"}]},
+        {"spending": [{"data_set": "rows", "epsilon": "x", "delta": 0.1, "spent": None}]},
+        {"statement": ["a"]},
+        {"consents": 5},
+    ],
 )
 def test_other_documents_are_refused(change):
     with pytest.raises(ConfigurationError):
         RunRecord.from_dict({**example().to_dict(), **change})
+
+
+def test_a_record_of_before_is_read():
+    document = example().to_dict()
+    for name in ("started", "finished", "policy_hash", "consents", "data", "statement", "spending"):
+        del document[name]
+    assert RunRecord.from_dict(document).data == ()
 
 
 def test_missing_or_broken_file(tmp_path):

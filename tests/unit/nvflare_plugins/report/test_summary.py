@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nvflare_plugins.cli.main import main
+from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.report.data_facts import EVALUATION, TRAINING, DataFacts
 from nvflare_plugins.report.run_record import RunRecord, Spending, TrafficRow
 from nvflare_plugins.report.summary import build_summary
@@ -74,7 +75,7 @@ def test_it_says_what_was_done_in_whose_words(folder: Path) -> None:
         "ab" * 32,
         "complete and unbroken",
         "not compared here",
-        "no bound on what the model tells of a person is claimed",
+        "no bound on what is learnt of a person is claimed",
     ):
         assert expected in html, expected
 
@@ -91,7 +92,19 @@ def test_budgets_and_verdicts_are_repeated(folder: Path) -> None:
     html = build_summary(record_of(spending=spending), folder, ["VERIFIED: job job"])
     assert "epsilon 0.75 spent over all jobs, of epsilon 2 at delta 1e-06" in html
     assert "the ledger could not be read" in html and "VERIFIED: job job" in html
-    assert "no bound on what the model tells" not in html and "not compared here" not in html
+    assert "no bound on what is learnt" not in html and "not compared here" not in html
+
+
+def test_sealed_contents_and_noise_of_others_are_told(tmp_path: Path) -> None:
+    attempt = Attempt(tmp_path, profile="dp_local")
+    attempt.open_session()
+    for site, log in attempt.logs.items():
+        if site == "site-1":
+            log.content("sent", "site-2", Content.BUCKETS, Protection.LOCAL_DP, 1000)
+    attempt.finish()
+    html = build_summary(record_of(profile="dp_local"), tmp_path)
+    assert "Sealed, for site-2" in html and Protection.LOCAL_DP.value in html
+    assert "nothing of this site had to be charged" in html and "no noise was added" not in html
 
 
 def test_what_is_readable_or_missing_is_said(tmp_path: Path) -> None:
