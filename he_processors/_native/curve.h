@@ -92,7 +92,8 @@ extern const struct vc_kernels vc_portable;
 extern const struct vc_kernels vc_avx2, vc_ifma;
 #endif
 
-/* Scalars (curve_scalars.c). */
+/* Scalars (curve_scalars.c): little-endian numbers of `width` bytes, and a bound of 32. */
+int vc_all_below(const uint8_t *numbers, size_t width, size_t n, const uint8_t *bound);
 void vc_signed_digits(const uint8_t *scalar, size_t width, unsigned window, size_t n_windows, int16_t *digits);
 
 #endif

@@ -104,7 +104,7 @@ INLINE vec take_carry(vec *h, int k)
 }
 
 /* Limbs below 2^61 in size, limb 9 below 2^57, whole lanes, to tight. Limbs 0 and 4 are carried twice: what comes back
- * from limb 9, 19 times its carry, and the carry of limb 3 are below 2^37, so that limbs 1 and 5 end with a second carry
+ * from limb 9, 19 times its carry, and the carry of limb 3 are below 2^37, so that limbs 1 and 5 end with one more,
  * below 2^12. */
 INLINE fe carry(vec *h)
 {
@@ -211,8 +211,8 @@ INLINE fe from_words(const vec *w)
     return carry(h);
 }
 
-/* Tight to the one representative below p, in four words. The value h is below 2^255 in size: what 19 h / 2^255, rounded,
- * carries through all limbs is q = floor(h / p) (fe_tobytes of the reference's software proves it). */
+/* Tight to the one representative below p, in four words. The value h is below 2^255 in size: 19 h / 2^255, rounded,
+ * carries q = floor(h / p) through all limbs (fe_tobytes of the reference's software proves it). */
 INLINE void to_words(fe a, vec *w)
 {
     vec *h = a.v, q;

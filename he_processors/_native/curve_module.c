@@ -444,6 +444,22 @@ static PyObject *py_mul_each(PyObject *self, PyObject *args)
     return finish(fits, status, "mul_each");
 }
 
+/* all_below(numbers, width, bound 32 bytes): whether all numbers of `width` bytes are below the bound */
+static PyObject *py_all_below(PyObject *self, PyObject *args)
+{
+    Py_buffer numbers, bound;
+    Py_ssize_t width;
+    int below = 1;
+    if (!PyArg_ParseTuple(args, "y*ny*", &numbers, &width, &bound))
+        return NULL;
+    int fits = width > 0 && width <= VC_SCALAR_BYTES && bound.len == VC_SCALAR_BYTES && numbers.len % width == 0;
+    if (fits)
+        UNLOCKED(below = vc_all_below(numbers.buf, (size_t)width, (size_t)(numbers.len / width), bound.buf));
+    PyBuffer_Release(&numbers);
+    PyBuffer_Release(&bound);
+    return fits ? PyBool_FromLong(below) : wrong("all_below");
+}
+
 static PyMethodDef methods[] = {
     {"instruction_sets", py_instruction_sets, METH_NOARGS, "names, best first"},
     {"from_affine", py_from_affine, METH_VARARGS, NULL},
@@ -464,6 +480,7 @@ static PyMethodDef methods[] = {
     {"fixed_mul", py_fixed_mul, METH_VARARGS, NULL},
     {"mul", py_mul, METH_VARARGS, NULL},
     {"mul_each", py_mul_each, METH_VARARGS, NULL},
+    {"all_below", py_all_below, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,4 +1,4 @@
-/* Scalars as signed digits. */
+/* Scalars: compared with a bound, and as signed digits. */
 #include "curve.h"
 
 #include <string.h>
@@ -23,4 +23,20 @@ void vc_signed_digits(const uint8_t *scalar, size_t width, unsigned window, size
         carry = digit > half;
         digits[j] = (int16_t)(carry ? digit - 2 * half : digit);
     }
+}
+
+int vc_all_below(const uint8_t *numbers, size_t width, size_t n, const uint8_t *bound)
+{
+    for (size_t i = 0; i < n; i++) {
+        size_t k = VC_SCALAR_BYTES;
+        int digit = 0;
+        while (k-- > 0) {
+            digit = k < width ? numbers[i * width + k] : 0;
+            if (digit != bound[k])
+                break;
+        }
+        if (k == (size_t)-1 || digit > bound[k])
+            return 0;
+    }
+    return 1;
 }

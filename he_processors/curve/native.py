@@ -23,13 +23,14 @@ from he_processors.bignum.reference import check_index, check_rows, check_segmen
 from he_processors.bignum.row_blocks import default_threads, row_blocks, run_blocks
 from he_processors.curve.interface import (
     AFFINE_BYTES,
+    GROUP_ORDER,
     NOT_ON_CURVE,
     NOT_RISTRETTO,
     RISTRETTO_BYTES,
     SCALAR_BYTES,
 )
 from he_processors.curve.native_plan import NAF_BUCKETS, best_window, digits_of_each, n_windows
-from he_processors.curve.reference import check_lengths, check_scalars
+from he_processors.curve.reference import check_lengths
 from he_processors.errors import BackendUnavailable, ProtocolError
 
 try:
@@ -43,6 +44,7 @@ _AFFINE_WORDS = 16
 _POINT_WORDS = 20
 _LINE_WORDS = 8  # of a cache line: affine rows take two whole ones
 _LANES = 8
+_ORDER_BYTES = GROUP_ORDER.to_bytes(SCALAR_BYTES, "little")
 _SHORTEST_CHUNK = 32
 _LONGEST_CHUNK = 512
 _CHUNKS_PER_LANE = 8
@@ -196,16 +198,16 @@ class NativeCurve:
     def mul(self, points: NativePoints, scalars: NDArray[np.uint8]) -> NativePoints:
         """Multiply every point by a scalar of its own. Shapes: scalars: uint8[n, 32]; result: Points[n]."""
         check_rows(scalars, SCALAR_BYTES)
-        check_scalars(scalars)
+        scalars = _checked(scalars)
         check_lengths(points, scalars)
-        rows, scalars, out = self._rows(points), np.ascontiguousarray(scalars), _empty(len(points), _POINT_WORDS)
+        rows, out = self._rows(points), _empty(len(points), _POINT_WORDS)
         self._by_rows(len(rows), lambda block: _curve.mul(self._set, rows[block], scalars[block], out[block]))
         return self._points(out)
 
     def mul_by_each(self, points: NativePoints, scalars: NDArray[np.uint8]) -> list[NativePoints]:
         """Multiply every point by each of a few scalars. Shapes: scalars: uint8[k, 32]; result: k times Points[n]."""
         check_rows(scalars, SCALAR_BYTES)
-        check_scalars(scalars)
+        scalars = _checked(scalars)
         if not len(scalars):
             return []
         rows, digits = self._rows(points), digits_of_each(scalars)
@@ -253,9 +255,11 @@ class NativeCurve:
         return table
 
     def table_multiples(self, table: Rows, window: int, windows: int, scalars: NDArray[np.uint8]) -> NativePoints:
-        """Multiply the base of a table by each scalar, which ``windows`` of its windows have to hold."""
-        scalars, out = np.ascontiguousarray(scalars), _empty(len(scalars), _POINT_WORDS)
-        width = scalars.shape[1]
+        """Multiply the base of a table by each scalar, which ``windows`` of its windows have to hold.
+
+        Shapes: scalars: uint8[n, width], without gaps; result: Points[n].
+        """
+        width, out = scalars.shape[1], _empty(len(scalars), _POINT_WORDS)
         self._by_rows(
             len(scalars),
             lambda block: _curve.fixed_mul(self._set, table, window, windows, scalars[block], width, out[block]),
@@ -321,7 +325,7 @@ class NativeFixedBase:
 
     def mul(self, scalars: NDArray[np.uint8]) -> NativePoints:
         """Multiply the point by each scalar. Shapes: scalars: uint8[n, width <= 32]; result: Points[n]."""
-        check_scalars(scalars)
+        scalars = _checked(scalars)
         table, window = self._table_for(len(scalars), scalars.shape[1])
         return self._curve.table_multiples(table, window, n_windows(scalars.shape[1], window), scalars)
 
@@ -334,6 +338,16 @@ class NativeFixedBase:
             windows = n_windows(self._width, window)
             made = self._made = self._curve.multiples_table(self._base, window, windows), window, windows
         return made[0], made[1]
+
+
+def _checked(scalars: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return scalars without gaps. Raises: ValueError unless uint8[n, 1 to 32], each below the group order."""
+    if scalars.dtype != np.uint8 or scalars.ndim != 2 or not 1 <= scalars.shape[1] <= SCALAR_BYTES:
+        raise ValueError(f"scalars must be uint8[n, width], width 1 to {SCALAR_BYTES}")
+    scalars = np.ascontiguousarray(scalars)
+    if not _curve.all_below(scalars, scalars.shape[1], _ORDER_BYTES):
+        raise ValueError("a scalar is not below the group order")
+    return scalars
 
 
 def _empty(n_rows: int, words: int) -> Rows:

@@ -8,6 +8,9 @@ from numpy.typing import NDArray
 from he_processors.bignum.rows import ints_from_rows
 from he_processors.curve.interface import GROUP_ORDER
 
+# 22 windows of 2,049 entries are 5.8 MB: larger tables take fewer additions and lose more to memory (measured).
+_LARGEST_TABLE_BYTES = 6 << 20
+_ENTRY_BYTES = 128
 _WIDEST_WINDOW = 14
 _ENTRY_COST = 2.2  # additions that a table's entry takes, with its share of an inversion
 _NAF_WINDOW = 5
@@ -22,10 +25,16 @@ def n_windows(width: int, window: int) -> int:
 def best_window(width: int, n_scalars: int) -> int:
     """Return the window that makes building a table and using it ``n_scalars`` times cheapest."""
 
-    def additions(window: int) -> float:
-        return n_windows(width, window) * ((_ENTRY_COST * (1 << (window - 1))) + n_scalars)
+    def entries(window: int) -> int:
+        return n_windows(width, window) << (window - 1)
 
-    return min(range(1, _WIDEST_WINDOW + 1), key=additions)
+    def additions(window: int) -> float:
+        return _ENTRY_COST * entries(window) + n_windows(width, window) * n_scalars
+
+    small = [
+        window for window in range(1, _WIDEST_WINDOW + 1) if entries(window) * _ENTRY_BYTES <= _LARGEST_TABLE_BYTES
+    ]
+    return min(small, key=additions)
 
 
 def digits_of_each(scalars: NDArray[np.uint8]) -> NDArray[np.int8]:

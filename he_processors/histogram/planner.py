@@ -3,8 +3,8 @@
 Rows are sorted into cells, and cells into bins, by counting sorts, so that a histogram is two segmented products.
 Where two features together have far fewer occupied cells than the node has rows, their cells are pairs of bins: rows
 are multiplied into cells once, and cells into the bins of both features, n + c products instead of 2 n. Cells have a
-cost of their own, so that pairs pay from about three rows in a cell. Elsewhere a cell is a bin, and the second product
-only puts it in its place.
+cost of their own, so that pairs pay from about three rows in a cell, for points of a curve from twelve. Elsewhere a
+cell is a bin, and the second product only puts it in its place.
 """
 
 from __future__ import annotations

@@ -75,6 +75,10 @@ def test_the_c_functions_check_their_buffers(variant: str) -> None:
         lambda: c.mul_each(number, points[:8], digits, 2, 17, points.copy()),
         lambda: c.mul_each(number, points[:8], digits, 3, 8, points.copy()),
         lambda: c.mul_each(number, points[:8], digits, 0, 8, points.copy()),
+        lambda: c.all_below(bytes_32, 33, bytes(32)),
+        lambda: c.all_below(bytes_32, 31, bytes(32)),
+        lambda: c.all_below(bytes_32, 0, bytes(32)),
+        lambda: c.all_below(bytes_32, 32, bytes(31)),
         lambda: c.add(len(VARIANTS), points, points, points.copy()),
         lambda: c.add(-1, points, points, points.copy()),
     ]
