@@ -57,6 +57,15 @@ def test_the_parts_make_the_centralized_model_and_the_evidence_names_the_scheme(
     assert all({"encrypt", "decrypt", "search"} <= set(one["stages"]) for one in rounds)
 
 
+def test_the_next_trees_randomisers_are_made_meanwhile(parties, monkeypatch):
+    honest, filled = elgamal_scheme.ElGamalGradientOwner.fill, []
+    monkeypatch.setattr(
+        elgamal_scheme.ElGamalGradientOwner, "fill", lambda self, n: (filled.append(n), honest(self, n))[1]
+    )
+    succeed(run(parties, job(**ELGAMAL, num_rounds=3)))
+    assert filled == [300, 300], "for each tree but the first"
+
+
 def test_a_lost_job_resumes_and_own_rounds_come_first(parties):
     training = {**ELGAMAL, "num_rounds": 4, "own_rounds": 1}
     succeed(run(parties, job(**training), "whole"))
