@@ -17,7 +17,7 @@ trees:
     plain_over_native      quotient of wall seconds, medians of the trees; plain_over_native_core of CPU seconds
     flare_added_s_per_tree what a job in FLARE's simulator (3 processes, sealed messages, evidence) adds to plain
     phe_core_s_per_tree    what phe of 2048 bits would need for the same tree, from its rates in this run; phe_over_ours
-    targets_met            against the project's targets
+    targets_met            against the project's targets, for the shape and bins above
 
 Run: make bench-vertical, or python -m tests.bench.bench_vertical [--bins 32] [--shape quick] [--only ...]
 """
@@ -113,7 +113,8 @@ def main() -> None:
         results |= _flare(workload, results)
     if "phe" in options.only:
         results |= _phe(workload, central, results)
-    results["targets_met"] = _targets(results)
+    if (options.shape, options.bins) == ("creditcard", PARAMS["max_bin"]):
+        results["targets_met"] = _targets(results)
     print(json.dumps(_rounded(results)))
 
 
