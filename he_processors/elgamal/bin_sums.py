@@ -9,11 +9,11 @@ independent of the rows. What the C_k then hold is the sum of the messages and n
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from he_processors.additive.scheme import StaysInProcess
 from he_processors.bignum.rows import random_rows_below
-from he_processors.curve.interface import COFACTOR_BITS, GROUP_ORDER, Curve
-from he_processors.elgamal.encryption import PointColumns
+from he_processors.curve.interface import COFACTOR_BITS, GROUP_ORDER, Curve, Points
 from he_processors.elgamal.keys import ElGamalPublicKey, base_point
 from he_processors.histogram.planner import HistogramPlan
 from he_processors.randomness import BULK_RANDOMNESS, RandomSource
@@ -23,23 +23,20 @@ from he_processors.randomness import BULK_RANDOMNESS, RandomSource
 CELL_COST = 10
 
 
-def sum_bins(curve: Curve, rows: PointColumns, plan: HistogramPlan) -> PointColumns:
-    """Add rows per bin.
+def sum_bins(curve: Curve, column: Points, plan: HistogramPlan) -> Points:
+    """Add one column of rows per bin.
 
-    Shapes:   result: plan.n_slots rows.
+    Shapes:   column: Points[n_rows]; result: Points[plan.n_slots].
     Security: an empty bin is the neutral point, and every sum is one that the key owner could recompute: pass the
-        result through ``Hider.hide`` before it leaves.
+        result through a ``Hider`` before it leaves.
     """
     position = np.empty(plan.n_slots, dtype=np.int64)
     position[np.concatenate([block.slots for block in plan.blocks])] = np.arange(plan.n_slots, dtype=np.int64)
-    sums = []
-    for column in rows.columns:
-        parts = []
-        for block in plan.blocks:
-            cells = curve.segsum(column, block.cells.order, block.cells.starts)
-            parts.append(curve.segsum(cells, block.bins.order, block.bins.starts))
-        sums.append(curve.take(curve.concat(parts), position))
-    return PointColumns(tuple(sums))
+    parts = []
+    for block in plan.blocks:
+        cells = curve.segsum(column, block.cells.order, block.cells.starts)
+        parts.append(curve.segsum(cells, block.bins.order, block.bins.starts))
+    return curve.take(curve.concat(parts), position)
 
 
 class Hider(StaysInProcess):
@@ -57,12 +54,18 @@ class Hider(StaysInProcess):
         single = [np.array([i], dtype=np.int64) for i in range(len(cleared))]
         self._tables = [curve.fixed_base(curve.take(cleared, index)) for index in single]
 
-    def hide(self, bins: PointColumns) -> PointColumns:
-        """Make sums that show their messages, eight times, to the key owner, and no more."""
-        s = random_rows_below(len(bins), GROUP_ORDER, self._source)
-        return PointColumns(
-            tuple(
-                self._curve.add(self._curve.double(column, COFACTOR_BITS), table.mul(s))
-                for column, table in zip(bins.columns, self._tables, strict=True)
-            )
-        )
+    def draw(self, n: int) -> NDArray[np.uint8]:
+        """Draw new randomisers for ``n`` bins: the same for all columns of an answer, and for no other answer.
+
+        Shapes: result: uint8[n, 32]. Secret.
+        """
+        return random_rows_below(n, GROUP_ORDER, self._source)
+
+    def hide(self, number: int, bins: Points, randomisers: NDArray[np.uint8]) -> Points:
+        """Make one column of sums show its messages, eight times, to the key owner, and no more.
+
+        Args:
+            number: of the column: 0 for R, k for the k-th C.
+            randomisers: from ``draw``.
+        """
+        return self._curve.add(self._curve.double(bins, COFACTOR_BITS), self._tables[number].mul(randomisers))

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from he_processors.additive.scheme import Scheme
 from he_processors.curve.interface import AFFINE_BYTES, Curve
@@ -78,7 +80,7 @@ def encode_points(header: PointHeader, curve: Curve, rows: PointColumns) -> byte
     """
     if len(rows) != header.count or len(rows.columns) != header.n_columns:
         raise ValueError("the rows differ from the header")
-    return b"".join([header.to_bytes(), *(curve.to_affine(column).tobytes() for column in rows.columns)])
+    return join_message(header, [curve.to_affine(column).tobytes() for column in rows.columns])
 
 
 def decode_points(message: bytes | memoryview, expected: PointHeader, curve: Curve) -> PointColumns:
@@ -88,10 +90,28 @@ def decode_points(message: bytes | memoryview, expected: PointHeader, curve: Cur
         ProtocolError: the header differs from ``expected`` in any bit, the length is not exact, or bytes are no point
             of the curve in its one form.
     """
+    return read_rows(open_message(message, expected), curve, slice(None))
+
+
+def open_message(message: bytes | memoryview, expected: PointHeader) -> NDArray[np.uint8]:
+    """Check all of a message but its points. Shapes: result: uint8[n_columns, count, 64].
+
+    Raises:
+        ProtocolError: the header differs from ``expected`` in any bit, or the length is not exact.
+    """
     if len(message) != expected.message_bytes:
         raise ProtocolError(f"a message of points has {len(message)} bytes, expected {expected.message_bytes}")
     if bytes(message[: _HEADER.size]) != expected.to_bytes():
         raise ProtocolError("a message of points is for another key, format, content or count")
     body = np.frombuffer(message, dtype=np.uint8, offset=_HEADER.size)
-    columns = body.reshape(expected.n_columns, expected.count, AFFINE_BYTES)
-    return PointColumns(tuple(curve.from_affine(column) for column in columns))
+    return body.reshape(expected.n_columns, expected.count, AFFINE_BYTES)
+
+
+def read_rows(body: NDArray[np.uint8], curve: Curve, rows: slice) -> PointColumns:
+    """Read some rows of a message that was opened. Raises: ProtocolError, if a point of these rows is none."""
+    return PointColumns(tuple(curve.from_affine(column[rows]) for column in body))
+
+
+def join_message(header: PointHeader, columns: Sequence[bytes]) -> bytes:
+    """Make a message of columns in affine form."""
+    return b"".join([header.to_bytes(), *columns])

@@ -179,7 +179,8 @@ def _passive_process(pipe: Connection, columns: NDArray[np.float32], max_bin: in
     elgamal_scheme.sum_bins = clock.timed("histogram", elgamal_scheme.sum_bins)
     ElGamalHistogramMaker._joined = clock.timed("receive", ElGamalHistogramMaker._joined)
     elgamal_scheme.decode_points = clock.timed("receive", elgamal_scheme.decode_points)
-    ElGamalHistogramMaker.hide = clock.timed("hide", ElGamalHistogramMaker.hide)
+    elgamal_scheme.plan_level = clock.timed("histogram", elgamal_scheme.plan_level)
+    ElGamalHistogramMaker._hidden = clock.timed("hide", ElGamalHistogramMaker._hidden)
 
     maker = ClearHistogramMaker() if scheme == "plain" else histogram_maker(from_bytes(pipe.recv_bytes()), len(columns))
     if scheme == "plain":

@@ -15,7 +15,7 @@ from he_processors.elgamal.bin_sums import Hider
 from he_processors.elgamal.encryption import PointColumns
 from he_processors.elgamal.keys import ElGamalPublicKey, base_point
 from he_processors.elgamal.scalars import rows_of
-from tests.support.elgamal_toys import ToyLevel, point_of_order_8
+from tests.support.elgamal_toys import ToyLevel, hide, point_of_order_8
 from tests.support.he_toys import SeededRandomness
 
 
@@ -75,7 +75,7 @@ def test_small_order_on_rows_tells_who_is_in_a_bin_unless_it_is_cleared(level: T
     due = [*level.expected(membership, 0), *level.expected(membership, 1)]
     assert any(due)
     assert small_parts(level, hide_without_eight(level, bins)) == due, "the control: the attack works without"
-    hidden = Hider(level.key.public_key, level.curve).hide(bins)
+    hidden = hide(Hider(level.key.public_key, level.curve), bins)
     assert small_parts(level, hidden) == [0] * len(due)
 
 
@@ -84,15 +84,15 @@ def test_small_order_in_the_key_is_cleared_as_well(level: ToyLevel) -> None:
     curve = level.curve
     first = curve.add(curve.from_affine(level.key.public_key.rows[:1]), point_of_order_8())
     spoilt = ElGamalPublicKey((curve.to_affine(first).tobytes(), *level.key.public_key.points[1:]))
-    assert small_parts(level, Hider(spoilt, curve).hide(level.bins(level.encrypt()))) == [0] * (2 * 7)
+    assert small_parts(level, hide(Hider(spoilt, curve), level.bins(level.encrypt()))) == [0] * (2 * 7)
 
 
 def test_a_hidden_sum_is_eight_times_the_sum_under_a_new_randomiser(level: ToyLevel) -> None:
     curve, bins = level.curve, level.bins(level.encrypt())
-    hidden = Hider(level.key.public_key, curve).hide(bins)
+    hidden = hide(Hider(level.key.public_key, curve), bins)
     for before, after in zip(level.decryptor.unmask(bins), level.decryptor.unmask(hidden), strict=True):
         assert curve.equal(curve.double(before, 3), after).all()
-    again = Hider(level.key.public_key, curve).hide(bins)
+    again = hide(Hider(level.key.public_key, curve), bins)
     points = [p.tobytes() for one in (bins, hidden, again) for column in one.columns for p in curve.to_affine(column)]
     n_empty = sum(1 for p in curve.to_affine(bins.columns[0]) if p.tobytes() == bytes(32) + b"\1" + bytes(31))
     assert len(set(points)) >= len(points) - n_empty * len(bins.columns), "no point stays, and none comes twice"
@@ -123,7 +123,7 @@ def test_any_rows_with_the_same_sums_could_have_made_an_answer(level: ToyLevel) 
         r_sums = bin_sums_of(level, codes, np.array(r, dtype=np.int64))
         start = bin_sums_of(level, level.codes, np.array(r, dtype=np.int64))
         s = [5 + i + (a - b if shift else 0) for i, (a, b) in enumerate(zip(start, r_sums, strict=True))]
-        answers.append(Hider(level.key.public_key, curve, GivenScalars(s)).hide(bins))
+        answers.append(hide(Hider(level.key.public_key, curve, GivenScalars(s)), bins))
     assert bin_sums_of(level, swapped, np.array(r)) != bin_sums_of(level, level.codes, np.array(r))
     for a, b in zip(answers[0].columns, answers[1].columns, strict=True):
         assert curve.equal(a, b).all()
@@ -143,7 +143,7 @@ def test_new_randomisers_are_uniform(level: ToyLevel) -> None:
     curve = level.curve
     empty = PointColumns(tuple(curve.identity(150) for _ in range(3)))
     hider = Hider(level.key.public_key, curve, SeededRandomness(3))
-    bits = np.unpackbits(curve.to_ristretto(hider.hide(empty).columns[0]), axis=1, bitorder="little")[:, 1:252]
+    bits = np.unpackbits(curve.to_ristretto(hide(hider, empty).columns[0]), axis=1, bitorder="little")[:, 1:252]
     deviations = np.abs(bits.mean(axis=0) - 0.5) / (0.5 / np.sqrt(len(bits)))
     assert deviations.max() < 5  # of 251 bits none is off by five standard errors
     assert 0.7 < np.sqrt((deviations**2).mean()) < 1.3

@@ -59,6 +59,12 @@ def _roots(y: int) -> list[int]:
     return [x for x in candidates if x * x % p == square]
 
 
+def hide(hider: Hider, bins: PointColumns) -> PointColumns:
+    """Hide all columns of an answer."""
+    randomisers = hider.draw(len(bins))
+    return PointColumns(tuple(hider.hide(number, column, randomisers) for number, column in enumerate(bins.columns)))
+
+
 @dataclass
 class ToyLevel:
     """Rows at a key owner, bins at a passive party, and two nodes to open."""
@@ -90,10 +96,11 @@ class ToyLevel:
         return self.bins_of(rows, self.codes)
 
     def bins_of(self, rows: PointColumns, codes: NDArray[np.uint8]) -> PointColumns:
-        return sum_bins(self.curve, rows, plan_level(codes, self.layout, self.nodes))
+        plan = plan_level(codes, self.layout, self.nodes)
+        return PointColumns(tuple(sum_bins(self.curve, column, plan) for column in rows.columns))
 
     def answer(self, rows: PointColumns) -> PointColumns:
-        return Hider(self.key.public_key, self.curve).hide(self.bins(rows))
+        return hide(Hider(self.key.public_key, self.curve), self.bins(rows))
 
     def expected(self, values: NDArray[np.int64], node: int) -> list[int]:
         """Return the plain sums of one node, slot by slot."""

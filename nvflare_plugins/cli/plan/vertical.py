@@ -12,7 +12,9 @@ import json
 import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -257,8 +259,16 @@ def _measure_points(workload: VerticalWorkload) -> CipherRates:
     g, h = digits.encode_pairs(rng.uniform(-0.5, 0.5, _SAMPLE_ROWS), rng.uniform(0, 0.25, _SAMPLE_ROWS))
     layout = BinLayout((_SAMPLE_BINS,) * _SAMPLE_FEATURES)
     codes = rng.integers(0, _SAMPLE_BINS, (_SAMPLE_FEATURES, _SAMPLE_ROWS)).astype(np.uint8)
+    spent: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def timer(stage: str) -> Iterator[None]:
+        started = time.process_time()
+        yield
+        spent[stage] += (time.process_time() - started) / _REPEATS
+
     owner = elgamal_owner(digits)
-    maker = elgamal_maker(owner.setup())
+    maker = elgamal_maker(owner.setup(), timer=timer)
     node, total = [np.arange(_SAMPLE_ROWS, dtype=np.int32)], NodeTotal.of_rows(g, h)
 
     def receive() -> None:
@@ -267,15 +277,14 @@ def _measure_points(workload: VerticalWorkload) -> CipherRates:
 
     upload, encrypt_s = _timed(lambda: owner.encrypt(g, h))
     _, receive_s = _timed(receive)
-    bins, add_s = _timed(lambda: maker.add_up(codes, layout, node))
-    reply, pack_s = _timed(lambda: maker.hide(bins))
+    reply, _ = _timed(lambda: maker.sum_bins(codes, layout, node))
     _, open_s = _timed(lambda: owner.open_sums(reply, layout, [total]))
     n_points = 1 + digits.n_messages
     return CipherRates(
         encrypt_s=encrypt_s / _SAMPLE_ROWS,
         receive_s=receive_s / _SAMPLE_ROWS,
-        add_s=add_s / (_SAMPLE_ROWS * _SAMPLE_FEATURES),
-        pack_s=pack_s / layout.n_slots,
+        add_s=spent["histogram"] / (_SAMPLE_ROWS * _SAMPLE_FEATURES),
+        pack_s=spent["hide"] / layout.n_slots,
         open_s=open_s / layout.n_slots,
         pairs_per_ciphertext=1,
         ciphertext_bytes=n_points * AFFINE_BYTES,

@@ -22,7 +22,15 @@ from he_processors.elgamal.decryption import ElGamalDecryptor
 from he_processors.elgamal.digits import FRACTION_BITS, DigitFormat
 from he_processors.elgamal.encryption import ElGamalEncryptor, PointColumns
 from he_processors.elgamal.keys import ElGamalPrivateKey, ElGamalPublicKey, generate_elgamal_key
-from he_processors.elgamal.wire import Content, PointHeader, decode_points, encode_points
+from he_processors.elgamal.wire import (
+    Content,
+    PointHeader,
+    decode_points,
+    encode_points,
+    join_message,
+    open_message,
+    read_rows,
+)
 from he_processors.errors import BackendUnavailable, ProtocolError
 from he_processors.fixed_pairs import PairFormat
 from he_processors.histogram.bins import BinCodes, BinLayout
@@ -37,6 +45,7 @@ from nvflare_plugins.vertical.protocol.gradient_scheme import (
 from nvflare_plugins.vertical.protocol.messages import TrainingSetup
 
 REFERENCE = "reference"
+_BLOCK_BINS = 1 << 16
 
 
 class ElGamalGradientOwner:
@@ -56,8 +65,15 @@ class ElGamalGradientOwner:
 
     def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
         """Decrypt the sums of a level and check every node; takes a public number of steps of time."""
-        rows = decode_points(sums, self._header(Content.BINS, len(totals) * layout.n_slots), self._curve)
-        return self._decryptor.open_level(rows, self._digits, layout, totals, lambda: self._timer("search"))
+        body = open_message(sums, self._header(Content.BINS, len(totals) * layout.n_slots))
+        opened: list[BinSums] = []
+        n_nodes = max(1, _BLOCK_BINS // layout.n_slots)  # opened together: points in memory take many times their bytes
+        for first in range(0, len(totals), n_nodes):
+            of_block = totals[first : first + n_nodes]
+            rows = slice(first * layout.n_slots, (first + len(of_block)) * layout.n_slots)
+            columns = read_rows(body, self._curve, rows)
+            opened += self._decryptor.open_level(columns, self._digits, layout, of_block, lambda: self._timer("search"))
+        return opened
 
     def fill(self, n_rows: int) -> None:
         """Make randomisers for the next tree while the passive parties work."""
@@ -97,18 +113,20 @@ class ElGamalHistogramMaker:
         self._n_blocks += 1
 
     def sum_bins(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:
-        """Add rows into bins, and hide every bin."""
-        with self._timer("histogram"):
-            bins = self.add_up(codes, layout, node_rows)
-        with self._timer("hide"):
-            return self.hide(bins)
-
-    def add_up(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> PointColumns:
-        """Add rows into bins. Security: what comes out must not leave but through ``hide``."""
+        """Add rows into bins, and hide every bin; one column after the other, so that one is in memory as points."""
         if self._pairs is None:
             require_all_rows(self._n_rows, self._n_blocks)
             self._pairs = self._joined()
-        return sum_bins(self._curve, self._pairs, plan_level(codes, layout, node_rows, cell_cost=CELL_COST))
+        with self._timer("histogram"):
+            plan = plan_level(codes, layout, node_rows, cell_cost=CELL_COST)
+        randomisers, hidden = self._hider.draw(plan.n_slots), []
+        for number, column in enumerate(self._pairs.columns):
+            with self._timer("histogram"):
+                bins = sum_bins(self._curve, column, plan)
+            with self._timer("hide"):
+                hidden.append(self._hidden(number, bins, randomisers))
+        header = PointHeader(self._public_key, Content.BINS, self._digits, plan.n_slots)
+        return join_message(header, hidden)
 
     def _joined(self) -> PointColumns:
         """Join the blocks of each column, and let go of them: two copies of one column at a time, not of all."""
@@ -118,10 +136,8 @@ class ElGamalHistogramMaker:
             parts.clear()
         return PointColumns(tuple(columns))
 
-    def hide(self, bins: PointColumns) -> bytes:
-        """Make the message of bins that shows their sums and no more."""
-        header = PointHeader(self._public_key, Content.BINS, self._digits, len(bins))
-        return encode_points(header, self._curve, self._hider.hide(bins))
+    def _hidden(self, number: int, bins: Points, randomisers: NDArray[np.uint8]) -> bytes:
+        return self._curve.to_affine(self._hider.hide(number, bins, randomisers)).tobytes()
 
 
 def elgamal_owner(digits: DigitFormat, backend: str = AUTO, timer: Timer = untimed) -> ElGamalGradientOwner:

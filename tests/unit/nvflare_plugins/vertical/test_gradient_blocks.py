@@ -11,7 +11,7 @@ from he_processors.errors import ProtocolError
 from he_processors.fixed_pairs import PairFormat
 from nvflare_plugins.vertical.active import engine as active
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.protocol import gradient_scheme
+from nvflare_plugins.vertical.protocol import elgamal_scheme, gradient_scheme
 from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_owner
 from nvflare_plugins.vertical.protocol.encrypted_scheme import (
     EncryptedHistogramMaker,
@@ -30,6 +30,7 @@ N_ROWS = 150
 def small_blocks(monkeypatch):
     for module in (active, gradient_scheme):
         monkeypatch.setattr(module, "GRADIENT_BLOCK_ROWS", 40)
+    monkeypatch.setattr(elgamal_scheme, "_BLOCK_BINS", 1)  # each node's sums are opened by themselves
 
 
 def encrypted(n_rows: int):
