@@ -104,9 +104,11 @@ def _left(run: RunRecord, log: Log | None) -> Pairs:
     for text, size in sorted(sizes.items(), key=lambda item: -item[1]):
         yield human_bytes(size), markup(text[0].upper() + text[1:])
     sent = [part for part in log.parts if part.direction == "sent"] if log is not None else []
-    inside = dict.fromkeys((part.peer, _meaning(part.what), _reader_sees(part.protection)) for part in sent)
-    for peer, what, protection in inside:
-        yield f"Sealed, for {peer}", markup(f"{what}; protection from its reader: {protection}")
+    peers: dict[tuple[str, str], set[str]] = {}
+    for part in sent:
+        peers.setdefault((_meaning(part.what), _reader_sees(part.protection)), set()).add(part.peer)
+    for (what, protection), readers in peers.items():
+        yield f"Sealed, for {', '.join(sorted(readers))}", markup(f"{what}; {protection}")
     bare = any(row.private and row.codec in ("PLAIN", "PUBLIC") for row in run.traffic)
     how = "<span class='chip bad'>readable</span> Some private messages were readable by the server." if bare else ""
     yield "Profile", f"<code>{markup(run.profile)}</code> {how}"
