@@ -45,7 +45,7 @@ def test_multiples_of_the_generator(curve: Curve) -> None:
 @pytest.mark.parametrize("encoded", VECTORS["invalid"])
 def test_invalid_encodings_are_refused_in_every_lane(curve: Curve, encoded: str) -> None:
     good = VECTORS["multiples"][:9]
-    for lane in (0, 6, 8):
+    for lane in (0, 3, 7, 8):
         with pytest.raises(ProtocolError):
             curve.from_ristretto(rows(*good[:lane], encoded, *good[lane + 1 :]))
 

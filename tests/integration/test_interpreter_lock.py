@@ -113,6 +113,7 @@ def long_messages() -> Callable[[], object]:
 
 
 def blinding() -> Callable[[], object]:
+    pytest.importorskip("he_processors._native._curve")
     from nvflare_plugins.alignment.blinding import BlindingKey
 
     items = [number.to_bytes(32, "big") for number in range(20_000)]
