@@ -67,13 +67,13 @@ section { padding:14px 18px 6px; margin-top:14px; } body, .fine { font-size:14.5
 @page { size:A4; margin:10mm 14mm; }
 @media print { :root { --ink:#000; --muted:#444; --card:#fff; --grid:#bbb; --line:#999; --bg:#fff; --bad:#a3262a;
     --bad-bg:#fff; --good:#0b6b4f; --good-bg:#fff; --warn:#8a5300; --warn-bg:#fff; }
-  body { font-size:9pt; line-height:1.3; } main { max-width:none; padding:0; } h1 { font-size:15pt; }
+  body { font-size:9pt; line-height:1.25; } main { max-width:none; padding:0; } h1 { font-size:15pt; }
   h2 { font-size:11pt; margin-bottom:3px; break-after:avoid; } table { font-size:8.5pt; margin:0 0 2px; }
   p { margin:0 0 4px; } th, td { padding:1.5px 8px 1.5px 0; } tr { break-inside:avoid; }
   .fine { font-size:8.5pt; margin:4px 0; }
   td .muted, td code { font-size:inherit; } section { border:0; border-top:1px solid #999;
     border-radius:0; padding:5px 0 2px; margin-top:5px; break-inside:auto; }
-  footer { font-size:8pt; margin-top:8px; } .chip { padding:0; } }
+  footer { font-size:7.5pt; margin-top:4px; } .hash { font-size:inherit; } .chip { padding:0; } }
 """.strip()
 """Added for a page that goes onto paper."""
 
