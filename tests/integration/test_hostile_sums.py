@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import AuthenticationError, VeilBoostError
+from he_processors.pair_macs import PairMacs
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import Codec, Operation, pack_list, unpack, unpack_list
@@ -296,19 +297,22 @@ def test_a_site_without_the_last_answer_has_no_model_and_says_so(tmp_path):
     assert len({path.read_bytes() for path in written if path.exists()}) <= 1
 
 
-def test_no_site_finalises_before_all_have_confirmed(tmp_path):
-    """A server that forges the other sites' last confirmation leaves everyone without a model."""
+@pytest.mark.parametrize("has_macs", [True, False])
+def test_no_site_finalises_before_all_have_confirmed(tmp_path, monkeypatch, has_macs):
+    """A server that forges the other sites' last confirmation leaves everyone without a model, unless nobody looks."""
     federation = sites(tmp_path)
+    if not has_macs:
+        monkeypatch.setattr(PairMacs, "check", lambda self, sender, message, place: message[: -self.size])
 
-    def forged(parts: list[bytes]) -> list[bytes]:
-        return [parts[1], parts[1], parts[1]]
+    def forged(rank: int) -> Callable[[list[bytes]], list[bytes]]:
+        return lambda parts: [parts[rank]] * 3
 
-    replies = {site: gathered(Kind.CLOSING, forged) for site in federation.sites}
+    replies = {site: gathered(Kind.CLOSING, forged(rank)) for rank, site in enumerate(federation.sites)}
     outcomes = federation.run(job(), tamper_reply=replies)
-    assert all(
-        "left without its result" in str(outcome)
-        for outcome in outcomes.values()
-        if isinstance(outcome, AuthenticationError)
-    )
+    if not has_macs:
+        succeed(outcomes)
+        return
+    refused = [str(outcome) for outcome in outcomes.values() if isinstance(outcome, AuthenticationError)]
+    assert refused and all("left without its result" in text for text in refused)
     assert all(isinstance(outcome, VeilBoostError) for outcome in outcomes.values())
     assert_no_model(federation, outcomes)
