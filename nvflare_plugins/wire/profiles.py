@@ -78,7 +78,7 @@ def _join(limbs: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return low + (high << _LIMB_BITS)
 
 
-def words(payload: bytes, label: MessageLabel) -> NDArray[np.uint64]:
+def words(payload: bytes | memoryview, label: MessageLabel) -> NDArray[np.uint64]:
     """Read 64-bit words. Raises: ProtocolError, if there are not exactly ``label.n_values`` of them."""
     if len(payload) != 8 * label.n_values:
         raise ProtocolError(f"{label.kind}: {len(payload)} bytes where {label.n_values} values of 8 bytes are due")
@@ -111,9 +111,13 @@ class MaskedSums:
 
     def protect(self, integers: NDArray[np.int64], label: MessageLabel, wide: bool = False) -> bytes:
         """Add the masks of this message."""
-        return self._masks.mask(integers.view(np.uint64), label).astype("<u8", copy=False).tobytes()
+        return bytes(self.protected(integers, label))
 
-    def reveal(self, payload: bytes, label: MessageLabel, wide: bool = False) -> NDArray[np.int64]:
+    def protected(self, integers: NDArray[np.int64], label: MessageLabel) -> memoryview:
+        """As ``protect``, without a copy of what may be long."""
+        return self._masks.mask(integers.view(np.uint64), label).astype("<u8", copy=False).data.cast("B")
+
+    def reveal(self, payload: bytes | memoryview, label: MessageLabel, wide: bool = False) -> NDArray[np.int64]:
         """Take the blinding off; the pairwise masks have cancelled in the sum."""
         return self._masks.unblind(words(payload, label), label).view(np.int64)
 

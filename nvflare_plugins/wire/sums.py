@@ -33,7 +33,7 @@ from he_processors.sum_tags import N_TAGS, SumTags, changed_sum, random_flags
 from nvflare_plugins.wire.catalogue import CURVE_METRICS, Kind
 from nvflare_plugins.wire.channel import Channel, RescaleRequested
 from nvflare_plugins.wire.envelope import Codec
-from nvflare_plugins.wire.profiles import WIDE_CAPACITY_BITS, SumProcessor
+from nvflare_plugins.wire.profiles import WIDE_CAPACITY_BITS, MaskedSums, SumProcessor
 
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -192, 192
 METRIC_FLAGS = 2  # residues behind a metric's parts: whether some site's part is infinite, or no number
@@ -215,18 +215,33 @@ class ProtectedSums:
         tail = RESIDUE_BYTES * (flags.size + N_TAGS * self._is_tagged)
         if integers is None:
             self._channel.request_rescale(kind, codec, n_values, tail)
-        payload = self._processor.protect(integers, label, wide)
         if self._tags is None:
-            return self._processor.reveal(self._channel.sum(kind, codec, payload, n_values), label, wide), flags
+            reply = self._channel.sum(kind, codec, self._processor.protect(integers, label, wide), n_values)
+            return self._processor.reveal(reply, label, wide), flags
+        payload = self._protected(integers, label, wide)
         residues = self._tags.protect(integers if self._is_tagged else None, flags, label)
-        reply = self._channel.sum(kind, codec, payload + _packed(residues), n_values, tail)
+        payload = b"".join((payload, _packed(residues))) if tail else bytes(payload)
+        reply = self._channel.sum(kind, codec, payload, n_values, tail)
         try:
-            total = self._processor.reveal(reply[: len(reply) - tail], label, wide)
+            total = self._opened(reply, tail, label, wide)
         except ProtocolError:
             if self._is_tagged:  # what a scheme says of a sum that it cannot open may depend on values
                 raise changed_sum(label) from None
             raise
         return total, self._tags.open(total if self._is_tagged else None, _unpacked(reply, tail), label)
+
+    # A long message under masks is not copied for the sake of the few bytes behind it.
+
+    def _protected(self, integers: NDArray[np.int64], label: MessageLabel, wide: bool) -> bytes | memoryview:
+        if isinstance(self._processor, MaskedSums):
+            return self._processor.protected(integers, label)
+        return self._processor.protect(integers, label, wide)
+
+    def _opened(self, reply: bytes, tail: int, label: MessageLabel, wide: bool) -> NDArray[np.int64]:
+        end = len(reply) - tail
+        if isinstance(self._processor, MaskedSums):
+            return self._processor.reveal(memoryview(reply)[:end], label, wide)
+        return self._processor.reveal(reply[:end], label, wide)
 
     def _rescale(self, quantities: tuple[str, ...], grids: Grids, values: NDArray[np.float64]) -> None:
         old = [grid.bound_exponent for grid in grids.of]

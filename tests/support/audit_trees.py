@@ -132,9 +132,9 @@ class _WatchedMasks(MaskedSums):
         super().__init__(masks)
         self._view, self._payloads = view, payloads
 
-    def protect(self, integers: Integers, label: object, wide: bool = False) -> bytes:
+    def protected(self, integers: Integers, label: object) -> memoryview:
         self._view.own.append(integers.copy())
-        return super().protect(integers, label, wide)
+        return super().protected(integers, label)
 
     def reveal(self, payload: bytes, label: object, wide: bool = False) -> Integers:
         total = super().reveal(payload, label, wide)
