@@ -51,7 +51,11 @@ def assert_noticed(run: Finished, name: str, lie: Lie) -> None:
         assert not [file for file in CASES[name].results if (run.folder(site) / file).exists()]
 
 
-@pytest.mark.parametrize("kind", [Kind.MODEL_CHECK, Kind.CLOSING], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(Kind.MODEL_CHECK, marks=pytest.mark.slow), Kind.CLOSING],
+    ids=lambda kind: kind.name,
+)
 @pytest.mark.parametrize("name", CASES)
 def test_a_changed_part_of_the_last_messages_is_noticed(name: str, kind: Kind, tmp_path: Path, monkeypatch) -> None:
     lie = Lie(monkeypatch, lambda first: first.kind is kind)

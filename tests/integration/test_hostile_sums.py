@@ -99,8 +99,19 @@ def assert_no_model(federation: Federation, outcomes: Mapping[str, object]) -> N
 # -- every kind of message --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("victims", [ONE, ALL], ids=["one", "all"])
-@pytest.mark.parametrize("kind", JOBS, ids=lambda kind: kind.name)
+TOLD = [
+    pytest.param(
+        kind,
+        victims,
+        id=f"{kind.name}-{'all' if victims is ALL else 'one'}",
+        marks=[] if victims is ALL or kind in (Kind.SCALE, Kind.HISTOGRAM) else [pytest.mark.slow],
+    )
+    for kind in JOBS
+    for victims in (ONE, ALL)
+]
+
+
+@pytest.mark.parametrize(("kind", "victims"), TOLD)
 def test_one_step_more_in_any_sum_is_noticed(tmp_path, kind, victims):
     federation, server = sites(tmp_path, kind), Server(kind, hostile_server.one_step, victims=victims)
     outcomes = federation.run(job(kind), make_server=server)
@@ -139,7 +150,13 @@ OF_CIPHERTEXTS = ["drop", "drop_values", "double", "replay", "one_step", "other_
 CASES = [("masks", lie) for lie in LIES] + [(profile, lie) for profile in ("bfv", "ckks") for lie in OF_CIPHERTEXTS]
 
 
-@pytest.mark.parametrize(("profile", "lie"), CASES)
+@pytest.mark.parametrize(
+    ("profile", "lie"),
+    [
+        pytest.param(profile, lie, marks=[] if profile != "bfv" or lie == "one_step" else [pytest.mark.slow])
+        for profile, lie in CASES
+    ],
+)
 def test_every_lie_about_a_histogram_is_noticed(tmp_path, profile, lie):
     federation, server = sites(tmp_path), Server(Kind.HISTOGRAM, LIES[lie], nth=2)
     of = dataclasses.replace(job(profile=profile), num_rounds=2)
@@ -160,7 +177,12 @@ UNNOTICED = [
 ]
 
 
-@pytest.mark.parametrize(("profile", "lie"), UNNOTICED)
+QUICK = [("masks", "flip"), ("bfv", "one_step"), ("ckks", "drop")]
+
+
+@pytest.mark.parametrize(
+    ("profile", "lie"), [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in UNNOTICED]
+)
 def test_the_same_lies_go_unnoticed_without_tags(tmp_path, monkeypatch, profile, lie):
     """The control. All sites are told the same, and end with one model: another one where the lie was large."""
     federation = sites(tmp_path)
@@ -278,7 +300,9 @@ GATHERED = [(Kind.AGREEMENT, 1), (Kind.MODEL_CHECK, 1), (Kind.CLOSING, 1), (Kind
 
 
 @pytest.mark.parametrize(("kind", "nth"), GATHERED, ids=lambda value: str(getattr(value, "name", value)))
-@pytest.mark.parametrize("change", [flipped, own_of_another, nothing])
+@pytest.mark.parametrize(
+    "change", [flipped, *(pytest.param(change, marks=pytest.mark.slow) for change in (own_of_another, nothing))]
+)
 def test_gathered_messages_that_are_changed_are_noticed_by_name(tmp_path, kind, nth, change):
     federation = sites(tmp_path)
     outcomes = federation.run(job(), tamper_reply={"site-1": gathered(kind, change, nth)})
