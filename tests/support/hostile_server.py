@@ -204,5 +204,5 @@ def other_tags(meeting: Meeting) -> bytes:
 
 def _with_word(payload: bytes, place: int, change: int) -> bytes:
     words = np.frombuffer(payload, "<u8").copy()
-    words[place] += np.uint64(change)
+    words[place : place + 1] += np.uint64(change)  # an array wraps in silence
     return words.astype("<u8").tobytes()
