@@ -67,7 +67,7 @@ def _ends(plan: Plan, outcome: Outcome) -> Iterator[str]:
     if plan.aborted_s is not None and _errors(outcome) and outcome.seconds > plan.aborted_s + ENDED_S:
         yield f"{outcome.seconds - plan.aborted_s:.0f} s passed between an operator's abort and the end"
     for owner, moment in outcome.dead.items():
-        has_begun = owner == SERVER or any(sent.origin == owner for sent in outcome.messages)
+        has_begun = owner == SERVER or (owner, SERVER) in outcome.heard
         noticed_s = SILENCE_LIMIT_S if has_begun else START_SILENCE_S
         if _errors(outcome) and outcome.seconds > moment + noticed_s + ENDED_S:
             yield f"{outcome.seconds - moment:.0f} s passed between the death of {owner} and the end"

@@ -78,12 +78,14 @@ class Outcome(Finished):
         dead: machines that were gone at the end, with the virtual time since the job began at which they died.
         left: folders of dead machines as they were when they died.
         messages: all that were sent, in order.
+        heard: origin and target of every message that arrived.
         seconds: virtual time that the run took.
     """
 
     dead: dict[str, float] = field(default_factory=dict)
     left: dict[str, Path] = field(default_factory=dict)
     messages: list[Delivery] = field(default_factory=list)
+    heard: set[tuple[str, str]] = field(default_factory=set)
     seconds: float = 0.0
     is_over: bool = True
 
@@ -98,6 +100,7 @@ class World:
         self.messages: list[Delivery] = []
         self.left: dict[str, Path] = {}
         self.died: dict[str, float] = {}
+        self.heard: set[tuple[str, str]] = set()
         self.n_changes: dict[str, int] = {}
         self.began = self.scheduler.now
         self._n_between: dict[tuple[str, str], int] = {}
@@ -124,12 +127,13 @@ class World:
         self.messages.append(sent)
         for delay_s, content in self.fate(sent):
             copy = Message(dict(message.headers), content)
-            self.scheduler.at(delay_s, lambda copy=copy: self._arrive(ends[1], deliver, copy))
+            self.scheduler.at(delay_s, lambda copy=copy: self._arrive(ends, deliver, copy))
         self.scheduler.pause()  # others may go on before the sender does
 
-    def _arrive(self, owner: str, deliver: Callable[[Message], None], message: Message) -> None:
-        if owner not in self.scheduler.dead:
-            self.scheduler.spawn(lambda: deliver(message), "delivery", owner)
+    def _arrive(self, ends: tuple[str, str], deliver: Callable[[Message], None], message: Message) -> None:
+        if ends[1] not in self.scheduler.dead:
+            self.heard.add(ends)
+            self.scheduler.spawn(lambda: deliver(message), "delivery", ends[1])
 
     @contextmanager
     def disks(self) -> Iterator[None]:
@@ -232,6 +236,7 @@ def run_job(recipe: JobRecipe, parties: Parties, seed: int, fate: Fate, machines
         dead=world.died,
         left=world.left,
         messages=world.messages,
+        heard=world.heard,
         seconds=seconds,
         is_over=is_over,
     )
