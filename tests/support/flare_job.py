@@ -36,7 +36,7 @@ class Finished:
     Attributes:
         reason: why it failed, as the server says; None if it went well.
         reports: what each site's executor returned.
-        frames: pieces of messages that each site sent.
+        frames: different pieces of messages that each site sent.
     """
 
     parties: Parties
@@ -102,6 +102,7 @@ def run_flare_job(recipe: JobRecipe, parties: Parties, abort_after: int | None =
 
     controller, executor = components(recipe, parties.folder / "exported")
     network, signal, frames = Network(), Signal(), dict.fromkeys(parties.sites, 0)
+    known: set[tuple[object, ...]] = set()  # pieces: on a busy machine some are sent again, and count once
     server = parties.folder / "server"
     for root in (server, *(parties.workspace(site) for site in parties.sites)):
         set_up(root)
@@ -110,7 +111,9 @@ def run_flare_job(recipe: JobRecipe, parties: Parties, abort_after: int | None =
         site = origin.split(".")[0]
         if topic != TOPIC_FRAME:
             return 1
-        frames[site] += 1
+        piece = (site, *message.headers["veilboost"])
+        frames[site] += piece not in known
+        known.add(piece)
         if abort_after is None or site != parties.sites[-1] or frames[site] <= abort_after:
             return 1
         signal.trigger(True)
