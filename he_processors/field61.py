@@ -64,11 +64,11 @@ def block_dots(values: NDArray[np.int64], coefficients: NDArray[np.uint64], vari
     """Multiply each block of values with the coefficients, and add: one inner product modulo p for each block.
 
     Shapes: values: int64[n], of any size; coefficients: uint64[m], m >= 1, of any size; result: uint64[ceil(n / m)],
-        each below p. The last block may be shorter than m.
+        each below p. The last block may be shorter than m. All are contiguous.
     """
     if variant != NUMPY:
         out = np.empty(-(-values.size // coefficients.size), dtype=np.uint64)
-        _field.block_dots(variant, np.ascontiguousarray(values), np.ascontiguousarray(coefficients), out)
+        _field.block_dots(variant, values, coefficients, out)
         return out
     factors = reduced(coefficients)
     return np.array(

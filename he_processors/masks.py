@@ -214,7 +214,7 @@ class _Keystream:
 
 def uniform_residues(key: bytes, modulus: int, n: int) -> NDArray[np.uint64]:
     """Expand a key, used for nothing else, to uniform residues. Shapes: result: uint64[n], each below the modulus."""
-    return _Keystream(key, modulus, n).next(n).copy()
+    return _Keystream(key, modulus, n).next(n)  # a new array: residues are never words as they stand in the buffer
 
 
 def _info(label: MessageLabel, modulus: int | None) -> bytes:

@@ -137,11 +137,12 @@ class SumTags:
         """Return both tags. Shapes: result: uint64[2]."""
         if values.size != label.n_values:
             raise ValueError(f"the label announces {label.n_values} values, the array holds {values.size}")
-        parts = (values, residues.view(np.int64))
+        parts = [part for part in (values, residues.view(np.int64)) if part.size]
         tags: NDArray[np.uint64] = np.zeros(N_TAGS, dtype=np.uint64)
         for number, (powers, scales) in enumerate(self._coefficients(values.size, residues.size, label)):
-            of_blocks = np.concatenate([field61.block_dots(part, powers) for part in parts if part.size] or [scales])
-            if of_blocks.size:
+            sums = [field61.block_dots(part, powers) for part in parts]
+            if sums:
+                of_blocks = sums[0] if len(sums) == 1 else np.concatenate(sums)
                 tags[number] = field61.block_dots(of_blocks.view(np.int64), scales)[0]
         return tags
 

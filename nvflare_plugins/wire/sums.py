@@ -215,12 +215,12 @@ class ProtectedSums:
         tail = RESIDUE_BYTES * (flags.size + N_TAGS * self._is_tagged)
         if integers is None:
             self._channel.request_rescale(kind, codec, n_values, tail)
-        if self._tags is None:
+        if self._tags is None or not tail:
             reply = self._channel.sum(kind, codec, self._processor.protect(integers, label, wide), n_values)
             return self._processor.reveal(reply, label, wide), flags
         payload = self._protected(integers, label, wide)
         residues = self._tags.protect(integers if self._is_tagged else None, flags, label)
-        payload = b"".join((payload, _packed(residues))) if tail else bytes(payload)
+        payload = b"".join((payload, _packed(residues)))
         reply = self._channel.sum(kind, codec, payload, n_values, tail)
         try:
             total = self._opened(reply, tail, label, wide)
