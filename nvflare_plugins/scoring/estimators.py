@@ -112,7 +112,8 @@ class _FinishedEstimator(BaseEstimator):
                 if n_infinite:
                     raise ScoringError(f"X holds {n_infinite} values that are infinite or too large for float32.")
                 return values
-            frame = pd.DataFrame(array, columns=self.feature_names_in_)
+            # As objects: what pandas makes of a column by itself fails for some texts.
+            frame = pd.DataFrame(array, columns=self.feature_names_in_, dtype=object if array.dtype == object else None)
         names = [str(name) for name in frame.columns]
         check_names("X", model.features, names, PYTHON)
         columns = {name: column_of_frame(frame.iloc[:, place]) for place, name in enumerate(names)}

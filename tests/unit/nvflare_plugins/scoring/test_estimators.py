@@ -252,3 +252,15 @@ def test_another_threshold_is_scikit_learns_to_set(tmp_path: Path) -> None:
     found = strict.predict(trained.rows) == "ja"
     assert np.array_equal(found, model.predict_proba(trained.rows)[:, 0] >= 0.8)
     assert 0 < found.sum() < (model.predict(trained.rows) == "ja").sum()
+
+
+def test_text_that_is_none_is_no_category(tmp_path: Path) -> None:
+    """Half a pair of surrogates, which pandas' own texts do not take, in an array and in a frame."""
+    model = load_model(train(tmp_path, {"objective": "binary:logistic"}, classes=CLASSES).path)
+    rows = frame(4).astype(object)
+    rows.iloc[2, NAMES.index("colour")] = "\ud800"
+    for given in (rows, rows.to_numpy(dtype=object)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            with pytest.raises(ScoringError, match=r"column 'colour': 1 of 4 values are none of the model's"):
+                model.predict(given)
