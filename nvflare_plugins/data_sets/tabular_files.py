@@ -463,8 +463,12 @@ def _days_in_frame(pattern: DatePattern, text: str) -> float | None:
 
 
 def _array_of(column: pd.Series, repair: bool) -> pa.Array | pa.ChunkedArray:
-    # Arrow would guess one type from all values.
-    return column_of_frame(column) if repair else pa.array(column, from_pandas=True)
+    if repair:  # Arrow would guess one type from all values
+        return column_of_frame(column)
+    # Of some mixtures, such as numpy's dates and half floats, Arrow dies instead of refusing them.
+    if column.dtype == object and pd.api.types.infer_dtype(column, skipna=True) == "mixed":
+        raise TypeError("mixed")
+    return pa.array(column, from_pandas=True)
 
 
 def column_of_frame(column: pd.Series) -> pa.ChunkedArray:
