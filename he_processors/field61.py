@@ -76,6 +76,29 @@ def block_dots(values: NDArray[np.int64], coefficients: NDArray[np.uint64], vari
     )
 
 
+def combine(
+    values: NDArray[np.int64],
+    more: NDArray[np.int64],
+    powers: NDArray[np.uint64],
+    scales: NDArray[np.uint64],
+    variant: str = _BEST,
+) -> NDArray[np.uint64]:
+    """Add up the inner products of all blocks, each times its scale: sum_b scale_b (block b . powers) modulo p.
+
+    Shapes: values: int64[n]; more: int64[k], whose blocks follow those of values; powers: uint64[t, m]; scales:
+        uint64[t, ceil(n / m) + ceil(k / m)]; result: uint64[t], each below p. All are contiguous.
+    """
+    out: NDArray[np.uint64] = np.zeros(len(powers), dtype=np.uint64)
+    if variant != NUMPY:
+        _field.combine(variant, values, more, powers, scales, powers.shape[1], out)
+        return out
+    for number, (of_powers, of_scales) in enumerate(zip(powers, scales, strict=True)):
+        sums = np.concatenate([block_dots(part, of_powers, variant) for part in (values, more)])
+        if sums.size:
+            out[number] = block_dots(sums.view(np.int64), of_scales, variant)[0]
+    return out
+
+
 def _dot(values: NDArray[np.int64], factors: NDArray[np.uint64]) -> int:
     """Return one inner product; the words of the products are added apart, in 64 bits for up to 2^32 of them."""
     low = high = 0

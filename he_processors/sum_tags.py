@@ -69,6 +69,7 @@ LARGEST_SUM = MODULUS // 2
 
 _BLOCK = 1024
 _Coefficients = tuple[NDArray[np.uint64], NDArray[np.uint64]]
+_NONE: tuple[bytes, _Coefficients] = (b"", (np.zeros((0, 1), np.uint64), np.zeros((0, 0), np.uint64)))
 
 
 class SumTags:
@@ -82,7 +83,7 @@ class SumTags:
         """Prepare the keys of a session; arguments as of ``PairwiseMasks``. Raises: ValueError."""
         self._masks = ResidueMasks(session_id, rank, pair_secrets, group_secret)
         self._key = extract_key(derive_key(group_secret, session_id, "sum-tags"))
-        self._latest: tuple[bytes, list[_Coefficients]] = (b"", [])  # those of a message serve to make and to check
+        self._latest = _NONE  # those of a message serve to make and to check
 
     def protect(
         self, values: NDArray[np.int64] | None, residues: NDArray[np.uint64], label: MessageLabel
@@ -131,30 +132,25 @@ class SumTags:
         """Forget all keys; every later call fails."""
         self._masks.close()
         self._key = b""
-        self._latest = (b"", [])
+        self._latest = _NONE
 
     def _tags(self, values: NDArray[np.int64], residues: NDArray[np.uint64], label: MessageLabel) -> NDArray[np.uint64]:
         """Return both tags. Shapes: result: uint64[2]."""
         if values.size != label.n_values:
             raise ValueError(f"the label announces {label.n_values} values, the array holds {values.size}")
-        parts = [part for part in (values, residues.view(np.int64)) if part.size]
-        tags: NDArray[np.uint64] = np.zeros(N_TAGS, dtype=np.uint64)
-        for number, (powers, scales) in enumerate(self._coefficients(values.size, residues.size, label)):
-            sums = [field61.block_dots(part, powers) for part in parts]
-            if sums:
-                of_blocks = sums[0] if len(sums) == 1 else np.concatenate(sums)
-                tags[number] = field61.block_dots(of_blocks.view(np.int64), scales)[0]
-        return tags
+        powers, scales = self._coefficients(values.size, residues.size, label)
+        return field61.combine(np.ascontiguousarray(values), residues.view(np.int64), powers, scales)
 
-    def _coefficients(self, n_values: int, n_residues: int, label: MessageLabel) -> list[_Coefficients]:
-        """Return rho^0 to rho^(m - 1) and s_b for each tag of a message."""
+    def _coefficients(self, n_values: int, n_residues: int, label: MessageLabel) -> _Coefficients:
+        """Return rho^0 to rho^(m - 1) and s_b of each tag of a message. Shapes: uint64[2, m], uint64[2, blocks]."""
         fields = (label.counter, label.kind, label.phase, n_values, n_residues)
         info = encode_fields(f"{DOMAIN}/sum-tags/coefficients", *fields)
         if info != self._latest[0]:
             n_blocks = -(-n_values // _BLOCK) + -(-n_residues // _BLOCK)
             drawn = uniform_residues(expand_key(self._key, info), MODULUS, N_TAGS * (1 + n_blocks))
             of_tags = drawn.reshape(N_TAGS, -1)
-            self._latest = info, [(field61.powers(int(rho[0]), _BLOCK), rho[1:]) for rho in of_tags]
+            powers = np.stack([field61.powers(int(rho), _BLOCK) for rho in of_tags[:, 0]])
+            self._latest = info, (powers, np.ascontiguousarray(of_tags[:, 1:]))
         return self._latest[1]
 
 

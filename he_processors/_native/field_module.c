@@ -76,6 +76,57 @@ static PyObject *py_block_dots(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* Add sum_b scales[b] * (block b of values . powers) for all blocks of m values; the number of blocks. */
+static Py_ssize_t add_blocks(const struct vf_kernel *kernel, const Py_buffer *values, const uint64_t *powers,
+                             Py_ssize_t m, const uint64_t *scales, uint64_t *total)
+{
+    Py_ssize_t n = values->len / 8, b = 0;
+    for (Py_ssize_t i = 0; i < n; i += m, b++) {
+        uint64_t inner = kernel->dot((const int64_t *)values->buf + i, powers, (size_t)(n - i > m ? m : n - i));
+        *total = vf_reduce((vf_u128)inner * vf_fold(scales[b]) + *total);
+    }
+    return b;
+}
+
+/* combine(name, values int64[n], more int64[k], powers uint64[t][m], scales uint64[t][blocks], m, out uint64[t]) */
+static PyObject *py_combine(PyObject *self, PyObject *args)
+{
+    const char *name;
+    Py_buffer values, more, powers, scales, out;
+    Py_ssize_t m;
+    if (!PyArg_ParseTuple(args, "sy*y*y*y*nw*", &name, &values, &more, &powers, &scales, &m, &out))
+        return NULL;
+    const struct vf_kernel *kernel = find(name);
+    int fits = kernel && holds_words(&values) && holds_words(&more) && holds_words(&powers) && holds_words(&scales) &&
+               holds_words(&out) && m > 0;
+    Py_ssize_t n = values.len / 8, k = more.len / 8, t = out.len / 8;
+    Py_ssize_t blocks = fits ? n / m + (n % m != 0) + k / m + (k % m != 0) : 0;
+    fits = fits && powers.len % m == 0 && powers.len / m == 8 * t &&
+           (blocks ? scales.len % blocks == 0 && scales.len / blocks == 8 * t : scales.len == 0);
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < t; i++) {
+            const uint64_t *of_powers = (const uint64_t *)powers.buf + i * m;
+            const uint64_t *of_scales = (const uint64_t *)scales.buf + i * blocks;
+            uint64_t total = 0;
+            of_scales += add_blocks(kernel, &values, of_powers, m, of_scales, &total);
+            add_blocks(kernel, &more, of_powers, m, of_scales, &total);
+            ((uint64_t *)out.buf)[i] = total;
+        }
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&values);
+    PyBuffer_Release(&more);
+    PyBuffer_Release(&powers);
+    PyBuffer_Release(&scales);
+    PyBuffer_Release(&out);
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "combine: an unknown instruction set, or a buffer of the wrong size");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 /* powers(base, out uint64[m]): out[i] = base^i modulo p */
 static PyObject *py_powers(PyObject *self, PyObject *args)
 {
@@ -104,6 +155,7 @@ static PyObject *py_powers(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"instruction_sets", py_instruction_sets, METH_NOARGS, "names, best first"},
     {"block_dots", py_block_dots, METH_VARARGS, NULL},
+    {"combine", py_combine, METH_VARARGS, NULL},
     {"powers", py_powers, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

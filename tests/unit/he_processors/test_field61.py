@@ -55,6 +55,26 @@ def test_all_variants_are_exact_for_any_blocks(values, coefficients):
         assert found.dtype == np.uint64 and found.tolist() == exact(values, coefficients), variant
 
 
+@settings(max_examples=60)
+@given(st.data())
+def test_all_variants_combine_blocks_alike(data):
+    word = st.integers(0, 2**64 - 1) | st.sampled_from(EDGES)
+    signed = st.integers(-(2**63), 2**63 - 1) | st.sampled_from(EDGES_SIGNED)
+    m, t = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 2))
+    values, more = (data.draw(st.lists(signed, max_size=20)) for _ in range(2))
+    blocks = [part[i : i + m] for part in (values, more) for i in range(0, len(part), m)]
+    rows = [[data.draw(word) for _ in range(m)] for _ in range(t)]
+    scales = [[data.draw(word) for _ in blocks] for _ in range(t)]
+    expected = [
+        sum(s * sum(x * c for x, c in zip(block, row, strict=False)) for s, block in zip(of, blocks, strict=True)) % P
+        for row, of in zip(rows, scales, strict=True)
+    ]
+    arrays = [np.array(part, dtype=np.int64) for part in (values, more)]
+    factors = np.array(rows, dtype=np.uint64), np.array(scales, dtype=np.uint64).reshape(t, len(blocks))
+    for variant in variants():
+        assert field61.combine(*arrays, *factors, variant).tolist() == expected, variant
+
+
 @each_variant
 def test_powers(variant):
     for base in (0, 1, 2, P - 1, P, 12345678901234567, 2**64 - 1):
@@ -82,6 +102,11 @@ def test_the_c_functions_check_their_buffers():
         lambda: native.block_dots(name, np.zeros(65, np.uint8)[1:], words, words[:1].copy()),  # not aligned
         lambda: native.block_dots(name, bytes(7), words, words[:1].copy()),
         lambda: native.powers(2, bytearray(7)),
+        lambda: native.combine("none", words, words, words, words[:2].copy(), 8, words[:1].copy()),
+        lambda: native.combine(name, words, words, words, words[:1].copy(), 8, words[:1].copy()),
+        lambda: native.combine(name, words, words, words[:7].copy(), words[:2].copy(), 8, words[:1].copy()),
+        lambda: native.combine(name, words, words, words, words[:2].copy(), 0, words[:1].copy()),
+        lambda: native.combine(name, words, words, words, words[:2].copy(), 8, words[:2].copy()),
     ]
     for call in calls:
         with pytest.raises((ValueError, BufferError, TypeError)):

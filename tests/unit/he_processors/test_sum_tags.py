@@ -249,9 +249,9 @@ def test_residues_that_are_none_and_wrong_lengths_are_refused():
 @pytest.mark.parametrize("variant", field61.variants())
 def test_every_way_to_multiply_gives_the_same_tags(variant, monkeypatch):
     values = np.random.default_rng(0).integers(-(2**59), 2**59, size=2500)
-    real_dots, real_powers = field61.block_dots, field61.powers
+    real_combine, real_powers = field61.combine, field61.powers
     [expected] = [site.protect(values, NONE, label(2500)).tolist() for site in make_sites(1)]
-    monkeypatch.setattr(field61, "block_dots", lambda x, c: real_dots(x, c, variant))
+    monkeypatch.setattr(field61, "combine", lambda *arguments: real_combine(*arguments, variant))
     monkeypatch.setattr(field61, "powers", lambda base, n: real_powers(base, n, variant))
     assert [site.protect(values, NONE, label(2500)).tolist() for site in make_sites(1)] == [expected]
 
