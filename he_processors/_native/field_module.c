@@ -76,16 +76,18 @@ static PyObject *py_block_dots(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Add sum_b scales[b] * (block b of values . powers) for all blocks of m values; the number of blocks. */
-static Py_ssize_t add_blocks(const struct vf_kernel *kernel, const Py_buffer *values, const uint64_t *powers,
-                             Py_ssize_t m, const uint64_t *scales, uint64_t *total)
+/* For each of t tags: totals[i] += sum_b scales[i][b] * (block b of values . powers[i]), a block for all tags at a time
+ * while it is in the cache. */
+static void add_blocks(const struct vf_kernel *kernel, const Py_buffer *values, const uint64_t *powers, Py_ssize_t m,
+                       const uint64_t *scales, Py_ssize_t blocks, uint64_t *totals, Py_ssize_t t)
 {
-    Py_ssize_t n = values->len / 8, b = 0;
-    for (Py_ssize_t i = 0; i < n; i += m, b++) {
-        uint64_t inner = kernel->dot((const int64_t *)values->buf + i, powers, (size_t)(n - i > m ? m : n - i));
-        *total = vf_reduce((vf_u128)inner * vf_fold(scales[b]) + *total);
-    }
-    return b;
+    Py_ssize_t n = values->len / 8;
+    for (Py_ssize_t b = 0, at = 0; at < n; b++, at += m)
+        for (Py_ssize_t i = 0; i < t; i++) {
+            size_t length = (size_t)(n - at > m ? m : n - at);
+            uint64_t inner = kernel->dot((const int64_t *)values->buf + at, powers + i * m, length);
+            totals[i] = vf_reduce((vf_u128)inner * vf_fold(scales[i * blocks + b]) + totals[i]);
+        }
 }
 
 /* combine(name, values int64[n], more int64[k], powers uint64[t][m], scales uint64[t][blocks], m, out uint64[t]) */
@@ -105,14 +107,9 @@ static PyObject *py_combine(PyObject *self, PyObject *args)
            (blocks ? scales.len % blocks == 0 && scales.len / blocks == 8 * t : scales.len == 0);
     if (fits) {
         Py_BEGIN_ALLOW_THREADS
-        for (Py_ssize_t i = 0; i < t; i++) {
-            const uint64_t *of_powers = (const uint64_t *)powers.buf + i * m;
-            const uint64_t *of_scales = (const uint64_t *)scales.buf + i * blocks;
-            uint64_t total = 0;
-            of_scales += add_blocks(kernel, &values, of_powers, m, of_scales, &total);
-            add_blocks(kernel, &more, of_powers, m, of_scales, &total);
-            ((uint64_t *)out.buf)[i] = total;
-        }
+        memset(out.buf, 0, (size_t)out.len);
+        add_blocks(kernel, &values, powers.buf, m, scales.buf, blocks, out.buf, t);
+        add_blocks(kernel, &more, powers.buf, m, (const uint64_t *)scales.buf + n / m + (n % m != 0), blocks, out.buf, t);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&values);
