@@ -10,8 +10,9 @@ Coefficients. Value i of block b = i div m, m = 1024, has r_i = s_b rho^(i mod m
 uniform modulo p, two sets of them for the two tags, expanded by AES-256-CTR from a key that HKDF derives from the
 group secret, the session (job, attempt, every site's nonce) and all that fixes the message: never-reset counter,
 kind, phase, number of values and of residues. With an r_i drawn for every value the error would be p^-2, at the price
-of two words of keystream a value: as much as the masks of three sites take again. With r_i = rho^i it would cost what
-it costs now and grow with the message, (n/p)^2. Blocks cost as little as powers and have one bound for any length.
+of two words of keystream a value, made twice: about what the masks of three sites cost again. With r_i = rho^i it
+would cost what it costs now and grow with the message, (n/p)^2. Blocks cost as little as powers and have one bound
+for any length.
 
 Statement. Let the sites be honest and their keys unknown to the server, let every site's integers add up to at most
 2^59 in magnitude in each place, and let AES-256 and HKDF-SHA256 be indistinguishable from random. The server may see
