@@ -19,6 +19,7 @@ from nvflare_plugins.xgb.cuts import LARGEST_VALUE, Cuts
 from nvflare_plugins.xgb.model_json import trees_model
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.tree_checks import check_trees
+from nvflare_plugins.xgb.versions import installed_release
 
 _NUMBERS = 0  # XGBoost's split_type of a threshold; 1 is a set of categories
 
@@ -49,8 +50,9 @@ def check_initial_model(model: bytes, name: str, parameters: TrainingParameters,
     if not trees:
         raise ConfigurationError(f"the model {name!r} has no trees to continue from")
     wants_vectors = parameters.agreed.get("multi_strategy") == "multi_output_tree"
+    kind = str(parameters.agreed["booster"])
     found_and_wanted = {
-        "booster": (learner["gradient_booster"]["name"], parameters.agreed["booster"]),
+        "booster": (_booster(learner, kind), kind),
         "objective": (learner["objective"]["name"], objective.name),
         "number of outputs": (max(1, int(learner["learner_model_param"]["num_class"])), objective.n_outputs),
         "values per leaf": (
@@ -69,6 +71,14 @@ def check_initial_model(model: bytes, name: str, parameters: TrainingParameters,
                 f"the model {name!r} has {thresholds.size} thresholds on column {column!r}: max_bin must be at least "
                 f"{thresholds.size + 2} to continue it"
             )
+
+
+def _booster(learner: Mapping[str, Any], wanted: str) -> str:
+    """Return the kind of a model's trees; ``wanted`` where it may be of either (``Release.names_dart``)."""
+    booster = learner["gradient_booster"]
+    if booster.get("weight_drop"):
+        return "dart"
+    return str(booster["name"]) if installed_release().names_dart else wanted
 
 
 def _check_trees(learner: Mapping[str, Any], name: str, n_features: int) -> None:

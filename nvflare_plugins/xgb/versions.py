@@ -23,13 +23,19 @@ class Release:
         sends_column_seed: rank 0 broadcasts the seed of a column sampler that lives as long as the training. Later
             releases draw a fresh seed for each sample of columns from the one generator that also draws rows; it
             starts from the parameter ``seed`` at every rank, so nothing is sent.
+        names_dart: model files say that they are of the booster dart. Later releases call every one gbtree, and give
+            the trees of one from which trees were dropped their weights (``weight_drop``).
     """
 
     version: str
     sends_column_seed: bool
+    names_dart: bool
 
 
-RELEASES = (Release("3.2", sends_column_seed=True), Release("3.3", sends_column_seed=False))
+RELEASES = (
+    Release("3.2", sends_column_seed=True, names_dart=True),
+    Release("3.3", sends_column_seed=False, names_dart=False),
+)
 
 
 def known_release(version: str) -> Release:

@@ -75,10 +75,19 @@ def test_damaged_trees_are_refused_before_training(damage: str) -> None:
         check_initial_model(damaged(damage), "m.json", check_parameters(PARAMS, NAMES), NAMES)
 
 
-@pytest.mark.parametrize("params", [{}, {"booster": "dart"}, {"num_parallel_tree": 2}])
+DROPPED = {"booster": "dart", "rate_drop": 0.9, "one_drop": 1}
+
+
+@pytest.mark.parametrize("params", [{}, {"booster": "dart"}, DROPPED, {"num_parallel_tree": 2}])
 def test_whole_models_are_taken(params: dict[str, Any]) -> None:
     parameters = check_parameters({**PARAMS, **params}, NAMES)
     check_initial_model(json.dumps(trained(**params)).encode(), "m.json", parameters, NAMES)
+
+
+def test_trees_that_were_dropped_are_not_taken_for_others() -> None:
+    with pytest.raises(ConfigurationError, match="has booster dart, the job gbtree"):
+        model = json.dumps(trained(**DROPPED)).encode()
+        check_initial_model(model, "m.json", check_parameters(PARAMS, NAMES), NAMES)
 
 
 @pytest.mark.slow
