@@ -228,34 +228,37 @@ class ServerAttempt:
         """
         if self.missing:
             self.fail(f"no result from {', '.join(self.missing)}")
-        hmacs = {report.model_hmac for report in self._reports.values()}
+        with self._lock:
+            reports = dict(self._reports)  # a site that comes too late changes nothing any more
+        hmacs = {report.model_hmac for report in reports.values()}
         if self._reason is None and (len(hmacs) != 1 or hmacs == {""}):
             self.fail("the sites ended with different results, or did not say which: do not use any of them")
+        reason = self._reason
         self._beats.stop()
         self._frames.close()
-        self._evidence.end(COMPLETED if self._reason is None else "aborted", self._reason or "")
+        self._evidence.end(COMPLETED if reason is None else "aborted", reason or "")
         self._evidence.close()
-        for site, report in self._reports.items():
+        for site, report in reports.items():
             if report.evidence:
                 _write(self._folder / EVIDENCE_FOLDER / export_name(site), report.evidence)
-        self._write_summary()
-        return self._reason
+        self._write_summary(reason, reports)
+        return reason
 
     def abandon(self, reason: str) -> None:
         """End the attempt because the server itself cannot go on."""
         self.fail(reason)
         self._evidence.abandon(self._reason or reason)
 
-    def _write_summary(self) -> None:
+    def _write_summary(self, reason: str | None, reports: Mapping[str, SiteReport]) -> None:
         document = {
             "job_id": self._job_id,
             "attempt": self.attempt,
             "profile": self._profile,
-            "status": COMPLETED if self._reason is None else FAILED,
-            "reason": self._reason,
+            "status": COMPLETED if reason is None else FAILED,
+            "reason": reason,
             "sites": {
                 site: {"status": report.status, "error": report.error, "summary": report.summary}
-                for site, report in sorted(self._reports.items())
+                for site, report in sorted(reports.items())
             },
         }
         _write(self._folder / SUMMARY_FILE, json.dumps(document, indent=2).encode() + b"\n")

@@ -123,6 +123,26 @@ def test_good_attempt_leaves_evidence_and_summary(federation: Federation) -> Non
     assert log.completed and [m.direction for m in log.messages] == ["received"] * 3 + ["sent"]
 
 
+def test_a_report_that_comes_while_the_server_ends_changes_nothing(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLARE hands reports over in threads of its own, also those of sites for which nobody waits any more."""
+    for site in SITES[:2]:
+        federation.attempt.add_report(site, GOOD.to_dict())
+    write = attempt_module._write
+
+    def meanwhile(path: Path, content: bytes) -> None:
+        federation.attempt.add_report(SITES[2], SiteReport(FAILED, "too late").to_dict())
+        write(path, content)
+
+    monkeypatch.setattr(attempt_module, "_write", meanwhile)
+    assert federation.attempt.finish() == "no result from site-3"
+    assert federation.summary()["reason"] == "no result from site-3" and set(federation.summary()["sites"]) == set(
+        SITES[:2]
+    )
+    assert not (federation.folder / "evidence" / export_name("site-3")).exists()
+
+
 def test_first_failure_reaches_every_site_in_the_failing_sites_words(federation: Federation) -> None:
     report = SiteReport(FAILED, "site-2 has column 'age2' where this site has 'age'").to_dict()
     threading.Timer(0.1, federation.attempt.add_report, ["site-2", report]).start()
