@@ -54,7 +54,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors import field61
-from he_processors.errors import AuthenticationError, ProtocolError
+from he_processors.errors import AuthenticationError
 from he_processors.field61 import MODULUS
 from he_processors.key_agreement import DOMAIN, derive_key, encode_fields, expand_key, extract_key
 from he_processors.masks import MessageLabel, uniform_residues
@@ -115,11 +115,11 @@ class SumTags:
             uint64[k] without values; result: uint64[k].
 
         Raises:
-            AuthenticationError: this is not the sum of what the sites sent.
-            ProtocolError: residues that are none, or a message that was not protected here.
+            AuthenticationError: this is not the sum of what the sites sent, residues that are none among it.
+            ProtocolError: a message that was not protected here.
         """
         if total.size and int(total.max()) >= MODULUS:
-            raise ProtocolError(f"{label.kind}: a residue of a sum is not below its modulus")
+            raise changed_sum(label)
         opened = self._masks.unblind(total, label.counter)
         if values is None:
             return opened
