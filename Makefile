@@ -10,6 +10,7 @@ ROUNDS ?= 10
 CASES ?=
 SEEDS ?= 0-99
 KIND ?=
+JOBS ?= 2
 # pip says a line for each package that it fetches, and then for minutes nothing: it unpacks them and compiles ours.
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
@@ -36,9 +37,9 @@ test: lint
 test-all: $(STAMP)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "not gpu" $(CASES)
 
-# Jobs on virtual time, and what a seed lets befall them: a second or two a seed.
+# Jobs on virtual time, and what a seed lets befall them: about five seeds a second and process.
 simulate: $(STAMP)
-	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS) $(if $(KIND),--kind $(KIND))
+	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS) --jobs $(JOBS) $(if $(KIND),--kind $(KIND))
 
 # Under every Python, XGBoost and FLARE that this machine can install: about ten minutes each.
 matrix:

@@ -16,9 +16,9 @@ import sys
 import threading as real_threading
 import time as real_time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from nvflare_plugins.vertical.protocol.conversation import PendingAnswer
 
@@ -46,7 +46,8 @@ class Task:
         self.ready, self.done = True, False
         self.due: float | None = None
         self.wakes: Callable[[], bool] | None = None
-        self.turn = real_threading.Semaphore(0)
+        self.turn = real_threading.Lock()  # held by nobody, and released by whoever hands over
+        self.turn.acquire()
 
 
 class Scheduler:
@@ -64,6 +65,7 @@ class Scheduler:
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.n_events = 0
         self.n_switches = 0
+        self._has_done = False
 
     # -- what tasks do ------------------------------------------------------------------------------------------------
 
@@ -84,7 +86,7 @@ class Scheduler:
                 self._hand_over(task)
 
         self.tasks.append(task)
-        real_threading.Thread(target=run, name=name, daemon=True).start()
+        _Carrier.carry(run)
         return task
 
     def wait(self, until: Callable[[], bool], timeout_s: float | None = None) -> bool:
@@ -103,8 +105,10 @@ class Scheduler:
         task = self.current
         task.ready, task.due = until is None and due is None, due
         task.wakes = until
-        self._hand_over(task)
-        self._await_turn(task)
+        if self._hand_over(task):
+            task.ready, task.due, task.wakes = False, None, None
+        else:
+            self._await_turn(task)
 
     def at(self, delay_s: float, event: Callable[[], None]) -> None:
         """Have something happen after a time; what happens may not wait."""
@@ -113,14 +117,18 @@ class Scheduler:
 
     # -- who is next --------------------------------------------------------------------------------------------------
 
-    def _hand_over(self, task: Task) -> None:
+    def _hand_over(self, task: Task) -> bool:
+        """Let the next task go on; return whether that is this one again."""
         self.n_switches += 1
         chosen = self._next()
         if chosen is None:
             self.stop()
-            return
+            return False
         self.current = chosen
+        if chosen is task:
+            return True
         chosen.turn.release()
+        return False
 
     def _await_turn(self, task: Task) -> None:
         task.turn.acquire()
@@ -130,8 +138,20 @@ class Scheduler:
 
     def _next(self) -> Task | None:
         while True:
-            self.tasks = [task for task in self.tasks if not task.done]
-            able = [task for task in self.tasks if self._may_go_on(task)]
+            able, dead, stalled, now = [], self.dead, self.stalled, self.now
+            for task in self.tasks:  # written out: this is where a run spends its time
+                if task.done:
+                    self._has_done = True
+                elif task.owner in dead or task.owner in stalled:
+                    continue
+                elif (
+                    task.ready
+                    or (task.due is not None and task.due <= now)
+                    or (task.wakes is not None and task.wakes())
+                ):
+                    able.append(task)
+            if self._has_done:
+                self.tasks, self._has_done = [task for task in self.tasks if not task.done], False
             if able:
                 return able[self.random.randrange(len(able))]
             times = [task.due for task in self.tasks if task.due is not None and self._is_awake(task.owner)]
@@ -145,13 +165,6 @@ class Scheduler:
             for event in sorted(one for one in self.events if one[0] <= self.now):
                 self.events.remove(event)
                 event[2]()
-
-    def _may_go_on(self, task: Task) -> bool:
-        if not self._is_awake(task.owner):
-            return False
-        return (
-            task.ready or (task.due is not None and task.due <= self.now) or (task.wakes is not None and task.wakes())
-        )
 
     def _is_awake(self, owner: str) -> bool:
         return owner not in self.dead and owner not in self.stalled
@@ -168,7 +181,37 @@ class Scheduler:
         """End the run: what still waits is left where it waits."""
         self.stopped = True
         for task in self.tasks:
-            task.turn.release()
+            with suppress(RuntimeError):  # it has its turn
+                task.turn.release()
+
+
+class _Carrier:
+    """A thread of the system that runs one task after the other: a job has hundreds of tasks."""
+
+    idle: ClassVar[list[_Carrier]] = []
+
+    def __init__(self) -> None:
+        self._given = real_threading.Lock()
+        self._given.acquire()
+        self._run: Callable[[], None] = lambda: None
+        real_threading.Thread(target=self._go_on, name="simulated", daemon=True).start()
+
+    @classmethod
+    def carry(cls, run: Callable[[], None]) -> None:
+        """Run something in a thread of its own."""
+        try:
+            carrier = cls.idle.pop()
+        except IndexError:
+            carrier = cls()
+        carrier._run = run
+        carrier._given.release()
+
+    def _go_on(self) -> None:
+        while True:
+            self._given.acquire()
+            self._run()
+            self._run = lambda: None
+            self.idle.append(self)
 
 
 # -- stand-ins for the modules ----------------------------------------------------------------------------------------

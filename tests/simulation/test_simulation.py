@@ -9,17 +9,14 @@ import pytest
 from tests.conformance.kind_cases import CASES
 from tests.simulation.faults import plan_of
 from tests.simulation.mutants import MUTANTS, survived
-from tests.simulation.run import play, simulate
+from tests.simulation.run import SITES, play, simulate
 from tests.simulation.scheduler import Deadlock, Scheduler, Stopped
 
 KINDS = list(CASES)
-SITES = ("site-1", "site-2", "site-3")
-QUICK, ALL = len(KINDS), 12 * len(KINDS)
+SEEDS = 300
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[] if seed < QUICK else [pytest.mark.slow]) for seed in range(ALL)]
-)
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_what_must_hold_holds(seed: int) -> None:
     kind = KINDS[seed % len(KINDS)]
     plan, _, broken = simulate(kind, seed)
