@@ -23,12 +23,16 @@ class Wanted:
     Attributes:
         ids: what names the rows, where something does.
         draw: see ``registry.describe_draw``.
+        may_grow: the run has the sites count the rows added since earlier ones, see ``Registry.reserve``.
+        continues: jobs whose model the run continues.
     """
 
     table: Table
     data_set: DataSet
     ids: Sequence[bytes] | None = None
     draw: str = ""
+    may_grow: bool = False
+    continues: tuple[str, ...] = ()
 
 
 class Reservations:
@@ -57,6 +61,11 @@ class Reservations:
         """Forget a run that ended before anything about rows had left this site."""
         for entry in self.entries:
             self._registry.cancel(entry)
+
+    def grown(self, is_enough: bool) -> None:
+        """Settle added rows, see ``Registry.grown``. Raises: DataRefusal, PolicyRefusal."""
+        for entry in self.entries:
+            self._registry.grown(entry, is_enough)
 
     @contextmanager
     def cancelled_by(self, *errors: type[BaseException]) -> Iterator[None]:
@@ -110,6 +119,8 @@ def reserve_together(
                 beside=reservations.entries,
                 ids=one.ids,
                 draw=one.draw,
+                may_grow=one.may_grow,
+                continues=one.continues,
             )
             reservations.entries.append(entry)
             _log.info("registry, %s: %s", one.data_set.name, entry.message)

@@ -17,6 +17,7 @@ from nvflare_plugins.declared import (
     Entries,
     EntriesOfColumns,
     Flag,
+    JobId,
     Name,
     Names,
     OneOf,
@@ -95,10 +96,14 @@ class HorizontalJob(JobDocument):
     """Rounds between checkpoints at the site; 0 keeps none."""
     initial_model: Name | None = None
     """Name of a model file in every site's input folder that training continues by num_rounds."""
+    continue_from: JobId | None = None
+    """Id of a finished job whose model training continues by num_rounds, on new rows only: none that this job's chain
+    has trained on. It is read from every site's own run of that job.
+    """
     resume_from: Name | None = None
     """Id of an interrupted job; its last common checkpoint is continued up to num_rounds in total. All other fields
-    stay as they were in that job, initial_model included. Without sampling of columns or dropped trees the model is
-    that of an uninterrupted job; random draws of these are not those it would have made.
+    stay as they were in that job, initial_model and continue_from included. Without sampling of columns or dropped
+    trees the model is that of an uninterrupted job; random draws of these are not those it would have made.
     """
     tracking: Flag = True
     """Stream the pooled metrics of each round to the server."""
@@ -110,6 +115,8 @@ class HorizontalJob(JobDocument):
     def __post_init__(self) -> None:
         if self.early_stopping_rounds is not None:
             expect("early_stopping_rounds needs an eval_data_set to watch", self.eval_data_set is not None)
+        if self.continue_from is not None:
+            expect("continue_from names the model to continue: leave initial_model out", self.initial_model is None)
         if self.pooled_metrics:
             expect("pooled_metrics needs an eval_data_set, whose rows it is about", self.eval_data_set is not None)
         if self.cuts in (CutMode.UNIFORM.value, CutMode.LOGARITHMIC.value) and not self.cut_bounds:

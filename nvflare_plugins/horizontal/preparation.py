@@ -6,13 +6,14 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.attempt.job_context import SiteContext
-from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.table import Table, column_names, load_table, log_what_labels_lack
@@ -21,6 +22,7 @@ from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.processors import ChosenProfile, choose_profile
 from nvflare_plugins.horizontal.row_sampling import check_sampling
 from nvflare_plugins.horizontal.score_histogram import OBJECTIVES as SCORED
+from nvflare_plugins.report.run_record import FILE_NAME as RECORD
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import JobTerms
@@ -39,7 +41,11 @@ _NOT_RELEASED = ("num_rounds", "checkpoint_every", "resume_from", "tracking", "d
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a site knows before it talks to anyone."""
+    """What a site knows before it talks to anyone.
+
+    Attributes:
+        continues: the jobs whose model training continues (``continue_from``), the last first.
+    """
 
     data_set: DataSet
     table: Table
@@ -49,6 +55,7 @@ class Prepared:
     initial_model: bytes | None
     resumed: RunFolder | None
     chosen: ChosenProfile
+    continues: tuple[str, ...] = ()
 
     def tables(self) -> list[tuple[Table, DataSet]]:
         """Return the training set and, if there is one that is another set, the evaluation set."""
@@ -101,12 +108,11 @@ def prepare(job: HorizontalJob, context: SiteContext) -> Prepared:
         _check_pooled(policy, parameters, [data_set, eval_set])
     if job.early_stopping_rounds is not None and not parameters.metrics:
         raise ConfigurationError("early_stopping_rounds needs an eval_metric to watch")
-    initial = None
-    if job.initial_model is not None:
-        initial = policy.input_file(job.initial_model).read_bytes()
-        check_initial_model(initial, job.initial_model, parameters, names)
-        check_lists(initial, job.initial_model, job.categories, job.label_classes)
-        initial = without_lists(initial)
+    start = _start(job, context)
+    if start is not None:
+        check_initial_model(start.model, start.name, parameters, names)
+        check_lists(start.model, start.name, job.categories, job.label_classes)
+    initial = None if start is None else without_lists(start.model)
     resumed = RunFolder(context.runs, job.resume_from) if job.resume_from is not None else None
     columns["features"] = names
     table = _load(data_set, policy, columns)
@@ -122,7 +128,49 @@ def prepare(job: HorizontalJob, context: SiteContext) -> Prepared:
         log_what_labels_lack(checked, name, is_classification)
         for note in checked.notes:
             _log.info("%s", note)
-    return Prepared(data_set, table, eval_set, eval_table, parameters, initial, resumed, chosen)
+    continues = () if start is None else start.jobs
+    return Prepared(data_set, table, eval_set, eval_table, parameters, initial, resumed, chosen, continues)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Start:
+    """A model that training continues: its name for messages, and the jobs that made it."""
+
+    model: bytes
+    name: str
+    jobs: tuple[str, ...] = ()
+
+
+def _start(job: HorizontalJob, context: SiteContext) -> _Start | None:
+    """Return the model that training continues, if there is one. Raises: PolicyRefusal, ConfigurationError."""
+    if job.initial_model is not None:
+        return _Start(context.policy.input_file(job.initial_model).read_bytes(), job.initial_model)
+    if job.continue_from is None:
+        return None
+    path = RunFolder(context.runs, job.continue_from).path / MODEL
+    if not path.is_file():
+        raise ConfigurationError(
+            f"{context.site} has no model of job {job.continue_from} (continue_from) among its runs: copy model.json "
+            "of another site's run, which is the same at all sites, into the folder of that name (policy key: runs)."
+        )
+    return _Start(path.read_bytes(), f"{MODEL} of job {job.continue_from}", _chain(context.runs, job.continue_from))
+
+
+def _chain(runs: Path, job_id: str) -> tuple[str, ...]:
+    """Return a job and those before it whose models it continued, as far as this site has their records."""
+    found: list[str] = []
+    earlier: object = job_id
+    while isinstance(earlier, str) and earlier not in found:
+        found.append(earlier)
+        record = RunFolder(runs, earlier).path / RECORD
+        try:
+            settings = json.loads(record.read_bytes())["settings"]
+            earlier = settings.get("continue_from")
+        except FileNotFoundError:
+            break
+        except (OSError, ValueError, KeyError, AttributeError, RecursionError):
+            raise ConfigurationError(f"{RECORD} of job {found[-1]} cannot be read: restore it") from None
+    return tuple(found)
 
 
 def _check_public(job: HorizontalJob, policy: SitePolicy, features: Sequence[str]) -> TrainingParameters:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import xgboost as xgb
@@ -58,7 +59,8 @@ def check_effective_rows(
     tables: list[Table],
     largest: list[float],
     n_sites: int,
-) -> None:
+    further: Sequence[int] = (),
+) -> NDArray[np.int64]:
     """Have all sites together decide whether enough rows and sites carry weight.
 
     Where rounds draw some of the rows, enough must be left out as well: the difference of two rounds is a sum over the
@@ -69,6 +71,10 @@ def check_effective_rows(
         own: of this site alone.
         tables: the training set and the evaluation set, if there is one: its metrics are sums over its rows.
         largest: see ``largest_weight``.
+        further: counts that travel with these.
+
+    Returns:
+        The sums of the further counts. Shapes: int64[n_further].
 
     Privacy: two counts for each set: sites with positive weight, and effective rows, which no site counts beyond what
         is needed.
@@ -86,13 +92,15 @@ def check_effective_rows(
         # A row of the largest weight is a site's least part: its exponent rounds it down to one half.
         counts += [int(total >= 0.5), min(math.floor(total), enough)]
         of_rows.append(weights)
-    pooled = sums.sum_counts(Kind.EFFECTIVE_ROWS, np.array(counts, dtype=np.int64))
-    found, here = pooled.reshape(-1, 2), np.array(counts, dtype=np.int64).reshape(-1, 2)
+    here = np.array(counts, dtype=np.int64).reshape(-1, 2)
+    pooled = sums.sum_counts(Kind.EFFECTIVE_ROWS, np.array([*counts, *further], dtype=np.int64))
+    found = pooled[: here.size].reshape(-1, 2)
     if (found[:, 0] < floors.sites).any() or (found[:, 1] < needed).any():
         raise TooFewRows(TOO_FEW, _decider(found, here, own.effective_rows, max(needed)))
     # This site's own floor: what others ask for beyond it is not a question to this site's rows.
     if not all(_carry_their_weight(weights, own.effective_rows / n_sites) for weights in of_rows):
         raise DataRefusal("few of this site's rows would carry nearly all of its weight: choose another weight column")
+    return pooled[here.size :]
 
 
 def _decider(found: NDArray[np.int64], here: NDArray[np.int64], own_floor: int, needed: int) -> Decider:

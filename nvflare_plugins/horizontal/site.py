@@ -20,6 +20,7 @@ from nvflare_plugins.attempt.run_folder import MODEL
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.failures import DataRefusal
+from nvflare_plugins.horizontal.added_rows import AddedRows, are_enough, may_grow
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.matrices import as_weighed, bin_starts, evaluation_matrix, training_matrix
@@ -101,17 +102,22 @@ class _Run:
         # Rounds draw from the training rows alone. Metrics of the evaluation set are sums over its rows, and can be
         # subtracted like any other.
         fractions = [row_fraction(self._parameters), 1.0]
-        wanted = [
-            Wanted(table, data_set, draw=describe_draw(fraction, job.weight))
-            for (table, data_set), fraction in zip(prepared.tables(), fractions, strict=False)
-        ]
+        draws = [describe_draw(fraction, job.weight) for fraction in fractions]
+        wanted = [Wanted(*one_set, draw=draw) for one_set, draw in zip(prepared.tables(), draws, strict=False)]
+        # The training set alone: other rows can be evaluated under another name.
+        wanted[0] = dataclasses.replace(
+            wanted[0],
+            may_grow=may_grow(prepared.table, draws[0], self._parameters),
+            continues=prepared.continues,
+        )
         release = prepared.release(job, self._floors.rows_per_node)
         return reserve_together(self._attempt, self._registry, wanted, release, resume_point(job.resume_from, n_done))
 
     def _check_floors(self, sums: ProtectedSums) -> None:
         """Go on if enough rows and sites carry weight; every site decides alike, and a refused run is not remembered.
 
-        Privacy: a refusal releases counts that are capped at what was needed, and powers of two above the weights.
+        Privacy: a refusal releases counts that are capped at what was needed, and powers of two above the weights. So
+            are the counts of rows that were added since earlier jobs; all sites learn how many have added some.
         """
         prepared, floors, policy = self._prepared, self._floors, self._context.policy
         own = policy.floors(self._channel.world)
@@ -125,7 +131,11 @@ class _Run:
         largest = largest_weight(sums, [table.weight for table in tables])
         if self._job.weight is not None:
             self._raise_child_weight(floors.rows_per_node, largest[0])
-        check_effective_rows(sums, floors, own, self._parameters, tables, largest, self._channel.world)
+        added, world = AddedRows.of(self._reservations, policy.consents), self._channel.world
+        pooled = check_effective_rows(sums, floors, own, self._parameters, tables, largest, world, added.counts())
+        if added.needs_consent(pooled, floors.sites):
+            policy.consents.gives("recompute_with_changes")
+        self._reservations.grown(are_enough(pooled, floors.sites))
 
     def _raise_child_weight(self, rows_per_node: int, largest: float) -> None:
         """Keep nodes large, whatever rows weigh.

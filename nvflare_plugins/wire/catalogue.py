@@ -131,7 +131,9 @@ class Kind(MessageKind):
     CELL_COUNTS = KindFacts(42, True, "rows per cell of a public grid, for private quantiles")
     LEFT_SUMS = KindFacts(44, True, "gradient sums to the left of drawn candidates of private trees")
     HESSIANS = KindFacts(45, True, "Hessian sums between candidates, to refine these")
-    EFFECTIVE_ROWS = KindFacts(46, True, "rows and sites that carry weight, counted up to what is needed")
+    EFFECTIVE_ROWS = KindFacts(
+        46, True, "rows and sites that carry weight, or were added, counted up to what is needed"
+    )
     LEAF_ROWS = KindFacts(47, True, "number of training rows in each leaf")
     OWN_TREES = KindFacts(48, True, "sealed trees that each site grew on its own rows")
     SCORE_COUNTS = KindFacts(51, True, "rows of each class by bins of the predicted probability")

@@ -355,7 +355,7 @@ def test_a_site_that_lies_about_its_rows_gets_no_sums_over_single_ones(tmp_path,
 
     def lying(sums, kind, counts):
         if kind is Kind.EFFECTIVE_ROWS and sums._channel.site == "site-1":
-            counts = np.array([3, 1000], dtype=np.int64)
+            counts[:2] = 3, 1000
         return honest(sums, kind, counts)
 
     monkeypatch.setattr(ProtectedSums, "sum_counts", lying)
@@ -423,7 +423,7 @@ def test_what_every_site_counts_is_capped(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ProtectedSums, "sum_counts", heard)
     federate(tmp_path, table(900), job({"subsample": 0.5}), policy=STRICT)
-    assert counted == [[1, 200]] * 3
+    assert [counts[:2] for counts in counted] == [[1, 200]] * 3
 
 
 # -- floors

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from he_processors.errors import ConfigurationError
 from he_processors.fixed_point import Grid, exponent_of
 from he_processors.sum_tags import N_TAGS
+from nvflare_plugins.horizontal.added_rows import N_COUNTS
 from nvflare_plugins.horizontal.value_bounds import COARSEST
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.sums import HIGHEST_EXPONENT, LOWEST_EXPONENT, METRIC_FLAGS
@@ -161,7 +162,7 @@ def setup_messages(workload: Workload) -> Iterator[Planned]:
     n_thresholds = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
     if workload.weighted_sets:
         yield Planned(Kind.SCALE, 1, 0, False, workload.weighted_sets * n_thresholds)
-    yield Planned(Kind.EFFECTIVE_ROWS, 1, 2 * workload.row_sets, False)
+    yield Planned(Kind.EFFECTIVE_ROWS, 1, 2 * workload.row_sets + N_COUNTS, False)
     yield Planned(Kind.CUT_COUNTS, 1, workload.features + 1, False)
     if workload.cuts in (CutMode.QUANTILE.value, CutMode.EXACT.value):
         yield Planned(Kind.CUT_COUNTS, 1, workload.features, False)

@@ -32,6 +32,7 @@ from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
 from nvflare_plugins.formatting import counted
 from nvflare_plugins.site.memory import runs
+from nvflare_plugins.site.memory.added_rows import added_since, forget_unchecked, note_unchecked
 from nvflare_plugins.site.memory.runs import Terms
 from nvflare_plugins.site.memory.schema import load_array
 from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
@@ -39,6 +40,8 @@ from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import Consents
 
 _ROWS = "rows or columns"
+ADDED_SITES, ADDED_ROWS = 3, 1000
+"""How many sites must have added rows since earlier runs, and how many in all, for training again without consents."""
 
 
 def describe_draw(fraction: float = 1.0, weight: str | None = None) -> str:
@@ -58,16 +61,24 @@ class Verdict(Enum):
     IDENTICAL = "the same run again: the same release"
     OTHER_PARAMETERS = "the same data and sites with other parameters"
     RESUMED = "resumed"
+    GROWN = "added rows, if the sites' counts of them together allow it"
     CONSENTED = "another site set or changed rows, with this site's consent"
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A run that may send: its number in the site's memory; ``message`` is for the log and the report."""
+    """A run that may send: its number in the site's memory; ``message`` is for the log and the report.
+
+    Attributes:
+        n_added: rows that no earlier job has used, where the verdict is ``GROWN``.
+        refusal: what ends such a run where the sites' counts do not allow it.
+    """
 
     run: int
     verdict: Verdict
     message: str
+    n_added: int = 0
+    refusal: DataRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +124,8 @@ class Registry:
         beside: Sequence[Reservation] = (),
         ids: Sequence[bytes] | None = None,
         draw: str = "",
+        may_grow: bool = False,
+        continues: Sequence[str] = (),
     ) -> Reservation:
         """Decide whether a run may take place and, if so, record it durably.
 
@@ -126,6 +139,9 @@ class Registry:
             beside: reservations of the same job for its other data sets, with which it is not compared.
             ids: what names the rows, where something does: rows of few columns are alike by chance.
             draw: see ``describe_draw``. Another one is a change of the rows.
+            may_grow: the job has the sites count the rows that were added since earlier runs, and calls ``grown`` or
+                ``cancel`` before anything else of rows leaves.
+            continues: jobs whose model the run continues: it must be about none of their rows.
 
         Raises:
             DataRefusal: the run would recompute a released quantity with another site set or changed rows.
@@ -135,13 +151,40 @@ class Registry:
         with self._memory.transaction() as db:
             data = runs.add_data(db, record, rows)
             terms = Terms(data, record.fingerprint, tuple(sorted(sites)), _digest(parameters), draw)
+            n_added, refusal = 0, None
             if resume is None:
                 own = tuple(reservation.run for reservation in beside)
-                verdict, message = self._judge(db, terms, record, rows, own)
+                self._check_new(db, record, rows, continues)
+                verdict, message, grown = self._judge(db, terms, record, rows, own, may_grow)
+                if grown is not None:
+                    n_added, refusal = grown
             else:
                 verdict, message = self._check_resume(db, terms, record, resume)
             run = runs.add_run(db, job_id, terms, _now(), 0 if resume is None else resume.trees)
-        return Reservation(run, verdict, message)
+            if verdict is Verdict.GROWN:
+                note_unchecked(db, run)
+        return Reservation(run, verdict, message, n_added, refusal)
+
+    def grown(self, run: Reservation, is_enough: bool) -> None:
+        """Settle a run once the sites have counted added rows; before anything else of rows leaves.
+
+        Args:
+            is_enough: what all sites have found alike.
+
+        Raises:
+            DataRefusal: there are too few, and this site's rows are among those that grew.
+            PolicyRefusal: there are too few for another site.
+        """
+        if not is_enough:
+            raise run.refusal or PolicyRefusal(
+                "too few rows were added since earlier jobs, or at too few sites, for a site that trained on an "
+                "earlier version of its rows and does not consent. Policy key: consents.recompute_with_changes. "
+                f"Remedy: wait until at least {ADDED_SITES} sites have added {ADDED_ROWS} rows together, train on the "
+                "unchanged rows, or ask that site to consent."
+            )
+        if run.verdict is Verdict.GROWN:
+            with self._memory.transaction() as db:
+                forget_unchecked(db, run.run)
 
     def secret(self, purpose: str, *facts: str) -> bytes:
         """Return 32 secret bytes of this site, the same in every job that names the same facts.
@@ -227,6 +270,7 @@ class Registry:
             if this.trees or this.state != "reserved" or runs.last_search_of(db, run.run)[0] is not None:
                 raise ValueError("a run that released something cannot be cancelled")
             runs.drop_run(db, run.run)
+            forget_unchecked(db, run.run)
 
     def describe(self) -> str:
         """Return the registry as a table that a person can read."""
@@ -252,8 +296,11 @@ class Registry:
         record: DataRecord,
         rows: NDArray[np.uint64],
         own: tuple[int, ...],
-    ) -> tuple[Verdict, str]:
+        may_grow: bool,
+    ) -> tuple[Verdict, str, tuple[int, DataRefusal] | None]:
         verdict, message = Verdict.NEW, "no earlier run of this site concerns these rows."
+        concerned: list[Terms] = []
+        changed: list[tuple[Terms, str]] = []
         relations: dict[int, Relation] = {}
         for terms, job_id in runs.earlier_terms(db, fresh.parameters, own):
             if terms.data not in relations:
@@ -261,6 +308,7 @@ class Registry:
             relation = relations[terms.data]
             if relation is Relation.UNRELATED:
                 continue
+            concerned.append(terms)
             if relation is Relation.SAME and terms.sites == fresh.sites and not _is_redrawn(terms, fresh):
                 if verdict is Verdict.CONSENTED:
                     continue
@@ -271,10 +319,57 @@ class Registry:
                     verdict = Verdict.OTHER_PARAMETERS
                     message = f"same rows and sites as job {job_id}, other parameters or columns."
                 continue
+            if may_grow and relation is Relation.CHANGED and (terms.sites, terms.draw) == (fresh.sites, fresh.draw):
+                changed.append((terms, job_id))
+                continue
             self._refuse_difference(terms, job_id, relation, fresh)
             verdict = Verdict.CONSENTED
             message = f"differs from job {job_id} by its sites or rows; this site's policy consents."
-        return verdict, message
+        if changed and verdict is not Verdict.CONSENTED:
+            return self._judge_growth(db, fresh, record, rows, concerned, changed[0])
+        return verdict, message, None
+
+    def _judge_growth(
+        self,
+        db: sqlite3.Connection,
+        fresh: Terms,
+        record: DataRecord,
+        rows: NDArray[np.uint64],
+        concerned: Sequence[Terms],
+        changed: tuple[Terms, str],
+    ) -> tuple[Verdict, str, tuple[int, DataRefusal] | None]:
+        """Tell added rows from changed ones; these are refused as ever."""
+        terms, job_id = changed
+        n_added = added_since(db, record, rows, concerned)
+        if n_added is None:
+            self._refuse_difference(terms, job_id, Relation.CHANGED, fresh)
+            text = f"differs from job {job_id} by its sites or rows; this site's policy consents."
+            return Verdict.CONSENTED, text, None
+        text = f"holds the rows of job {job_id} and others, which were counted together with those of the other sites."
+        return Verdict.GROWN, text, (n_added, self._too_few_added(job_id))
+
+    def _too_few_added(self, job_id: str) -> DataRefusal:
+        return self._refusal(
+            "consents.recompute_with_changes",
+            f"trained on an earlier version of these rows in job {job_id}, and the rows that the sites have added "
+            "since are too few, or of too few sites: the difference of both runs would show them",
+            f"wait until at least {ADDED_SITES} sites have added {ADDED_ROWS} rows together, or train on the unchanged "
+            "rows",
+        )
+
+    def _check_new(
+        self, db: sqlite3.Connection, record: DataRecord, rows: NDArray[np.uint64], continues: Sequence[str]
+    ) -> None:
+        """Refuse rows that belong to the jobs whose model is continued. Raises: DataRefusal."""
+        for job_id in continues:
+            data = runs.trained_on(db, job_id)
+            if data is not None and _relation(db, record, rows, data) is not Relation.UNRELATED:
+                raise DataRefusal(
+                    f"{self._site} trained on rows of data set {record.name!r} in job {job_id}, whose model this job "
+                    "continues (continue_from), which is for new rows only. Remedy: new rows in a data set and a file "
+                    "of their own; or train on all rows without continue_from.",
+                    REGISTRY_TEXT,
+                )
 
     def _refuse_difference(self, earlier: Terms, job_id: str, relation: Relation, fresh: Terms) -> None:
         if self._consents.gives("recompute_with_changes"):
@@ -288,7 +383,10 @@ class Registry:
                 remedy = f"train with the same weight and subsample ({earlier.draw or 'neither'})"
         else:
             what = f"trained on an earlier version of these rows in job {job_id}"
-            remedy = "train on the unchanged rows; other people's rows need a data set name and a file of their own"
+            remedy = (
+                "train on the unchanged rows, or on all of them with rows added; other people's rows need a data set "
+                "name and a file of their own"
+            )
         raise self._refusal(
             "consents.recompute_with_changes", f"{what}: the difference of both runs would show the change", remedy
         )
@@ -307,7 +405,9 @@ class Registry:
                 f"{self._site} has no record of a job {resume.job_id} on data set {record.name!r}."
             )
         if last.state == "complete":
-            raise ConfigurationError(f"job {resume.job_id} is complete: continue from its model instead.")
+            raise ConfigurationError(
+                f"job {resume.job_id} is complete: continue from its model instead (initial_model)."
+            )
         for what, mine, theirs in (
             ("site set", fresh.sites, last.terms.sites),
             (_ROWS, fresh.fingerprint, last.terms.fingerprint),

@@ -84,6 +84,28 @@ def rows_of(db: sqlite3.Connection, data: int) -> NDArray[np.uint64]:
     return load_array(db, number, "<u8", n_rows)
 
 
+def all_data(db: sqlite3.Connection) -> list[int]:
+    """Return the numbers of all versions of data sets, the oldest first."""
+    return [number for (number,) in db.execute("SELECT id FROM data_versions ORDER BY id")]
+
+
+def runs_under(db: sqlite3.Connection, terms: Terms) -> set[int]:
+    """Return the numbers of all runs over a version of a data set, among the same sites and with the same draw."""
+    key = (terms.data, json.dumps(terms.sites), terms.draw)
+    found = db.execute(
+        "SELECT runs.id FROM runs JOIN terms ON terms.id = terms WHERE (data, sites, draw) = (?, ?, ?)", key
+    )
+    return {number for (number,) in found}
+
+
+def trained_on(db: sqlite3.Connection, job_id: str) -> int | None:
+    """Return the number of the version of a data set that a job trained on: the one that it named first."""
+    found = db.execute(
+        "SELECT data FROM runs JOIN terms ON terms.id = terms WHERE job_id = ? ORDER BY runs.id LIMIT 1", (job_id,)
+    ).fetchone()
+    return None if found is None else int(found[0])
+
+
 def add_run(
     db: sqlite3.Connection, job_id: str, terms: Terms, started: str, trees: int = 0, state: str = "reserved"
 ) -> int:

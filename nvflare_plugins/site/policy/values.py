@@ -93,7 +93,8 @@ class Consents(Document):
     """Jobs with one or two data-bearing sites: with two, the sum minus one's own part is the other's."""
     recompute_with_changes: Flag = False
     """Training again with another site set or changed rows: the difference of two runs shows what the changed site
-    or rows contributed.
+    or rows contributed. A horizontal job over all rows of before and added ones needs it only where fewer than three
+    sites have added rows, or fewer than 1000 in all.
     """
     second_quantile_search: Flag = False
     """A second quantile search, or other spaced cuts, over the same data."""

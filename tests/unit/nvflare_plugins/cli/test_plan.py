@@ -163,7 +163,7 @@ def test_estimate_of_known_numbers():
     assert result.protect_s == pytest.approx(34 * (0.01 + 3 * 0.001))
     # The server's link carries all three sites' bytes, each way.
     assert result.network_s == pytest.approx(2 * 0.5 + 2 * 3 * (272 + 48) / 1e3)
-    setup_values = 2 + 2 + 5 * 385 + 1 + 1
+    setup_values = 2 + (2 + 4) + 5 * 385 + 1 + 1
     n_tags = 2 * 5
     assert (
         result.total_bytes == 10 * 320 + 8 * (setup_values + n_tags) and result.server_bytes == 6 * result.total_bytes

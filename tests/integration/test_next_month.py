@@ -1,0 +1,185 @@
+"""The next month's horizontal model: more trees on new rows, or all rows again, and what the sites refuse."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import xgboost as xgb
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
+from nvflare_plugins.horizontal.added_rows import are_enough
+from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.envelope import unpack
+from tests.support.federation import Federation, central_model, leaf_difference, succeed
+from tests.support.horizontal_jobs import LOGISTIC, job, table
+
+POLICY = {"min_effective_rows": 100, "min_rows_per_node": 4, "consents": {}, "share_data_errors": False}
+
+
+def months(sizes: tuple[int, ...] = (600, 1200)) -> list[pd.DataFrame]:
+    return [table(n, seed=seed) for seed, n in enumerate(sizes)]
+
+
+def federation_of(folder: Path, frame: pd.DataFrame, **policy: object) -> Federation:
+    federation = Federation(folder, policy={**POLICY, **policy})
+    federation.give_data("train", frame)
+    succeed(federation.run(job(), "august"))
+    return federation
+
+
+def give(federation: Federation, parts: dict[str, pd.DataFrame], name: str = "train") -> None:
+    """Give every site a table of its own."""
+    sizes = np.cumsum([0, *(len(part) for part in parts.values())])
+    slices = [slice(int(a), int(b)) for a, b in itertools.pairwise(sizes)]
+    federation.give_data(name, pd.concat(parts.values(), ignore_index=True), slices)
+
+
+def grown(frame: pd.DataFrame, added: list[pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """Return each site's rows of the first month with those added."""
+    return {
+        f"site-{i + 1}": pd.concat([rows, more], ignore_index=True)
+        for i, (rows, more) in enumerate(zip(thirds(frame), added, strict=True))
+    }
+
+
+def thirds(frame: pd.DataFrame) -> list[pd.DataFrame]:
+    return [frame.iloc[rows] for rows in np.array_split(np.arange(len(frame)), 3)]
+
+
+def kinds_of(frames: list) -> set[Kind]:
+    return {unpack(frame).kind for _, frame in frames}
+
+
+def test_a_model_is_continued_on_the_next_months_rows(tmp_path: Path) -> None:
+    august, september = months((300, 300))
+    federation = Federation(tmp_path, policy=POLICY)
+    federation.give_data("train", august)
+    succeed(federation.run(job({"base_score": 0.5}, 3), "august"))
+    federation.give_data("september", september)
+    more = replace(job({"base_score": 0.5}, 2), data_set="september", continue_from="august")
+    succeed(federation.run(more, "more"))
+    params = {**LOGISTIC, "base_score": 0.5}
+    first = federation.model("august")
+    central = central_model(september, "y", params, federation.cuts("more"), 2, initial=first)
+    assert xgb.Booster(model_file=bytearray(federation.model("more"))).num_boosted_rounds() == 5
+    assert leaf_difference(federation.model("more"), central) == 0
+
+    # September again, further on: the chain has trained on it.
+    frames: list = []
+    outcomes = federation.run(replace(more, continue_from="more"), "again", frames=frames)
+    assert all(isinstance(outcome, Exception) for outcome in outcomes.values())
+    assert any(isinstance(outcome, DataRefusal) for outcome in outcomes.values())
+    assert not kinds_of(frames) & {Kind.EFFECTIVE_ROWS, Kind.CUT_COUNTS, Kind.HISTOGRAM}
+    # August's rows, of a job two steps before.
+    federation.give_data("copied", august.iloc[::-1].reset_index(drop=True))
+    outcomes = federation.run(replace(more, data_set="copied", continue_from="more"), "back")
+    assert any(isinstance(outcome, DataRefusal) for outcome in outcomes.values())
+
+
+def test_a_job_whose_model_is_not_there_is_named_before_anything_is_sent(tmp_path: Path) -> None:
+    federation, frames = Federation(tmp_path, policy=POLICY), []
+    federation.give_data("train", months()[0])
+    outcomes = federation.run(job(continue_from="nothing"), frames=frames)
+    assert any("continue_from" in str(o) and isinstance(o, ConfigurationError) for o in outcomes.values())
+    assert not frames
+
+
+def test_all_rows_are_trained_on_again_when_three_sites_have_added_enough(tmp_path: Path) -> None:
+    august, september = months()
+    federation = federation_of(tmp_path, august)
+    parts = grown(august, thirds(september))
+    give(federation, parts)
+    succeed(federation.run(job(), "september"))
+    assert "recompute_with_changes" not in federation.record("site-1", "september").consents
+    frame = pd.concat(parts.values(), ignore_index=True)
+    central = central_model(frame, "y", LOGISTIC, federation.cuts("september"), 4)
+    assert leaf_difference(federation.model("september"), central) < 2e-7
+    succeed(federation.run(job({"eta": 0.1}), "other-parameters"))
+
+
+ADDED = {
+    "too few rows": (300, 300, 300),
+    "two sites": (600, 600, 0),
+    "one site": (0, 1200, 0),
+    "two sites that would see single rows of the third": (600, 600, 3),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_fewer_added_rows_are_refused_before_anything_of_rows_leaves(tmp_path: Path, name: str) -> None:
+    august, september = months()
+    federation = federation_of(tmp_path, august)
+    sizes = np.cumsum((0, *ADDED[name]))
+    added = [september.iloc[a:b] for a, b in itertools.pairwise(sizes)]
+    give(federation, grown(august, added))
+    frames: list = []
+    outcomes = federation.run(job(), "september", frames=frames)
+    assert all(isinstance(outcome, Exception) for outcome in outcomes.values())
+    assert any(isinstance(o, DataRefusal) and str(o) == REGISTRY_TEXT for o in outcomes.values())
+    assert not kinds_of(frames) & {Kind.CUT_COUNTS, Kind.HISTOGRAM, Kind.ROOT_SUM}
+    # What was refused is not remembered as released: with the missing rows the next try goes on.
+    if name == "too few rows":
+        give(federation, grown(august, thirds(september)))
+        succeed(federation.run(job(), "later"))
+
+
+def test_with_the_consent_of_every_site_few_are_enough(tmp_path: Path) -> None:
+    august, september = months((600, 30))
+    federation = federation_of(tmp_path, august)
+    give(federation, grown(august, thirds(september)))
+    for site in federation.sites[:2]:
+        federation.write_policy(site, consents={"recompute_with_changes": True})
+    assert all(isinstance(o, Exception) for o in federation.run(job(), "two").values())
+    federation.write_policy("site-3", consents={"recompute_with_changes": True})
+    succeed(federation.run(job(), "all"))
+    assert "recompute_with_changes" in federation.record("site-1", "all").consents
+
+
+def test_a_site_that_exchanged_its_rows_stops_the_others(tmp_path: Path) -> None:
+    """Its earlier rows are gone from the sum: the difference is not the added rows alone."""
+    august, september = months()
+    federation = federation_of(tmp_path, august)
+    parts = grown(august, thirds(september))
+    parts["site-2"] = table(900, seed=9)
+    give(federation, parts)
+    outcomes = federation.run(job(), "september")
+    assert all(isinstance(outcome, Exception) for outcome in outcomes.values())
+
+
+def test_no_count_of_a_single_site_is_readable_on_the_wire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frames hold words modulo 2^64 under masks: none of a site's counts stands in its own frame."""
+    august, september = months()
+    federation = federation_of(tmp_path, august)
+    give(federation, grown(august, thirds(september)))
+    frames: list = []
+    succeed(federation.run(job(), "september", frames=frames))
+    sent = [unpack(frame).payload for _, frame in frames if unpack(frame).kind is Kind.EFFECTIVE_ROWS]
+    assert len(sent) == 3
+    for payload in sent:
+        words = np.frombuffer(payload[:48], dtype="<u8")
+        assert (words > 10**6).all()
+
+
+@pytest.mark.parametrize(
+    ("pooled", "least", "expected"),
+    [
+        ([0, 3, 0, 0], 3, True),
+        ([0, 0, 0, 0], 3, True),
+        ([3, 0, 3, 1000], 3, True),
+        ([3, 0, 3, 999], 3, False),
+        ([3, 0, 2, 5000], 3, False),
+        ([4, 0, 3, 5000], 4, False),
+        ([2, 1, 3, 5000], 3, False),
+        ([3, 0, 0, 0], 3, True),
+        ([2, 1, 0, 0], 3, False),
+    ],
+)
+def test_the_decision(pooled: list[int], least: int, expected: bool) -> None:
+    """Counts: sites that ask, sites whose rows are new to them, sites that added some, added rows."""
+    assert are_enough(np.array(pooled), least) is expected

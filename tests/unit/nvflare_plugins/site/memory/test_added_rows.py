@@ -1,0 +1,146 @@
+"""How many rows of a data set no earlier job has used, and when that cannot be said."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.table import Table
+from nvflare_plugins.failures import DataRefusal
+from nvflare_plugins.site.memory.added_rows import count_added
+from nvflare_plugins.site.memory.registry import Registry, Reservation, Verdict
+from nvflare_plugins.site.memory.store import Memory
+from nvflare_plugins.site.policy.values import Consents
+
+SITES = ("a", "b", "c")
+SPEC = DataSet("train", Path("train.csv"), "csv")
+_RNG = np.random.default_rng(5)
+_VALUES = _RNG.normal(size=(300, 3)).astype(np.float32)
+_LABEL = _RNG.integers(0, 2, 300).astype(np.float32)
+
+
+def table(*parts: slice, columns: int = 3) -> Table:
+    rows = np.concatenate([np.arange(300)[part] for part in parts])
+    names = tuple(f"f{i}" for i in range(columns))
+    return Table(np.ascontiguousarray(_VALUES[rows, :columns]), names, ("float",) * columns, _LABEL[rows], "y")
+
+
+FIRST, SECOND, BOTH = slice(0, 100), slice(100, 150), slice(0, 150)
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry(Memory(tmp_path, "a"), Consents())
+
+
+def ask(registry: Registry, rows: Table, job_id: str, spec: DataSet = SPEC, **options: object) -> Reservation:
+    fields = {"sites": SITES, "parameters": b"p", "may_grow": True, **options}
+    return registry.reserve(rows, spec, job_id=job_id, **fields)  # type: ignore[arg-type]
+
+
+def pass_(registry: Registry, run: Reservation) -> None:
+    registry.grown(run, True)
+    registry.complete(run, 3)
+
+
+ROWS = st.lists(st.integers(0, 6), max_size=12)
+
+
+@given(rows=ROWS, earlier=st.lists(ROWS, max_size=3), n_released=st.integers(0, 3))
+def test_counts_equal_those_of_multisets(rows: list[int], earlier: list[list[int]], n_released: int) -> None:
+    released = earlier[:n_released]
+    here, used = Counter(rows), Counter()
+    for version in released:
+        used |= Counter(version)
+    expected = None if any(Counter(version) - here for version in earlier) else sum((here - used).values())
+    as_hashes = lambda values: np.sort(np.array(values, dtype=np.uint64))  # noqa: E731
+    found = count_added(as_hashes(rows), [as_hashes(v) for v in earlier], [as_hashes(v) for v in released])
+    assert found == expected
+
+
+def test_added_rows_are_those_that_no_job_has_used(registry: Registry) -> None:
+    assert ask(registry, table(FIRST), "one").verdict is Verdict.NEW
+    grown = ask(registry, table(BOTH), "two")
+    assert grown.verdict is Verdict.GROWN and grown.n_added == 50
+    pass_(registry, grown)
+    again = ask(registry, table(BOTH), "three", parameters=b"other")
+    assert again.verdict is Verdict.GROWN and again.n_added == 0, "the first version is still another one"
+    assert ask(registry, table(slice(0, 160)), "four").n_added == 10
+
+
+def test_too_few_are_refused_as_changed_rows_are(registry: Registry) -> None:
+    ask(registry, table(FIRST), "one")
+    grown = ask(registry, table(BOTH), "two")
+    with pytest.raises(DataRefusal) as refused:
+        registry.grown(grown, False)
+    assert "consents.recompute_with_changes" in refused.value.reason and "one" in refused.value.reason
+
+
+def test_rows_of_a_run_that_died_before_its_check_are_still_added(registry: Registry) -> None:
+    """Otherwise a job that is broken off would let the next one pass with nothing added."""
+    ask(registry, table(FIRST), "one")
+    ask(registry, table(BOTH), "dead")
+    assert ask(registry, table(BOTH), "two").n_added == 50
+
+
+def test_a_cancelled_run_leaves_nothing(registry: Registry) -> None:
+    ask(registry, table(FIRST), "one")
+    registry.cancel(ask(registry, table(BOTH), "two"))
+    assert ask(registry, table(BOTH), "three").n_added == 50
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (table(slice(1, 150)), {}),
+        (table(SECOND), {}),
+        (table(BOTH), {"sites": ("a", "b")}),
+        (table(BOTH), {"draw": "subsample 0.5"}),
+        (table(BOTH), {"may_grow": False}),
+        (table(BOTH, columns=2), {}),
+    ],
+    ids=["a row went", "other rows", "other sites", "a sample", "another kind of job", "other columns"],
+)
+def test_what_is_not_only_grown_is_refused(registry: Registry, rows: Table, options: dict) -> None:
+    ask(registry, table(FIRST), "one")
+    with pytest.raises(DataRefusal):
+        ask(registry, rows, "two", **options)
+
+
+def test_a_corrected_value_is_a_row_that_went(registry: Registry) -> None:
+    ask(registry, table(FIRST), "one")
+    corrected = table(BOTH)
+    corrected.features[7, 1] += 1
+    with pytest.raises(DataRefusal):
+        ask(registry, corrected, "two")
+
+
+def test_two_months_trained_apart_are_no_added_rows_together(registry: Registry) -> None:
+    """Both were released: their union tells nothing new, and one row more would stand alone."""
+    ask(registry, table(FIRST), "one")
+    ask(registry, table(SECOND), "two", DataSet("second", Path("second.csv"), "csv"))
+    assert ask(registry, table(BOTH), "union").n_added == 0
+    assert ask(registry, table(slice(0, 151)), "one more").n_added == 1
+
+
+def test_jobs_with_fewer_columns_in_between_do_not_matter(registry: Registry) -> None:
+    ask(registry, table(FIRST), "one")
+    ask(registry, table(FIRST, columns=2), "narrow")
+    assert ask(registry, table(BOTH), "two").n_added == 50
+
+
+def test_continuing_takes_rows_that_no_job_of_the_chain_has_trained_on(registry: Registry) -> None:
+    ask(registry, table(FIRST), "one")
+    other = DataSet("second", Path("second.csv"), "csv")
+    assert ask(registry, table(SECOND), "two", other, continues=("one",)).verdict is Verdict.NEW
+    third = DataSet("third", Path("third.csv"), "csv")
+    with pytest.raises(DataRefusal) as refused:
+        ask(registry, table(slice(149, 200)), "three", third, continues=("two", "one"))
+    assert "continue_from" in refused.value.reason and "job two" in refused.value.reason
+    ask(registry, table(SECOND), "again", other, parameters=b"q", continues=("one",))  # another trial of the month
