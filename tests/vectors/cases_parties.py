@@ -1,0 +1,267 @@
+"""Vectors of what single parties say to each other: conversations, blinded ids, buckets, positions, trees."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+
+from he_processors.curve.interface import GROUP_ORDER
+from nvflare_plugins.alignment.lists import pack_block
+from nvflare_plugins.bagging.trees import SharedTree, message_bytes
+from nvflare_plugins.federboost_vertical.buckets import BucketBlock
+from nvflare_plugins.vertical.protocol.fragmentation import MAX_FRAGMENTS, ConversationStep, Flag, Fragment
+from nvflare_plugins.vertical.protocol.messages import (
+    Bits,
+    DecisionAnswer,
+    DecisionRequest,
+    HistogramAnswer,
+    HistogramRequest,
+    Message,
+    MoreGradients,
+    NodePartition,
+    OwnedSplit,
+    PartySchema,
+    PathQuery,
+    SplitAnswer,
+    SplitRequest,
+    TrainingSetup,
+    TreeGradients,
+    to_bytes,
+)
+from nvflare_plugins.vertical_inference.explanations import RowPositions
+from nvflare_plugins.wire.expand_entries import ExpandEntry, pack_entry
+from nvflare_plugins.wire.federated_proto import request_class
+from tests.vectors import product_parties
+from tests.vectors.drawn import Case, at, cut_and_longer, damages, drawn, flipped, word
+
+
+def bits(text: str) -> Bits:
+    """Return a list of bits."""
+    return Bits.of(np.array([c == "1" for c in text], dtype=bool))
+
+
+MESSAGES: tuple[Message, ...] = (
+    PartySchema((100, 30), (16, 2), ("größe", "b")),
+    TrainingSetup(1, 40, 1000, drawn("public key", 20)),
+    TrainingSetup(0, 0, 1, b""),
+    TreeGradients(3, bits("101"), drawn("gradients", 30)),
+    MoreGradients(3, b""),
+    HistogramRequest(0, ()),
+    HistogramRequest(2, (NodePartition(0, 1, 2, bits("1100110011")), NodePartition(5, 11, 12, bits("")))),
+    HistogramAnswer(2, (1, 11), drawn("sums", 9), (5,)),
+    SplitRequest(2, (OwnedSplit(0, 1, 7, True), OwnedSplit(1, 0, -1, False))),
+    SplitAnswer(2, (bits("10"), bits("11111111"), bits("0"))),
+    DecisionRequest(1, (PathQuery(0, 3, bits("110")),)),
+    DecisionAnswer((bits("1"), bits(""))),
+)
+
+
+def _steps() -> Iterator[Case]:
+    fragments = (Fragment(0, False, b"ab"), Fragment(0, True, b""), Fragment(1, True, drawn("fragment", 40)))
+    for flag in Flag:
+        step = ConversationStep(flag, 9, 4, fragments if flag is Flag.MORE else ())
+        yield f"step {flag.name}", "step", {"data": step.to_bytes().hex()}
+    good = ConversationStep(Flag.MORE, 9, 4, fragments).to_bytes()
+    changes = {
+        **cut_and_longer(good),
+        "magic": at(good, 0, b"VLBX"),
+        "version": at(good, 4, b"\2"),
+        "flag 0": at(good, 5, b"\0"),
+        "flag 5": at(good, 5, b"\5"),
+        "another number of fragments": flipped(good, 18),
+        "too many fragments": at(good, 18, struct.pack("<I", MAX_FRAGMENTS + 1)),
+        "last, or not, or 2": at(good, 30, b"\2"),
+        "a fragment longer than there is": at(good, 31, b"\xff" * 8),
+    }
+    yield from damages("step", "step", {}, changes)
+
+
+def _messages() -> Iterator[Case]:
+    for number, message in enumerate(MESSAGES):
+        data = to_bytes(message)
+        name = f"{type(message).__name__} {number}"
+        yield name, "vertical message", {"data": data.hex()}
+        changes = cut_and_longer(data)
+        if number == 0:
+            changes |= {
+                "magic": at(data, 0, b"VLBX"),
+                "version": at(data, 4, b"\2"),
+                "type 0": at(data, 5, b"\0"),
+                "type 11": at(data, 5, b"\x0b"),
+                "an alias twice": to_bytes(PartySchema((1,), (2, 2), ("a", "a"))),
+                "no features": to_bytes(PartySchema((1,), (), ())),
+                "an alias too few": to_bytes(PartySchema((1,), (2, 2), ("a",))),
+                "no bins": to_bytes(PartySchema((1,), (0,), ("a",))),
+                "alias that is no text": to_bytes(PartySchema((1,), (2,), ("a",)))[:-1] + b"\xff",
+            }
+        elif isinstance(message, SplitRequest):
+            changes["default direction 2"] = data[:-1] + b"\2"
+            changes["bin below -1"] = at(data, len(data) - 5, struct.pack("<i", -2))
+        elif isinstance(message, SplitAnswer):
+            changes["bits behind the end of a list"] = data[:-1] + b"\2"
+        elif isinstance(message, MoreGradients):
+            changes["tree out of range"] = at(data, 6, struct.pack("<I", (1 << 24) + 1))
+        yield from damages(name, "vertical message", {}, changes)
+
+
+def _blinding() -> Iterator[Case]:
+    items = [drawn(f"id {i}").hex() for i in range(3)] + [b"row 7".hex(), ""]
+    domain, secrets = drawn("domain"), [word(f"blinding key {i}", GROUP_ORDER - 1) + 1 for i in range(2)]
+    given = {"domain": domain.hex(), "secret": str(secrets[0])}
+    yield "ids hashed", "blinded", {**given, "secret": "1", "items": items}
+    yield "ids blinded", "blinded", {**given, "items": items}
+    yield "ids under another domain", "blinded", {**given, "domain": drawn("other").hex(), "items": items}
+    blinded = product_parties.FORMATS["blinded"]({**given, "items": items})["points"]
+    again = {"domain": domain.hex(), "secret": str(secrets[1])}
+    yield "blinded further", "blinded", {**again, "points": blinded, "do": "blind"}
+    yield "unblinded", "blinded", {**given, "points": blinded, "do": "unblind"}
+    for what, bad in {
+        "neutral": "00" * 32,
+        "negative": (2**255 - 20).to_bytes(32, "little").hex(),
+        "above the prime": (2**255 - 18).to_bytes(32, "little").hex(),
+        "odd": "01" + "00" * 31,
+        "no square": "26948d35ca62e643e26a83177332e6b6afeb9d08e4268b650f1f5bbd8d81d371",
+        "short": "00" * 31,
+        "high bit": "ff" * 32,
+    }.items():
+        yield f"blinded: {what}", "blinded", {**given, "points": [blinded[0], bad], "do": "blind"}
+    points = [bytes.fromhex(point) for point in blinded[:2]]
+    for size, sent in ((4, points), (2, points), (1, [])):
+        data = pack_block(sent, size)
+        yield f"block of {len(sent)} in {size}", "block", {"data": data.hex(), "size": size}
+    good = pack_block(points, 4)
+    changes = {
+        **cut_and_longer(good),
+        "more points than places": at(good, 0, struct.pack("<I", 5)),
+        "fewer points than there are": at(good, 0, struct.pack("<I", 1)),
+        "something behind the points": at(good, len(good) - 1, b"\1"),
+    }
+    yield from damages("block", "block", {"size": 4}, changes)
+
+
+def _tables() -> Iterator[Case]:
+    block = BucketBlock((3, 200), np.array([[0, 2, 1], [199, 0, 7]], dtype=np.uint8)).to_bytes()
+    given = {"rows": 3, "features": 2}
+    yield "buckets", "buckets", {**given, "data": block.hex()}
+    yield (
+        "buckets of no row",
+        "buckets",
+        {
+            "rows": 0,
+            "features": 1,
+            "data": BucketBlock((2,), np.zeros((1, 0), np.uint8)).to_bytes().hex(),
+        },
+    )
+    changes = {
+        **cut_and_longer(block),
+        "magic": flipped(block, 0),
+        "version": at(block, 4, b"\2"),
+        "other rows": flipped(block, 5),
+        "other features": flipped(block, 13),
+        "no bucket": at(block, 15, b"\0"),
+        "a bucket that is not there": at(block, 17, b"\3"),
+    }
+    yield from damages("buckets", "buckets", given, changes)
+    told = RowPositions(
+        np.array([1, 4], dtype=np.uint32),
+        np.array([[0, 0, 1, 1], [0, 2, 0, 3]], dtype=np.uint32),
+        np.array([[0, 3], [(1 << 32) - 1, 1], [2, 2]], dtype=np.uint32),
+    ).to_bytes()
+    yield "positions", "positions", {"rows": 3, "data": told.hex()}
+    changes = {
+        **cut_and_longer(told),
+        "magic": flipped(told, 0),
+        "other rows": flipped(told, 13),
+        "features not in order": at(told, 17, told[21:25] + told[17:21]),
+        "a feature that is not listed": at(told, 33, struct.pack("<I", 2)),
+        "rank 0": at(told, 37, bytes(4)),
+        "rank too large": at(told, 37, struct.pack("<I", 1 << 24)),
+        "position too large": at(told, 57, struct.pack("<I", 1 << 24)),
+    }
+    yield from damages("positions", "positions", {"rows": 3}, changes)
+
+
+def _trees() -> Iterator[Case]:
+    nodes = {
+        "left_children": [1, 3, -1, -1, -1],
+        "right_children": [2, 4, -1, -1, -1],
+        "split_indices": [1, 0, 0, 0, 0],
+        "split_conditions": [0.5, -1.25, 0.1, 3.0, -1e30],
+        "default_left": [1, 0, 0, 0, 0],
+    }
+    data = SharedTree.of(nodes).to_bytes(2)
+    given = {"depth": 2, "features": 2}
+    yield "tree", "tree", {**given, "data": data.hex()}
+    yield (
+        "tree of one leaf",
+        "tree",
+        {
+            "depth": 0,
+            "features": 1,
+            "data": SharedTree.of({k: v[4:] for k, v in nodes.items()}).to_bytes(0).hex(),
+        },
+    )
+    node = lambda i, field: 4 + 17 * i + {"left": 0, "right": 4, "feature": 8, "condition": 12, "default": 16}[field]  # noqa: E731
+    changes = {
+        **cut_and_longer(data),
+        "no node": at(data, 0, bytes(4)),
+        "eight nodes": at(data, 0, struct.pack("<I", 8)),
+        "a circle": at(data, node(1, "left"), struct.pack("<i", 1)),
+        "a child twice": at(data, node(0, "right"), struct.pack("<i", 1)),
+        "a column that is not there": at(data, node(0, "feature"), struct.pack("<I", 2)),
+        "default direction 2": at(data, node(0, "default"), b"\2"),
+        "one child": at(data, node(2, "right"), struct.pack("<i", 3)),
+        "a leaf with a column": at(data, node(3, "feature"), struct.pack("<I", 1)),
+        "threshold that is no number": at(data, node(0, "condition"), struct.pack("<f", float("nan"))),
+        "leaf too large": at(data, node(3, "condition"), struct.pack("<f", 2e30)),
+        "something behind the nodes": at(data, len(data) - 1, b"\1"),
+    }
+    yield from damages("tree", "tree", given, changes)
+    yield (
+        "tree: too deep",
+        "tree",
+        {
+            "depth": 1,
+            "features": 2,
+            "data": data[: message_bytes(1)].hex(),
+        },
+    )
+
+
+def _xgboost() -> Iterator[Case]:
+    entry = ExpandEntry(5, 2, 1.5, 3, True, -0.25, (1.0, 2.0), (-3.5, 4.0))
+    for number, one in enumerate((entry, ExpandEntry(0, 0))):
+        yield f"split candidate {number}", "entry", {"data": pack_entry(one).hex()}
+    data = pack_entry(entry)
+    short = data.replace(b"L" + struct.pack(">q", 5) + b"depth", b"U\5depth", 1)
+    yield "split candidate with a short integer", "entry", {"data": short.hex()}
+    changes = {
+        **cut_and_longer(data),
+        "categories": data.replace(b"[$U#L" + bytes(8), b"[$U#L" + bytes(7) + b"\1"),
+        "is categorical": data.replace(b"is_catF", b"is_catT"),
+        "another key": data.replace(b"nid", b"nod"),
+        "negative node": data.replace(b"nidL" + struct.pack(">q", 5), b"nidL" + struct.pack(">q", -1)),
+    }
+    yield from damages("split candidate", "entry", {}, changes)
+    for call, values in {
+        "Allreduce": {
+            "sequence_number": 300,
+            "rank": 1,
+            "send_buffer": b"\0" * 16,
+            "data_type": 2,
+            "reduce_operation": 2,
+        },
+        "Allgather": {"sequence_number": 1, "rank": 0, "send_buffer": b"x"},
+        "AllgatherV": {"sequence_number": 2, "rank": 2, "send_buffer": b""},
+        "Broadcast": {"sequence_number": 3, "rank": 1, "send_buffer": b"seed", "root": 0},
+    }.items():
+        data = request_class(call)(**values).SerializeToString(deterministic=True)
+        yield f"call {call}", "call", {"call": call, "data": data.hex()}
+
+
+def cases() -> Iterator[Case]:
+    """Yield the cases."""
+    for part in (_steps, _messages, _blinding, _tables, _trees, _xgboost):
+        yield from part()

@@ -1,0 +1,430 @@
+"""The reader's part for ciphertexts and for messages between single parties; see `reader.py`."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.vectors.form import Given, blob
+from tests.vectors.reader import Cursor, Refused, require, text
+from tests.vectors.reader_curve import ORDER, affine, decoded, encoded, hashed, is_neutral, times
+
+# -- ciphertexts of rings ---------------------------------------------------------------------------------------------
+
+RINGS = {
+    "bfv": (1, 4096, 4096, (1152921504606830593,), 1489),
+    "ckks": (2, 8192, 8192, (1152921504606748673, 1125899906826241), 1024),
+}
+
+
+def _ring_head(given: Given, magic: bytes, data: bytes) -> tuple[Cursor, int]:
+    c, (code, *_, most) = Cursor(data), RINGS[given["scheme"]]
+    c.head(magic)
+    require(c.number("B") == code)
+    return c, c.number("I", 1, most)
+
+
+def ring_parameters(given: Given, magic: bytes = b"VLHP") -> Any:
+    c, summands = _ring_head(given, magic, blob(given["data"]))
+    key_id = c.take(16)
+    if magic == b"VLHP":
+        c.end()
+        return {"key_id": key_id.hex(), "summands": summands}
+    return {"key_id": key_id.hex(), "summands": summands, "body": len(c.data) - c.place}
+
+
+def _ring(given: Given, data: bytes) -> tuple[int, int, list[np.ndarray]]:
+    _, degree, per, primes, _ = RINGS[given["scheme"]]
+    known = ring_parameters({**given, "data": given["parameters"]})
+    c, summands = _ring_head(given, b"VLHC", data)
+    require(summands <= known["summands"] and c.take(16).hex() == known["key_id"])
+    values = c.number("Q", 1, 2**32)
+    n, found = -(-values // per), []
+    for prime in primes:
+        residues, shift, width = np.zeros(n * 2 * degree, np.uint64), 0, -(-prime.bit_length() // 8)
+        while width:
+            size = next(size for size in (4, 2, 1) if size <= width)
+            plane = np.frombuffer(c.take(size * residues.size), dtype=f"<u{size}")
+            residues |= plane.astype(np.uint64) << np.uint64(shift)
+            shift, width = shift + 8 * size, width - size
+        require(int(residues.max()) < prime)
+        found.append(residues.reshape(n, 2, degree))
+    c.end()
+    return values, summands, found
+
+
+def _summary(values: int, summands: int, residues: list[np.ndarray]) -> Any:
+    first = [one[0, :, :3].tolist() for one in residues]
+    return {"values": values, "summands": summands, "ciphertexts": len(residues[0]), "residues": first}
+
+
+def ring_sum(given: Given) -> Any:
+    known = ring_parameters({**given, "data": given["parameters"]})
+    messages = [_ring(given, blob(message)) for message in given["messages"]]
+    require(0 < len(messages) <= known["summands"])
+    require(all(one[1] == 1 and one[0] == messages[0][0] for one in messages))
+    primes = RINGS[given["scheme"]][3]
+    total = [
+        sum(one[2][k].astype(object) for one in messages) % prime  # type: ignore[union-attr]
+        for k, prime in enumerate(primes)
+    ]
+    return _summary(messages[0][0], len(messages), total)
+
+
+# -- additive schemes -------------------------------------------------------------------------------------------------
+
+
+def _is_prime(n: int) -> bool:
+    odd, twos = n - 1, 0
+    while odd % 2 == 0:
+        odd, twos = odd // 2, twos + 1
+    for base in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37):
+        x = pow(base, odd, n)
+        if x not in (1, n - 1) and all((x := x * x % n) != n - 1 for _ in range(twos - 1)):
+            return False
+    return True
+
+
+def _root(n: int, k: int) -> int:
+    low, high = 1, 1 << (n.bit_length() // k + 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if middle**k <= n else (low, middle - 1)
+    return low
+
+
+def _additive_key(data: bytes, toy: bool) -> tuple[int, list[int]]:
+    c = Cursor(data)
+    c.head(b"VBPK")
+    scheme, values = c.number("B", 1, 2), []
+    while c.place < len(data):
+        raw = c.take(c.number("H", 1))
+        require(raw[-1] != 0)
+        values.append(int.from_bytes(raw, "little"))
+    require(len(values) == scheme)
+    n, bits = values[0], values[0].bit_length()
+    require((256 if toy else 2048) <= bits <= 16384 and bits % 64 == 0)
+    require(all(n % small for small in range(2, 4096)) and not _is_prime(n))
+    require(all(_root(n, k) ** k != n for k in range(2, bits // 11)))
+    require(scheme == 1 or (1 < values[1] < n and math.gcd(values[1], n) == 1))
+    return scheme, values
+
+
+def _fingerprint(scheme: int, values: list[int]) -> bytes:
+    data = b"veilboost public key " + (b"PAILLIER", b"OKAMOTO_UCHIYAMA")[scheme - 1]
+    for value in values:
+        raw = value.to_bytes(-(-value.bit_length() // 8), "big")
+        data += len(raw).to_bytes(4, "big") + raw
+    return hashlib.sha256(data).digest()
+
+
+def public_key(given: Given) -> Any:
+    scheme, values = _additive_key(blob(given["data"]), given["toy"])
+    name = ("PAILLIER", "OKAMOTO_UCHIYAMA")[scheme - 1]
+    return {"scheme": name, "bits": values[0].bit_length(), "fingerprint": _fingerprint(scheme, values).hex()}
+
+
+def ciphertexts(given: Given) -> Any:
+    scheme, values = _additive_key(blob(given["key"]), True)
+    n, f, most = values[0], given["fraction_bits"], given["max_additions"]
+    modulus, bits = (n * n, n.bit_length() - 2) if scheme == 1 else (n, -(-n.bit_length() // 3) - 2)
+    h_bits = (most * 2**f // 4).bit_length()
+    pair_bits = h_bits + (2 * most * 2**f).bit_length()
+    content = {"PAIRS": 1, "PACKED_BINS": 2}[given["content"]]
+    pairs, width = 1 if content == 1 else (bits - 64) // pair_bits, -(-modulus.bit_length() // 8)
+    c = Cursor(blob(given["data"]))
+    c.head(b"VBHE", code="H")
+    due = (scheme, content, n.bit_length(), width, f, pair_bits, h_bits, pairs, most, given["count"])
+    require(tuple(c.number(code) for code in "BBIIiHHIQQ") == due)
+    require(c.take(32) == _fingerprint(scheme, values))
+    rows = [c.take(width) for _ in range(given["count"])]
+    c.end()
+    for row in rows:
+        number = int.from_bytes(row, "little")
+        require(0 < number < modulus and math.gcd(number, n) == 1)
+    return {"ciphertexts": [row.hex() for row in rows]}
+
+
+# -- points ------------------------------------------------------------------------------------------------------------
+
+
+def blinded(given: Given) -> Any:
+    secret = int(given["secret"])
+    if "items" in given:
+        tag = b"VeilBoost alignment, ristretto255_XMD:SHA-512_R255MAP_RO_, " + blob(given["domain"])
+        points = [hashed(blob(item), tag) for item in given["items"]]
+    else:
+        points = [decoded(blob(point)) for point in given["points"]]
+        require(all(any(blob(point)) for point in given["points"]))
+        secret = secret if given["do"] == "blind" else pow(secret, -1, ORDER)
+    return {"points": [encoded(times(secret, point)).hex() for point in points]}
+
+
+def elgamal_key(given: Given) -> Any:
+    data = blob(given["data"])
+    c = Cursor(data)
+    c.head(b"VBPK")
+    require(c.number("B") == 3)
+    n = c.number("B")
+    require(n in (2, 4))
+    points = [c.take(64) for _ in range(n)]
+    c.end()
+    for raw in points:
+        point = affine(raw)
+        require(not is_neutral(point) and is_neutral(times(ORDER, point)))
+    fingerprint = hashlib.sha256(b"veilboost public key " + data).hexdigest()
+    return {"points": [point.hex() for point in points], "fingerprint": fingerprint}
+
+
+def points(given: Given) -> Any:
+    key = elgamal_key({"data": given["key"]})
+    n = len(key["points"])
+    c = Cursor(blob(given["data"]))
+    c.head(b"VBEG", code="H")
+    content = {"PAIRS": 1, "BINS": 2}[given["content"]]
+    due = (3, content, 1 + n, {2: 14, 4: 40}[n], 0, given["max_additions"], given["count"])
+    require(tuple(c.number(code) for code in "BBBBHQQ") == due)
+    require(c.take(32).hex() == key["fingerprint"])
+    columns = [[c.take(64) for _ in range(given["count"])] for _ in range(1 + n)]
+    c.end()
+    for column in columns:
+        for point in column:
+            affine(point)
+    return {"columns": [[point.hex() for point in column] for column in columns]}
+
+
+def block(given: Given) -> Any:
+    c, size = Cursor(blob(given["data"])), given["size"]
+    n = c.number("I", 0, size)
+    found = [c.take(32).hex() for _ in range(n)]
+    require(not any(c.take(32 * (size - n))))
+    c.end()
+    return {"points": found}
+
+
+# -- 6. Conversations, vertical messages; 7. Other kinds of job -------------------------------------------------------
+
+FLAGS = {1: "MORE", 2: "COLLECT", 3: "END", 4: "ANSWERS"}
+NODES, ROWS = 2**24, 2**31 - 1
+
+
+def step(given: Given) -> Any:
+    c = Cursor(blob(given["data"]))
+    c.head(b"VLBC")
+    flag, number, turn = c.number("B", 1, 4), c.number("Q"), c.number("I")
+    fragments = []
+    for _ in range(c.number("I", 0, 2**16)):
+        message, is_last = c.number("Q"), c.number("B", 0, 1)
+        fragments.append([message, bool(is_last), c.take(c.number("Q")).hex()])
+    c.end()
+    return {"flag": FLAGS[flag], "number": number, "turn": turn, "fragments": fragments}
+
+
+def _bits(c: Cursor) -> str:
+    n = c.number("I", 0, ROWS)
+    data = int.from_bytes(c.take(-(-n // 8)), "little")
+    require(data < 1 << n)
+    return "".join("01"[data >> i & 1] for i in range(n))
+
+
+def _blob(c: Cursor, most: int = 2**40) -> str:
+    return c.take(c.number("Q", 0, most)).hex()
+
+
+def _many(c: Cursor, read: Callable[[], Any], most: int = NODES) -> list[Any]:
+    return [read() for _ in range(c.number("I", 0, most))]
+
+
+def vertical_message(given: Given) -> Any:
+    c = Cursor(blob(given["data"]))
+    c.head(b"VLBV")
+    code = c.number("B", 1, 10)
+
+    def node() -> int:
+        return int(c.number("I", 0, NODES))
+
+    def split() -> Any:
+        feature = (node(), c.number("I", 0, 2**20), c.number("i", -1, 2**16), bool(c.number("B", 0, 1)))
+        return dict(zip(("node", "feature", "bin", "default_left"), feature, strict=True))
+
+    if code == 1:
+        sets = _many(c, lambda: c.number("I", 0, ROWS), 2**10)
+        bins = _many(c, lambda: c.number("I", 1, 2**16 - 1), 2**20)
+        aliases = _many(c, lambda: text(bytes.fromhex(_blob(c, 2**10))), 2**20)
+        require(sets and bins and len(bins) == len(aliases) == len(set(aliases)))
+        found: Any = {"message": "PartySchema", "set_rows": sets, "n_bins": bins, "aliases": aliases}
+    elif code == 2:
+        values = (c.number("B"), c.number("H", 0, 62), c.number("I", 1, ROWS), _blob(c, 2**20))
+        names = ("scheme", "fraction_bits", "max_additions", "public_key")
+        found = {"message": "TrainingSetup", **dict(zip(names, values, strict=True))}
+    elif code == 3:
+        found = {"message": "TreeGradients", "tree": node(), "features": _bits(c), "gradients": _blob(c)}
+    elif code == 10:
+        found = {"message": "MoreGradients", "tree": node(), "gradients": _blob(c)}
+    elif code == 4:
+        names = ("node", "left", "right", "goes_left")
+        found = {"message": "HistogramRequest", "tree": node()}
+        found["partitions"] = _many(c, lambda: dict(zip(names, (node(), node(), node(), _bits(c)), strict=True)))
+    elif code == 5:
+        found = {"message": "HistogramAnswer", "tree": node(), "nodes": _many(c, node), "sums": _blob(c)}
+        found["withheld"] = _many(c, node)
+    elif code == 6:
+        found = {"message": "SplitRequest", "tree": node(), "splits": _many(c, split)}
+    elif code == 7:
+        found = {"message": "SplitAnswer", "tree": node(), "goes_left": _many(c, lambda: _bits(c))}
+    elif code == 8:
+        names = ("tree", "node", "rows")
+        found = {"message": "DecisionRequest", "data_set": node()}
+        found["queries"] = _many(c, lambda: dict(zip(names, (node(), node(), _bits(c)), strict=True)))
+    else:
+        found = {"message": "DecisionAnswer", "goes_left": _many(c, lambda: _bits(c))}
+    c.end()
+    return found
+
+
+def buckets(given: Given) -> Any:
+    c, rows, features = Cursor(blob(given["data"])), given["rows"], given["features"]
+    c.head(b"VLBB")
+    require((c.number("Q"), c.number("H")) == (rows, features))
+    sizes = [c.number("B", 1) for _ in range(features)]
+    ids = [[c.number("B", 0, size - 1) for _ in range(rows)] for size in sizes]
+    c.end()
+    return {"buckets": sizes, "ids": ids}
+
+
+def positions(given: Given) -> Any:
+    c = Cursor(blob(given["data"]))
+    c.head(b"VLBP")
+    used, n_splits, rows = c.number("I"), c.number("I"), c.number("I")
+    require(rows == given["rows"] and len(c.data) == 17 + 4 * (used + 4 * n_splits + rows * used))
+    features = [c.number("I") for _ in range(used)]
+    splits = [
+        [c.number("I"), c.number("I"), c.number("I", 0, used - 1), c.number("I", 1, 2**24 - 1)] for _ in range(n_splits)
+    ]
+    found = [[c.number("I") for _ in range(used)] for _ in range(rows)]
+    require(features == sorted(set(features)))
+    require(all(place < 2**24 or place == 2**32 - 1 for row in found for place in row))
+    return {"features": features, "splits": splits, "positions": found}
+
+
+def tree(given: Given) -> Any:
+    depth, c = given["depth"], Cursor(blob(given["data"]))
+    most = 2 ** (depth + 1) - 1
+    require(len(c.data) == 4 + 17 * most)
+    n = c.number("I", 1, most)
+    nodes = [list(struct.unpack("<iiIfB", c.take(17))) for _ in range(n)]
+    require(not any(c.take(17 * (most - n))))
+    level = [0] + [-1] * (n - 1)
+    for number, (left, right, feature, value, default) in enumerate(nodes):
+        require(level[number] >= 0 and default <= 1)
+        if left == right == -1:
+            require(feature == default == 0 and abs(value) <= np.float32(1e30))
+            continue
+        require(feature < given["features"] and math.isfinite(value) and level[number] < depth)
+        for child in (left, right):
+            require(number < child < n and level[child] == -1)
+            level[child] = level[number] + 1
+    return {"nodes": nodes}
+
+
+def entry(given: Given) -> Any:
+    c = Cursor(blob(given["data"]))
+
+    def word(*due: bytes) -> None:
+        for one in due:
+            require(c.take(len(one)) == one)
+
+    def integer() -> int:
+        code = {b"i": ">b", b"U": ">B", b"I": ">h", b"l": ">i", b"L": ">q"}.get(c.take(1))
+        require(code)
+        return int(struct.unpack(str(code), c.take(struct.calcsize(str(code))))[0])
+
+    def key(name: bytes) -> None:
+        require(integer() == len(name))
+        word(name)
+
+    def pair(name: bytes) -> list[float]:
+        key(name)
+        word(b"[$D#")
+        require(integer() == 2)
+        return list(struct.unpack(">2d", c.take(16)))
+
+    def real(name: bytes) -> float:
+        key(name)
+        word(b"d")
+        return float(struct.unpack(">f", c.take(4))[0])
+
+    def named(name: bytes) -> int:
+        key(name)
+        return integer()
+
+    word(b"{")
+    depth, node = named(b"depth"), named(b"nid")
+    key(b"split")
+    word(b"{")
+    key(b"cat_bits")
+    word(b"[$U#")
+    require(integer() == 0)
+    key(b"is_cat")
+    word(b"F")
+    left, change, right = pair(b"left_sum"), real(b"loss_chg"), pair(b"right_sum")
+    index, threshold = named(b"sindex"), real(b"split_value")
+    word(b"}}")
+    c.end()
+    require(depth >= 0 and node >= 0 and 0 <= index < 2**32)
+    return {
+        "node": node,
+        "depth": depth,
+        "loss_change": change,
+        "feature": index % 2**31,
+        "default_left": index >= 2**31,
+        "threshold": threshold,
+        "left_sum": left,
+        "right_sum": right,
+    }
+
+
+def call(given: Given) -> Any:
+    """XGBoost's own request: a protocol buffer of at most five fields."""
+    names = ["sequence_number", "rank", "send_buffer"]
+    names += {"Allreduce": ["data_type", "reduce_operation"], "Broadcast": ["root"]}.get(given["call"], [])
+    found: dict[str, Any] = {name: "" if name == "send_buffer" else 0 for name in names}
+    c = Cursor(blob(given["data"]))
+
+    def varint() -> int:
+        value = shift = 0
+        while (byte := c.number("B")) >= 128:
+            value, shift = value | (byte & 127) << shift, shift + 7
+        return value | byte << shift
+
+    while c.place < len(c.data):
+        tag = varint()
+        found[names[(tag >> 3) - 1]] = c.take(varint()).hex() if tag & 7 == 2 else varint()
+    return found
+
+
+FORMATS: dict[str, Callable[[Given], Any]] = {
+    "ring parameters": ring_parameters,
+    "ring secret": lambda given: ring_parameters(given, b"VLHS"),
+    "ring message": lambda given: _summary(*_ring(given, blob(given["data"]))),
+    "ring sum": ring_sum,
+    "public key": public_key,
+    "ciphertexts": ciphertexts,
+    "elgamal key": elgamal_key,
+    "points": points,
+    "blinded": blinded,
+    "block": block,
+    "step": step,
+    "vertical message": vertical_message,
+    "buckets": buckets,
+    "positions": positions,
+    "tree": tree,
+    "entry": entry,
+    "call": call,
+}
+__all__ = ["FORMATS", "Refused"]

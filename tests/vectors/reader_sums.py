@@ -1,0 +1,162 @@
+"""The reader's part for masks, tags, MACs and what the server adds; see `reader.py`."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from tests.vectors.form import Given, blob, numbers
+from tests.vectors.reader import P, derive, fields, frame, mac, message_key, require
+
+
+def gathered(given: Given) -> Any:
+    session, rank, world = blob(given["session"]), given["rank"], len(given["pair_secrets"]) + 1
+    kind, place, codec, counter = given["place"]
+
+    def one(peer: int, sender: int, recipient: int, content: bytes) -> bytes:
+        key = derive(blob(given["pair_secrets"][str(peer)]), session, "pair-macs")
+        digest = hashlib.sha256(content).digest()
+        return mac(key, "veilboost/1/pair-mac", sender, recipient, digest, kind, place, codec, counter)[:16]
+
+    if "content" in given:
+        content = blob(given["content"])
+        macs = [bytes(16) if peer == rank else one(peer, rank, peer, content) for peer in range(world)]
+        return {"message": (content + b"".join(macs)).hex()}
+    message, sender = blob(given["message"]), given["sender"]
+    require(len(message) >= 16 * world, "forged")
+    content, macs_ = message[: len(message) - 16 * world], message[len(message) - 16 * world :]
+    require(macs_[16 * rank : 16 * rank + 16] == one(sender, sender, rank, content), "forged")
+    return {"content": content.hex()}
+
+
+def aes_words(key: bytes, first_block: int, n_blocks: int) -> np.ndarray:
+    start = first_block.to_bytes(16, "big")
+    stream = Cipher(algorithms.AES(key), modes.CTR(start)).encryptor().update(bytes(16 * n_blocks))
+    return np.frombuffer(stream, dtype="<u8")
+
+
+def keystream(key: bytes, n: int, modulus: int) -> list[int]:
+    """Words, or residues below a modulus by rejection, in runs of 32768; each reading begins at a whole block."""
+    found: list[int] = []
+    block = 0
+    while len(found) < n:
+        run_end = min(n, (len(found) // 32768 + 1) * 32768)
+        missing = run_end - len(found)
+        words = aes_words(key, block, -(-missing // 2))[:missing].tolist()
+        block += -(-missing // 2)
+        if modulus:
+            shift = 64 - (modulus - 1).bit_length()
+            words = [word >> shift for word in words if word >> shift < modulus]
+        found += words
+    return found
+
+
+def pair_masks(given: Given, purpose: str) -> list[tuple[int, bytes]]:
+    """Return the sign and key of each mask of a site: of its pairs, then of the blinding."""
+    session, rank = blob(given["session"]), given["rank"]
+    keys = []
+    for name, secret in given["pair_secrets"].items():
+        peer = int(name)
+        key = derive(blob(secret), session, f"{purpose}/pair", min(rank, peer), max(rank, peer))
+        keys.append((1 if rank < peer else -1, key))
+    return [*keys, (1, derive(blob(given["group_secret"]), session, f"{purpose}/group"))]
+
+
+def masked_words(given: Given, values: list[int], modulus: int) -> list[int]:
+    info = fields("veilboost/1/masks/message", given["counter"], given["kind"], given["phase"], len(values), modulus)
+    *pairs, blinding = pair_masks(given, "masks")
+    total = list(values)
+    for sign, key in pairs + ([blinding] if given["rank"] == 0 else []):
+        stream = keystream(message_key(key, info), len(values), modulus)
+        total = [value + sign * one for value, one in zip(total, stream, strict=True)]
+    return [value % (modulus or 2**64) for value in total]
+
+
+def masked(given: Given) -> Any:
+    words = masked_words(given, numbers(given["values"]), given["modulus"] or 0)
+    return {"masked": struct.pack(f"<{len(words)}Q", *words).hex()}
+
+
+def residue_stream(key: bytes, counter: int, n: int) -> list[int]:
+    blocks = b"".join(struct.pack("<QQ", counter, k) for k in range(n))
+    data = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(blocks)  # noqa: S305  # blocks never repeat
+    return [int.from_bytes(data[16 * k : 16 * k + 16], "little") for k in range(n)]
+
+
+def masked_residues_of(given: Given, residues: list[int]) -> list[int]:
+    *pairs, blinding = pair_masks(given, "residues")
+    for sign, key in pairs + ([blinding] if given["rank"] == 0 else []):
+        stream = residue_stream(key, given["counter"], len(residues))
+        residues = [(one + sign * mask) % P for one, mask in zip(residues, stream, strict=True)]
+    return residues
+
+
+def masked_residues(given: Given) -> Any:
+    found = masked_residues_of(given, given["residues"])
+    return {"masked": struct.pack(f"<{len(found)}Q", *found).hex()}
+
+
+def tags(given: Given, values: list[int], residues: list[int]) -> list[int]:
+    blocks = [part[i : i + 1024] for part in (values, residues) for i in range(0, len(part), 1024)]
+    names = (given["counter"], given["kind"], given["phase"], len(values), len(residues))
+    info = fields("veilboost/1/sum-tags/coefficients", *names)
+    key = message_key(derive(blob(given["group_secret"]), blob(given["session"]), "sum-tags"), info)
+    drawn = keystream(key, 2 * (1 + len(blocks)), P)
+    found = []
+    for rho, *scales in (drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]):
+        sums = (sum(pow(rho, i, P) * value for i, value in enumerate(block)) for block in blocks)
+        found.append(sum(s * total for s, total in zip(scales, sums, strict=True)) % P)
+    return found
+
+
+def contribution(given: Given) -> Any:
+    values, residues = numbers(given["values"]), given["residues"]
+    words = masked_words(given, values, 0)
+    tail = masked_residues_of(given, [*residues, *tags(given, values, residues)])
+    return {"payload": struct.pack(f"<{len(words) + len(tail)}Q", *words, *tail).hex(), "tail": 8 * len(tail)}
+
+
+def opened_sum(given: Given) -> Any:
+    payload = blob(given["payload"])
+    words = list(struct.unpack(f"<{len(payload) // 8}Q", payload))
+    n = len(words) - given["tail"] // 8
+    words, tail = words[:n], words[n:]
+    require(all(residue < P for residue in tail), "forged")
+    info = fields("veilboost/1/masks/message", given["counter"], given["kind"], given["phase"], n, 0)
+    blinding = keystream(message_key(pair_masks(given, "masks")[-1][1], info), n, 0)
+    values = [((word - mask + 2**63) % 2**64) - 2**63 for word, mask in zip(words, blinding, strict=True)]
+    stream = residue_stream(pair_masks(given, "residues")[-1][1], given["counter"], len(tail))
+    plain = [(residue - mask) % P for residue, mask in zip(tail, stream, strict=True)]
+    require(tags(given, values, plain[:-2]) == plain[-2:], "forged")
+    require(all(abs(value) <= (P - 1) // 2 for value in values), "forged")
+    return {"values": values, "residues": plain[:-2]}
+
+
+def added(given: Given) -> Any:
+    total: list[int] | None = None
+    for data in given["frames"]:
+        one = frame({"data": data})
+        payload, tail, n = blob(one["payload"]), one["tail"], one["values"]
+        require(one["codec"] in ("MASKED", "PLAIN", "PLUGIN"))
+        require(tail % 8 == 0 and len(payload) == 8 * n + tail)
+        words = list(struct.unpack(f"<{len(payload) // 8}Q", payload))
+        require(all(residue < P for residue in words[n:]) and len(words) == len(total or words))
+        total = [a + b for a, b in zip(total or [0] * len(words), words, strict=True)]
+        total = [a % 2**64 for a in total[:n]] + [a % P for a in total[n:]]
+    assert total is not None
+    return {"payload": struct.pack(f"<{len(total)}Q", *total).hex()}
+
+
+FORMATS: dict[str, Callable[[Given], Any]] = {
+    "gathered": gathered,
+    "masked": masked,
+    "masked residues": masked_residues,
+    "contribution": contribution,
+    "opened sum": opened_sum,
+    "added": added,
+}
