@@ -20,10 +20,6 @@ _REFUSED: dict[str, str] = {
     "debug_synchronize": "the engine compares every finished tree with XGBoost's anyway",
     "base_margin": "a margin per row is not supported; use base_score, or continue from a model",
     "feature_weights": "weighted column sampling is not replicated; use colsample_* alone",
-    "max_cat_to_onehot": "categorical columns are not supported by XGBoost's column split",
-    "max_cat_threshold": "categorical columns are not supported by XGBoost's column split",
-    "enable_categorical": "categorical columns are not supported by XGBoost's column split",
-    "feature_types": "categorical columns are not supported by XGBoost's column split",
 }
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+import numpy as np
+
 from he_processors.errors import ProtocolError
 
 _DEFAULT_LEFT = 1 << 31
@@ -27,6 +29,7 @@ class ExpandEntry:
     Attributes:
         feature: index over all parties' columns.
         threshold: the split value; 0 where it belongs to another party and stays there.
+        categories: of a categorical split, those that go right, ascending; None for a threshold.
     """
 
     node: int
@@ -37,6 +40,7 @@ class ExpandEntry:
     threshold: float = 0.0
     left_sum: tuple[float, float] = (0.0, 0.0)
     right_sum: tuple[float, float] = (0.0, 0.0)
+    categories: tuple[int, ...] | None = None
 
     def is_replaced_by(self, other: ExpandEntry) -> bool:
         """Decide as XGBoost does: the larger loss change wins, on a tie the lower feature, never an infinite one.
@@ -63,7 +67,10 @@ def _pair(values: tuple[float, float]) -> bytes:
 
 
 def pack_entry(entry: ExpandEntry) -> bytes:
-    """Write an entry in ``ENTRY_SIZE`` bytes."""
+    """Write an entry in ``ENTRY_SIZE`` bytes.
+
+    A split of another party stands as one of numbers, whatever it is: which rows go left, its owner says.
+    """
     split_index = entry.feature | (_DEFAULT_LEFT if entry.default_left else 0)
     return b"".join(
         (
@@ -101,11 +108,16 @@ ENTRY_SIZE = len(pack_entry(ExpandEntry(0, 0)))
 SHORTEST_ENTRY, LONGEST_ENTRY = ENTRY_SIZE - 64, ENTRY_SIZE
 
 
+def category_bytes(n_categories: int) -> int:
+    """Return by how much a categorical split may lengthen an entry: one bit for each category, and one more."""
+    return 4 * (n_categories // 32 + 1) if n_categories else 0
+
+
 def unpack_entry(data: bytes) -> ExpandEntry:
-    """Read the entry of a numerical split as XGBoost 3.2 writes it.
+    """Read an entry as XGBoost 3.2 writes it.
 
     Raises:
-        ProtocolError: anything else, a categorical split included.
+        ProtocolError: anything else.
     """
     reader = _Reader(data)
     reader.expect(b"{", "depth")
@@ -113,9 +125,12 @@ def unpack_entry(data: bytes) -> ExpandEntry:
     reader.expect("nid")
     node = reader.integer()
     reader.expect("split", b"{", "cat_bits", b"[$U#")
-    if reader.integer() != 0:
-        raise ProtocolError("a categorical split in vertical training")
-    reader.expect("is_cat", b"F", "left_sum")
+    bits = reader.bytes(reader.integer())
+    reader.expect("is_cat")
+    categories = _categories(bits) if reader.flag() else None
+    if categories is None and bits:
+        raise ProtocolError("a split candidate is not in XGBoost's format")
+    reader.expect("left_sum")
     left = reader.pair()
     reader.expect("loss_chg")
     loss_change = reader.real()
@@ -130,7 +145,15 @@ def unpack_entry(data: bytes) -> ExpandEntry:
     if node < 0 or depth < 0 or not 0 <= split_index < 1 << 32:
         raise ProtocolError("a split candidate with a number out of range")
     feature, default_left = split_index & (_DEFAULT_LEFT - 1), bool(split_index & _DEFAULT_LEFT)
-    return ExpandEntry(node, depth, loss_change, feature, default_left, threshold, left, right)
+    return ExpandEntry(node, depth, loss_change, feature, default_left, threshold, left, right, categories)
+
+
+def _categories(bits: bytes) -> tuple[int, ...]:
+    """Read XGBoost's bit field: words of 32 bits, in each the first category in the highest bit."""
+    if len(bits) % 4:
+        raise ProtocolError("a split candidate is not in XGBoost's format")
+    words = np.frombuffer(bits, dtype="<u4").astype(">u4")
+    return tuple(np.flatnonzero(np.unpackbits(words.view(np.uint8))).tolist())
 
 
 class _Reader:
@@ -158,6 +181,17 @@ class _Reader:
     def real(self) -> float:
         self.expect(b"d")
         return float(struct.unpack(">f", self._take(4))[0])
+
+    def bytes(self, size: int) -> bytes:
+        if size < 0:
+            raise ProtocolError("a split candidate is not in XGBoost's format")
+        return self._take(size)
+
+    def flag(self) -> bool:
+        code = self._take(1)
+        if code not in (b"T", b"F"):
+            raise ProtocolError("a split candidate is not in XGBoost's format")
+        return code == b"T"
 
     def pair(self) -> tuple[float, float]:
         self.expect(b"[$D#")

@@ -23,10 +23,12 @@ from nvflare_plugins.wire.catalogue import (
     Phase,
     TrainingStep,
 )
-from nvflare_plugins.wire.expand_entries import ENTRY_SIZE, LONGEST_ENTRY, SHORTEST_ENTRY
+from nvflare_plugins.wire.expand_entries import ENTRY_SIZE, LONGEST_ENTRY, SHORTEST_ENTRY, category_bytes
 
 MAX_NODES = 2 * 256  # XGBoost splits at most 256 nodes at once and then evaluates their children
 MAX_DECISION_BYTES = 1 << 40
+FOREIGN_TYPE = b"float"
+"""What rank 0 is told of columns of other parties: their owners divide the rows, whatever the split is."""
 _MAX, _SUM, _AND, _OR = 0, 2, 3, 4
 
 
@@ -54,6 +56,10 @@ class VerticalKind(MessageKind):
     TREE_DECISIONS = KindFacts(19, True, "which rows go left at each node of finished trees")
     TREE_MISSING = KindFacts(20, True, "which rows lack the value at each node of finished trees")
     METRIC = KindFacts(21, True, "value of an evaluation metric")
+    TYPE_COUNT = KindFacts(22, False, "bytes that announce the lengths of column types")
+    TYPE_SIZES = KindFacts(23, False, "lengths of column types")
+    TYPE_BYTES = KindFacts(24, False, "bytes of all column types")
+    TYPES = KindFacts(25, False, "column types: numbers or categories")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,9 @@ class VerticalShape:
         eval_sets: positions in ``matrix_rows`` of the sets to evaluate, in order.
         column_seed: rank 0 broadcasts a seed for the columns, as XGBoost 3.2 does.
         most_nodes: most nodes of all trees that one prediction walks through.
+        most_categories: of the active party's categorical column with most; 0 without one.
+        own_types: XGBoost's types of the active party's columns; none if all are of numbers.
+        n_foreign: columns of the passive parties.
     """
 
     world: int
@@ -82,6 +91,14 @@ class VerticalShape:
     n_metrics: int
     column_seed: bool
     most_nodes: int = 1 << 30
+    most_categories: int = 0
+    own_types: tuple[str, ...] = ()
+    n_foreign: int = 0
+
+    @property
+    def longest_entry(self) -> int:
+        """Return the most bytes of one split candidate of rank 0."""
+        return LONGEST_ENTRY + category_bytes(self.most_categories)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +188,7 @@ class VerticalGrammar:
         gradients = 8 * shape.matrix_rows[0] * shape.n_outputs
         leaves = 4 * MAX_LEAVES if shape.adaptive_leaf else 0
         tree_bits = -(-max(shape.matrix_rows) * shape.most_nodes // 8) + 8
-        return max(gradients, leaves, tree_bits, 4 * shape.world, LONGEST_ENTRY * MAX_NODES, MAX_MODEL_PARAMETERS)
+        return max(gradients, leaves, tree_bits, 4 * shape.world, shape.longest_entry * MAX_NODES, MAX_MODEL_PARAMETERS)
 
     def enter(self, moment: TrainingStep) -> None:
         """Announce the next phase.
@@ -215,6 +232,10 @@ class VerticalGrammar:
             return 0
         if expected.call == "Allreduce":
             return size
+        if expected.kind is _K.TYPE_SIZES:
+            return size + 8 * self._shape.n_foreign
+        if expected.kind is _K.TYPES:
+            return size + len(FOREIGN_TYPE) * self._shape.n_foreign
         if expected.kind is _K.ENTRIES:
             return size + (self._shape.world - 1) * self._n_entries * ENTRY_SIZE
         return size * self._shape.world
@@ -252,7 +273,7 @@ class VerticalGrammar:
             self._queue = [_gather(_K.ENTRY_SIZES, "AllgatherV", range(8, 8 * MAX_NODES + 1, 8))]
         elif kind is _K.ENTRY_SIZES:
             self._n_entries = size // 8
-            bounds = range(SHORTEST_ENTRY * self._n_entries, LONGEST_ENTRY * self._n_entries + 1)
+            bounds = range(SHORTEST_ENTRY * self._n_entries, self._shape.longest_entry * self._n_entries + 1)
             self._queue = [
                 _gather(_K.ENTRY_BYTES, "Allgather", _exactly(8)),
                 _gather(_K.ENTRIES, "AllgatherV", bounds),
@@ -274,6 +295,18 @@ class VerticalGrammar:
             _gather(_K.COLUMN_COUNTS, "Allgather", _exactly(8)),
             _reduce(_K.TOTAL_COLUMNS, Dtype.UINT64, _SUM, _exactly(8)),
             _reduce(_K.EMPTY_RANKS, Dtype.INT32, _SUM, _exactly(4 * self._shape.world)),
+            *self._types(),
+        ]
+
+    def _types(self) -> list[_Expected]:
+        types = self._shape.own_types
+        if not types:
+            return []
+        return [
+            _gather(_K.TYPE_COUNT, "Allgather", _exactly(8)),
+            _gather(_K.TYPE_SIZES, "AllgatherV", _exactly(8 * len(types))),
+            _gather(_K.TYPE_BYTES, "Allgather", _exactly(8)),
+            _gather(_K.TYPES, "AllgatherV", _exactly(sum(map(len, types)))),
         ]
 
     def _update(self, first: bool) -> list[_Expected]:

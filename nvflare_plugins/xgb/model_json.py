@@ -23,7 +23,8 @@ PART_ATTRIBUTE = "veilboost_part"
 """In a model that loads as an ordinary one and is not: thresholds of other parties are zero in it."""
 PART_NOTE = "thresholds of other parties are 0.0 here: predictions are wrong, and so are SHAP values"
 _INT64 = 15  # XGBoost's name for an array of such numbers
-_NO_LISTS: dict[str, list[int]] = {"enc": [], "feature_segments": [], "sorted_idx": []}
+NO_LISTS: dict[str, list[int]] = {"enc": [], "feature_segments": [], "sorted_idx": []}
+"""XGBoost's form of no lists at all."""
 
 Lists = Mapping[str, Sequence[str | int]]
 
@@ -95,7 +96,7 @@ def bare_model(document: Mapping[str, Any]) -> bytes:
     learner = document["learner"]
     booster = learner["gradient_booster"]
     within = booster.get("gbtree", booster)
-    within = {**within, "model": {**within["model"], "cats": _NO_LISTS}}
+    within = {**within, "model": {**within["model"], "cats": NO_LISTS}}
     booster = {**booster, "gbtree": within} if "gbtree" in booster else {**booster, **within}
     learner = {**learner, "feature_names": [], "feature_types": [], "gradient_booster": booster}
     return model_bytes({**document, "learner": learner})
@@ -113,7 +114,7 @@ def without_lists(model: bytes) -> bytes:
         return model
     for name in (CATEGORIES_ATTRIBUTE, CLASSES_ATTRIBUTE):
         learner["attributes"].pop(name, None)
-    trees_model(learner)["cats"] = _NO_LISTS
+    trees_model(learner)["cats"] = NO_LISTS
     return model_bytes(document)
 
 

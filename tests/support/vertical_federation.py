@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.active.training import LabelledSet, VerticalResult, VerticalSettings, train_vertical
+from nvflare_plugins.vertical.active.training import LabelledSet, OwnColumns, VerticalResult, VerticalSettings, train_vertical
 from nvflare_plugins.vertical.guards.guards import Guard
 from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
 from nvflare_plugins.vertical.model.model import FederatedModel, merge
@@ -33,6 +33,19 @@ class Joined:
     widths: Sequence[int]
     valid: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
     weight: NDArray[np.float32] | None = None
+    categories: Mapping[int, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def types(self) -> list[str]:
+        return ["c" if i in self.categories else "float" for i in range(self.features.shape[1])]
+
+    def lists(self, party: int) -> list[tuple[str, ...]]:
+        """Return the public list of each column of a party; nothing for one of numbers."""
+        start = sum(self.widths[:party])
+        return [tuple(self.categories.get(start + i, ())) for i in range(self.widths[party])]
+
+    def matrix(self, table: NDArray[np.float32], **options) -> xgb.DMatrix:
+        return xgb.DMatrix(table, feature_types=self.types, enable_categorical=True, **options)
 
     def part(self, party: int, table: NDArray[np.float32]) -> NDArray[np.float32]:
         start = sum(self.widths[:party])
@@ -96,6 +109,7 @@ def federate(
             None if initial is None else initial.passives[i - 1].table,
             None if guards is None else guards[i - 1],
             limits=TreeLimits.from_effective(checked.effective),
+            categories=joined.lists(i),
         )
         for i, width in enumerate(joined.widths)
         if i
@@ -110,14 +124,16 @@ def federate(
         sets.append(LabelledSet("valid", joined.part(0, joined.valid[0]), joined.valid[1]))
     model = None if initial is None else initial.result.model
     settings = VerticalSettings(num_rounds, **{"deadline_s": 60, **settings})
-    result = train_vertical(checked, sets, parties, owner, names[: joined.widths[0]], settings, model)
+    own_names = tuple(names[: joined.widths[0]])
+    lists = {name: words for name, words in zip(own_names, joined.lists(0), strict=True) if words}
+    result = train_vertical(checked, sets, parties, owner, OwnColumns(own_names, lists), settings, model)
     return Outcome(result, passives, parties, joined.widths[0])
 
 
 def central(joined: Joined, params: dict, num_rounds: int, initial: bytes | None = None, **options) -> xgb.Booster:
     """Train stock XGBoost on the joined table."""
-    matrix = xgb.DMatrix(joined.features, label=joined.label, weight=joined.weight)
-    evals = [(xgb.DMatrix(joined.valid[0], label=joined.valid[1]), "valid")] if joined.valid is not None else []
+    matrix = joined.matrix(joined.features, label=joined.label, weight=joined.weight)
+    evals = [(joined.matrix(joined.valid[0], label=joined.valid[1]), "valid")] if joined.valid is not None else []
     settings = {"tree_method": "hist", "nthread": 1, **params}
     model = None if initial is None else bytearray(initial)
     return xgb.train(settings, matrix, num_rounds, evals=evals, xgb_model=model, verbose_eval=False, **options)
@@ -138,6 +154,11 @@ _FIELDS = (
     "base_weights",
     "loss_changes",
     "sum_hessian",
+    "split_type",
+    "categories",
+    "categories_nodes",
+    "categories_segments",
+    "categories_sizes",
 )
 
 

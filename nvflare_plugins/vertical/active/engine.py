@@ -28,7 +28,7 @@ from nvflare_plugins.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROW
 from nvflare_plugins.vertical.protocol.links import Party
 from nvflare_plugins.wire.catalogue import Phase, TrainingStep
 from nvflare_plugins.wire.expand_entries import ENTRY_SIZE, ExpandEntry, pack_entry, unpack_entry
-from nvflare_plugins.wire.vertical_catalogue import VerticalKind, VerticalMessage
+from nvflare_plugins.wire.vertical_catalogue import FOREIGN_TYPE, VerticalKind, VerticalMessage
 
 WORLD = 2  # the active party, and one rank for all passive parties
 _ROOT_TOLERANCE = 1e-9
@@ -115,6 +115,10 @@ class ActiveEngine:
             k.COLUMN_COUNTS: self._column_counts,
             k.TOTAL_COLUMNS: self._total_columns,
             k.EMPTY_RANKS: lambda buffer: buffer,
+            k.TYPE_COUNT: lambda buffer: buffer + struct.pack("<Q", 8 * self.n_foreign),
+            k.TYPE_SIZES: lambda buffer: buffer + struct.pack("<q", len(FOREIGN_TYPE)) * self.n_foreign,
+            k.TYPE_BYTES: lambda buffer: buffer + struct.pack("<Q", len(FOREIGN_TYPE) * self.n_foreign),
+            k.TYPES: lambda buffer: buffer + FOREIGN_TYPE * self.n_foreign,
             k.FEATURE_COUNT: self._feature_count,
             k.SKETCH_COLUMNS: self._feature_count,
             k.ERROR_LENGTH: self._no_error,
@@ -134,6 +138,11 @@ class ActiveEngine:
             k.TREE_DECISIONS: self._tree_decisions,
             k.TREE_MISSING: self._tree_missing,
         }
+
+    @property
+    def n_foreign(self) -> int:
+        """Columns of passive parties."""
+        return self._n_columns - self._n_own
 
     @property
     def trees_per_round(self) -> int:
@@ -171,6 +180,7 @@ class ActiveEngine:
                 and np.array_equal(ours.feature, theirs.feature)
                 and np.array_equal(ours.threshold, theirs.threshold)
                 and np.array_equal(ours.default_left, theirs.default_left)
+                and ours.categories == theirs.categories
             )
             if not same:
                 raise ProtocolError(DISAGREE.format("a finished tree"))
@@ -180,7 +190,7 @@ class ActiveEngine:
     def _column_counts(self, buffer: bytes) -> bytes:
         if int.from_bytes(buffer, "little") != self._n_own:
             raise ProtocolError(DISAGREE.format("the active party's columns"))
-        return struct.pack("<2Q", self._n_own, self._n_columns - self._n_own)
+        return struct.pack("<2Q", self._n_own, self.n_foreign)
 
     def _total_columns(self, buffer: bytes) -> bytes:
         return struct.pack("<Q", self._n_columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,8 @@ from he_processors.errors import ProtocolError
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal, subtract_sibling
 from he_processors.histogram.planner import child_to_build
-from nvflare_plugins.vertical.active.split_evaluation import (
-    Candidate,
-    GradientUnit,
-    NodeToSplit,
-    PartyEvaluator,
-    SplitFormula,
-)
+from nvflare_plugins.vertical.active.party_evaluation import Candidate, PartyEvaluator
+from nvflare_plugins.vertical.active.split_evaluation import GradientUnit, NodeToSplit, SplitFormula
 from nvflare_plugins.vertical.protocol.gradient_scheme import GradientOwner
 from nvflare_plugins.vertical.protocol.links import Party, collect
 from nvflare_plugins.vertical.protocol.messages import (
@@ -67,7 +63,10 @@ class PartySums:
         self._may_withhold = may_withhold
         self._features = np.flatnonzero(columns[party.columns])
         self._layout = BinLayout(tuple(party.schema.n_bins[feature] for feature in self._features))
-        self._evaluator = PartyEvaluator(self._layout, formula, unit, monotone[party.columns][self._features])
+        categorical = [i for i, feature in enumerate(self._features) if party.schema.categories[feature]]
+        self._evaluator = PartyEvaluator(
+            self._layout, formula, unit, monotone[party.columns][self._features], categorical
+        )
         self._opened: dict[int, BinSums] = {}
         self._sent: list[Future[Any]] = []
         self._asked: Future[Any] | None = None
@@ -156,5 +155,4 @@ def _built_child(part: NodePartition, totals: dict[int, NodeTotal]) -> int:
 
 
 def _with_feature(candidate: Candidate, feature: int) -> Candidate:
-    c = candidate
-    return Candidate(c.loss_change, feature, c.bin, c.default_left, c.left, c.right)
+    return replace(candidate, feature=feature)

@@ -26,6 +26,7 @@ from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.vertical_catalogue import VerticalGrammar, VerticalShape
 from nvflare_plugins.xgb.communicator import Federated
 from nvflare_plugins.xgb.early_stopping import EarlyStopping
+from nvflare_plugins.xgb.model_json import without_lists
 from nvflare_plugins.xgb.objectives import Task
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.rounds import parse_metrics
@@ -36,13 +37,29 @@ from nvflare_plugins.xgb.versions import installed_release
 class LabelledSet:
     """One data set at the active party, rows aligned with the passive parties'.
 
-    Shapes: features: float32[n_rows, n_own_columns], no column at all included; label, weight: float32[n_rows].
+    Shapes: features: float32[n_rows, n_own_columns], no column at all included, categorical columns hold places in
+        public lists; label, weight: float32[n_rows].
     """
 
     name: str
     features: NDArray[np.float32]
     label: NDArray[np.float32]
     weight: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnColumns:
+    """The active party's columns.
+
+    Attributes:
+        names: in the order of training.
+        categories: public list of each categorical one.
+        label_classes: the label's public list.
+    """
+
+    names: tuple[str, ...]
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    label_classes: Sequence[str | int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +111,7 @@ def train_vertical(
     sets: Sequence[LabelledSet],
     parties: Sequence[Party],
     owner: GradientOwner,
-    own_names: Sequence[str],
+    own: OwnColumns,
     settings: VerticalSettings,
     initial_model: bytes | None = None,
     on_round: Callable[[VerticalRound, xgb.Booster], None] | None = None,
@@ -105,6 +122,7 @@ def train_vertical(
 
     Args:
         params: checked by ``check_vertical_parameters``.
+        own: the active party's columns.
         sets: the training set, then sets to evaluate after each round, in the order of the parties' sets.
         owner: the key owner's half of the additive scheme; its format must hold the number of rows.
         initial_model: an earlier result (``VerticalResult.model``) to continue from; the passive parties must have
@@ -116,7 +134,7 @@ def train_vertical(
     Raises:
         VeilBoostError: what ended the training; in place of XGBoost's own error when the mediator knows better.
     """
-    _check_sets(params, sets, parties, own_names)
+    _check_sets(params, sets, parties, own)
     continued = structures(initial_model) if initial_model is not None else []
     engine_settings = _engine_settings(params, sets, settings)
     weights = sets[0].weight
@@ -131,31 +149,45 @@ def train_vertical(
     own_sets = [s.features for s in sets]
     engine = ActiveEngine(engine_settings, parties, own_sets, owner, scale, continued, note_purity, timer)
     earlier = continued if initial_model is not None else None
-    mediator = Mediator(VerticalGrammar(_shape(params, sets, engine, earlier)), 0, engine)
+    mediator = Mediator(VerticalGrammar(_shape(params, sets, engine, earlier, own)), 0, engine)
     with mediator:
         if on_start is not None:
             on_start(mediator)
         try:
             with Federated(mediator, WORLD, 0):
-                loop = _Loop(mediator, engine, settings, on_round)
+                loop = _Loop(mediator, engine, settings, _types(own), on_round)
                 result = loop.run(params.for_booster(), sets, engine_settings.eval_sets, initial_model)
         except xgb.core.XGBoostError as error:
             raise mediator.reason(error) from None
         except VeilBoostError as error:
             mediator.abort(error)
             raise
-    names = [*own_names, *(f"{party.name}.{alias}" for party in parties for alias in party.schema.aliases)]
     result.leaf_purities = purities
-    result.model = mask_columns(result.model, sets[0].features.shape[1], names)
+    names, categories = all_columns(own, parties)
+    result.model = mask_columns(result.model, len(own.names), names, categories, own.label_classes)
     return result
 
 
+def all_columns(own: OwnColumns, parties: Sequence[Party]) -> tuple[list[str], dict[str, tuple[str, ...]]]:
+    """Return the names of all parties' columns as the model has them, and the public list of each categorical one."""
+    lists = [(name, own.categories.get(name, ())) for name in own.names]
+    for party in parties:
+        names = [f"{party.name}.{alias}" for alias in party.schema.aliases]
+        lists += zip(names, party.schema.categories, strict=True)
+    return [name for name, _ in lists], {name: words for name, words in lists if words}
+
+
+def _types(own: OwnColumns) -> tuple[str, ...]:
+    """Return XGBoost's types of the active party's columns; none if all are of numbers, which needs no saying."""
+    return tuple("c" if name in own.categories else "float" for name in own.names) if own.categories else ()
+
+
 def _check_sets(
-    params: TrainingParameters, sets: Sequence[LabelledSet], parties: Sequence[Party], own_names: Sequence[str]
+    params: TrainingParameters, sets: Sequence[LabelledSet], parties: Sequence[Party], own: OwnColumns
 ) -> None:
     if not parties:
         raise ConfigurationError("vertical training needs at least one passive party")
-    if any(s.features.shape[1] != len(own_names) or s.features.dtype != np.float32 for s in sets):
+    if any(s.features.shape[1] != len(own.names) or s.features.dtype != np.float32 for s in sets):
         raise ConfigurationError("every data set needs float32 values of all the active party's columns")
     for party in parties:
         if party.schema.set_rows != tuple(s.features.shape[0] for s in sets):
@@ -188,6 +220,7 @@ def _shape(
     sets: Sequence[LabelledSet],
     engine: ActiveEngine,
     earlier: Sequence[TreeStructure] | None,
+    own: OwnColumns,
 ) -> VerticalShape:
     continued, limits = earlier is not None, TreeLimits.from_effective(params.effective)
     # A set is predicted every round; pruned nodes keep their places.
@@ -205,6 +238,9 @@ def _shape(
         n_metrics=len(params.metrics),
         column_seed=installed_release().sends_column_seed,
         most_nodes=sum(tree.n_nodes for tree in earlier or ()) + new_nodes,
+        most_categories=max(map(len, own.categories.values()), default=0),
+        own_types=_types(own),
+        n_foreign=engine.n_foreign,
     )
 
 
@@ -214,11 +250,13 @@ class _Loop:
         mediator: Mediator,
         engine: ActiveEngine,
         settings: VerticalSettings,
+        types: tuple[str, ...],
         on_round: Callable[[VerticalRound, xgb.Booster], None] | None,
     ):
         self._mediator = mediator
         self._engine = engine
         self._settings = settings
+        self._types = list(types) or None
         self._on_round = on_round
 
     def run(
@@ -229,7 +267,15 @@ class _Loop:
         initial_model: bytes | None,
     ) -> VerticalResult:
         matrices = [
-            xgb.DMatrix(s.features, label=s.label, weight=s.weight, data_split_mode=DataSplitMode.COL) for s in sets
+            xgb.DMatrix(
+                s.features,
+                label=s.label,
+                weight=s.weight,
+                feature_types=self._types,
+                data_split_mode=DataSplitMode.COL,
+                enable_categorical=True,
+            )
+            for s in sets
         ]
         model_file = None if initial_model is None else bytearray(_unnamed(initial_model))
         booster = xgb.Booster(dict(params), matrices, model_file=model_file)
@@ -273,8 +319,8 @@ class _Loop:
 
 
 def _unnamed(model: bytes) -> bytes:
-    """Take the feature names off: XGBoost would send them in column split."""
-    booster = xgb.Booster(model_file=bytearray(model))
+    """Take names and lists off: XGBoost would send the names in column split, and training has places in the lists."""
+    booster = xgb.Booster(model_file=bytearray(without_lists(model)))
     booster.feature_names = None
     booster.feature_types = None
     return bytes(booster.save_raw("json"))

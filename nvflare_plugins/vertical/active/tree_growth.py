@@ -18,10 +18,12 @@ from he_processors.errors import ProtocolError
 from he_processors.exact_sums import exact_sum
 from he_processors.histogram.plain_sums import NodeTotal
 from nvflare_plugins.vertical.active.node_constraints import NodeConstraints
+from nvflare_plugins.vertical.active.party_evaluation import Candidate
 from nvflare_plugins.vertical.active.party_sums import ROOT, PartySums
-from nvflare_plugins.vertical.active.split_evaluation import Candidate, GradientUnit, NodeToSplit, SplitFormula
+from nvflare_plugins.vertical.active.split_evaluation import GradientUnit, NodeToSplit, SplitFormula
 from nvflare_plugins.vertical.active.tree_driver import AppliedSplit, TreeDriver
 from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
+from nvflare_plugins.vertical.model.private_table import NO_THRESHOLD
 from nvflare_plugins.vertical.model.tree_routing import TreeStructure
 from nvflare_plugins.vertical.protocol.messages import Bits, NodePartition, OwnedSplit
 from nvflare_plugins.wire.expand_entries import ExpandEntry
@@ -169,11 +171,14 @@ class TreeGrowth:
         left, right = np.full(n, -1, dtype=np.int32), np.full(n, -1, dtype=np.int32)
         feature, threshold = np.zeros(n, dtype=np.int32), np.zeros(n, dtype=np.float32)
         default_left = np.zeros(n, dtype=bool)
+        categories = {}
         for split in self._splits:
             node = split.entry.node
             left[node], right[node], feature[node] = split.left, split.right, split.entry.feature
             threshold[node], default_left[node] = split.entry.threshold, split.entry.default_left
-        return TreeStructure(left, right, feature, threshold, default_left)
+            if split.entry.categories is not None:
+                threshold[node], categories[node] = NO_THRESHOLD, split.entry.categories
+        return TreeStructure(left, right, feature, threshold, default_left, categories)
 
     def _check_division(self, node: int, goes_left: NDArray[np.bool_], sums: PartySums) -> None:
         left, rows = self._offered(node).left, self._nodes[node].rows
@@ -238,4 +243,5 @@ class TreeGrowth:
 
     def _owned_split(self, node: int) -> OwnedSplit:
         candidate = self._offered(node)
-        return OwnedSplit(node, candidate.feature, candidate.bin, candidate.default_left)
+        right = candidate.right_bins or ()
+        return OwnedSplit(node, candidate.feature, candidate.bin, candidate.default_left, right)

@@ -15,6 +15,8 @@ class TreeParameters:
 
     Attributes:
         monotone: -1, 0 or 1 for each column of all parties; empty for none.
+        max_cat_to_onehot: a categorical column of fewer categories is split one against the others.
+        max_cat_threshold: most categories that a split of more sets apart.
         interactions: groups of columns that may meet on a path; None for no constraint.
     """
 
@@ -32,6 +34,8 @@ class TreeParameters:
     colsample_bynode: np.float32
     monotone: tuple[int, ...] = ()
     interactions: tuple[frozenset[int], ...] | None = None
+    max_cat_to_onehot: int = 4
+    max_cat_threshold: int = 64
 
     @classmethod
     def from_effective(cls, effective: Mapping[str, str]) -> TreeParameters:
@@ -57,4 +61,6 @@ class TreeParameters:
             colsample_bynode=real("colsample_bynode"),
             monotone=tuple(int(item) for item in monotone.split(",") if item.strip()),
             interactions=tuple(map(frozenset, json.loads(interactions))) if interactions else None,
+            max_cat_to_onehot=int(effective["max_cat_to_onehot"]),
+            max_cat_threshold=int(effective["max_cat_threshold"]),
         )

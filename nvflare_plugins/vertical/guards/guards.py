@@ -185,7 +185,8 @@ class Guard:
     def codes(self, cuts: CutPoints, features: NDArray[np.float32]) -> BinCodes:
         """Return the bins of the training rows; fewer missing values than the floor count as values of the last bin.
 
-        A missing value then goes right at every split, as it does in prediction where training saw none missing.
+        A missing value then goes right at every split, as it does in prediction where training saw none missing; in a
+        categorical feature it goes with the last bin, whose side the party then keeps as that of missing values.
 
         Shapes: features: float32[n_rows, n_features]; result: uint8 or uint16[n_features, n_rows].
         """
@@ -321,10 +322,17 @@ class Guard:
 def merge_rare_bins(cuts: CutPoints, codes: BinCodes, floor: int) -> CutPoints:
     """Merge each bin that holds fewer training rows than the floor with the next one, the last with the one before.
 
+    Categories have no order: those that are rare are put together into one bin, with the least frequent of the others
+    if they are still too few. A split then sends them the same way.
+
     Shapes: codes: uint8 or uint16[n_features, n_rows], of the training rows.
     """
-    upper = []
-    for line, bounds in zip(codes, cuts.upper, strict=True):
+    upper, bin_of_category = [], {}
+    for feature, (line, bounds) in enumerate(zip(codes, cuts.upper, strict=True)):
+        if feature in cuts.bin_of_category:
+            upper.append(bounds)
+            bin_of_category[feature] = _rare_together(np.bincount(line, minlength=bounds.size + 1)[:-1], floor)
+            continue
         counts = np.bincount(line, minlength=bounds.size + 1)[: bounds.size]
         kept, n_rows = [], 0
         for bound, count in enumerate(counts):
@@ -335,4 +343,15 @@ def merge_rare_bins(cuts: CutPoints, codes: BinCodes, floor: int) -> CutPoints:
         # What is left over joins the last bin, whose upper bound stays that of the feature.
         kept = [*kept[:-1], bounds.size - 1] if kept else [bounds.size - 1]
         upper.append(bounds[kept])
-    return CutPoints(tuple(upper), cuts.lowest)
+    return CutPoints(tuple(upper), cuts.lowest, bin_of_category)
+
+
+def _rare_together(counts: NDArray[np.int64], floor: int) -> NDArray[np.int64]:
+    """Return the bin of each category. Shapes: counts: int64[n_categories], training rows; result: the same."""
+    is_rare = counts < floor
+    while is_rare.any() and not is_rare.all() and counts[is_rare].sum() < floor:
+        is_rare[np.flatnonzero(~is_rare)[np.argmin(counts[~is_rare])]] = True
+    bins = np.cumsum(~is_rare) - 1
+    bins[is_rare] = np.count_nonzero(~is_rare)
+    result: NDArray[np.int64] = bins
+    return result

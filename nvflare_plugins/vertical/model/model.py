@@ -19,9 +19,11 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.vertical.model.private_table import PrivateTable
 from nvflare_plugins.vertical.model.tree_routing import PathWalker, TreeStructure
 from nvflare_plugins.vertical.protocol.links import Party
-from nvflare_plugins.xgb.model_json import model_bytes
+from nvflare_plugins.xgb.category_sets import CATEGORY_FIELDS, category_sets, set_categories
+from nvflare_plugins.xgb.model_json import NO_LISTS, Lists, model_bytes, with_lists
 
 _MASKED = np.float32(0)
+Labels = Sequence[str | int] | None
 
 
 def structures(model: bytes) -> list[TreeStructure]:
@@ -29,8 +31,14 @@ def structures(model: bytes) -> list[TreeStructure]:
     return [_structure(tree) for tree in _trees(json.loads(model))]
 
 
-def mask_columns(model: bytes, n_own_columns: int, names: Sequence[str]) -> bytes:
-    """Name the columns, and check that no threshold of another party is in the model.
+def mask_columns(
+    model: bytes, n_own_columns: int, names: Sequence[str], categories: Lists, label_classes: Labels = None
+) -> bytes:
+    """Name the columns, and check that no threshold or set of categories of another party is in the model.
+
+    Args:
+        categories: public list of each categorical column, of all parties, by the name it has in the model.
+        label_classes: the label's public list.
 
     Raises:
         ProtocolError: a threshold of another party is not masked.
@@ -40,13 +48,17 @@ def mask_columns(model: bytes, n_own_columns: int, names: Sequence[str]) -> byte
         foreign = (structure.left >= 0) & (structure.feature >= n_own_columns)
         if (structure.threshold[foreign] != _MASKED).any():
             raise ProtocolError("the model holds a threshold of another party")
-    return _named(document, names)
+        if any(structure.feature[node] >= n_own_columns for node in structure.categories):
+            raise ProtocolError("the model holds a set of categories of another party")
+    document["learner"]["feature_names"] = list(names)
+    document["learner"]["feature_types"] = ["c" if name in categories else "float" for name in names]
+    return with_lists(model_bytes(document), names, categories, label_classes)
 
 
 def merge(model: bytes, n_own_columns: int, tables: Sequence[tuple[int, PrivateTable]]) -> bytes:
-    """Put the passive parties' thresholds into the active party's model.
+    """Put the passive parties' thresholds and sets of categories into the active party's model.
 
-    Privacy: the result reveals every party's thresholds to whoever gets it; every owner must have consented.
+    Privacy: the result reveals every party's thresholds and sets to whoever gets it; every owner must have consented.
 
     Args:
         tables: for each passive party its first column among all, and its table.
@@ -56,6 +68,7 @@ def merge(model: bytes, n_own_columns: int, tables: Sequence[tuple[int, PrivateT
     """
     document = json.loads(model)
     trees = _trees(document)
+    types = document["learner"]["feature_types"]
     left = {
         (t, int(node)): int(s.feature[node])
         for t, s in enumerate(map(_structure, trees))
@@ -67,7 +80,12 @@ def merge(model: bytes, n_own_columns: int, tables: Sequence[tuple[int, PrivateT
                 continue  # a tree that was not kept
             if left.pop((t, node), None) != first_column + split.feature:
                 raise ConfigurationError("a private table does not belong to this model")
-            if bool(trees[t]["default_left"][node]) != split.default_left:
+            if (split.categories is not None) != (types[first_column + split.feature] == "c"):
+                raise ConfigurationError("a private table does not belong to this model")
+            if split.categories is not None:
+                set_categories(trees[t], node, split.categories)
+                trees[t]["default_left"][node] = int(split.default_left)  # a guard may have changed it
+            elif bool(trees[t]["default_left"][node]) != split.default_left:
                 raise ConfigurationError("a private table does not belong to this model")
             # The shortest decimal of the float32: XGBoost reads the same number back.
             trees[t]["split_conditions"][node] = float(str(split.threshold))
@@ -148,6 +166,7 @@ def _without_trees(document: dict[str, Any]) -> xgb.Booster:
     learner["feature_names"], learner["feature_types"] = [], []
     learner["learner_model_param"]["num_feature"] = "1"
     model = learner["gradient_booster"]["model"]
+    model["cats"] = NO_LISTS
     n_groups = max(model["tree_info"], default=0) + 1
     model["trees"] = [_single_leaf(tree, number) for number, tree in enumerate(model["trees"][:n_groups])]
     model["tree_info"], model["iteration_indptr"] = list(range(n_groups)), [0, n_groups]
@@ -157,6 +176,7 @@ def _without_trees(document: dict[str, Any]) -> xgb.Booster:
 
 def _single_leaf(tree: dict[str, Any], number: int) -> dict[str, Any]:
     leaf = {name: value[:1] if isinstance(value, list) else value for name, value in tree.items()}
+    leaf |= {name: [] for name in CATEGORY_FIELDS} | {"split_type": [0]}
     leaf |= {"left_children": [-1], "right_children": [-1], "split_conditions": [0.0], "split_indices": [0]}
     shape = {"num_nodes": "1", "num_feature": "1", "num_deleted": "0"}
     return leaf | {"id": number, "tree_param": {**tree["tree_param"], **shape}}
@@ -174,6 +194,9 @@ def _structure(tree: Mapping[str, Any]) -> TreeStructure:
     left = np.array(tree["left_children"], dtype=np.int32)
     threshold = np.array(tree["split_conditions"], dtype=np.float32)
     is_leaf = left < 0
+    sets = category_sets(tree)
+    if any(is_leaf[node] for node in sets):
+        raise ValueError("categories of a leaf")
     # At leaves XGBoost keeps the leaf's value in the place of the threshold.
     return TreeStructure(
         left,
@@ -181,10 +204,5 @@ def _structure(tree: Mapping[str, Any]) -> TreeStructure:
         np.where(is_leaf, 0, np.array(tree["split_indices"], dtype=np.int32)),
         np.where(is_leaf, np.float32(0), threshold),
         np.array(tree["default_left"], dtype=bool) & ~is_leaf,
+        sets,
     )
-
-
-def _named(document: dict[str, Any], names: Sequence[str]) -> bytes:
-    document["learner"]["feature_names"] = list(names)
-    document["learner"]["feature_types"] = ["float"] * len(names)
-    return model_bytes(document)

@@ -6,22 +6,25 @@ level of all trees.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
+from nvflare_plugins.vertical.model.private_table import are_others
 from nvflare_plugins.vertical.protocol.links import Party, collect
 from nvflare_plugins.vertical.protocol.messages import Bits, DecisionAnswer, DecisionRequest, PathQuery
-
 
 @dataclass(frozen=True)
 class TreeStructure:
     """A tree as the active party knows it: thresholds of its own splits alone.
 
     Shapes: all arrays have one item per node; children are -1 at leaves.
+
+    Attributes:
+        categories: by node of the active party's own splits by categories: those that go right, ascending.
     """
 
     left: NDArray[np.int32]
@@ -29,6 +32,7 @@ class TreeStructure:
     feature: NDArray[np.int32]
     threshold: NDArray[np.float32]
     default_left: NDArray[np.bool_]
+    categories: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def n_nodes(self) -> int:
@@ -37,9 +41,12 @@ class TreeStructure:
 
     def decide(self, node: int, values: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Tell which values go left at one of the active party's own nodes. Shapes: values: float32[n]."""
-        result: NDArray[np.bool_] = np.where(np.isnan(values), self.default_left[node], values < self.threshold[node])
+        if node in self.categories:
+            is_left = are_others(values, self.categories[node])
+        else:
+            is_left = values < self.threshold[node]
+        result: NDArray[np.bool_] = np.where(np.isnan(values), self.default_left[node], is_left)
         return result
-
 
 @dataclass(frozen=True, slots=True)
 class Decision:

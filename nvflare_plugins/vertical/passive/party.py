@@ -8,16 +8,17 @@ leaves and other parties' features never reach it; its thresholds never leave it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
-from he_processors.histogram.bins import BinLayout
+from he_processors.histogram.bins import BinCodes, BinLayout
 from he_processors.histogram.planner import child_to_build
 from nvflare_plugins.vertical.guards.guards import Guard
 from nvflare_plugins.vertical.guards.tree_limits import NO_LIMITS, GrownNodes, TreeLimits
-from nvflare_plugins.vertical.model.private_table import NOTHING_ABOVE, PrivateSplit, PrivateTable
+from nvflare_plugins.vertical.model.private_table import NO_THRESHOLD, NOTHING_ABOVE, PrivateSplit, PrivateTable
 from nvflare_plugins.vertical.model.routing_audit import AnsweredPaths
 from nvflare_plugins.vertical.passive.cut_points import find_cut_points
 from nvflare_plugins.vertical.protocol.gradient_scheme import HistogramAggregator
@@ -58,6 +59,7 @@ class PassiveParty:
         guard: Guard | None = None,
         most_trees: int | None = None,
         limits: TreeLimits = NO_LIMITS,
+        categories: Sequence[Sequence[str]] = (),
     ):
         """Prepare the party's tables; call it outside a communicator.
 
@@ -69,6 +71,7 @@ class PassiveParty:
             guard: decides which sums may leave, and counts them and split bits; without one all leaves uncounted.
             most_trees: trees that the job may still grow; None for no limit.
             limits: how far each of them may.
+            categories: of each feature its public list, nothing for one of numbers; empty if all are of numbers.
 
         Raises:
             PolicyRefusal: the guard does not allow so many bins.
@@ -78,12 +81,15 @@ class PassiveParty:
         self.guard = guard
         if guard is not None:
             guard.check_bins(max_bin)
-        self._cuts = find_cut_points(self._sets[0], max_bin)
+        self._categories = tuple(tuple(words) for words in categories) or ((),) * len(self._aliases)
+        categorical = [feature for feature, words in enumerate(self._categories) if words]
+        self._cuts = find_cut_points(self._sets[0], max_bin, categorical)
         if guard is not None:
             self._cuts = guard.merge_rare_bins(self._cuts, self._sets[0])
             self._codes = guard.codes(self._cuts, self._sets[0])
         else:
             self._codes = self._cuts.codes(self._sets[0])
+        self._bin_of_missing = {feature: self._where_missing_count(feature) for feature in categorical}
         self._maker = maker
         self._n_rows = self._sets[0].shape[0]
         # A continued or resumed training adds trees; it never grows an old one again.
@@ -104,7 +110,7 @@ class PassiveParty:
     def schema(self) -> PartySchema:
         """Introduce the party."""
         set_rows = tuple(table.shape[0] for table in self._sets)
-        return PartySchema(set_rows, self._cuts.layout.n_bins, self._aliases)
+        return PartySchema(set_rows, self._cuts.layout.n_bins, self._aliases, self._categories)
 
     def answer(self, request: Request) -> Answer | None:
         """Answer one request; None where there is nothing to say.
@@ -213,13 +219,37 @@ class PassiveParty:
         if (self._tree, split.node) in self.table:
             raise ProtocolError("a node is split twice")
         self._grown.split(split.node)
-        threshold = self._cuts.threshold(split.feature, split.bin)
-        self.table[self._tree, split.node] = PrivateSplit(
-            split.feature, threshold, split.default_left, self._above[split.node]
-        )
+        if bool(self._categories[split.feature]) != bool(split.right_bins):
+            raise ProtocolError("a split by categories of a feature of numbers, or by a threshold of one of categories")
         codes = self._codes[split.feature, rows]
         is_missing = codes == self._cuts.layout.n_bins[split.feature]
-        return Bits.of(np.where(is_missing, split.default_left, codes.astype(np.int32) <= split.bin))
+        if split.right_bins:
+            is_left = self._divide_categories(split, codes)
+        else:
+            is_left = codes.astype(np.int32) <= split.bin
+            self._keep(split, self._cuts.threshold(split.feature, split.bin), None)
+        return Bits.of(np.where(is_missing, split.default_left, is_left))
+
+    def _divide_categories(self, split: OwnedSplit, codes: BinCodes) -> NDArray[np.bool_]:
+        """Keep a split by categories; return which rows with a value go left: those of no chosen bin."""
+        if split.right_bins[-1] >= self._cuts.layout.n_bins[split.feature] or (np.diff(split.right_bins) <= 0).any():
+            raise ProtocolError("a split by categories that the feature does not have")
+        taken_for = self._bin_of_missing[split.feature]
+        if taken_for is not None:
+            split = replace(split, default_left=taken_for not in split.right_bins)
+        self._keep(split, NO_THRESHOLD, self._cuts.categories_in(split.feature, split.right_bins))
+        result: NDArray[np.bool_] = ~np.isin(codes, split.right_bins)
+        return result
+
+    def _where_missing_count(self, feature: int) -> int | None:
+        """Return the bin of rows without a value if a guard has put them into one, too few as they are."""
+        found = self._codes[feature, np.isnan(self._sets[0][:, feature])]
+        return int(found[0]) if found.size and found[0] < self._cuts.layout.n_bins[feature] else None
+
+    def _keep(self, split: OwnedSplit, threshold: np.float32, categories: tuple[int, ...] | None) -> None:
+        self.table[self._tree, split.node] = PrivateSplit(
+            split.feature, threshold, split.default_left, self._above[split.node], categories
+        )
 
     def _decide(self, data_set: int, query: PathQuery) -> Bits:
         if not 0 <= data_set < len(self._sets) or query.rows.n != self._sets[data_set].shape[0]:

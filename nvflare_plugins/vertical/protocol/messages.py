@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from he_processors.errors import ProtocolError
 
 _HEADER = struct.Struct("<4sBB")
-_MAGIC, _VERSION = b"VLBV", 1
+_MAGIC, _VERSION = b"VLBV", 2
 MAX_NODES = 1 << 24
 MAX_ROWS = (1 << 31) - 1
+MAX_BINS = (1 << 16) - 1
 _MAX_FEATURES = 1 << 20
 _MAX_NAME_BYTES = 1 << 10
 
@@ -124,30 +125,45 @@ class _Reader:
 class PartySchema:
     """A passive party introduces its table.
 
-    Privacy: row counts, how many bins each feature has, and the aliases it chose; no value and no threshold.
+    Privacy: row counts, how many bins each feature has, and the aliases it chose; no value and no threshold. Of a
+        categorical feature the public list, which the job holds too; that a feature has fewer bins than categories
+        tells that no training row has one of the last of them, or that a guard has put rare ones together.
 
     Attributes:
         set_rows: rows of the training set and of each further set, in the agreed order.
+        categories: of each feature its public list; nothing for one of numbers.
     """
 
     CODE: ClassVar[int] = 1
     set_rows: tuple[int, ...]
     n_bins: tuple[int, ...]
     aliases: tuple[str, ...]
+    categories: tuple[tuple[str, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.categories:
+            object.__setattr__(self, "categories", ((),) * len(self.n_bins))
 
     def _write(self, out: _Writer) -> None:
         out.items(self.set_rows, lambda n: out.numbers("I", n))
         out.items(self.n_bins, lambda n: out.numbers("I", n))
         out.items(self.aliases, out.text)
+        out.items(self.categories, lambda words: out.items(words, out.text))
 
     @classmethod
     def _read(cls, data: _Reader) -> Self:
         rows = data.items(lambda: data.number("I", MAX_ROWS), 1 << 10)
-        n_bins = data.items(lambda: data.number("I", (1 << 16) - 1, 1), _MAX_FEATURES)
+        n_bins = data.items(lambda: data.number("I", MAX_BINS, 1), _MAX_FEATURES)
         aliases = data.items(data.text, _MAX_FEATURES)
+        categories = data.items(lambda: data.items(data.text, MAX_BINS), _MAX_FEATURES)
         if not rows or not n_bins or len(aliases) != len(n_bins) or len(set(aliases)) != len(aliases):
             raise ProtocolError("a party's schema needs rows, and one distinct alias for each feature")
-        return cls(rows, n_bins, aliases)
+        if len(categories) != len(n_bins) or any(
+            words and (len(words) < n or len(set(words)) != len(words))
+            for words, n in zip(categories, n_bins, strict=True)
+        ):
+            raise ProtocolError("a party's schema needs a list of distinct categories for each categorical feature")
+        return cls(rows, n_bins, aliases, categories)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,12 +297,17 @@ class HistogramAnswer:
 
 @dataclass(frozen=True, slots=True)
 class OwnedSplit:
-    """A split that the party won: rows up to a bin of one of its features go left; bin -1: none with a value does."""
+    """A split that the party won: rows up to a bin of one of its features go left; bin -1: none with a value does.
+
+    Attributes:
+        right_bins: of a categorical feature, the bins that go right, ascending; ``bin`` is -1 then.
+    """
 
     node: int
     feature: int
     bin: int
     default_left: bool
+    right_bins: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,12 +320,23 @@ class SplitRequest:
 
     def _write(self, out: _Writer) -> None:
         out.numbers("I", self.tree)
-        out.items(self.splits, lambda s: out.numbers("IIiB", s.node, s.feature, s.bin, s.default_left))
+
+        def write(split: OwnedSplit) -> None:
+            out.numbers("IIiB", split.node, split.feature, split.bin, split.default_left)
+            out.items(split.right_bins, lambda n: out.numbers("H", n))
+
+        out.items(self.splits, write)
 
     @classmethod
     def _read(cls, data: _Reader) -> Self:
         def read() -> OwnedSplit:
-            return OwnedSplit(data.node(), data.number("I", _MAX_FEATURES), data.number("i", 1 << 16, -1), data.flag())
+            return OwnedSplit(
+                data.node(),
+                data.number("I", _MAX_FEATURES),
+                data.number("i", MAX_BINS, -1),
+                data.flag(),
+                data.items(lambda: data.number("H", MAX_BINS), MAX_BINS),
+            )
 
         return cls(data.node(), data.items(read))
 
