@@ -156,6 +156,10 @@ BoundsOfColumns = Annotated[
 EntriesOfColumns = Annotated[
     dict[Name, Entries], Words("an object that gives each column a list of texts or whole numbers")
 ]
+EntriesOfSites = Annotated[
+    dict[Name, EntriesOfColumns],
+    Words("an object that gives sites an object from column to a list of texts or whole numbers"),
+]
 Range = Annotated[
     list[Annotated[int, STRICT, Ge(0), Le(1 << 62)]],
     Len(2, 2),

@@ -32,8 +32,8 @@ class VerticalInferenceRecipe(JobRecipe):
             once); None means that the files of all sites hold the same rows in the same order.
         sites: The sites that take part; None means all that FLARE assigns to the job.
         min_clients: Fewest sites; default 2, or the number of ``sites``.
-        settings: Any other field of ``InferenceJob``: ``rows``, ``rounds``, ``file_format``, ``batch_rows``,
-            ``deadline_s``.
+        settings: Any other field of ``InferenceJob``: ``rows``, ``unknown_category_is_missing``, ``rounds``,
+            ``file_format``, ``batch_rows``, ``deadline_s``.
 
     Raises:
         ConfigurationError: a setting that no site would accept.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.declaration import VerticalRules
 from nvflare_plugins.recipes.job_recipe import JobRecipe
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
@@ -43,9 +44,9 @@ class VerticalXGBRecipe(JobRecipe):
         sites: The sites that take part; None means all that FLARE assigns to the job.
         min_clients: Fewest sites; default 2, or the number of ``sites``.
         settings: Any other field of ``VerticalJob``: ``key_bits``, ``fraction_bits``, ``own_rounds``,
-            ``eval_data_set``, ``evaluate_training``, ``weight``, ``features``, ``label_classes``, ``alignment``,
-            ``early_stopping_rounds``, ``checkpoint_every``, ``initial_model``, ``resume_from``, ``tracking``,
-            ``deadline_s``.
+            ``eval_data_set``, ``evaluate_training``, ``weight``, ``features``, ``categories``,
+            ``unknown_category_is_missing``, ``label_classes``, ``alignment``, ``early_stopping_rounds``,
+            ``checkpoint_every``, ``initial_model``, ``resume_from``, ``tracking``, ``deadline_s``.
 
     Raises:
         ConfigurationError: a setting or parameter that no party would accept.
@@ -88,3 +89,7 @@ class VerticalXGBRecipe(JobRecipe):
         free = {key: value for key, value in self.job.params.items() if ALIASES.get(key, key) not in _NEEDS_COLUMNS}
         check_vertical_parameters(free, ["any"])
         self.needs_site(active)
+        for field in ("features", "categories"):
+            for site in getattr(self.job, field):
+                if self.sites is not None and site not in self.sites:
+                    raise ConfigurationError(f"{field} names {site!r}, which is not among the sites")

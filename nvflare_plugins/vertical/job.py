@@ -15,6 +15,7 @@ from nvflare_plugins.attempt.job_context import JobDocument
 from nvflare_plugins.checks import expect, not_misspelt
 from nvflare_plugins.declared import (
     Entries,
+    EntriesOfSites,
     Flag,
     JobId,
     Name,
@@ -30,6 +31,7 @@ from nvflare_plugins.declared import (
 ALIGN_FIRST = "first"
 ELGAMAL_STRENGTH = 128
 SUMS_PER_PAIR = 2
+MAX_BINS = (1 << 16) - 1
 
 
 class VerticalProfile(Enum):
@@ -70,7 +72,6 @@ class VerticalJob(JobDocument):
     """One vertical training: the same rows at every party, other columns, the label at one."""
 
     REFUSED: ClassVar[dict[str, str]] = {
-        "categories": "categorical columns are not supported by XGBoost's column split: encode them as numbers",
         "cuts": "each party finds its own cut points, as centralized training does",
         "base_margin": "a margin per row is not supported; use base_score, or continue from a model",
     }
@@ -111,6 +112,12 @@ class VerticalJob(JobDocument):
     """By site, the columns to train on in this order; a site that is not named takes all columns of its file but label,
     weight and id. An empty list at the active party: it has the label alone.
     """
+    categories: EntriesOfSites = field(default_factory=dict)
+    """By site, the public category list of each of its categorical columns. All sites and the server read the lists,
+    with the columns' names. A category has a bin of its own; guarded jobs put rare ones together.
+    """
+    unknown_category_is_missing: Flag = False
+    """Treat other categories as missing instead of refusing the data."""
     label_classes: Entries | None = None
     """Public list of label values; None means that labels are numbers (classes 0 .. k-1)."""
     alignment: AlignmentId | None = None
@@ -141,6 +148,13 @@ class VerticalJob(JobDocument):
             expect("early_stopping_rounds needs an eval_data_set to watch", self.eval_data_set is not None)
         if self.fraction_bits != EXACT_FRACTION_BITS:
             expect("fraction_bits is an option of profile elgamal", self.profile == VerticalProfile.ELGAMAL.value)
+        for site, lists in self.categories.items():
+            for column, words in lists.items():
+                expect(
+                    f"categories gives {column!r} of {site} {len(words)} entries; a column may have {MAX_BINS}: put "
+                    "rare ones together under one name",
+                    len(words) <= MAX_BINS,
+                )
 
     @property
     def is_encrypted(self) -> bool:

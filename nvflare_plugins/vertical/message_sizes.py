@@ -24,6 +24,7 @@ CEILING_BYTES = 1 << 34
 _FIELDS_BYTES = 1 << 20  # headers, a public key, counts
 _NODE_BYTES = 32  # numbers of a node, and the length of its bits
 _CLEAR_PAIR_BYTES = 16
+_CATEGORY_BYTES = 2  # the number of a bin that goes right
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +59,20 @@ class MessageSizes:
         # A ciphertext of Paillier has twice the key's bits; one of Okamoto-Uchiyama has as many, and fits too.
         return cls(tuple(set_rows), -(-job.key_bits // 4), packing.pairs_per_plaintext, trees_per_round, limits)
 
-    def longest_question(self, n_features: int, n_earlier_splits: int) -> int:
+    def longest_question(self, n_features: int, n_earlier_splits: int, most_categories: int = 0) -> int:
         """Return the longest that a passive party may be sent.
 
         Args:
             n_features: of the party.
             n_earlier_splits: of the party, in the trees before the training: a question on a data set may name all.
+            most_categories: of the party's feature with most, which a split may name.
         """
         gradients = min(self.set_rows[0], GRADIENT_BLOCK_ROWS) * self.ciphertext_bytes + n_features // 8
         partitions = self._level_nodes() * _NODE_BYTES + self.set_rows[0] // 8  # nodes of a level share the rows
         n_queries = n_earlier_splits + self.trees_per_round * self.limits.most_splits(self.set_rows[0])
         decisions = n_queries * (_NODE_BYTES + max(self.set_rows) // 8)
-        return _bounded(max(gradients, partitions, decisions))
+        splits = self._level_nodes() * (_NODE_BYTES + _CATEGORY_BYTES * most_categories)
+        return _bounded(max(gradients, partitions, decisions, splits))
 
     def longest_answer(self, n_bins: Sequence[int], n_earlier_trees: int) -> int:
         """Return the longest that a passive party may send.

@@ -72,6 +72,12 @@ class PartyData:
         return self.train.table.feature_names
 
     @property
+    def categories(self) -> tuple[tuple[str, ...], ...]:
+        """Return each column's public list; nothing for one of numbers."""
+        lists = self.train.table.categories
+        return tuple(tuple(lists.get(column, ())) for column in self.columns)
+
+    @property
     def aliases(self) -> tuple[str, ...]:
         """Return what other parties call the columns."""
         return aliases_of(self.train.data_set.aliases, self.columns)
@@ -93,9 +99,10 @@ def load_party(job: VerticalJob, context: SiteContext) -> PartyData:
         PolicyRefusal: this site has no data set of that name.
     """
     is_active = context.site == job.active
-    unknown = sorted(set(job.features) - set(context.sites))
-    if unknown:
-        raise ConfigurationError(f"features names {unknown[0]!r}, which is not a site of this job")
+    for name, by_site in (("features", job.features), ("categories", job.categories)):
+        unknown = sorted(set(by_site) - set(context.sites))
+        if unknown:
+            raise ConfigurationError(f"{name} names {unknown[0]!r}, which is not a site of this job")
     features = job.features.get(context.site)
     sets = []
     for name, source in (("train", job.data_set), ("eval", job.eval_data_set)):
@@ -107,7 +114,9 @@ def load_party(job: VerticalJob, context: SiteContext) -> PartyData:
             label=job.label if is_active else None,
             weight=job.weight if is_active else None,
             features=features,
+            categories=job.categories.get(context.site),
             label_classes=job.label_classes,
+            unknown_is_missing=job.unknown_category_is_missing,
             may_lack_features=is_active,
             with_ids=True,
         )

@@ -238,6 +238,7 @@ def _prepare(job: VerticalJob, context: SiteContext) -> _Prepared:
             f"the job asks for {parameters.max_bin} bins; {context.site} allows {policy.vertical.max_bins} in guarded "
             "vertical jobs. Policy key: vertical.max_bins. Remedy: lower max_bin of the job."
         )
+    _check_lists(job, context)
     if job.profile == VerticalProfile.ELGAMAL.value:
         require_curve(policy.arithmetic)
     data = load_party(job, context)
@@ -253,16 +254,34 @@ def _prepare(job: VerticalJob, context: SiteContext) -> _Prepared:
     return _Prepared(data, parameters, _initial_part(job, context, data), _checkpoints(job, context))
 
 
+def _check_lists(job: VerticalJob, context: SiteContext) -> None:
+    """Refuse lists of more categories than a guarded party allows bins. Raises: PolicyRefusal."""
+    most = context.policy.vertical.max_bins
+    if job.preset != Preset.GUARDED.value or context.site == job.active:
+        return
+    for column, words in job.categories.get(context.site, {}).items():
+        if len(words) > most:
+            raise PolicyRefusal(
+                f"the job gives {column!r} {len(words)} categories, each with a bin of its own; {context.site} allows "
+                f"{most} bins in guarded vertical jobs. Policy key: vertical.max_bins. Remedy: put categories together "
+                "under fewer names, in the file and in the job's list."
+            )
+
+
 def _initial_part(job: VerticalJob, context: SiteContext, data: PartyData) -> StoredPart[Any] | None:
     """Return this party's part of the model to continue. Raises: ConfigurationError, if it is of other columns."""
     if job.initial_model is None:
         return None
     expected = ActivePart if context.site == job.active else PassivePart
     found = find_part(context.runs, context.policy.inputs, job.initial_model, context.site, expected)
-    if found.part.columns != data.columns or (
-        isinstance(found.part, PassivePart) and found.part.aliases != data.aliases
+    if (
+        found.part.columns != data.columns
+        or found.part.categories != dict(data.train.table.categories)
+        or (isinstance(found.part, PassivePart) and found.part.aliases != data.aliases)
     ):
-        raise ConfigurationError("the model to continue was trained on other columns, or under other aliases")
+        raise ConfigurationError(
+            "the model to continue was trained on other columns or categories, or under other aliases"
+        )
     return found
 
 

@@ -6,6 +6,9 @@ each of its splits the rank of the threshold. The active party puts ranks in the
 the place of values: ``value < threshold`` and ``position < rank`` are the same for every row and split. Missing values
 stay missing. Stock XGBoost then computes contributions, interactions or leaves, equal to centralized ones in every bit.
 
+A column of categories is told in groups that no split tells apart: of each row its group, of each split the groups that
+go right.
+
 Privacy: this tells the active party far more than a prediction does: the order of a party's rows by each used feature,
     as fine as the model's thresholds; which values are missing; and which splits have the same or a larger threshold.
     Neither thresholds nor values are told. Every owner must have consented (policy key ``consents.explain``).
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -27,13 +30,17 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.vertical.model.model_files import ActivePart, PassivePart
+from nvflare_plugins.vertical.model.private_table import NO_THRESHOLD, PrivateSplit
 from nvflare_plugins.vertical_inference.inference import rounds_of
-from nvflare_plugins.xgb.model_json import model_bytes
+from nvflare_plugins.xgb.category_sets import set_categories
+from nvflare_plugins.xgb.model_json import NO_LISTS, model_bytes
 
-_HEADER = struct.Struct("<4sBIII")
-_MAGIC, _VERSION = b"VLBP", 1
+_HEADER = struct.Struct("<4sBIIII")
+_MAGIC, _VERSION = b"VLBP", 2
 _MISSING = np.uint32(0xFFFFFFFF)
-_SPLIT_FIELDS = 4
+_SPLIT_FIELDS, _GROUP_FIELDS = 4, 2
+_MOST_GROUPS = 1 << 16
+_NO_VALUE = _MOST_GROUPS - 1
 MAX_RANK = 1 << 24  # float32 holds whole numbers up to here
 
 
@@ -41,15 +48,22 @@ MAX_RANK = 1 << 24  # float32 holds whole numbers up to here
 class RowPositions:
     """What a passive party tells for explanations.
 
+    Of a categorical feature, categories that no split tells apart make one group: a split is told as the groups that go
+    right, a row as the group of its category.
+
     Shapes:
         features: uint32[n_used], ascending: which of the party's features the model uses.
-        splits: uint32[n_splits, 4]: tree, node, place in ``features``, rank of the threshold, from 1 on.
-        positions: uint32[n_rows, n_used]: thresholds not above the value; 2^32 - 1 is missing.
+        splits: uint32[n_splits, 4]: tree, node, place in ``features``, rank of the threshold, from 1 on; of a split by
+            categories 0.
+        positions: uint32[n_rows, n_used]: thresholds not above the value, or its group; 2^32 - 1 is missing.
+        groups: uint32[n, 2]: place in ``splits`` of a split by categories, and a group that goes right there, 65535
+            standing for the rows without a value.
     """
 
     features: NDArray[np.uint32]
     splits: NDArray[np.uint32]
     positions: NDArray[np.uint32]
+    groups: NDArray[np.uint32]
 
     @classmethod
     def of(cls, part: PassivePart, features: NDArray[np.float32]) -> Self:
@@ -59,33 +73,36 @@ class RowPositions:
         """
         used = sorted({split.feature for split in part.table.values()})
         place = {feature: i for i, feature in enumerate(used)}
-        thresholds = [
-            np.unique(np.array([s.threshold for s in part.table.values() if s.feature == feature], dtype=np.float32))
-            for feature in used
-        ]
-        splits = [
-            (tree, node, place[s.feature], np.searchsorted(thresholds[place[s.feature]], s.threshold) + 1)
-            for (tree, node), s in sorted(part.table.items())
-        ]
+        table = sorted(part.table.items())
+        scales = [_scale([s for _, s in table if s.feature == feature], part, feature) for feature in used]
+        splits = [(*where, place[s.feature], scales[place[s.feature]].rank(s)) for where, s in table]
+        groups = [(i, group) for i, (_, s) in enumerate(table) for group in scales[place[s.feature]].groups(s)]
         positions = np.empty((features.shape[0], len(used)), dtype="<u4")
         for i, feature in enumerate(used):
             values = features[:, feature]
-            positions[:, i] = np.where(np.isnan(values), _MISSING, np.searchsorted(thresholds[i], values, side="right"))
-        return cls(np.array(used, dtype="<u4"), np.array(splits, dtype="<u4").reshape(-1, _SPLIT_FIELDS), positions)
+            is_missing = np.isnan(values)
+            positions[:, i] = np.where(is_missing, _MISSING, scales[i].positions(np.where(is_missing, 0, values)))
+        return cls(
+            np.array(used, dtype="<u4"),
+            np.array(splits, dtype="<u4").reshape(-1, _SPLIT_FIELDS),
+            positions,
+            np.array(groups, dtype="<u4").reshape(-1, _GROUP_FIELDS),
+        )
 
     def to_bytes(self) -> bytes:
         """Return the bytes that are sealed for the active party."""
         n_rows, n_used = self.positions.shape
-        header = _HEADER.pack(_MAGIC, _VERSION, n_used, len(self.splits), n_rows)
-        return header + b"".join(part.astype("<u4").tobytes() for part in (self.features, self.splits, self.positions))
+        header = _HEADER.pack(_MAGIC, _VERSION, n_used, len(self.splits), n_rows, len(self.groups))
+        parts = (self.features, self.splits, self.positions, self.groups)
+        return header + b"".join(part.astype("<u4").tobytes() for part in parts)
 
     @classmethod
     def from_bytes(cls, data: bytes, n_rows: int) -> Self:
         """Read positions of so many rows strictly. Raises: ProtocolError."""
         if len(data) < _HEADER.size:
             raise ProtocolError("positions of rows are shorter than their header")
-        magic, version, n_used, n_splits, rows_told = _HEADER.unpack_from(data)
-        sizes = (n_used, n_splits * _SPLIT_FIELDS, n_rows * n_used)
+        magic, version, n_used, n_splits, rows_told, n_groups = _HEADER.unpack_from(data)
+        sizes = (n_used, n_splits * _SPLIT_FIELDS, n_rows * n_used, n_groups * _GROUP_FIELDS)
         if (
             magic != _MAGIC
             or version != _VERSION
@@ -94,15 +111,69 @@ class RowPositions:
         ):
             raise ProtocolError("not positions of the rows of this job")
         numbers = np.frombuffer(data, dtype="<u4", offset=_HEADER.size)
-        features, splits, positions = np.split(numbers, np.cumsum(sizes)[:-1])
+        features, splits, positions, groups = np.split(numbers, np.cumsum(sizes)[:-1])
         splits, positions = splits.reshape(-1, _SPLIT_FIELDS), positions.reshape(n_rows, n_used)
-        ranks_fit = splits[:, 3].min(initial=1) >= 1 and splits[:, 3].max(initial=1) < MAX_RANK
+        groups = groups.reshape(-1, _GROUP_FIELDS)
+        ranks_fit = splits[:, 3].max(initial=1) < MAX_RANK
         present = positions[positions != _MISSING]
         if (np.diff(features.astype(np.int64)) <= 0).any() or (splits[:, 2] >= n_used).any():
             raise ProtocolError("positions of rows name features that they do not list")
         if not ranks_fit or present.max(initial=0) >= MAX_RANK:
             raise ProtocolError("positions of rows are out of range")
-        return cls(features, splits, positions)
+        by_category = np.flatnonzero(splits[:, 3] == 0)
+        if not np.array_equal(np.unique(groups[:, 0]), by_category) or groups[:, 1].max(initial=0) >= _MOST_GROUPS:
+            raise ProtocolError("positions of rows name groups that no split has")
+        return cls(features, splits, positions, groups)
+
+    def sets(self) -> dict[int, tuple[int, ...]]:
+        """Return the groups that go right, ascending, by place among the splits."""
+        return {
+            int(place): tuple(np.unique(self.groups[self.groups[:, 0] == place, 1]).tolist())
+            for place in np.unique(self.groups[:, 0])
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Thresholds:
+    """A feature of numbers: its thresholds in the model, ascending. Shapes: values: float32[n]."""
+
+    values: NDArray[np.float32]
+
+    def rank(self, split: PrivateSplit) -> int:
+        return int(np.searchsorted(self.values, split.threshold)) + 1
+
+    def groups(self, split: PrivateSplit) -> tuple[int, ...]:
+        return ()
+
+    def positions(self, values: NDArray[np.float32]) -> NDArray[np.int64]:
+        return np.searchsorted(self.values, values, side="right")
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """A categorical feature: the group of each category. Shapes: of_category: int64[n_categories]."""
+
+    of_category: NDArray[np.int64]
+
+    def rank(self, split: PrivateSplit) -> int:
+        return 0
+
+    def groups(self, split: PrivateSplit) -> tuple[int, ...]:
+        right = np.unique(self.of_category[list(split.categories or ())]).tolist()
+        return (*right, *([] if split.default_left else [_NO_VALUE]))
+
+    def positions(self, values: NDArray[np.float32]) -> NDArray[np.int64]:
+        result: NDArray[np.int64] = self.of_category[values.astype(np.int64)]
+        return result
+
+
+def _scale(splits: Sequence[PrivateSplit], part: PassivePart, feature: int) -> _Thresholds | _Groups:
+    """Return what tells values of a feature apart in the model."""
+    words = part.categories.get(part.columns[feature])
+    if words is None:
+        return _Thresholds(np.unique(np.array([split.threshold for split in splits], dtype=np.float32)))
+    sides = np.array([np.isin(np.arange(len(words)), split.categories or ()) for split in splits])
+    return _Groups(np.unique(sides.T, axis=0, return_inverse=True)[1].ravel())
 
 
 class Explainer:
@@ -133,6 +204,7 @@ class Explainer:
         n_columns = n_own + sum(len(party.aliases) for party in part.parties)
         table = np.full((own.shape[0], n_columns), np.nan, dtype=np.float32)
         table[:, :n_own] = own
+        types = ["c" if name in part.categories else "float" for name in part.columns] + ["float"] * (n_columns - n_own)
         first = n_own
         foreign = {
             (t, node)
@@ -147,22 +219,33 @@ class Explainer:
             if told.features.max(initial=0) >= len(party.aliases) or told.positions.shape[0] != own.shape[0]:
                 raise _mismatch(party.site)
             table[:, first + told.features] = np.where(told.positions == _MISSING, np.nan, told.positions)
-            for t, node, place, rank in told.splits.tolist():
+            sets, kinds = told.sets(), {int(place): bool(rank == 0) for _, _, place, rank in told.splits.tolist()}
+            for place, is_category in kinds.items():
+                types[first + int(told.features[place])] = "c" if is_category else "float"
+            for number, (t, node, place, rank) in enumerate(told.splits.tolist()):
                 if t >= len(trees):
                     continue  # a tree that was not kept
                 if (t, node) not in foreign or trees[t]["split_indices"][node] != first + told.features[place]:
                     raise _mismatch(party.site)
                 foreign.discard((t, node))
-                trees[t]["split_conditions"][node] = float(rank)
+                if kinds[place] != (rank == 0):
+                    raise _mismatch(party.site)
+                if rank:
+                    trees[t]["split_conditions"][node] = float(rank)
+                else:
+                    set_categories(trees[t], node, tuple(group for group in sets[number] if group != _NO_VALUE))
+                    trees[t]["default_left"][node] = int(_NO_VALUE not in sets[number])  # a guard may have changed it
+                    trees[t]["split_conditions"][node] = float(str(NO_THRESHOLD))
             first += len(party.aliases)
         if foreign:
             raise ConfigurationError("a split of the model is in no party's table")
         self.names = [*part.columns, *(f"{p.site}.{alias}" for p in part.parties for alias in p.aliases)]
         document["learner"]["feature_names"], document["learner"]["feature_types"] = [], []
+        document["learner"]["gradient_booster"]["model"]["cats"] = NO_LISTS
         booster = xgb.Booster(model_file=bytearray(model_bytes(document)))
         first_round, end_round = rounds_of(part, rounds)
         self._booster = booster[first_round:end_round]
-        self._matrix = xgb.DMatrix(table)
+        self._matrix = xgb.DMatrix(table, feature_types=types, enable_categorical=True)
 
     def contributions(self) -> NDArray[np.float32]:
         """Return SHAP values, the bias last. Shapes: as XGBoost's ``pred_contribs``: [n_rows, (n_outputs,) n + 1]."""

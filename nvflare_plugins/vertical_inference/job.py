@@ -9,7 +9,7 @@ from annotated_types import Ge, Le
 
 from nvflare_plugins.attempt.job_context import JobDocument
 from nvflare_plugins.checks import expect
-from nvflare_plugins.declared import JobId, Name, OneOf, Range, Seconds, Whole, Words, document
+from nvflare_plugins.declared import Flag, JobId, Name, OneOf, Range, Seconds, Whole, Words, document
 from nvflare_plugins.vertical.job import AlignmentId
 from nvflare_plugins.vertical_inference.inference import BATCH_ROWS
 
@@ -52,6 +52,8 @@ class InferenceJob(JobDocument):
     """Name in every site's policy of the rows to predict or explain."""
     rows: Range | None = None
     """[first, end): positions in the aligned set; None takes all of it."""
+    unknown_category_is_missing: Flag = False
+    """Treat categories outside the model's public lists as missing instead of refusing the data."""
     rounds: Annotated[Annotated[str, OneOf("all", "best")] | Range, _ROUNDS] = "all"
     """``all``, ``best`` (up to the best round of early stopping), or [first, end) boosting rounds."""
     alignment: AlignmentId | None = None

@@ -5,6 +5,7 @@ Privacy: everything here stays at the site. Errors travel: they hold no value, i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,14 +65,31 @@ class Rows:
         return [one.decode() for one in self.ids]
 
 
-def load_rows(data_set: DataSet, columns: tuple[str, ...]) -> Rows:
+def load_rows(
+    data_set: DataSet,
+    columns: tuple[str, ...],
+    categories: Mapping[str, tuple[str, ...]] | None = None,
+    unknown_is_missing: bool = False,
+) -> Rows:
     """Load the columns that a model was trained on.
+
+    Args:
+        categories: public list of each categorical column. A category of the list that training never saw is none of
+            any split's; one outside the list is refused.
+        unknown_is_missing: categories outside the list count as missing instead.
 
     Raises:
         ConfigurationError: the file cannot be read, lacks a column or an id, or holds what is no number.
     """
     if columns:
-        table = load_table(data_set, label=None, features=columns, with_ids=True)
+        table = load_table(
+            data_set,
+            label=None,
+            features=columns,
+            categories=categories,
+            unknown_is_missing=unknown_is_missing,
+            with_ids=True,
+        )
         ids = None if table.ids is None else tuple(canonical_ids(table.ids, data_set.name, data_set.missing))
         return Rows(table.features, ids)
     ids = None if data_set.id is None else tuple(load_ids(data_set))

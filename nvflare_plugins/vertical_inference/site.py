@@ -154,7 +154,9 @@ def _prepare(job: InferenceJob, context: SiteContext) -> tuple[StoredPart[Part],
         context.policy.check_consent(*_CONSENTS[action])
     rows = _NO_ROWS
     if job.data_set is not None:
-        rows = load_rows(context.policy.data_set_for(job.data_set, job.profile), stored.part.columns)
+        data_set = context.policy.data_set_for(job.data_set, job.profile)
+        lists = stored.part.categories
+        rows = load_rows(data_set, stored.part.columns, lists, job.unknown_category_is_missing)
     if job.alignment is not None and rows.ids is None:
         raise ConfigurationError(
             "rows are aligned by ids, and the policy names no id column. Policy key: data_sets.<name>.id."
@@ -370,7 +372,8 @@ def _finish(run: _Run, part: Part, write: Write | None, rows: Rows) -> str:
 def _data(job: InferenceJob, part: Part, rows: Rows) -> tuple[DataFacts, ...]:
     if job.data_set is None:
         return ()
-    return (DataFacts(job.data_set, SCORING, rows.n_rows, part.columns, missing_of(part.columns, rows.features)),)
+    missing = missing_of(part.columns, rows.features)
+    return (DataFacts(job.data_set, SCORING, rows.n_rows, part.columns, missing, dict(part.categories)),)
 
 
 def _facts(job: InferenceJob, prepared: tuple[StoredPart[Part], Rows]) -> dict[str, str | int]:

@@ -125,10 +125,10 @@ def unpack_entry(data: bytes) -> ExpandEntry:
     reader.expect("nid")
     node = reader.integer()
     reader.expect("split", b"{", "cat_bits", b"[$U#")
-    bits = reader.bytes(reader.integer())
+    bits = reader.take(reader.integer())
     reader.expect("is_cat")
-    categories = _categories(bits) if reader.flag() else None
-    if categories is None and bits:
+    categories = _categories(bits)
+    if reader.flag() != bool(categories) or (bits and not categories):
         raise ProtocolError("a split candidate is not in XGBoost's format")
     reader.expect("left_sum")
     left = reader.pair()
@@ -145,7 +145,7 @@ def unpack_entry(data: bytes) -> ExpandEntry:
     if node < 0 or depth < 0 or not 0 <= split_index < 1 << 32:
         raise ProtocolError("a split candidate with a number out of range")
     feature, default_left = split_index & (_DEFAULT_LEFT - 1), bool(split_index & _DEFAULT_LEFT)
-    return ExpandEntry(node, depth, loss_change, feature, default_left, threshold, left, right, categories)
+    return ExpandEntry(node, depth, loss_change, feature, default_left, threshold, left, right, categories or None)
 
 
 def _categories(bits: bytes) -> tuple[int, ...]:
@@ -182,7 +182,7 @@ class _Reader:
         self.expect(b"d")
         return float(struct.unpack(">f", self._take(4))[0])
 
-    def bytes(self, size: int) -> bytes:
+    def take(self, size: int) -> bytes:
         if size < 0:
             raise ProtocolError("a split candidate is not in XGBoost's format")
         return self._take(size)

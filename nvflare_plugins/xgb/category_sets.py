@@ -10,14 +10,16 @@ _BY_CATEGORY = 1  # XGBoost's split_type
 
 
 def category_sets(tree: Mapping[str, Any]) -> dict[int, tuple[int, ...]]:
-    """Return the categories of each node that is split by them, ascending. Raises: ValueError, KeyError, TypeError."""
-    listed, *places = (tree[name] for name in CATEGORY_FIELDS)
+    """Return the categories of each node that is split by them, ascending. Raises: ValueError, TypeError."""
+    listed, *places = (tree.get(name, []) for name in CATEGORY_FIELDS)
     sets = {
         int(node): tuple(int(one) for one in listed[start : start + size])
         for node, start, size in zip(*places, strict=True)
     }
     n_nodes = len(tree["left_children"])
-    if any(not 0 <= node < n_nodes or not places or list(places) != sorted(set(places)) for node, places in sets.items()):
+    if any(
+        not 0 <= node < n_nodes or not places or list(places) != sorted(set(places)) for node, places in sets.items()
+    ):
         raise ValueError("sets of categories that are none")
     return sets
 

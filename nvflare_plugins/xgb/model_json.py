@@ -69,6 +69,12 @@ def with_lists(
     return model_bytes(document)
 
 
+def categories_of(model: bytes) -> dict[str, tuple[str, ...]]:
+    """Return the public lists that a model carries, by column. Raises: ValueError, TypeError: they are none."""
+    listed = json.loads(json.loads(model)["learner"].get("attributes", {}).get(CATEGORIES_ATTRIBUTE, "{}"))
+    return {str(name): tuple(map(str, words)) for name, words in listed.items()}
+
+
 def declared_classes(attributes: Mapping[str, str], n_outputs: int) -> tuple[str | int, ...] | None:
     """Return the label's public list as a model carries it; None if it carries none.
 

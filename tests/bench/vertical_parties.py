@@ -26,7 +26,7 @@ from he_processors.errors import JobAborted
 from he_processors.okamoto_uchiyama.keys import generate_okamoto_uchiyama_key
 from he_processors.paillier.keys import generate_paillier_key
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.active.training import LabelledSet, VerticalSettings, train_vertical
+from nvflare_plugins.vertical.active.training import LabelledSet, OwnColumns, VerticalSettings, train_vertical
 from nvflare_plugins.vertical.model.model import merge
 from nvflare_plugins.vertical.model.private_table import table_from_json, table_to_json
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
@@ -240,7 +240,7 @@ def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, size: i
         [own],
         parties,
         owner,
-        names[: workload.widths[0]],
+        OwnColumns(tuple(names[: workload.widths[0]])),
         settings,
         on_round=lambda *_: ends.append(time.process_time()),
     )

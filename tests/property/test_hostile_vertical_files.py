@@ -237,7 +237,7 @@ def test_any_positions_are_explained_or_refused(model):
 def test_positions_whose_splits_name_a_feature_while_none_is_listed_are_refused(model):
     _active, passive, features = model
     told = RowPositions.of(passive, features[:, 2:])
-    nothing = RowPositions(told.features[:0], told.splits * np.uint32([1, 1, 0, 1]), told.positions[:, :0])
+    nothing = RowPositions(told.features[:0], told.splits * np.uint32([1, 1, 0, 1]), told.positions[:, :0], told.groups)
     with pytest.raises(ProtocolError, match="do not list"):
         RowPositions.from_bytes(nothing.to_bytes(), len(features))
 

@@ -11,7 +11,13 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.active.training import LabelledSet, OwnColumns, VerticalResult, VerticalSettings, train_vertical
+from nvflare_plugins.vertical.active.training import (
+    LabelledSet,
+    OwnColumns,
+    VerticalResult,
+    VerticalSettings,
+    train_vertical,
+)
 from nvflare_plugins.vertical.guards.guards import Guard
 from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
 from nvflare_plugins.vertical.model.model import FederatedModel, merge

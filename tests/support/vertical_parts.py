@@ -22,16 +22,19 @@ from tests.support.in_process_link import InProcessLink
 from tests.support.vertical_federation import Joined, Outcome
 
 
-def parts_of(outcome: Outcome) -> tuple[ActivePart, dict[str, PassivePart]]:
-    """Return the active party's part, and the passive parties' by name."""
+def parts_of(outcome: Outcome, joined: Joined | None = None) -> tuple[ActivePart, dict[str, PassivePart]]:
+    """Return the active party's part, and the passive parties' by name. Args: joined: has the lists of categories."""
     parties = tuple(PartyColumns(party.name, party.schema.aliases) for party in outcome.parties)
     own = tuple(json.loads(outcome.result.model)["learner"]["feature_names"][: outcome.n_own])
     active = ActivePart(outcome.result.model, own, parties, outcome.result.best_round)
     passive = {
         party.name: PassivePart(
-            dict(passive.table), tuple(f"c{i}" for i in range(len(party.schema.aliases))), party.schema.aliases
+            dict(passive.table),
+            tuple(f"c{i}" for i in range(len(party.schema.aliases))),
+            party.schema.aliases,
+            {} if joined is None else {f"c{i}": words for i, words in enumerate(joined.lists(number)) if words},
         )
-        for party, passive in zip(outcome.parties, outcome.passives, strict=True)
+        for number, (party, passive) in enumerate(zip(outcome.parties, outcome.passives, strict=True), start=1)
     }
     return active, passive
 

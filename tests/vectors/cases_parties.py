@@ -44,6 +44,7 @@ def bits(text: str) -> Bits:
 
 MESSAGES: tuple[Message, ...] = (
     PartySchema((100, 30), (16, 2), ("größe", "b")),
+    PartySchema((5,), (2, 3), ("a", "b"), ((), ("grün", "rot", "東京"))),
     TrainingSetup(1, 40, 1000, drawn("public key", 20)),
     TrainingSetup(0, 0, 1, b""),
     TreeGradients(3, bits("101"), drawn("gradients", 30)),
@@ -52,6 +53,7 @@ MESSAGES: tuple[Message, ...] = (
     HistogramRequest(2, (NodePartition(0, 1, 2, bits("1100110011")), NodePartition(5, 11, 12, bits("")))),
     HistogramAnswer(2, (1, 11), drawn("sums", 9), (5,)),
     SplitRequest(2, (OwnedSplit(0, 1, 7, True), OwnedSplit(1, 0, -1, False))),
+    SplitRequest(2, (OwnedSplit(3, 1, -1, False, (0, 2, 300)),)),
     SplitAnswer(2, (bits("10"), bits("11111111"), bits("0"))),
     DecisionRequest(1, (PathQuery(0, 3, bits("110")),)),
     DecisionAnswer((bits("1"), bits(""))),
@@ -87,18 +89,22 @@ def _messages() -> Iterator[Case]:
         if number == 0:
             changes |= {
                 "magic": at(data, 0, b"VLBX"),
-                "version": at(data, 4, b"\2"),
+                "version": at(data, 4, b"\1"),
                 "type 0": at(data, 5, b"\0"),
                 "type 11": at(data, 5, b"\x0b"),
                 "an alias twice": to_bytes(PartySchema((1,), (2, 2), ("a", "a"))),
                 "no features": to_bytes(PartySchema((1,), (), ())),
                 "an alias too few": to_bytes(PartySchema((1,), (2, 2), ("a",))),
                 "no bins": to_bytes(PartySchema((1,), (0,), ("a",))),
-                "alias that is no text": to_bytes(PartySchema((1,), (2,), ("a",)))[:-1] + b"\xff",
+                "alias that is no text": at(data, len(data) - 9 - 8, b"\xff"),
+                "a category twice": to_bytes(PartySchema((1,), (2,), ("a",), (("x", "x"),))),
+                "fewer categories than bins": to_bytes(PartySchema((1,), (2,), ("a",), (("x",),))),
+                "a list too few": to_bytes(PartySchema((1,), (2, 2), ("a", "b"), ((),))),
             }
         elif isinstance(message, SplitRequest):
-            changes["default direction 2"] = data[:-1] + b"\2"
-            changes["bin below -1"] = at(data, len(data) - 5, struct.pack("<i", -2))
+            behind = len(data) - 4 - 2 * len(message.splits[-1].right_bins)
+            changes["default direction 2"] = at(data, behind - 1, b"\2")
+            changes["bin below -1"] = at(data, behind - 5, struct.pack("<i", -2))
         elif isinstance(message, SplitAnswer):
             changes["bits behind the end of a list"] = data[:-1] + b"\2"
         elif isinstance(message, MoreGradients):
@@ -168,17 +174,31 @@ def _tables() -> Iterator[Case]:
         np.array([1, 4], dtype=np.uint32),
         np.array([[0, 0, 1, 1], [0, 2, 0, 3]], dtype=np.uint32),
         np.array([[0, 3], [(1 << 32) - 1, 1], [2, 2]], dtype=np.uint32),
+        np.zeros((0, 2), dtype=np.uint32),
     ).to_bytes()
     yield "positions", "positions", {"rows": 3, "data": told.hex()}
+    grouped = RowPositions(
+        np.array([1, 4], dtype=np.uint32),
+        np.array([[0, 0, 1, 0], [0, 2, 0, 3]], dtype=np.uint32),
+        np.array([[0, 3], [(1 << 32) - 1, 1], [2, 2]], dtype=np.uint32),
+        np.array([[0, 2], [0, 3], [0, 65535]], dtype=np.uint32),
+    ).to_bytes()
+    yield "positions with groups", "positions", {"rows": 3, "data": grouped.hex()}
+    groups = {
+        "a group of a threshold": at(grouped, len(grouped) - 8, struct.pack("<I", 1)),
+        "a group too large": at(grouped, len(grouped) - 4, struct.pack("<I", 1 << 16)),
+        "a split without groups": at(grouped, 57, bytes(4)),
+    }
+    yield from damages("positions with groups", "positions", {"rows": 3}, groups)
     changes = {
         **cut_and_longer(told),
         "magic": flipped(told, 0),
         "other rows": flipped(told, 13),
-        "features not in order": at(told, 17, told[21:25] + told[17:21]),
-        "a feature that is not listed": at(told, 33, struct.pack("<I", 2)),
-        "rank 0": at(told, 37, bytes(4)),
-        "rank too large": at(told, 37, struct.pack("<I", 1 << 24)),
-        "position too large": at(told, 57, struct.pack("<I", 1 << 24)),
+        "features not in order": at(told, 21, told[25:29] + told[21:25]),
+        "a feature that is not listed": at(told, 37, struct.pack("<I", 2)),
+        "rank 0 without a group": at(told, 41, bytes(4)),
+        "rank too large": at(told, 41, struct.pack("<I", 1 << 24)),
+        "position too large": at(told, 61, struct.pack("<I", 1 << 24)),
     }
     yield from damages("positions", "positions", {"rows": 3}, changes)
 
@@ -235,12 +255,18 @@ def _xgboost() -> Iterator[Case]:
     for number, one in enumerate((entry, ExpandEntry(0, 0))):
         yield f"split candidate {number}", "entry", {"data": pack_entry(one).hex()}
     data = pack_entry(entry)
+    bits = struct.pack("<2I", 1 << 31 | 1 << 29, 1)
+    by_category = data.replace(b"[$U#L" + bytes(8), b"[$U#L" + struct.pack(">q", 8) + bits)
+    by_category = by_category.replace(b"is_catF", b"is_catT")
+    yield "split candidate by categories", "entry", {"data": by_category.hex()}
     short = data.replace(b"L" + struct.pack(">q", 5) + b"depth", b"U\5depth", 1)
     yield "split candidate with a short integer", "entry", {"data": short.hex()}
     changes = {
         **cut_and_longer(data),
         "categories": data.replace(b"[$U#L" + bytes(8), b"[$U#L" + bytes(7) + b"\1"),
         "is categorical": data.replace(b"is_catF", b"is_catT"),
+        "categories without one": by_category.replace(bits, bytes(8)),
+        "half a word of categories": by_category.replace(struct.pack(">q", 8) + bits, struct.pack(">q", 6) + bits[:6]),
         "another key": data.replace(b"nid", b"nod"),
         "negative node": data.replace(b"nidL" + struct.pack(">q", 5), b"nidL" + struct.pack(">q", -1)),
     }

@@ -132,6 +132,7 @@ def _positions(given: Given) -> Gives:
         "features": told.features.tolist(),
         "splits": told.splits.tolist(),
         "positions": told.positions.tolist(),
+        "groups": told.groups.tolist(),
     }
 
 

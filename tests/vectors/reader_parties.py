@@ -242,7 +242,7 @@ def _many(c: Cursor, read: Callable[[], Any], most: int = NODES) -> list[Any]:
 
 def vertical_message(given: Given) -> Any:
     c = Cursor(blob(given["data"]))
-    c.head(b"VLBV")
+    c.head(b"VLBV", 2)
     code = c.number("B", 1, 10)
 
     def node() -> int:
@@ -250,14 +250,19 @@ def vertical_message(given: Given) -> Any:
 
     def split() -> Any:
         feature = (node(), c.number("I", 0, 2**20), c.number("i", -1, 2**16), bool(c.number("B", 0, 1)))
-        return dict(zip(("node", "feature", "bin", "default_left"), feature, strict=True))
+        right = _many(c, lambda: c.number("H"), 2**16 - 1)
+        return {**dict(zip(("node", "feature", "bin", "default_left"), feature, strict=True)), "right_bins": right}
 
     if code == 1:
         sets = _many(c, lambda: c.number("I", 0, ROWS), 2**10)
         bins = _many(c, lambda: c.number("I", 1, 2**16 - 1), 2**20)
         aliases = _many(c, lambda: text(bytes.fromhex(_blob(c, 2**10))), 2**20)
+        lists = _many(c, lambda: _many(c, lambda: text(bytes.fromhex(_blob(c, 2**10))), 2**16 - 1), 2**20)
+        require(len(lists) == len(bins) and all(len(set(words)) == len(words) for words in lists))
+        require(all(not words or len(words) >= n for words, n in zip(lists, bins, strict=True)))
         require(sets and bins and len(bins) == len(aliases) == len(set(aliases)))
         found: Any = {"message": "PartySchema", "set_rows": sets, "n_bins": bins, "aliases": aliases}
+        found["categories"] = lists
     elif code == 2:
         values = (c.number("B"), c.number("H", 0, 62), c.number("I", 1, ROWS), _blob(c, 2**20))
         names = ("scheme", "fraction_bits", "max_additions", "public_key")
@@ -299,17 +304,19 @@ def buckets(given: Given) -> Any:
 
 def positions(given: Given) -> Any:
     c = Cursor(blob(given["data"]))
-    c.head(b"VLBP")
-    used, n_splits, rows = c.number("I"), c.number("I"), c.number("I")
-    require(rows == given["rows"] and len(c.data) == 17 + 4 * (used + 4 * n_splits + rows * used))
+    c.head(b"VLBP", 2)
+    used, n_splits, rows, n_groups = (c.number("I") for _ in range(4))
+    require(rows == given["rows"] and len(c.data) == 21 + 4 * (used + 4 * n_splits + rows * used + 2 * n_groups))
     features = [c.number("I") for _ in range(used)]
     splits = [
-        [c.number("I"), c.number("I"), c.number("I", 0, used - 1), c.number("I", 1, 2**24 - 1)] for _ in range(n_splits)
+        [c.number("I"), c.number("I"), c.number("I", 0, used - 1), c.number("I", 0, 2**24 - 1)] for _ in range(n_splits)
     ]
     found = [[c.number("I") for _ in range(used)] for _ in range(rows)]
     require(features == sorted(set(features)))
     require(all(place < 2**24 or place == 2**32 - 1 for row in found for place in row))
-    return {"features": features, "splits": splits, "positions": found}
+    groups = [[c.number("I"), c.number("I", 0, 2**16 - 1)] for _ in range(n_groups)]
+    require({place for place, _ in groups} == {i for i, split in enumerate(splits) if split[3] == 0})
+    return {"features": features, "splits": splits, "positions": found, "groups": groups}
 
 
 def tree(given: Given) -> Any:
@@ -369,10 +376,16 @@ def entry(given: Given) -> Any:
     word(b"{")
     key(b"cat_bits")
     word(b"[$U#")
-    require(integer() == 0)
+    n_bytes = integer()
+    require(n_bytes >= 0)
+    bits = c.take(n_bytes)
     key(b"is_cat")
-    word(b"F")
-    left, change, right = pair(b"left_sum"), real(b"loss_chg"), pair(b"right_sum")
+    flag = c.take(1)
+    require(flag in (b"T", b"F") and len(bits) % 4 == 0)
+    words = struct.unpack(f"<{len(bits) // 4}I", bits)
+    right = [32 * i + bit for i, one in enumerate(words) for bit in range(32) if one >> (31 - bit) & 1]
+    require((flag == b"T") == bool(right) == bool(bits))
+    left, change, right_sum = pair(b"left_sum"), real(b"loss_chg"), pair(b"right_sum")
     index, threshold = named(b"sindex"), real(b"split_value")
     word(b"}}")
     c.end()
@@ -385,7 +398,8 @@ def entry(given: Given) -> Any:
         "default_left": index >= 2**31,
         "threshold": threshold,
         "left_sum": left,
-        "right_sum": right,
+        "right_sum": right_sum,
+        "categories": right or None,
     }
 
 

@@ -87,12 +87,14 @@ class CategoryEvaluator:
         return found
 
     def _sorted_cuts(self, block: CategoryBlock, nodes: list[NodeToSplit]) -> list[CategorySplit | None]:
-        """Cut the categories in two along their order, at no more than ``max_cat_threshold`` of them from either end."""
+        """Cut the categories in two along their order, at most ``max_cat_threshold`` of them from either end."""
         n_categories = block.g.shape[-1]
         n_cuts = min(self._formula.max_cat_threshold, n_categories) - 1
         if n_cuts < 1:
             return [None] * len(nodes)
-        order = np.argsort(self._formula.weight(*self._unit.decode(block.g, block.h), _NO_BOUNDS), axis=-1, kind="stable")
+        order = np.argsort(
+            self._formula.weight(*self._unit.decode(block.g, block.h), _NO_BOUNDS), axis=-1, kind="stable"
+        )
         g, h = (np.take_along_axis(sums, order[None], axis=-1) for sums in (block.g, block.h))
         # From the lowest on: what is added up goes right, and rows without a value go left.
         low_g = block.total_g - np.cumsum(g[..., :n_cuts], axis=-1)

@@ -142,7 +142,7 @@ class ActiveEngine:
     @property
     def n_foreign(self) -> int:
         """Columns of passive parties."""
-        return self._n_columns - self._n_own
+        return int(self._n_columns - self._n_own)
 
     @property
     def trees_per_round(self) -> int:

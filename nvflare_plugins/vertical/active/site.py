@@ -15,9 +15,11 @@ from nvflare_plugins.vertical.active.key_owner import PrecomputingKeyOwner, open
 from nvflare_plugins.vertical.active.leaf_purity import purity_report
 from nvflare_plugins.vertical.active.training import (
     LabelledSet,
+    OwnColumns,
     VerticalResult,
     VerticalRound,
     VerticalSettings,
+    all_columns,
     train_vertical,
 )
 from nvflare_plugins.vertical.active.xgboost_random import with_own_seed
@@ -34,7 +36,7 @@ from nvflare_plugins.vertical.protocol.party_client import ConversationLink
 from nvflare_plugins.vertical.timing import TimedOwner
 from nvflare_plugins.vertical.vertical_context import PURPOSE, TrainedPart, VerticalContext
 from nvflare_plugins.xgb.continuation import check_initial_model
-from nvflare_plugins.xgb.model_json import check_lists, with_lists
+from nvflare_plugins.xgb.model_json import check_lists, check_names_survive
 from nvflare_plugins.xgb.parameters import TrainingParameters
 
 
@@ -52,6 +54,8 @@ class ActiveSite:
         if start.checkpoint is not None:
             self._model = start.checkpoint.content.encode()
         self._rows: dict[int, RoundRow] = {}
+        table = start.data.train.table
+        self._own = OwnColumns(start.data.columns, dict(table.categories), start.job.label_classes)
 
     def run(self) -> TrainedPart:
         """Train; return this party's part."""
@@ -80,15 +84,14 @@ class ActiveSite:
                     self._sets(),
                     parties,
                     TimedOwner(stocked, start.stages),
-                    start.data.columns,
+                    self._own,
                     self._settings(),
                     self._model,
                     self._after_round,
                     timer=start.stages.measure,
                 )
         columns = tuple(PartyColumns(party.name, party.schema.aliases) for party in parties)
-        model = with_lists(result.model, self._names(parties), {}, job.label_classes)
-        part = ActivePart(model, start.data.columns, columns, result.best_round)
+        part = ActivePart(result.model, start.data.columns, columns, result.best_round)
         best = None if result.best_round is None else result.best_round - self._n_initial
         n_rounds = start.n_done + len(result.rounds)
         return TrainedPart(part, n_rounds, params.agreed, self._sections(result, parties), best)
@@ -106,7 +109,7 @@ class ActiveSite:
 
     def _introduce(self, setup: TrainingSetup) -> tuple[Party, ...]:
         """Announce the scheme; get every passive party's schema."""
-        start, notes = self._start, self._start.notes
+        start, job, notes = self._start, self._start.job, self._start.notes
         ranks = [rank for rank in range(start.attempt.channel.world) if rank != start.active_rank]
         names = [start.attempt.channel.sites[rank] for rank in ranks]
         links = [ConversationLink(self._asking, rank, name, notes) for rank, name in zip(ranks, names, strict=True)]
@@ -119,6 +122,9 @@ class ActiveSite:
         for name, schema in zip(names, schemas, strict=True):
             if not all(is_plain_text(alias) and not set(alias) & set("[]<") for alias in schema.aliases):
                 raise ProtocolError(f"{name} calls a feature by a name that no model can hold")
+            listed = [tuple(map(str, words)) for words in job.categories.get(name, {}).values()]
+            if sorted(listed) != sorted(words for words in schema.categories if words):
+                raise ProtocolError(f"{name} has other lists of categories than the job")
         sizes, n_earlier = start.sizes, len(structures(self._model)) if self._model else 0
         for rank, schema in zip(ranks, schemas, strict=True):
             self._asking.expect(rank, sizes.longest_answer(schema.n_bins, n_earlier))
@@ -128,23 +134,23 @@ class ActiveSite:
         start.progress.say(f"columns: {len(start.data.columns)} here, {shown}")
         return parties
 
-    def _names(self, parties: tuple[Party, ...]) -> list[str]:
-        foreign = [f"{party.name}.{alias}" for party in parties for alias in party.schema.aliases]
-        names = [*self._start.data.columns, *foreign]
+    def _columns(self, parties: tuple[Party, ...]) -> tuple[list[str], dict[str, tuple[str, ...]]]:
+        names, categories = all_columns(self._own, parties)
         if len(set(names)) != len(names):
             raise ConfigurationError("a column here has the name under which the model lists another party's")
-        return names
+        check_names_survive(names, categories)
+        return names, categories
 
     def _checked_parameters(self, parties: tuple[Party, ...]) -> TrainingParameters:
         """Check the parameters with all parties' columns, and that the model to continue is one of this job."""
-        start, names = self._start, self._names(parties)
+        start, (names, categories) = self._start, self._columns(parties)
         params = with_own_seed(check_vertical_parameters(start.job.params, names))
         if start.initial is not None:
             part = start.initial.part
             if [(p.site, p.aliases) for p in part.parties] != [(p.name, p.schema.aliases) for p in parties]:
                 raise ConfigurationError("the model to continue was trained with other parties, or other features")
             check_initial_model(part.booster, str(start.job.initial_model), params, names)
-            check_lists(part.booster, str(start.job.initial_model), {}, start.job.label_classes)
+            check_lists(part.booster, str(start.job.initial_model), categories, start.job.label_classes)
         return params
 
     def _sets(self) -> list[LabelledSet]:

@@ -17,7 +17,7 @@ import xgboost as xgb
 
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.vertical.model.model_files import ActivePart
-from nvflare_plugins.xgb.model_json import model_bytes
+from nvflare_plugins.xgb.model_json import NO_LISTS, model_bytes
 
 KINDS = ("weight", "gain", "total_gain", "cover", "total_cover")
 FILE_NAME = "importance.csv"
@@ -47,6 +47,7 @@ def feature_importance(part: ActivePart, first_round: int = 0, end_round: int | 
     # By position: XGBoost would not take the same name twice, and parties may choose equal ones.
     document["learner"]["feature_names"] = [f"f{i}" for i in range(len(features))]
     document["learner"]["feature_types"] = ["float"] * len(features)
+    document["learner"]["gradient_booster"]["model"]["cats"] = NO_LISTS
     booster = xgb.Booster(model_file=bytearray(model_bytes(document)))
     booster = booster[first_round : end_round if end_round is not None else booster.num_boosted_rounds()]
     scores: dict[str, dict[str, Any]] = {kind: booster.get_score(importance_type=kind) for kind in KINDS}

@@ -24,6 +24,7 @@ from nvflare_plugins.xgb.model_json import NO_LISTS, Lists, model_bytes, with_li
 
 _MASKED = np.float32(0)
 Labels = Sequence[str | int] | None
+NO_CATEGORIES: Lists = {}
 
 
 def structures(model: bytes) -> list[TreeStructure]:
@@ -32,7 +33,11 @@ def structures(model: bytes) -> list[TreeStructure]:
 
 
 def mask_columns(
-    model: bytes, n_own_columns: int, names: Sequence[str], categories: Lists, label_classes: Labels = None
+    model: bytes,
+    n_own_columns: int,
+    names: Sequence[str],
+    categories: Lists = NO_CATEGORIES,
+    label_classes: Labels = None,
 ) -> bytes:
     """Name the columns, and check that no threshold or set of categories of another party is in the model.
 
@@ -68,7 +73,8 @@ def merge(model: bytes, n_own_columns: int, tables: Sequence[tuple[int, PrivateT
     """
     document = json.loads(model)
     trees = _trees(document)
-    types = document["learner"]["feature_types"]
+    types = document["learner"].get("feature_types", [])
+    categorical = {feature for feature, kind in enumerate(types) if kind == "c"}
     left = {
         (t, int(node)): int(s.feature[node])
         for t, s in enumerate(map(_structure, trees))
@@ -80,7 +86,7 @@ def merge(model: bytes, n_own_columns: int, tables: Sequence[tuple[int, PrivateT
                 continue  # a tree that was not kept
             if left.pop((t, node), None) != first_column + split.feature:
                 raise ConfigurationError("a private table does not belong to this model")
-            if (split.categories is not None) != (types[first_column + split.feature] == "c"):
+            if (split.categories is not None) != (first_column + split.feature in categorical):
                 raise ConfigurationError("a private table does not belong to this model")
             if split.categories is not None:
                 set_categories(trees[t], node, split.categories)

@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -26,7 +26,7 @@ from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.files import write_durably
 from nvflare_plugins.vertical.model.model import structures
 from nvflare_plugins.vertical.model.private_table import PrivateTable, table_from_json, table_to_json
-from nvflare_plugins.xgb.model_json import model_bytes
+from nvflare_plugins.xgb.model_json import categories_of, model_bytes
 
 ACTIVE_FILE = "vertical_model.json"
 PASSIVE_FILE = "private_table.json"
@@ -59,14 +59,26 @@ class ActivePart:
     parties: tuple[PartyColumns, ...]
     best_round: int | None = None
 
+    @property
+    def categories(self) -> dict[str, tuple[str, ...]]:
+        """Return the public list of each of the active party's categorical columns."""
+        lists = categories_of(self.booster)
+        return {column: lists[column] for column in self.columns if column in lists}
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PassivePart:
-    """A passive party's part. Attributes: columns, aliases: its own and its public name of each feature, in order."""
+    """A passive party's part.
+
+    Attributes:
+        columns, aliases: its own and its public name of each feature, in order.
+        categories: public list of each categorical column.
+    """
 
     table: PrivateTable
     columns: tuple[str, ...]
     aliases: tuple[str, ...]
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 Part = ActivePart | PassivePart
@@ -207,7 +219,9 @@ def find_part(folders: Path, inputs: Path, job_id: str, site: str, expected: typ
 def _content(part: Part) -> dict[str, Any]:
     """Return a part as JSON values, the form that commitments cover."""
     if isinstance(part, PassivePart):
-        return {"columns": list(part.columns), **json.loads(table_to_json(part.table, part.aliases))}
+        lists = {"categories": {name: list(words) for name, words in part.categories.items()}}
+        table = json.loads(table_to_json(part.table, part.aliases))
+        return {"columns": list(part.columns), **table, **(lists if part.categories else {})}
     return {
         "columns": list(part.columns),
         "parties": [[party.site, list(party.aliases)] for party in part.parties],
@@ -223,7 +237,9 @@ def _part(content: Mapping[str, Any]) -> Part:
         table, aliases = table_from_json(json.dumps({name: content[name] for name in ("aliases", "splits")}))
         if len(columns) != len(aliases):
             raise ValueError("one alias for each column")
-        return PassivePart(table, columns, aliases)
+        categories = {str(name): _names(words) for name, words in content.get("categories", {}).items()}
+        _check_sets(table, columns, categories)
+        return PassivePart(table, columns, aliases, categories)
     parties = tuple(PartyColumns(str(site), _names(aliases)) for site, aliases in content["parties"])
     best_round = content["best_round"]
     if best_round is not None and type(best_round) is not int:
@@ -231,6 +247,15 @@ def _part(content: Mapping[str, Any]) -> Part:
     part = ActivePart(model_bytes(content["booster"]), columns, parties, best_round)
     _check_booster(part)
     return part
+
+
+def _check_sets(table: PrivateTable, columns: tuple[str, ...], categories: Mapping[str, tuple[str, ...]]) -> None:
+    if not set(categories) <= set(columns) or not all(categories.values()):
+        raise ValueError("categories of an unknown column")
+    for split in table.values():
+        words = categories.get(columns[split.feature])
+        if (split.categories is None) != (words is None) or (words and max(split.categories or (0,)) >= len(words)):
+            raise ValueError("a split by categories that the column does not have")
 
 
 def _check_booster(part: ActivePart) -> None:
@@ -241,6 +266,8 @@ def _check_booster(part: ActivePart) -> None:
         foreign = (tree.left >= 0) & (tree.feature >= len(part.columns))
         if np.any(tree.threshold[foreign]):
             raise ValueError("a threshold of another party")
+        if any(tree.feature[node] >= len(part.columns) for node in tree.categories):
+            raise ValueError("a set of categories of another party")
 
 
 def _names(names: Any) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from nvflare_plugins.vertical.model.private_table import are_others
 from nvflare_plugins.vertical.protocol.links import Party, collect
 from nvflare_plugins.vertical.protocol.messages import Bits, DecisionAnswer, DecisionRequest, PathQuery
 
+
 @dataclass(frozen=True)
 class TreeStructure:
     """A tree as the active party knows it: thresholds of its own splits alone.
@@ -47,6 +48,7 @@ class TreeStructure:
             is_left = values < self.threshold[node]
         result: NDArray[np.bool_] = np.where(np.isnan(values), self.default_left[node], is_left)
         return result
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:

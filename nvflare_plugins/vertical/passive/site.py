@@ -100,7 +100,8 @@ class PassiveSite:
         """Take part; return this party's part."""
         start = self._start
         start.enter_round(start.n_done)
-        longest = start.sizes.longest_question(len(start.data.columns), len(self._table))
+        most_categories = max(map(len, start.data.categories), default=0)
+        longest = start.sizes.longest_question(len(start.data.columns), len(self._table), most_categories)
         Responder(
             start.attempt.channel,
             start.attempt.session,
@@ -114,7 +115,8 @@ class PassiveSite:
         ).run()
         if self._party is None:
             raise ProtocolError("the active party ended the training before it began")
-        part = PassivePart(dict(self._party.table), start.data.columns, start.data.aliases)
+        categories = dict(start.data.train.table.categories)
+        part = PassivePart(dict(self._party.table), start.data.columns, start.data.aliases, categories)
         return TrainedPart(part, self._n_rounds, start.parameters.agreed, self._sections())
 
     def _first_table(self) -> PrivateTable:
@@ -169,6 +171,7 @@ class PassiveSite:
             self._guard,
             most_trees=(job.num_rounds - start.n_done) * start.trees_per_round,
             limits=TreeLimits.from_effective(start.parameters.effective),
+            categories=start.data.categories,
         )
         start.progress.say(f"answering {job.active} about {len(start.data.columns)} columns")
         start.stages.take()

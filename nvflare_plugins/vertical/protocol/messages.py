@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
+from nvflare_plugins.vertical.job import MAX_BINS
 
 _HEADER = struct.Struct("<4sBB")
 _MAGIC, _VERSION = b"VLBV", 2
 MAX_NODES = 1 << 24
 MAX_ROWS = (1 << 31) - 1
-MAX_BINS = (1 << 16) - 1
 _MAX_FEATURES = 1 << 20
 _MAX_NAME_BYTES = 1 << 10
 
@@ -333,7 +333,7 @@ class SplitRequest:
             return OwnedSplit(
                 data.node(),
                 data.number("I", _MAX_FEATURES),
-                data.number("i", MAX_BINS, -1),
+                data.number("i", 1 << 16, -1),
                 data.flag(),
                 data.items(lambda: data.number("H", MAX_BINS), MAX_BINS),
             )

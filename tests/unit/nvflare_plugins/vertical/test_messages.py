@@ -40,7 +40,8 @@ def tuples(strategy, least=0):
 def schemas(draw):
     aliases = draw(st.lists(st.text(max_size=8), min_size=1, max_size=5, unique=True))
     n_bins = draw(st.lists(st.integers(1, 65_535), min_size=len(aliases), max_size=len(aliases)))
-    return PartySchema(draw(tuples(st.integers(0, 2**31 - 1), 1)), tuple(n_bins), tuple(aliases))
+    lists = [tuple(f"w{i}" for i in range(n)) if n < 9 and draw(st.booleans()) else () for n in n_bins]
+    return PartySchema(draw(tuples(st.integers(0, 2**31 - 1), 1)), tuple(n_bins), tuple(aliases), tuple(lists))
 
 
 MESSAGES = st.one_of(
@@ -53,7 +54,16 @@ MESSAGES = st.one_of(
     st.builds(
         SplitRequest,
         NODES,
-        tuples(st.builds(OwnedSplit, NODES, st.integers(0, 1 << 20), st.integers(-1, 1 << 16), st.booleans())),
+        tuples(
+            st.builds(
+                OwnedSplit,
+                NODES,
+                st.integers(0, 1 << 20),
+                st.integers(-1, 65_535),
+                st.booleans(),
+                tuples(st.integers(0, 65_535)),
+            )
+        ),
     ),
     st.builds(SplitAnswer, NODES, tuples(BITS)),
     st.builds(DecisionRequest, NODES, tuples(st.builds(PathQuery, NODES, NODES, BITS))),
@@ -73,7 +83,7 @@ def test_bits_read_back(values):
 
 @given(st.binary(max_size=80), st.integers(0, 12))
 def test_any_bytes_are_a_message_or_refused(body, code):
-    for data in (body, b"VLBV\x01" + bytes([code]) + body):
+    for data in (body, b"VLBV\x02" + bytes([code]) + body):
         try:
             message = from_bytes(data)
         except ProtocolError:

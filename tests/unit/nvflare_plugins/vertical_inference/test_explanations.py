@@ -55,13 +55,16 @@ HOSTILE = {
     "short": GOOD.to_bytes()[:-1],
     "long": GOOD.to_bytes() + b"\0",
     "other_format": b"X" + GOOD.to_bytes()[1:],
-    "other_version": GOOD.to_bytes()[:4] + b"\2" + GOOD.to_bytes()[5:],
+    "other_version": GOOD.to_bytes()[:4] + b"\1" + GOOD.to_bytes()[5:],
     "other_rows": changed(positions=GOOD.positions[:3]),
     "features_twice": changed(features=np.array([2, 2])),
     "features_unsorted": changed(features=np.array([2, 0])),
     "place_out_of_range": changed(splits=np.array([[0, 0, 2, 1]])),
     "rank_zero": changed(splits=np.array([[0, 0, 1, 0]])),
     "rank_huge": changed(splits=np.array([[0, 0, 1, 1 << 24]])),
+    "groups_of_a_threshold": changed(groups=np.array([[0, 1]])),
+    "groups_of_no_split": changed(groups=np.array([[9, 1]])),
+    "group_huge": changed(splits=np.array([[0, 0, 1, 0]]), groups=np.array([[0, 1 << 16]])),
     "position_huge": changed(positions=np.full((4, 2), 1 << 24)),
 }
 
@@ -75,6 +78,6 @@ def test_hostile_positions_are_refused(name):
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=120))
 def test_any_bytes_are_positions_or_refused(data):
-    for prefix in (b"", b"VLBP\x01"):
+    for prefix in (b"", b"VLBP\x02"):
         with contextlib.suppress(ProtocolError):
             RowPositions.from_bytes(prefix + data, 2)

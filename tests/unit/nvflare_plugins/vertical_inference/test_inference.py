@@ -130,7 +130,7 @@ def test_everything_else_gives_one_fixed_error(name):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: b"VLBV\x01\x08" + tail))
+@given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: b"VLBV\x02\x08" + tail))
 def test_any_bytes_give_an_answer_or_the_fixed_error(data):
     try:
         owner().answer_bytes(data)
