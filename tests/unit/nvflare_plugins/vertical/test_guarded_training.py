@@ -248,3 +248,25 @@ def test_a_split_of_a_withheld_node_is_refused(tmp_path):
 def test_too_many_bins_are_refused_before_anything_is_sent(tmp_path):
     with pytest.raises(PolicyRefusal, match="max_bins"):
         guarded(data(), 1, [guard(tmp_path)], max_bin=64)
+
+
+def test_rare_categories_and_too_few_missing_ones_go_one_way_in_training_and_in_prediction(tmp_path):
+    """Too few missing values count as a category in training: the owner keeps that category's side for them."""
+    rng = np.random.default_rng(5)
+    codes = rng.choice(6, size=N_ROWS, p=[0.3, 0.25, 0.2, 0.2, 0.03, 0.02])
+    features = np.column_stack([rng.normal(size=N_ROWS), codes, rng.normal(size=N_ROWS)]).astype(np.float32)
+    label = (np.isin(codes, [1, 3, 5]) ^ (features[:, 0] > 1)).astype(np.float32)
+    features[:4, 1] = np.nan
+    joined = Joined(features, label, (1, 2), categories={1: list("abcdef")})
+    outcome = federate(joined, PARAMS, 3, guards=[guard(tmp_path)], guarded=True)
+    splits = [s for passive in outcome.passives for s in passive.table.values() if s.categories is not None]
+    assert splits and all((4 in s.categories) == (5 in s.categories) for s in splits)
+    merged = xgb.Booster(model_file=bytearray(outcome.merged()))
+    names = merged.feature_names
+    np.testing.assert_array_equal(
+        outcome.predict(joined, 0), merged.predict(joined.matrix(features, feature_names=names))
+    )
+    as_rare = features.copy()
+    as_rare[:4, 1] = 5  # rare categories have the last bin
+    leaves = [merged.predict(joined.matrix(x, feature_names=names), pred_leaf=True) for x in (features, as_rare)]
+    np.testing.assert_array_equal(*leaves)
