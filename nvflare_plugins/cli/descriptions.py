@@ -52,3 +52,21 @@ PREDICT = """``veilboost predict``: score a file of rows with a finished model, 
 Columns go by name, in any order; classes are written under the names that the job declared. Nothing is written unless
 everything fits, and what is written is for its owner alone (mode 0600).
 """
+
+MODELS = """``veilboost models``: the models that a site has from its jobs, and which of them is in use.
+
+Without more it lists them: when the job ended, the model's name and version, the data set it was trained on, rounds,
+the hash of its bytes, metrics of the last round. `add NAME JOB_ID` makes a job's model the next version of NAME and
+puts it in use; `rollback NAME VERSION` puts another version in use. `veilboost predict NAME FILE` takes the version in
+use, `NAME@2` that version. Nothing is copied or deleted, and the change is there whole or not at all.
+"""
+
+DRIFT = """``veilboost drift``: are new rows still like those that a model was trained on? Sends nothing.
+
+For each column the population stability index between the training rows and the new ones, on the model's own cuts (a
+category each, and one bin for missing values), missing rates, categories that the model does not know, and the index of
+the model's scores. Common reading: below 0.1 little has changed, from 0.25 on the model needs a look. Categories are
+shown by name where ten rows share them. The page and its JSON are for the site alone (mode 0600).
+
+Exit code: 0 below the threshold, 3 drift (a column or score at or above it), 1 refused, 2 wrong usage.
+"""

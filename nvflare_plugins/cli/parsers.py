@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
 from nvflare_plugins.cli import descriptions
+from nvflare_plugins.cli.later import later as _later
+from nvflare_plugins.cli.month_parsers import add_drift, add_models
 from nvflare_plugins.data_sets.declaration import ENCODINGS
 from nvflare_plugins.site.policy.values import PROFILES, Consents
 
@@ -34,7 +35,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for add in (_demo, _site_setup, _check, _plan, _verify, _report, _compare, _predict, _export, _registry, _ledger):
+    for add in (_demo, _site_setup, _check, _plan, _verify, _report, _compare, _predict, _export):
+        add(subparsers)
+    for add in (add_models, add_drift, _registry, _ledger):
         add(subparsers)
     return parser
 
@@ -45,16 +48,6 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         print(f"veilboost {version('veilboost')}")
         parser.exit()
-
-
-def _later(module: str) -> Callable[[argparse.Namespace], int]:
-    """Return what imports a module's ``run`` and calls it."""
-
-    def run(options: argparse.Namespace) -> int:
-        code: int = import_module(f"nvflare_plugins.cli.{module}").run(options)
-        return code
-
-    return run
 
 
 def _demo(subparsers: _Subparsers) -> None:
@@ -384,7 +377,11 @@ def _predict(subparsers: _Subparsers) -> None:
         description=descriptions.PREDICT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", type=Path, help="model.json of a run, or merged_model.json")
+    parser.add_argument(
+        "model",
+        type=Path,
+        help="model.json of a run, merged_model.json, or the name of a model (veilboost models), NAME or NAME@VERSION",
+    )
     parser.add_argument("data", type=Path, help="rows to score: CSV (also .csv.gz) or Parquet")
     parser.add_argument("--out", type=Path, required=True, help="file to write: .csv or .parquet")
     parser.add_argument("--explain", action="store_true", help="SHAP values too, and a picture beside the file (.svg)")

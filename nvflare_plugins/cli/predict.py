@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,10 +17,12 @@ from nvflare_plugins.data_sets.declaration import DataSet, format_of
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.files import write_atomically, write_results
 from nvflare_plugins.formatting import counted, printable
+from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.explanations import draw_strongest, shap_columns
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.scoring.rows import Rows, read_rows
+from nvflare_plugins.scoring.versions import ModelVersions
 from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
 
 _SUFFIXES = (".csv", ".parquet")
@@ -28,6 +31,7 @@ _LONGEST_PATH = 4000
 
 def run(options: argparse.Namespace) -> int:
     """Score, write, and say what was written."""
+    _take_name(options)
     _check_output(options)
     model = FinishedModel.read(options.model)
     _check_threshold(options.threshold, model)
@@ -54,6 +58,27 @@ def run(options: argparse.Namespace) -> int:
     if picture is not None:
         print(f"wrote {printable(str(image), _LONGEST_PATH)}: the strongest features")
     return 0
+
+
+def _take_name(options: argparse.Namespace) -> None:
+    """Put the file and the data set of a named model in the place of its name, where there is no file of that name."""
+    if options.model.exists() or not ModelVersions.is_reference(str(options.model)):
+        return
+    if options.workspace is None or options.site is None:
+        shown = printable(str(options.model))
+        raise ScoringError(f"{shown} is no file; if it is a model's name, give --workspace and --site, whose it is")
+    policy = SitePolicy.load(own_workspace(options.workspace, options.site), options.site)
+    options.model = ModelVersions(policy.runs).path(str(options.model))
+    if options.data_set is None:
+        options.data_set = training_set(policy, options.model.parent)
+        if options.data_set is None:
+            options.workspace = options.site = None
+
+
+def training_set(policy: SitePolicy, run_folder: Path) -> str | None:
+    """Return the name of a run's training set, as new rows are written; None if the policy no longer has it."""
+    data = RunRecord.read(run_folder).data
+    return data[0].name if data and data[0].name in policy.data_sets else None
 
 
 def _check_output(options: argparse.Namespace) -> None:
@@ -107,7 +132,10 @@ def _declared(options: argparse.Namespace) -> DataSet:
     if place == (None, None, None):
         return DataSet("", options.data, "csv")
     if None in place:
-        raise ScoringError("--workspace, --site and --data-set belong together: give all of them, or none")
+        raise ScoringError(
+            "--workspace, --site and --data-set belong together: give all of them, or none (a model's name needs the "
+            "first two alone)"
+        )
     return SitePolicy.load(own_workspace(options.workspace, options.site), options.site).data_set(options.data_set)
 
 

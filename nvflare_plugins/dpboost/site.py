@@ -35,6 +35,7 @@ from nvflare_plugins.dpboost.model import xgboost_model
 from nvflare_plugins.dpboost.server import START, TreeStep, price, steps
 from nvflare_plugins.report.data_facts import TRAINING, DataFacts, missing_of, texts
 from nvflare_plugins.report.run_record import PointCurve, ReportSection, RoundRow
+from nvflare_plugins.site.memory.persons_of_budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.values import JobTerms
 from nvflare_plugins.wire.catalogue import Kind
@@ -59,10 +60,10 @@ def _protection(job: DpBoostJob, data: SiteData) -> dict[str, str | int]:
 def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
     """Check the job against the policy, and load the rows that it can use, at this site alone.
 
-    Privacy: a row without a usable label or id, or whose randomised buckets were sent, is left out, whatever the other
-        rows are; values are clipped, or missing. An id may stand there twice: a row's tree follows from its own id, and
-        ``rows_per_person`` counts rows. So one row changes neither what happens to the others nor whether the job goes
-        on, and a site may have no row at all.
+    Privacy: a row without a usable label or id, whose randomised buckets were sent, or of a person for whom the budget
+        of another data set pays, is left out, whatever the other rows are; values are clipped, or missing. An id may
+        stand there twice: a row's tree follows from its own id, and ``rows_per_person`` counts rows. So one row changes
+        neither what happens to the others nor whether the job goes on, and a site may have no row at all.
 
     Raises:
         PolicyRefusal: the site's policy forbids the job.
@@ -79,7 +80,7 @@ def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
     if spec.id in (*job.names, job.label):
         raise ConfigurationError(f"the id column of data set {spec.name!r} can be neither feature nor label")
     check_names_survive(job.names, job.categories)
-    sent = SentRows(context.policy)
+    sent, persons = SentRows(context.policy), PersonsOfBudgets(context.policy, spec)
     asks = sent.asks_for_ids(spec)
     table = load_table(
         spec,
@@ -99,6 +100,7 @@ def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
     if asks:
         is_free = ~sent.sent(usable_ids(table.ids, spec))
         table = table.kept(is_free, "whose randomised buckets were sent")
+    table = table.kept(persons.are_new(usable_ids(table.ids, spec)), "of persons whom another budget pays for")
     log_what_labels_lack(table, job.data_set, is_classification=False)
     names = [str(name) for name in usable_ids(table.ids, spec)]
     return SiteData(context.site, np.ascontiguousarray(table.features.T), table.label.astype(np.float64), names)
@@ -135,7 +137,9 @@ class _Training:
             attempt.evidence,
         )
         ledger.reserve(self._plan.events_by_tree())
+        policy = attempt.context.policy
         try:
+            PersonsOfBudgets(policy, policy.data_set(job.data_set)).note(self._data.record_ids)
             attempt.gather_sealed("reserved", b"")
             start = self._start(ledger)
             trees = list(self._train(ledger, start))

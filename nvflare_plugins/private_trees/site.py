@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -35,6 +35,7 @@ from nvflare_plugins.private_trees.trainers import train
 from nvflare_plugins.private_trees.training import OwnRows
 from nvflare_plugins.report.data_facts import DataFacts
 from nvflare_plugins.report.run_record import RoundRow
+from nvflare_plugins.site.memory.persons_of_budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.values import JobTerms
 from nvflare_plugins.wire.profiles import MaskedSums
@@ -54,6 +55,7 @@ class Prepared:
         rows: those that the job can use, values clipped to their public bounds.
         n_reports: rows of the file, those left out included: under local noise each of them reports nothing but noise.
         facts: on the rows that the job can use, for this site's own record.
+        note_persons: to be called once the price is reserved, before anything is released.
     """
 
     plan: JobPlan
@@ -61,6 +63,7 @@ class Prepared:
     rows: OwnRows
     n_reports: int
     facts: DataFacts
+    note_persons: Callable[[], None]
 
     def row_hash(self) -> bytes:
         """Return a hash of the rows, for this site's own ledger."""
@@ -72,9 +75,10 @@ class Prepared:
 def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
     """Check the job against the policy, and load the rows that it can use, at this site alone.
 
-    Privacy: a row that the job cannot use, or whose randomised buckets were sent, is left out, whatever the other rows
-        are; values are clipped to public bounds, or missing. So one row changes neither what happens to the others nor
-        whether the job goes on, and a site may have no row at all.
+    Privacy: a row that the job cannot use, whose randomised buckets were sent, or of a person for whom the budget of
+        another data set pays, is left out, whatever the other rows are; values are clipped to public bounds, or
+        missing. So one row changes neither what happens to the others nor whether the job goes on, and a site may have
+        no row at all.
 
     Raises:
         PolicyRefusal: the site's policy forbids the job.
@@ -89,8 +93,8 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
             f"holds against {job.colluders}. Policy key: max_colluders. Remedy: raise the job's colluders, or ask "
             f"{policy.site} to change it."
         )
-    sent = SentRows(policy)
-    with_ids = sent.asks_for_ids(spec)
+    sent, persons = SentRows(policy), PersonsOfBudgets(policy, spec)
+    asks_for_sent = sent.asks_for_ids(spec)
     names = column_names(spec, job.label, job.weight, job.features)
     plan = JobPlan.of(job, len(context.sites), names)
     check_names_survive(names, job.categories)
@@ -101,7 +105,7 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
         features=names,
         categories=job.categories,
         label_classes=job.label_classes,
-        with_ids=with_ids,
+        with_ids=asks_for_sent or persons.needs_ids,
         repair=True,
     )
     n_reports = table.n_rows
@@ -117,11 +121,16 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
     table = table.kept(np.isin(table.label, (0.0, 1.0)), f"whose label {job.label!r} is neither 0 nor 1 nor listed")
     if table.weight is not None:
         table = table.kept(~np.isnan(table.weight), f"whose weight {job.weight!r} is missing or negative")
-    if with_ids:
+    if asks_for_sent:
         table = table.kept(~sent.sent(usable_ids(table.ids, spec)), "whose randomised buckets were sent")
+    ids: list[str | None] = []
+    if persons.needs_ids:
+        table = table.kept(persons.are_new(usable_ids(table.ids, spec)), "of persons whom another budget pays for")
+        ids = usable_ids(table.ids, spec)
     log_what_labels_lack(table, job.data_set, is_classification=True)
     rows = OwnRows(_clipped(table, plan), table.label, _weights(table, job))
-    return Prepared(plan, Schema.of(table), rows, n_reports, DataFacts.of(table, job.data_set))
+    facts = DataFacts.of(table, job.data_set)
+    return Prepared(plan, Schema.of(table), rows, n_reports, facts, lambda: persons.note(ids))
 
 
 def _clipped(table: Table, plan: JobPlan) -> NDArray[np.float32]:
@@ -209,6 +218,7 @@ class _Training:
         payment = Payment(self._job, context, self._plan, self._prepared.row_hash(), self._attempt.evidence)
         _log.info("%s", payment.quote.message)
         try:
+            self._prepared.note_persons()
             payment.begin(self._attempt.gather_sealed("reserved", payment.history()))
             for line in lines(summarise(self._plan)):
                 self._progress.say(line)

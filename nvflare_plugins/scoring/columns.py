@@ -22,7 +22,7 @@ from nvflare_plugins.formatting import printable
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.model import Feature
 
-_UNKNOWN = -2  # ``positions_of``
+UNKNOWN = -2  # ``positions_of``
 _MOST_SHOWN = 10
 PLAIN = NumberFormat()
 
@@ -119,7 +119,7 @@ def matrix_of(
         is_nested = pa.types.is_nested(column.type)
         if feature.categories is not None and not is_nested:
             codes = positions_of(column, feature.categories, missing)
-            n_unknown = int(np.count_nonzero(codes == _UNKNOWN))
+            n_unknown = int(np.count_nonzero(codes == UNKNOWN))
             if n_unknown and not unknown_is_missing:
                 problems.append(
                     f"column {name}: {n_unknown} of {n_rows} values are none of the model's "

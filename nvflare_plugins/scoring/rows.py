@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.table import positions_of
 from nvflare_plugins.data_sets.tabular_files import TabularFile
 from nvflare_plugins.data_sets.text_values import NumberFormat
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.formatting import printable
-from nvflare_plugins.scoring.columns import COMMAND, check_names, matrix_of
+from nvflare_plugins.scoring.columns import COMMAND, UNKNOWN, check_names, matrix_of
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.model import Feature
 
@@ -26,10 +27,15 @@ _HOW = "--separator and --encoding, or the site's policy (--workspace), say how 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Shapes: values: float32[n_rows, n_features], as the model was trained on them; ids: [n_rows], or None."""
+    """Shapes: values: float32[n_rows, n_features], as the model was trained on them; ids: [n_rows], or None.
+
+    Attributes:
+        unknown: column -> its texts that are none of the model's categories, with how many rows have each.
+    """
 
     values: NDArray[np.float32]
     ids: pd.Series | None
+    unknown: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def read_rows(
@@ -62,6 +68,11 @@ def read_rows(
         raise ScoringError(f"{spec.name} {reason.rstrip('.')}. {_HOW}") from None
 
 
+def names_in(spec: DataSet) -> list[str]:
+    """Return the columns of a file under the names that the data set gives them."""
+    return TabularFile(_of_columns_there(spec)).column_names
+
+
 def _read(
     spec: DataSet, features: Sequence[Feature], id_column: str | None, ignored: Sequence[str], unknown_is_missing: bool
 ) -> Rows:
@@ -87,7 +98,23 @@ def _read(
     )
     # As Arrow holds them: whole numbers with gaps would become others in pandas.
     ids = None if id_column is None else columns[id_column].to_pandas(types_mapper=pd.ArrowDtype)
-    return Rows(values, ids)
+    return Rows(values, ids, _unknown(features, columns, spec.missing) if unknown_is_missing else {})
+
+
+def _unknown(
+    features: Sequence[Feature], columns: Mapping[str, pa.ChunkedArray], missing: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    """Count the texts of each column that are none of the model's categories."""
+    found = {}
+    for feature in features:
+        if feature.categories is None:
+            continue
+        column = columns[feature.name]
+        is_unknown = positions_of(column, feature.categories, missing) == UNKNOWN
+        if is_unknown.any():
+            counts = column.filter(pa.array(is_unknown)).value_counts().to_pylist()
+            found[feature.name] = {str(one["values"]): int(one["counts"]) for one in counts}
+    return found
 
 
 def _of_columns_there(spec: DataSet) -> DataSet:

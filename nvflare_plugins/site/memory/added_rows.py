@@ -52,7 +52,7 @@ def count_added(
 def added_since(
     db: sqlite3.Connection, record: DataRecord, rows: NDArray[np.uint64], earlier: Sequence[runs.Terms]
 ) -> int | None:
-    """Return how many rows of a version no earlier job has used; None where that cannot be told, or rows went.
+    """Return how many rows of a version no earlier job has trained on; None where that cannot be told, or rows went.
 
     Args:
         record: the version that a job asks for, with ``rows``.
@@ -66,7 +66,7 @@ def added_since(
             return None
         version = runs.rows_of(db, comparable)
         all_of.append(version)
-        if not runs.runs_under(db, terms) <= unchecked:
+        if not runs.trainings_under(db, terms) <= unchecked:
             released.append(version)
     return count_added(rows, all_of, released)
 

@@ -59,7 +59,8 @@ STATEMENTS = (
 # What makes a memory of the format before one of this format: that one knew whether files had been moved away.
 FROM_FORMAT_1 = ("DROP TABLE earlier_version", _EARLIER_VERSION)
 
-RELEASED_SUMS, PREDICTIONS, UNCHECKED = "released sums", "predictions", "runs whose added rows were not checked"
+RELEASED_SUMS, PREDICTIONS = "released sums", "predictions"
+UNCHECKED, PERSONS = "runs whose added rows were not checked", "persons of budgets"
 COUNTS: Mapping[str, Mapping[str, str]] = {
     RELEASED_SUMS: {
         "keys": "<u8",
@@ -71,6 +72,7 @@ COUNTS: Mapping[str, Mapping[str, str]] = {
     },
     PREDICTIONS: {"keys": "<u8", "counts": "<i8"},
     UNCHECKED: {"runs": "<i8"},
+    PERSONS: {"keys": "<u8"},
 }
 """The arrays that are kept for each data set, by purpose and name."""
 

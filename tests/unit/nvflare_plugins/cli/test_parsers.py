@@ -43,6 +43,8 @@ def test_the_subcommands_that_are_imported_late_are_there() -> None:
         "compare",
         "predict",
         "export",
+        "models",
+        "drift",
         "registry",
         "ledger",
     ]

@@ -1,0 +1,122 @@
+"""``veilboost drift``: a batch of new rows beside those that a model was trained on, at one site."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.cli.predict import training_set
+from nvflare_plugins.data_sets.declaration import DataSet, format_of
+from nvflare_plugins.files import write_atomically
+from nvflare_plugins.formatting import printable
+from nvflare_plugins.report.drift_page import build_page
+from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.scoring.drift import Drift, features_of, scores_of
+from nvflare_plugins.scoring.model import FinishedModel
+from nvflare_plugins.scoring.rows import Rows, names_in, read_rows
+from nvflare_plugins.scoring.versions import ModelVersions
+from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
+
+DRIFTED = 3
+_SHOWN = 12
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare, print, and write page and JSON where asked."""
+    _check(options)
+    policy = SitePolicy.load(own_workspace(options.workspace, options.site), options.site)
+    path = _model(policy, options.model)
+    record, model = RunRecord.read(path.parent), FinishedModel.read(path)
+    name = training_set(policy, path.parent)
+    if name is None:
+        raise ConfigurationError(
+            f"the policy of {policy.site} has no data set of the name that job {path.parent.name} was trained on, "
+            "which says how files are read. Policy key: data_sets."
+        )
+    spec, facts = policy.data_sets[name], record.data[0]
+    notes: list[str] = []
+    before = _rows(spec, options.training, model, [])
+    if len(before.values) != facts.rows:
+        notes.append(
+            f"The training rows are those of the file as it is now: {len(before.values):,} rows, of which the job used "
+            f"{facts.rows:,}."
+        )
+    now = _rows(spec, options.data, model, options.ignore)
+    if not len(before.values) or not len(now.values):
+        raise ConfigurationError("there is nothing to compare: one of the files has no rows")
+    features, scores = features_of(model, before, now), scores_of(model, before, now)
+    document = {
+        "model": options.model,
+        "job": path.parent.name,
+        "site": policy.site,
+        "threshold": options.threshold,
+        "training_rows": len(before.values),
+        "new_rows": len(now.values),
+        "scores": [dataclasses.asdict(one) for one in scores],
+        "features": [dataclasses.asdict(one) for one in features],
+        "drifted": [one.name for one in (*scores, *features) if one.index >= options.threshold],
+        "notes": notes,
+    }
+    _print(scores, features, document)
+    if options.out is not None:
+        write_atomically(options.out, build_page(document).encode(), 0o600)
+        target = write_atomically(options.out.with_suffix(".json"), json.dumps(document, indent=1).encode(), 0o600)
+        print(f"wrote {options.out} and {target.name}: for this site only, sent nowhere")
+    return DRIFTED if document["drifted"] else 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    if not 0 < options.threshold < float("inf"):
+        raise ConfigurationError("--threshold must be a number above 0")
+    if options.out is not None and options.out.suffix != ".html":
+        raise ConfigurationError("--out: the name must end in .html; the JSON stands beside it")
+
+
+def _model(policy: SitePolicy, reference: str) -> Path:
+    """Return the file of a model by its name, or by the job that left it."""
+    versions = ModelVersions(policy.runs)
+    of_job = [one for one in versions.found() if one.job == reference]
+    if of_job and reference.partition("@")[0] not in versions.names():
+        return policy.runs / of_job[-1].job / of_job[-1].file
+    return versions.path(reference)
+
+
+def _rows(spec: DataSet, path: Path | None, model: FinishedModel, ignored: list[str]) -> Rows:
+    """Read a file as the training set is read; its label and weight, and rows' ids, are no features."""
+    if path is not None:
+        kind = format_of(path)
+        if kind is None or not path.is_file():
+            raise ConfigurationError(f"{printable(str(path))} is no file whose name ends in .csv or .parquet")
+        spec = replace(spec, name=printable(str(path)), path=path.absolute(), format=kind, loader=None, max_rows=0)
+    known = {feature.name for feature in model.features}
+    return read_rows(spec, model.features, None, _others(spec, known, ignored), unknown_is_missing=True)
+
+
+def _others(spec: DataSet, known: set[str], ignored: list[str]) -> list[str]:
+    """Return the columns that are no features: what the job did not take is no drift of the model."""
+    present = names_in(spec)
+    missing = [name for name in ignored if name not in present]
+    if missing:
+        raise ConfigurationError(f"--ignore {printable(missing[0])!r}: {spec.name} has no such column")
+    return [name for name in present if name not in known and name != spec.id]
+
+
+def _print(scores: list[Drift], features: list[Drift], document: dict[str, Any]) -> None:
+    print(f"{'':<32} {'index':>7} {'chance':>7} {'missing':>16}  unknown categories")
+    for one in (*scores, *features[:_SHOWN]):
+        rates = f"{one.missing_before:.1%} to {one.missing_now:.1%}"
+        new = ", ".join(f"{printable(text, 40)} ({rows})" for text, rows in one.new_categories.items())
+        unknown = f"{one.unknown} rows {new}" if one.unknown else ""
+        print(f"{printable(one.name, 32):<32} {one.index:>7.3f} {one.by_chance:>7.3f} {rates:>16}  {unknown}")
+    if len(features) > _SHOWN:
+        print(f"and {len(features) - _SHOWN} columns with smaller indices")
+    for note in document["notes"]:
+        print(f"note: {note}")
+    drifted = document["drifted"]
+    said = f"drift: {', '.join(printable(name, 60) for name in drifted[:_SHOWN])}" if drifted else "no drift"
+    print(f"{said} (threshold {document['threshold']:g})")

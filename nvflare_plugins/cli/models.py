@@ -1,0 +1,28 @@
+"""``veilboost models``: the models that a site has from its jobs, their names, and which version is in use."""
+
+from __future__ import annotations
+
+import argparse
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.scoring.versions import ModelVersions, describe
+from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
+
+
+def run(options: argparse.Namespace) -> int:
+    """List, name, or go back."""
+    workspace = own_workspace(options.workspace, options.site)
+    versions = ModelVersions(SitePolicy.load(workspace, options.site).runs)
+    action, given = options.action, options.arguments
+    if action == "list" and not given:
+        print(describe(versions.found(), versions.names()))
+    elif action == "add" and len(given) == 2:
+        name, job = given
+        print(f"job {job} is {name}@{versions.add(name, job)}, which `veilboost predict {name}` uses from now on")
+    elif action == "rollback" and len(given) == 2 and given[1].isascii() and given[1].isdecimal():
+        name, version = given[0], int(given[1])
+        before = versions.use(name, version)
+        print(f"`veilboost predict {name}` uses {name}@{version} from now on; before it was {name}@{before}")
+    else:
+        raise ConfigurationError("give nothing to list the models, or: add NAME JOB_ID, or: rollback NAME VERSION")
+    return 0

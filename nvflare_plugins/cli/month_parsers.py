@@ -1,0 +1,53 @@
+"""The subcommands of ``veilboost`` for models in use: which one, and whether new rows are still like the old ones."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TypeAlias
+
+from nvflare_plugins.cli import descriptions
+from nvflare_plugins.cli.later import later
+
+_Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_models(subparsers: _Subparsers) -> None:
+    """Add ``veilboost models``."""
+    parser = subparsers.add_parser(
+        "models",
+        help="list the models that a site has from its jobs, name them, go back to an earlier version",
+        description=descriptions.MODELS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("action", nargs="?", choices=("list", "add", "rollback"), default="list")
+    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="add: NAME JOB_ID; rollback: NAME VERSION")
+    _add_site(parser)
+    parser.set_defaults(func=later("models"))
+
+
+def add_drift(subparsers: _Subparsers) -> None:
+    """Add ``veilboost drift``."""
+    parser = subparsers.add_parser(
+        "drift",
+        help="compare a file of new rows with those that a model was trained on",
+        description=descriptions.DRIFT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="NAME", help="name of a model (veilboost models), NAME@VERSION, or a job's id")
+    parser.add_argument("data", type=Path, metavar="NEW_FILE", help="the new rows, written as the training file is")
+    parser.add_argument("--out", type=Path, metavar="FILE.html", help="write a page, and FILE.json beside it")
+    parser.add_argument(
+        "--threshold", type=float, default=0.25, help="stability index from which it is drift (default: 0.25)"
+    )
+    parser.add_argument(
+        "--training", type=Path, metavar="FILE", help="the training rows (default: the data set as it is now)"
+    )
+    parser.add_argument("--ignore", metavar="COLUMN", action="append", default=[], help="column that is no feature")
+    _add_site(parser)
+    parser.set_defaults(func=later("drift"))
+
+
+def _add_site(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workspace", metavar="DIR", type=Path, required=True, help="the site's workspace")
+    parser.add_argument("--site", metavar="NAME", required=True, help="the site's name")

@@ -1,0 +1,96 @@
+"""New persons are a data set with a budget of its own, and nobody is counted twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from he_processors.errors import PolicyRefusal
+from nvflare_plugins.private_trees import site as site_module
+from nvflare_plugins.private_trees.training import OwnRows
+from nvflare_plugins.site.memory.persons_of_budgets import PersonsOfBudgets
+from nvflare_plugins.site.policy.policy import SitePolicy
+from tests.support.private_federation import BUDGET, DATA, PrivateFederation, frame_of, job_of
+
+NEXT = "patients_09"
+
+
+def two_months(folder: Path, returning: int, id_of_next: str | None = "person") -> PrivateFederation:
+    """Give each site a second month, whose first persons are those of the first month."""
+    frame = frame_of().assign(person=np.arange(900))
+    federation = PrivateFederation(folder, frame)
+    parts = np.array_split(np.arange(900), 3)
+    later = pd.concat(
+        [frame.iloc[rows].assign(person=rows + np.where(np.arange(300) < returning, 0, 10_000)) for rows in parts]
+    )
+    federation.give_data(NEXT, later)
+    for site in federation.sites:
+        federation.write_policy(
+            site,
+            data_sets={
+                DATA: {"path": f"{DATA}.parquet", "id": "person", "privacy": BUDGET},
+                NEXT: {"path": f"{NEXT}.parquet", "privacy": BUDGET, **({"id": id_of_next} if id_of_next else {})},
+            },
+        )
+    return federation
+
+
+def rows_used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list into which every site's number of rows goes."""
+    found: list[int] = []
+
+    def heard(columns: np.ndarray, label: np.ndarray, weights: np.ndarray | None) -> OwnRows:
+        found.append(label.size)
+        return OwnRows(columns, label, weights)
+
+    monkeypatch.setattr(site_module, "OwnRows", heard)
+    return found
+
+
+def features(**changes: object) -> dict:
+    return {"features": ["x0", "x1", "x2", "x3", "colour"], **changes}
+
+
+def test_persons_of_the_first_month_are_left_out_of_the_second(tmp_path: Path, monkeypatch) -> None:
+    federation, used = two_months(tmp_path, returning=40), rows_used(monkeypatch)
+    federation.run_private(job_of(**features()), "august").succeed()
+    federation.run_private(job_of(**features(data_set=NEXT)), "september").succeed()
+    assert used == [300] * 3 + [260] * 3
+    # Nor does the first month take in those whom the second has paid for.
+    federation.give_data(
+        DATA, pd.read_parquet(federation.workspace("site-1") / f"{NEXT}.parquet"), [np.arange(300)] * 3
+    )
+    for site in federation.sites:
+        federation.write_policy(site, data_sets={DATA: {"path": f"{DATA}.parquet", "id": "person", "privacy": BUDGET}})
+    federation.run_private(job_of(**features()), "again").succeed()
+    assert sorted(used[6:]) == [40, 300, 300], "site-1 knows them, the others have never seen them"
+
+
+def test_without_an_id_column_a_second_set_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    federation = two_months(tmp_path, returning=40, id_of_next=None)
+    federation.run_private(job_of(**features()), "august").succeed()
+    run = federation.run_private(job_of(**features(data_set=NEXT)), "september")
+    assert isinstance(run.error("site-1"), PolicyRefusal) and f"data_sets.{NEXT}.id" in str(run.error("site-1"))
+    assert not run.frames and not (federation.workspace("site-1") / "veilboost_ledgers" / "site-1" / NEXT).exists()
+
+
+def test_what_a_job_reads_and_is_refused_belongs_to_nobody(tmp_path: Path) -> None:
+    """Persons are noted when the price is reserved, so that a job beyond the budget moves nobody to its data set."""
+    federation = two_months(tmp_path, returning=40)
+    run = federation.run_private(job_of(**features(epsilon=50.0)), "dear")
+    assert isinstance(run.error("site-1"), PolicyRefusal)
+    policy = SitePolicy.load(federation.workspace("site-1"), "site-1")
+    persons = PersonsOfBudgets(policy, policy.data_set(NEXT))
+    assert persons.are_new(["1", "2", None]).all()
+
+
+def test_rows_without_an_id_may_be_anybody(tmp_path: Path) -> None:
+    federation = two_months(tmp_path, returning=40)
+    policy = SitePolicy.load(federation.workspace("site-1"), "site-1")
+    PersonsOfBudgets(policy, policy.data_set(DATA)).note(["1", "1", None, "2"])
+    persons = PersonsOfBudgets(policy, policy.data_set(NEXT))
+    assert persons.are_new(["1", "3", None]).tolist() == [False, True, False]
+    assert PersonsOfBudgets(policy, policy.data_set(DATA)).are_new(["1", "3", None]).all()

@@ -1,0 +1,237 @@
+"""``veilboost models`` and ``veilboost drift``: names of models, the way back, and rows that are no longer the same."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import stat
+import threading
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import xgboost as xgb
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.cli.main import main
+from nvflare_plugins.report.data_facts import DataFacts
+from nvflare_plugins.report.run_record import RoundRow, RunRecord
+from nvflare_plugins.scoring.drift import features_of, scores_of
+from nvflare_plugins.scoring.model import Feature, FinishedModel
+from nvflare_plugins.scoring.rows import Rows
+from nvflare_plugins.scoring.versions import NAMES_FILE, ModelVersions
+from nvflare_plugins.xgb.model_json import with_lists
+
+COLUMNS = ["age", "ward", "value"]
+WARDS = ["A", "B", "C"]
+
+
+def rows(n: int, seed: int, shift: float = 0.0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {"age": rng.normal(50 + shift, 10, n), "ward": rng.choice(WARDS, n), "value": rng.normal(size=n)}
+    )
+    return frame.assign(y=((frame.age > 52) ^ (frame.ward == "B")).astype(int))
+
+
+def model_of(frame: pd.DataFrame, rounds: int = 3) -> bytes:
+    features = frame[COLUMNS].assign(ward=frame.ward.map(WARDS.index))
+    matrix = xgb.DMatrix(
+        features.to_numpy(np.float32),
+        label=frame.y,
+        feature_names=COLUMNS,
+        feature_types=["float", "c", "float"],
+        enable_categorical=True,
+    )
+    params = {"objective": "binary:logistic", "max_depth": 2, "base_score": 0.5}
+    booster = xgb.train(params, matrix, rounds)
+    return with_lists(bytes(booster.save_raw("json")), COLUMNS, {"ward": WARDS}, ["no", "yes"])
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Return a workspace with three jobs: two months' models, and a run that left none."""
+    frame = rows(600, 1)
+    frame.to_csv(tmp_path / "august.csv", index=False)
+    (tmp_path / "local").mkdir()
+    policy = {"data_sets": {"patients": {"path": str(tmp_path / "august.csv")}}}
+    (tmp_path / "local" / "veilboost.json").write_text(json.dumps(policy))
+    for number, job in enumerate(["job-a", "job-b"], start=1):
+        folder = tmp_path / "veilboost_runs" / job
+        folder.mkdir(parents=True)
+        (folder / "model.json").write_bytes(model_of(frame, number))
+        facts = DataFacts("patients", "training", 600, tuple(COLUMNS), label="y")
+        rounds = tuple(RoundRow(i, 1.0, {"eval-auc": 0.7 + 0.01 * i}) for i in range(number))
+        record = RunRecord(
+            job, "00", "site-1", ("site-1",), "masks", rounds=rounds, model="model.json", data=(facts,),
+            finished=f"2026-0{7 + number}-01T00:00:00+00:00",
+        )  # fmt: skip
+        record.write(folder)
+    (tmp_path / "veilboost_runs" / "broken").mkdir()
+    (tmp_path / "veilboost_runs" / "broken" / "run.json").write_text("{}")
+    return tmp_path
+
+
+def models(site: Path, *arguments: str) -> int:
+    return main(["models", *arguments, "--workspace", str(site), "--site", "site-1"])
+
+
+def predict(site: Path, name: str, out: str = "out.csv") -> int:
+    options = ["--out", str(site / out), "--ignore", "y", "--workspace", str(site), "--site", "site-1"]
+    return main(["predict", name, str(site / "august.csv"), *options])
+
+
+def drift(site: Path, new: pd.DataFrame, *options: str, model: str = "job-a") -> int:
+    new.to_csv(site / "new.csv", index=False)
+    return main(["drift", model, str(site / "new.csv"), "--workspace", str(site), "--site", "site-1", *options])
+
+
+# -- versions ---------------------------------------------------------------------------------------------------------
+
+
+def test_models_are_listed_named_and_used(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert models(site) == 0
+    listed = capsys.readouterr().out
+    assert "job-a, eval-auc 0.7\n" in listed and "job-b, eval-auc 0.71\n" in listed and "broken" not in listed
+    assert models(site, "add", "outcome", "job-a") == models(site, "add", "outcome", "job-b") == 0
+    assert predict(site, "outcome") == predict(site, "outcome@1", "one.csv") == 0
+    two, one = pd.read_csv(site / "out.csv"), pd.read_csv(site / "one.csv")
+    assert not two.equals(one)
+    before = {path: path.read_bytes() for path in site.rglob("model.json")}
+    assert models(site, "rollback", "outcome", "1") == 0
+    assert "before it was outcome@2" in capsys.readouterr().out
+    assert predict(site, "outcome") == 0 and pd.read_csv(site / "out.csv").equals(one)
+    assert {path: path.read_bytes() for path in site.rglob("model.json")} == before, "nothing is deleted"
+    assert models(site) == 0
+    listed = capsys.readouterr().out
+    assert "outcome@1*" in listed and "outcome@2 " in listed
+    assert stat.S_IMODE((site / "veilboost_runs" / NAMES_FILE).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("add", "outcome", "nothing"), "`veilboost models` lists"),
+        (("add", "../x", "job-a"), "can be no name"),
+        (("add", "outcome", "job-a"), "rollback outcome 1"),
+        (("rollback", "outcome", "2"), "no version 2"),
+        (("rollback", "other", "1"), "no such name"),
+        (("rollback", "outcome", "0"), "no version 0"),
+        (("add", "outcome"), "NAME JOB_ID"),
+        (("rollback", "outcome", "one"), "NAME VERSION"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(
+    site: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    assert models(site, "add", "outcome", "job-a") == 0
+    before = (site / "veilboost_runs" / NAMES_FILE).read_bytes()
+    assert models(site, *arguments) == 1 and said in capsys.readouterr().err
+    assert (site / "veilboost_runs" / NAMES_FILE).read_bytes() == before
+
+
+def test_a_model_that_changed_since_it_was_named_is_not_used(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models(site, "add", "outcome", "job-a")
+    models(site, "add", "outcome", "job-b")
+    path = site / "veilboost_runs" / "job-b" / "model.json"
+    path.write_bytes(path.read_bytes() + b" ")
+    assert predict(site, "outcome") == 1 and "use another version" in capsys.readouterr().err
+    assert models(site, "rollback", "outcome", "1") == 0 and predict(site, "outcome") == 0
+    assert models(site, "rollback", "outcome", "2") == 1
+
+
+def test_a_name_needs_to_know_whose(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "outcome", str(site / "august.csv"), "--out", str(site / "out.csv")]) == 1
+    assert "--workspace and --site" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b'{"format": 2, "names": {}}', b'{"format": 1, "names": {"a": {"versions": [], "current": 1}}}'],
+)
+def test_damaged_names_are_refused(site: Path, content: bytes) -> None:
+    (site / "veilboost_runs" / NAMES_FILE).write_bytes(content)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        ModelVersions(site / "veilboost_runs").names()
+
+
+def test_names_given_at_the_same_time_are_all_there(site: Path) -> None:
+    versions = ModelVersions(site / "veilboost_runs")
+    threads = [threading.Thread(target=versions.add, args=(f"name{i}", "job-a")) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(versions.names()) == 8
+
+
+# -- drift ------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_the_same_kind_do_not_drift(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert drift(site, rows(600, 2)) == 0 and "no drift" in capsys.readouterr().out
+
+
+def test_what_changed_is_named(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = rows(600, 2, shift=15)
+    new.loc[:199, "ward"] = "Neu"
+    new.loc[:4, "ward"] = "Einzelfall"
+    new.loc[300:, "value"] = np.nan
+    assert drift(site, new, "--out", str(site / "drift.html")) == 3
+    out, page = capsys.readouterr().out, (site / "drift.html").read_text()
+    assert "drift: " in out and "Neu (195)" in out and "Einzelfall" not in out + page, "few rows are not shown by name"
+    document = json.loads((site / "drift.json").read_text())
+    assert set(document["drifted"]) >= {"age", "ward", "value", "probability.yes"}
+    found = {one["name"]: one for one in document["features"]}
+    assert found["value"]["missing_now"] == 0.5 and found["ward"]["unknown"] == 200
+    assert stat.S_IMODE((site / "drift.html").stat().st_mode) == 0o600
+    assert "<script" not in page and "http" not in page.partition("</title>")[2]
+    # The exit code follows the threshold.
+    assert drift(site, new, "--threshold", "50") == 0
+
+
+def test_a_training_file_that_changed_is_said_so(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows(500, 1).to_csv(site / "august.csv", index=False)
+    assert drift(site, rows(300, 2)) == 0
+    assert "500 rows, of which the job used 600" in capsys.readouterr().out
+
+
+def test_a_column_that_is_not_there_is_refused(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert drift(site, rows(300, 2).drop(columns="age")) == 1 and "lacks 1 of the model's 3" in capsys.readouterr().err
+
+
+def test_the_index_is_that_of_its_definition() -> None:
+    """Counted by hand on the model's own thresholds, as trees send values: below a threshold to the left."""
+    frame = rows(400, 3)
+    model = FinishedModel(model_of(frame), "m")
+    old = frame[COLUMNS].assign(ward=frame.ward.map(WARDS.index)).to_numpy(np.float32)
+    later = rows(300, 4, shift=5)
+    new = later[COLUMNS].assign(ward=later.ward.map(WARDS.index)).to_numpy(np.float32)
+    found = {one.name: one for one in features_of(model, Rows(old, None), Rows(new, None))}
+    trees = model.document()["learner"]["gradient_booster"]["model"]["trees"]
+    cuts = sorted(
+        {
+            float(np.float32(t))
+            for tree in trees
+            for left, f, t in zip(tree["left_children"], tree["split_indices"], tree["split_conditions"], strict=True)
+            if left != -1 and f == 0
+        }
+    )
+    assert cuts
+    edges = [-np.inf, *cuts, np.inf]
+    p, q = (
+        np.array([((v[:, 0] >= a) & (v[:, 0] < b)).sum() for a, b in itertools.pairwise(edges)], float)
+        for v in (old, new)
+    )
+    p, q = (p + 0.5) / (400 + 0.5 * p.size), (q + 0.5) / (300 + 0.5 * q.size)
+    assert found["age"].index == pytest.approx(((q - p) * np.log(q / p)).sum())
+    assert [one.name for one in scores_of(model, Rows(old, None), Rows(new, None))] == ["probability.yes"]
+
+
+def test_equal_batches_have_an_index_of_zero() -> None:
+    frame = rows(400, 3)
+    model = FinishedModel(model_of(frame), "m")
+    values = Rows(frame[COLUMNS].assign(ward=frame.ward.map(WARDS.index)).to_numpy(np.float32), None)
+    assert all(one.index == 0 for one in (*features_of(model, values, values), *scores_of(model, values, values)))
+    assert model.features[1] == Feature("ward", tuple(WARDS))
