@@ -4,7 +4,8 @@
     python jobs/alignment.py --run --workspace DIR         makes data for three parties in DIR/data and aligns them
 
 The job folder is what ``nvflare simulator`` and ``nvflare job submit`` take as it stands. Every site's policy must name
-the data sets and their id column, as ``veilboost site-setup DIR --data-set breast=... --id breast=id`` writes it.
+the data sets ``breast_columns`` and ``breast_columns_test`` with their id column, as ``veilboost site-setup DIR
+--example`` writes it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from nvflare_plugins.alignment.demo_data import ID, LABEL, breast_cancer, deal_columns
+from nvflare_plugins.alignment.demo_data import DATA_SETS, ID, LABEL, breast_cancer, deal_columns
 from nvflare_plugins.recipes.alignment import AlignmentRecipe
 from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.script import run_script
@@ -20,7 +21,6 @@ from nvflare_plugins.site.setup import SetupOptions, set_up
 
 FOLDER = Path(__file__).resolve().parent
 SITES = ("site-1", "site-2", "site-3")
-DATA_SETS = ("breast", "breast_test")
 
 
 def recipe() -> AlignmentRecipe:

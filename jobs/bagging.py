@@ -3,8 +3,8 @@
     python jobs/bagging.py --run --workspace DIR     makes data for three sites in DIR/data and runs it over them
     python jobs/bagging.py --write                   writes jobs/bagging/
 
-Elsewhere a site's policy must name the data set ``patients`` and give the consent ``share_own_trees``, as
-``veilboost site-setup DIR --data-set patients=PATH --consent share_own_trees`` writes it.
+Elsewhere a site's policy must name the data set ``breast`` and give the consent ``share_own_trees``, as
+``veilboost site-setup DIR --data-set breast=PATH --consent share_own_trees`` writes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nvflare_plugins.recipes.script import run_script
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
 FOLDER = Path(__file__).resolve().parent
-NAME, DATA_SET = "bagging", "patients"
+NAME, DATA_SET = "bagging", "breast"
 SITES = ("site-1", "site-2", "site-3")
 
 

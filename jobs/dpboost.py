@@ -14,27 +14,13 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from sklearn.datasets import load_breast_cancer
-
-from nvflare_plugins.files import write_private_table
 from nvflare_plugins.recipes.dpboost import DpBoostRecipe
+from nvflare_plugins.recipes.examples import PATIENT_BOUNDS, PATIENTS, write_patients
 from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.script import OwnFiles, run_script
 
 FOLDER = Path(__file__).resolve().parent
-NAME, DATA_SET = "dpboost", "patients"
-SITES = ("site-1", "site-2", "site-3")
-BOUNDS = {
-    "mean_radius": (5, 30),
-    "mean_texture": (5, 40),
-    "mean_area": (100, 2600),
-    "mean_smoothness": (0, 0.2),
-    "mean_compactness": (0, 0.4),
-    "mean_concavity": (0, 0.5),
-    "worst_radius": (5, 40),
-    "worst_area": (100, 4500),
-}
+NAME, DATA_SET = "dpboost", PATIENTS
 
 
 def recipe() -> DpBoostRecipe:
@@ -44,23 +30,13 @@ def recipe() -> DpBoostRecipe:
         data_set=DATA_SET,
         label="target",
         epsilon=4.0,
-        feature_bounds=BOUNDS,
+        feature_bounds=PATIENT_BOUNDS,
         n_trees=10,
         depth=3,
         trees_per_ensemble=5,
         learning_rate=0.3,
         n_candidates=16,
     )
-
-
-def write_data(folder: Path) -> None:
-    """Deal the rows of breast cancer out to three sites."""
-    frame = load_breast_cancer(as_frame=True).frame
-    frame.columns = [name.replace(" ", "_") for name in frame.columns]
-    frame = frame[[*BOUNDS, "target"]].assign(patient=[f"P{i:04d}" for i in range(len(frame))])
-    for site, rows in zip(SITES, np.array_split(np.random.default_rng(0).permutation(len(frame)), 3), strict=True):
-        (folder / site).mkdir(parents=True, exist_ok=True)
-        write_private_table(folder / site / f"{DATA_SET}.csv", frame.iloc[rows])
 
 
 def policy(folder: Path) -> dict[str, Any]:
@@ -73,7 +49,7 @@ def policy(folder: Path) -> dict[str, Any]:
     return {"data_sets": {DATA_SET: data_set}, "allowed_profiles": ["dp_trusted"]}
 
 
-FILES = OwnFiles(write_data, policy)
+FILES = OwnFiles(write_patients, policy)
 
 
 def write(folder: Path) -> Path:

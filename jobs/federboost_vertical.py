@@ -12,15 +12,11 @@ trained on, for a job of inference.
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from sklearn.datasets import load_breast_cancer
-
-from nvflare_plugins.files import write_private_table
+from nvflare_plugins.recipes.examples import PARTS, PARTS_TEST, write_parts
 from nvflare_plugins.recipes.federboost_vertical import FederBoostVerticalRecipe
 from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.script import OwnFiles, run_script
@@ -28,8 +24,7 @@ from nvflare_plugins.recipes.script import OwnFiles, run_script
 FOLDER = Path(__file__).resolve().parent
 NAME = "federboost_vertical"
 ACTIVE, PASSIVE = "site-1", ("site-2", "site-3")
-DATA_SET, TEST_SET = "breast_parts", "breast_parts_test"
-_N_TEST = 150
+DATA_SET, TEST_SET = PARTS, PARTS_TEST
 
 
 def recipe() -> FederBoostVerticalRecipe:
@@ -43,28 +38,6 @@ def recipe() -> FederBoostVerticalRecipe:
         num_rounds=20,
         params={"objective": "binary:logistic", "max_depth": 3, "eta": 0.3},
     )
-
-
-def write_data(folder: Path) -> None:
-    """Write each party's columns of the same rows, and what is public about the passive parties' features.
-
-    The bounds stand for public knowledge: round numbers that hold every possible measurement.
-    """
-    frame = load_breast_cancer(as_frame=True).frame
-    frame.columns = [name.replace(" ", "_") for name in frame.columns]
-    frame.insert(0, "patient", [f"P{i:04d}" for i in range(len(frame))])
-    features = [name for name in frame.columns if name not in ("patient", "target")]
-    parts = dict(zip((ACTIVE, *PASSIVE), np.array_split(features, 3), strict=True))
-    shuffled = frame.sample(frac=1, random_state=0)
-    for site, names in parts.items():
-        place = folder / site
-        place.mkdir(parents=True, exist_ok=True)
-        columns = ["patient", *names, *(["target"] if site == ACTIVE else [])]
-        write_private_table(place / f"{DATA_SET}.csv", shuffled[columns].iloc[_N_TEST:])
-        write_private_table(place / f"{TEST_SET}.csv", shuffled[["patient", *names]].iloc[:_N_TEST])
-        if site != ACTIVE:
-            public = {name: {"low": 0, "high": float(f"{frame[name].max():.0e}")} for name in names}
-            (place / "bucket_features.json").write_text(json.dumps(public, indent=1))
 
 
 def policy(folder: Path) -> dict[str, Any]:
@@ -85,7 +58,7 @@ def policy(folder: Path) -> dict[str, Any]:
     }
 
 
-FILES = OwnFiles(write_data, policy)
+FILES = OwnFiles(write_parts, policy)
 
 
 def write(folder: Path) -> Path:

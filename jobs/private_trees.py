@@ -23,28 +23,19 @@ import pandas as pd
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.files import write_private_table
+from nvflare_plugins.recipes.examples import CREDIT, CREDIT_BOUNDS, SITES, invented_credit
 from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
 from nvflare_plugins.recipes.script import run_script
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
 FOLDER = Path(__file__).resolve().parent
-DATA_SET, SITES = "credit2", ("site-1", "site-2", "site-3")
+DATA_SET = CREDIT
 BUDGET = {"epsilon": 2.0, "delta": 1e-5}
 METHODS = {"default": ("default", "distributed"), "dp_ebm": ("dp_ebm_newton", "trusted_aggregator")}
 """Name of the job -> its method and trust model."""
 
-_MONTHS = range(1, 7)
-BOUNDS = {
-    "LIMIT_BAL": [0, 1_000_000],
-    "SEX": [1, 2],
-    "EDUCATION": [0, 6],
-    "MARRIAGE": [0, 3],
-    "AGE": [18, 100],
-    **{f"PAY_{n}": [-2, 9] for n in (0, 2, 3, 4, 5, 6)},
-    **{f"BILL_AMT{n}": [-100_000, 1_000_000] for n in _MONTHS},
-    **{f"PAY_AMT{n}": [0, 1_000_000] for n in _MONTHS},
-}
+BOUNDS = CREDIT_BOUNDS
 
 
 def recipe(name: str) -> PrivateTreesRecipe:
@@ -65,14 +56,6 @@ def recipe(name: str) -> PrivateTreesRecipe:
 def write(folder: Path) -> list[Path]:
     """Write all job folders below a folder, replacing what was there under their names."""
     return [write_folder(recipe(name), folder) for name in METHODS]
-
-
-def invented_rows(n_rows: int = 30_000) -> pd.DataFrame:
-    """Return rows with the set's columns, where no file of it is at hand: uniform; two columns tell the label."""
-    random = np.random.default_rng(1)
-    frame = pd.DataFrame({name: random.integers(low, high + 1, n_rows) for name, (low, high) in BOUNDS.items()})
-    risk = frame.PAY_0 - frame.LIMIT_BAL / 250_000 + random.normal(size=n_rows)
-    return frame.assign(label=(risk > 4).astype(int))
 
 
 def prepare(frame: pd.DataFrame, workspace: Path) -> None:
@@ -106,7 +89,7 @@ def prepare_workspace(args: Namespace) -> bool:
     if file and not Path(file).is_file():
         raise ConfigurationError(f"there is no file {file}")
     read = pd.read_parquet if file.endswith(".parquet") else pd.read_csv
-    frame = read(file) if file else invented_rows()
+    frame = read(file) if file else invented_credit()
     lacking = [name for name in (*BOUNDS, "label") if name not in frame]
     if lacking:
         raise ConfigurationError(f"{file} lacks the columns {', '.join(lacking)}")

@@ -11,8 +11,8 @@ without encryption.
 
 The parties' tables overlap in most rows, in different orders; the job finds the common ones by private set intersection
 before it trains. The job folders are what ``nvflare simulator`` and ``nvflare job submit`` take as they
-stand; every party's policy must name the data sets and their id column, as ``veilboost site-setup DIR --data-set
-breast=... --data-set breast_test=... --id breast=id --id breast_test=id`` writes it.
+stand; every party's policy must name the data sets ``breast_columns`` and ``breast_columns_test`` with their id column,
+as ``veilboost site-setup DIR --example`` writes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import pandas as pd
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.alignment.demo_data import ID, LABEL, breast_cancer, deal_columns
+from nvflare_plugins.alignment.demo_data import DATA_SETS, ID, LABEL, breast_cancer, deal_columns
 from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.script import run_script
 from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
@@ -44,7 +44,6 @@ CONSENTS = {
     "guarded": (),
     "plain": ("exact_bins", "plain_profile"),
 }
-DATA_SETS = ("breast", "breast_test")
 
 
 def recipe(name: str, label: str = LABEL) -> VerticalXGBRecipe:

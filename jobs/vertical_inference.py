@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.alignment.demo_data import ID
+from nvflare_plugins.alignment.demo_data import DATA_SETS, ID
 from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
 from nvflare_plugins.recipes.script import run_script
@@ -27,7 +27,7 @@ from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE
 FOLDER = Path(__file__).resolve().parent
 ACTIONS = ("predict", "explain", "merge")
 SITES = ("site-1", "site-2", "site-3")
-DATA_SET = "breast_test"
+DATA_SET = DATA_SETS[1]
 SIMULATED = "simulate_job"
 _CONSENTS = {"predict": (), "explain": ("explain",), "merge": ("merge_model",)}
 

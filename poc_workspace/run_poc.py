@@ -35,10 +35,11 @@ from nvflare.fuel.flare_api.flare_api import (
     Session,
     new_secure_session,
 )
-from sklearn.datasets import load_breast_cancer
 
-from nvflare_plugins.alignment.demo_data import LABEL, breast_cancer, deal_columns
+from nvflare_plugins.alignment.demo_data import DATA_SETS, LABEL, breast_cancer, deal_columns
 from nvflare_plugins.files import write_private_table
+from nvflare_plugins.recipes.examples import write_breast_cancer
+from nvflare_plugins.recipes.poc_env import wait_for_sites
 from nvflare_plugins.site.setup import set_up
 
 HERE = Path(__file__).resolve().parent
@@ -48,8 +49,6 @@ PROJECT = "veilboost_poc"
 ADMIN = "admin@consortium.org"
 SITES = ("site-1", "site-2", "site-3")
 DEFAULT_PORT = 8002
-START_TIMEOUT_S = 180
-_REGISTERED = "Successfully registered client"  # what FLARE logs at a site
 STOP_TIMEOUT_S = 30
 COMMAND_TIMEOUT_S = 180
 JOB_TIMEOUT_S = 600
@@ -93,7 +92,7 @@ class Poc:
             self._prepare()
             # FLARE's own wait logs in at once, and hangs if the server is only just coming up.
             self._nvflare("poc", "start", "--no-wait")
-            self._wait_for_sites()
+            wait_for_sites(self.kits / site for site in SITES)
         except BaseException:
             self.stop()
             raise
@@ -113,14 +112,6 @@ class Poc:
             shutil.copy(policy, self.kits / site / "local" / "veilboost.json")
         for change in set_up(self.folder / "poc"):
             say(f"site-setup: {change}")
-
-    def _wait_for_sites(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        logs = [self.kits / site / "log.txt" for site in SITES]
-        while not all(log.is_file() and _REGISTERED in log.read_text() for log in logs):
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"the sites were not up within {START_TIMEOUT_S} s; see {self.kits}/*/log.txt")
-            time.sleep(0.5)
 
     @contextlib.contextmanager
     def session(self) -> Iterator[Session]:
@@ -201,21 +192,9 @@ class Poc:
             raise RuntimeError(f"nvflare {' '.join(arguments)} failed ({outcome}):\n{log.read_text()[-4000:]}")
 
 
-def write_breast_cancer(folders: dict[str, Path]) -> None:
-    """Write each site its third of scikit-learn's breast cancer set: 70 % to train with, 30 % to test with."""
-    table = load_breast_cancer(as_frame=True).frame.sample(frac=1.0, random_state=0)
-    table.columns = [name.replace(" ", "_") for name in table.columns]
-    for rank, folder in enumerate(folders.values()):
-        folder.mkdir(parents=True, exist_ok=True)
-        part = table.iloc[rank :: len(folders)]
-        n_train = int(0.7 * len(part))
-        write_private_table(folder / "breast_train.csv", part.iloc[:n_train])
-        write_private_table(folder / "breast_test.csv", part.iloc[n_train:])
-
-
 def write_columns(folders: dict[str, Path]) -> None:
     """Write each site its columns of the same set, with ids; every site lacks some rows that others have."""
-    deal_columns(breast_cancer(), LABEL, list(folders.values()), ("breast", "breast_test"))
+    deal_columns(breast_cancer(), LABEL, list(folders.values()), DATA_SETS)
 
 
 def write_invented_credit(folders: dict[str, Path]) -> None:

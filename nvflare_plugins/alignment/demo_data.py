@@ -15,6 +15,8 @@ from nvflare_plugins.files import write_private_table
 
 ID = "id"
 LABEL = "target"
+DATA_SETS = ("breast_columns", "breast_columns_test")
+"""Names of the training and the test set in the vertical examples; horizontal ones have the same rows otherwise."""
 
 
 def breast_cancer() -> pd.DataFrame:

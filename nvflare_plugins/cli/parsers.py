@@ -153,6 +153,21 @@ def _site_setup(subparsers: _Subparsers) -> None:
         "run other jobs too, and whose data those jobs then read and send without VeilBoost's policy; `none` "
         "takes it back",
     )
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing, say what is missing; exit code 1 if anything is"
+    )
+    parser.add_argument(
+        "--upgrade",
+        action="store_true",
+        help="after an update of VeilBoost: complete what an earlier version has set up, and list what the policy "
+        "could say since; nothing of that is switched on",
+    )
+    parser.add_argument(
+        "--example",
+        action="store_true",
+        help="write data that are nobody's, and policies that consent to all that the job folders under jobs ask for, "
+        "so that each runs as it stands; in an empty workspace, for trying out",
+    )
     parser.set_defaults(func=_later("site_setup"))
 
 

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
-from nvflare_plugins.site.setup import SetupOptions, added, check_files, set_up, warnings_of
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.recipes.examples import prepare
+from nvflare_plugins.site.flare_boundary import Role
+from nvflare_plugins.site.policy.values import POLICY_FILE
+from nvflare_plugins.site.setup import SetupOptions, added, check_files, set_up, warnings_of, workspaces
+from nvflare_plugins.site.setup_state import missing, offers
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it, and say what has changed."""
+    """Do it, and say what has changed; or only look (``--check``)."""
+    if args.check:
+        return _check(args)
+    if args.upgrade:
+        _refuse_new_ones(args.folder)
+    if args.example:
+        return _example(args)
     options = SetupOptions(
         dict(args.data_sets),
         tuple(args.profiles),
@@ -29,7 +41,45 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(changes) if changes else "nothing to change: everything is set up already")
     for warning in warnings_of(args.folder):
         print(warning)
+    if args.upgrade:
+        _offer(args.folder)
     return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    """Say what is missing, and change nothing; 1 if anything is."""
+    _alone(args, "check")
+    found = missing(args.folder)
+    for path, lacking in found.items():
+        print(f"{path}: {'complete' if not lacking else 'not complete'}")
+        for clause in lacking:
+            print(f"  {clause}")
+    return 1 if any(found.values()) else 0
+
+
+def _alone(args: argparse.Namespace, option: str) -> None:
+    if any(value for name, value in vars(args).items() if name not in ("folder", option, "func", "command")):
+        raise ConfigurationError(f"--{option} stands alone: give it no other option")
+
+
+def _example(args: argparse.Namespace) -> int:
+    _alone(args, "example")
+    print("\n".join(prepare(args.folder)))
+    return 0
+
+
+def _refuse_new_ones(folder: Path) -> None:
+    for path, role in workspaces(folder):
+        if role is not Role.SERVER and not (path / POLICY_FILE).is_file():
+            raise ConfigurationError(f"{path} was never set up: leave out --upgrade to set it up for the first time")
+
+
+def _offer(folder: Path) -> None:
+    for path, _ in workspaces(folder):
+        lines = offers(path)
+        if lines:
+            print(f"{path}: offered and not switched on; each is the site's to decide (jobs/README.md)")
+            print("\n".join(f"  {line}" for line in lines))
 
 
 def _readers(args: argparse.Namespace) -> dict[str, dict[str, Any]]:

@@ -41,6 +41,7 @@ from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.flare_boundary import check_set_up
 from nvflare_plugins.site.memory.policy_memory import policy_changes
 from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.runtimes import check_memory_is_kept
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES
 
 METRICS_EVENT = "fed.analytix_log_stats"  # what FLARE's tracking receivers on the server listen to
@@ -111,6 +112,7 @@ class JobExecutor(Executor):
         try:
             check_set_up(workspace, site)
             policy = SitePolicy.load(workspace, site)
+            check_memory_is_kept(workspace, policy)
             evidence = RunFolder(policy.runs, job_id).evidence / export_name(site)
             self._note_policy(policy, fl_ctx)
             outcome = self._run(shareable, fl_ctx, abort_signal, policy)

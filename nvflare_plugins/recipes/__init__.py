@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nvflare_plugins.recipes.federboost_vertical import FederBoostVerticalRecipe
     from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
     from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
+    from nvflare_plugins.recipes.poc_env import VeilPocEnv as VeilPocEnv  # where recipes run, and none itself
     from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
     from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
 
@@ -38,6 +39,7 @@ _MODULES = {
     "PrivateTreesRecipe": "private_trees",
     "VerticalInferenceRecipe": "inference",
     "VerticalXGBRecipe": "vertical",
+    "VeilPocEnv": "poc_env",
 }
 
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
+from nvflare.fuel.utils.validation_utils import JOB_NAME_PATTERN
 from nvflare.job_config.api import FedJob
-from nvflare.recipe import Run, SimEnv
+from nvflare.recipe import PocEnv, Run, SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.checks import checked_sites
+from nvflare_plugins.checks import checked_sites, shown
 from nvflare_plugins.flare.components import controller_of, executor_of
 from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.kinds import kind_of
+from nvflare_plugins.recipes.poc_env import VeilPocEnv
 from nvflare_plugins.site.flare_boundary import check_set_up
 from nvflare_plugins.site.policy.values import POLICY_FILE
+from nvflare_plugins.site.setup import check_place
 
+_LONGEST_NAME = 128
 OUR_PACKAGES = ["nvflare_plugins", "he_processors", "dp_components"]
 
 
@@ -50,6 +55,7 @@ class JobRecipe(Recipe):
         sites: Sequence[str] | None = None,
         min_clients: int | None = None,
     ) -> None:
+        _check_name(name)
         kind = kind_of(self.kind)
         self.job: Any = kind.job.from_dict(dict(document))
         self.sites = checked_sites(sites)
@@ -76,13 +82,20 @@ class JobRecipe(Recipe):
             raise ConfigurationError(f"the active party {site!r} is not among the sites")
 
     def run(self, env: ExecEnv, *args: Any, **kwargs: Any) -> Run:
-        """Run the job as FLARE does; a simulator whose folder is not set up is refused before it starts.
+        """Run the job as FLARE does; where sites would not be set up, it is refused before anything starts.
 
         Raises:
-            ConfigurationError: ``veilboost site-setup`` has not been run on the simulator's folder.
+            ConfigurationError: ``veilboost site-setup`` has not been run on the simulator's folder; or the environment
+                is FLARE's PocEnv, which provisions and starts without a set-up in between.
         """
+        if isinstance(env, PocEnv) and not isinstance(env, VeilPocEnv):
+            raise ConfigurationError(
+                "PocEnv provisions its sites anew and starts them without a set-up, so that every job is refused. "
+                "Remedy: nvflare_plugins.recipes.VeilPocEnv, which sets them up in between."
+            )
         if isinstance(env, SimEnv):
             folder = Path(env.workspace_root) / self.name
+            check_place(folder)
             if not (folder / POLICY_FILE).is_file():
                 raise ConfigurationError(
                     f"the simulator's sites have no policy: run `veilboost site-setup {folder} --data-set NAME=PATH` "
@@ -90,6 +103,15 @@ class JobRecipe(Recipe):
                 )
             check_set_up(folder, str(folder))
         return super().run(env, *args, **kwargs)
+
+
+def _check_name(name: object) -> None:
+    """Refuse a name that FLARE would refuse when the job is submitted, or that cannot be a folder's."""
+    if not isinstance(name, str) or not re.fullmatch(JOB_NAME_PATTERN, name) or len(name) > _LONGEST_NAME:
+        raise ConfigurationError(
+            f"name={shown(name)} is no name that FLARE takes for a job. Remedy: at most {_LONGEST_NAME} letters, "
+            "digits and . _ - of ASCII, with a letter or digit at first."
+        )
 
 
 def stated_fields(job: Any, stated: Sequence[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,8 +37,7 @@ from nvflare_plugins.site.flare_boundary import (
 )
 from nvflare_plugins.site.policy.policy import SitePolicy, template
 from nvflare_plugins.site.policy.values import DEFAULT_PROFILES, POLICY_FILE
-
-_KEPT = ("registry", "ledgers", "runs")  # keys of the policy: what a site keeps over jobs
+from nvflare_plugins.site.runtimes import KEPT, Mounts, Runtime, is_prepared, run_gaps, runtime_of, site_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,7 @@ def set_up(folder: Path, options: SetupOptions = SetupOptions()) -> list[str]:
         ConfigurationError: the folder is none of these, or a file in it cannot be used.
     """
     changes: list[str] = []
+    check_place(folder)
     for path, role in workspaces(folder):
         changes += _merge_resources(path, role, options.allow)
         if role is not Role.SIMULATOR:
@@ -92,6 +93,19 @@ def set_up(folder: Path, options: SetupOptions = SetupOptions()) -> list[str]:
         if role is not Role.SERVER:
             changes += _merge_policy(path, role, options)
     return changes
+
+
+def check_place(folder: Path) -> None:
+    """Refuse a workspace whose path FLARE cannot start jobs in: it makes the process's arguments from one line of text.
+
+    Raises:
+        ConfigurationError: the path has a space, a quote, a backslash or a #.
+    """
+    if re.search(r"[\s'\"\\#]", str(folder.absolute())):
+        raise ConfigurationError(
+            f"{folder.absolute()}: FLARE starts no job in a folder whose path has a space, a quote, a backslash or "
+            "a #. Remedy: put the workspace elsewhere; files of data may lie anywhere."
+        )
 
 
 def workspaces(folder: Path) -> list[tuple[Path, Role]]:
@@ -191,24 +205,29 @@ def warnings_of(folder: Path) -> list[str]:
     found = []
     for path, role in workspaces(folder):
         if role is Role.SITE and (path / POLICY_FILE).is_file():
-            found += [f"WARNING {path.name}: {text}" for text in _inside(path)]
+            found += [f"WARNING {site_name(path)}: {text}" for text in _inside(path)]
+        found += [
+            f"NOTE {kit}: a kit of its own, written by `nvflare deploy prepare`; set it up too if you start it"
+            for kit in sorted(path.glob("prepared/*/"))
+        ]
     return found
 
 
 def _inside(workspace: Path) -> Iterator[str]:
     """Yield what lies in FLARE's workspace, through a link or not: FLARE's server can delete or reach folders there."""
-    policy = SitePolicy.load(workspace, workspace.name)
+    policy = SitePolicy.load(workspace, site_name(workspace))
     for name, data_set in policy.data_sets.items():
         if _lies_in(data_set.path, workspace):
             yield (
                 f"data set {name!r} lies in FLARE's workspace or is linked into it. The guard keeps the console out; "
                 "without it, FLARE's shell commands read every file there. Keep data elsewhere."
             )
-    inside = [key for key in _KEPT if _lies_in(getattr(policy, key), workspace)]
+    inside = [key for key in KEPT if _lies_in(getattr(policy, key), workspace)]
     if inside:
+        deleted = ", and the next `nvflare deploy prepare` deletes this kit with them" if is_prepared(workspace) else ""
         yield (
-            f"{', '.join(inside)} lie in FLARE's workspace. The guard keeps FLARE's server from deleting them; "
-            "`--keep-in DIR` puts them elsewhere (move what is there already first)."
+            f"{', '.join(inside)} lie in FLARE's workspace. The guard keeps FLARE's server from deleting them{deleted}"
+            "; `--keep-in DIR` puts them elsewhere (move what is there already first)."
         )
 
 
@@ -227,11 +246,15 @@ def _merge_policy(workspace: Path, role: Role, options: SetupOptions) -> list[st
         document["share_data_errors"] = True  # all simulated sites are the same person's, who wants to know what failed
         document["inputs"] = str((workspace / "local" / "inputs").absolute())
         changes.append(f"{path}: sessions without certificates are accepted, as simulated sites have none")
-    site = "site" if role is Role.SIMULATOR else workspace.name
+    site = "site" if role is Role.SIMULATOR else site_name(workspace)
     before = SitePolicy.from_dict(document, workspace=workspace, site=site)
-    for key, value in _wanted(document, options):
+    for key, value in _wanted(document, options, has_heads=_holds_files(before.ledger_heads)):
         changes.append(f"{path}: {key} = {json.dumps(value)}")
-    _check_nothing_is_forgotten(before, SitePolicy.from_dict(document, workspace=workspace, site=site))
+    after = SitePolicy.from_dict(document, workspace=workspace, site=site)
+    _check_nothing_is_forgotten(before, after)
+    lacking = list(run_gaps(workspace, after)) if role is Role.SITE else []
+    if lacking:
+        raise ConfigurationError(f"{workspace}, whose jobs run in containers: {'; '.join(lacking)}")
     if changes:
         _write_json(path, document)
     return changes
@@ -239,14 +262,22 @@ def _merge_policy(workspace: Path, role: Role, options: SetupOptions) -> list[st
 
 def _check_nothing_is_forgotten(before: SitePolicy, after: SitePolicy) -> None:
     """Refuse to leave behind what a site remembers of releases and of privacy spent."""
-    for key in _KEPT:
+    for key in KEPT:
         old, new = getattr(before, key), getattr(after, key)
-        if old != new and old.is_dir() and any(old.iterdir()) and not new.exists():
+        if old != new and _holds_files(old) and not new.exists():
             raise ConfigurationError(f"{key}: move {old} to {new} first, or what it holds would be forgotten")
 
 
-def _wanted(document: dict[str, Any], options: SetupOptions) -> Iterator[tuple[str, Any]]:
-    """Apply the options to a policy; yield what really changed."""
+def _holds_files(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _wanted(document: dict[str, Any], options: SetupOptions, has_heads: bool) -> Iterator[tuple[str, Any]]:
+    """Apply the options to a policy; yield what really changed.
+
+    Args:
+        has_heads: the heads of ledgers are there already; they stay, because a ledger without its head is refused.
+    """
     profiles = list(options.profiles)
     if options.added_profiles:
         profiles = added(
@@ -258,7 +289,9 @@ def _wanted(document: dict[str, Any], options: SetupOptions) -> Iterator[tuple[s
         "max_colluders": options.max_colluders,
     }
     if options.keep_in is not None:
-        plain |= {key: f"{options.keep_in}/{{site}}/veilboost_{key}" for key in _KEPT}
+        plain |= {key: f"{options.keep_in}/{{site}}/veilboost_{key}" for key in KEPT}
+        if not has_heads:
+            plain["ledger_heads"] = f"{options.keep_in}/{{site}}/veilboost_registry/ledger_heads"
     for key, value in plain.items():
         if value is not None and document.get(key) != value:
             document[key] = value
@@ -308,15 +341,26 @@ def added(before: Any, value: Any) -> Any:
 def check_files(folder: Path, data_sets: Mapping[str, str]) -> None:
     """Refuse data sets whose file is not there: each job would find that out by itself.
 
+    What jobs in containers see under another path is looked at where it lies on this machine.
+
     Raises:
         ConfigurationError: one is missing; at a simulator's workspace, which names no sites yet, at every site.
     """
     for path, role in workspaces(folder):
         for name, file in data_sets.items():
-            pattern = file.replace("{site}", "*" if role is Role.SIMULATOR else path.name)
-            is_there = bool(glob.glob(pattern)) if "*" in pattern and "*" not in file else Path(pattern).exists()
-            if role is not Role.SERVER and not is_there:
-                raise ConfigurationError(f"data set {name!r}: there is no file {pattern}: mend the path in --data-set")
+            pattern = file.replace("{site}", "*" if role is Role.SIMULATOR else site_name(path))
+            place = here(path, Path(pattern))
+            is_there = bool(glob.glob(pattern)) if "*" in pattern and "*" not in file else place and place.exists()
+            if role is not Role.SERVER and place is not None and not is_there:
+                raise ConfigurationError(f"data set {name!r}: there is no file {place}: mend the path in --data-set")
+
+
+def here(workspace: Path, path: Path) -> Path | None:
+    """Return where what a job names lies on this machine; None where this machine cannot tell."""
+    if runtime_of(workspace) is Runtime.PROCESS:
+        return path
+    found = Mounts(workspace).of(path)
+    return None if found is None else found[0]
 
 
 def _read_with_default(path: Path) -> dict[str, Any] | None:

@@ -81,7 +81,7 @@ def test_repeated_ids_at_one_site_are_everyones_clear_error(tmp_path: Path) -> N
 def test_demo_data_overlap_and_set_up_names_the_id_column(tmp_path: Path) -> None:
     wishes = alignment.write_data(tmp_path / "data")
     set_up(tmp_path / "ws", wishes)
-    assert SitePolicy.load(tmp_path / "ws", "site-1").data_set("breast").id == "id"
+    assert SitePolicy.load(tmp_path / "ws", "site-1").data_set("breast_columns").id == "id"
     frames = [pd.read_csv(tmp_path / "data" / site / "breast.csv") for site in SITES]
     names = [set(frame.columns) - {"id"} for frame in frames]
     assert "target" in names[0] and len(set().union(*names)) == sum(map(len, names)) == 31

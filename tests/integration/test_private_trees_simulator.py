@@ -16,6 +16,7 @@ from sklearn.metrics import roc_auc_score
 
 from jobs import private_trees
 from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.recipes.examples import invented_credit
 from tests.support.simulator import SITES, Run, simulate
 
 JOBS = Path(private_trees.__file__).parent
@@ -24,7 +25,7 @@ CREDIT2 = Path(__file__).parents[3] / "shared" / "data" / "credit2.parquet"
 
 @pytest.mark.parametrize("file", [[], ["rows.csv"], ["rows.parquet"]], ids=str)
 def test_the_script_prepares_a_workspace(tmp_path: Path, file: list[str], monkeypatch, capsys) -> None:
-    frame = private_trees.invented_rows(90)
+    frame = invented_credit(90)
     frame.to_csv(tmp_path / "rows.csv", index=False)
     frame.to_parquet(tmp_path / "rows.parquet")
     workspace = tmp_path / "ws"
@@ -36,7 +37,7 @@ def test_the_script_prepares_a_workspace(tmp_path: Path, file: list[str], monkey
 
 
 def test_the_script_names_columns_that_a_file_lacks(tmp_path: Path, monkeypatch, capsys) -> None:
-    private_trees.invented_rows(90).drop(columns=["AGE", "label"]).to_csv(tmp_path / "rows.csv", index=False)
+    invented_credit(90).drop(columns=["AGE", "label"]).to_csv(tmp_path / "rows.csv", index=False)
     monkeypatch.setattr("sys.argv", ["x", "--prepare", str(tmp_path / "rows.csv"), "--workspace", str(tmp_path / "ws")])
     with pytest.raises(SystemExit):
         runpy.run_path(private_trees.__file__, run_name="__main__")
@@ -47,7 +48,7 @@ def rows() -> pd.DataFrame:
     """Return credit2 where it is at hand, else rows of the same columns."""
     if CREDIT2.exists():
         return pd.read_parquet(CREDIT2)
-    return private_trees.invented_rows()
+    return invented_credit()
 
 
 def run(name: str, workspace: Path) -> Run:

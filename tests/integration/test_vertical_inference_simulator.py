@@ -37,7 +37,7 @@ def joined_rows(data: Path, ids: pd.Series) -> np.ndarray:
     """Return the parties' columns side by side, rows by id."""
     parts = []
     for site in SITES:
-        frame = pd.read_csv(data / site / "breast_test.csv")
+        frame = pd.read_csv(data / site / "breast_columns_test.csv")
         frame.index = frame.pop(ID).str.strip()
         parts.append(frame.drop(columns=LABEL, errors="ignore").loc[ids])
     return np.column_stack(parts).astype(np.float32)

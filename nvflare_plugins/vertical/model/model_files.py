@@ -213,7 +213,17 @@ def find_part(folders: Path, inputs: Path, job_id: str, site: str, expected: typ
     for path in (*(folders / job_id / name for name in names), inputs / f"{job_id}.{site}.json"):
         if path.is_file() and not path.is_symlink():
             return read_part(path, site, expected)
-    raise ConfigurationError(f"{site} holds no part of the model of job {job_id}")
+    simulated = ""
+    if job_id == "simulate_job":
+        simulated = (
+            " (so FLARE's simulator calls every job, and empties its sites' folders before each: there run `veilboost "
+            "site-setup DIR --example` again after the training, which keeps the model)"
+        )
+    raise ConfigurationError(
+        f"{site} holds no part of the model of job {job_id}{simulated}: neither in its runs nor as "
+        f"{job_id}.{site}.json in its input folder. Remedy: let the job name the id of the vertical training job whose "
+        "model is meant, as `nvflare job list` shows it."
+    )
 
 
 def _content(part: Part) -> dict[str, Any]:

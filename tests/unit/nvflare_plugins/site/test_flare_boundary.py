@@ -10,7 +10,7 @@ import pytest
 from nvflare.apis.event_type import EventType
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
-from nvflare.tool.deploy.deploy_common import _patch_resources
+from nvflare.tool.deploy.deploy_common import SLURM_CLIENT_LAUNCHER, _patch_resources
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.site.flare_boundary import (
@@ -100,9 +100,7 @@ def test_what_deploy_prepare_leaves_is_found(tmp_path: Path) -> None:
     }
     (folder / f"{RESOURCES}.default").write_text(json.dumps(default))
     assert not list(gaps(folder))
-    _patch_resources(
-        folder, "docker_launcher", "nvflare.app_opt.job_launcher.docker_launcher.ClientDockerJobLauncher", {}
-    )
+    _patch_resources(folder, "slurm_launcher", SLURM_CLIENT_LAUNCHER, {"sandbox": "none"})
     assert [gap for gap in gaps(folder) if "lacks" in gap or "stream" in gap] == list(gaps(folder))
     assert len(list(gaps(folder))) == 2
     ready(folder)

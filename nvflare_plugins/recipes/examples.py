@@ -1,0 +1,222 @@
+"""Data for trying out the job folders of this project, and policies under which all of them run.
+
+Everything is scikit-learn's breast cancer set or invented; nothing here is anybody's. The policies consent to whatever
+any example asks for, which no real site should do: ``veilboost site-setup DIR --example`` writes them only where no
+policy speaks of other data.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.alignment.demo_data import DATA_SETS, ID, LABEL, breast_cancer, deal_columns
+from nvflare_plugins.files import write_atomically, write_private_table
+from nvflare_plugins.site.flare_boundary import Role
+from nvflare_plugins.site.policy.values import FOLDERS, POLICY_FILE
+from nvflare_plugins.site.runtimes import Runtime, runtime_of, site_name
+from nvflare_plugins.site.setup import SetupOptions, check_place, set_up, workspaces
+from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE
+
+SITES = ("site-1", "site-2", "site-3")
+SIMULATED = "simulate_job"  # what FLARE's simulator calls every job
+_N_TEST = 150
+
+PATIENTS = "patients"
+PATIENT_BOUNDS = {
+    "mean_radius": (5, 30),
+    "mean_texture": (5, 40),
+    "mean_area": (100, 2600),
+    "mean_smoothness": (0, 0.2),
+    "mean_compactness": (0, 0.4),
+    "mean_concavity": (0, 0.5),
+    "worst_radius": (5, 40),
+    "worst_area": (100, 4500),
+}
+PARTS, PARTS_TEST = "breast_parts", "breast_parts_test"
+CREDIT = "credit2"
+_MONTHS = range(1, 7)
+CREDIT_BOUNDS = {
+    "LIMIT_BAL": [0, 1_000_000],
+    "SEX": [1, 2],
+    "EDUCATION": [0, 6],
+    "MARRIAGE": [0, 3],
+    "AGE": [18, 100],
+    **{f"PAY_{n}": [-2, 9] for n in (0, 2, 3, 4, 5, 6)},
+    **{f"BILL_AMT{n}": [-100_000, 1_000_000] for n in _MONTHS},
+    **{f"PAY_AMT{n}": [0, 1_000_000] for n in _MONTHS},
+}
+"""Round numbers after the public description of the set; private jobs must take their bounds from such knowledge."""
+_BUDGET = {"epsilon": 5.0, "delta": 1e-5}
+_PURE_BUDGET = {"epsilon": 5.0, "delta": 1e-6, "pure_epsilon": 4.5}
+
+
+def write_breast_cancer(folders: Mapping[str, Path]) -> None:
+    """Write each site its third of scikit-learn's breast cancer set: 70 % to train with, 30 % to test with."""
+    table = breast_cancer().sample(frac=1.0, random_state=0)
+    for rank, folder in enumerate(folders.values()):
+        folder.mkdir(parents=True, exist_ok=True)
+        part = table.iloc[rank :: len(folders)]
+        n_train = int(0.7 * len(part))
+        write_private_table(folder / "breast_train.csv", part.iloc[:n_train])
+        write_private_table(folder / "breast_test.csv", part.iloc[n_train:])
+
+
+def write_patients(folder: Path) -> None:
+    """Deal rows of breast cancer with few features and an id out to three sites below a folder."""
+    frame = breast_cancer()
+    frame = frame[[*PATIENT_BOUNDS, LABEL]].assign(patient=[f"P{i:04d}" for i in range(len(frame))])
+    for site, rows in zip(SITES, np.array_split(np.random.default_rng(0).permutation(len(frame)), 3), strict=True):
+        (folder / site).mkdir(parents=True, exist_ok=True)
+        write_private_table(folder / site / f"{PATIENTS}.csv", frame.iloc[rows])
+
+
+def write_parts(folder: Path) -> None:
+    """Write each party's columns of the same rows, and what is public about the passive parties' features.
+
+    The bounds stand for public knowledge: round numbers that hold every possible measurement.
+    """
+    frame = breast_cancer()
+    frame.insert(0, "patient", [f"P{i:04d}" for i in range(len(frame))])
+    features = [name for name in frame.columns if name not in ("patient", LABEL)]
+    shuffled = frame.sample(frac=1, random_state=0)
+    for site, names in zip(SITES, np.array_split(features, 3), strict=True):
+        place = folder / site
+        place.mkdir(parents=True, exist_ok=True)
+        columns = ["patient", *names, *([LABEL] if site == SITES[0] else [])]
+        write_private_table(place / f"{PARTS}.csv", shuffled[columns].iloc[_N_TEST:])
+        write_private_table(place / f"{PARTS_TEST}.csv", shuffled[["patient", *names]].iloc[:_N_TEST])
+        if site != SITES[0]:
+            public = {name: {"low": 0, "high": float(f"{frame[name].max():.0e}")} for name in names}
+            (place / "bucket_features.json").write_text(json.dumps(public, indent=1))
+
+
+def invented_credit(n_rows: int = 30_000) -> pd.DataFrame:
+    """Return rows with the columns of the credit set: uniform within their bounds; two columns tell the label."""
+    random = np.random.default_rng(1)
+    frame = pd.DataFrame({name: random.integers(low, high + 1, n_rows) for name, (low, high) in CREDIT_BOUNDS.items()})
+    risk = frame.PAY_0 - frame.LIMIT_BAL / 250_000 + random.normal(size=n_rows)
+    return frame.assign(label=(risk > 4).astype(int))
+
+
+def write_credit(frame: pd.DataFrame, folders: Sequence[Path]) -> None:
+    """Deal rows of the credit set out to sites."""
+    shuffled = frame.sample(frac=1, random_state=0)
+    for folder, rows in zip(folders, np.array_split(np.arange(len(frame)), len(folders)), strict=True):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_private_table(folder / f"{CREDIT}.parquet", shuffled.iloc[rows])
+
+
+def write_all(folder: Path) -> None:
+    """Write what every example reads, below ``folder``/SITE."""
+    places = {site: folder / site for site in SITES}
+    write_breast_cancer(places)
+    deal_columns(breast_cancer(), LABEL, list(places.values()), DATA_SETS)
+    write_patients(folder)
+    write_parts(folder)
+    write_credit(invented_credit(6_000), list(places.values()))
+
+
+def policy(folder: Path) -> dict[str, Any]:
+    """Return what the policies say where ``write_all`` has written the data below ``folder``."""
+
+    def of(file: str, **more: object) -> dict[str, Any]:
+        return {"path": str(folder / "{site}" / file), **more}
+
+    data_sets = {
+        "breast": of("breast_train.csv"),
+        "breast_test": of("breast_test.csv"),
+        **{name: of(f"{name}.csv", id=ID) for name in DATA_SETS},
+        PATIENTS: of(f"{PATIENTS}.csv", id="patient", privacy=_PURE_BUDGET),
+        PARTS: of(f"{PARTS}.csv", id="patient", privacy=_PURE_BUDGET),
+        PARTS_TEST: of(f"{PARTS_TEST}.csv", id="patient"),
+        CREDIT: of(f"{CREDIT}.parquet", privacy=_BUDGET),
+    }
+    profiles = ["plain", "masks", "bfv", "ckks", "paillier", "elgamal", "dp_distributed", "dp_trusted", "dp_local"]
+    consents = ("plain_profile", "exact_bins", "merge_model", "explain", "share_own_trees")
+    return {
+        "data_sets": data_sets,
+        "allowed_profiles": profiles,
+        # The last is for the active party of FederBoost alone, whose labels nothing protects.
+        "consents": dict.fromkeys((*consents, "exact_use_of_budgeted_data"), True),
+        "inputs": str(folder / "{site}"),
+    }
+
+
+def prepare(folder: Path) -> list[str]:
+    """Write the examples' data beside a workspace, and policies under which each job folder runs there as it stands.
+
+    Args:
+        folder: a simulator or POC workspace, or a site's kit, of sites that are called site-1, site-2 and site-3.
+
+    Returns:
+        What was changed, one sentence each.
+
+    Raises:
+        ConfigurationError: a policy speaks of other data, or a site has another name; nothing was written.
+    """
+    check_place(folder)
+    found = workspaces(folder)
+    is_simulator = found[0][1] is Role.SIMULATOR
+    for path, role in found:
+        if role is not Role.SERVER:
+            _check_is_free(path, role)
+    # FLARE empties a simulator's workspace but for its folder local.
+    inside = folder / "local" if is_simulator else (folder.parent if found[0][0] == folder else folder)
+    data = inside.absolute() / "example_data"
+    write_all(data)
+    changes = [f"{data}: data of {', '.join(SITES)}", *set_up(folder, SetupOptions())]
+    if is_simulator:
+        changes += keep_simulated_model(folder, data)
+    wanted = policy(data)
+    for path, role in found:
+        if role is not Role.SERVER:
+            file = path / POLICY_FILE
+            document = json.loads(file.read_text(encoding="utf-8"))
+            document["consents"] = {**document.get("consents", {}), **wanted["consents"]}
+            document |= {key: value for key, value in wanted.items() if key != "consents"}
+            write_atomically(file, json.dumps(document, indent=2).encode() + b"\n")
+            changes.append(f"{file}: consents to all that the examples ask for; never use it for data of anybody's")
+    return changes
+
+
+def keep_simulated_model(workspace: Path, inputs: Path) -> list[str]:
+    """Copy each site's part of the vertical model that was trained last in a simulator to its inputs.
+
+    The simulator empties the sites' folders before the next job, which may be one that predicts with that model.
+
+    Returns:
+        One sentence, if there was a model.
+    """
+    parts = [workspace / site / FOLDERS["runs"] / SIMULATED / ACTIVE_FILE for site in SITES]
+    parts = [path if path.is_file() else path.with_name(PASSIVE_FILE) for path in parts]
+    if not all(path.is_file() for path in parts):
+        return []
+    for site, path in zip(SITES, parts, strict=True):
+        shutil.copy(path, inputs / site / f"{SIMULATED}.{site}.json")
+    return [f"{inputs}: the vertical model that was trained here last, for jobs/vertical_predict and its like"]
+
+
+def _check_is_free(workspace: Path, role: Role) -> None:
+    if role is Role.SITE and site_name(workspace) not in SITES:
+        raise ConfigurationError(
+            f"--example has data for {', '.join(SITES)}, and {workspace} is {site_name(workspace)}"
+        )
+    if runtime_of(workspace) is not Runtime.PROCESS:
+        raise ConfigurationError(f"--example cannot mount data into containers: {workspace} runs its jobs there")
+    file = workspace / POLICY_FILE
+    known = policy(Path())["data_sets"]
+    if file.is_file():
+        others = set(json.loads(file.read_text(encoding="utf-8")).get("data_sets", {})) - set(known)
+        if others:
+            raise ConfigurationError(
+                f"{file} speaks of data set {min(others)!r}, and an example's policy would consent to far too much for "
+                "it. Remedy: use an empty workspace for --example."
+            )
