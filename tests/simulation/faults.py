@@ -3,72 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from unittest.mock import patch
 
-import numpy as np
-
-from he_processors.field61 import MODULUS
 from nvflare_plugins.flare.timeouts import SILENCE_LIMIT_S
 from nvflare_plugins.flare.transport import TOPIC_FRAME, TOPIC_REPLY
-from nvflare_plugins.wire.additions import WordSum
-from nvflare_plugins.wire.aggregation import Aggregator
-from nvflare_plugins.wire.envelope import Frame, Operation
-from tests.simulation.world import SERVER, Delivery, Machines, World
+from tests.simulation import hostile
+from tests.simulation.hostile import Lie, Tampering
+from tests.simulation.world import SERVER, Delivery, Machines
 
 SURVIVED_S = 45.0
 """A pause that every job survives: silence ends it after SILENCE_LIMIT_S, of which beats and questions take a part."""
-
-
-@dataclass
-class Lie:
-    """A server that cheats in one sum, and tells all sites the same.
-
-    Attributes:
-        which: of the sums, or of the contributions to them.
-        told: it came to that.
-    """
-
-    which: int
-    how: str
-    told: bool = False
-
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Let the server of this process cheat."""
-        add, results = WordSum.add, Aggregator._results
-        counts, earlier = [0, 0], []
-
-        def added(total: WordSum, payload: bytes) -> None:
-            counts[0] += total._n_values < total._total.size  # with tags: one that the server is not trusted with
-            is_chosen = counts[0] == self.which and self.how in ("left out", "added twice") and not self.told
-            self.told = self.told or is_chosen
-            for _ in range({"left out": 0, "added twice": 2}[self.how] if is_chosen else 1):
-                add(total, payload)
-
-        def answered(server: Aggregator, first: Frame, exchange: object) -> list[bytes]:
-            payloads = list(results(server, first, exchange))
-            if first.operation is not Operation.SUM or not first.tail or self.told:
-                return payloads
-            counts[1] += 1
-            words = np.frombuffer(bytes(payloads[0]), dtype="<u8").copy()
-            before, earlier[:] = [one for one in earlier if one.size == words.size], [*earlier, words.copy()]
-            if counts[1] < self.which or self.how in ("left out", "added twice"):
-                return payloads
-            if self.how == "off by a step":
-                words[self.which % words.size] ^= 1
-            elif self.how == "scaled":
-                words *= np.uint64(2)
-                words[first.n_values :] %= np.uint64(MODULUS)
-            elif before:
-                words = before[0]
-            self.told = not np.array_equal(words, earlier[-1])
-            return [words.tobytes()]
-
-        with patch.object(WordSum, "add", added), patch.object(Aggregator, "_results", answered):
-            yield
 
 
 @dataclass
@@ -78,82 +23,94 @@ class Plan:
     Attributes:
         words: what happens, for people.
         is_harmless: the job must end as if nothing had happened.
+        is_tampered: bytes are changed on their way, which only a hostile server or relay does.
         killed: machines that die, if they live so long.
         aborted_s: when an operator aborts the job.
-        is_tampered: bytes are changed on their way, which only a hostile server or relay does.
+        is_full: a disk is full.
+        is_clock_wrong: one shows another time than the others'.
+        has_twin: the same job is submitted a second time while the first one runs.
+        comes_back: machines that died are started again, and the job is submitted again.
+        liar: a site that cheats, and how.
     """
 
     seed: int
     words: list[str] = field(default_factory=list)
     is_harmless: bool = True
-    is_tampered: bool = False
     killed: str | None = None
     aborted_s: float | None = None
+    is_full: bool = False
+    is_clock_wrong: bool = False
+    has_twin: float | None = None
+    comes_back: bool = False
     lost: float = 0.0
     doubled: float = 0.0
     longest_s: float = 0.05
     outages: list[tuple[str, float, float]] = field(default_factory=list)
     machines: Machines = field(default_factory=Machines)
     lie: Lie | None = None
-    tampers: tuple[str, str, str, int, str] | None = None  # origin, target, topic, which of these, how
+    tampering: Tampering | None = None
+    other_terms: str | None = None
+    liar: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         self._random = random.Random(f"network {self.seed}")
-        self._n_seen = 0
-        self._earlier: list[bytes] = []
 
     def __str__(self) -> str:
         return "; ".join(self.words) or "nothing happens"
 
+    @property
+    def is_tampered(self) -> bool:
+        """Whether somebody cheats."""
+        return any(one is not None for one in (self.lie, self.tampering, self.other_terms, self.liar))
+
+    def calm(self) -> None:
+        """Let nothing befall what comes from now on."""
+        self.lost = self.doubled = 0.0
+        self.longest_s, self.outages, self.tampering = 0.05, [], None
+        self.machines.disk = lambda owner, count: None
+        self.machines.terms = self.machines.report = lambda site, document: document
+
     def fate(self, sent: Delivery) -> list[tuple[float, bytes | None]]:
         """Decide what becomes of a message."""
-        payload = self._tampered(sent)
+        payload = sent.payload if self.tampering is None else self.tampering.payload(sent)
         for owner, start, end in self.outages:
             if owner in (sent.origin, sent.target) and start <= sent.seconds < end:
                 return []
         copies = 1 + (self._random.random() < self.doubled) - (self._random.random() < self.lost)
         return [(self._random.uniform(0.0005, self.longest_s), payload) for _ in range(copies)]
 
-    def _tampered(self, sent: Delivery) -> bytes | None:
-        if self.tampers is None or sent.payload is None:
-            return sent.payload
-        origin, target, topic, which, how = self.tampers
-        if (sent.origin, sent.target, sent.topic) != (origin, target, topic):
-            return sent.payload
-        self._n_seen += 1
-        earlier, self._earlier = self._earlier, [*self._earlier, sent.payload]
-        if self._n_seen != which or not sent.payload:
-            return sent.payload
-        if how == "replayed" and earlier:
-            return self._random.choice(earlier)
-        if how == "cut":
-            return sent.payload[: self._random.randrange(len(sent.payload))]
-        place = self._random.randrange(len(sent.payload))
-        changed = bytes([sent.payload[place] ^ (1 << self._random.randrange(8))])
-        return sent.payload[:place] + changed + sent.payload[place + 1 :]
-
 
 def plan_of(seed: int, sites: Sequence[str]) -> Plan:
     """Draw what befalls a job of these sites."""
     dice = random.Random(f"plan {seed}")
     plan = Plan(seed)
-    if dice.random() < 0.6:
+    if dice.random() < 0.5:
         _bad_network(plan, dice)
-    choice = dice.random()
-    if choice < 0.25:
-        _pause(plan, dice, sites)
-    elif choice < 0.42:
-        _death(plan, dice, sites)
-    elif choice < 0.52:
-        _full_disk(plan, dice, sites)
-    elif choice < 0.60:
-        _long_silence(plan, dice, sites)
-    elif choice < 0.67:
-        _operator(plan, dice)
-    elif choice < 0.82:
-        _tampering(plan, dice, sites)
-    elif choice < 0.97:
-        _lie(plan, dice)
+    if dice.random() < 0.2:
+        _bad_clocks(plan, dice, sites)
+    if dice.random() < 0.15:
+        _slow_disk(plan, dice, sites)
+    menu = [
+        (18, _pause),
+        (18, _death),
+        (7, _full_disk),
+        (7, _long_silence),
+        (6, _operator),
+        (14, _tampering),
+        (15, _lie),
+        (4, _terms),
+        (4, _liar),
+        (7, lambda *_: None),
+    ]
+    weights, choices = zip(*menu, strict=True)
+    dice.choices(choices, weights)[0](plan, dice, sites)
+    if dice.random() < 0.12:
+        plan.has_twin = dice.choice([0.0, dice.uniform(0, 2), 20.0])
+        plan.words.append(f"the job is submitted a second time at {plan.has_twin:.2f} s")
+    may_come_back = not plan.is_tampered and not plan.is_harmless
+    if may_come_back and dice.random() < 0.6:
+        plan.comes_back = True
+        plan.words.append("afterwards all machines are there again, and so is the job")
     return plan
 
 
@@ -161,6 +118,20 @@ def _bad_network(plan: Plan, dice: random.Random) -> None:
     plan.lost, plan.doubled = dice.choice([(0.0, 0.3), (0.05, 0.1), (0.15, 0.0), (0.25, 0.25)])
     plan.longest_s = dice.choice([0.05, 1.0, 6.0])
     plan.words.append(f"{plan.lost:.0%} lost, {plan.doubled:.0%} doubled, up to {plan.longest_s:g} s on the way")
+
+
+def _bad_clocks(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
+    owner = dice.choice([*sites, SERVER])
+    moment, seconds = dice.choice([0.0, dice.uniform(0, 3)]), dice.choice([-1, 1]) * dice.choice([3.0, 4e3, 1e6, 4e7])
+    plan.machines.events.append((moment, lambda world: world.scheduler.clock_is_off_s.update({owner: seconds})))
+    plan.is_clock_wrong = True
+    plan.words.append(f"the clock of {owner} jumps by {seconds:+g} s at {moment:.2f} s")
+
+
+def _slow_disk(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
+    owner, longest, slow = dice.choice([*sites, SERVER]), dice.choice([0.1, 2.0]), random.Random(f"disk {plan.seed}")
+    plan.machines.disk = lambda who, count: slow.uniform(0, longest) if who == owner else None
+    plan.words.append(f"each change of the disk of {owner} takes up to {longest:g} s")
 
 
 def _pause(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
@@ -176,20 +147,21 @@ def _pause(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
 def _death(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
     plan.is_harmless = False
     owner = dice.choice([*sites, *sites, SERVER])
-    plan.killed = owner
-    if dice.random() < 0.5:
+    plan.killed, plan.machines.loses_power = owner, dice.random() < 0.6
+    how = "loses power" if plan.machines.loses_power else "dies"
+    if dice.random() < 0.4:
         moment = dice.uniform(0, 1.5) * (1 + 20 * plan.lost)
         plan.machines.events.append((moment, lambda world: world.kill(owner)))
-        plan.words.append(f"{owner} dies at {moment:.3f} s")
+        plan.words.append(f"{owner} {how} at {moment:.3f} s")
     else:
-        number = dice.randrange(1, 80)
-        plan.machines.disk = lambda who, count: "die" if (who, count) == (owner, number) else None
-        plan.words.append(f"{owner} dies at its disk's change {number}")
+        number, slow = dice.randrange(1, 120), plan.machines.disk
+        plan.machines.disk = lambda who, count: "die" if (who, count) == (owner, number) else slow(who, count)
+        plan.words.append(f"{owner} {how} at its disk's change {number}")
 
 
 def _full_disk(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
-    plan.is_harmless = False
-    owner, number = dice.choice([*sites, *sites, SERVER]), dice.randrange(1, 80)
+    plan.is_harmless, plan.is_full = False, True
+    owner, number = dice.choice([*sites, *sites, SERVER]), dice.randrange(1, 120)
     plan.machines.disk = lambda who, count: "full" if who == owner and count >= number else None
     plan.words.append(f"the disk of {owner} is full from its change {number} on")
 
@@ -201,28 +173,42 @@ def _long_silence(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None
     plan.words.append(f"{owner} is cut off from {start:.2f} s for {seconds:.0f} s")
 
 
-def _operator(plan: Plan, dice: random.Random) -> None:
+def _operator(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
     plan.is_harmless = False
     moment = dice.uniform(0, 2) * (1 + 20 * plan.lost)
-
-    def abort(world: World) -> None:
-        world.signal.trigger(True)
-
     plan.aborted_s = moment
-    plan.machines.events.append((moment, abort))
+    plan.machines.events.append((moment, lambda world: world.abort()))
     plan.words.append(f"an operator aborts at {moment:.3f} s")
 
 
 def _tampering(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
-    plan.is_harmless, plan.is_tampered = False, True
-    site, how, which = dice.choice(sites), dice.choice(["changed by a bit", "cut", "replayed"]), dice.randrange(1, 60)
+    plan.is_harmless = False
+    site, how, which = dice.choice(sites), dice.choice([*hostile.CHANGES, *hostile.FORGERIES]), dice.randrange(1, 60)
     ends = dice.choice([(site, SERVER, TOPIC_FRAME), (SERVER, site, TOPIC_REPLY)])
-    plan.tampers = (*ends, which, how)
-    plan.words.append(f"{ends[2]} {which} from {ends[0]} to {ends[1]} is {how}")
+    plan.tampering = Tampering(ends, which, how, random.Random(f"tampering {plan.seed}"))
+    plan.words.append(f"{ends[2]} {which} from {ends[0]} to {ends[1]}: {how}")
 
 
-def _lie(plan: Plan, dice: random.Random) -> None:
-    plan.is_harmless, plan.is_tampered = False, True
-    how = dice.choice(["left out", "added twice", "off by a step", "scaled", "replayed"])
-    plan.lie = Lie(dice.randrange(1, 12), how)
-    plan.words.append(f"the server cheats: {how}, at {plan.lie.which}")
+def _lie(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
+    plan.is_harmless = False
+    how = dice.choice([*hostile.SUMS, *hostile.PARTS])
+    victim = dice.choice([None, *range(len(sites))])
+    plan.lie = Lie(dice.randrange(1, 12), how, None if how in hostile.WHILE_ADDING else victim)
+    to = "all" if plan.lie.victim is None else sites[plan.lie.victim]
+    plan.words.append(f"the server cheats: {how}, at {plan.lie.which}, told to {to}")
+
+
+def _terms(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
+    plan.is_harmless = False
+    victim, how = dice.choice(sites), dice.choice(hostile.TERMS)
+    plan.other_terms = victim if how != "a field less" else None  # which may have been the default
+    plan.machines.terms = hostile.other_terms(victim, how, random.Random(f"terms {plan.seed}"))
+    plan.words.append(f"the server tells {victim} other terms: {how}")
+
+
+def _liar(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
+    plan.is_harmless = False
+    liar, how = dice.choice(sites), dice.choice(hostile.REPORTS)
+    plan.liar = (liar, how)
+    plan.machines.report = hostile.other_report(liar, how, random.Random(f"report {plan.seed}"))
+    plan.words.append(f"{liar} reports {how}")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
+import sqlite3
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from dp_components.errors import LedgerDamaged, PrivacyError
 from dp_components.ledger import Ledger
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.evidence.format import export_name
@@ -17,7 +21,9 @@ from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED
 from nvflare_plugins.flare.timeouts import ABORT_GRACE_S, SILENCE_LIMIT_S, START_SILENCE_S, STOP_GRACE_S
 from nvflare_plugins.flare.transport import TOPIC_FRAME
+from nvflare_plugins.site.memory.store import NAME as MEMORY
 from tests.simulation.faults import Plan
+from tests.simulation.watch import Watch
 from tests.simulation.world import SERVER, Outcome
 from tests.support.flare_job import JOB_ID
 
@@ -47,9 +53,9 @@ def broken(kind: str, plan: Plan, outcome: Outcome, reference: Trees) -> list[st
         *_reasons(plan, outcome),
         *_evidence(plan, outcome),
         *_nothing_twice(outcome),
-        *_nothing_in_clear(outcome),
-        *_paid(outcome),
+        *_nothing_in_clear(plan, outcome),
         *_noticed(plan, outcome),
+        *_whole_files(outcome),
         *_result(kind, plan, outcome, reference),
     ]
 
@@ -62,15 +68,19 @@ def completed(outcome: Outcome) -> list[str]:
 def _ends(plan: Plan, outcome: Outcome) -> Iterator[str]:
     if not outcome.is_over:
         yield "the run is not over"
-    if plan.is_harmless and (outcome.reason is not None or len(completed(outcome)) < len(outcome.parties.sites)):
+    is_complete = outcome.reason is None and len(completed(outcome)) == len(outcome.parties.sites)
+    if plan.is_harmless and plan.has_twin is None and not is_complete:
         yield f"the job did not survive: {outcome.reason}; {_errors(outcome)}"
-    if plan.aborted_s is not None and _errors(outcome) and outcome.seconds > plan.aborted_s + ENDED_S:
-        yield f"{outcome.seconds - plan.aborted_s:.0f} s passed between an operator's abort and the end"
+    ended = outcome.started + outcome.seconds
+    # Where messages are lost a site may not hear of the end, and learns it from the server's silence.
+    ended_s = ENDED_S + (SILENCE_LIMIT_S if plan.lost else 0.0)
+    if plan.aborted_s is not None and _errors(outcome) and ended > max(plan.aborted_s, outcome.started) + ended_s:
+        yield f"{ended - plan.aborted_s:.0f} s passed between an operator's abort and the end"
     for owner, moment in outcome.dead.items():
         has_begun = owner == SERVER or (owner, SERVER) in outcome.heard
         noticed_s = SILENCE_LIMIT_S if has_begun else START_SILENCE_S
-        if _errors(outcome) and outcome.seconds > moment + noticed_s + ENDED_S:
-            yield f"{outcome.seconds - moment:.0f} s passed between the death of {owner} and the end"
+        if _errors(outcome) and ended > max(moment, outcome.started) + noticed_s + ended_s:
+            yield f"{ended - moment:.0f} s passed between the death of {owner} and the end"
 
 
 def _errors(outcome: Outcome) -> dict[str, str]:
@@ -102,7 +112,7 @@ def _reasons(plan: Plan, outcome: Outcome) -> Iterator[str]:
 
 
 def _evidence(plan: Plan, outcome: Outcome) -> Iterator[str]:
-    is_full = any("full" in word for word in plan.words)
+    is_full = plan.is_full
     for site in outcome.parties.sites:
         path = outcome.folder(site) / "evidence" / export_name(site)
         if site in outcome.dead or not path.exists():
@@ -114,10 +124,16 @@ def _evidence(plan: Plan, outcome: Outcome) -> Iterator[str]:
             yield f"the evidence of {site} does not say why the attempt ended"
         if site in completed(outcome) and not log.completed:
             yield f"the evidence of {site} does not say that it completed"
-    if SERVER not in outcome.dead and outcome.reason is None and outcome.is_over:
+    # What one site is told of another's proof to a third is of no use, and noted.
+    is_honest = plan.liar is None and plan.other_terms is None and plan.lie is None
+    if SERVER not in outcome.dead and outcome.reason is None and outcome.is_over and is_honest:
         found = verify([outcome.evidence])
-        if not found.sound:
-            yield f"the evidence of a job that went well does not verify: {found.failures}"
+        failures = [*found.failures, *(text for one in found.attempts for text in one.failures)]
+        if any(not (plan.is_clock_wrong and any(word in text for word in _OF_CLOCKS)) for text in failures):
+            yield f"the evidence of a job that went well does not verify: {failures}"
+
+
+_OF_CLOCKS = ("the clocks of the sites differ", "its times run backwards", "a time that lies in the future")
 
 
 def _nothing_twice(outcome: Outcome) -> Iterator[str]:
@@ -130,55 +146,144 @@ def _nothing_twice(outcome: Outcome) -> Iterator[str]:
                 yield f"{sent.origin} sent two contents as one frame"
 
 
-def _nothing_in_clear(outcome: Outcome) -> Iterator[str]:
+def _nothing_in_clear(plan: Plan, outcome: Outcome) -> Iterator[str]:
+    """Nothing that leaves a site, messages and its report, holds what stands in its rows and nowhere else."""
+    dice = random.Random(f"words {plan.seed}")
     for site in outcome.parties.sites:
         said = b"".join(sent.payload or b"" for sent in outcome.messages if sent.origin == site)
-        for word in _private_words(outcome.parties.workspace(site)):
+        report = outcome.reports.get(site, {})
+        said += b"".join(v if isinstance(v, bytes) else str(v).encode() for v in report.values())
+        workspace = outcome.parties.workspace(site)
+        for what, word in _private_words(workspace, dice):
             if word in said:
-                yield f"{site} said a value of a row in clear"
+                yield f"{site} said {what} in clear"
                 break
 
 
-def _private_words(workspace: Path) -> Iterator[bytes]:
-    """Yield what stands in a site's rows and nowhere else: ids as text, and numbers that use all of their digits."""
-    for path in workspace.glob("*.parquet"):
+def _private_words(workspace: Path, dice: random.Random) -> Iterator[tuple[str, bytes]]:
+    """Yield some of what is a site's alone: ids, values as numbers and as text, labels in their order, its folder."""
+    yield "the folder in which it works", str(workspace).encode()
+    for path in sorted(workspace.glob("*.parquet")):
         frame = pd.read_parquet(path)
         for name in frame:
             column = frame[name]
             if not pd.api.types.is_numeric_dtype(column):
-                yield from (str(text).encode() for text in column if len(str(text)) > 4)
+                yield from (("an id", str(text).encode()) for text in dice.sample(list(column), 12) if len(text) > 4)
                 continue
             values = column.to_numpy(np.float64)
-            yield from (struct.pack("<d", v) for v in values if np.isfinite(v) and float(v) != float(np.float32(v)))
+            if name == "y":
+                for dtype in ("<f4", "<f8", "u1", "<i4", "<i8"):
+                    yield "labels in their order", values[:48].astype(dtype).tobytes()
+                continue
+            for place in dice.sample(range(len(values) - 1), 6):
+                yield "a value of a row", struct.pack("<d", values[place])
+                yield "values of two rows", values[place : place + 2].astype("<f4").tobytes()
+                text = repr(float(values[place]))
+                if len(text) > 8:
+                    yield "a value of a row as text", text.encode()
 
 
-def _paid(outcome: Outcome) -> Iterator[str]:
-    """What a site says it has released is in its ledger, also on the disk of a machine that died."""
+def _whole_files(outcome: Outcome) -> Iterator[str]:
+    """Whatever is there can be read, also on the disk of a machine that died."""
     for site in outcome.parties.sites:
         root = outcome.left.get(site, outcome.parties.workspace(site))
-        releases = [one for one in _records(root, site) if one.get("type") == "spend"]
+        for path in sorted((root / "veilboost_runs" / outcome.job_id).glob("*.json")):
+            try:
+                json.loads(path.read_bytes())
+            except ValueError:
+                yield f"{path.name} of {site} is not whole"
+
+
+# -- over all jobs of a world -----------------------------------------------------------------------------------------
+
+
+def over_all(kind: str, plan: Plan, outcomes: Sequence[Outcome], watch: Watch) -> Iterator[str]:
+    """Return what does not hold of what sites remember, over all jobs, also on the disks of machines that died."""
+    for site in outcomes[0].parties.sites:
+        root = outcomes[-1].left.get(site, outcomes[0].parties.workspace(site))
+        yield from _paid(site, root, outcomes, watch)
+        yield from _registry(kind, site, root, outcomes)
+
+
+def _paid(site: str, root: Path, outcomes: Sequence[Outcome], watch: Watch) -> Iterator[str]:
+    """What a site has released, and sent anything after, is in its ledger."""
+    for outcome in outcomes:
+        n_sent = sum(sent.origin == site for other in outcomes for sent in other.messages)
+        releases = [one for one in watch.spent.get((site, outcome.job_id), []) if one[0] < n_sent]
         if not releases:
             continue
-        delta, epsilon = float(releases[-1]["delta"]), float(releases[-1]["epsilon"])
-        known = [Ledger(path).spent().epsilon(delta or 1e-9) for path in root.rglob("*.ledger")]
-        if max(known, default=0.0) <= 0 or max(known) < 0.999 * epsilon:
-            yield f"{site} released what costs {epsilon}, and its ledger knows of {known}"
+        _, epsilon, delta = releases[-1]
+        known = []
+        for path in root.rglob("*.ledger"):
+            for job_id in (outcome.job_id, JOB_ID):  # a job that is resumed goes on under its own name
+                with suppress(PrivacyError):
+                    known.append(Ledger(path).job_spent(job_id).epsilon(delta or 1e-9))
+        if max(known, default=0.0) < 0.999 * epsilon:
+            yield f"{site} released what costs {epsilon} in {outcome.job_id}, and its ledger knows of {known}"
+    for path in root.rglob("*.ledger"):
+        try:
+            Ledger(path).describe()
+        except LedgerDamaged as error:
+            if str(error) != "The ledger is empty." or watch.spent:
+                yield f"the ledger of {site} cannot be read: {error}"
 
 
-def _records(root: Path, site: str) -> list[dict[str, object]]:
-    path = root / "veilboost_runs" / JOB_ID / "evidence" / export_name(site)
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith(b"}")]
+REGISTERED = ("horizontal", "vertical", "bagging")
+"""Kinds whose jobs stand in the registry of each site."""
+
+
+def _registry(kind: str, site: str, root: Path, outcomes: Sequence[Outcome]) -> Iterator[str]:
+    for path in root.rglob(MEMORY):
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+            if db.execute("PRAGMA integrity_check").fetchall() != [("ok",)]:
+                yield f"the memory of {site} does not fit together"
+                continue
+            runs = dict(db.execute("SELECT job_id, state FROM runs ORDER BY id").fetchall())
+        for outcome in outcomes if kind in REGISTERED else ():
+            if site in completed(outcome) and runs.get(outcome.job_id) != "complete":
+                yield f"{site} completed {outcome.job_id}, and its registry says {runs.get(outcome.job_id)}"
+
+
+REFUSED = (
+    "no checkpoint of job is held by all sites",
+    "has no record of a job job",
+    "job job is complete",
+    "knows no job job to resume",
+    "is closed",
+    "cannot be resumed",
+    "holds no checkpoint",
+    "was begun",
+)
+"""What a resumption may be refused with: the lost job had not come so far, or had ended."""
+
+
+def after_return(kind: str, plan: Plan, later: Sequence[Outcome], reference: Trees) -> Iterator[str]:
+    """When all machines are there again the job goes on, or is refused in words and then runs anew."""
+    calm = Plan(0, is_clock_wrong=plan.is_clock_wrong)
+    for outcome in later:
+        if outcome.reason is None:
+            yield from (f"after its return: {fault}" for fault in broken(kind, calm, outcome, reference))
+        elif outcome.job_id == "anew":
+            yield f"the job does not run anew: {outcome.reason}"
+        elif not any(words in outcome.reason for words in REFUSED):
+            yield f"a resumption was refused with other words: {outcome.reason}"
 
 
 def _noticed(plan: Plan, outcome: Outcome) -> Iterator[str]:
     """A server that changed a sum is found out by every site, and no result comes of it."""
-    if plan.lie is not None and plan.lie.told:
-        if completed(outcome):
-            yield f"the server changed a sum ({plan.lie.how}), and sites completed the job"
-        told = " ".join([outcome.reason or "", *_errors(outcome).values()])
-        if "the server or a site has changed it" not in told:
+    told = " ".join([outcome.reason or "", *_errors(outcome).values()])
+    if plan.lie is not None and plan.lie.told and plan.has_twin is None:
+        if completed(outcome) and plan.lie.victim is None:
+            yield f"the server cheated ({plan.lie.how}), and sites completed the job"
+        if plan.lie.is_sum and "the server or a site has changed it" not in told:
             yield f"the server changed a sum ({plan.lie.how}), and nobody says so: {told}"
+    if plan.other_terms is not None and completed(outcome):
+        yield "the server told a site other terms, and sites completed the job"
+    if plan.liar is not None and outcome.reason is None and len(completed(outcome)) == len(outcome.parties.sites):
+        if plan.liar[1] != "changed evidence":
+            yield f"{plan.liar[0]} reported {plan.liar[1]}, and the server says that all went well"
+        elif verify([outcome.evidence]).sound:
+            yield f"{plan.liar[0]} handed in changed evidence, and it verifies"
 
 
 def _result(kind: str, plan: Plan, outcome: Outcome, reference: Trees) -> Iterator[str]:

@@ -13,44 +13,101 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.conformance.kind_cases import CASES
 from tests.simulation.faults import Plan, plan_of
-from tests.simulation.invariants import Trees, broken, results
-from tests.simulation.world import Outcome, run_job
+from tests.simulation.invariants import Trees, after_return, broken, completed, over_all, results
+from tests.simulation.watch import Watch, repeatable
+from tests.simulation.world import Outcome, Submission, World
+from tests.support.flare_job import JOB_ID
 
 
-def play(kind: str, plan: Plan, folder: Path) -> Outcome:
-    """Run the small job of a kind under a plan."""
+@dataclass
+class Story:
+    """What happened in a world.
+
+    Attributes:
+        jobs: that were submitted first; the second is the first one's twin.
+        later: that were submitted when all machines were there again.
+    """
+
+    jobs: list[Outcome]
+    later: list[Outcome]
+    watch: Watch
+
+
+RESUMES = ("horizontal", "vertical", "private_trees")
+"""Kinds that a lost job may be resumed of; of the others it is submitted anew."""
+
+_CHECKPOINTED = ("horizontal", "vertical")
+
+
+def play(kind: str, plan: Plan, folder: Path) -> Story:
+    """Run the small job of a kind under a plan, with all that the plan wants of more."""
     case = CASES[kind]
     parties = case.give(folder)
-    recipe = case.recipe("job", **case.fields, sites=list(parties.sites))
-    with plan.lie.at_work() if plan.lie is not None else nullcontext():
-        return run_job(recipe, parties, plan.seed, plan.fate, plan.machines)
+    fields = {**case.fields, "sites": list(parties.sites)}
+    fields |= {"checkpoint_every": 1} if plan.comes_back and kind in _CHECKPOINTED else {}
+    world = World(plan.seed, parties, plan.fate, plan.machines)
+    watch = Watch(lambda site: sum(sent.origin == site for sent in world.messages))
+    with ExitStack() as stack:
+        stack.enter_context(repeatable(plan.seed))
+        stack.enter_context(watch.at_work())
+        lying = stack.enter_context(ExitStack())
+        if plan.lie is not None:
+            lying.enter_context(plan.lie.at_work())
+        stack.enter_context(world())
+        submissions = [Submission(JOB_ID, case.recipe("job", **fields))]
+        if plan.has_twin is not None:
+            submissions.append(Submission("twin", case.recipe("twin", **fields), plan.has_twin))
+        story = Story(world.run(submissions), [], watch)
+        if plan.comes_back and len(completed(story.jobs[0])) < len(parties.sites):
+            story.later = _again(world, plan, kind, fields)
+    return story
+
+
+def _again(world: World, plan: Plan, kind: str, fields: dict[str, Any]) -> list[Outcome]:
+    """Submit a lost job again: as one that goes on, where its kind can, and anew if that is refused."""
+    plan.calm()
+    for disk in world.disks.of.values():
+        disk.room = None
+    for owner in list(world.died):
+        world.restart(owner)
+    recipe, found = CASES[kind].recipe, []
+    if kind in RESUMES:
+        found += world.run([Submission("again", recipe("again", **fields, resume_from=JOB_ID))])
+        if found[0].reason is None:
+            return found
+    return [*found, *world.run([Submission("anew", recipe("anew", **fields))])]
 
 
 @functools.cache
 def undisturbed(kind: str) -> Trees:
     """Return the results of a run that nothing befalls."""
     with tempfile.TemporaryDirectory() as folder:
-        outcome = play(kind, Plan(0), Path(folder))
-        faults = broken(kind, Plan(0), outcome, {})
+        plan = Plan(0)
+        story = play(kind, plan, Path(folder))
+        faults = broken(kind, plan, story.jobs[0], {}) + story.watch.faults
         if faults:
             raise AssertionError(f"{kind}, undisturbed: {faults}")
-        return results(kind, outcome)
+        return results(kind, story.jobs[0])
 
 
-def simulate(kind: str, seed: int) -> tuple[Plan, Outcome, list[str]]:
+def simulate(kind: str, seed: int) -> tuple[Plan, Story, list[str]]:
     """Run one seed; return what befell it, how it ended, and what does not hold."""
     reference = undisturbed(kind)
     folder = Path(tempfile.mkdtemp(prefix=f"simulation_{kind}_{seed}_"))
     try:
         plan = plan_of(seed, SITES)
-        outcome = play(kind, plan, folder)
-        return plan, outcome, broken(kind, plan, outcome, reference)
+        story = play(kind, plan, folder)
+        faults = [fault for job in story.jobs for fault in broken(kind, plan, job, reference)]
+        faults += after_return(kind, plan, story.later, reference)
+        faults += [*story.watch.faults, *over_all(kind, plan, story.jobs + story.later, story.watch)]
+        return plan, story, list(dict.fromkeys(faults))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -74,8 +131,12 @@ def judged(case: tuple[str, int]) -> Verdict:
     kind, seed = case
     logging.disable(logging.CRITICAL)  # the jobs' own logs
     try:
-        plan, outcome, faults = simulate(kind, seed)
-        end = "completed" if outcome.reason is None else "ended"
+        plan, story, faults = simulate(kind, seed)
+        ends = [*(["completed" if one.reason is None else "ended" for one in story.jobs])]
+        ends += [
+            "completed after its return" if one.reason is None else "refused after its return" for one in story.later
+        ]
+        end = ", ".join(ends)
     except AssertionError as error:  # the scheduler's
         plan, end, faults = plan_of(seed, SITES), "stood still", [str(error)]
     return Verdict(seed, kind, end, [f"{plan}", *faults] if faults else [])

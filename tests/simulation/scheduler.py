@@ -11,12 +11,14 @@ calls do, whose answers come from a thread of gRPC: the caller waits in native c
 
 from __future__ import annotations
 
+import fcntl
 import random
 import sys
 import threading as real_threading
 import time as real_time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta, tzinfo
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -39,15 +41,17 @@ class Task:
         ready: may go on at once.
         wakes: goes on when this holds.
         due: virtual time at which it goes on by itself.
+        gone: its machine has died; it waits for ever.
     """
 
     def __init__(self, owner: str, name: str) -> None:
         self.owner, self.name = owner, name
-        self.ready, self.done = True, False
+        self.ready, self.done, self.gone = True, False, False
         self.due: float | None = None
         self.wakes: Callable[[], bool] | None = None
         self.turn = real_threading.Lock()  # held by nobody, and released by whoever hands over
         self.turn.acquire()
+        self.ended = real_threading.Event()
 
 
 class Scheduler:
@@ -62,6 +66,7 @@ class Scheduler:
         self.tasks: list[Task] = [self.current]
         self.dead: set[str] = set()
         self.stalled: dict[str, float] = {}
+        self.clock_is_off_s: dict[str, float] = {}
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.n_events = 0
         self.n_switches = 0
@@ -78,10 +83,12 @@ class Scheduler:
                 self._await_turn(task)
                 function()
             except Stopped:
+                task.ended.set()
                 return
             except BaseException as error:  # of a test: the run ends with it
                 self.failure = self.failure or error
             task.done = True
+            task.ended.set()
             if not self.stopped:
                 self._hand_over(task)
 
@@ -140,7 +147,7 @@ class Scheduler:
         while True:
             able, dead, stalled, now = [], self.dead, self.stalled, self.now
             for task in self.tasks:  # written out: this is where a run spends its time
-                if task.done:
+                if task.done or task.gone:
                     self._has_done = True
                 elif task.owner in dead or task.owner in stalled:
                     continue
@@ -151,7 +158,7 @@ class Scheduler:
                 ):
                     able.append(task)
             if self._has_done:
-                self.tasks, self._has_done = [task for task in self.tasks if not task.done], False
+                self.tasks, self._has_done = [one for one in self.tasks if not (one.done or one.gone)], False
             if able:
                 return able[self.random.randrange(len(able))]
             times = [task.due for task in self.tasks if task.due is not None and self._is_awake(task.owner)]
@@ -170,8 +177,14 @@ class Scheduler:
         return owner not in self.dead and owner not in self.stalled
 
     def kill(self, owner: str) -> None:
-        """End a machine: none of its tasks ever goes on."""
+        """End a machine: none of its tasks ever goes on, also when it is there again."""
         self.dead.add(owner)
+        for task in self.tasks:
+            task.gone = task.gone or task.owner == owner
+
+    def revive(self, owner: str) -> None:
+        """Let a machine run tasks again: new ones."""
+        self.dead.discard(owner)
 
     def stall(self, owner: str, seconds: float) -> None:
         """Stop a machine for a while."""
@@ -180,9 +193,17 @@ class Scheduler:
     def stop(self) -> None:
         """End the run: what still waits is left where it waits."""
         self.stopped = True
-        for task in self.tasks:
+        for task in [one for one in self.tasks if not one.gone]:
             with suppress(RuntimeError):  # it has its turn
                 task.turn.release()
+
+
+def drain(scheduler: Scheduler, most_s: float = 2.0) -> None:
+    """Wait, in real time, for what a stopped run leaves: its tasks end where they waited."""
+    until = real_time.monotonic() + most_s
+    for task in scheduler.tasks[1:]:
+        if not task.gone:
+            task.ended.wait(max(0.0, until - real_time.monotonic()))
 
 
 class _Carrier:
@@ -353,6 +374,36 @@ NOT_SIMULATED = ("nvflare_plugins.xgb.communicator", "nvflare_plugins.wire.media
 """They wait for XGBoost, not for another site."""
 
 
+SIMULATED = ("nvflare_plugins.", "dp_components.")
+EPOCH = datetime(2026, 3, 1, tzinfo=UTC)
+"""The time by all clocks when virtual time begins."""
+
+
+def _clock_of(scheduler: Scheduler) -> type[datetime]:
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            seconds = scheduler.now + scheduler.clock_is_off_s.get(scheduler.current.owner, 0.0)
+            return (EPOCH + timedelta(seconds=seconds)).astimezone(tz)
+
+    return Clock
+
+
+def _flock_of(scheduler: Scheduler) -> Callable[[Any, int], None]:
+    def flock(file: Any, operation: int) -> None:
+        if operation & fcntl.LOCK_NB or not operation & (fcntl.LOCK_EX | fcntl.LOCK_SH):
+            fcntl.flock(file, operation)
+            return
+        while True:
+            try:
+                fcntl.flock(file, operation | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                scheduler.wait(lambda: False, 0.01)
+
+    return flock
+
+
 @contextmanager
 def simulated(scheduler: Scheduler) -> Iterator[None]:
     """Let all of nvflare_plugins wait through a scheduler."""
@@ -370,13 +421,20 @@ def simulated(scheduler: Scheduler) -> Iterator[None]:
         perf_counter=lambda: scheduler.now,
         sleep=lambda seconds: scheduler.wait(lambda: False, seconds) and None,
     )
-    stand_ins = {id(real_threading): threads, id(real_time): clock}
+    files = _Module(fcntl, flock=_flock_of(scheduler))
+    stand_ins = {
+        id(real_threading): threads,
+        id(real_time): clock,
+        id(fcntl): files,
+        id(real_threading.RLock): lambda: _Lock(scheduler),
+        id(datetime): _clock_of(scheduler),
+    }
     defaults: list[tuple[Any, str, Any]] = []
     replaced: list[tuple[Any, str, object]] = []
     for name, module in list(sys.modules.items()):
-        if not name.startswith("nvflare_plugins.") or name in NOT_SIMULATED:
+        if not name.startswith(SIMULATED) or name in NOT_SIMULATED:
             continue
-        for attribute in ("threading", "time"):
+        for attribute in ("threading", "time", "fcntl", "RLock", "datetime"):
             found = getattr(module, attribute, None)
             if id(found) in stand_ins:
                 replaced.append((module, attribute, found))

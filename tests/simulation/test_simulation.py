@@ -23,14 +23,19 @@ def test_what_must_hold_holds(seed: int) -> None:
     assert not broken, f"{kind}: {plan}: {broken}"
 
 
-def test_a_seed_gives_the_same_run_each_time(tmp_path: Path) -> None:
-    traces = []
-    for folder in ("one", "two"):
-        outcome = play("dpboost", plan_of(5, SITES), tmp_path / folder)
-        traces.append([(m.origin, m.target, m.topic, m.number, m.seconds) for m in outcome.messages])
-    assert len(traces[0]) > 50 and traces[0] == traces[1]
-    other = play("dpboost", plan_of(6, SITES), tmp_path / "other")
-    assert [m.seconds for m in other.messages] != [m[-1] for m in traces[0]]
+@pytest.mark.parametrize("kind", ["dpboost", "horizontal"])
+def test_a_seed_gives_the_same_run_each_time_to_the_last_byte(tmp_path: Path, kind: str) -> None:
+    def traced(seed: int, folder: str) -> list[tuple[object, ...]]:
+        story = play(kind, plan_of(seed, SITES), tmp_path / folder)
+        return [
+            (m.seconds, m.origin, m.target, m.topic, m.label, m.payload)
+            for outcome in story.jobs + story.later
+            for m in outcome.messages
+        ]
+
+    first = traced(5, "one")
+    assert len(first) > 50 and first == traced(5, "two")
+    assert first != traced(6, "other")
 
 
 @pytest.mark.slow

@@ -1,12 +1,11 @@
-"""A job of any kind in one simulated world: server, sites, FLARE's messages and disks, and what befalls them."""
+"""Jobs in one simulated world: server, sites, FLARE's messages and disks, and what befalls them."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
+import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,14 +22,15 @@ from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.transport import CHANNEL
 from nvflare_plugins.recipes.job_recipe import JobRecipe
 from nvflare_plugins.site.setup import set_up
-from tests.simulation.scheduler import Scheduler, Stopped, simulated
-from tests.support.flare_job import JOB_ID, Finished, _Context, components
+from tests.simulation.disk import Disks, Fault
+from tests.simulation.scheduler import Scheduler, Stopped, drain, simulated
+from tests.support.flare_job import Finished, _Context, components
 from tests.support.flare_network import FakeCell, Network
 from tests.support.parties import Parties
 
 SERVER = "server"
 LONGEST_S = 7200.0
-"""Virtual time within which every run must be over, whatever befalls it."""
+"""Virtual time within which every job must be over, whatever befalls it."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,11 @@ class Delivery:
 
     Attributes:
         number: of the messages between these two ends, from 1 on.
-        seconds: virtual time since the job began.
+        seconds: virtual time since the world began.
         label: what the transport says of the piece: attempt, number of the frame, its size, where the piece belongs.
     """
 
+    job_id: str
     origin: str
     target: str
     topic: str
@@ -55,111 +56,279 @@ class Delivery:
 Fate = Callable[[Delivery], list[tuple[float, bytes | None]]]
 """What becomes of a message: for each copy that arrives, the delay and the payload."""
 
+ToSite = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""(site, document) -> what takes its place."""
+
+
+def as_it_is(site: str, document: dict[str, Any]) -> dict[str, Any]:
+    """Change nothing."""
+    return document
+
 
 @dataclass
 class Machines:
     """What a run does to machines.
 
     Attributes:
-        disk: called before each change of a disk that must last, with the owner and how many there were; returns
-            "die", "full" or nothing.
+        disk: what befalls changes of disks.
         events: (virtual time, what happens then).
+        loses_power: of a machine that dies; else its process was killed, and the disk has all that was written.
+        terms: what the server tells each site of the job.
+        report: what a site hands in at its end.
     """
 
-    disk: Callable[[str, int], str | None] = lambda owner, count: None
+    disk: Fault = lambda owner, count: None
     events: list[tuple[float, Callable[[World], None]]] = field(default_factory=list)
+    loses_power: bool = False
+    terms: ToSite = as_it_is
+    report: ToSite = as_it_is
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job, and when it is submitted, in virtual seconds."""
+
+    job_id: str
+    recipe: JobRecipe
+    starts_s: float = 0.0
 
 
 @dataclass
 class Outcome(Finished):
-    """How a run ended.
+    """How a job ended.
 
     Attributes:
-        dead: machines that were gone at the end, with the virtual time since the job began at which they died.
+        dead: machines that were gone at the end, with the virtual time since the world began at which they died.
         left: folders of dead machines as they were when they died.
         messages: all that were sent, in order.
-        heard: origin and target of every message that arrived.
-        seconds: virtual time that the run took.
+        heard: origin and target of every message of the job that arrived.
+        started, seconds: virtual time since the world began at which the job began, and that it took.
     """
 
     dead: dict[str, float] = field(default_factory=dict)
     left: dict[str, Path] = field(default_factory=dict)
     messages: list[Delivery] = field(default_factory=list)
     heard: set[tuple[str, str]] = field(default_factory=set)
+    started: float = 0.0
     seconds: float = 0.0
     is_over: bool = True
 
 
+@dataclass
+class _Running:
+    """A job that goes on."""
+
+    submission: Submission
+    signal: Signal = field(default_factory=Signal)
+    said: list[str] = field(default_factory=list)
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+    started: float = 0.0
+    is_broadcast: bool = False
+
+
 class World:
-    """One run of one job."""
+    """Machines on one network; use as a context, and run jobs in it."""
 
     def __init__(self, seed: int, parties: Parties, fate: Fate, machines: Machines) -> None:
         self.scheduler = Scheduler(seed)
         self.parties, self.fate, self.machines = parties, fate, machines
-        self.signal = Signal()
+        self.everybody = (SERVER, *parties.sites)
         self.messages: list[Delivery] = []
         self.left: dict[str, Path] = {}
         self.died: dict[str, float] = {}
-        self.heard: set[tuple[str, str]] = set()
-        self.n_changes: dict[str, int] = {}
+        self.heard: set[tuple[str, str, str]] = set()
+        self.lives = dict.fromkeys(self.everybody, 0)  # how often each has died
+        self.running: list[_Running] = []
         self.began = self.scheduler.now
+        self.disks = Disks(self.root, lambda: self._owner(), self._fault, self._die, self._pass)
+        self._wire = _Wire(self)
+        self._dice = random.Random(f"power {seed}")
         self._n_between: dict[tuple[str, str], int] = {}
+
+    @property
+    def seconds(self) -> float:
+        """Virtual time since the world began."""
+        return self.scheduler.now - self.began
 
     def root(self, owner: str) -> Path:
         """Folder of a machine."""
         return self.parties.folder / SERVER if owner == SERVER else self.parties.workspace(owner)
 
+    @contextmanager
+    def __call__(self) -> Iterator[World]:
+        """Let the world go on; nothing of it is left behind, but for the tasks of machines that died."""
+        for owner in self.everybody:
+            set_up(self.root(owner))
+            self.disks.begin(owner)
+        with simulated(self.scheduler), self.disks.at_work():
+            for moment, event in self.machines.events:
+                self.scheduler.at(moment, lambda event=event: event(self))
+            try:
+                yield self
+            finally:
+                self.scheduler.stop()
+                drain(self.scheduler)
+        if self.scheduler.failure is not None:
+            raise self.scheduler.failure
+
+    # -- machines -----------------------------------------------------------------------------------------------------
+
     def kill(self, owner: str) -> None:
-        """End a machine here and now; its disk stays as it is."""
+        """End a machine here and now, and keep what is left on its disk."""
         if owner in self.scheduler.dead:
             return
-        self.left[owner] = Path(shutil.copytree(self.root(owner), self.parties.folder / "left" / owner))
-        self.died[owner] = self.scheduler.now - self.began
+        left = self.parties.folder / "left" / f"{owner}-{self.lives[owner]}"
+        self.left[owner] = Path(shutil.copytree(self.root(owner), left))
+        if self.machines.loses_power:
+            self.disks.of[owner].lose_power(left, self._dice)
+        self.died[owner] = self.seconds
+        self.lives[owner] += 1
+        for job in self.running:
+            job.gone.add(owner)
         self.scheduler.kill(owner)
+
+    def restart(self, owner: str) -> None:
+        """Start a machine that died, with the disk that it left."""
+        root = self.root(owner)
+        shutil.rmtree(root)
+        shutil.copytree(self.left.pop(owner), root)
+        del self.died[owner]
+        self.scheduler.revive(owner)
+        self.disks.begin(owner)
+
+    def abort(self) -> None:
+        """Let an operator end all jobs that go on."""
+        for job in self.running:
+            job.signal.trigger(True)
+
+    def _owner(self) -> str | None:
+        owner = self.scheduler.current.owner
+        return None if self.scheduler.stopped or owner in self.scheduler.dead else owner
+
+    def _fault(self, owner: str, number: int) -> str | float | None:
+        return self.machines.disk(owner, number)
+
+    def _die(self, owner: str) -> None:
+        self.kill(owner)
+        self.scheduler.pause(lambda: False)
+
+    def _pass(self, seconds: float) -> None:
+        self.scheduler.wait(lambda: False, seconds)
+
+    # -- network ------------------------------------------------------------------------------------------------------
 
     def send(self, origin: str, target: str, topic: str, message: Message, deliver: Callable[[Message], None]) -> None:
         """Give a message to the network, which decides what arrives, and when."""
-        ends = (origin.split(".")[0], target.split(".")[0])
+        (source, job_id), (goal, _) = origin.split(".", 1), target.split(".", 1)
+        ends = (source, goal)
         self._n_between[ends] = self._n_between.get(ends, 0) + 1
         payload = None if message.payload is None else bytes(message.payload)
         label = tuple(message.headers.get("veilboost") or ())
-        sent = Delivery(*ends, topic, payload, self._n_between[ends], self.scheduler.now - self.began, label)
+        sent = Delivery(job_id, *ends, topic, payload, self._n_between[ends], self.seconds, label)
         self.messages.append(sent)
+        life = self.lives[goal]
         for delay_s, content in self.fate(sent):
             copy = Message(dict(message.headers), content)
-            self.scheduler.at(delay_s, lambda copy=copy: self._arrive(ends, deliver, copy))
+            self.scheduler.at(delay_s, lambda copy=copy: self._arrive(sent, life, deliver, copy))
         self.scheduler.pause()  # others may go on before the sender does
 
-    def _arrive(self, ends: tuple[str, str], deliver: Callable[[Message], None], message: Message) -> None:
-        if ends[1] not in self.scheduler.dead:
-            self.heard.add(ends)
-            self.scheduler.spawn(lambda: deliver(message), "delivery", ends[1])
+    def _arrive(self, sent: Delivery, life: int, deliver: Callable[[Message], None], message: Message) -> None:
+        if sent.target not in self.scheduler.dead and life == self.lives[sent.target]:
+            self.heard.add((sent.job_id, sent.origin, sent.target))
+            self.scheduler.spawn(lambda: deliver(message), "delivery", sent.target)
 
-    @contextmanager
-    def disks(self) -> Iterator[None]:
-        """Let changes that must last be moments at which a machine may die or find its disk full."""
-        fsync, replace = os.fsync, os.replace
+    # -- jobs ---------------------------------------------------------------------------------------------------------
 
-        def change(operation: Callable[..., None]) -> Callable[..., None]:
-            def changed(*arguments: Any, **named: Any) -> None:
-                owner = self.scheduler.current.owner
-                self.n_changes[owner] = self.n_changes.get(owner, 0) + 1
-                fault = None if self.scheduler.stopped else self.machines.disk(owner, self.n_changes[owner])
-                if fault == "die":
-                    self.kill(owner)
-                    self.scheduler.pause(lambda: False)
-                if fault == "full":
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                if operation is replace:
-                    operation(*arguments, **named)
+    def run(self, submissions: Sequence[Submission]) -> list[Outcome]:
+        """Run jobs from their exported folders, side by side, until each is over wherever a machine is alive."""
+        scheduler, first = self.scheduler, len(self.messages)
+        jobs = [_Running(one, gone=set(scheduler.dead)) for one in submissions]
+        self.running = jobs
+        for job in jobs:
+            scheduler.at(job.submission.starts_s, lambda job=job: self._start(job))
+        everybody, seconds = set(self.everybody), dict.fromkeys(range(len(jobs)), LONGEST_S)
 
-            return changed
+        def over() -> bool:
+            for number, job in enumerate(jobs):
+                if seconds[number] == LONGEST_S and everybody <= job.ended | job.gone:
+                    seconds[number] = self.seconds - job.started
+            return all(everybody <= job.ended | job.gone for job in jobs)
 
-        os.fsync, os.replace = change(fsync), change(replace)
         try:
-            yield
-        finally:
-            os.fsync, os.replace = fsync, replace
+            is_over = scheduler.wait(over, LONGEST_S)
+        except Stopped:
+            is_over = False
+        return [
+            Outcome(
+                self.parties,
+                self.root(SERVER),
+                job.said[0] if job.said else None,
+                job.reports,
+                job_id=job.submission.job_id,
+                dead=dict(self.died),
+                left=dict(self.left),
+                messages=[sent for sent in self.messages[first:] if sent.job_id == job.submission.job_id],
+                heard={tuple(ends) for of, *ends in self.heard if of == job.submission.job_id},
+                started=job.started,
+                seconds=seconds[number],
+                is_over=is_over,
+            )
+            for number, job in enumerate(jobs)
+        ]
+
+    def _start(self, job: _Running) -> None:
+        job.started, job_id, sites = self.seconds, job.submission.job_id, self.parties.sites
+        if SERVER in self.scheduler.dead:  # nobody takes the job: there is none
+            job.ended |= set(self.everybody)
+            job.said.append(f"{SERVER} is not there to take the job")
+            return
+        controller, executor = components(job.submission.recipe, self.parties.folder / f"exported-{job_id}")
+        clients = [SimpleNamespace(name=site, get_fqcn=lambda site=site: site) for site in sites]
+        cell = FakeCell(self._wire, f"{SERVER}.{job_id}")
+        context = _Context(SERVER, self.root(SERVER), cell, job_id, get_clients=lambda: clients)
+
+        def broadcast(task: Any, **_: Any) -> None:
+            job.is_broadcast = True
+            for site in sites:
+                if site not in self.scheduler.dead:
+                    part = lambda site=site: self._at_site(job, site, task, executor, context)  # noqa: E731
+                    self.scheduler.spawn(part, "executor", site)
+
+        def control() -> None:
+            controller.control_flow(job.signal, context)
+            job.ended.add(SERVER)
+            if not job.is_broadcast:  # no site ever heard of it
+                job.ended |= set(sites)
+
+        controller._engine = context.engine
+        controller.broadcast, controller.cancel_task = broadcast, lambda task: None
+        controller.system_panic = lambda reason, fl_ctx: job.said.append(reason)
+        self.scheduler.spawn(control, "controller", SERVER)
+
+    def _at_site(self, job: _Running, site: str, task: Any, executor: dict[str, Any], at_server: Any) -> None:
+        job_id, scheduler = job.submission.job_id, self.scheduler
+        component = instantiate_class(executor["path"], executor["args"])
+        cell = FakeCell(self._wire, f"{site}.{job_id}", site)
+        own = _Context(site, self.root(site), cell, job_id)
+        told = self.machines.terms(site, json.loads(json.dumps(task.data)))
+        reply = component.execute(TRAIN_TASK, Shareable(told), own, job.signal)
+        job.reports[site] = dict(reply)
+        changed = Shareable(self.machines.report(site, dict(reply)))
+        client_task = SimpleNamespace(client=SimpleNamespace(name=site), result=changed)
+        life = self.lives[SERVER]
+
+        def handed_over() -> None:
+            if self.lives[SERVER] == life and SERVER not in scheduler.dead:
+                scheduler.spawn(lambda: task.result_received_cb(client_task, at_server), "report", SERVER)
+            if site not in scheduler.dead:
+                sent = EventType.AFTER_SEND_TASK_RESULT
+                scheduler.spawn(lambda: component.handle_event(sent, own), "sent", site)
+
+        # FLARE hands reports over by itself, and tries until they are there.
+        scheduler.at(0.1, handed_over)
+        job.ended.add(site)
 
 
 class _Wire(Network):
@@ -171,72 +340,3 @@ class _Wire(Network):
         callback = self.cells[target].callbacks.get((CHANNEL, topic)) if target in self.cells else None
         if callback is not None:  # whoever is not there yet hears nothing
             self._world.send(origin, target, topic, message, callback)
-
-
-def run_job(recipe: JobRecipe, parties: Parties, seed: int, fate: Fate, machines: Machines | None = None) -> Outcome:
-    """Run a recipe's job from its exported folder in a world of its own."""
-    world = World(seed, parties, fate, machines or Machines())
-    controller, executor = components(recipe, parties.folder / "exported")
-    server = world.root(SERVER)
-    for root in (server, *map(world.root, parties.sites)):
-        set_up(root)
-    scheduler, signal = world.scheduler, world.signal
-    said: list[str] = []
-    reports: dict[str, dict[str, Any]] = {}
-    ended: set[str] = set()
-    with simulated(scheduler), world.disks():
-        wire = _Wire(world)
-        clients = [SimpleNamespace(name=site, get_fqcn=lambda site=site: site) for site in parties.sites]
-        context = _Context(SERVER, server, FakeCell(wire, f"{SERVER}.{JOB_ID}"), get_clients=lambda: clients)
-
-        def at_site(site: str, task: Any) -> None:
-            component = instantiate_class(executor["path"], executor["args"])
-            own = _Context(site, world.root(site), FakeCell(wire, f"{site}.{JOB_ID}", site))
-            reply = component.execute(TRAIN_TASK, Shareable(json.loads(json.dumps(task.data))), own, signal)
-            reports[site] = dict(reply)
-            client_task = SimpleNamespace(client=SimpleNamespace(name=site), result=reply)
-            # FLARE hands reports over by itself, and tries until they are there.
-            scheduler.at(0.1, lambda: _handed_over(client_task, task, component, own))
-            ended.add(site)
-
-        def _handed_over(client_task: Any, task: Any, component: Any, own: Any) -> None:
-            site = client_task.client.name
-            if SERVER not in scheduler.dead:
-                scheduler.spawn(lambda: task.result_received_cb(client_task, context), "report", SERVER)
-            scheduler.spawn(lambda: component.handle_event(EventType.AFTER_SEND_TASK_RESULT, own), "sent", site)
-
-        def broadcast(task: Any, **_: Any) -> None:
-            for site in parties.sites:
-                scheduler.spawn(lambda site=site: at_site(site, task), "executor", site)
-
-        def control() -> None:
-            controller.control_flow(signal, context)
-            ended.add(SERVER)
-
-        controller._engine = context.engine
-        controller.broadcast, controller.cancel_task = broadcast, lambda task: None
-        controller.system_panic = lambda reason, fl_ctx: said.append(reason)
-        for moment, event in world.machines.events:
-            scheduler.at(moment, lambda event=event: event(world))
-        scheduler.spawn(control, "controller", SERVER)
-        everybody = {SERVER, *parties.sites}
-        try:
-            is_over = scheduler.wait(lambda: everybody <= ended | scheduler.dead, LONGEST_S)
-        except Stopped:
-            is_over = False
-        seconds = scheduler.now - world.began
-        scheduler.stop()
-        if scheduler.failure is not None:
-            raise scheduler.failure
-    return Outcome(
-        parties,
-        server,
-        said[0] if said else None,
-        reports,
-        dead=world.died,
-        left=world.left,
-        messages=world.messages,
-        heard=world.heard,
-        seconds=seconds,
-        is_over=is_over,
-    )

@@ -34,6 +34,7 @@ class Finished:
     """How a job ended.
 
     Attributes:
+        job_id: FLARE's.
         reason: why it failed, as the server says; None if it went well.
         reports: what each site's executor returned.
         frames: different pieces of messages that each site sent.
@@ -44,9 +45,10 @@ class Finished:
     reason: str | None
     reports: dict[str, dict[str, Any]]
     frames: dict[str, int] = field(default_factory=dict)
+    job_id: str = JOB_ID
 
     def folder(self, site: str) -> Path:
-        return self.parties.workspace(site) / "veilboost_runs" / JOB_ID
+        return self.parties.workspace(site) / "veilboost_runs" / self.job_id
 
     def log(self, site: str) -> Log:
         return read_log(self.folder(site) / "evidence" / export_name(site))
@@ -54,17 +56,17 @@ class Finished:
     @property
     def evidence(self) -> Path:
         """Folder at the server with everybody's evidence."""
-        return self.server / JOB_ID / RESULT_FOLDER / "evidence"
+        return self.server / self.job_id / RESULT_FOLDER / "evidence"
 
     @property
     def summary(self) -> dict[str, Any]:
-        return json.loads((self.server / JOB_ID / RESULT_FOLDER / SUMMARY_FILE).read_text())
+        return json.loads((self.server / self.job_id / RESULT_FOLDER / SUMMARY_FILE).read_text())
 
 
 class _Context(FLContext):
     """What FLARE tells a component of a party about itself."""
 
-    def __init__(self, name: str, root: Path, cell: FakeCell, **engine: Any) -> None:
+    def __init__(self, name: str, root: Path, cell: FakeCell, job_id: str = JOB_ID, **engine: Any) -> None:
         super().__init__()
         workspace = SimpleNamespace(get_root_dir=lambda: str(root), get_run_dir=lambda job_id: str(root / job_id))
         cells = SimpleNamespace(core_cell=cell)
@@ -77,7 +79,7 @@ class _Context(FLContext):
             **engine,
         )
         self.set_prop(ReservedKey.IDENTITY_NAME, name, private=False)
-        self.set_prop(FLContextKey.CURRENT_RUN, JOB_ID, private=False)
+        self.set_prop(FLContextKey.CURRENT_RUN, job_id, private=False)
         self.set_prop(ReservedKey.ENGINE, self.engine, private=True)
 
 
