@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.shareable import Shareable
@@ -18,6 +19,7 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.utils.class_utils import instantiate_class
 
+from nvflare_plugins.flare import work
 from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.transport import CHANNEL
 from nvflare_plugins.recipes.job_recipe import JobRecipe
@@ -31,6 +33,10 @@ from tests.support.parties import Parties
 SERVER = "server"
 LONGEST_S = 7200.0
 """Virtual time within which every job must be over, whatever befalls it."""
+
+POLL_S = 1.0
+"""How often controller and sites look whether something ends the job. They do so five times as often; most of a long
+silence would be spent on it."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +168,7 @@ class World:
         for owner in self.everybody:
             set_up(self.root(owner))
             self.disks.begin(owner)
-        with simulated(self.scheduler), self.disks.at_work():
+        with simulated(self.scheduler), self.disks.at_work(), patch.object(work, "ABORT_POLL_S", POLL_S):
             for moment, event in self.machines.events:
                 self.scheduler.at(moment, lambda event=event: event(self))
             try:
@@ -302,7 +308,7 @@ class World:
             if not job.is_broadcast:  # no site ever heard of it
                 job.ended |= set(sites)
 
-        controller._engine = context.engine
+        controller._engine, controller._task_check_period = context.engine, POLL_S
         controller.broadcast, controller.cancel_task = broadcast, lambda task: None
         controller.system_panic = lambda reason, fl_ctx: job.said.append(reason)
         self.scheduler.spawn(control, "controller", SERVER)
