@@ -21,7 +21,6 @@ from he_processors.curve.interface import COFACTOR_BITS, Curve, Points
 from he_processors.elgamal.digits import DigitFormat
 from he_processors.elgamal.encryption import PointColumns
 from he_processors.elgamal.keys import ElGamalPrivateKey, base_point
-from he_processors.elgamal.padding import padded
 from he_processors.elgamal.scalars import rows_of
 from he_processors.elgamal.small_logarithms import TABLE_BITS, SearchBounds, SmallLogarithms
 from he_processors.errors import ProtocolError
@@ -50,18 +49,18 @@ class ElGamalDecryptor(StaysInProcess):
     ) -> list[BinSums]:
         """Open the sums of a level: one BinSums for each of ``totals``.
 
-        Security: the search takes a public number of steps of time (``padding``), because the passive party sees when
-            its next question comes.
+        Security: the time that it takes shows the sums: before anything follows that the passive party sees, its caller
+            waits (``padding``).
 
         Args:
-            searching: measures the search, and the time by which it is drawn out.
+            searching: measures the search.
 
         Raises:
             ProtocolError: with one fixed message, if any sum of any node is not what it must be.
         """
         opened = self.unmask(rows)
         self.check_totals(opened, digits, layout, totals)
-        with searching(), padded():
+        with searching():
             return self.find_sums(opened, digits, layout, totals)
 
     def unmask(self, rows: PointColumns) -> list[Points]:

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 STEP_S = 1 / 16
 
 
-@contextmanager
-def padded(
+def draw_out(
+    since_s: float,
     step_s: float = STEP_S,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[None]:
-    """Let a block take 1, 2, 4, 8, ... steps, also when it fails.
+) -> None:
+    """Wait until 1, 2, 4, 8, ... steps have passed since a moment; call it also when what was done has failed.
 
-    Security: whoever waits for what follows learns which of these, and no more. Units: seconds.
+    Security: whoever waits for what follows learns which of these, and no more, if it knows the moment: that is when
+        its last message came, and not when a search began. Units: seconds.
+
+    Args:
+        since_s: the moment, by the clock.
     """
-    started = clock()
-    try:
-        yield
-    finally:
-        spent = clock() - started
-        sleep(due(spent, step_s) - spent)
+    spent = clock() - since_s
+    sleep(due(spent, step_s) - spent)
 
 
 def due(spent_s: float, step_s: float) -> float:

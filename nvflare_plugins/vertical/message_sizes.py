@@ -16,6 +16,7 @@ from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.active.tree_driver import MAX_BATCH
 from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
 from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
+from nvflare_plugins.vertical.protocol.feature_blocks import most_slots
 from nvflare_plugins.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS
 
 INTRODUCTION_BYTES = 1 << 26
@@ -36,6 +37,7 @@ class MessageSizes:
     Attributes:
         set_rows: rows of the training set and of further sets.
         pairs_per_ciphertext: bins of a histogram that share one.
+        is_streamed: sums come in blocks of features.
     """
 
     set_rows: tuple[int, ...]
@@ -43,13 +45,14 @@ class MessageSizes:
     pairs_per_ciphertext: int
     trees_per_round: int
     limits: TreeLimits
+    is_streamed: bool = True
 
     @classmethod
     def of(cls, job: VerticalJob, set_rows: Sequence[int], trees_per_round: int, limits: TreeLimits) -> MessageSizes:
         """Derive the sizes of one job. Raises: CapacityExceeded: the job's keys are too short for so many rows."""
         if not job.is_encrypted:
             n_words = pair_format(set_rows[0]).n_words
-            return cls(tuple(set_rows), _CLEAR_PAIR_BYTES * n_words, 1, trees_per_round, limits)
+            return cls(tuple(set_rows), _CLEAR_PAIR_BYTES * n_words, 1, trees_per_round, limits, is_streamed=False)
         if job.profile == VerticalProfile.ELGAMAL.value:
             n_points = 1 + DigitFormat.of(job.fraction_bits, set_rows[0]).n_messages
             return cls(tuple(set_rows), n_points * AFFINE_BYTES, 1, trees_per_round, limits)
@@ -81,7 +84,7 @@ class MessageSizes:
             n_bins: of each of the party's features.
             n_earlier_trees: before the training.
         """
-        n_slots = self._level_nodes() * sum(n + 1 for n in n_bins)  # one more for rows without a value
+        n_slots = most_slots(n_bins, self._level_nodes(), self.is_streamed)
         histograms = (n_slots // self.pairs_per_ciphertext + 1) * self.ciphertext_bytes
         n_trees = n_earlier_trees + self.trees_per_round
         # A row is at one node of each tree, so that the bits of a tree are those of all rows at most.

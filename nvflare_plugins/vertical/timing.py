@@ -54,6 +54,7 @@ class TimedOwner:
     def __init__(self, owner: GradientOwner, stages: Stages):
         self._owner, self._stages = owner, stages
         self.pair_format: PairFormat = owner.pair_format
+        self.is_streamed = owner.is_streamed
 
     def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
         """Protect pairs."""
@@ -64,3 +65,8 @@ class TimedOwner:
         """Open histograms."""
         with self._stages.measure("decrypt"):
             return self._owner.open_sums(sums, layout, totals)
+
+    def finish_sums(self, since_s: float) -> None:
+        """Take note that all sums of a level were opened."""
+        with self._stages.measure("decrypt"):
+            self._owner.finish_sums(since_s)

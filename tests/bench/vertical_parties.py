@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import resource
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -84,20 +85,22 @@ class StageClock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self._inner = 0.0
+        self._lock = threading.Lock()
+        self._here = threading.local()
 
     def timed(self, stage: str, function: Callable) -> Callable:
         """Return the function with its time added to the stage, without that of stages inside."""
 
         def call(*arguments: object, **options: object) -> object:
-            outer, self._inner = self._inner, 0.0
+            outer, self._here.inner = getattr(self._here, "inner", 0.0), 0.0
             started = time.thread_time()
             try:
                 return function(*arguments, **options)
             finally:
                 spent = time.thread_time() - started
-                self.seconds[stage] += spent - self._inner
-                self._inner = outer + spent
+                with self._lock:
+                    self.seconds[stage] += spent - self._here.inner
+                self._here.inner = outer + spent
 
         return call
 
@@ -152,6 +155,9 @@ class _PipeLink:
         self.sent += len(data)
         self._sender.submit(self._pipe.send_bytes, data)
         return self._receiver.submit(self._answer)
+
+    def flush(self) -> None:
+        """Requests wait for nothing."""
 
     def call(self, word: str) -> object:
         """Ask the process itself for something."""

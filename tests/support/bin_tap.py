@@ -30,6 +30,7 @@ class Tap(ClearGradientOwner):
         self._n_rows = n_rows
         self._gradients: list[NDArray[np.int64]] = []
         self._rows: dict[int, NDArray[np.int32]] = {}
+        self._sides: dict[int, tuple[NDArray[np.int32], NDArray[np.int32]]] = {}
         self._nodes: list[NDArray[np.int32]] = []
         self._sums: list[NDArray[np.int64]] = []
         self._splits: list[KnownSplit] = []
@@ -63,32 +64,30 @@ class Tap(ClearGradientOwner):
         honest = link._answer
 
         def answer(sent: bytes):
-            reply = honest(sent)
+            request, reply = from_bytes(sent), honest(sent)
+            if isinstance(request, HistogramRequest):
+                self._divide(request)
             if isinstance(reply, HistogramAnswer):
                 self._nodes += [self._rows[node] for node in reply.nodes]
             elif isinstance(reply, SplitAnswer):
-                self._note_splits(from_bytes(sent), reply)
+                self._note_splits(request, reply)
             return reply
 
-        ask = link.ask
-
-        def listened(request):
-            if isinstance(request, HistogramRequest):
-                self._divide(request)
-            return ask(request)
-
-        link._answer, link.ask = answer, listened
+        link._answer = answer
         return link
 
     def _divide(self, request: HistogramRequest) -> None:
-        if not request.partitions:
-            self._rows = {ROOT: np.arange(self._n_rows, dtype=np.int32)}
+        if not request.partitions and not request.own:
+            self._rows, self._sides = {ROOT: np.arange(self._n_rows, dtype=np.int32)}, {}
         for part in request.partitions:
             rows, goes_left = self._rows[part.node], part.goes_left.unpack()
             self._rows[part.left], self._rows[part.right] = rows[goes_left], rows[~goes_left]
+        for part in request.own:
+            self._rows[part.left], self._rows[part.right] = self._sides[part.node]
 
     def _note_splits(self, request: SplitRequest, reply: SplitAnswer) -> None:
         for split, bits in zip(request.splits, reply.goes_left, strict=True):
             rows, goes_left = self._rows[split.node], bits.unpack()
             sides = rows[goes_left], rows[~goes_left]
+            self._sides[split.node] = sides
             self._splits.append(KnownSplit(split.feature, split.bin, split.default_left, *sides))

@@ -20,6 +20,9 @@ class InProcessLink:
         """Hand the request's bytes to the party's thread."""
         return self._worker.submit(self._answer, to_bytes(request))
 
+    def flush(self) -> None:
+        """Requests wait for nothing."""
+
     def close(self) -> None:
         """End the party's thread."""
         self._worker.shutdown(cancel_futures=True)

@@ -243,7 +243,7 @@ def _many(c: Cursor, read: Callable[[], Any], most: int = NODES) -> list[Any]:
 def vertical_message(given: Given) -> Any:
     c = Cursor(blob(given["data"]))
     c.head(b"VLBV", 2)
-    code = c.number("B", 1, 10)
+    code = c.number("B", 1, 11)
 
     def node() -> int:
         return int(c.number("I", 0, NODES))
@@ -275,6 +275,9 @@ def vertical_message(given: Given) -> Any:
         names = ("node", "left", "right", "goes_left")
         found = {"message": "HistogramRequest", "tree": node()}
         found["partitions"] = _many(c, lambda: dict(zip(names, (node(), node(), node(), _bits(c)), strict=True)))
+        found["own"] = _many(c, lambda: dict(zip(names[:3], (node(), node(), node()), strict=True)))
+    elif code == 11:
+        found = {"message": "MoreSums", "tree": node()}
     elif code == 5:
         found = {"message": "HistogramAnswer", "tree": node(), "nodes": _many(c, node), "sums": _blob(c)}
         found["withheld"] = _many(c, node)

@@ -39,6 +39,7 @@ from nvflare_plugins.formatting import human_bytes
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_maker, elgamal_owner
+from nvflare_plugins.vertical.protocol.feature_blocks import most_slots
 from nvflare_plugins.xgb.parameters import ALIASES
 
 PLANNED = (VerticalProfile.PAILLIER.value, VerticalProfile.ELGAMAL.value)
@@ -48,6 +49,7 @@ _SAMPLE_BINS = 64
 _REPEATS = 3
 _WORD_BITS = 52  # of a ciphertext in the fastest backend's memory form
 _GRADIENT_BYTES = 64  # of a row at the active party: gradients, encoded pairs, node, prediction
+_COPIES = 4  # of a block's sums while it is packed and hidden
 _OPENED_BYTES = 64  # of a bin at the active party: sums of node and sibling, scores
 
 
@@ -203,7 +205,7 @@ def _passive(
 ) -> PassivePlan:
     n_bins = workload.built_nodes * features * (workload.bins + 1)
     in_memory = rates.in_memory
-    widest = features * (workload.bins + 1) * max(2 ** (workload.depth - 1) // 2, 1)
+    widest = most_slots([workload.bins] * features, max(2 ** (workload.depth - 1) // 2, 1))
     bin_bytes = 1 if workload.bins < 256 else 2
     return PassivePlan(
         features=features,
@@ -212,7 +214,7 @@ def _passive(
         pack_s=n_bins * rates.pack_s,
         bytes_in=upload,
         bytes_out=math.ceil(n_bins / rates.pairs_per_ciphertext) * rates.ciphertext_bytes,
-        memory=process_bytes + workload.rows * (in_memory + features * (4 + bin_bytes)) + 2 * widest * in_memory,
+        memory=process_bytes + workload.rows * (in_memory + features * (4 + bin_bytes)) + _COPIES * widest * in_memory,
     )
 
 

@@ -266,7 +266,8 @@ class ActiveEngine:
         ]
         if parties:
             self._send_gradients(encoded, parties)
-        self._growth = TreeGrowth(params, self._formula, encoded, parties, self._n_columns, sampler.node_columns)
+        columns_of, own = sampler.node_columns, self._own_sets[0]
+        self._growth = TreeGrowth(params, self._formula, encoded, parties, self._n_columns, columns_of, own)
 
     def _send_gradients(self, encoded: EncodedGradients, parties: Sequence[PartySums]) -> None:
         """Encrypt block by block, so that one is on its way while the next is made, and ask for the root."""
@@ -276,7 +277,8 @@ class ActiveEngine:
             for sums in parties:
                 sums.send(protected)
         for sums in parties:
-            sums.ask([])
+            sums.ask([], n_rows=self._n_rows)
+            sums.party.link.flush()
 
     def _end_tree_if_finished(self) -> None:
         growth = self._growing()

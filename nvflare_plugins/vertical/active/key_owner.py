@@ -59,26 +59,28 @@ _FILL_STEP = 1 << 10  # randomisers made at a time: decryption, which others wai
 class PrecomputingKeyOwner:
     """An owner that makes the randomisers of the next tree while the passive parties work on this one.
 
-    A context manager: leaving it ends the making.
+    Encryption does not wait for all of them: what is missing then is made block by block, while blocks travel. A
+    context manager: leaving it ends the making.
     """
 
     def __init__(self, owner: StockedOwner, n_rows: int, n_trees: int):
         """Args: n_trees: of the whole training; nothing is made for more."""
         self.pair_format: PairFormat = owner.pair_format
+        self.is_streamed = owner.is_streamed
         self._owner = owner
         self._n_rows = n_rows
         self._n_due = n_rows * n_trees  # pairs that are not encrypted yet
         self._filling: threading.Thread | None = None
         self._may_fill = threading.Event()
-        self._closed = False
+        self._is_due = False  # the next tree's encryption, or the end
 
     def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
         """Encrypt each pair; after the last one of a tree, make ready for the next."""
-        self._wait()
+        self._stop_filling()
         protected = self._owner.encrypt(g, h)
         self._n_due -= g.size
         if self._n_due > 0 and self._n_due % self._n_rows == 0:
-            self._may_fill.set()
+            self._is_due = False
             self._filling = threading.Thread(target=self._fill, name="veilboost_randomisers", daemon=True)
             self._filling.start()
         return protected
@@ -91,22 +93,26 @@ class PrecomputingKeyOwner:
         finally:
             self._may_fill.set()
 
+    def finish_sums(self, since_s: float) -> None:
+        """Take note that all sums of a level were opened."""
+        self._owner.finish_sums(since_s)
+
     def __enter__(self) -> PrecomputingKeyOwner:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._closed = True
-        self._wait()
+        self._stop_filling()
 
     def _fill(self) -> None:
         most = min(self._n_rows, _MOST_STOCKED)
         for n in range(_FILL_STEP, most + _FILL_STEP, _FILL_STEP):
             self._may_fill.wait()
-            if self._closed:
+            if self._is_due:
                 return
             self._owner.fill(min(n, most))
 
-    def _wait(self) -> None:
+    def _stop_filling(self) -> None:
+        self._is_due = True
         self._may_fill.set()
         if self._filling is not None:
             self._filling.join()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from he_processors.histogram.plain_sums import BinSums, NodeTotal, subtract_sibl
 from he_processors.histogram.planner import child_to_build
 from nvflare_plugins.vertical.active.party_evaluation import Candidate, PartyEvaluator
 from nvflare_plugins.vertical.active.split_evaluation import GradientUnit, NodeToSplit, SplitFormula
+from nvflare_plugins.vertical.protocol.feature_blocks import feature_blocks, layout_of
 from nvflare_plugins.vertical.protocol.gradient_scheme import GradientOwner
 from nvflare_plugins.vertical.protocol.links import Party, collect
 from nvflare_plugins.vertical.protocol.messages import (
@@ -22,7 +25,9 @@ from nvflare_plugins.vertical.protocol.messages import (
     HistogramAnswer,
     HistogramRequest,
     MoreGradients,
+    MoreSums,
     NodePartition,
+    OwnDivision,
     OwnedSplit,
     SplitAnswer,
     SplitRequest,
@@ -30,6 +35,20 @@ from nvflare_plugins.vertical.protocol.messages import (
 )
 
 ROOT = 0
+Division = NodePartition | OwnDivision
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Sums on their way: one answer for each block of features."""
+
+    divided: tuple[Division, ...]
+    answers: list[tuple[slice, Future[Any]]] = field(default_factory=list)
+    came_at: float | None = None  # the last of them so far; seconds of ``time.perf_counter``
+
+    def note(self, future: Future[Any]) -> None:
+        """Note that an answer came; called by the thread that takes it in."""
+        self.came_at = time.perf_counter()
 
 
 class PartySums:
@@ -69,8 +88,7 @@ class PartySums:
         )
         self._opened: dict[int, BinSums] = {}
         self._sent: list[Future[Any]] = []
-        self._asked: Future[Any] | None = None
-        self._asked_for: list[NodePartition] = []
+        self._asked: _Asked | None = None
         self.is_closed = False  # the party kept the sums of all rows, and will in later trees
 
     def send(self, gradients: bytes) -> None:
@@ -82,14 +100,29 @@ class PartySums:
         chosen[self._features] = True
         self._sent.append(self.party.link.ask(TreeGradients(self._tree, Bits.of(chosen), gradients)))
 
-    def ask(self, partitions: list[NodePartition]) -> None:
-        """Ask for the sums of one child of each partition, or of the root; do not wait.
+    def ask(self, partitions: Sequence[NodePartition], own: Sequence[OwnDivision] = (), n_rows: int = 0) -> None:
+        """Ask for the sums of one child of each divided node, or of the root; do not wait.
 
         Below a node whose sums were withheld nothing is asked for, and nothing of its rows is said.
+
+        Args:
+            partitions: nodes that others split.
+            own: nodes that the party split, with the numbers of rows that they have together.
+            n_rows: rows of the root, or of the nodes in ``own``.
         """
-        self._asked_for = [part for part in partitions if part.node in self._opened]
-        if self._asked_for or not partitions:
-            self._asked = self.party.link.ask(HistogramRequest(self._tree, tuple(self._asked_for)))
+        known = tuple(part for part in partitions if part.node in self._opened)
+        if not (known or own) and partitions:
+            return
+        divided: tuple[Division, ...] = (*known, *own)
+        most_rows = (n_rows + sum(part.goes_left.n for part in known)) // 2 if divided else n_rows
+        blocks = feature_blocks(self._layout, max(len(divided), 1), most_rows, self._owner.is_streamed)
+        self._asked = _Asked(divided)
+        for block in blocks:
+            first = not self._asked.answers
+            request = HistogramRequest(self._tree, known, tuple(own)) if first else MoreSums(self._tree)
+            answer = self.party.link.ask(request)
+            answer.add_done_callback(self._asked.note)
+            self._asked.answers.append((block, answer))
 
     def split(self, splits: list[OwnedSplit]) -> Future[Any]:
         """Tell the party which splits it won."""
@@ -110,7 +143,8 @@ class PartySums:
         The features of the result are numbered as in the party's schema.
         """
         if self._asked is not None:
-            self._receive(totals)
+            asked, self._asked = self._asked, None
+            self._receive(asked, totals)
         known = [(node, fact) for node, fact in zip(nodes, facts, strict=True) if node in self._opened]
         if len(known) < len(nodes) and not self._may_withhold:
             raise ProtocolError("sums are due that nobody asked for")
@@ -122,25 +156,15 @@ class PartySums:
         """Cut the party's features of this tree out of a mask over all columns."""
         return columns[self.party.columns][self._features]
 
-    def _receive(self, totals: dict[int, NodeTotal]) -> None:
+    def _receive(self, asked: _Asked, totals: dict[int, NodeTotal]) -> None:
         for sent in self._sent:
             collect(self.party, sent, type(None), self._deadline_s)  # fails with the reason of a refusal
         self._sent = []
-        if self._asked is None:
-            raise ProtocolError(f"{self.party.name} was not asked for sums")
-        answer = collect(self.party, self._asked, HistogramAnswer, self._deadline_s)
-        self._asked = None
-        built = [_built_child(part, totals) for part in self._asked_for] or [ROOT]
-        if answer.withheld and not self._may_withhold:
-            raise ProtocolError(f"{self.party.name} withheld sums in a job that promises the centralized model")
-        withheld = set(answer.withheld)
-        given = [node for node in built if node not in withheld]
-        if (answer.tree, list(answer.nodes)) != (self._tree, given) or not withheld.issubset(built):
-            raise ProtocolError(f"{self.party.name} sent the sums of other nodes than it was asked for")
+        built = [_built_child(part, totals) for part in asked.divided] or [ROOT]
+        opened, withheld = self._open(asked, built, totals)
         self.is_closed = ROOT in withheld
-        opened = self._owner.open_sums(answer.sums, self._layout, [totals[node] for node in given]) if given else []
-        self._opened |= dict(zip(given, opened, strict=True))
-        for part, child in zip(self._asked_for, built, strict=False):
+        self._opened |= opened
+        for part, child in zip(asked.divided, built, strict=False):
             parent = self._opened.pop(part.node)
             if child in withheld:
                 continue
@@ -149,8 +173,58 @@ class PartySums:
                 parent, self._opened[child], totals[sibling], self._layout, self._owner.pair_format
             )
 
+    def _open(
+        self, asked: _Asked, built: list[int], totals: dict[int, NodeTotal]
+    ) -> tuple[dict[int, BinSums], set[int]]:
+        """Open the sums block by block as they come; return them, and the nodes that the party keeps."""
+        withheld: set[int] | None = None
+        opened: list[list[BinSums]] = []  # by block, then by node
+        for number, (block, future) in enumerate(asked.answers, 1):
+            answer = collect(self.party, future, HistogramAnswer, self._deadline_s)
+            if withheld is None:
+                withheld = self._checked_withheld(answer, built)
+            given = [node for node in built if node not in withheld]
+            if (answer.tree, list(answer.nodes), set(answer.withheld)) != (self._tree, given, withheld):
+                raise ProtocolError(f"{self.party.name} sent the sums of other nodes than it was asked for")
+            if given:
+                is_last = number == len(asked.answers)
+                opened.append(self._open_block(asked, answer.sums, block, [totals[node] for node in given], is_last))
+        kept = withheld or set()
+        given = [node for node in built if node not in kept]
+        return dict(zip(given, map(_joined, zip(*opened, strict=True)), strict=True)), kept
 
-def _built_child(part: NodePartition, totals: dict[int, NodeTotal]) -> int:
+    def _open_block(
+        self, asked: _Asked, sums: bytes, block: slice, totals: list[NodeTotal], is_last: bool
+    ) -> list[BinSums]:
+        """Open one block; after the last one, or one that is refused, something follows that the party sees."""
+        try:
+            return self._owner.open_sums(sums, layout_of(self._layout, block), totals)
+        except ProtocolError:
+            is_last = True
+            raise
+        finally:
+            if is_last:
+                self._owner.finish_sums(time.perf_counter() if asked.came_at is None else asked.came_at)
+
+    def _checked_withheld(self, answer: HistogramAnswer, built: list[int]) -> set[int]:
+        """Return the nodes that the party keeps, of which all blocks must say the same."""
+        if answer.withheld and not self._may_withhold:
+            raise ProtocolError(f"{self.party.name} withheld sums in a job that promises the centralized model")
+        if not set(answer.withheld).issubset(built):
+            raise ProtocolError(f"{self.party.name} sent the sums of other nodes than it was asked for")
+        return set(answer.withheld)
+
+
+def _joined(blocks: tuple[BinSums, ...]) -> BinSums:
+    """Join the blocks of a node's features."""
+    if len(blocks) == 1:
+        return blocks[0]
+    return BinSums(
+        np.concatenate([block.g for block in blocks], axis=-1), np.concatenate([block.h for block in blocks], axis=-1)
+    )
+
+
+def _built_child(part: Division, totals: dict[int, NodeTotal]) -> int:
     return child_to_build(part.left, totals[part.left].n_rows, part.right, totals[part.right].n_rows)
 
 

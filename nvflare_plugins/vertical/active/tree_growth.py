@@ -9,7 +9,9 @@ Reference: SecureBoost (Cheng et al., 2021), Algorithms 1 and 2; XGBoost 3.2, sr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +25,9 @@ from nvflare_plugins.vertical.active.party_sums import ROOT, PartySums
 from nvflare_plugins.vertical.active.split_evaluation import GradientUnit, NodeToSplit, SplitFormula
 from nvflare_plugins.vertical.active.tree_driver import AppliedSplit, TreeDriver
 from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
-from nvflare_plugins.vertical.model.private_table import NO_THRESHOLD
+from nvflare_plugins.vertical.model.private_table import NO_THRESHOLD, are_others
 from nvflare_plugins.vertical.model.tree_routing import TreeStructure
-from nvflare_plugins.vertical.protocol.messages import Bits, NodePartition, OwnedSplit
+from nvflare_plugins.vertical.protocol.messages import Bits, NodePartition, OwnDivision, OwnedSplit
 from nvflare_plugins.wire.expand_entries import ExpandEntry
 
 DISAGREE = "XGBoost and the engine disagree about {}: this is not the XGBoost that the engine was made for"
@@ -47,6 +49,7 @@ class _Node:
     constraints: NodeConstraints
     root_gain: np.float32
     offer: tuple[PartySums, Candidate] | None = None
+    goes_left: NDArray[np.bool_] | None = None  # once it is known
 
 
 class TreeGrowth:
@@ -60,14 +63,21 @@ class TreeGrowth:
         parties: Sequence[PartySums],
         n_columns: int,
         node_columns: Callable[[int], NDArray[np.bool_]],
+        own_columns: NDArray[np.float32],
     ):
-        """Args: node_columns: samples the columns of a node of the given depth, in XGBoost's order."""
+        """Prepare for one tree.
+
+        Args:
+            node_columns: samples the columns of a node of the given depth, in XGBoost's order.
+            own_columns: the active party's. Shapes: float32[n_rows, n_own_columns].
+        """
         self._params = params
         self._formula = formula
         self._gradients = gradients
         self.parties = parties
         self._n_columns = n_columns
         self._node_columns = node_columns
+        self._own_columns = own_columns
         self._driver = TreeDriver(params)
         total = NodeTotal.of_rows(gradients.g, gradients.h)
         self._totals = {ROOT: total}
@@ -77,7 +87,8 @@ class TreeGrowth:
         self._splits: list[AppliedSplit] = []
         self.pending = [ROOT]
         self.applied: list[AppliedSplit] = []
-        self._go_left: dict[int, NDArray[np.bool_]] = {}
+        self._told: list[tuple[PartySums, list[int], Future[Any]]] = []  # of which splits, and the answers to come
+        self._unasked: list[PartySums] = []  # parties that have yet to hear how another passive party divides rows
         self.leaf_of_row = np.zeros(gradients.g.size, dtype=np.int32)  # so far
 
     @property
@@ -115,55 +126,98 @@ class TreeGrowth:
                 self._nodes[mine.node].offer = None
         self.pending = []
         self._driver.push(winners)
-        self.applied = self._driver.pop()
+        self._apply()
         return offers
 
     def passive_decisions(self, decisions: NDArray[np.bool_]) -> None:
-        """Have the passive parties divide the nodes whose splits they won.
+        """Take in how the passive parties divide the nodes whose splits they won.
 
         Shapes: decisions: bool[n_rows], XGBoost's own; theirs are written into it.
 
         Raises:
             ProtocolError: a party divides rows otherwise than its sums said.
         """
-        asked = []
-        for sums in self.parties:
-            won = [s.entry.node for s in self.applied if self._offer_of(s.entry.node, sums) is not None]
-            if won:
-                asked.append((sums, won, sums.split([self._owned_split(node) for node in won])))
-        for sums, won, future in asked:
+        for sums, won, future in self._told:
             answers = sums.split_answer(future, [self._nodes[node].rows.size for node in won])
-            for node, goes_left in zip(won, answers, strict=True):
-                self._check_division(node, goes_left, sums)
-                self._go_left[node] = goes_left
-                decisions[self._nodes[node].rows] = goes_left
+            for number, goes_left in zip(won, answers, strict=True):
+                node = self._nodes[number]
+                self._check_division(number, goes_left, sums)
+                node.goes_left = goes_left
+                decisions[node.rows] = goes_left
+        self._told = []
 
     def divide(self, decisions: NDArray[np.bool_], missing: NDArray[np.bool_]) -> None:
-        """Divide the rows of the split nodes, and ask the passive parties for the sums of children to evaluate.
+        """Divide the rows of the split nodes, and ask the parties that could not be asked yet for sums of children.
 
         Shapes: decisions, missing: bool[n_rows], XGBoost's own; passive nodes are cleared in ``missing``, because
             their owners have already sent rows without a value the right way.
+
+        Raises:
+            ProtocolError: XGBoost divides rows otherwise than its split says.
         """
-        partitions = []
+        self.pending = []
         for split in self.applied:
             node = self._nodes[split.entry.node]
-            goes_left = self._go_left.pop(split.entry.node, None)
-            if goes_left is not None:
+            if node.goes_left is None:
+                raise ProtocolError(DISAGREE.format("the owner of a split"))
+            if node.offer is not None:
                 missing[node.rows] = False
-            else:
-                goes_left = np.where(missing[node.rows], split.entry.default_left, decisions[node.rows])
-            self.leaf_of_row[node.rows] = np.where(goes_left, split.left, split.right)
+            elif not np.array_equal(
+                node.goes_left, np.where(missing[node.rows], split.entry.default_left, decisions[node.rows])
+            ):
+                raise ProtocolError(DISAGREE.format("the rows of a node"))
+            self.leaf_of_row[node.rows] = np.where(node.goes_left, split.left, split.right)
             if split.evaluates_children:
-                partitions.append(self._add_children(split, node, goes_left))
+                self._add_children(split, node, node.goes_left)
+                self.pending += [split.left, split.right]
+        self._ask(self._unasked)
+        self._unasked = []
+        for split in self.applied:
             del self._nodes[split.entry.node]
         self._splits += self.applied
-        if partitions:
-            self.pending = [child for part in partitions for child in (part.left, part.right)]
-            for sums in self.parties:
-                sums.ask(partitions)
-            self.applied = []
-        else:
-            self.applied = self._driver.pop()
+        self.applied = []
+        if not self.pending:
+            self._apply()
+
+    def _apply(self) -> None:
+        """Follow XGBoost to the nodes that it splits next; tell and ask the passive parties all that can be by now."""
+        self.applied = self._driver.pop()
+        for split in self.applied:
+            node = self._nodes[split.entry.node]
+            if node.offer is None:
+                node.goes_left = self._own_side(split.entry, node.rows)
+        owners = set()
+        for sums in self.parties:
+            won = [s.entry.node for s in self.applied if self._offer_of(s.entry.node, sums) is not None]
+            if won:
+                self._told.append((sums, won, sums.split([self._owned_split(node) for node in won])))
+                owners.add(sums)
+        if any(split.evaluates_children for split in self.applied):
+            self._unasked = [sums for sums in self.parties if owners - {sums}]
+        self._ask([sums for sums in self.parties if sums not in self._unasked])
+
+    def _own_side(self, entry: ExpandEntry, rows: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Divide rows at a split of the active party's own, as XGBoost will."""
+        values = self._own_columns[rows, entry.feature]
+        below = values < np.float32(entry.threshold)
+        is_left = below if entry.categories is None else are_others(values, entry.categories)
+        result: NDArray[np.bool_] = np.where(np.isnan(values), entry.default_left, is_left)
+        return result
+
+    def _ask(self, parties: Sequence[PartySums]) -> None:
+        """Ask parties for the sums of a child of each divided node whose children XGBoost evaluates."""
+        evaluated = [split for split in self.applied if split.evaluates_children]
+        for sums in parties if evaluated else ():
+            own = [s for s in evaluated if self._offer_of(s.entry.node, sums) is not None]
+            partitions = [
+                NodePartition(s.entry.node, s.left, s.right, Bits.of(goes_left))
+                for s in evaluated
+                if s not in own and (goes_left := self._nodes[s.entry.node].goes_left) is not None
+            ]
+            divisions = [OwnDivision(s.entry.node, s.left, s.right) for s in own]
+            sums.ask(partitions, divisions, sum(self._nodes[s.entry.node].rows.size for s in own))
+        for sums in parties:
+            sums.party.link.flush()
 
     def structure(self) -> TreeStructure:
         """Return the finished tree, without its leaves' values."""
@@ -186,7 +240,7 @@ class TreeGrowth:
         if (g, h) != (left.g, left.h):
             raise ProtocolError(f"{sums.party.name} divided rows otherwise than its sums of gradients say")
 
-    def _add_children(self, split: AppliedSplit, node: _Node, goes_left: NDArray[np.bool_]) -> NodePartition:
+    def _add_children(self, split: AppliedSplit, node: _Node, goes_left: NDArray[np.bool_]) -> None:
         entry = split.entry
         left_rows, right_rows = node.rows[goes_left], node.rows[~goes_left]
         total = self._totals.pop(entry.node)
@@ -202,7 +256,6 @@ class TreeGrowth:
             # XGBoost takes the gain of a new node under the bounds of its parent.
             gain = self._gain(child_total, node.constraints)
             self._nodes[child] = _Node(node.depth + 1, child_rows, child_constraints, gain)
-        return NodePartition(entry.node, split.left, split.right, Bits.of(goes_left))
 
     def _gain(self, total: NodeTotal, constraints: NodeConstraints) -> np.float32:
         g, h = self._gradients.unit.decode_total(total)

@@ -7,8 +7,8 @@ leaves and other parties' features never reach it; its thresholds never leave it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from nvflare_plugins.vertical.guards.tree_limits import NO_LIMITS, GrownNodes, T
 from nvflare_plugins.vertical.model.private_table import NO_THRESHOLD, NOTHING_ABOVE, PrivateSplit, PrivateTable
 from nvflare_plugins.vertical.model.routing_audit import AnsweredPaths
 from nvflare_plugins.vertical.passive.cut_points import find_cut_points
+from nvflare_plugins.vertical.protocol.feature_blocks import feature_blocks, layout_of
 from nvflare_plugins.vertical.protocol.gradient_scheme import HistogramAggregator
 from nvflare_plugins.vertical.protocol.messages import (
     Answer,
@@ -30,7 +31,9 @@ from nvflare_plugins.vertical.protocol.messages import (
     HistogramAnswer,
     HistogramRequest,
     MoreGradients,
+    MoreSums,
     NodePartition,
+    OwnDivision,
     OwnedSplit,
     PartySchema,
     PathQuery,
@@ -41,6 +44,16 @@ from nvflare_plugins.vertical.protocol.messages import (
 )
 
 ROOT = 0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Due:
+    """Sums that were asked for: one answer for each block of features that is left."""
+
+    nodes: tuple[int, ...]
+    withheld: tuple[int, ...]
+    rows: list[NDArray[np.int32]]
+    blocks: Iterator[slice]
 
 
 class PassiveParty:
@@ -103,6 +116,8 @@ class PassiveParty:
         self._tree_codes = self._codes
         self._rows: dict[int, NDArray[np.int32]] = {}
         self._known: set[int] = set()  # nodes whose sums the active party has, siblings included
+        self._sides: dict[int, NDArray[np.bool_]] = {}  # by node: what this party's split of it answered
+        self._due: _Due | None = None
         self._above: dict[int, tuple[int, bool]] = {}  # by node: this party's nearest split above it
         self._paths = [AnsweredPaths(table.shape[0]) for table in self._sets]
         self.table: PrivateTable = dict(table or {})
@@ -118,6 +133,11 @@ class PassiveParty:
         Raises:
             ProtocolError: the request does not fit what came before, or this party's table.
         """
+        if isinstance(request, MoreSums):
+            self._check_tree(request.tree)
+            return self._next_sums()
+        if self._due is not None:
+            raise ProtocolError("a request between two blocks of sums")
         if isinstance(request, TreeGradients):
             self._begin_tree(request)
             return None
@@ -148,6 +168,7 @@ class PassiveParty:
             self._tree_layout = BinLayout(tuple(self._cuts.layout.n_bins[feature] for feature in chosen))
             self._tree_codes = self._codes[chosen]
         self._rows = {ROOT: np.arange(self._n_rows, dtype=np.int32)}
+        self._sides = {}
         self._above = {ROOT: NOTHING_ABOVE}
         self._known = set()
         self._grown = GrownNodes(self._limits, self._limits.most_splits(self._n_rows))
@@ -157,52 +178,77 @@ class PassiveParty:
         self._maker.add_gradients(request.gradients)
 
     def _histograms(self, request: HistogramRequest) -> HistogramAnswer:
+        """Divide the nodes, decide whose sums may leave, and answer with the first block of them."""
         self._check_tree(request.tree)
-        if not request.partitions and ROOT in self._known:
+        divided: tuple[NodePartition | OwnDivision, ...] = (*request.partitions, *request.own)
+        if not divided and ROOT in self._known:
             raise ProtocolError("the sums of all rows are asked for twice")
-        asked = tuple(self._divide(part) for part in request.partitions) or (ROOT,)
-        withheld = self._withheld(request.partitions, asked)
+        n_rows = sum(self._known_rows_of(part.node).size for part in divided) // 2 if divided else self._n_rows
+        asked = tuple(self._divide(part) for part in divided) or (ROOT,)
+        withheld = self._withheld(divided, asked)
         nodes = tuple(node for node in asked if node not in withheld)
-        rows = [self._rows_of(node) for node in nodes]
-        sums = self._maker.sum_bins(self._tree_codes, self._tree_layout, rows) if nodes else b""
-        for part, node in zip(request.partitions, asked, strict=False):
+        blocks = feature_blocks(self._tree_layout, len(asked), n_rows, self._maker.is_streamed)
+        self._due = _Due(nodes, withheld, [self._rows_of(node) for node in nodes], iter(blocks))
+        for part, node in zip(divided, asked, strict=False):
             if node in withheld:  # nothing below is asked for any more
                 del self._rows[part.left], self._rows[part.right]
             else:
                 self._known |= {part.left, part.right}
         if withheld == (ROOT,):
             self._rows = {}
-        elif not request.partitions:
+        elif not divided:
             self._known = {ROOT}
-        return HistogramAnswer(self._tree, nodes, sums, withheld)
+        return self._next_sums()
 
-    def _withheld(self, partitions: Sequence[NodePartition], asked: Sequence[int]) -> tuple[int, ...]:
+    def _next_sums(self) -> HistogramAnswer:
+        """Add up the next block of features. Raises: ProtocolError: none is due."""
+        due = self._due
+        block = None if due is None else next(due.blocks, None)
+        if due is None or block is None:
+            raise ProtocolError("more sums are asked for than there are")
+        sums = b""
+        if due.nodes:
+            whole = block == slice(0, self._tree_layout.n_features)
+            layout = self._tree_layout if whole else layout_of(self._tree_layout, block)
+            sums = self._maker.sum_bins(self._tree_codes if whole else self._tree_codes[block], layout, due.rows)
+        if block.stop == self._tree_layout.n_features:
+            self._due = None
+        return HistogramAnswer(self._tree, due.nodes, sums, due.withheld)
+
+    def _withheld(self, divided: Sequence[NodePartition | OwnDivision], asked: Sequence[int]) -> tuple[int, ...]:
         """Return the nodes, of those asked for, whose sums must stay here. Charges the others."""
         if self.guard is None:
             return ()
-        if not partitions:
+        if not divided:
             return () if self.guard.admit_root() else (ROOT,)
-        siblings = [part.left + part.right - node for part, node in zip(partitions, asked, strict=True)]
+        siblings = [part.left + part.right - node for part, node in zip(divided, asked, strict=True)]
         pairs = [(self._rows[node], self._rows[sibling]) for node, sibling in zip(asked, siblings, strict=True)]
         admitted = self.guard.admit(pairs)
         return tuple(node for node, is_admitted in zip(asked, admitted, strict=True) if not is_admitted)
 
-    def _divide(self, part: NodePartition) -> int:
+    def _divide(self, part: NodePartition | OwnDivision) -> int:
         """Note the children's rows; return the child whose sums are wanted."""
         rows = self._known_rows_of(part.node)
-        if part.goes_left.n != rows.size or not part.node < part.left < part.right:
+        goes_left = self._side_of(part)
+        if goes_left.size != rows.size or not part.node < part.left < part.right:
             raise ProtocolError("a partition does not fit its node")
         if part.left in self._above or part.right in self._above:
             raise ProtocolError("a partition names a node that the tree has already")
         self._grown.divide(part.node, part.left, part.right)
-        goes_left = part.goes_left.unpack()
         left, right = rows[goes_left], rows[~goes_left]
         self._rows[part.left], self._rows[part.right] = left, right
         del self._rows[part.node]
-        is_own = (self._tree, part.node) in self.table
+        is_own = isinstance(part, OwnDivision)
         for child in (part.left, part.right):
             self._above[child] = (part.node, child == part.left) if is_own else self._above[part.node]
         return child_to_build(part.left, left.size, part.right, right.size)
+
+    def _side_of(self, part: NodePartition | OwnDivision) -> NDArray[np.bool_]:
+        """Return which rows of a divided node go left: as this party has answered, where it split the node."""
+        is_own = (self._tree, part.node) in self.table
+        if is_own != isinstance(part, OwnDivision):
+            raise ProtocolError("a node is divided by another party than the one that split it")
+        return self._sides.pop(part.node) if isinstance(part, OwnDivision) else part.goes_left.unpack()
 
     def _splits(self, request: SplitRequest) -> SplitAnswer:
         self._check_tree(request.tree)
@@ -228,7 +274,9 @@ class PassiveParty:
         else:
             is_left = codes.astype(np.int32) <= split.bin
             self._keep(split, self._cuts.threshold(split.feature, split.bin), None)
-        return Bits.of(np.where(is_missing, split.default_left, is_left))
+        goes_left = np.where(is_missing, split.default_left, is_left)
+        self._sides[split.node] = goes_left
+        return Bits.of(goes_left)
 
     def _divide_categories(self, split: OwnedSplit, codes: BinCodes) -> NDArray[np.bool_]:
         """Keep a split by categories; return which rows with a value go left: those of no chosen bin."""

@@ -4,12 +4,13 @@ All sites meet at every exchange of the channel, so questions and answers travel
 sends every other site a sealed part with the questions that are ready, and says how to go on:
 
 * MORE: take the next step at once, with whatever answers are ready. More questions follow.
-* COLLECT: take the next step when all questions are answered, or after a while with those that are.
+* COLLECT: take the next step when all questions are answered, or after a moment with those that are.
 * END: the conversation is over.
 
-The answering sites work in a thread of their own, so that computing and transfer overlap. Messages longer than a step
-travel in fragments; queues are bounded, so memory is. Nobody is silent for long: a site that still computes takes part
-in empty steps, so that the deadline of an exchange tells a dead site from a slow one.
+The answering sites work in a thread of their own, so that computing and transfer overlap: questions that are asked
+together and answered in a moment take two steps, and while a site computes for longer, what it has done travels.
+Messages longer than a step travel in fragments; queues are bounded, so memory is. Nobody is silent for long: a site
+that still computes takes part in empty steps, so that the deadline of an exchange tells a dead site from a slow one.
 
 Messages are opaque bytes here. Training, alignment and inference use the same two sides.
 
@@ -69,6 +70,7 @@ class FlowControl:
         queue_bytes: so much may wait at either side before the sender is made to wait.
         message_bytes: longest message that may come.
         patience_s: longest silence of a site that is alive; shorter than the deadline of an exchange.
+        linger_s: so long an answer waits for those that come after it.
     """
 
     frame_bytes: int = 48 * MIB
@@ -76,6 +78,7 @@ class FlowControl:
     queue_bytes: int = 128 * MIB
     message_bytes: int = 64 * MIB
     patience_s: float = 20.0
+    linger_s: float = 0.25
 
     @classmethod
     def within(cls, deadline_s: float) -> FlowControl:
@@ -129,15 +132,19 @@ class PendingAnswer(Future[Any]):
     def __init__(self, asking: Requester, read: Callable[[bytes], Any]):
         super().__init__()
         self._asking, self._read = asking, read
+        self._size = 0
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the answer. Raises: VeilBoostError, TimeoutError."""
-        if self.done():
-            return super().result()
-        with self._asking.waiting():
-            return super().result(timeout)
+        if not self.done():
+            with self._asking.waiting():
+                super().result(timeout)
+        size, self._size = self._size, 0
+        self._asking.release(size)
+        return super().result()
 
     def take(self, answer: bytes) -> None:
+        self._size = len(answer)
         try:
             self.set_result(self._read(answer))
         except VeilBoostError as error:
@@ -175,8 +182,10 @@ class Requester:
         self._lines = {r: _Line(session, r, purpose, pace) for r in range(channel.world) if r != channel.rank}
         self._open: dict[int, deque[PendingAnswer]] = {rank: deque() for rank in self._lines}
         self._changed = threading.Condition()
-        self._n_waiting = 0
+        self._collects = False  # until every question is answered
+        self._held = 0  # bytes of answers that nobody has taken yet
         self._turn = self._announced = first_turn
+        self._turn_is_awaited = False
         self._ending = False
         self._error: VeilBoostError | None = None
         self._thread = threading.Thread(target=self._run, name="veilboost_asking", daemon=True)
@@ -205,30 +214,43 @@ class Requester:
         with self._changed:
             self._lines[rank].inbox.most = message_bytes
 
+    def flush(self) -> None:
+        """Send what was asked at once, and collect the answers; asking alone waits for more to be asked."""
+        with self._changed:
+            self._collects = any(self._open.values())
+            self._changed.notify_all()
+
     def turn(self, number: int) -> None:
         """Announce a turn (a boosting round, for example) with the next step, which all earlier questions precede.
 
-        Turns are numbered without a gap; each has a step of its own. Waits until the turn before has had its step: so
-        no site is more than two turns behind, and all hold a checkpoint in common however few questions there are.
+        Turns are numbered without a gap; each has a step of its own, in which the next turn's first questions may
+        travel. Waits until the turn before has had its step: so no site is more than two turns behind, and all hold a
+        checkpoint in common however few questions there are.
         """
         with self._changed:
+            self._turn_is_awaited = True
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._error or self._announced >= self._turn)
+            self._turn_is_awaited = False
             self._require_open()
             self._turn = number
             self._changed.notify_all()
 
+    def release(self, n_bytes: int) -> None:
+        """Note that the answers' owner has taken so many bytes."""
+        with self._changed:
+            self._held -= n_bytes
+            self._changed.notify_all()
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count this thread among those that wait for answers."""
+        """Collect answers for this thread, and count the time that it waits."""
         started = time.perf_counter()
-        with self._changed:
-            self._n_waiting += 1
-            self._changed.notify_all()
+        self.flush()
         try:
             yield
         finally:
             with self._changed:
-                self._n_waiting -= 1
                 self.waited_s += time.perf_counter() - started
 
     def __enter__(self) -> Requester:
@@ -285,8 +307,8 @@ class Requester:
 
     def _has_work(self) -> bool:
         queued = self._queued()
-        due = self._n_waiting > 0 and (queued > 0 or any(self._open.values()))
-        turned = self._turn != self._announced
+        due = self._collects and self._held < self._pace.queue_bytes
+        turned = self._turn != self._announced and self._turn_is_awaited
         return self._error is not None or self._ending or queued >= self._pace.flush_bytes or due or turned
 
     def _flag(self, turn: int) -> Flag:
@@ -295,7 +317,7 @@ class Requester:
             return Flag.MORE
         if self._ending and turn == self._turn and not any(self._open.values()):
             return Flag.END
-        return Flag.COLLECT if self._ending or self._n_waiting else Flag.MORE
+        return Flag.COLLECT if self._ending or self._collects else Flag.MORE
 
     def _take(self, rank: int, sealed: bytes) -> None:
         step, answers = self._lines[rank].open(sealed)
@@ -306,6 +328,8 @@ class Requester:
                 if not self._open[rank]:
                     raise ProtocolError(f"{self._channel.sites[rank]} answered a question that nobody asked")
                 asked = self._open[rank].popleft()
+                self._collects = self._collects and any(self._open.values())
+                self._held += len(answer)
             asked.take(answer)
 
     def _queued(self) -> int:
@@ -357,6 +381,7 @@ class Responder:
         self._changed = threading.Condition()
         self._questions: deque[bytes] = deque()
         self._n_open = 0  # questions without an answer yet
+        self._ripe_at: float | None = None  # when the first of the waiting answers, empty ones apart, has to travel
         self._error: VeilBoostError | None = None
         self._over = False
 
@@ -377,10 +402,11 @@ class Responder:
 
     def _step(self, flag: Flag) -> Flag:
         with self._changed:
-            self._changed.wait_for(lambda: self._is_ready(flag), self._pace.patience_s)
+            self._await_readiness(flag)
             if self._error is not None:
                 raise self._error
             part = self._line.seal(Flag.ANSWERS, self._turn, self._pace.part_bytes(2))
+            self._ripe_at = self._ripe_at if self._line.outbox.n_bytes else None
             self._changed.notify_all()
         parts = [b""] * self._channel.world
         parts[self._asker] = part
@@ -401,11 +427,20 @@ class Responder:
             raise ProtocolError("the asking site ended the conversation before its questions were answered")
         return step.flag
 
+    def _await_readiness(self, flag: Flag) -> None:
+        latest = time.monotonic() + self._pace.patience_s
+        while not self._is_ready(flag):
+            until = latest if self._ripe_at is None or flag is not Flag.COLLECT else min(latest, self._ripe_at)
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return
+            self._changed.wait(left_s)
+
     def _is_ready(self, flag: Flag) -> bool:
-        if self._error is not None:
+        if self._error is not None or self._line.outbox.n_bytes >= self._pace.part_bytes(2):
             return True
         if flag is Flag.COLLECT:
-            return self._n_open == 0 or self._line.outbox.n_bytes >= self._pace.part_bytes(2)
+            return self._n_open == 0
         return sum(max(len(question), 1) for question in self._questions) < self._pace.queue_bytes
 
     def _work(self) -> None:
@@ -424,7 +459,10 @@ class Responder:
             with self._changed:
                 self._line.outbox.put(answer)
                 self._n_open -= 1
+                if answer and self._ripe_at is None:
+                    self._ripe_at = time.monotonic() + self._pace.linger_s
                 self._changed.notify_all()
+                self._changed.wait_for(lambda: self._over or self._line.outbox.n_bytes < self._pace.queue_bytes)
 
     def _fail(self, error: VeilBoostError) -> None:
         with self._changed:

@@ -22,6 +22,7 @@ from he_processors.elgamal.decryption import ElGamalDecryptor
 from he_processors.elgamal.digits import FRACTION_BITS, DigitFormat
 from he_processors.elgamal.encryption import ElGamalEncryptor, PointColumns
 from he_processors.elgamal.keys import ElGamalPrivateKey, ElGamalPublicKey, generate_elgamal_key
+from he_processors.elgamal.padding import draw_out
 from he_processors.elgamal.wire import (
     Content,
     PointHeader,
@@ -51,6 +52,8 @@ _BLOCK_BINS = 1 << 16
 class ElGamalGradientOwner:
     """The active party's half: encrypts digits of gradients, opens and checks sums."""
 
+    is_streamed = True
+
     def __init__(self, private_key: ElGamalPrivateKey, digits: DigitFormat, curve: Curve, timer: Timer = untimed):
         """Args: timer: measures the stage "search", which is a part of opening sums."""
         self.pair_format: PairFormat = digits
@@ -64,7 +67,7 @@ class ElGamalGradientOwner:
         return encode_points(self._header(Content.PAIRS, g.size), self._curve, rows)
 
     def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
-        """Decrypt the sums of a level and check every node; takes a public number of steps of time."""
+        """Decrypt sums and check every node."""
         body = open_message(sums, self._header(Content.BINS, len(totals) * layout.n_slots))
         opened: list[BinSums] = []
         n_nodes = max(1, _BLOCK_BINS // layout.n_slots)  # opened together: points in memory take many times their bytes
@@ -74,6 +77,11 @@ class ElGamalGradientOwner:
             columns = read_rows(body, self._curve, rows)
             opened += self._decryptor.open_level(columns, self._digits, layout, of_block, lambda: self._timer("search"))
         return opened
+
+    def finish_sums(self, since_s: float) -> None:
+        """Wait for a public number of steps of time, because the passive party sees when its next question comes."""
+        with self._timer("search"):
+            draw_out(since_s)
 
     def fill(self, n_rows: int) -> None:
         """Make randomisers for the next tree while the passive parties work."""
@@ -90,6 +98,8 @@ class ElGamalGradientOwner:
 
 class ElGamalHistogramMaker:
     """A passive party's half: adds rows of points into bins, and hides the sums."""
+
+    is_streamed = True
 
     def __init__(self, public_key: ElGamalPublicKey, digits: DigitFormat, curve: Curve, timer: Timer = untimed):
         """Args: timer: measures the stages "histogram" and "hide"."""

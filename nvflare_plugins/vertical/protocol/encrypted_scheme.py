@@ -57,6 +57,8 @@ CLEAR_CODE = 0
 class EncryptedGradientOwner:
     """The active party's half: encrypts gradients, opens and checks sums."""
 
+    is_streamed = True
+
     def __init__(self, encryptor: Encryptor, decryptor: Decryptor, pair_format: PairFormat):
         self.pair_format = pair_format
         self._encryptor = encryptor
@@ -75,6 +77,9 @@ class EncryptedGradientOwner:
         header = self._header(Content.PACKED_BINS, count)
         ciphertexts = decode_for_decryption(sums, header, self._encryptor.arithmetic)
         return decrypt_level(ciphertexts, self._decryptor, self._packing, layout, totals)
+
+    def finish_sums(self, since_s: float) -> None:
+        """Hide no time: that of decrypting depends on counts."""
 
     def fill(self, n_rows: int) -> None:
         """Make randomisers for the next tree while the passive parties work."""
@@ -95,6 +100,8 @@ class EncryptedGradientOwner:
 
 class EncryptedHistogramMaker:
     """A passive party's half: adds ciphertexts into bins, packs and hides the sums."""
+
+    is_streamed = True
 
     def __init__(
         self,

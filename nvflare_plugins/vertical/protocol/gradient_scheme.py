@@ -40,15 +40,26 @@ class GradientOwner(Protocol):
     """The active party's half.
 
     Security: holds the secret key; opened sums are checked against what is known of each node before they are used.
+
+    Attributes:
+        is_streamed: sums come in blocks of features (``feature_blocks``); the same at both halves.
     """
 
     pair_format: PairFormat
+    is_streamed: bool
 
     def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
         """Protect encoded gradient pairs. Shapes: g, h: int64[n_block_rows]."""
 
     def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
         """Open histograms, one for each of ``totals``. Raises: ProtocolError with one fixed message."""
+
+    def finish_sums(self, since_s: float) -> None:
+        """Take note that all sums of a level were opened, or that one could not be: something follows that others see.
+
+        Args:
+            since_s: when the last of them came. Units: seconds of ``time.perf_counter``.
+        """
 
 
 class StockedOwner(GradientOwner, Protocol):
@@ -60,6 +71,8 @@ class StockedOwner(GradientOwner, Protocol):
 
 class HistogramAggregator(Protocol):
     """A passive party's half: needs no secret."""
+
+    is_streamed: bool
 
     def begin_tree(self, n_rows: int) -> None:
         """Forget the pairs of the tree before."""
@@ -103,6 +116,8 @@ class ClearGradientOwner:
     Security: none. Passive parties see every gradient.
     """
 
+    is_streamed = False
+
     def __init__(self, pair_format: PairFormat):
         self.pair_format = pair_format
 
@@ -121,9 +136,14 @@ class ClearGradientOwner:
             check_node(node_sums, total, layout, self.pair_format)
         return opened
 
+    def finish_sums(self, since_s: float) -> None:
+        """Hide nothing: there is nothing to hide."""
+
 
 class ClearHistogramMaker:
     """Adds pairs in the clear: the other half of ``ClearGradientOwner``."""
+
+    is_streamed = False
 
     def __init__(self, timer: Timer = untimed, n_words: int = 1) -> None:
         """Args: n_words: of a sum (``PairFormat.n_words``)."""

@@ -20,6 +20,9 @@ class PassiveLink(Protocol):
     def ask(self, request: Request) -> Future[Answer | None]:
         """Send a request; do not wait. The future fails with a VeilBoostError if the party or the way to it does."""
 
+    def flush(self) -> None:
+        """Let requests go that wait for further ones to travel with; waiting for an answer does as much."""
+
 
 @dataclass(frozen=True, slots=True)
 class Party:

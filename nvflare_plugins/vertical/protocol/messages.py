@@ -242,15 +242,31 @@ class NodePartition:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnDivision:
+    """The children of a node that the party itself split: it knows which rows go left."""
+
+    node: int
+    left: int
+    right: int
+
+
+@dataclass(frozen=True, slots=True)
 class HistogramRequest:
-    """Asks for the sums of one child of each partitioned node, the one with fewer rows; of the root if none is given.
+    """Asks for the sums of one child of each divided node, the one with fewer rows; of the root if none is divided.
+
+    The answer holds the first block of features (``feature_blocks``), answers to ``MoreSums`` the further ones.
 
     Privacy: tells the party how the rows of these nodes are divided.
+
+    Attributes:
+        partitions: nodes that another party split, the active one included.
+        own: nodes that this party split. Sums are due of the partitions' children first.
     """
 
     CODE: ClassVar[int] = 4
     tree: int
     partitions: tuple[NodePartition, ...]
+    own: tuple[OwnDivision, ...] = ()
 
     def _write(self, out: _Writer) -> None:
         out.numbers("I", self.tree)
@@ -260,21 +276,40 @@ class HistogramRequest:
             out.bits(part.goes_left)
 
         out.items(self.partitions, write)
+        out.items(self.own, lambda part: out.numbers("III", part.node, part.left, part.right))
 
     @classmethod
     def _read(cls, data: _Reader) -> Self:
         def read() -> NodePartition:
             return NodePartition(data.node(), data.node(), data.node(), data.bits())
 
-        return cls(data.node(), data.items(read))
+        def read_own() -> OwnDivision:
+            return OwnDivision(data.node(), data.node(), data.node())
+
+        return cls(data.node(), data.items(read), data.items(read_own))
+
+
+@dataclass(frozen=True, slots=True)
+class MoreSums:
+    """Asks for the next block of features of the sums that were asked for last."""
+
+    CODE: ClassVar[int] = 11
+    tree: int
+
+    def _write(self, out: _Writer) -> None:
+        out.numbers("I", self.tree)
+
+    @classmethod
+    def _read(cls, data: _Reader) -> Self:
+        return cls(data.node())
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramAnswer:
-    """Sums per node, feature and bin, protected by the additive scheme.
+    """Sums per node, feature and bin of one block of features, protected by the additive scheme.
 
     Attributes:
-        nodes: nodes whose sums are here, in the order of the request.
+        nodes: nodes whose sums are here, in the order of the request; the same in every block.
         withheld: nodes whose sums this party's guard keeps, in the order of the request.
     """
 
@@ -413,7 +448,7 @@ class DecisionAnswer:
         return cls(data.items(data.bits))
 
 
-Request = TrainingSetup | TreeGradients | MoreGradients | HistogramRequest | SplitRequest | DecisionRequest
+Request = TrainingSetup | TreeGradients | MoreGradients | HistogramRequest | MoreSums | SplitRequest | DecisionRequest
 Answer = PartySchema | HistogramAnswer | SplitAnswer | DecisionAnswer
 Message = Request | Answer
 
@@ -425,6 +460,7 @@ _TYPES: dict[int, type[Message]] = {
         TreeGradients,
         MoreGradients,
         HistogramRequest,
+        MoreSums,
         HistogramAnswer,
         SplitRequest,
         SplitAnswer,

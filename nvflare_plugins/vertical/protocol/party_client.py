@@ -18,6 +18,7 @@ from nvflare_plugins.vertical.protocol.messages import (
     HistogramRequest,
     Message,
     MoreGradients,
+    MoreSums,
     PartySchema,
     Request,
     SplitAnswer,
@@ -34,6 +35,7 @@ _CONTENT: dict[type[Message], Content] = {
     TreeGradients: Content.GRADIENTS,
     MoreGradients: Content.GRADIENTS,
     HistogramRequest: Content.HISTOGRAM_REQUEST,
+    MoreSums: Content.HISTOGRAM_REQUEST,
     HistogramAnswer: Content.HISTOGRAMS,
     SplitRequest: Content.SPLITS,
     SplitAnswer: Content.PARTITIONS,
@@ -102,6 +104,10 @@ class ConversationLink:
         data = to_bytes(request)
         self._notes.sent(self._name, request, len(data))
         return self._asking.ask(self._rank, data, self._read)
+
+    def flush(self) -> None:
+        """Let requests go that wait for further ones."""
+        self._asking.flush()
 
     def _read(self, data: bytes) -> Answer | None:
         if not data:

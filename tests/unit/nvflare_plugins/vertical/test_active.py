@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.vertical.active import engine as active
 from nvflare_plugins.vertical.active import training
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.vertical.active.tree_growth import TreeGrowth
 from nvflare_plugins.vertical.passive.party import PassiveParty
+from nvflare_plugins.vertical.protocol import feature_blocks
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
 from nvflare_plugins.vertical.protocol.messages import (
     Bits,
@@ -25,7 +28,7 @@ from nvflare_plugins.vertical.protocol.messages import (
     SplitRequest,
 )
 from tests.support.in_process_link import InProcessLink
-from tests.support.vertical_federation import Joined, federate
+from tests.support.vertical_federation import Joined, federate, first_difference
 
 PARAMS = {"objective": "binary:logistic", "max_depth": 3}
 
@@ -77,6 +80,100 @@ def test_sums_that_cannot_be_right_are_refused_with_one_message(change):
     with pytest.raises(ProtocolError) as caught:
         federate(data(), PARAMS, 2, scheme=scheme_with(change))
     assert str(caught.value) == REFUSED
+
+
+class StreamedOwner(ClearGradientOwner):
+    is_streamed = True
+
+    def __init__(self, pairs):
+        super().__init__(pairs)
+        self.calls: list[str] = []
+
+    def open_sums(self, sums, layout, totals):
+        self.calls.append("open")
+        return super().open_sums(sums, layout, totals)
+
+    def finish_sums(self, since_s):
+        assert 0 <= time.perf_counter() - since_s < 60
+        self.calls.append("finish")
+
+
+class StreamedMaker(ClearHistogramMaker):
+    is_streamed = True
+
+
+def streamed(n_rows: int):
+    """The stand-in, with sums in blocks of features as under encryption."""
+    return StreamedOwner(pair_format(n_rows)), StreamedMaker
+
+
+@pytest.mark.parametrize("widths", [(2, 11), (1, 7, 5), (0, 13)], ids=str)
+def test_sums_in_blocks_of_features_make_the_same_trees(monkeypatch, widths):
+    monkeypatch.setattr(feature_blocks, "MOST_ADDITIONS", 900)
+    rng = np.random.default_rng(1)
+    features = rng.normal(size=(400, 13)).astype(np.float32)
+    features[rng.random(features.shape) < 0.1] = np.nan
+    label = (np.nansum(features[:, ::3], axis=1) + rng.normal(size=400) > 0).astype(np.float32)
+    joined = Joined(features, label, widths)
+    params = {**PARAMS, "max_depth": 5, "colsample_bytree": 0.8}
+    blocks = []
+    honest = PassiveParty._next_sums
+    monkeypatch.setattr(PassiveParty, "_next_sums", lambda self: blocks.append(self) or honest(self))
+    in_blocks = federate(joined, params, 3, scheme=streamed)
+    n_blocks = len(blocks)
+    whole = federate(joined, params, 3)
+    assert n_blocks > len(blocks) - n_blocks
+    assert first_difference(in_blocks.merged(), whole.merged()) == ""
+
+
+@pytest.mark.parametrize("change", [{"nodes": ()}, {"withheld": (0,)}, {"tree": 1}, {"nodes": (0, 0)}], ids=str)
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_later_block_of_other_nodes_is_refused(monkeypatch, change, guarded):
+    monkeypatch.setattr(feature_blocks, "MOST_ADDITIONS", 1)
+    seen = []
+
+    def second(answer):
+        if not isinstance(answer, HistogramAnswer):
+            return answer
+        seen.append(answer)
+        return dataclasses.replace(answer, **change) if len(seen) == 2 else answer
+
+    answering(monkeypatch, second)
+    joined = data()
+    with pytest.raises(ProtocolError, match="sums of other nodes"):
+        federate(Joined(joined.features, joined.label, (1, 5)), PARAMS, 1, scheme=streamed, guarded=guarded)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_time_is_hidden_once_a_level_and_when_a_block_is_refused(monkeypatch, refused):
+    monkeypatch.setattr(feature_blocks, "MOST_ADDITIONS", 1)
+    joined, owners, answers = data(), [], []
+
+    def scheme(n_rows: int):
+        owners.append(StreamedOwner(pair_format(n_rows)))
+        return owners[0], StreamedMaker
+
+    def lie(answer):
+        answers.extend([answer] if isinstance(answer, HistogramAnswer) else [])
+        is_second = len(answers) == 2 and answers[1] is answer
+        return dataclasses.replace(answer, sums=changed(0, 1)(answer.sums)) if is_second else answer
+
+    if refused:
+        answering(monkeypatch, lie)
+        with pytest.raises(ProtocolError):
+            federate(Joined(joined.features, joined.label, (0, 6)), PARAMS, 1, scheme=scheme)
+        assert owners[0].calls == ["open", "open", "finish"]
+    else:
+        federate(Joined(joined.features, joined.label, (0, 6)), PARAMS, 1, scheme=scheme)
+        assert owners[0].calls == ["open", "open", "open", "finish"] * 3
+
+
+def test_an_xgboost_that_divides_rows_otherwise_is_refused(monkeypatch):
+    """Passive parties are told of the active party's own splits before XGBoost has carried them out."""
+    honest = TreeGrowth._own_side
+    monkeypatch.setattr(TreeGrowth, "_own_side", lambda self, entry, rows: ~honest(self, entry, rows))
+    with pytest.raises(ProtocolError, match="rows of a node"):
+        federate(data(), PARAMS, 2)
 
 
 def answering(monkeypatch, change):

@@ -133,6 +133,72 @@ def test_computing_overlaps_with_questions_that_follow():
     assert converse([lead, answering(answer)])[0] == [b"0", b"1"]
 
 
+def test_what_is_asked_together_and_answered_in_a_moment_takes_two_steps():
+    patient = dataclasses.replace(PACE, patience_s=PATIENCE_S, linger_s=PATIENCE_S)
+
+    def lead(site: Site):
+        with asking(site, pace=patient) as talk:
+            before, steps = site.channel.counter, []
+            for _ in range(5):
+                futures = [talk.ask(rank, b"q") for rank in (1, 2) for _ in range(3)]
+                talk.flush()
+                assert [future.result(PATIENCE_S) for future in futures] == [b"Q"] * 6
+                steps.append(site.channel.counter - before)
+            return steps
+
+    results = converse([lead, answering(shout, pace=patient), answering(shout, pace=patient)])
+    assert results[0] == [2, 4, 6, 8, 10]
+
+
+def test_an_answer_travels_while_the_next_one_is_computed():
+    """Although nobody waits for it at the asking site, which is busy with something else."""
+    came = threading.Event()
+
+    def answer(question: bytes) -> bytes:
+        if question == b"slow":
+            assert came.wait(PATIENCE_S)
+        return question
+
+    def note(answer: bytes) -> bytes:
+        came.set()
+        return answer
+
+    def lead(site: Site):
+        with asking(site, pace=lingering) as talk:
+            futures = [talk.ask(1, b"fast", note), talk.ask(1, b"slow")]
+            talk.flush()
+            assert came.wait(PATIENCE_S)
+            return [future.result(PATIENCE_S) for future in futures]
+
+    lingering = dataclasses.replace(PACE, patience_s=PATIENCE_S, linger_s=0.01)
+    assert converse([lead, answering(answer, pace=lingering)])[0] == [b"fast", b"slow"]
+
+
+def test_answers_that_nobody_takes_make_the_answering_site_wait():
+    """Memory is bounded at both sides: some answers wait here, some there, and the rest are not made."""
+    made: list = []
+
+    def answer(question: bytes) -> bytes:
+        made.append(question)
+        return bytes(1 << 14)
+
+    def lead(site: Site):
+        with asking(site, pace=narrow) as talk:
+            futures = [talk.ask(1, b"q") for _ in range(40)]
+            talk.flush()
+            last = time.monotonic() + PATIENCE_S
+            while len(made) < 4 and time.monotonic() < last:
+                time.sleep(0.01)
+            time.sleep(0.3)
+            n_made = len(made)
+            assert [len(future.result(PATIENCE_S)) for future in futures] == [1 << 14] * 40
+            return n_made
+
+    narrow = dataclasses.replace(PACE, frame_bytes=1 << 15, queue_bytes=1 << 16, linger_s=0.01, patience_s=PATIENCE_S)
+    results = converse([lead, answering(answer, pace=narrow)])
+    assert 4 <= results[0] < 20 and len(made) == 40
+
+
 def test_turns_pass_at_the_same_step_and_after_all_answers():
     turns: list = [[], [], []]
     order: list = []

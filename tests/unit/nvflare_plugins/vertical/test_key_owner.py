@@ -17,8 +17,9 @@ class Recorder:
 
     def __init__(self, n_rows: int):
         self.pair_format = pair_format(n_rows)
+        self.is_streamed = True
         self.calls: list[object] = []
-        self.opened = threading.Event()
+        self.filled = threading.Event()
 
     def encrypt(self, g, h):
         self.calls.append(("encrypt", g.size))
@@ -27,6 +28,8 @@ class Recorder:
     def fill(self, n):
         self.calls.append(("fill", n))
         time.sleep(0.02)
+        if n == 10:
+            self.filled.set()
 
     def open_sums(self, sums, layout, totals):
         before = len(self.calls)
@@ -46,10 +49,20 @@ def test_each_tree_but_the_last_is_prepared(monkeypatch):
     with PrecomputingKeyOwner(recorder, 10, 2) as owner:
         encrypt(owner, 6)
         encrypt(owner, 4)
+        assert recorder.filled.wait(60)
         encrypt(owner, 6)
         encrypt(owner, 4)
     fills = [("fill", 4), ("fill", 8), ("fill", 10)]
     assert recorder.calls == [("encrypt", 6), ("encrypt", 4), *fills, ("encrypt", 6), ("encrypt", 4)]
+
+
+def test_encryption_does_not_wait_until_all_is_made(monkeypatch):
+    monkeypatch.setattr(key_owner, "_FILL_STEP", 1)
+    recorder = Recorder(10)
+    with PrecomputingKeyOwner(recorder, 100_000, 2) as owner:  # half an hour of making
+        encrypt(owner, 100_000)
+        encrypt(owner, 100_000)
+    assert recorder.calls[-1] == ("encrypt", 100_000) and len(recorder.calls) < 50_000
 
 
 def test_opening_sums_comes_first_and_leaving_ends_the_making(monkeypatch):

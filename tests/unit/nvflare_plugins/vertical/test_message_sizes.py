@@ -61,16 +61,20 @@ def test_all_messages_of_a_training_fit(monkeypatch, params, limits):
 
 def test_bounds_are_those_of_the_job_and_not_of_all_jobs():
     sizes = MessageSizes.of(job(), (100_000, 50_000), 1, TreeLimits(6, 0))
-    # 8,192 rows of 768 bytes; 63 nodes with a bit for each row; 63 nodes of 20 features of 33 bins, 23 to 768 bytes.
+    # 8,192 rows of 768 bytes; 63 nodes with a bit for each row; 63 nodes of a block's features, 23 bins to
+    # 768 bytes: 15 features of 33 bins fit, of 520 bins.
     assert 8192 * 768 < sizes.longest_question(20, 0) < 8192 * 768 + (2 << 20)
-    assert 63 * 20 * 33 // 24 * 768 < sizes.longest_answer([32] * 20, 10) < 4 << 20
+    assert 63 * 15 * 33 // 24 * 768 < sizes.longest_answer([32] * 20, 10) < 4 << 20
     assert sizes.longest_question(20, 1000) > 1000 * 100_000 // 8
     half = MessageSizes.of(job(profile="okamoto_uchiyama"), (100_000,), 1, TreeLimits(6, 0))
     assert half.pairs_per_ciphertext < sizes.pairs_per_ciphertext
     points = MessageSizes.of(job(profile="elgamal"), (100_000,), 1, TreeLimits(6, 0))
     assert (points.ciphertext_bytes, points.pairs_per_ciphertext) == (320, 1)
     assert 8192 * 320 < points.longest_question(20, 0) < 8192 * 320 + (2 << 20)
-    assert 63 * 20 * 33 * 320 < points.longest_answer([32] * 20, 10) < 63 * 20 * 33 * 320 + (2 << 20)
+    assert 63 * 520 * 320 < points.longest_answer([32] * 20, 10) < 63 * 520 * 320 + (2 << 20)
+    assert points.longest_answer([32] * 2000, 10) < 63 * 520 * 320 + (2 << 20)  # however wide the party's table is
+    plain = MessageSizes.of(job(profile="plain"), (100_000,), 1, TreeLimits(6, 0))
+    assert plain.longest_answer([32] * 2000, 10) > 63 * 2000 * 33 * 16
     short = MessageSizes.of(job(profile="elgamal", fraction_bits=14), (100_000,), 1, TreeLimits(6, 0))
     assert short.ciphertext_bytes == 192
     endless = MessageSizes.of(job(), (10**7,), 1, TreeLimits(0, 0))

@@ -15,7 +15,9 @@ from nvflare_plugins.vertical.protocol.messages import (
     HistogramAnswer,
     HistogramRequest,
     MoreGradients,
+    MoreSums,
     NodePartition,
+    OwnDivision,
     OwnedSplit,
     PartySchema,
     PathQuery,
@@ -49,7 +51,13 @@ MESSAGES = st.one_of(
     st.builds(TrainingSetup, st.integers(0, 255), st.integers(0, 62), st.integers(1, 2**31 - 1), BLOBS),
     st.builds(TreeGradients, NODES, BITS, BLOBS),
     st.builds(MoreGradients, NODES, BLOBS),
-    st.builds(HistogramRequest, NODES, tuples(st.builds(NodePartition, NODES, NODES, NODES, BITS))),
+    st.builds(
+        HistogramRequest,
+        NODES,
+        tuples(st.builds(NodePartition, NODES, NODES, NODES, BITS)),
+        tuples(st.builds(OwnDivision, NODES, NODES, NODES)),
+    ),
+    st.builds(MoreSums, NODES),
     st.builds(HistogramAnswer, NODES, tuples(NODES), BLOBS, tuples(NODES)),
     st.builds(
         SplitRequest,
@@ -81,7 +89,7 @@ def test_bits_read_back(values):
     assert Bits.of(np.array(values, dtype=bool)).unpack().tolist() == values
 
 
-@given(st.binary(max_size=80), st.integers(0, 12))
+@given(st.binary(max_size=80), st.integers(0, 13))
 def test_any_bytes_are_a_message_or_refused(body, code):
     for data in (body, b"VLBV\x02" + bytes([code]) + body):
         try:

@@ -8,12 +8,15 @@ import pytest
 from he_processors.errors import ProtocolError
 from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
 from nvflare_plugins.vertical.passive.party import PassiveParty
+from nvflare_plugins.vertical.protocol import feature_blocks
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker
 from nvflare_plugins.vertical.protocol.messages import (
     Bits,
     DecisionRequest,
     HistogramRequest,
+    MoreSums,
     NodePartition,
+    OwnDivision,
     OwnedSplit,
     PathQuery,
     SplitRequest,
@@ -80,7 +83,11 @@ def test_a_tie_of_rows_builds_the_lower_node():
 
 
 LEFT = Bits.of(halves())
+SPLIT = SplitRequest(0, (OwnedSplit(0, 0, 1, False),))
 HOSTILE = {
+    "sums_of_nothing": MoreSums(0),
+    "sums_of_other_tree": MoreSums(1),
+    "own_without_split": HistogramRequest(0, (), (OwnDivision(0, 1, 2),)),
     "setup_again": TrainingSetup(0, 40, N_ROWS, b""),
     "old_tree": TreeGradients(0, ALL, PAIRS.tobytes()),
     "short_gradients": TreeGradients(1, ALL, PAIRS.tobytes()[:-1]),
@@ -110,6 +117,45 @@ def test_requests_out_of_place_are_refused(name):
         party().answer(HOSTILE[name])
 
 
+def test_children_of_an_own_split_follow_the_answer():
+    passive = party()
+    left = passive.answer(SPLIT).goes_left[0].unpack()
+    with pytest.raises(ProtocolError):
+        passive.answer(HistogramRequest(0, (NodePartition(0, 1, 2, LEFT),)))  # another division than the party's own
+    answer = passive.answer(HistogramRequest(0, (), (OwnDivision(0, 1, 2),)))
+    rows = left if left.sum() <= (~left).sum() else ~left
+    assert answer.nodes == (1 if rows is left else 2,)
+    first = sums_of(answer, passive)[0][: passive.schema().n_bins[0] + 1]
+    assert (first.sum(axis=0) == PAIRS[rows].sum(axis=0)).all()
+    with pytest.raises(ProtocolError):
+        passive.answer(HistogramRequest(0, (), (OwnDivision(0, 3, 4),)))
+
+
+class StreamedMaker(ClearHistogramMaker):
+    is_streamed = True
+
+
+def test_sums_come_block_by_block_and_nothing_in_between(monkeypatch):
+    monkeypatch.setattr(feature_blocks, "MOST_ADDITIONS", 1)
+    features = np.random.default_rng(0).normal(size=(N_ROWS, 5)).astype(np.float32)
+    every = Bits.of(np.ones(5, dtype=bool))
+
+    def begun(maker) -> PassiveParty:
+        passive = PassiveParty([features], list("abcde"), 4, maker)
+        passive.answer(TreeGradients(0, every, PAIRS.tobytes()))
+        return passive
+
+    passive, whole = begun(StreamedMaker()), begun(ClearHistogramMaker())
+    for request in (HistogramRequest(0, ()), HistogramRequest(0, (NodePartition(0, 1, 2, LEFT),))):
+        answers = [passive.answer(request), passive.answer(MoreSums(0))]
+        with pytest.raises(ProtocolError, match="between two blocks"):
+            passive.answer(SPLIT)
+        answers.append(passive.answer(MoreSums(0)))
+        assert b"".join(answer.sums for answer in answers) == whole.answer(request).sums
+        with pytest.raises(ProtocolError):
+            passive.answer(MoreSums(0))
+
+
 @pytest.mark.parametrize(
     "request_",
     [
@@ -137,7 +183,7 @@ def test_rows_of_a_set_are_answered_for_once_and_along_their_paths():
     def grown() -> tuple[PassiveParty, np.ndarray]:
         passive = party()
         left = passive.answer(SplitRequest(0, (OwnedSplit(0, 0, 1, False),))).goes_left[0].unpack()
-        passive.answer(HistogramRequest(0, (NodePartition(0, 1, 2, Bits.of(left)),)))
+        passive.answer(HistogramRequest(0, (), (OwnDivision(0, 1, 2),)))
         passive.answer(SplitRequest(0, (OwnedSplit(1, 1, 1, False), OwnedSplit(2, 2, 1, False))))
         return passive, left
 
@@ -184,8 +230,9 @@ def grow(passive: PassiveParty, splits: str, tree: int = 0) -> None:
     passive.answer(HistogramRequest(tree, ()))
     node, n_rows = 0, N_ROWS
     for step in splits:
-        passive.answer(SplitRequest(tree, (OwnedSplit(node, 0, 1, False),)))
-        if step == "p":
+        if step == "s":
+            passive.answer(SplitRequest(tree, (OwnedSplit(node, 0, 1, False),)))
+        else:
             part = NodePartition(node, node + 1, node + 2, Bits.of(np.arange(n_rows) < 2))
             passive.answer(HistogramRequest(tree, (part,)))
             node, n_rows = node + 2, n_rows - 2
