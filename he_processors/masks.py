@@ -192,7 +192,9 @@ class _Keystream:
         # The key stream is the encryption of zeros. One whole number of 16-byte blocks at a time keeps the position
         # independent of how callers slice their requests.
         n_bytes = -(-8 * n // _BLOCK_BYTES) * _BLOCK_BYTES
-        self._aes.update_into(memoryview(_ZEROS)[:n_bytes], self._buffer)
+        for start in range(0, n_bytes, len(_ZEROS)):
+            zeros = memoryview(_ZEROS)[: n_bytes - start]
+            self._aes.update_into(zeros, memoryview(self._buffer)[start:])
         return np.frombuffer(self._buffer, dtype="<u8", count=n)
 
     def _residues(self, n: int, modulus: int) -> NDArray[np.uint64]:

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from he_processors.errors import ProtocolError
 from he_processors.key_agreement import derive_key
-from he_processors.masks import MessageLabel, PairwiseMasks
+from he_processors.masks import MessageLabel, PairwiseMasks, uniform_residues
 
 SESSION = b"s" * 32
 GROUP = b"g" * 32
@@ -190,3 +190,12 @@ def test_wrong_arguments():
         PairwiseMasks(SESSION, 0, {1: bytes(32)}, GROUP, blinder=2)
     # A refused argument has not used up its counter.
     site.mask(words, label(4))
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, (1 << 15) - 1, 1 << 15, (1 << 15) + 1, 100_003])
+def test_residues_are_the_keystream_however_many_are_asked_for(n):
+    key, modulus = b"k" * 32, (1 << 61) - 1
+    aes = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    words = np.frombuffer(aes.update(bytes(16 * (n + 1))), dtype="<u8") >> np.uint64(3)
+    expected = words[words < modulus][:n]
+    assert (uniform_residues(key, modulus, n) == expected).all()

@@ -275,3 +275,19 @@ def test_flags_add_up_to_zero_only_where_none_is_set():
     flags = [random_flags(np.array(row)) for row in ([True, False, False], [True, True, False])]
     assert (added(flags) != 0).tolist() == [True, True, False] and all((f < P).all() for f in flags)
     assert random_flags(np.array([True]))[0] != random_flags(np.array([True]))[0]
+
+
+def test_a_change_behind_many_blocks_is_noticed(monkeypatch):
+    """A message of 40 million values has as many blocks; a key gives more coefficients than are made at once."""
+    monkeypatch.setattr(sum_tags, "_BLOCK", 1)
+    sites, of = make_sites(2), label(40_000)
+    values = [np.full(40_000, site, dtype=np.int64) for site in range(2)]
+    parts, total = send(sites, values, of)
+    sites[0].open(total, added(parts), of)
+    total[-1] += 1
+    assert_refused(sites, total, added(parts), of)
+
+
+def test_as_many_flags_as_a_message_holds_are_set():
+    flags = random_flags(np.ones(100_000, dtype=bool))
+    assert (flags != 0).all() and len(np.unique(flags)) == flags.size
