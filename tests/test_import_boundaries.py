@@ -25,6 +25,7 @@ KINDS = (
     "private_trees",
     "dpboost",
     "bagging",
+    "profile",
     "federboost_vertical",
 )
 LEVELS = (
@@ -47,6 +48,15 @@ LEVELS = (
 BETWEEN_KINDS = {
     "vertical": ("alignment",),
     "vertical_inference": ("alignment", "vertical"),
+    # It looks at the rows that a horizontal training would, under its rules, on the same cut points and sums.
+    "profile": (
+        "horizontal.added_rows",
+        "horizontal.cut_agreement",
+        "horizontal.job",
+        "horizontal.preparation",
+        "horizontal.processors",
+        "horizontal.row_floors",
+    ),
     # It makes parts of a vertical model, over aligned rows, under the vertical rules for XGBoost's parameters.
     "federboost_vertical": ("alignment", "vertical.model", "vertical.parameters"),
 }

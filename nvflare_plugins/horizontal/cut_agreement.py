@@ -28,6 +28,10 @@ Prove = Callable[[int, str, bytes], bytes]
 class CutAgreement:
     """The cut points of one job at one site.
 
+    Attributes:
+        rows: pooled number of rows, and then of values of each feature, once ``run`` has asked. Shapes:
+            int64[1 + n_features].
+
     Privacy: every site learns the pooled number of rows, of values per feature, and the counts of the search.
     """
 
@@ -48,13 +52,14 @@ class CutAgreement:
         self._registry = registry
         self._reservation = reservation
         self._prove = prove
+        self.rows = np.zeros(1, dtype=np.int64)
 
     def run(self, sums: ProtectedSums) -> tuple[Cuts, int | None]:
         """Return the cuts and a feature that no site lacks values in, if there is one."""
         table = self._table
         local = np.array([table.n_rows, *(table.n_rows - np.asarray(table.n_missing))], dtype=np.int64)
-        pooled = sums.sum_counts(Kind.CUT_COUNTS, local)
-        dense = np.flatnonzero(pooled[1:] == pooled[0])
+        self.rows = sums.sum_counts(Kind.CUT_COUNTS, local)
+        dense = np.flatnonzero(self.rows[1:] == self.rows[0])
         root_feature = int(dense[0]) if dense.size else None
         resumed = self._resumed.read_cuts() if self._resumed is not None else None
         if resumed is not None:

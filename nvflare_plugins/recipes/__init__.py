@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
     from nvflare_plugins.recipes.poc_env import VeilPocEnv as VeilPocEnv  # where recipes run, and none itself
     from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
+    from nvflare_plugins.recipes.profile import ProfileRecipe
     from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "FederBoostVerticalRecipe",
     "HorizontalXGBRecipe",
     "PrivateTreesRecipe",
+    "ProfileRecipe",
     "VerticalInferenceRecipe",
     "VerticalXGBRecipe",
 ]
@@ -37,6 +39,7 @@ _MODULES = {
     "FederBoostVerticalRecipe": "federboost_vertical",
     "HorizontalXGBRecipe": "horizontal",
     "PrivateTreesRecipe": "private_trees",
+    "ProfileRecipe": "profile",
     "VerticalInferenceRecipe": "inference",
     "VerticalXGBRecipe": "vertical",
     "VeilPocEnv": "poc_env",

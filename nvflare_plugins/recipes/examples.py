@@ -140,7 +140,7 @@ def policy(folder: Path) -> dict[str, Any]:
         CREDIT: of(f"{CREDIT}.parquet", privacy=_BUDGET),
     }
     profiles = ["plain", "masks", "bfv", "ckks", "paillier", "elgamal", "dp_distributed", "dp_trusted", "dp_local"]
-    consents = ("plain_profile", "exact_bins", "merge_model", "explain", "share_own_trees")
+    consents = ("plain_profile", "exact_bins", "merge_model", "explain", "share_own_trees", "feature_profile")
     return {
         "data_sets": data_sets,
         "allowed_profiles": profiles,

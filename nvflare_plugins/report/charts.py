@@ -132,6 +132,29 @@ def horizontal_bars(bars: Sequence[Bar], label_width: int = 190, text_width: int
     return _svg(parts, height, "bars")
 
 
+def two_sided_bars(bars: Sequence[Bar], label_width: int = 210, text_width: int = 70) -> str:
+    """Draw labelled bars to the right of a line, and to its left where values are below 0."""
+    row, top = 24, 4
+    height = top * 2 + row * len(bars)
+    longest = max((abs(bar.value) for bar in bars), default=0.0) or 1.0
+    half = (WIDTH - label_width - 2 * text_width) / 2
+    zero = label_width + text_width + half
+    parts = [f'<line x1="{zero:.1f}" x2="{zero:.1f}" y1="0" y2="{height}" class="axis"/>']
+    for i, bar in enumerate(bars):
+        y, width, is_left = top + i * row, max(half * abs(bar.value) / longest, 1.0), bar.value < 0
+        label = bar.label if len(bar.label) <= 30 else bar.label[:29] + "\u2026"
+        left = zero - width if is_left else zero
+        end, anchor = (left - 6, "end") if is_left else (zero + width + 6, "start")
+        parts.append(
+            f"<g><title>{markup(bar.hint or f'{bar.label}: {bar.text}')}</title>"
+            f'<text x="{label_width - 10}" y="{y + 16}" text-anchor="end" class="label">{markup(label)}</text>'
+            f'<rect x="{left:.1f}" y="{y + 4}" width="{width:.1f}" height="{row - 8}" rx="2" '
+            f'fill="var(--c{2 if is_left else 1})"/>'
+            f'<text x="{end:.1f}" y="{y + 16}" text-anchor="{anchor}" class="value">{markup(bar.text)}</text></g>'
+        )
+    return _svg(parts, height, "bars to both sides")
+
+
 def picture(chart: str, caption: str) -> str:
     """Return one chart as a file of its own, in the report's light colours, which not every viewer takes from names."""
     height = int(chart.partition(f'viewBox="0 0 {WIDTH} ')[2].partition('"')[0])

@@ -137,6 +137,10 @@ class Kind(MessageKind):
     LEAF_ROWS = KindFacts(47, True, "number of training rows in each leaf")
     OWN_TREES = KindFacts(48, True, "sealed trees that each site grew on its own rows")
     SCORE_COUNTS = KindFacts(51, True, "rows of each class by bins of the predicted probability")
+    CELL_FLAGS = KindFacts(
+        52, True, "whether some site has so many rows of a class in runs of bins, and whether all have"
+    )
+    CLASS_COUNTS = KindFacts(53, True, "rows of each class in merged bins of each feature")
     CONVERSATION = KindFacts(43, True, "sealed requests and answers between single parties")
 
 

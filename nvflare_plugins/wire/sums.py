@@ -276,14 +276,25 @@ class ProtectedSums:
         if clipped.max(initial=LOWEST_EXPONENT) > HIGHEST_EXPONENT:
             raise CapacityExceeded(f"a value is larger than 2^{HIGHEST_EXPONENT}: rescale labels or weights")
         reached = clipped[:, None] >= thresholds[None, :]
-        any_reached = self._any_site(Kind.SCALE, reached)
+        any_reached = self.any_site(Kind.SCALE, reached)
         counts = any_reached.sum(axis=1)
         if (counts == 0).any() or (any_reached != (np.arange(thresholds.size) < counts[:, None])).any():
             raise ProtocolError("the secure maximum of exponents does not decrypt: a site or the server misbehaved")
         return [int(thresholds[count - 1]) for count in counts]
 
-    def _any_site(self, kind: Kind, is_set: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Tell for each flag whether some site has set it. Masked under every profile."""
+    def any_site(self, kind: Kind, is_set: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Tell for each flag whether some site has set it, and no more. Masked under every profile.
+
+        Shapes: is_set: bool[...], the same shape at all sites; result: likewise, identical at all sites.
+
+        Privacy: a flag that is set travels as a uniform residue, so that the sum does not tell how many sites have set
+            it. A site that takes its own residue away learns whether another one has. A sum is 0 by chance once in
+            2^61 times.
+
+        Raises:
+            ProtocolError: the answer is not a sum of this exchange.
+            JobAborted: the job was ended meanwhile.
+        """
         if self._tags is None:
             raise ValueError(f"{kind.name}: there are no such sums where the server is trusted with them")
         label, flags = self._label(kind, 0), random_flags(is_set.ravel(), self._randomness)

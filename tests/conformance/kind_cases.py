@@ -16,6 +16,7 @@ from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
 from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
 from nvflare_plugins.recipes.job_recipe import JobRecipe
 from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
+from nvflare_plugins.recipes.profile import ProfileRecipe
 from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
 from tests.golden.jobs import (
     BUDGET,
@@ -66,6 +67,13 @@ def _shared_trees(folder: Path) -> Parties:
         consents = parties.policy_of(site).get("consents", {})
         # The smallest site has 95 rows, and grows its trees on these alone.
         parties.set_policy(site, consents={**consents, "share_own_trees": True}, min_effective_rows=50)
+    return parties
+
+
+def _counted_rows(folder: Path) -> Parties:
+    parties = _rows(folder)
+    for site in parties.sites:
+        parties.set_policy(site, consents={**parties.policy_of(site).get("consents", {}), "feature_profile": True})
     return parties
 
 
@@ -132,6 +140,9 @@ CASES: dict[str, KindCase] = {
         _private_rows,
         {**_LABELLED, "epsilon": 1.0, "delta": 1e-6, **_bounded()},
         run={"components": {"n_trees": 2}},
+    ),
+    "profile": _case(
+        ProfileRecipe, _counted_rows, _LABELLED, run={"max_bin": 16}, results=("profile.json", "profile.html")
     ),
     "vertical": _case(
         VerticalXGBRecipe,

@@ -23,6 +23,7 @@ SITES = ("site-1", "site-2", "site-3")
 # Consents without which a site would have refused the case of a kind.
 _NEEDED = {
     "bagging": dict.fromkeys(SITES, ("share_own_trees",)),
+    "profile": dict.fromkeys(SITES, ("feature_profile",)),
     "vertical": {
         "site-1": ("plain_profile",),
         "site-2": ("exact_bins", "plain_profile"),

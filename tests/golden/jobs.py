@@ -27,6 +27,8 @@ from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.server import TrustedServer
 from nvflare_plugins.private_trees.site import run_private_trees_site
+from nvflare_plugins.profile.job import ProfileJob
+from nvflare_plugins.profile.site import run_profile_site
 from nvflare_plugins.site.memory.stored_arrays import read_arrays
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.site import run_vertical_site
@@ -227,6 +229,20 @@ def bagging(folder: Path) -> dict[str, bytes]:
     return same_model(parties)
 
 
+def profile(folder: Path) -> dict[str, bytes]:
+    """Profile: cut points, merged bins and counts at every site; the last digits of logarithms may differ."""
+    parties = rows_over_sites(folder, breast(4))
+    for site in parties.sites:
+        parties.set_policy(site, consents={**CONSENTS, "feature_profile": True})
+    run_job(parties, run_profile_site, ProfileJob("rows", "y", max_bin=32))
+    (found,) = {(parties.run_folder(site, JOB_ID) / "profile.json").read_bytes() for site in parties.sites}
+    features = {
+        one["name"]: [[each["low"], each["high"], each["missing"], each["counts"]] for each in one["bins"]]
+        for one in json.loads(found)["features"]
+    }
+    return {"profile.json": json.dumps(features, indent=1).encode()}
+
+
 def dpboost(folder: Path) -> dict[str, bytes]:
     """DPBoost: the model at every site."""
     frame = breast()
@@ -343,6 +359,7 @@ JOBS: dict[str, GoldenJob] = {
     "private_trees_histograms_trusted": GoldenJob(PrivateTrees({**_HISTOGRAMS, **_TRUSTED})),
     "private_trees_ebm": GoldenJob(PrivateTrees({"method": "dp_ebm", "components": {"n_trees": 8}})),
     "bagging": GoldenJob(bagging),
+    "profile": GoldenJob(profile),
     "dpboost": GoldenJob(dpboost),
     "federboost_vertical": GoldenJob(federboost_vertical),
     "vertical_plain": GoldenJob(Vertical({})),

@@ -10,6 +10,7 @@ from nvflare.recipe.spec import Recipe
 from jobs import (
     alignment,
     bagging,
+    data_profile,
     dpboost,
     federboost_vertical,
     horizontal,
@@ -29,7 +30,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 RECIPES = [
-    *(script.recipe() for script in (alignment, bagging, dpboost, federboost_vertical)),
+    *(script.recipe() for script in (alignment, bagging, dpboost, federboost_vertical, data_profile)),
     *map(horizontal.recipe, horizontal.PROFILES),
     *map(private_trees.recipe, private_trees.METHODS),
     *map(vertical.recipe, vertical.VARIANTS),

@@ -15,10 +15,12 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.plan.messages import (
+    POOLED_EXCHANGES,
     SESSION_EXCHANGES,
     Planned,
     Workload,
     built_nodes,
+    final_messages,
     message_bytes,
     round_messages,
     setup_messages,
@@ -99,6 +101,7 @@ def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, mi
         wide_pairs=coarsest_pairs(checked, job.weight is not None) == 0.0,
         pair_bound=max(checked.objective.gradient_bound or 1.0, checked.objective.hessian_bound or 1.0),
         counts_leaves=counts_leaves(checked, rows_per_node=1),  # some floor, as site policies have by default
+        pooled_metrics=job.pooled_metrics,
     )
 
 
@@ -108,7 +111,7 @@ class Estimate:
 
     Attributes:
         xgboost_s, protect_s, network_s: per round; protect_s holds the work at a site and at the server.
-        setup_s: session, cuts and scales, before the first round.
+        setup_s: session, cuts and scales before the first round, and pooled metrics after the last.
         round_bytes: what one site sends in one round; it receives as much.
         total_bytes: what one site sends in the whole training.
         site_memory, server_memory: at the largest, per process.
@@ -143,18 +146,19 @@ def estimate(
     workload: Workload, profile: str, network: Network, trees: TreeRate, rate: ProtectionRate, process_bytes: int
 ) -> Estimate:
     """Combine sizes, rates and network. Pure: same arguments, same result."""
-    per_round, setup = list(round_messages(workload, profile)), list(setup_messages(workload))
-    round_bytes, setup_bytes = _total(per_round, profile), _total(setup, profile)
-    total_bytes = setup_bytes + workload.rounds * round_bytes
-    site, server = _memory(workload, profile, [*per_round, *setup])
+    per_round, once = list(round_messages(workload, profile)), [*setup_messages(workload), *final_messages(workload)]
+    round_bytes = _total(per_round, profile)
+    total_bytes = _total(once, profile) + workload.rounds * round_bytes
+    site, server = _memory(workload, profile, [*per_round, *once])
+    exchanges = SESSION_EXCHANGES + POOLED_EXCHANGES * workload.pooled_metrics
     return Estimate(
         profile=profile,
         xgboost_s=trees.seconds(workload.rows_per_site) * workload.trees_per_round,
         protect_s=_protect_s(per_round, profile, rate, workload.sites),
         network_s=_network_s(per_round, profile, network, workload.sites),
-        setup_s=_protect_s(setup, profile, rate, workload.sites)
-        + _network_s(setup, profile, network, workload.sites)
-        + SESSION_EXCHANGES * network.latency_s,
+        setup_s=_protect_s(once, profile, rate, workload.sites)
+        + _network_s(once, profile, network, workload.sites)
+        + exchanges * network.latency_s,
         round_bytes=round_bytes,
         total_bytes=total_bytes,
         server_bytes=2 * workload.sites * total_bytes,
@@ -250,6 +254,12 @@ def assumptions(workload: Workload, network: Network) -> Iterator[str]:
         f"are connected with {network.site_bytes_per_s / 125_000:g} Mbit/s, the server with "
         f"{network.server_bytes_per_s / 125_000:g} Mbit/s for all of them together"
     )
+    if workload.pooled_metrics:
+        yield (
+            f"pooled metrics, once, are in the setup: {POOLED_EXCHANGES + 1} exchanges. They show all sites counts of "
+            "both classes in up to 64 bins of the final model's probability; every policy must consent "
+            "(score_histogram)"
+        )
     if not workload.missing:
         yield "some feature has no missing values at any site, so that the root sum costs no message (else --missing)"
     yield "not in it: start of FLARE's processes (15 to 20 s a job), reading data, binning, evaluation by XGBoost"

@@ -13,6 +13,7 @@ from he_processors.errors import ConfigurationError
 from he_processors.fixed_point import Grid, exponent_of
 from he_processors.sum_tags import N_TAGS
 from nvflare_plugins.horizontal.added_rows import N_COUNTS
+from nvflare_plugins.horizontal.score_histogram import MOST_BINS
 from nvflare_plugins.horizontal.value_bounds import COARSEST
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.sums import HIGHEST_EXPONENT, LOWEST_EXPONENT, METRIC_FLAGS
@@ -21,6 +22,7 @@ from nvflare_plugins.xgb.rounds import widest_batch
 
 BYTES_PER_WORD = 8
 SESSION_EXCHANGES = 8  # handshake, key confirmation, agreement, closing: a few kilobytes, but each one a rendezvous
+POOLED_EXCHANGES = 3  # least rows, bins, edges of pooled metrics, sealed, beside their counts
 _SCALES = 4  # gradients, hessians, weights, labels; and one for each metric
 _LARGEST_DEPTH = 30
 
@@ -47,6 +49,7 @@ class Workload:
         missing: whether every feature has missing values somewhere, which makes the root sum a message of its own.
         cuts: how cut points are agreed.
         counts_leaves: whether the rows of each leaf are counted, as for objectives without a bound on hessians.
+        pooled_metrics: whether the final model's scores are counted over the evaluation rows of all sites.
     """
 
     rows: int
@@ -67,6 +70,7 @@ class Workload:
     wide_pairs: bool = False
     pair_bound: float = 1.0
     counts_leaves: bool = False
+    pooled_metrics: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rows", "features", "sites", "rounds", "outputs", "parallel_trees", "eval_sets"):
@@ -163,19 +167,32 @@ def setup_messages(workload: Workload) -> Iterator[Planned]:
     if workload.weighted_sets:
         yield Planned(Kind.SCALE, 1, 0, False, workload.weighted_sets * n_thresholds)
     yield Planned(Kind.EFFECTIVE_ROWS, 1, 2 * workload.row_sets + N_COUNTS, False)
-    yield Planned(Kind.CUT_COUNTS, 1, workload.features + 1, False)
-    if workload.cuts in (CutMode.QUANTILE.value, CutMode.EXACT.value):
-        yield Planned(Kind.CUT_COUNTS, 1, workload.features, False)
-        yield Planned(Kind.CUT_COUNTS, KEY_BITS, workload.features * max(workload.bins - 2, 1), False)
+    searches = workload.cuts in (CutMode.QUANTILE.value, CutMode.EXACT.value)
+    yield from cut_messages(workload.features, workload.features if searches else 0, workload.bins)
     n_scales = _SCALES + workload.metrics // workload.eval_sets + (workload.weighted_sets > 0)
     yield Planned(Kind.SCALE, 1, 0, False, n_scales * n_thresholds)
     yield Planned(Kind.WEIGHT_TOTAL, 1, 1) if workload.weighted_sets else Planned(Kind.ROW_COUNT, 1, 1, False)
     yield Planned(Kind.LABEL_MEAN, 1, workload.outputs)
 
 
+def final_messages(workload: Workload) -> Iterator[Planned]:
+    """Yield the sums after the last round."""
+    if workload.pooled_metrics:
+        yield Planned(Kind.SCORE_COUNTS, 1, 2 * MOST_BINS, False)
+
+
+def cut_messages(features: int, searched: int, bins: int) -> Iterator[Planned]:
+    """Yield the counts of rows and values, and those of the search of cut points of so many features."""
+    yield Planned(Kind.CUT_COUNTS, 1, features + 1, False)
+    if searched:
+        yield Planned(Kind.CUT_COUNTS, 1, searched, False)
+        yield Planned(Kind.CUT_COUNTS, KEY_BITS, searched * max(bins - 2, 1), False)
+
+
 def message_bytes(message: Planned, profile: str) -> int:
     """Return the exact size of a planned message. Raises: ConfigurationError, as ``payload_bytes``."""
-    protected = "masks" if message.kind is Kind.SCALE else profile  # scales are agreed under masks in every job
+    # What is asked of all sites by a flag (any_site) goes under masks in every job.
+    protected = "masks" if message.kind in (Kind.SCALE, Kind.CELL_FLAGS) else profile
     return payload_bytes(protected, message.n_values, message.wide, message.residues)
 
 

@@ -117,6 +117,12 @@ class Consents(Document):
     its own scores. Jobs with other models on the same rows release further counts. Data sets with a privacy budget
     never take part.
     """
+    feature_profile: Flag = False
+    """Jobs of kind `profile`: the sites learn how many rows of each class, of all sites together, lie in bins of every
+    feature, merged until each holds `min_rows_per_cut` rows of every class; and on the way, of runs of bins and each
+    class, whether another site has so many rows there by itself and whether another one lacks its part of them. A
+    training shows sums over finer bins. Data sets with a privacy budget never take part.
+    """
     exact_use_of_budgeted_data: Flag = False
     """Jobs without differential privacy on a data set that has a privacy budget, in any role, and jobs on rows
     whose randomised buckets were sent. They are entered into no ledger: the budget then no longer bounds what others

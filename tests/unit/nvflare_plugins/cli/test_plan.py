@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from nvflare_plugins.bagging.trees import SharedTree
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.cli.plan import vertical as vertical_module
 from nvflare_plugins.cli.plan.command import PLANS, UNPLANNED, read_job
-from nvflare_plugins.cli.plan.horizontal import estimate, render, to_json, workload_of_job
+from nvflare_plugins.cli.plan.horizontal import assumptions, estimate, render, to_json, workload_of_job
 from nvflare_plugins.cli.plan.messages import (
     Workload,
     built_nodes,
@@ -348,6 +349,28 @@ def test_bagging_sends_as_many_bytes_as_its_plan_says(capsys):
     assert figures["bytes_received_per_round"] == 4 * len(message)
     assert cli(folder) == 0
     assert "whatever its tree" in capsys.readouterr().out
+
+
+def test_a_profile_says_what_it_shows_and_needs_the_number_of_columns(capsys):
+    folder = REPOSITORY / "jobs" / "profile"
+    assert cli(folder) == 1 and "--features" in capsys.readouterr().err
+    assert cli(folder, "--features", 30, "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["bytes_sent"] > 30 * 254 * 32 * 8 and figures["exchanges"] > 33
+    assert cli(folder, "--features", 30) == 0
+    shown = capsys.readouterr().out
+    assert "bins of at least 10 of every class" in shown and "does not search again" in shown
+
+
+def test_pooled_metrics_are_priced_and_said(capsys):
+    job = HorizontalJob("d", "y", {"objective": "binary:logistic"}, eval_data_set="e", pooled_metrics=True)
+    with_metrics = workload_of_job(job, 1000, 3, 3, False)
+    without = replace(with_metrics, pooled_metrics=False)
+    rates = (Network(), TreeRate(1.0, 0.0), ProtectionRate(1e-8, 1e-9), 0)
+    more, less = (estimate(one, "masks", *rates) for one in (with_metrics, without))
+    assert more.total_bytes - less.total_bytes == 8 * (2 * 64 + 2) and more.setup_s > less.setup_s
+    assert any("score_histogram" in line for line in assumptions(with_metrics, Network()))
+    assert not any("score_histogram" in line for line in assumptions(without, Network()))
 
 
 def test_dpboost_is_priced_as_its_ledger_will_be(capsys):
