@@ -10,6 +10,8 @@ ROUNDS ?= 10
 CASES ?=
 SEEDS ?= 0-99
 KIND ?=
+MINUTES ?= 5
+TARGET ?=
 JOBS ?= 2
 # pip says a line for each package that it fetches, and then for minutes nothing: it unpacks them and compiles ours.
 SHELL := bash
@@ -20,7 +22,7 @@ TYPED := he_processors dp_components nvflare_plugins jobs poc_workspace
 # Tests side by side; a process without any left takes some of the others, so that no core waits for the longest file.
 PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo lint test test-all simulate matrix bench-horizontal bench-he bench-vertical bench-cuda bench-dp clean
+.PHONY: demo lint test test-all simulate fuzz matrix bench-horizontal bench-he bench-vertical bench-cuda bench-dp clean
 
 demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)")
@@ -40,6 +42,11 @@ test-all: $(STAMP)
 # Jobs on virtual time, and what a seed lets befall them: about five seeds a second and process.
 simulate: $(STAMP)
 	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS) --jobs $(JOBS) $(if $(KIND),--kind $(KIND))
+
+# Any bytes to every parser; atheris guides it by coverage where it installs, otherwise inputs are drawn without that.
+fuzz: $(STAMP)
+	-$(BIN)/python -m pip install --quiet atheris
+	$(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) $(if $(TARGET),--target "$(TARGET)")
 
 # Under every Python, XGBoost and FLARE that this machine can install: about ten minutes each.
 matrix:

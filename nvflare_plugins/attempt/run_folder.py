@@ -66,5 +66,5 @@ class RunFolder:
             return None
         try:
             return Cuts.from_lists(json.loads(path.read_bytes()))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError, RecursionError):
             raise ConfigurationError(f"the cut points kept in {path.parent.name} cannot be read") from None

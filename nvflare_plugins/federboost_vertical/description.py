@@ -39,7 +39,7 @@ class Description:
         """
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             raise ConfigurationError(f"{path.name}: the description of the features is no JSON file") from None
         if not isinstance(document, dict) or not document:
             raise ConfigurationError(f"{path.name} describes no feature. {_REMEDY}")
@@ -58,7 +58,7 @@ def _feature(name: str, item: object) -> Feature:
                 return PublicValues(tuple(_numbers(values).tolist()))
             case {"edges": list(edges), **rest} if not rest:
                 return PublicEdges(tuple(_numbers(edges).tolist()))
-    except ValueError:
+    except (ValueError, OverflowError):
         raise complaint from None
     raise complaint
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from he_processors import bfv, ckks
+from he_processors.errors import ProtocolError
 from he_processors.key_agreement import (
     EphemeralKey,
     Participant,
@@ -193,6 +194,8 @@ def _contribution(given: Given) -> Gives:
 def _opened(given: Given) -> Gives:
     """What a site makes of the server's answer to its sum."""
     payload, tail = blob(given["payload"]), given["tail"]
+    if len(payload) < tail or (len(payload) - tail) % 8 or tail % 8:
+        raise ProtocolError("no words")  # a site knows how many are due
     words = np.frombuffer(payload[: len(payload) - tail], dtype="<u8").astype(np.uint64)
     residues = np.frombuffer(payload[len(payload) - tail :], dtype="<u8").astype(np.uint64)
     label = _label_of(given, words.size)

@@ -123,6 +123,7 @@ def contribution(given: Given) -> Any:
 
 def opened_sum(given: Given) -> Any:
     payload = blob(given["payload"])
+    require(len(payload) >= given["tail"] and len(payload) % 8 == given["tail"] % 8 == 0)
     words = list(struct.unpack(f"<{len(payload) // 8}Q", payload))
     n = len(words) - given["tail"] // 8
     words, tail = words[:n], words[n:]

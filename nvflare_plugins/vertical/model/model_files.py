@@ -185,7 +185,7 @@ def read_part(path: Path, site: str, expected: type[P]) -> StoredPart[P]:
         nonce = bytes.fromhex(document["nonce"])
     except FileNotFoundError:
         raise ConfigurationError(f"{site} holds no part of this model") from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         # The reason could quote values of the file.
         raise ConfigurationError(_UNREADABLE) from None
     if not isinstance(part, expected) or isinstance(part, ActivePart) != (identity.active == site):

@@ -109,7 +109,7 @@ def test_a_changed_file_is_refused(folders, name):
     assert "0.1" not in str(caught.value) and "0.2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xfe", b'"text"', b"null"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xfe", b'"text"', b"null", b"[" * 100_000])
 def test_other_files_are_refused(folders, content):
     path = folders["site-2"] / PASSIVE_FILE
     path.write_bytes(content)
@@ -130,6 +130,18 @@ def test_a_changed_leaf_and_an_unmasked_threshold_are_refused(folders):
         changed(path, change)
         with pytest.raises(ConfigurationError):
             read_part(path, "site-1", ActivePart)
+
+
+def test_a_number_that_no_tree_holds_is_refused(folders):
+    path = folders["site-1"] / ACTIVE_FILE
+
+    def change(document):
+        model = document["part"]["booster"]["learner"]["gradient_booster"]["model"]
+        model["trees"][0]["left_children"][0] = 1 << 70
+
+    changed(path, change)
+    with pytest.raises(ConfigurationError):
+        read_part(path, "site-1", ActivePart)
 
 
 def test_parts_of_other_sites_and_kinds_are_refused(folders):

@@ -1,0 +1,357 @@
+"""One target for each parser: what reads bytes, how it may refuse them, and a small corpus.
+
+The corpus is that of the vectors, and the golden files. A crash is anything but an answer or the parser's own refusal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from dp_components.errors import LedgerDamaged
+from he_processors.errors import AuthenticationError, ProtocolError
+from tests.vectors.form import blob, files, read
+
+Parse = Callable[[bytes], object]
+_OF_PRODUCT = (ProtocolError, AuthenticationError, LedgerDamaged)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parser under test.
+
+    Attributes:
+        refusals: the errors by which it says no.
+        most: bytes of the longest input.
+    """
+
+    parse: Parse
+    corpus: list[bytes]
+    refusals: tuple[type[Exception], ...] = _OF_PRODUCT
+    most: int = 1 << 12
+    note: str = field(default="")
+
+
+def of_format(format_: str) -> Iterator[dict[str, Any]]:
+    """Yield what the vectors of a format give."""
+    for path in files():
+        yield from (vector["given"] for vector in read(path) if vector["format"] == format_)
+
+
+def _vectors(format_: str, key: str = "data", most: int = 1 << 12) -> Callable[[], Target]:
+    """Return the target that reads one field of a format's vectors, the rest as one of them has it."""
+
+    def build() -> Target:
+        from tests.vectors.make import FORMATS  # every parser's libraries, which other targets need not wait for
+
+        good = [given for given in of_format(format_) if isinstance(given.get(key), str | list)]
+        rest = {name: value for name, value in good[0].items() if name != key}
+        judge = FORMATS[format_]
+        is_text = key in ("log", "journal", "head")
+
+        def parse(data: bytes) -> object:
+            value = data.decode("latin-1") if is_text else data.hex()
+            return judge({**rest, key: value})
+
+        corpus = [given[key].encode("latin-1") if is_text else blob(given[key]) for given in good]
+        return Target(parse, corpus, most=most)
+
+    return build
+
+
+def _direct(format_: str, make: Callable[[], Parse]) -> Callable[[], Target]:
+    """Return the target that hands the bytes of a format's vectors to a parser at once, which is faster."""
+    return lambda: Target(make(), [blob(given["data"]) for given in of_format(format_)])
+
+
+def _frames() -> Parse:
+    from nvflare_plugins.wire.envelope import unpack
+
+    return unpack
+
+
+def _heads() -> Parse:
+    from nvflare_plugins.wire.envelope import unpack_head
+
+    return lambda data: unpack_head(data, len(data))
+
+
+def _lists() -> Parse:
+    from nvflare_plugins.wire.envelope import unpack_list
+
+    return lambda data: unpack_list(data, data[0] if data else 0)
+
+
+def _hellos() -> Parse:
+    from nvflare_plugins.attempt.handshake import Hello
+
+    return Hello.unpack
+
+
+def _proofs() -> Parse:
+    from nvflare_plugins.attempt.handshake import Proof
+
+    return lambda data: Proof.unpack(data, 3)
+
+
+def _terms() -> Parse:
+    from nvflare_plugins.attempt.agreement import Terms
+
+    return Terms.from_bytes
+
+
+def _vertical_terms() -> Parse:
+    from nvflare_plugins.vertical.protocol.terms import VerticalTerms
+
+    return VerticalTerms.from_bytes
+
+
+def _schemas() -> Parse:
+    from nvflare_plugins.data_sets.schema import Schema
+
+    return Schema.from_bytes
+
+
+def _entries() -> Parse:
+    from nvflare_plugins.wire.expand_entries import unpack_entry
+
+    return unpack_entry
+
+
+def _steps() -> Parse:
+    from nvflare_plugins.vertical.protocol.fragmentation import ConversationStep
+
+    return ConversationStep.from_bytes
+
+
+def _messages() -> Parse:
+    from nvflare_plugins.vertical.protocol.messages import from_bytes, to_bytes
+
+    def parse(data: bytes) -> object:
+        message = from_bytes(data)
+        if to_bytes(message) != data:
+            raise AssertionError("two encodings of one message")
+        return message
+
+    return parse
+
+
+def _blocks() -> Parse:
+    from nvflare_plugins.alignment.lists import unpack_block
+
+    return lambda data: unpack_block(data, 4)
+
+
+def _heads_of_evidence() -> Parse:
+    from nvflare_plugins.evidence.format import SignedHead
+
+    return SignedHead.from_bytes
+
+
+def _public_keys() -> Parse:
+    from he_processors.additive.public_key_bytes import public_key_from_bytes
+
+    return lambda data: public_key_from_bytes(data, allow_toy_keys=True)
+
+
+def _calls() -> Target:
+    from google.protobuf.message import DecodeError
+
+    from nvflare_plugins.wire.federated_proto import CALLS, reply_class, request_class
+
+    def parse(data: bytes) -> None:
+        for call in CALLS:
+            for kind in (request_class(call), reply_class(call)):
+                kind().ParseFromString(data)
+
+    return Target(parse, [blob(given["data"]) for given in of_format("call")], (DecodeError,))
+
+
+def _server() -> Target:
+    """The server's aggregator, whole: any frame from any of its sites."""
+    from nvflare_plugins.wire.aggregation import Aggregator
+    from nvflare_plugins.wire.envelope import unpack
+    from tests.vectors.cases_frames import ATTEMPT
+
+    def parse(data: bytes) -> None:
+        server = Aggregator(("a", "b"), ATTEMPT, 60.0)
+        answers: list[bytes] = []
+        for site in ("a", "b"):
+            server.submit(site, data, answers.append)
+        if arriving := server.begin("b", data[:81], len(data)):
+            arriving.feed(data)
+            arriving.finish(answers.append)
+        for answer in answers:
+            unpack(answer)
+
+    corpus = []
+    for given in of_format("frame"):
+        data = bytearray(blob(given["data"]))
+        if len(data) >= 81:
+            data[15:23], data[39:41] = bytes(8), bytes(2)  # counter and rank that are due
+        corpus.append(bytes(data))
+    return Target(parse, corpus)
+
+
+def _sums() -> Target:
+    """Sums of two sites' frames: the first is whole, the second any."""
+    from nvflare_plugins.wire.additions import open_sum
+    from nvflare_plugins.wire.envelope import unpack
+
+    good = [unpack(blob(given["frames"][0])) for given in of_format("added") if len(given["frames"]) == 3]
+
+    def parse(data: bytes) -> None:
+        frame = unpack(data)
+        first = next((one for one in good if one.tail == frame.tail), good[0])
+        for parts in ((first, frame), (frame, first)):
+            total = open_sum(parts[0], {})
+            for part in parts:
+                total.add(part.payload)
+            total.pack()
+
+    return Target(parse, [blob(frame) for given in of_format("added") for frame in given["frames"]])
+
+
+def _sealed() -> Target:
+    from he_processors.sealing import SealedBox
+
+    given = next(of_format("sealed"))
+    secret, session = blob(given["secret"]), blob(given["session"])
+
+    def parse(data: bytes) -> object:
+        return SealedBox(secret, session, 2, 0).open(data, b"agreement")
+
+    return Target(parse, [blob(m) for given in of_format("sealed") for m in given["messages"]])
+
+
+def _label() -> Target:
+    from tests.vectors.product import FORMATS
+
+    def parse(data: bytes) -> object:
+        try:
+            label = json.loads(data)
+        except (ValueError, RecursionError):
+            return None
+        return FORMATS["label"]({"label": label})
+
+    return Target(parse, [json.dumps(given["label"]).encode() for given in of_format("label")])
+
+
+def _elements() -> Target:
+    import numpy as np
+
+    from he_processors.curve.registry import available_backends, load_backend
+
+    curves = [load_backend(name) for name in available_backends()]
+
+    def parse(data: bytes) -> None:
+        rows = np.frombuffer(data[: len(data) // 32 * 32], np.uint8).reshape(-1, 32)[:4]
+        said = []
+        for curve in curves:
+            try:
+                said.append(curve.to_ristretto(curve.from_ristretto(rows)).tobytes())
+            except ProtocolError:
+                said.append(b"no")
+        if len(set(said)) > 1 or said[0] not in (rows.tobytes(), b"no"):
+            raise AssertionError("the backends disagree, or an element has two encodings")
+
+    points = [blob(point) for given in of_format("blinded") for point in given.get("points", ())]
+    return Target(parse, points, most=128)
+
+
+def _affine() -> Target:
+    import numpy as np
+
+    from he_processors.curve.registry import available_backends, load_backend
+
+    curves = [load_backend(name) for name in available_backends()]
+
+    def parse(data: bytes) -> None:
+        rows = np.frombuffer(data[: len(data) // 64 * 64], np.uint8).reshape(-1, 64)[:4]
+        said = []
+        for curve in curves:
+            try:
+                points = curve.from_affine(rows)
+                said.append(curve.to_affine(curve.add(points, points)).tobytes() + curve.to_affine(points).tobytes())
+            except ProtocolError:
+                said.append(b"no")
+        if len(set(said)) > 1:
+            raise AssertionError("the backends disagree")
+
+    data = [blob(given["data"]) for given in of_format("elgamal key")]
+    points = [one[7 + 64 * i : 71 + 64 * i] for one in data for i in range(2) if len(one) >= 71 + 64 * i]
+    return Target(parse, [*points, *(b"".join(points[i : i + 3]) for i in range(6))], most=256)
+
+
+def _agreement() -> Target:
+    """Whether a reader of the protocol's text alone judges any bytes as the product does."""
+    from tests.vectors.make import judged
+    from tests.vectors.reader import judge
+
+    vectors = []
+    for path in files():
+        for vector in read(path):
+            key = next((key for key in ("data", "log", "journal") if isinstance(vector["given"].get(key), str)), None)
+            if key is not None and len(vector["given"][key]) < 6000 and vector["format"] not in ("call", "elgamal key"):
+                vectors.append((vector["format"], key, vector["given"]))
+
+    def parse(data: bytes) -> None:
+        number, content = int.from_bytes(data[:2], "little"), data[2:]
+        format_, key, given = vectors[number % len(vectors)]
+        value = content.decode("latin-1") if key != "data" else content.hex()
+        vector = {"format": format_, "given": {**given, key: value}}
+        mine, theirs = judged(format_, vector["given"]), judge(vector)
+        if _json(mine) != _json(theirs):
+            raise AssertionError(f"{format_}: the product says {_json(mine)[:200]}, the reader {_json(theirs)[:200]}")
+
+    corpus = []
+    for number, (_, key, given) in enumerate(vectors):
+        content = blob(given["data"]) if key == "data" else given[key].encode("latin-1")
+        corpus.append(number.to_bytes(2, "little") + content)
+    return Target(parse, corpus)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+TARGETS: dict[str, Callable[[], Target]] = {
+    "frame": _direct("frame", _frames),
+    "frame head": _direct("frame", _heads),
+    "server": _server,
+    "sums": _sums,
+    "list": _direct("list", _lists),
+    "label": _label,
+    "call": _calls,
+    "hello": _direct("hello", _hellos),
+    "proof": _direct("proof", _proofs),
+    "terms": _direct("terms", _terms),
+    "vertical terms": _direct("vertical terms", _vertical_terms),
+    "schema": _direct("schema", _schemas),
+    "sealed": _sealed,
+    "gathered": _vectors("gathered", "message"),
+    "opened sum": _vectors("opened sum", "payload"),
+    "entry": _direct("entry", _entries),
+    "step": _direct("step", _steps),
+    "vertical message": _direct("vertical message", _messages),
+    "block": _direct("block", _blocks),
+    "buckets": _vectors("buckets"),
+    "positions": _vectors("positions"),
+    "tree": _vectors("tree"),
+    "bfv message": _vectors("ring message", most=1 << 17),
+    "ring parameters": _vectors("ring parameters"),
+    "ring secret": _vectors("ring secret"),
+    "public key": _direct("public key", _public_keys),
+    "ciphertexts": _vectors("ciphertexts"),
+    "elgamal key": _vectors("elgamal key"),
+    "points": _vectors("points"),
+    "element": _elements,
+    "affine point": _affine,
+    "evidence": _vectors("evidence", "log", 1 << 14),
+    "evidence head": _direct("head", _heads_of_evidence),
+    "ledger": _vectors("ledger", "journal", 1 << 14),
+    "ledger head": _vectors("ledger", "head"),
+    "two readers": _agreement,
+}
