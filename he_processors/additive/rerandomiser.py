@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.additive.public_randomisers import PublicRandomisers
+from he_processors.additive.randomiser_pool import RandomiserPool
 from he_processors.additive.scheme import PublicKey, StaysInProcess
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.bignum.rows import ints_from_rows
@@ -40,6 +41,11 @@ class Rerandomiser(StaysInProcess):
         self._exponent_bytes = (public_key.n.bit_length() + EXPONENT_SLACK_BITS + 7) // 8
         self._powers = arithmetic.fixed_base(base, 8 * self._exponent_bytes)
         self._subsets = _subset_products(arithmetic, residues)
+        self._ready = RandomiserPool(arithmetic, self)
+
+    def fill(self, n: int) -> None:
+        """Make fresh encryptions of zero until ``n`` are ready for ``rerandomise``."""
+        self._ready.fill(n)
 
     def draw(self, n: int) -> Residues:
         """Draw ``n`` fresh encryptions of zero. Shapes: result: Residues[n]."""
@@ -47,8 +53,11 @@ class Rerandomiser(StaysInProcess):
         return self.arithmetic.mul(self._powers.pow(exponents), self._subset_choice(n))
 
     def rerandomise(self, ciphertexts: Residues) -> Residues:
-        """Hide where ciphertexts came from. Shapes: ciphertexts: Residues[n]; result: Residues[n]."""
-        return self.arithmetic.mul(ciphertexts, self.draw(len(ciphertexts)))
+        """Hide where ciphertexts came from, with what was made ahead and more.
+
+        Shapes: ciphertexts: Residues[n]; result: Residues[n].
+        """
+        return self.arithmetic.mul(ciphertexts, self._ready.draw(len(ciphertexts)))
 
     def _subset_choice(self, n: int) -> Residues:
         """Multiply a random subset of the z_i for each row: one table entry for each byte of random bits."""

@@ -9,11 +9,12 @@ independent of the rows. What the C_k then hold is the sum of the messages and n
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from he_processors.additive.randomiser_pool import RandomiserPool
 from he_processors.additive.scheme import StaysInProcess
 from he_processors.bignum.rows import random_rows_below
 from he_processors.curve.interface import COFACTOR_BITS, GROUP_ORDER, Curve, Points
+from he_processors.elgamal.encryption import ColumnBatches, PointColumns
 from he_processors.elgamal.keys import ElGamalPublicKey, base_point
 from he_processors.histogram.planner import HistogramPlan
 from he_processors.randomness import BULK_RANDOMNESS, RandomSource
@@ -39,33 +40,47 @@ def sum_bins(curve: Curve, column: Points, plan: HistogramPlan) -> Points:
     return curve.take(curve.concat(parts), position)
 
 
-class Hider(StaysInProcess):
-    """Clears small factors and re-randomises, for one key.
+class HiderMasks(StaysInProcess):
+    """Draws 8 s B, 8 s P_1, 8 s P_2, ... for fresh s. Secret.
 
-    Security: its own multiples 8 B and 8 P_k are what the new randomiser multiplies: nothing of small order in the
-        owner's key survives either.
+    Security: its own multiples 8 B and 8 P_k are what s multiplies: nothing of small order in the owner's key survives.
+        s is exactly uniform below the group order, by rejection.
     """
 
     def __init__(self, public_key: ElGamalPublicKey, curve: Curve, source: RandomSource = BULK_RANDOMNESS) -> None:
-        self._curve = curve
         self._source = source
         points = curve.concat([base_point(curve), curve.from_affine(public_key.rows)])
         cleared = curve.double(points, COFACTOR_BITS)
         single = [np.array([i], dtype=np.int64) for i in range(len(cleared))]
         self._tables = [curve.fixed_base(curve.take(cleared, index)) for index in single]
 
-    def draw(self, n: int) -> NDArray[np.uint8]:
-        """Draw new randomisers for ``n`` bins: the same for all columns of an answer, and for no other answer.
+    def draw(self, n: int) -> PointColumns:
+        """Draw masks for ``n`` bins."""
+        s = random_rows_below(n, GROUP_ORDER, self._source)
+        return PointColumns(tuple(table.mul(s) for table in self._tables))
 
-        Shapes: result: uint8[n, 32]. Secret.
-        """
-        return random_rows_below(n, GROUP_ORDER, self._source)
 
-    def hide(self, number: int, bins: Points, randomisers: NDArray[np.uint8]) -> Points:
+class Hider(StaysInProcess):
+    """Clears small factors and re-randomises, for one key, with masks that can be made ahead."""
+
+    def __init__(self, public_key: ElGamalPublicKey, curve: Curve, source: RandomSource = BULK_RANDOMNESS) -> None:
+        self._curve = curve
+        self._masks = RandomiserPool(ColumnBatches(curve), HiderMasks(public_key, curve, source))
+
+    def fill(self, n: int) -> None:
+        """Make masks until those for ``n`` bins are ready."""
+        self._masks.fill(n)
+
+    def draw(self, n: int) -> PointColumns:
+        """Take masks for ``n`` bins: the same for all columns of an answer, and for no other answer. Secret."""
+        masks: PointColumns = self._masks.draw(n)  # type: ignore[assignment]  # a pool knows its batches by their length
+        return masks
+
+    def hide(self, number: int, bins: Points, masks: PointColumns) -> Points:
         """Make one column of sums show its messages, eight times, to the key owner, and no more.
 
         Args:
             number: of the column: 0 for R, k for the k-th C.
-            randomisers: from ``draw``.
+            masks: from ``draw``.
         """
-        return self._curve.add(self._curve.double(bins, COFACTOR_BITS), self._tables[number].mul(randomisers))
+        return self._curve.add(self._curve.double(bins, COFACTOR_BITS), masks.columns[number])

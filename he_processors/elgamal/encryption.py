@@ -48,7 +48,7 @@ def concat_columns(curve: Curve, parts: Sequence[PointColumns]) -> PointColumns:
     return PointColumns(tuple(curve.concat(list(columns)) for columns in zip(*(p.columns for p in parts), strict=True)))
 
 
-class _ColumnBatches:
+class ColumnBatches:
     """What a pool needs to know of batches."""
 
     def __init__(self, curve: Curve) -> None:
@@ -56,9 +56,11 @@ class _ColumnBatches:
         self._curve = curve
 
     def take(self, batch: PointColumns, index: NDArray[np.int64]) -> PointColumns:
+        """Gather rows. Shapes: index: int64[m]."""
         return batch.take(self._curve, index)
 
     def concat(self, parts: list[PointColumns]) -> PointColumns:
+        """Join batches in order."""
         return concat_columns(self._curve, parts)
 
 
@@ -91,7 +93,7 @@ class ElGamalEncryptor(StaysInProcess):
         self.public_key = key.public_key
         self.curve = curve
         self._multiples = curve.fixed_base(base_point(curve))
-        self._masks = RandomiserPool(_ColumnBatches(curve), OwnerMasks(key, self._multiples, source))
+        self._masks = RandomiserPool(ColumnBatches(curve), OwnerMasks(key, self._multiples, source))
 
     def fill(self, n: int) -> None:
         """Make masks until ``n`` are ready."""

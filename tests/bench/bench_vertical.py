@@ -30,13 +30,15 @@ import os
 import sys
 from statistics import median
 
+import numpy as np
+
 os.environ.setdefault("VEILBOOST_THREADS", "1")  # core-seconds are compared: one thread for each party
 
 from he_processors.bignum.registry import AUTO, open_backend
 from he_processors.curve.registry import open_curve
 from he_processors.paillier.keys import generate_paillier_key
 from tests.bench.horizontal_data import CREDIT_CARD, TableShape, arrays, generate
-from tests.bench.vertical_parties import VerticalRun, Workload, run_central, run_native, run_vertical
+from tests.bench.vertical_parties import VerticalRun, Workload, busy_s, run_central, run_native, run_vertical
 from tests.support.vertical_federation import first_difference
 
 SHAPES = {
@@ -130,6 +132,7 @@ def _figures(run: VerticalRun) -> dict[str, object]:
             name: {stage: seconds / n for stage, seconds in p.stages.items()}
             for name, p in zip(names, run.parties, strict=True)
         },
+        **_overlap(run),
         "bytes_to_passive": run.bytes_to_passive / n,
         "bytes_to_active": run.bytes_to_active / n,
         "peak_mb": {name: p.peak_mb for name, p in zip(names, run.parties, strict=True)},
@@ -141,6 +144,23 @@ def _figures(run: VerticalRun) -> dict[str, object]:
     )
     _say(f"  {figures['s_per_tree']:.3g} s, {figures['core_s_per_tree']:.3g} core-seconds a tree ({stages})")
     return figures
+
+
+def _overlap(run: VerticalRun) -> dict[str, object]:
+    """Return how the parties' work lies in time, over the trees after the first one."""
+    if len(run.round_ends) < 2:
+        return {}
+    n, begin, end = len(run.round_ends) - 1, run.round_ends[0], run.round_ends[-1]
+    busy = [busy_s(party.spans, begin, end) for party in run.parties]
+    core_s = sum(party.cpu_s for party in run.parties) / len(run.round_ends)
+    found = {
+        "wall_over_core": (end - begin) / n / core_s,
+        "busy_share": [float(of_party.mean()) for of_party in busy],
+        "both_busy_share": float(np.logical_and.reduce(busy).mean()),
+        "load": os.getloadavg()[0],
+    }
+    _say(f"  {(end - begin) / n:.3g} s a tree after the first: " + json.dumps(_rounded(found)))
+    return found
 
 
 def _is_equal(run: VerticalRun, central: bytes) -> bool:
@@ -215,7 +235,7 @@ def _rounded(value: object) -> object:
         return float(f"{value:.4g}")
     if isinstance(value, dict):
         return {name: _rounded(item) for name, item in value.items()}
-    return value
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
 def _say(text: str) -> None:

@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -27,6 +28,7 @@ from he_processors.errors import JobAborted
 from he_processors.okamoto_uchiyama.keys import generate_okamoto_uchiyama_key
 from he_processors.paillier.keys import generate_paillier_key
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.vertical.active.key_owner import PrecomputingKeyOwner
 from nvflare_plugins.vertical.active.training import LabelledSet, OwnColumns, VerticalSettings, train_vertical
 from nvflare_plugins.vertical.model.model import merge
 from nvflare_plugins.vertical.model.private_table import table_from_json, table_to_json
@@ -61,11 +63,16 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class PartyFigures:
-    """What a party used for all trees, without what it does once. Units: CPU seconds, MB."""
+    """What a party used for all trees, without what it does once. Units: CPU seconds, MB.
+
+    Attributes:
+        spans: when it worked, one thread as another: (stage, begin, end) by one clock of the machine. Units: seconds.
+    """
 
     cpu_s: float
     stages: dict[str, float]
     peak_mb: float
+    spans: list[tuple[str, float, float]]
 
 
 @dataclass(slots=True)
@@ -74,10 +81,19 @@ class VerticalRun:
 
     model: bytes  # merged into one ordinary model
     round_s: list[float]
+    round_ends: list[float]  # by the clock of the spans
     parties: list[PartyFigures]
     bytes_to_passive: int
     bytes_to_active: int
     setup_s: float
+
+
+def busy_s(spans: Sequence[tuple[str, float, float]], begin: float, end: float) -> NDArray[np.bool_]:
+    """Return in which milliseconds of a time a party worked. Shapes: result: bool[milliseconds]."""
+    busy = np.zeros(max(round((end - begin) * 1000), 1), dtype=bool)
+    for _, first, last in spans:
+        busy[max(round((first - begin) * 1000), 0) : max(round((last - begin) * 1000), 0)] = True
+    return busy
 
 
 class StageClock:
@@ -85,6 +101,7 @@ class StageClock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
+        self.spans: list[tuple[str, float, float]] = []
         self._lock = threading.Lock()
         self._here = threading.local()
 
@@ -93,13 +110,14 @@ class StageClock:
 
         def call(*arguments: object, **options: object) -> object:
             outer, self._here.inner = getattr(self._here, "inner", 0.0), 0.0
-            started = time.thread_time()
+            started, began = time.thread_time(), time.perf_counter()
             try:
                 return function(*arguments, **options)
             finally:
                 spent = time.thread_time() - started
                 with self._lock:
                     self.seconds[stage] += spent - self._here.inner
+                    self.spans.append((stage, began, time.perf_counter()))
                 self._here.inner = outer + spent
 
         return call
@@ -115,7 +133,7 @@ def run_vertical(workload: Workload, scheme: str, size: int) -> VerticalRun:
     pipes, processes = [], []
     for number in range(1, len(workload.widths)):
         mine, theirs = _SPAWN.Pipe()
-        arguments = (theirs, workload.part(number), workload.params.get("max_bin", 256), scheme)
+        arguments = (theirs, workload.part(number), workload.params.get("max_bin", 256), scheme, workload.num_rounds)
         process = _SPAWN.Process(target=_passive_process, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -177,7 +195,9 @@ class _PipeLink:
         return from_bytes(data) if data else None
 
 
-def _passive_process(pipe: Connection, columns: NDArray[np.float32], max_bin: int, scheme: str) -> None:
+def _passive_process(
+    pipe: Connection, columns: NDArray[np.float32], max_bin: int, scheme: str, num_rounds: int
+) -> None:
     clock = StageClock()
     encrypted_scheme.sum_bins = clock.timed("histogram", encrypted_scheme.sum_bins)
     encrypted_scheme.pack_and_hide = clock.timed("pack", encrypted_scheme.pack_and_hide)
@@ -191,11 +211,14 @@ def _passive_process(pipe: Connection, columns: NDArray[np.float32], max_bin: in
     maker = ClearHistogramMaker() if scheme == "plain" else histogram_maker(from_bytes(pipe.recv_bytes()), len(columns))
     if scheme == "plain":
         maker.sum_bins = clock.timed("histogram", maker.sum_bins)
-    party = PassiveParty([columns], [f"x{j}" for j in range(columns.shape[1])], max_bin, maker)
-    answer = clock.timed("other", party.answer)
+    names = [f"x{j}" for j in range(columns.shape[1])]
+    party = PassiveParty([columns], names, max_bin, maker, most_trees=num_rounds)
+    answer, prepare = clock.timed("other", party.answer), clock.timed("prepare", party.prepare)
     started = 0.0
     while True:
         try:
+            while not pipe.poll(0) and prepare():
+                pass
             data = pipe.recv_bytes()
         except EOFError:
             return
@@ -241,15 +264,20 @@ def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, size: i
     settings = VerticalSettings(workload.num_rounds, deadline_s=_DEADLINE_S)
     setup_s = time.perf_counter() - setup_started
     ends: list[float] = []
-    result = train_vertical(
-        params,
-        [own],
-        parties,
-        owner,
-        OwnColumns(tuple(names[: workload.widths[0]])),
-        settings,
-        on_round=lambda *_: ends.append(time.process_time()),
-    )
+    round_ends: list[float] = []
+
+    def note(*_: object) -> None:
+        ends.append(time.process_time())
+        round_ends.append(time.perf_counter())
+
+    with (
+        nullcontext(owner)
+        if scheme == "plain"
+        else PrecomputingKeyOwner(owner, len(workload.label), workload.num_rounds) as stocked
+    ):
+        result = train_vertical(
+            params, [own], parties, stocked, OwnColumns(tuple(names[: workload.widths[0]])), settings, on_round=note
+        )
     # XGBoost's matrix and its start stand before the first tree: it counts as much as the others on average.
     n = len(ends)
     figures = [_figures((ends[-1] - ends[0]) * n / (n - 1) if n > 1 else ends[0], clock)]
@@ -262,6 +290,7 @@ def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, size: i
     return VerticalRun(
         merge(result.model, workload.widths[0], tables),
         [r.seconds for r in result.rounds],
+        round_ends,
         figures,
         sum(link.sent for link in links),
         sum(link.received for link in links),
@@ -281,7 +310,7 @@ def _owner(scheme: str, size: int, n_rows: int):
 def _figures(cpu_s: float, clock: StageClock) -> PartyFigures:
     stages = dict(clock.seconds)
     stages["other"] = cpu_s - sum(seconds for stage, seconds in stages.items() if stage != "other")
-    return PartyFigures(cpu_s, stages, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    return PartyFigures(cpu_s, stages, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, clock.spans)
 
 
 # -- others on the same data ------------------------------------------------------------------------------------------

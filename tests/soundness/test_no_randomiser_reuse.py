@@ -11,7 +11,11 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from he_processors.additive.rerandomiser import Rerandomiser
+from he_processors.bignum.rows import rows_from_ints
+from he_processors.curve.interface import AFFINE_BYTES
+from he_processors.elgamal.bin_sums import Hider
 from he_processors.paillier.encryption import PaillierEncryptor, owner_encryptor
+from tests.support.elgamal_toys import ToyLevel
 from tests.support.he_toys import signed_rows, toy_paillier
 
 KEY = toy_paillier()
@@ -103,3 +107,36 @@ def test_across_rerandomisations_of_threads_and_forks() -> None:
     width = encryptor.arithmetic.width
     seen = [data[i : i + width] for i in range(0, len(data), width)] + draw(10) + draw(10)
     assert len(set(seen)) == 30
+
+
+@pytest.mark.parametrize("n_ready", [0, 13, 40])
+def test_masks_of_sums_that_were_made_ahead_are_used_once(n_ready: int) -> None:
+    """Also by a forked process, which has the same memory. What is hidden is the neutral element: the masks show."""
+    arithmetic = owner_encryptor(KEY, "gmpy2").arithmetic
+    rerandomiser = Rerandomiser(KEY.public_key, arithmetic)
+    level = ToyLevel()
+    hider = Hider(level.key.public_key, level.curve)
+    ones = arithmetic.from_wire(rows_from_ints([1] * 10, arithmetic.width))
+
+    def draw() -> list[bytes]:
+        hidden = arithmetic.to_wire(rerandomiser.rerandomise(ones))
+        columns = [level.curve.to_affine(column) for column in hider.draw(10).columns]
+        return [b"".join(parts) for parts in zip(*(map(bytes, rows) for rows in (hidden, *columns)), strict=True)]
+
+    for masks in (rerandomiser, hider):
+        masks.fill(n_ready)
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write_end, b"".join(draw()))
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(child, 0)
+    ours = draw() + draw()
+    size = len(ours[0])
+    seen = [data[i : i + size] for i in range(0, len(data), size)] + ours
+    ends = [0, arithmetic.width, *range(arithmetic.width + AFFINE_BYTES, size + 1, AFFINE_BYTES)]
+    for first, last in itertools.pairwise(ends):
+        assert len({one[first:last] for one in seen}) == 30

@@ -153,6 +153,10 @@ class PassiveParty:
             return DecisionAnswer(tuple(self._decide(request.data_set, query) for query in request.queries))
         raise ProtocolError(f"a passive party has no answer to {type(request).__name__}")
 
+    def prepare(self) -> bool:
+        """Do a little of what later trees need, while nothing is asked; return whether there is more."""
+        return self._maker.prepare(self._n_trees == self._most_trees)
+
     def _begin_tree(self, request: TreeGradients) -> None:
         if request.tree <= self._tree or request.features.n != self._codes.shape[0]:
             raise ProtocolError("gradients of a tree that is not the next one, or for other features")

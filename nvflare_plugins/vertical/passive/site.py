@@ -112,6 +112,7 @@ class PassiveSite:
             lambda data: answer_bytes(data, start.job.active, self._answer, start.notes),
             self._turned,
             start.n_done,
+            lambda: self._party is not None and self._party.prepare(),
         ).run()
         if self._party is None:
             raise ProtocolError("the active party ended the training before it began")

@@ -366,6 +366,7 @@ class Responder:
         answer: Callable[[bytes], bytes],
         on_turn: Callable[[int], None] = lambda turn: None,
         first_turn: int = 0,
+        idle: Callable[[], bool] = lambda: False,
     ):
         """Prepare to answer.
 
@@ -373,9 +374,11 @@ class Responder:
             asker: rank of the asking site.
             answer: answers one question at a time, in order, in a thread of its own; its VeilBoostErrors end the job.
             interrupt, on_turn: as in ``Requester``. ``on_turn`` is called when all questions of the turn are answered.
+            idle: does a little of what later answers need, in the thread of ``answer``, while no question waits;
+                returns whether there is more to do. Called again after each answer; its errors end the job.
         """
         self._channel, self._pace, self._asker = channel, pace, asker
-        self._interrupt, self._on_turn, self._answer = interrupt, on_turn, answer
+        self._interrupt, self._on_turn, self._answer, self._idle = interrupt, on_turn, answer, idle
         self._line = _Line(session, asker, purpose, pace)
         self._turn = first_turn
         self._changed = threading.Condition()
@@ -445,12 +448,10 @@ class Responder:
 
     def _work(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._questions or self._over)
-                if self._over:
-                    return None
-                question = self._questions.popleft()
             try:
+                question = self._next_question()
+                if question is None:
+                    return None
                 answer = self._answer(question)
             except VeilBoostError as error:
                 return self._fail(error)
@@ -463,6 +464,18 @@ class Responder:
                     self._ripe_at = time.monotonic() + self._pace.linger_s
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._over or self._line.outbox.n_bytes < self._pace.queue_bytes)
+
+    def _next_question(self) -> bytes | None:
+        """Return the next question, and use the time until it comes; None when the conversation is over."""
+        has_more = True
+        while has_more:
+            with self._changed:
+                if self._questions or self._over:
+                    break
+            has_more = self._idle()
+        with self._changed:
+            self._changed.wait_for(lambda: self._questions or self._over)
+            return None if self._over else self._questions.popleft()
 
     def _fail(self, error: VeilBoostError) -> None:
         with self._changed:

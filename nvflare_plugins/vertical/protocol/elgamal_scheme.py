@@ -38,6 +38,7 @@ from he_processors.histogram.bins import BinCodes, BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal
 from he_processors.histogram.planner import plan_level
 from nvflare_plugins.vertical.protocol.gradient_scheme import (
+    MaskStock,
     Timer,
     require_all_rows,
     rows_due,
@@ -47,6 +48,8 @@ from nvflare_plugins.vertical.protocol.messages import TrainingSetup
 
 REFERENCE = "reference"
 _BLOCK_BINS = 1 << 16
+_MOST_MASKS = 1 << 16  # some 50 MB
+_MASKS_AT_ONCE = 1 << 12  # a hundredth of a second: a question waits so long at most
 
 
 class ElGamalGradientOwner:
@@ -102,9 +105,10 @@ class ElGamalHistogramMaker:
     is_streamed = True
 
     def __init__(self, public_key: ElGamalPublicKey, digits: DigitFormat, curve: Curve, timer: Timer = untimed):
-        """Args: timer: measures the stages "histogram" and "hide"."""
+        """Args: timer: measures the stages "histogram", "hide" and "prepare"."""
         self._public_key, self._digits, self._curve, self._timer = public_key, digits, curve, timer
         self._hider = Hider(public_key, curve)
+        self._stock = MaskStock(self._hider, _MOST_MASKS, _MASKS_AT_ONCE)
         self._n_rows = self._n_blocks = 0
         self._parts: list[list[Points]] = []  # by column, the blocks of this tree
         self._pairs: PointColumns | None = None
@@ -112,6 +116,7 @@ class ElGamalHistogramMaker:
     def begin_tree(self, n_rows: int) -> None:
         """Forget the points of the tree before."""
         self._n_rows, self._n_blocks, self._pairs = n_rows, 0, None
+        self._stock.begin_tree()
         self._parts = [[] for _ in range(1 + self._digits.n_messages)]
 
     def add_gradients(self, gradients: bytes) -> None:
@@ -129,12 +134,14 @@ class ElGamalHistogramMaker:
             self._pairs = self._joined()
         with self._timer("histogram"):
             plan = plan_level(codes, layout, node_rows, cell_cost=CELL_COST)
-        randomisers, hidden = self._hider.draw(plan.n_slots), []
+        self._stock.use(plan.n_slots)
+        with self._timer("hide"):
+            masks, hidden = self._hider.draw(plan.n_slots), []
         for number, column in enumerate(self._pairs.columns):
             with self._timer("histogram"):
                 bins = sum_bins(self._curve, column, plan)
             with self._timer("hide"):
-                hidden.append(self._hidden(number, bins, randomisers))
+                hidden.append(self._hidden(number, bins, masks))
         header = PointHeader(self._public_key, Content.BINS, self._digits, plan.n_slots)
         return join_message(header, hidden)
 
@@ -146,8 +153,13 @@ class ElGamalHistogramMaker:
             parts.clear()
         return PointColumns(tuple(columns))
 
-    def _hidden(self, number: int, bins: Points, randomisers: NDArray[np.uint8]) -> bytes:
-        return self._curve.to_affine(self._hider.hide(number, bins, randomisers)).tobytes()
+    def prepare(self, is_last: bool) -> bool:
+        """Make some masks ahead."""
+        with self._timer("prepare"):
+            return self._stock.prepare(is_last)
+
+    def _hidden(self, number: int, bins: Points, masks: PointColumns) -> bytes:
+        return self._curve.to_affine(self._hider.hide(number, bins, masks)).tobytes()
 
 
 def elgamal_owner(digits: DigitFormat, backend: str = AUTO, timer: Timer = untimed) -> ElGamalGradientOwner:

@@ -43,6 +43,7 @@ from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_maker
 from nvflare_plugins.vertical.protocol.gradient_scheme import (
     ClearHistogramMaker,
     HistogramAggregator,
+    MaskStock,
     Timer,
     n_blocks_of,
     require_all_rows,
@@ -52,6 +53,8 @@ from nvflare_plugins.vertical.protocol.gradient_scheme import (
 from nvflare_plugins.vertical.protocol.messages import TrainingSetup
 
 CLEAR_CODE = 0
+_MOST_MASKS = 1 << 14  # encryptions of zero: 16 MB at 3072 bits
+_MASKS_AT_ONCE = 1 << 6  # some hundredths of a second: a question waits so long at most
 
 
 class EncryptedGradientOwner:
@@ -110,12 +113,13 @@ class EncryptedHistogramMaker:
         backend: str = registry.AUTO,
         timer: Timer = untimed,
     ):
-        """Args: timer: measures the stages "histogram" and "pack"."""
+        """Args: timer: measures the stages "histogram", "pack" and "prepare"."""
         self._public_key = public_key
         self._timer = timer
         self._packing = PackingLayout.fit(pair_format, public_key.plaintext_bits)
         self._arithmetic = registry.open_backend(backend, public_key.modulus)
         self._rerandomiser = Rerandomiser(public_key, self._arithmetic)
+        self._stock = MaskStock(self._rerandomiser, _MOST_MASKS, _MASKS_AT_ONCE)
         self._n_rows = 0
         self._blocks: list[Residues] = []
         self._pairs: Residues | None = None
@@ -123,6 +127,7 @@ class EncryptedHistogramMaker:
     def begin_tree(self, n_rows: int) -> None:
         """Forget the ciphertexts of the tree before."""
         self._n_rows, self._blocks, self._pairs = n_rows, [], None
+        self._stock.begin_tree()
 
     def add_gradients(self, gradients: bytes) -> None:
         """Check and take the next block of ciphertexts."""
@@ -138,10 +143,16 @@ class EncryptedHistogramMaker:
             self._blocks = []
         with self._timer("histogram"):
             bins = sum_bins(self._arithmetic, self._pairs, plan_level(codes, layout, node_rows))
+        self._stock.use(self._packing.n_ciphertexts(len(bins)))
         with self._timer("pack"):
             hidden = pack_and_hide(bins, self._packing, self._rerandomiser)
             header = CiphertextHeader(self._public_key, Content.PACKED_BINS, self._packing, len(hidden))
             return encode_ciphertexts(header, self._arithmetic, hidden)
+
+    def prepare(self, is_last: bool) -> bool:
+        """Make some encryptions of zero ahead."""
+        with self._timer("prepare"):
+            return self._stock.prepare(is_last)
 
 
 def gradient_owner(

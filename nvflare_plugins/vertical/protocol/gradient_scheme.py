@@ -90,6 +90,48 @@ class HistogramAggregator(Protocol):
         Shapes: codes: uint8 or uint16[n_features, n_rows]; node_rows: int32[n_node_rows] for each node.
         """
 
+    def prepare(self, is_last: bool) -> bool:
+        """Make a little of what later sums need, while nothing else is to do; return whether more is due.
+
+        Args:
+            is_last: no tree follows the present one.
+        """
+
+
+class Masks(Protocol):
+    """What hides sums, made ahead; its pool hands each out once."""
+
+    def fill(self, n: int) -> None:
+        """Make until ``n`` are ready."""
+
+
+class MaskStock:
+    """How many masks a passive party makes ahead: as many as the last tree took, for there is no better guess."""
+
+    def __init__(self, masks: Masks, most: int, at_once: int):
+        """Args: most: that are kept; at_once: made while a question may wait."""
+        self._masks, self._most, self._at_once = masks, most, at_once
+        self._ready = self._used = self._used_before = 0
+
+    def begin_tree(self) -> None:
+        """Note that a tree begins."""
+        self._used_before, self._used = max(self._used, self._used_before // 2), 0
+
+    def use(self, n: int) -> None:
+        """Note that so many are about to be taken."""
+        self._used += n
+        self._ready = max(self._ready - n, 0)
+
+    def prepare(self, is_last: bool) -> bool:
+        """Make some more; return whether further ones are due."""
+        due = max(self._used_before - self._used, 0) if is_last else max(self._used_before, self._used)
+        due = min(due, self._most)
+        if self._ready >= due:
+            return False
+        self._ready = min(self._ready + self._at_once, due)
+        self._masks.fill(self._ready)
+        return self._ready < due
+
 
 def rows_due(n_rows: int, n_blocks: int) -> int:
     """Return the rows of a tree's next block. Raises: ProtocolError if all have come."""
@@ -179,6 +221,10 @@ class ClearHistogramMaker:
             self._codes, self._codes_of_row = codes, np.ascontiguousarray(codes.T)
         with self._timer("histogram"):
             return b"".join(self._sum_node(layout, rows).astype(_PAIR, copy=False).tobytes() for rows in node_rows)
+
+    def prepare(self, is_last: bool) -> bool:
+        """Make nothing: nothing is hidden."""
+        return False
 
     def _sum_node(self, layout: BinLayout, rows: NDArray[np.int32]) -> NDArray[np.int64]:
         # The sums are a product with the 0/1 matrix of slots and rows, block by block to bound the memory.

@@ -174,6 +174,47 @@ def test_an_answer_travels_while_the_next_one_is_computed():
     assert converse([lead, answering(answer, pace=lingering)])[0] == [b"fast", b"slow"]
 
 
+def test_time_without_questions_is_used_and_a_question_is_answered_first():
+    order: list = []
+    reached = threading.Event()
+
+    def idle() -> bool:
+        order.append("idle")
+        if len(order) >= 5:
+            reached.set()
+        return len(order) < 5
+
+    def lead(site: Site):
+        with asking(site) as talk:
+            assert reached.wait(PATIENCE_S)
+            return [talk.ask(1, b"a").result(PATIENCE_S), talk.ask(1, b"b").result(PATIENCE_S)]
+
+    def task(site: Site):
+        Responder(
+            site.channel, site.session, "test", PACE, site.transport.abort, 0, shout, lambda turn: None, 0, idle
+        ).run()
+
+    assert converse([lead, task]) == [[b"A", b"B"], None]
+    assert 5 <= len(order) <= 8  # once more after each answer
+
+
+def test_a_defect_in_idle_work_ends_the_conversation():
+    def idle() -> bool:
+        raise KeyError("row 17 of Alice")
+
+    def lead(site: Site):
+        with asking(site) as talk:
+            return talk.ask(1, b"a").result(PATIENCE_S)
+
+    def task(site: Site):
+        Responder(
+            site.channel, site.session, "test", PACE, site.transport.abort, 0, shout, lambda turn: None, 0, idle
+        ).run()
+
+    results = converse([lead, task])
+    assert all(isinstance(r, JobAborted) and "KeyError" in str(r) and "Alice" not in str(r) for r in results)
+
+
 def test_answers_that_nobody_takes_make_the_answering_site_wait():
     """Memory is bounded at both sides: some answers wait here, some there, and the rest are not made."""
     made: list = []

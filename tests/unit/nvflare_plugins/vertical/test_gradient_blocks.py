@@ -18,7 +18,7 @@ from nvflare_plugins.vertical.protocol.encrypted_scheme import (
     gradient_owner,
     histogram_maker,
 )
-from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
+from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker, MaskStock
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, central, federate, first_difference, make_clear
 
@@ -102,3 +102,41 @@ def test_missing_surplus_and_wrong_blocks_are_refused(small_blocks, kind):
     maker.sum_bins(codes, layout, rows)
     with pytest.raises(ProtocolError):
         maker.add_gradients(blocks[3])
+
+
+class Masks:
+    """Counts what is made ahead."""
+
+    def __init__(self):
+        self.filled: list[int] = []
+
+    def fill(self, n: int) -> None:
+        self.filled.append(n)
+
+
+def test_masks_are_made_ahead_as_the_last_tree_took_them_and_none_for_a_tree_that_never_comes():
+    masks = Masks()
+    stock = MaskStock(masks, most=100, at_once=20)
+
+    def make(is_last: bool = False) -> list[int]:
+        masks.filled.clear()
+        while stock.prepare(is_last):
+            pass
+        return list(masks.filled)
+
+    stock.begin_tree()
+    assert make() == []  # nothing is known of how many it takes
+    stock.use(30)
+    assert make() == [20, 30]
+    stock.use(20)
+    assert make() == [30, 50]
+    stock.begin_tree()
+    assert make() == []  # they are ready
+    stock.use(50)
+    stock.use(300)
+    assert make() == [20, 40, 60, 80, 100]  # no more than fit
+    stock.begin_tree()
+    stock.use(80)
+    assert make(is_last=True) == [40, 60, 80, 100]
+    stock.use(290)
+    assert make(is_last=True) == []
