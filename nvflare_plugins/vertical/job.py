@@ -107,7 +107,9 @@ class VerticalJob(JobDocument):
     evaluate_training: Flag = False
     """Evaluate the training set too."""
     weight: Name | None = None
-    """Column of sample weights at the active party."""
+    """Column of sample weights at the active party. They stay there: the cut points of other parties' columns are those
+    of unweighted rows.
+    """
     features: NamesOfSites = field(default_factory=dict)
     """By site, the columns to train on in this order; a site that is not named takes all columns of its file but label,
     weight and id. An empty list at the active party: it has the label alone.
@@ -148,6 +150,7 @@ class VerticalJob(JobDocument):
             expect("early_stopping_rounds needs an eval_data_set to watch", self.eval_data_set is not None)
         if self.fraction_bits != EXACT_FRACTION_BITS:
             expect("fraction_bits is an option of profile elgamal", self.profile == VerticalProfile.ELGAMAL.value)
+            expect("weight needs fraction_bits 40: with 14, light rows would not count", self.weight is None)
         for site, lists in self.categories.items():
             for column, words in lists.items():
                 expect(

@@ -51,14 +51,14 @@ class MessageSizes:
     def of(cls, job: VerticalJob, set_rows: Sequence[int], trees_per_round: int, limits: TreeLimits) -> MessageSizes:
         """Derive the sizes of one job. Raises: CapacityExceeded: the job's keys are too short for so many rows."""
         if not job.is_encrypted:
-            n_words = pair_format(set_rows[0]).n_words
+            n_words = pair_format(set_rows[0], job.weight is not None).n_words
             return cls(tuple(set_rows), _CLEAR_PAIR_BYTES * n_words, 1, trees_per_round, limits, is_streamed=False)
         if job.profile == VerticalProfile.ELGAMAL.value:
             n_points = 1 + DigitFormat.of(job.fraction_bits, set_rows[0]).n_messages
             return cls(tuple(set_rows), n_points * AFFINE_BYTES, 1, trees_per_round, limits)
         is_paillier = job.profile == VerticalProfile.PAILLIER.value
         plaintext_bits = (job.key_bits if is_paillier else job.key_bits // 3) - 2
-        packing = PackingLayout.fit(pair_format(set_rows[0]), plaintext_bits)
+        packing = PackingLayout.fit(pair_format(set_rows[0], job.weight is not None), plaintext_bits)
         # A ciphertext of Paillier has twice the key's bits; one of Okamoto-Uchiyama has as many, and fits too.
         return cls(tuple(set_rows), -(-job.key_bits // 4), packing.pairs_per_plaintext, trees_per_round, limits)
 

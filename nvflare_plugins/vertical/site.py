@@ -23,6 +23,7 @@ from nvflare_plugins.files import write_atomically
 from nvflare_plugins.report.data_facts import EVALUATION, TRAINING, DataFacts
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy.values import JobTerms
+from nvflare_plugins.vertical.active.gradient_scale import check_weights, pair_format
 from nvflare_plugins.vertical.active.site import ActiveSite
 from nvflare_plugins.vertical.checkpoints import Checkpoint, read_checkpoints
 from nvflare_plugins.vertical.job import ALIGN_FIRST, Preset, VerticalJob, VerticalProfile
@@ -245,6 +246,9 @@ def _prepare(job: VerticalJob, context: SiteContext) -> _Prepared:
     for one in data.sets:
         if is_active:
             parameters.objective.check_labels(one.table.label)
+            if one.table.weight is not None and one is data.train:
+                bits = _fraction_bits(job, one.table.n_rows)
+                check_weights(one.table.weight, parameters.objective, parameters.effective, bits)
         for note in one.table.notes:
             _log.info("%s", note)
     if job.alignment is not None and any(one.ids is None for one in data.sets):
@@ -252,6 +256,11 @@ def _prepare(job: VerticalJob, context: SiteContext) -> _Prepared:
             "rows are aligned by ids, and the policy names no id column. Policy key: data_sets.<name>.id."
         )
     return _Prepared(data, parameters, _initial_part(job, context, data), _checkpoints(job, context))
+
+
+def _fraction_bits(job: VerticalJob, n_rows: int) -> int:
+    is_elgamal = job.profile == VerticalProfile.ELGAMAL.value
+    return job.fraction_bits if is_elgamal else pair_format(n_rows, weighted=True).fraction_bits
 
 
 def _check_lists(job: VerticalJob, context: SiteContext) -> None:

@@ -292,17 +292,6 @@ def test_first_rounds_on_own_columns_alone():
     assert min(tree for passive in outcome.passives for tree, _ in passive.table) == 2
 
 
-def test_weights_train_without_the_claim():
-    """Passive parties do not know weights, so their cut points differ from the weighted sketch."""
-    data = joined()
-    weight = np.random.default_rng(0).random(len(data.label)).astype(np.float32) * 5
-    weighted = Joined(data.features, data.label, data.widths, weight=weight)
-    outcome = federate(weighted, {**LOGISTIC, "max_depth": 4}, 5)
-    reference = central(weighted, {**LOGISTIC, "max_depth": 4}, 5)
-    expected = reference.predict(xgb.DMatrix(data.features))
-    assert np.corrcoef(outcome.predict(data, 0), expected)[0, 1] > 0.97
-
-
 def test_the_active_party_holds_no_foreign_threshold():
     data = joined()
     outcome = federate(data, {**LOGISTIC, "max_depth": 5}, 3)

@@ -12,13 +12,15 @@ together with min_child_weight near 0.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import CapacityExceeded, ConfigurationError
-from he_processors.fixed_pairs import PairFormat
+from he_processors.fixed_pairs import MOST_SUM_BITS, PairFormat
 from he_processors.fixed_point import exponent_of
+from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.vertical.active.split_evaluation import GradientUnit
 from nvflare_plugins.vertical.active.tree_growth import EncodedGradients
 from nvflare_plugins.xgb.objectives import ObjectiveFacts
@@ -29,19 +31,48 @@ _MAX_FRACTION_BITS = 52
 _SUM_BITS = 62
 _MAX_ROWS = 1 << 31  # rows are numbered by int32
 _HEADROOM = 8.0
+_FINEST = 2.0**-24
 
 
-def pair_format(n_rows: int) -> PairFormat:
+def pair_format(n_rows: int, weighted: bool = False) -> PairFormat:
     """Return the finest format whose sums over all rows fit 64 bits, and has ``MIN_FRACTION_BITS`` at least.
+
+    Args:
+        weighted: the job has a column of weights, which may be of very different sizes: sums then take two words, and
+            the format is as fine as these allow.
 
     Raises:
         ConfigurationError: more rows than a job may have.
     """
     if n_rows >= _MAX_ROWS:
         raise ConfigurationError(f"{n_rows} rows are more than a vertical job may have: fewer than {_MAX_ROWS}")
-    in_one_word = _SUM_BITS - (max(n_rows, 1) - 1).bit_length()
-    fraction_bits = max(MIN_FRACTION_BITS, min(_MAX_FRACTION_BITS, in_one_word))
+    room = (MOST_SUM_BITS - 1 if weighted else _SUM_BITS) - (max(n_rows, 1) - 1).bit_length()
+    fraction_bits = max(MIN_FRACTION_BITS, min(_MAX_FRACTION_BITS, room))
     return PairFormat(fraction_bits, max(n_rows, 1), g_bound=1.0, h_low=0.0, h_high=1.0)
+
+
+def check_weights(
+    weight: NDArray[np.float32], facts: ObjectiveFacts, effective: Mapping[str, str], fraction_bits: int
+) -> None:
+    """Refuse weights that differ so much that leaves of the smallest ones would drown in the step of the format.
+
+    A leaf's denominator is at least min_child_weight + lambda, or some row's weight; the step counts beside it.
+
+    Shapes: weight: float32[n_rows].
+
+    Raises:
+        DataRefusal: they do.
+    """
+    bounds = [_HEADROOM if bound is None else bound for bound in (facts.gradient_bound, facts.hessian_bound)]
+    largest, positive = float(weight.max(initial=0.0)), weight[weight > 0]
+    step = 2.0 ** (exponent_of(max(bounds) * (largest or 1.0)) - fraction_bits)
+    least = float(effective["min_child_weight"]) + float(effective["reg_lambda"])
+    if step > _FINEST * max(least, float(positive.min(initial=largest))):
+        raise DataRefusal(
+            "weight: the weights differ too much for leaves of the smallest ones to be exact: clip the weights, set "
+            "those that hardly count to 0, divide all by their largest, or raise min_child_weight; profile paillier "
+            "has a finer step than elgamal"
+        )
 
 
 class GradientScale:

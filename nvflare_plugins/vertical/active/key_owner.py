@@ -45,7 +45,7 @@ def open_owner(
     if job.profile == VerticalProfile.ELGAMAL.value:
         stocked = elgamal_owner(DigitFormat.of(job.fraction_bits, n_rows), backend, timer)
         return stocked, stocked.setup()
-    pairs = pair_format(n_rows)
+    pairs = pair_format(n_rows, job.weight is not None)
     if not job.is_encrypted:
         return ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, pairs.max_additions, b"")
     owner = gradient_owner(_GENERATORS[job.profile](job.key_bits), pairs, backend)
