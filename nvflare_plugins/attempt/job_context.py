@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
@@ -12,6 +13,16 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.declared import Document
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy.policy import SitePolicy
+
+
+class OnLostSite(Enum):
+    """What becomes of a job when a site's process, machine or line is gone."""
+
+    STOP = "stop"
+    WAIT = "wait"
+
+
+LOST_SITE_FIELDS = ("on_lost_site", "lost_site_deadline_s")
 
 
 class Job(Protocol):
@@ -35,6 +46,13 @@ class Job(Protocol):
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
         """Read a job strictly. Raises: ConfigurationError."""
+
+
+def waiting_s(job: object) -> float | None:
+    """Return how long a job waits for a lost site, in seconds; None if a lost site ends it."""
+    if getattr(job, "on_lost_site", OnLostSite.STOP.value) != OnLostSite.WAIT.value:
+        return None
+    return float(getattr(job, "lost_site_deadline_s"))  # noqa: B009  (only kinds that can wait have it)
 
 
 class JobDocument(Document):
@@ -65,6 +83,12 @@ class JobDocument(Document):
             raise ConfigurationError("a job is an object with named fields")
         for name in set(document) & set(cls.REFUSED):
             raise ConfigurationError(f"{name} is refused in {cls.REFUSED_IN}: {cls.REFUSED[name]}")
+        cannot_wait = set(document) & set(LOST_SITE_FIELDS) - {field.name for field in dataclasses.fields(cls)}
+        if cannot_wait:
+            raise ConfigurationError(
+                f"{min(cannot_wait)} is refused for this kind of job, which keeps nothing to go on from: a lost site "
+                "ends it. Leave it out, and submit the job again after a loss"
+            )
         return cls(**document)
 
 
@@ -75,6 +99,7 @@ class SiteContext:
     Attributes:
         runs: folder in which the site keeps its runs.
         attempt: 16 random bytes that the server drew for this attempt.
+        number: of the attempt in its job, from 1; a job that waits for lost sites may have several.
     """
 
     site: str
@@ -84,6 +109,7 @@ class SiteContext:
     runs: Path
     policy: SitePolicy
     identity: Identity
+    number: int = 1
 
 
 class RoundFacts(Protocol):

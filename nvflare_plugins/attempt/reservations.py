@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.table import Table
@@ -75,22 +74,6 @@ class Reservations:
         except errors:
             self.cancel()
             raise
-
-
-def resume_point(resume_from: str | None, n_done: int) -> ResumePoint | None:
-    """Return where a job goes on; None for a fresh start.
-
-    Args:
-        n_done: finished rounds of the latest checkpoint that all sites hold.
-
-    Raises:
-        ConfigurationError: there is no such checkpoint.
-    """
-    if resume_from is None:
-        return None
-    if n_done == 0:
-        raise ConfigurationError(f"no checkpoint of {resume_from} is held by all sites: start a new job")
-    return ResumePoint(resume_from, n_done)
 
 
 def reserve_together(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,6 +18,7 @@ from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.session import Session, open_session
 from nvflare_plugins.evidence.contents import Content, Protection
+from nvflare_plugins.evidence.ended import put_aside
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.failures import reason_of
@@ -37,6 +38,15 @@ _NOT_SHOWN = (
     "cut_bounds",
     "categories",
 )  # by the report among a job's settings: too long, or shown elsewhere
+
+
+def gone_on(number: int, rounds: Sequence[RoundRow], how: str | None = None) -> str:
+    """Return, for the report, that this is not the first attempt of its job, and how it went on."""
+    done = how or (f"went on from round {rounds[0].round + 1}" if rounds else "had nothing left to train")
+    return (
+        f"Sites were lost while this job ran. Attempt {number}, whose rounds are shown, {done}; evidence of the "
+        "attempts before it lies beside this one's."
+    )
 
 
 def now() -> str:
@@ -283,6 +293,8 @@ def open_attempt(
         VeilBoostError: what ended the attempt; a refusal of the privacy ledger becomes a ``PolicyRefusal``.
     """
     folder = RunFolder(context.runs, context.job_id).create()
+    if context.number > 1:
+        put_aside(folder.evidence, context.number, context.identity.sign if context.identity.is_signed else None)
     channel = Channel(context.site, context.sites, context.job_id, context.attempt, transport, timeout_s)
     try:
         path = folder.evidence / export_name(context.site)

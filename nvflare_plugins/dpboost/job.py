@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from annotated_types import Ge, Le, Len, Lt
@@ -14,7 +14,7 @@ from dp_components.dpboost.plan import DpBoostPlan, RowSharing
 from dp_components.split_candidates.candidates import MAX_CANDIDATES, Candidates, FeatureBounds, as_candidates
 from dp_components.split_candidates.uniform import uniform_candidates
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.attempt.job_context import JobDocument
+from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, JobDocument
 from nvflare_plugins.checks import expect
 from nvflare_plugins.declared import (
     AS_GIVEN,
@@ -54,6 +54,13 @@ class DpBoostJob(JobDocument):
     Privacy: pure epsilon towards adding or removing the rows of one person, up to ``rows_per_person`` of them in the
         union of the sites; towards everyone but the server, which sees the exact sums over all sites.
     """
+
+    REFUSED: ClassVar[dict[str, str]] = dict.fromkeys(
+        LOST_SITE_FIELDS,
+        "the server's noise is gone with the attempt, and a new one is a further release of all trees: after a loss "
+        "submit the job anew, to be charged anew",
+    )
+    REFUSED_IN: ClassVar[str] = "DPBoost jobs"
 
     data_set: Name
     """Name of the training set in every site's policy, with an id column and a pure privacy budget. The ids"""

@@ -205,7 +205,7 @@ def read_chain(path: Path) -> Iterator[tuple[Record, bytes]]:
         previous = GENESIS
         for n, line in enumerate(_lines(file)):
             try:
-                record, previous = _check_link(parse_line(line), previous, n)
+                record, previous = check_link(parse_line(line), previous, n)
             except ProtocolError as error:
                 raise ProtocolError(f"record {n}: {error}") from None
             yield record, previous
@@ -218,7 +218,8 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
         yield line[:-1]
 
 
-def _check_link(record: Record, previous: bytes, n: int) -> tuple[Record, bytes]:
+def check_link(record: Record, previous: bytes, n: int) -> tuple[Record, bytes]:
+    """Return a record with its hash, if it is record ``n`` and follows the one before. Raises: ProtocolError."""
     body = {key: value for key, value in record.items() if key != "hash"}
     if type(record.get("n")) is not int or record["n"] != n:
         raise ProtocolError("the record number does not follow: a record is missing, repeated or out of order")

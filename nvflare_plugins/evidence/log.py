@@ -336,6 +336,7 @@ class EvidenceLog:
                 signature = self._signer(head.statement(self.job_id, self.attempt))
                 head = SignedHead(head.site, head.n_records, head.digest, signature)
             self._own_head = head
+            self.flush()  # others keep it: a process that dies must not leave a log without what it covers
             return head.to_bytes()
 
     def countersign(self, heads: Mapping[str, bytes], verify: HeadVerifier | None) -> None:

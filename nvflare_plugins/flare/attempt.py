@@ -10,7 +10,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.checks import check_plain
+from nvflare_plugins.evidence.ended import MAX_ATTEMPTS, before_attempt, put_aside
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.files import write_atomically
@@ -29,6 +30,7 @@ from nvflare_plugins.wire.envelope import ATTEMPT_BYTES, Frame
 
 COMPLETED = "completed"
 FAILED = "failed"
+INTERRUPTED = "interrupted"  # the site has lost its FLARE process or the server, and would go on
 RESULT_FOLDER = "veilboost"
 EVIDENCE_FOLDER = "evidence"
 SUMMARY_FILE = "summary.json"
@@ -54,6 +56,8 @@ class SiteReport:
     Privacy: the summary and the evidence are what leaves the site; neither holds a row, a gradient or the model.
 
     Attributes:
+        earlier: evidence of attempts of the job that ended before, by the number of the attempt before which it was put
+            aside.
         model_hmac: hex, keyed under the sites' group key: equal for equal models, and of no use to the server else.
     """
 
@@ -62,6 +66,7 @@ class SiteReport:
     model_hmac: str = ""
     summary: Mapping[str, Any] = field(default_factory=dict)
     evidence: bytes = b""
+    earlier: Mapping[int, bytes] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return FOBS-serialisable values."""
@@ -71,6 +76,7 @@ class SiteReport:
             "model_hmac": self.model_hmac,
             "summary": json.dumps(dict(self.summary)),
             "evidence": self.evidence,
+            "earlier": {str(number): content for number, content in self.earlier.items()},
         }
 
     @classmethod
@@ -82,7 +88,7 @@ class SiteReport:
         """
         status, evidence = document.get("status"), document.get("evidence", b"")
         texts = [document.get(name, "") for name in ("error", "model_hmac", "summary")]
-        if status not in (COMPLETED, FAILED) or not all(isinstance(text, str) for text in texts):
+        if status not in (COMPLETED, FAILED, INTERRUPTED) or not all(isinstance(text, str) for text in texts):
             raise ProtocolError("a result that is not one")
         if texts[1] and not _HMAC.fullmatch(texts[1]):
             raise ProtocolError("a result with an unusable hash of the model")
@@ -95,7 +101,19 @@ class SiteReport:
             raise ProtocolError("a result whose summary is not JSON, or too large") from None
         if not isinstance(summary, dict):
             raise ProtocolError("a result whose summary is not an object")
-        return cls(status, printable(texts[0]), texts[1], summary, bytes(evidence))
+        earlier = _earlier(document.get("earlier", {}))
+        return cls(status, printable(texts[0]), texts[1], summary, bytes(evidence), earlier)
+
+
+def _earlier(document: object) -> dict[int, bytes]:
+    numbers = {str(number): number for number in range(2, MAX_ATTEMPTS + 1)}
+    if not isinstance(document, dict) or not set(document) <= set(numbers):
+        raise ProtocolError("a result with unusable evidence of earlier attempts")
+    contents = list(document.values())
+    is_usable = all(isinstance(one, (bytes, bytearray)) for one in contents)
+    if not is_usable or sum(map(len, contents)) > MAX_EVIDENCE_BYTES:
+        raise ProtocolError("a result with unusable evidence of earlier attempts")
+    return {numbers[name]: bytes(content) for name, content in document.items()}
 
 
 class ServerAttempt:
@@ -109,6 +127,7 @@ class ServerAttempt:
         deadline_s: how long a site that lives may be missing from an exchange, without the transfer of its messages.
         transfer_s: how long so many bytes may be on their way.
         clock: seconds, for the sites' signs of life.
+        number: of the attempt in its job, from 1. Evidence of the one before is put aside first.
     """
 
     def __init__(
@@ -124,7 +143,11 @@ class ServerAttempt:
         transfer_s: Callable[[int], float] | None = None,
         randomness: RandomSource = OS_RANDOMNESS,
         clock: Callable[[], float] = time.monotonic,
+        number: int = 1,
     ) -> None:
+        if number > 1:
+            put_aside(folder / EVIDENCE_FOLDER, number, None)
+        self.number = number
         attempt = randomness.bytes(ATTEMPT_BYTES)
         self.attempt = attempt.hex()
         self.sites = sorted(site_cells)
@@ -133,6 +156,7 @@ class ServerAttempt:
         self._reason: str | None = None
         self._reports: dict[str, SiteReport] = {}
         self._gone: frozenset[str] = frozenset()
+        self._lost: frozenset[str] = frozenset()
         path = folder / EVIDENCE_FOLDER / export_name(SERVER)
         self._evidence = EvidenceLog(path, SERVER, job_id, self.attempt, profile, role="server")
         self._aggregator = Aggregator(
@@ -154,6 +178,17 @@ class ServerAttempt:
         return self._reason
 
     @property
+    def lost(self) -> list[str]:
+        """The sites whose loss is why the attempt failed; none if it is anything else."""
+        return sorted(self._lost)
+
+    @property
+    def has_completed(self) -> bool:
+        """Whether some site has reported that it is done: then nothing is to be gone on with."""
+        with self._lock:
+            return any(report.status == COMPLETED for report in self._reports.values())
+
+    @property
     def missing(self) -> list[str]:
         """The sites that have not reported yet."""
         with self._lock:
@@ -162,7 +197,7 @@ class ServerAttempt:
     @property
     def awaited(self) -> list[str]:
         """The sites whose report may still come: those that have not reported and are not known to be gone."""
-        return [site for site in self.missing if site not in self._gone]
+        return [site for site in self.missing if site not in self._gone | self._lost]
 
     def poll(self) -> None:
         """Look after deadlines and signs of life; call about once a second."""
@@ -172,12 +207,14 @@ class ServerAttempt:
         begun = [site for site in silent if self._frames.life_signs.has_begun(site)]
         if begun:
             hint = " (all sites at once: look at this server's own connection first)" if begun == self.sites else ""
-            self.fail(
+            self.lose(
+                begun,
                 f"no sign of life from {', '.join(begun)} for {SILENCE_LIMIT_S:.0f} s: the machine, its FLARE process "
-                f"or its connection is gone{hint}"
+                f"or its connection is gone{hint}",
             )
         elif silent:
-            self.fail(f"{', '.join(silent)} did not begin within {START_SILENCE_S:.0f} s; see the log of FLARE there")
+            what = f"{', '.join(silent)} did not begin within {START_SILENCE_S:.0f} s; see the log of FLARE there"
+            self.lose(silent, what)
 
     def _is_silent(self, site: str) -> bool:
         signs = self._frames.life_signs
@@ -185,12 +222,21 @@ class ServerAttempt:
 
     def fail(self, reason: str) -> None:
         """End the attempt: every site gets the reason, wherever it is. The first reason stays."""
+        self.lose((), reason)
+
+    def lose(self, sites: Iterable[str], reason: str) -> None:
+        """End the attempt because sites are lost; otherwise as ``fail``."""
         with self._lock:
             if self._reason is not None:
                 return
-            self._reason = printable(reason)
+            self._reason, self._lost = printable(reason), frozenset(sites)
         self._aggregator.abort(self._reason)
         self._frames.abort_sites(self._reason)
+
+    def remind(self) -> None:
+        """Say again that the attempt has ended, to sites that have not reported: they may not have heard it."""
+        if self._reason is not None:
+            self._frames.remind(self._reason, self.missing)
 
     def stop(self) -> None:
         """End the attempt because FLARE says so, which does not say why.
@@ -217,7 +263,9 @@ class ServerAttempt:
             report = SiteReport(FAILED, f"sent {error}")
         with self._lock:
             self._reports[site] = report
-        if report.status == FAILED:
+        if report.status == INTERRUPTED:
+            self.lose([site], f"{site}: {report.error}")
+        elif report.status == FAILED:
             self.fail(f"{site}: {report.error or 'failed without saying why'}")
 
     def finish(self) -> str | None:
@@ -241,6 +289,18 @@ class ServerAttempt:
         for site, report in reports.items():
             if report.evidence:
                 _write(self._folder / EVIDENCE_FOLDER / export_name(site), report.evidence)
+            for number, content in report.earlier.items():
+                path = self._folder / before_attempt(number) / export_name(site)
+                if number <= self.number and not path.exists():
+                    _write(path, content)
+        self._write_summary(reason, reports)
+        return reason
+
+    def was_the_last(self, why: str) -> str:
+        """Say in the summary why the job does not go on after this attempt, which has failed; return the reason."""
+        with self._lock:
+            reports = dict(self._reports)
+        reason = f"{self._reason}; {why}"
         self._write_summary(reason, reports)
         return reason
 
@@ -253,6 +313,7 @@ class ServerAttempt:
         document = {
             "job_id": self._job_id,
             "attempt": self.attempt,
+            "attempts": self.number,
             "profile": self._profile,
             "status": COMPLETED if reason is None else FAILED,
             "reason": reason,

@@ -16,15 +16,18 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from he_processors.errors import ConfigurationError, VeilBoostError
-from nvflare_plugins.attempt.job_context import Job
+from nvflare_plugins.attempt.job_context import Job, waiting_s
 from nvflare_plugins.checks import checked_sites, shown
 from nvflare_plugins.evidence.format import is_name
 from nvflare_plugins.failures import machine_failure, reason_of
 from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServerAttempt
 from nvflare_plugins.flare.kinds import kind_of, own_kind
+from nvflare_plugins.flare.presence import Presence
 from nvflare_plugins.flare.timeouts import (
     ABORT_GRACE_S,
     EXPIRE_POLL_S,
+    REMIND_INTERVAL_S,
+    SILENCE_LIMIT_S,
     START_TIMEOUT_S,
     exchange_deadline_s,
     transfer_s,
@@ -32,6 +35,7 @@ from nvflare_plugins.flare.timeouts import (
 from nvflare_plugins.site.flare_boundary import check_set_up, check_tracking
 
 TRAIN_TASK = "veilboost_train"
+MOST_ATTEMPTS = 20  # of a job that waits for lost sites: one that dies again and again for a reason of its own
 
 
 class JobController(Controller):
@@ -79,7 +83,7 @@ class JobController(Controller):
         if event_type == EventType.CLIENT_DISCONNECTED and attempt is not None:
             name = fl_ctx.get_prop(FLContextKey.DISCONNECTED_CLIENT_NAME)
             if name in attempt.missing:
-                attempt.fail(f"{name} has gone: its job process no longer answers")
+                attempt.lose([str(name)], f"{name} has gone: its job process no longer answers")
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run the attempt; a failure ends the FLARE job with one clear reason."""
@@ -88,6 +92,7 @@ class JobController(Controller):
             check_tracking(self._engine.run_manager.components.values())
             job = kind_of(self.kind).job.from_dict(self.job)
             clients = self._wait_for_sites(abort_signal)
+            self._be_patient(waiting_s(job))
             reason = self._run(job, clients, abort_signal, fl_ctx) if clients else "aborted before it began"
         except Exception as error:  # the edge of the process: FLARE would end the job without saying why
             reason = reason_of(error)
@@ -99,6 +104,11 @@ class JobController(Controller):
                 self._attempt.abandon(reason)
         if reason is not None:
             self.system_panic(f"VeilBoost job failed: {reason}", fl_ctx)
+
+    def _be_patient(self, waits_s: float | None) -> None:
+        """Have FLARE end the job for want of sites no sooner than the job itself does."""
+        if waits_s is not None and self.communicator is not None:
+            self.communicator._dead_client_grace = waits_s + SILENCE_LIMIT_S
 
     def _wait_for_sites(self, abort_signal: Signal) -> list[Client]:
         """Return the clients that take part, by name; none if the job was aborted meanwhile.
@@ -129,40 +139,91 @@ class JobController(Controller):
                 f"a site is called {shown(unusable[0])}: a name has up to 128 letters, digits and _ . @ - or blanks. "
                 "Provision it under another name"
             )
-        core_cell = self._engine.get_cell().core_cell
-        attempt = ServerAttempt(
-            cell=core_cell,
-            site_cells={client.name: f"{client.get_fqcn()}.{job_id}" for client in clients},
-            job_id=job_id,
-            profile=job.profile,
-            deadline_s=exchange_deadline_s(job),
-            transfer_s=None if job.deadline_s else transfer_s,
-            folder=Path(self._engine.get_workspace().get_run_dir(job_id)) / RESULT_FOLDER,
-            on_sum=kind_of(self.kind).answer_sum(job, len(clients)),
-        )
-        self._attempt = attempt
-        task = self._task(job, attempt, core_cell.get_fqcn())
-        self.log_info(fl_ctx, f"running with {', '.join(attempt.sites)} under profile {job.profile}")
-        self.broadcast(task=task, fl_ctx=fl_ctx, targets=list(attempt.sites), min_responses=0)
-        self._supervise(attempt, task, abort_signal)
-        reason = attempt.finish()
-        self.log_info(fl_ctx, "all sites ended with the same result" if reason is None else "the job failed")
-        return reason
+        core_cell, waits_s = self._engine.get_cell().core_cell, waiting_s(job)
+        site_cells = {client.name: f"{client.get_fqcn()}.{job_id}" for client in clients}
+        presence = None if waits_s is None else Presence(core_cell, site_cells, self._take_token)
+        number = 0
+        while True:
+            number += 1
+            attempt = self._attempt = ServerAttempt(
+                cell=core_cell,
+                site_cells=site_cells,
+                job_id=job_id,
+                profile=job.profile,
+                deadline_s=exchange_deadline_s(job),
+                transfer_s=None if job.deadline_s else transfer_s,
+                folder=Path(self._engine.get_workspace().get_run_dir(job_id)) / RESULT_FOLDER,
+                on_sum=kind_of(self.kind).answer_sum(job, len(clients)),
+                number=number,
+            )
+            task = self._task(job, attempt, core_cell.get_fqcn())
+            self.log_info(fl_ctx, f"running with {', '.join(attempt.sites)} under profile {job.profile}")
+            if presence is not None:
+                presence.begin(attempt.attempt)
+            self.broadcast(task=task, fl_ctx=fl_ctx, targets=list(attempt.sites), min_responses=0)
+            self._supervise(attempt, task, presence, abort_signal)
+            reason = attempt.finish()
+            if presence is None or waits_s is None or reason is None or not attempt.lost:
+                self.log_info(fl_ctx, "all sites ended with the same result" if reason is None else "the job failed")
+                return reason
+            self.log_warning(fl_ctx, f"attempt {number} has ended, and the job waits: {reason}")
+            ends = self._wait_for_return(attempt, presence, waits_s, abort_signal)
+            if ends is not None:
+                return attempt.was_the_last(ends)
+
+    def _wait_for_return(
+        self, attempt: ServerAttempt, presence: Presence, waits_s: float, abort_signal: Signal
+    ) -> str | None:
+        """Wait until a process of every site is there for the next attempt; return why the job ends instead, if so."""
+        if attempt.has_completed:
+            return "other sites had finished by then: their results are whole, and there is nothing to go on with"
+        if attempt.number == MOST_ATTEMPTS:
+            return f"this was attempt {MOST_ATTEMPTS}, the last that a job has"
+        began, reminded = time.monotonic(), float("-inf")
+        while not presence.are_ready():
+            now = time.monotonic()
+            if abort_signal.triggered:
+                return "aborted while it waited for them"
+            if now - began > waits_s:
+                return f"not back within lost_site_deadline_s ({waits_s:g} s): {', '.join(presence.absent())}"
+            if now - reminded > REMIND_INTERVAL_S:
+                attempt.remind()
+                reminded = now
+            time.sleep(min(EXPIRE_POLL_S, self._task_check_period))
+        return None
+
+    def _take_token(self, site: str, token: str) -> None:
+        """Let FLARE's process for the job know a site that came back as a new client; FLARE has checked the token."""
+        manager = self._engine.client_manager
+        with manager.lock:
+            before = [known for known, client in manager.clients.items() if client.name == site]
+            if token in before or not before:
+                return
+            client = Client(site, token)
+            client.props = dict(manager.clients[before[-1]].props)
+            for known in before:
+                del manager.clients[known]
+            manager.clients[token] = manager.name_to_clients[site] = client
+        self.logger.info("%s is back as a new client", site)
 
     def _task(self, job: Job, attempt: ServerAttempt, server: str) -> Task:
         data = Shareable()
         data.update({"job": job.to_dict(), "sites": attempt.sites, "attempt": attempt.attempt, "server": server})
+        data.update({"number": attempt.number})
 
         def on_result(client_task: ClientTask, fl_ctx: FLContext) -> None:
             attempt.add_report(client_task.client.name, _report_of(client_task.result))
 
         return Task(name=TRAIN_TASK, data=data, result_received_cb=on_result)
 
-    def _supervise(self, attempt: ServerAttempt, task: Task, abort_signal: Signal) -> None:
+    def _supervise(self, attempt: ServerAttempt, task: Task, presence: Presence | None, abort_signal: Signal) -> None:
         """Return when every site that is not gone has reported, or some time after a failure at the latest."""
         give_up_at: float | None = None
         while attempt.awaited:
             attempt.poll()
+            replaced = [] if presence is None else presence.replaced()
+            if replaced:
+                attempt.lose(replaced, f"{', '.join(replaced)}: its job process had ended, and another one is there")
             if abort_signal.triggered:
                 attempt.stop()
                 break

@@ -18,6 +18,7 @@ from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
 
 from he_processors.errors import (
     ConfigurationError,
@@ -26,14 +27,17 @@ from he_processors.errors import (
     ProtocolError,
     VeilBoostError,
 )
-from nvflare_plugins.attempt.job_context import Job, JobResult, RoundFacts, SiteContext
+from nvflare_plugins.attempt.job_context import Job, JobResult, RoundFacts, SiteContext, waiting_s
 from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.evidence.ended import MAX_ATTEMPTS, set_aside
 from nvflare_plugins.evidence.format import export_name, is_name
 from nvflare_plugins.evidence.log import end_abandoned
 from nvflare_plugins.failures import machine_failure, reason_of
-from nvflare_plugins.flare.attempt import COMPLETED, FAILED, SiteReport
+from nvflare_plugins.flare.attempt import COMPLETED, FAILED, INTERRUPTED, SiteReport
 from nvflare_plugins.flare.controller import TRAIN_TASK
+from nvflare_plugins.flare.kept_jobs import is_noted, note_over, note_waiting, noted_attempt
 from nvflare_plugins.flare.kinds import kind_of, own_kind
+from nvflare_plugins.flare.presence import Ready
 from nvflare_plugins.flare.timeouts import HEARTBEAT_S, site_timeout_s
 from nvflare_plugins.flare.transport import SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work
@@ -49,6 +53,10 @@ MAX_SITES = 1000
 _ATTEMPT = re.compile(f"[0-9a-f]{{{2 * ATTEMPT_BYTES}}}")
 
 
+class _DiedBefore(JobAborted):
+    """The process that took part in this attempt before has died."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobTask:
     """The content of the one task, as the server sent it."""
@@ -57,6 +65,7 @@ class JobTask:
     sites: tuple[str, ...]
     attempt: str
     server: str
+    number: int = 1
 
     @classmethod
     def from_shareable(cls, data: Shareable, site: str, job_type: type[Job]) -> JobTask:
@@ -77,7 +86,11 @@ class JobTask:
             raise ProtocolError(f"the server's list of sites is not sorted, or lacks {site}")
         if not _ATTEMPT.fullmatch(attempt) or not is_name(server) or server.split(".")[0] != "server":
             raise ProtocolError("the server sent a task with an unusable attempt or address")
-        return cls(job_type.from_dict(job), tuple(sites), attempt, server)
+        read, number = job_type.from_dict(job), data.get("number", 1)
+        most = 1 if waiting_s(read) is None else MAX_ATTEMPTS
+        if type(number) is not int or not 1 <= number <= most:
+            raise ProtocolError("the server sent a task for an attempt that this job cannot have")
+        return cls(read, tuple(sites), attempt, server, number)
 
 
 class JobExecutor(Executor):
@@ -91,6 +104,10 @@ class JobExecutor(Executor):
 
     kind: str = ""
     _beats: Beats | None = None
+    _ready: Ready | None = None
+    _watch: Watch | None = None
+    _waits: bool = False  # the job waits for lost sites
+    _stays_kept: bool = False  # this process ends for no reason of the job's, and is to be started again
 
     def __init__(self, kind: str | None = None) -> None:
         super().__init__()
@@ -101,6 +118,21 @@ class JobExecutor(Executor):
         """Go on with the signs of life until the server has the site's report, or the run is over."""
         if event_type in (EventType.AFTER_SEND_TASK_RESULT, EventType.END_RUN) and self._beats is not None:
             self._beats.stop()
+        if event_type == EventType.START_RUN:
+            cell = fl_ctx.get_engine().get_cell().core_cell
+            self._ready = Ready(cell, FQCN.join([FQCN.ROOT_SERVER, fl_ctx.get_job_id()]))
+        if self._ready is None:
+            return
+        run = _run_folder(fl_ctx)
+        if event_type in (EventType.START_RUN, EventType.AFTER_SEND_TASK_RESULT):
+            if is_noted(run) and not self._stays_kept:  # this process was started again, or the job may go on
+                self._ready.waits()
+            else:
+                self._ready.end()
+        elif event_type == EventType.END_RUN:
+            self._ready.end()
+            if not self._stays_kept:
+                note_over(run)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Run the task and return the site's report; an error becomes text free of data."""
@@ -109,6 +141,7 @@ class JobExecutor(Executor):
         site, job_id = fl_ctx.get_identity_name(), fl_ctx.get_job_id()
         workspace = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
         evidence: Path | None = None
+        self._watch = None
         try:
             check_set_up(workspace, site)
             policy = SitePolicy.load(workspace, site)
@@ -117,8 +150,13 @@ class JobExecutor(Executor):
             self._note_policy(policy, fl_ctx)
             outcome = self._run(shareable, fl_ctx, abort_signal, policy)
             report = SiteReport(
-                COMPLETED, model_hmac=outcome.hmac, summary=outcome.summary, evidence=_content(evidence)
+                COMPLETED,
+                model_hmac=outcome.hmac,
+                summary=outcome.summary,
+                evidence=_content(evidence),
+                earlier=_earlier(evidence),
             )
+            note_over(_run_folder(fl_ctx))
             self.log_info(fl_ctx, f"finished: {outcome.message}")
         except Exception as error:  # the edge of the process: whatever it is, it becomes the site's report
             text = error_text(error)
@@ -129,7 +167,16 @@ class JobExecutor(Executor):
                 self.logger.debug("where it happened", exc_info=True)
             else:
                 self.log_exception(fl_ctx, f"a defect of VeilBoost or of its set-up, please report it: {text}")
-            report = SiteReport(FAILED, error=text, evidence=_content(evidence))
+            watch = self._watch
+            is_cut_off = isinstance(error, _DiedBefore) or (watch is not None and watch.is_cut_off)
+            # Whether the job goes on after an attempt that others have ended, the server alone knows.
+            is_own = not isinstance(error, JobAborted) or (watch is not None and watch.has_decided and not is_cut_off)
+            ends = isinstance(error, Stuck) or (watch is not None and watch.is_cut_off)
+            self._stays_kept = self._waits and not is_own and ends
+            if is_own:
+                note_over(_run_folder(fl_ctx))
+            status = INTERRUPTED if is_cut_off else FAILED
+            report = SiteReport(status, error=text, evidence=_content(evidence), earlier=_earlier(evidence))
         reply = make_reply(ReturnCode.OK if report.status == COMPLETED else ReturnCode.EXECUTION_EXCEPTION)
         reply.update(report.to_dict())
         return reply
@@ -152,14 +199,25 @@ class JobExecutor(Executor):
             policy.runs,
             policy,
             load_identity(policy.workspace, site),
+            task.number,
         )
+        waits_s = waiting_s(task.job)
+        self._waits = waits_s is not None
+        if waits_s is not None:
+            run = _run_folder(fl_ctx)
+            if noted_attempt(run) == task.attempt:  # FLARE gives the task of a process that died to the next one
+                raise _DiedBefore("its job process had ended in the middle of this attempt, and another one is there")
+            note_waiting(run, waits_s, task.attempt)
+            if self._ready is not None:
+                self._ready.takes_part(task.attempt)
         transport = SiteTransport(fl_ctx.get_engine().get_cell().core_cell, task.server, task.attempt)
         progress = ProgressLog(lambda text: self.log_info(fl_ctx, text), self._metric_sender(task, site, fl_ctx))
-        progress.say(f"taking part with {', '.join(task.sites)} under profile {task.job.profile}")
+        attempt = "" if task.number == 1 else f" in attempt {task.number} of the job"
+        progress.say(f"taking part{attempt} with {', '.join(task.sites)} under profile {task.job.profile}")
         timeout_s = site_timeout_s(task.job)
         self._beats = Beats(transport.beat)
         guard = Guard(policy.workspace / fl_ctx.get_job_id())
-        watch = Watch(transport, self._beats, abort_signal, progress.heartbeat)
+        watch = self._watch = Watch(transport, self._beats, abort_signal, progress.heartbeat)
         try:
             return watch.wait(Work(lambda: kind.run(task.job, context, transport, timeout_s, progress)))
         except Stuck:
@@ -246,6 +304,18 @@ def _place(error: Exception, workspace: Path) -> str:
         return ""
     inside = Path(os.fsdecode(name)).absolute().is_relative_to(workspace.absolute())
     return f" (a file {'in' if inside else 'outside of'} this site's workspace)"
+
+
+def _run_folder(fl_ctx: FLContext) -> Path:
+    """Return the job's folder in FLARE's workspace."""
+    return Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / str(fl_ctx.get_job_id())
+
+
+def _earlier(evidence: Path | None) -> dict[int, bytes]:
+    """Return this site's evidence of attempts that ended before, by the number of the attempt after them."""
+    if evidence is None or not evidence.parent.parent.is_dir():
+        return {}
+    return {number: _content(path) for number, paths in set_aside(evidence.parent.parent).items() for path in paths[:1]}
 
 
 def _content(evidence: Path | None) -> bytes:

@@ -4,6 +4,8 @@ A site's FLARE process believes the role that the server's message names, grants
 asks about rights only where the message says so. A hostile or taken-over server could so read files by shell commands,
 send code with a job, or have folders deleted that are no job's. The guard takes these doors out for every role. What a
 server can do to jobs in other ways, to end, delay or withhold them, it does not prevent.
+
+At a site it also sees to it that jobs which wait for lost sites are kept (kept_jobs.py).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from nvflare.fuel.sec.authz import AuthorizationService, Authorizer, AuthzContex
 from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 
 from nvflare_plugins.files import write_atomically
-from nvflare_plugins.site.flare_boundary import DENIED_RIGHTS, GUARD_STARTED
+from nvflare_plugins.flare.kept_jobs import keep_jobs, rejoin_jobs
+from nvflare_plugins.site.flare_boundary import DENIED_RIGHTS, GUARD_STARTED, Role, role_of
 
 _JOB_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # FLARE's server draws UUIDs
 
@@ -34,16 +37,25 @@ class SiteGuard(FLComponent):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Close the process at its start; a process that cannot be closed does not start."""
+        if event_type == EventType.SYSTEM_START:
+            self._rejoin(fl_ctx)
         if event_type != EventType.SYSTEM_BOOTSTRAP:
             return
         try:
             close_process()
+            keep_jobs()
             workspace = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
             note = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "pid": os.getpid()}
             write_atomically(workspace / GUARD_STARTED, json.dumps(note).encode() + b"\n", 0o600)
         except Exception as error:  # the edge of the process: FLARE stops for this kind of error alone
             raise UnsafeComponentError(f"VeilBoost's guard could not start: {type(error).__name__}") from error
         self.log_info(fl_ctx, "VeilBoost's guard is on: no shell commands, no custom code, for any role")
+
+    def _rejoin(self, fl_ctx: FLContext) -> None:
+        """At a site that has registered with the server, join again the jobs that waited when its process ended."""
+        workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+        if role_of(Path(workspace.get_root_dir())) is Role.SITE:
+            rejoin_jobs(fl_ctx.get_engine(), workspace)
 
 
 def close_process() -> None:

@@ -30,6 +30,12 @@ ABORT_GRACE_S = 20.0  # after a failure: for the other sites to hand in their ev
 BEAT_INTERVAL_S = 10.0
 SILENCE_LIMIT_S = 90.0  # eight beats lost in a row
 
+READY_INTERVAL_S = 2.0  # a site's process without a task says that it waits for one
+READY_FRESH_S = 10.0  # and is believed to for so long
+REMIND_INTERVAL_S = 5.0  # the server says again that an attempt has ended, to sites that go on with it
+RESTART_PAUSE_S = 1.0  # before a job's process that died is started again; doubled each time it dies at once
+LONGEST_RESTART_PAUSE_S = 30.0
+
 STOP_GRACE_S = 15.0  # shorter than ABORT_GRACE_S, so that the report still reaches the server
 # FLARE kills a process 10 s after it asked it to stop, which must be enough for these one after the other.
 STOP_ANSWER_S = 3.0  # the server waits for the sites to say that FLARE stops them too: who cannot say so is gone

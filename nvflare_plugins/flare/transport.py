@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -317,6 +317,12 @@ class FrameServer:
         payload = f"{self._attempt}\n{reason}".encode()[:MAX_REASON_BYTES]
         for site, state in self._states.items():
             self._work(site, self._send, state, TOPIC_ABORT, Message({}, payload))
+
+    def remind(self, reason: str, sites: Iterable[str]) -> None:
+        """Wake some sites again, which may not have heard it."""
+        payload = f"{self._attempt}\n{reason}".encode()[:MAX_REASON_BYTES]
+        for site in sites:
+            self._send(self._states[site], TOPIC_ABORT, Message({}, payload))
 
     def beat(self) -> None:
         """Send a sign of life to every site of which one was heard; may wait while a connection is congested."""

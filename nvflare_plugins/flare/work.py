@@ -138,7 +138,9 @@ class Watch:
         self._parent = os.getppid()
         self._stopped_by_flare_at: float | None = None
         self._stopping_since: float | None = None
+        self.has_decided = False  # and not the server, that the work ends
         self.server_is_gone = False
+        self.parent_is_gone = False
 
     def wait(self, work: Work) -> JobResult:
         """Return the work's result.
@@ -151,6 +153,11 @@ class Watch:
             self.look(work)
         return work.result()
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the work was ended because the server, or this site's FLARE process, is gone."""
+        return self.server_is_gone or self.parent_is_gone
+
     def look(self, work: Work) -> None:
         """Look once whether something ends the work. Raises: Stuck."""
         transport = self._transport
@@ -159,6 +166,7 @@ class Watch:
             if reason is None:
                 self._say_alive(transport.waiting_s)
                 return
+            self.has_decided = True
             transport.abort(reason)
         now = self._clock()
         self._stopping_since = now if self._stopping_since is None else self._stopping_since
@@ -183,6 +191,7 @@ class Watch:
     def _reason_of_flare(self) -> str | None:
         """Return why FLARE stops the site, which only the server may know: give it the time to say so."""
         if os.getppid() != self._parent:
+            self.parent_is_gone = True
             return "this site's FLARE process has ended, and its job with it"
         if self._stopped_by_flare_at is None:
             self._stopped_by_flare_at = self._clock()

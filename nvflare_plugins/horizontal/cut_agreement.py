@@ -43,11 +43,13 @@ class CutAgreement:
         registry: Registry,
         reservation: Reservation,
         prove: Prove,
+        kept: Cuts | None = None,
     ):
+        """Prepare to agree; ``kept`` are the cuts of what the job goes on from, the same at all sites."""
         self._job = job
         self._table = prepared.table
         self._max_bin = prepared.parameters.max_bin
-        self._resumed = prepared.resumed
+        self._kept = kept
         self._channel = channel
         self._registry = registry
         self._reservation = reservation
@@ -61,9 +63,8 @@ class CutAgreement:
         self.rows = sums.sum_counts(Kind.CUT_COUNTS, local)
         dense = np.flatnonzero(self.rows[1:] == self.rows[0])
         root_feature = int(dense[0]) if dense.size else None
-        resumed = self._resumed.read_cuts() if self._resumed is not None else None
-        if resumed is not None:
-            return resumed, root_feature
+        if self._kept is not None:
+            return self._kept, root_feature
         mode = CutMode(self._job.cuts)
         if mode in (CutMode.UNIFORM, CutMode.LOGARITHMIC):
             return self._space(mode), root_feature

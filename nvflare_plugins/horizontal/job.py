@@ -9,7 +9,7 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator, Field
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.attempt.job_context import JobDocument
+from nvflare_plugins.attempt.job_context import JobDocument, OnLostSite
 from nvflare_plugins.checks import expect, one_of
 from nvflare_plugins.declared import (
     STRICT,
@@ -111,6 +111,13 @@ class HorizontalJob(JobDocument):
     """No grid of sums is finer than 2^finest_exponent; set it to compare profiles bit for bit."""
     deadline_s: Seconds = 0.0
     """Longest time that an exchange may wait for the slowest site; 0 derives it from the data's size."""
+    on_lost_site: Annotated[str, OneOf(OnLostSite)] = OnLostSite.STOP.value
+    """When a site is lost: ``stop`` ends the job; ``wait`` pauses it up to ``lost_site_deadline_s`` and, when the site
+    is back, goes on from the last round that all sites have finished, under fresh keys and without a new submission.
+    Each round is then a checkpoint, whatever ``checkpoint_every`` says.
+    """
+    lost_site_deadline_s: Seconds = 600.0
+    """How long ``on_lost_site="wait"`` waits for a lost site, each time."""
 
     def __post_init__(self) -> None:
         if self.early_stopping_rounds is not None:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.attempt.job_context import SiteContext
+from nvflare_plugins.attempt.earlier import Earlier
+from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, SiteContext
 from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.row_ids import usable_ids
@@ -36,7 +37,15 @@ from nvflare_plugins.xgb.versions import installed_release
 
 _log = logging.getLogger(__name__)
 # Fields of a job that do not change what a run releases about the rows, or only how much of it.
-_NOT_RELEASED = ("num_rounds", "checkpoint_every", "resume_from", "tracking", "deadline_s", "early_stopping_rounds")
+_NOT_RELEASED = (
+    "num_rounds",
+    "checkpoint_every",
+    "resume_from",
+    "tracking",
+    "deadline_s",
+    "early_stopping_rounds",
+    *LOST_SITE_FIELDS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,7 @@ class Prepared:
     eval_table: Table | None
     parameters: TrainingParameters
     initial_model: bytes | None
-    resumed: RunFolder | None
+    earlier: Earlier
     chosen: ChosenProfile
     continues: tuple[str, ...] = ()
 
@@ -113,7 +122,7 @@ def prepare(job: HorizontalJob, context: SiteContext) -> Prepared:
         check_initial_model(start.model, start.name, parameters, names)
         check_lists(start.model, start.name, job.categories, job.label_classes)
     initial = None if start is None else without_lists(start.model)
-    resumed = RunFolder(context.runs, job.resume_from) if job.resume_from is not None else None
+    earlier = Earlier.of(context, job.resume_from)
     columns["features"] = names
     table = _load(data_set, policy, columns)
     eval_table = None if eval_set is None else _load(eval_set, policy, columns)
@@ -129,7 +138,7 @@ def prepare(job: HorizontalJob, context: SiteContext) -> Prepared:
         for note in checked.notes:
             _log.info("%s", note)
     continues = () if start is None else start.jobs
-    return Prepared(data_set, table, eval_set, eval_table, parameters, initial, resumed, chosen, continues)
+    return Prepared(data_set, table, eval_set, eval_table, parameters, initial, earlier, chosen, continues)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Callable
 
 import xgboost as xgb
 
 from he_processors.errors import PolicyRefusal
 from nvflare_plugins.attempt.agreement import PLUGIN, Terms, agree, versions
-from nvflare_plugins.attempt.job_context import JobResult
-from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together, resume_point
-from nvflare_plugins.attempt.run_folder import MODEL
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
+from nvflare_plugins.attempt.job_context import JobResult, waiting_s
+from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together
+from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.horizontal.added_rows import AddedRows, are_enough, may_grow
@@ -43,6 +44,7 @@ from nvflare_plugins.report.run_record import ReportSection, RoundRow
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
 from nvflare_plugins.site.memory.registry import Registry, describe_draw
 from nvflare_plugins.wire.catalogue import BaseScoreSource, TrainingShape
+from nvflare_plugins.wire.envelope import pack_list
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.continuation import keep_thresholds
 from nvflare_plugins.xgb.cuts import Cuts
@@ -51,6 +53,8 @@ from nvflare_plugins.xgb.node_floor import with_floor
 from nvflare_plugins.xgb.rounds import RoundRecord
 
 TITLE = "Horizontal federated XGBoost"
+
+_log = logging.getLogger(__name__)
 
 
 class _Run:
@@ -75,7 +79,7 @@ class _Run:
             sums = open_sums(self._prepared.chosen.profile, self._channel, self._session, self._job.finest_exponent)
         with self._reservations.cancelled_by(PolicyRefusal, DataRefusal):
             self._check_floors(sums)
-        cuts, root_feature = self._agree_on_cuts(sums)
+        cuts, root_feature = self._agree_on_cuts(sums, n_done)
         result = self._train(sums, cuts, root_feature, n_done)
         return self._finish(result, cuts, self._pooled(sums, result.booster))
 
@@ -85,12 +89,14 @@ class _Run:
         prepared, start, checkpoints = self._prepared, {}, {}
         if prepared.initial_model is not None:
             start["initial_model"] = self._session.hmac("initial model", prepared.initial_model).hex()
-        if prepared.resumed is not None:
-            cuts = prepared.resumed.read_cuts()
-            if cuts is not None:
-                start["cuts"] = self._session.hmac("cuts", json.dumps(cuts.to_lists()).encode()).hex()
-            for number, path in prepared.resumed.checkpoints().items():
-                checkpoints[str(number)] = self._session.hmac("checkpoint", path.read_bytes()).hex()
+        earlier = prepared.earlier
+        cuts = {folder: _cuts_of(folder) for folder in (earlier.resumed, earlier.own) if folder is not None}
+        if earlier.resumed is not None and cuts[earlier.resumed]:
+            start["cuts"] = self._session.hmac("cuts", cuts[earlier.resumed]).hex()
+        for number, path in earlier.checkpoints().items():
+            folder = earlier.folder_of(number)
+            kept = pack_list([path.read_bytes(), b"" if folder is None else cuts[folder]])
+            checkpoints[str(number)] = self._session.hmac("checkpoint", kept).hex()
         job = self._job.to_dict()
         schema = Schema.of(prepared.table)
         releases = {**versions(), PLUGIN: prepared.chosen.release}
@@ -111,7 +117,10 @@ class _Run:
             continues=prepared.continues,
         )
         release = prepared.release(job, self._floors.rows_per_node)
-        return reserve_together(self._attempt, self._registry, wanted, release, resume_point(job.resume_from, n_done))
+        resume = prepared.earlier.point(n_done)
+        if resume is not None:
+            _log.info("going on with job %s after %d rounds", resume.job_id, n_done)
+        return reserve_together(self._attempt, self._registry, wanted, release, resume)
 
     def _check_floors(self, sums: ProtectedSums) -> None:
         """Go on if enough rows and sites carry weight; every site decides alike, and a refused run is not remembered.
@@ -149,8 +158,9 @@ class _Run:
         except PolicyRefusal as error:
             raise DataRefusal(str(error)) from None
 
-    def _agree_on_cuts(self, sums: ProtectedSums) -> tuple[Cuts, int | None]:
+    def _agree_on_cuts(self, sums: ProtectedSums, n_done: int) -> tuple[Cuts, int | None]:
         """Return the cut points of all features, and a feature without missing values at any site."""
+        folder = self._prepared.earlier.folder_of(n_done)
         agreement = CutAgreement(
             self._job,
             self._prepared,
@@ -158,6 +168,7 @@ class _Run:
             self._registry,
             self._reservations.entries[0],
             self._attempt.proof,
+            None if folder is None else folder.read_cuts(),
         )
         cuts, root_feature = agreement.run(sums)
         if self._prepared.initial_model is not None:
@@ -214,9 +225,8 @@ class _Run:
     def _initial(self, n_done: int) -> bytes | None:
         """Return the model that training continues, if there is one."""
         prepared = self._prepared
-        if prepared.resumed is not None and n_done:
-            return prepared.resumed.checkpoints()[n_done].read_bytes()
-        return prepared.initial_model
+        checkpoint = prepared.earlier.checkpoints().get(n_done)
+        return prepared.initial_model if checkpoint is None else checkpoint.read_bytes()
 
     def _handler(
         self, sums: ProtectedSums, shape: TrainingShape, root_bins: slice | None, rows: SampledWeights
@@ -249,7 +259,8 @@ class _Run:
         job, attempt, n_done = self._job, self._attempt, record.round + 1
         stages = {"xgboost": record.xgboost_s, "protect": record.protect_s, "network": record.network_s}
         attempt.round_done(RoundRow(record.round, record.seconds, record.metrics, stages))
-        if job.checkpoint_every and n_done % job.checkpoint_every == 0:
+        every = job.checkpoint_every if waiting_s(job) is None else 1  # else a lost site would cost more than a round
+        if every and n_done % every == 0:
             # The registry first: it lets a lost job resume from no later tree than it knows of.
             self._reservations.trees_complete(n_done)
             attempt.folder.write_checkpoint(n_done, bytes(booster.save_raw("json")))
@@ -305,9 +316,17 @@ class _Run:
             notes.append(
                 f"The rows of every leaf were counted over all sites after each tree: none has fewer than {k}."
             )
+        if self._context.number > 1:
+            notes.append(gone_on(self._context.number, self._attempt.rounds))
         if row_fraction(self._parameters) < 1:
             notes.append("Each site drew the rows of each round from a secret of its own, not from the job's seed.")
         return tuple(notes)
+
+
+def _cuts_of(folder: RunFolder) -> bytes:
+    """Return the cut points that a run has kept, as bytes; none if it has none."""
+    cuts = folder.read_cuts()
+    return b"" if cuts is None else json.dumps(cuts.to_lists()).encode()
 
 
 run_site = SitePart(

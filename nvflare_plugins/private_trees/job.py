@@ -10,7 +10,7 @@ from annotated_types import Ge, Le
 from dp_components.split_candidates.candidates import FeatureBounds
 from dp_components.trust import TrustModel
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.attempt.job_context import JobDocument
+from nvflare_plugins.attempt.job_context import JobDocument, OnLostSite
 from nvflare_plugins.checks import expect
 from nvflare_plugins.data_sets.declaration import Delta, Epsilon
 from nvflare_plugins.declared import (
@@ -124,6 +124,13 @@ class PrivateTreesJob(JobDocument):
     """Must be False: metrics are not paid for."""
     deadline_s: Seconds = 0.0
     """Longest time that an exchange may wait for the slowest site; 0 derives it from the job's size."""
+    on_lost_site: Annotated[str, OneOf(OnLostSite)] = OnLostSite.STOP.value
+    """When a site is lost: ``stop`` ends the job; ``wait`` pauses it up to ``lost_site_deadline_s`` and, when the site
+    is back, goes on under fresh keys and without a new submission: what was released is replayed from the sites'
+    ledgers at no charge, noise included. Not with a trusted aggregator, whose noise is gone.
+    """
+    lost_site_deadline_s: Seconds = 600.0
+    """How long ``on_lost_site="wait"`` waits for a lost site, each time."""
 
     def __post_init__(self) -> None:
         self._check_trust()
@@ -144,6 +151,13 @@ class PrivateTreesJob(JobDocument):
             raise ConfigurationError(
                 "a job with a trusted aggregator cannot be resumed: the server's noise is gone, and fresh noise on the "
                 "same sums would be a further release. Submit it anew; it is charged anew"
+            )
+
+        if self.on_lost_site != OnLostSite.STOP.value and self.trust == TrustModel.TRUSTED_AGGREGATOR.value:
+            raise ConfigurationError(
+                "on_lost_site='wait' is refused with a trusted aggregator: the server's noise is gone with the "
+                "attempt, and fresh noise on the same sums would be a further release. Leave it out, or choose "
+                "trust='distributed'"
             )
 
     def _check_columns(self) -> None:

@@ -22,7 +22,7 @@ from he_processors.masks import PairwiseMasks
 from nvflare_plugins.attempt.agreement import Terms, agree, versions
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.session import Session
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.data_sets.table import Table, column_names, load_table, log_what_labels_lack
@@ -199,9 +199,12 @@ class _Training:
             spent = payment.spent()
             payment.complete()
         plan = self._plan
+        number = self._attempt.context.number
+        replayed = "replayed from the ledgers, at no charge, what had been released before"
+        notes = (gone_on(number, (), replayed),) if number > 1 else ()
         sections = report_sections(plan, spent, payment.quote.message)
         self._attempt.write_record(
-            TITLE, self._terms().parameters["method"], path.name, sections, data=(self._prepared.facts,)
+            TITLE, self._terms().parameters["method"], path.name, sections, data=(self._prepared.facts,), notes=notes
         )
         self._progress.say(f"this job has spent epsilon {spent:.4g} at delta {self._job.delta:g}")
         summary = {"n_rounds": plan.releases.n_rounds, "epsilon": self._job.epsilon, "delta": self._job.delta}

@@ -15,6 +15,7 @@ from nvflare.recipe import PocEnv, Run, SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.attempt.job_context import waiting_s
 from nvflare_plugins.checks import checked_sites, shown
 from nvflare_plugins.flare.components import controller_of, executor_of
 from nvflare_plugins.flare.controller import TRAIN_TASK
@@ -62,8 +63,9 @@ class JobRecipe(Recipe):
         self.min_clients = min_clients if min_clients is not None else len(self.sites or ()) or self.fewest
         if self.sites is not None and self.min_clients > len(self.sites):
             raise ConfigurationError(f"min_clients is {self.min_clients}, but only {len(self.sites)} sites are named")
-        # fail_fast: without a site the job cannot go on, so FLARE need not wait whether it comes back.
-        flare_job = FedJob(name=name, min_clients=self.min_clients, mandatory_clients=self.sites, fail_fast=True)
+        # fail_fast: without a site the job cannot go on, so FLARE need not wait whether it comes back; or the job does.
+        ends = waiting_s(self.job) is None
+        flare_job = FedJob(name=name, min_clients=self.min_clients, mandatory_clients=self.sites, fail_fast=ends)
         flare_job.set_app_packages(OUR_PACKAGES)  # sites have the package installed; no code travels with the job
         fields = stated_fields(self.job, self.stated)
         flare_job.to_server(controller_of(kind, fields, self.sites, self.min_clients), id="veilboost_controller")

@@ -41,7 +41,7 @@ class PrivateTreesRecipe(JobRecipe):
         min_clients: Fewest sites; default 3, or the number of ``sites``.
         settings: Any other field of ``PrivateTreesJob``: ``features``, ``label_classes``, ``colluders``, ``n_sites``,
             ``n_rows``, ``rows_per_person``, ``structure_seed``, ``weight``, ``max_weight``, ``resume_from``,
-            ``deadline_s``.
+            ``deadline_s``, ``on_lost_site``, ``lost_site_deadline_s``.
 
     Raises:
         ConfigurationError: a setting that no site would accept.

@@ -46,7 +46,8 @@ class VerticalXGBRecipe(JobRecipe):
         settings: Any other field of ``VerticalJob``: ``key_bits``, ``fraction_bits``, ``own_rounds``,
             ``eval_data_set``, ``evaluate_training``, ``weight``, ``features``, ``categories``,
             ``unknown_category_is_missing``, ``label_classes``, ``alignment``, ``early_stopping_rounds``,
-            ``checkpoint_every``, ``initial_model``, ``resume_from``, ``tracking``, ``deadline_s``.
+            ``checkpoint_every``, ``initial_model``, ``resume_from``, ``tracking``, ``deadline_s``, ``on_lost_site``,
+            ``lost_site_deadline_s``.
 
     Raises:
         ConfigurationError: a setting or parameter that no party would accept.

@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 
 from he_processors.additive.scheme import security_bits
 from he_processors.elgamal.digits import EXACT_FRACTION_BITS, FRACTION_BITS, DigitFormat
-from nvflare_plugins.attempt.job_context import JobDocument
+from nvflare_plugins.attempt.job_context import JobDocument, OnLostSite
 from nvflare_plugins.checks import expect, not_misspelt
 from nvflare_plugins.declared import (
     Entries,
@@ -144,6 +144,13 @@ class VerticalJob(JobDocument):
     """Stream the metrics of each round to the server."""
     deadline_s: Seconds = 0.0
     """Longest silence of a site, and longest time for one answer; 0 means 10 minutes and one hour."""
+    on_lost_site: Annotated[str, OneOf(OnLostSite)] = OnLostSite.STOP.value
+    """When a site is lost: ``stop`` ends the job; ``wait`` pauses it up to ``lost_site_deadline_s`` and, when the site
+    is back, goes on from the last round that all parties have finished, under fresh keys and without a new submission.
+    Each round is then a checkpoint, whatever ``checkpoint_every`` says.
+    """
+    lost_site_deadline_s: Seconds = 600.0
+    """How long ``on_lost_site="wait"`` waits for a lost site, each time."""
 
     def __post_init__(self) -> None:
         if self.early_stopping_rounds is not None:

@@ -13,12 +13,13 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
 from nvflare_plugins.alignment.align import align, confirm
+from nvflare_plugins.alignment.result import FILE as ALIGNMENT_FILE
 from nvflare_plugins.alignment.result import load_alignment, save_alignments
 from nvflare_plugins.attempt.agreement import versions
-from nvflare_plugins.attempt.job_context import JobResult, SiteContext
-from nvflare_plugins.attempt.reservations import Wanted, reserve_together, resume_point
-from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
+from nvflare_plugins.attempt.earlier import Earlier
+from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, JobResult, SiteContext
+from nvflare_plugins.attempt.reservations import Wanted, reserve_together
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.report.data_facts import EVALUATION, TRAINING, DataFacts
 from nvflare_plugins.site.memory.registry import Registry
@@ -60,6 +61,7 @@ _NOT_RELEASED = (
     "deadline_s",
     "early_stopping_rounds",
     "alignment",
+    *LOST_SITE_FIELDS,
 )
 _NO_IDS = "No party names an id column: that all files hold the same rows in the same order is taken on trust."
 
@@ -71,6 +73,7 @@ class _Prepared:
     data: PartyData
     parameters: TrainingParameters
     initial: StoredPart[Any] | None
+    earlier: Earlier
     checkpoints: dict[int, Checkpoint]
 
 
@@ -104,11 +107,12 @@ class _Run:
         if job.alignment is None:
             return data
         channel, session, context = attempt.channel, attempt.session, self._context
-        if job.alignment == ALIGN_FIRST and job.resume_from is None:
+        aligns = job.alignment == ALIGN_FIRST and job.resume_from is None
+        if aligns and not self._all_have_aligned():
             ids = {one.data_set.name: one.ids or () for one in data.sets}
             found = align(channel, session, ids, context.policy, self._progress.say, attempt.evidence)
         else:
-            earlier = str(job.resume_from) if job.alignment == ALIGN_FIRST else job.alignment
+            earlier = str(job.resume_from or context.job_id) if job.alignment == ALIGN_FIRST else job.alignment
             found = {
                 name: load_alignment(context, earlier, name)
                 for name in sorted({one.data_set.name for one in data.sets})
@@ -117,6 +121,14 @@ class _Run:
         if job.alignment == ALIGN_FIRST:  # so that this job can be resumed in its turn
             save_alignments(attempt.folder.path, context.job_id, context.site, context.sites, list(found.values()))
         return data.aligned(found)
+
+    def _all_have_aligned(self) -> bool:
+        """Return whether all parties keep the rows that an earlier attempt of this job has found."""
+        own = self._prepared.earlier.own
+        if own is None:
+            return False
+        has_them = b"1" if (own.path / ALIGNMENT_FILE).is_file() else b""
+        return all(self._attempt.gather_sealed("kept alignment", has_them))
 
     def _agree(self, data: PartyData) -> int:
         """Compare terms with all parties; return the rounds that are done already."""
@@ -136,11 +148,11 @@ class _Run:
         self._progress.say("agreed on job, parameters and rows with all parties")
         if not all(proof.contents):
             self._progress.say(_NO_IDS)
-        resume = resume_point(self._job.resume_from, n_done)
+        resume = prepared.earlier.point(n_done)
         if resume is not None:
             if n_done > self._job.num_rounds:
-                raise ConfigurationError(f"{self._job.resume_from} has more rounds than this job: raise num_rounds")
-            self._progress.say(f"resuming {self._job.resume_from} after {n_done} rounds")
+                raise ConfigurationError(f"{resume.job_id} has more rounds than this job: raise num_rounds")
+            self._progress.say(f"resuming {resume.job_id} after {n_done} rounds")
         return n_done
 
     def _reserve_together(self, data: PartyData, n_done: int) -> VerticalContext:
@@ -156,7 +168,7 @@ class _Run:
             self._registry,
             [Wanted(one.table, one.data_set, one.ids) for one in reversed(sets.values())],
             json.dumps(release, sort_keys=True).encode(),
-            resume_point(job.resume_from, n_done),
+            prepared.earlier.point(n_done),
         )
         return VerticalContext(
             self._attempt,
@@ -188,6 +200,8 @@ class _Run:
         notes = [] if start.data.train.ids is not None else [_NO_IDS]
         if job.is_encrypted and job.strength < 128:
             notes.append(f"Keys of {job.key_length} bits: {job.strength}-bit security.")
+        if self._context.number > 1:
+            notes.append(gone_on(self._context.number, attempt.rounds))
         if not job.is_exact:
             notes.append(
                 f"Gradients had {job.fraction_bits} fraction bits: this is not the model of centralized training."
@@ -255,7 +269,8 @@ def _prepare(job: VerticalJob, context: SiteContext) -> _Prepared:
         raise ConfigurationError(
             "rows are aligned by ids, and the policy names no id column. Policy key: data_sets.<name>.id."
         )
-    return _Prepared(data, parameters, _initial_part(job, context, data), _checkpoints(job, context))
+    earlier = Earlier.of(context, job.resume_from)
+    return _Prepared(data, parameters, _initial_part(job, context, data), earlier, _checkpoints(earlier))
 
 
 def _fraction_bits(job: VerticalJob, n_rows: int) -> int:
@@ -294,8 +309,11 @@ def _initial_part(job: VerticalJob, context: SiteContext, data: PartyData) -> St
     return found
 
 
-def _checkpoints(job: VerticalJob, context: SiteContext) -> dict[int, Checkpoint]:
-    return {} if job.resume_from is None else read_checkpoints(RunFolder(context.runs, job.resume_from))
+def _checkpoints(earlier: Earlier) -> dict[int, Checkpoint]:
+    found: dict[int, Checkpoint] = {}
+    for folder in (earlier.resumed, earlier.own):
+        found |= {} if folder is None else read_checkpoints(folder)
+    return found
 
 
 def _protection(job: VerticalJob, prepared: _Prepared) -> dict[str, str | int]:

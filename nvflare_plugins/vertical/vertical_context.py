@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nvflare_plugins.attempt.job_context import Progress, SiteContext
+from nvflare_plugins.attempt.job_context import Progress, SiteContext, waiting_s
 from nvflare_plugins.attempt.reservations import Reservations
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
@@ -112,7 +112,7 @@ class VerticalContext:
 
     def is_checkpoint(self, n_rounds: int) -> bool:
         """Tell whether a checkpoint is due after so many rounds of the job."""
-        every = self.job.checkpoint_every
+        every = self.job.checkpoint_every if waiting_s(self.job) is None else 1
         return every > 0 and n_rounds % every == 0
 
     def keep(self, n_rounds: int, content: str) -> None:

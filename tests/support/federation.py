@@ -214,6 +214,7 @@ class Federation:
         notices_death: bool = False,
         patient: bool = True,
         make_server: Callable[..., Aggregator] | None = None,
+        number: int = 1,
         **hooks: object,
     ) -> dict[str, JobResult | Exception]:
         """Run the job; a site that failed has its error in place of a result.
@@ -224,6 +225,7 @@ class Federation:
             deadline_s: of the server, once nobody alive goes on by itself.
             notices_death: the server learns at once that a process is gone, as from FLARE; else by its deadline.
             make_server: called with sites, attempt and deadline.
+            number: of the attempt in its job.
             patient: sites wait for an answer for ``timeout_s``; else until nobody alive goes on by itself.
         """
         attempt = os.urandom(16)
@@ -238,7 +240,14 @@ class Federation:
             try:
                 policy = SitePolicy.load(self.workspace(site), site)
                 context = SiteContext(
-                    site, self.sites, job_id, attempt, self.workspace(site) / "runs", policy, Identity.unsigned(site)
+                    site,
+                    self.sites,
+                    job_id,
+                    attempt,
+                    self.workspace(site) / "runs",
+                    policy,
+                    Identity.unsigned(site),
+                    number,
                 )
                 progress = on_progress(site) if on_progress else Silent()
                 outcomes[site] = run_site(job, context, transport, timeout_s, progress)

@@ -111,6 +111,7 @@ class PrivateFederation(Federation):
         server_noise: Mechanism = add_gaussian_noise,
         sites: tuple[str, ...] | None = None,
         make_server: Callable[..., Aggregator] = Aggregator,
+        number: int = 1,
     ) -> Run:
         """Run the job at all sites (or at some)."""
         attempt, result = os.urandom(16), Run({})
@@ -128,7 +129,7 @@ class PrivateFederation(Federation):
             try:
                 policy = SitePolicy.load(self.workspace(site), site)
                 context = SiteContext(
-                    site, sites, job_id, attempt, self.workspace(site) / "runs", policy, Identity.unsigned(site)
+                    site, sites, job_id, attempt, self.workspace(site) / "runs", policy, Identity.unsigned(site), number
                 )
                 result.outcomes[site] = run_private_trees_site(job, context, transport, TIMEOUT_S)
             except Exception as error:  # the test decides what it expected

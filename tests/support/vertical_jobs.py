@@ -86,6 +86,7 @@ def run(
     tamper_reply: Mapping[str, Tamper] | None = None,
     deadline_s: float = 0.0,
     notices_death: bool = False,
+    number: int = 1,
 ) -> dict[str, JobResult | Exception]:
     """Run the job at all sites; a site that failed has its error in place of an outcome.
 
@@ -103,7 +104,14 @@ def run(
         try:
             policy = SitePolicy.load(parties.workspace(site), site)
             context = SiteContext(
-                site, parties.sites, job_id, attempt, parties.workspace(site) / "runs", policy, Identity.unsigned(site)
+                site,
+                parties.sites,
+                job_id,
+                attempt,
+                parties.workspace(site) / "runs",
+                policy,
+                Identity.unsigned(site),
+                number,
             )
             listener = Listener(parties.said.setdefault(site, []))
             outcomes[site] = run_vertical_site(of, context, transport, EXCHANGE_S, listener)

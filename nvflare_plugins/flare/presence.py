@@ -1,0 +1,153 @@
+"""Which processes of a job's sites wait for a task: how a lost site is noticed quickly, and that it is back.
+
+A site's process says every few seconds, over the job's own connections, that it is READY for a task, or in which
+attempt it takes part, with a random name that it keeps while it lives. The server learns from it that a site is there
+for the next attempt, and, if the name is another one than that in the attempt, that the process before has died.
+
+A site whose whole machine was gone comes back as a new client, with a new token, which FLARE's process for the job has
+never heard of: it would refuse it every task. FLARE's main process on the server has checked that token, its own
+signature over it and the sender's cell before it passes the message on, so that the new token is taken over from there.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from nvflare.apis.fl_constant import CellMessageAuthHeaderKey
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.message import Message
+
+from he_processors.errors import JobAborted
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from nvflare_plugins.flare.timeouts import READY_FRESH_S, READY_INTERVAL_S
+from nvflare_plugins.flare.transport import CHANNEL, Cell
+from nvflare_plugins.flare.work import Beats
+
+TOPIC_READY = "ready"  # site to server: which process this is, and the attempt in which it takes part, if in any
+_NAME_BYTES = 16
+_READY = re.compile(rb"([0-9a-f]{32})(?: ([0-9a-f]{32}))?")
+
+logger = logging.getLogger(__name__)
+
+
+class Ready:
+    """A site's end: says which process this is, and whether it waits for a task.
+
+    Args:
+        server: name of the cell of the job's process at the server.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        server: str,
+        interval_s: float = READY_INTERVAL_S,
+        randomness: RandomSource = OS_RANDOMNESS,
+    ) -> None:
+        self._cell, self._server, self._interval_s = cell, server, interval_s
+        self._name = randomness.bytes(_NAME_BYTES).hex().encode()
+        self._attempt = b""
+        self._beats: Beats | None = None
+
+    def waits(self) -> None:
+        """Say from now on that this process waits for a task. Raises: JobAborted, if the system refuses a thread."""
+        self._begin(b"")
+
+    def takes_part(self, attempt: str) -> None:
+        """Say from now on that this process takes part in an attempt. Raises: JobAborted, as ``waits``."""
+        self._begin(b" " + attempt.encode())
+
+    def end(self) -> None:
+        """Say no more."""
+        if self._beats is not None:
+            self._beats.stop()
+        self._beats = None
+
+    def _begin(self, attempt: bytes) -> None:
+        self._attempt = attempt
+        if self._beats is None:
+            self._beats = Beats(self._say, self._interval_s)
+        else:
+            self._beats.send_now()
+
+    def _say(self) -> None:
+        try:
+            message = Message({}, self._name + self._attempt)
+            self._cell.fire_and_forget(CHANNEL, TOPIC_READY, self._server, message, optional=True)
+        except RuntimeError as error:
+            raise JobAborted("this site's connection to the FLARE server has been closed") from error
+
+
+class Presence:
+    """The server's end: knows of each site which process it last heard of, and when.
+
+    Args:
+        site_cells: site -> name of its job cell.
+        on_token: called with (site, token) of each message, both checked by FLARE; not where there are no tokens.
+        clock: seconds.
+
+    Threads: any thread may call any method.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        site_cells: Mapping[str, str],
+        on_token: Callable[[str, str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._site_of_cell = {name: site for site, name in site_cells.items()}
+        self._on_token, self._clock = on_token, clock
+        self._lock = threading.Lock()
+        self._attempt = b""
+        self._ready_at: dict[str, float] = {}  # when a site last said that it waits
+        self._name: dict[str, bytes] = {}  # of the process that was last heard of
+        self._taking_part: dict[str, bytes] = {}  # of the process in the present attempt
+        cell.register_request_cb(CHANNEL, TOPIC_READY, self._on_ready)
+
+    def are_ready(self) -> bool:
+        """Return whether a process of every site waits for a task now."""
+        return not self.absent()
+
+    def absent(self) -> list[str]:
+        """Return the sites of which no process waits for a task now."""
+        with self._lock:
+            now, never = self._clock(), float("-inf")
+            sites = self._site_of_cell.values()
+            return sorted(site for site in sites if now - self._ready_at.get(site, never) > READY_FRESH_S)
+
+    def begin(self, attempt: str) -> None:
+        """An attempt begins: the processes that are ready are those that take part. What was heard is used up."""
+        with self._lock:
+            self._taking_part = {site: self._name[site] for site in self._ready_at}
+            self._attempt, self._ready_at = attempt.encode(), {}
+
+    def replaced(self) -> list[str]:
+        """Return the sites whose process of this attempt has died, as another one has come in its place."""
+        with self._lock:
+            return sorted(site for site, name in self._taking_part.items() if self._name[site] != name)
+
+    def _on_ready(self, message: Message) -> None:
+        origin = message.get_header(MessageHeaderKey.ORIGIN)
+        site, payload = self._site_of_cell.get(origin), message.payload
+        if site is None or message.get_header(CellMessageAuthHeaderKey.CLIENT_NAME) != site:
+            logger.warning("ignored a message that is not of a site of this job")
+            return
+        said = _READY.fullmatch(payload) if isinstance(payload, (bytes, bytearray, memoryview)) else None
+        if said is None:
+            logger.warning("ignored a message of %s that says nothing", site)
+            return
+        token = message.get_header(CellMessageAuthHeaderKey.TOKEN)
+        if isinstance(token, str) and token:
+            self._on_token(site, token)
+        name, attempt = bytes(said[1]), said[2]
+        with self._lock:
+            self._name[site] = name
+            if attempt is None:
+                self._ready_at[site] = self._clock()
+            elif attempt == self._attempt:
+                self._taking_part.setdefault(site, name)

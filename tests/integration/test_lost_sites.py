@@ -1,0 +1,192 @@
+"""Jobs that wait for a lost site: one attempt after the other in the same job, against the job that nobody left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
+from nvflare_plugins.evidence.ended import before_attempt
+from nvflare_plugins.evidence.format import export_name
+from nvflare_plugins.evidence.reader import read_log
+from nvflare_plugins.flare.kinds import KINDS
+from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.vertical.site import MASKED_MODEL
+from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.envelope import unpack
+from tests.support import vertical_jobs as vertical
+from tests.support.federation import Federation, SiteDied, dies_at, succeed
+from tests.support.horizontal_jobs import dies_after, federate, job, table
+from tests.support.parties import Parties
+from tests.support.private_federation import PrivateFederation, job_of
+
+WAITING = {"on_lost_site": "wait"}
+
+
+def waiting(**fields) -> HorizontalJob:
+    return job({}, 5, **{**WAITING, **fields})
+
+
+def lose(federation: Federation, training: HorizontalJob, number: int, **how) -> None:
+    outcomes = federation.run(training, "job", number=number, **how)
+    assert any(isinstance(one, SiteDied) for one in outcomes.values()), outcomes
+
+
+def logs(federation: Federation, folder: str) -> list[Path]:
+    return [federation.workspace(s) / "runs" / "job" / folder / export_name(s) for s in federation.sites]
+
+
+@pytest.mark.parametrize(("site", "n_rounds"), [("site-2", 3), ("site-1", 1), ("site-3", 5)])
+def test_the_next_attempt_goes_on_after_the_last_round_and_ends_with_the_undisturbed_model(tmp_path, site, n_rounds):
+    frame, training = table(200), waiting()
+    whole = federate(tmp_path / "whole", frame, training)
+    federation = Federation(tmp_path / "lost")
+    federation.give_data("train", frame)
+    lose(federation, training, 1, on_progress=dies_after(site, n_rounds))
+    results = succeed(federation.run(training, "job", number=2))
+    assert federation.model() == whole.model()
+    assert {result.summary["n_rounds"] for result in results.values()} == {5}
+    record = federation.record("site-1")
+    assert [row.round for row in record.rounds] == list(range(n_rounds, 5))  # every round was a checkpoint
+    assert any("Attempt 2" in note for note in record.notes)
+    assert not list((tmp_path / "lost").rglob("checkpoint-*"))
+
+
+@pytest.mark.parametrize("kind", [Kind.HANDSHAKE, Kind.AGREEMENT, Kind.CUT_PLAN, Kind.CUT_COUNTS, Kind.MODEL_CHECK])
+def test_a_site_may_be_lost_at_any_message(tmp_path, kind):
+    frame, training = table(200), waiting()
+    whole = federate(tmp_path / "whole", frame, training)
+    federation = Federation(tmp_path / "lost")
+    federation.give_data("train", frame)
+    lose(federation, training, 1, tamper={"site-2": dies_at(kind)})
+    lose(federation, training, 2, tamper={"site-3": dies_at(kind)})
+    succeed(federation.run(training, "job", number=3))
+    assert federation.model() == whole.model()
+
+
+def test_a_job_that_resumes_another_is_waited_for_too(tmp_path):
+    frame, training = table(200), waiting()
+    whole = federate(tmp_path / "whole", frame, training)
+    federation = Federation(tmp_path / "lost")
+    federation.give_data("train", frame)
+    outcomes = federation.run(training, "first", on_progress=dies_after("site-1", 2))
+    assert isinstance(outcomes["site-1"], SiteDied)
+    resumed = HorizontalJob.from_dict({**training.to_dict(), "resume_from": "first"})
+    lose(federation, resumed, 1, tamper={"site-2": dies_at(Kind.CUT_COUNTS)})  # before a checkpoint of its own
+    lose(federation, resumed, 2, on_progress=dies_after("site-2", 4))
+    succeed(federation.run(resumed, "job", number=3))
+    assert federation.model() == whole.model()
+    assert [row.round for row in federation.record("site-2").rounds] == [4]
+
+
+def test_keys_masks_and_nonces_are_fresh_in_every_attempt(tmp_path):
+    """The same sums leave under other masks: what two attempts sent has no payload in common but what is public."""
+    federation, training, sent = Federation(tmp_path), waiting(), []
+    federation.give_data("train", table(200))
+    for number in (1, 2):
+        frames: list[tuple[str, bytes]] = []
+        kind = {"tamper": {"site-2": dies_at(Kind.HISTOGRAM)}} if number == 1 else {}
+        federation.run(training, "job", number=number, frames=frames, **kind)
+        read = [(site, unpack(frame)) for site, frame in frames]
+        sent.append({(site, bytes(frame.payload)) for site, frame in read if len(frame.payload) > 8})
+        assert len({frame.attempt for _, frame in read}) == 1
+    assert len(sent[0]) > 20 and not sent[0] & sent[1]
+
+
+def test_evidence_of_the_ended_attempt_stays_and_holds(tmp_path):
+    federation, training = Federation(tmp_path), waiting()
+    federation.give_data("train", table(200))
+    lose(federation, training, 1, on_progress=dies_after("site-2", 2))
+    before = {path.name: path.read_bytes() for path in logs(federation, "evidence") if path.exists()}
+    succeed(federation.run(training, "job", number=2))
+    ended, last = logs(federation, before_attempt(2)), logs(federation, "evidence")
+    assert {path.name: path.read_bytes() for path in ended} == before and len(before) == 3
+    assert not {read_log(path).attempt for path in ended} & {read_log(path).attempt for path in last}
+    assert {read_log(path).completed for path in last} == {True}
+
+
+def test_a_first_attempt_never_writes_over_evidence(tmp_path):
+    federation, training = Federation(tmp_path), waiting()
+    federation.give_data("train", table(200))
+    lose(federation, training, 1, on_progress=dies_after("site-2", 2))
+    outcomes = federation.run(training, "job", number=1)
+    assert all(isinstance(one, ConfigurationError) and "evidence" in str(one) for one in outcomes.values())
+
+
+# -- private trees ----------------------------------------------------------------------------------------------------
+
+
+def test_a_private_job_replays_what_was_released_and_is_charged_once(tmp_path):
+    """The same noised integers under new masks: nothing is drawn, or paid for, a second time."""
+    federation, training = PrivateFederation(tmp_path), job_of(**WAITING)
+    run = federation.run_private(training, tamper={"site-2": dies_at(Kind.NODE_STATS, 4)})
+    assert isinstance(run.error("site-2"), SiteDied)
+    charged = {site: federation.ledger(site).job_spent("job").epsilon(training.delta) for site in federation.sites}
+    again = federation.run_private(training, number=2).succeed()
+    sums = [
+        {bytes(f.payload) for f in (unpack(data) for _, data in frames) if f.kind is Kind.NODE_STATS}
+        for frames in (run.frames, again.frames)
+    ]
+    assert sums[0] and not sums[0] & sums[1]
+    for site in federation.sites:
+        ledger = federation.ledger(site)
+        assert 0 < charged[site] < 0.999 < ledger.job_spent("job").epsilon(training.delta) <= training.epsilon
+        assert ledger.spent() == ledger.job_spent("job")
+        text = (federation.workspace(site) / "runs" / "job" / "evidence" / export_name(site)).read_text()
+        assert text.count("replayed") >= 3
+    assert any("at no charge" in note for note in federation.record("site-1").notes)
+
+
+def test_a_site_whose_ledger_forgot_a_release_is_not_waited_for(tmp_path):
+    """Drawn afresh at one site and replayed at the others, a sum would be released twice and paid for once."""
+    federation, training = PrivateFederation(tmp_path), job_of(**WAITING)
+    federation.run_private(training, tamper={"site-2": dies_at(Kind.NODE_STATS, 4)})
+    for path in (federation.workspace("site-2") / "veilboost_ledgers").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    outcomes = federation.run_private(training, number=2).outcomes
+    assert all(isinstance(one, (PolicyRefusal, JobAborted)) for one in outcomes.values()), outcomes
+
+
+# -- vertical ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_vertical_job_goes_on_after_the_last_round_of_all_parties(tmp_path):
+    parties, training = vertical.federation(tmp_path), vertical.job(**WAITING, checkpoint_every=0, num_rounds=5)
+    succeed(vertical.run(parties, training, "whole"))
+    for number, site in ((1, "site-2"), (2, "site-1")):
+        dies = {site: dies_at(Kind.CONVERSATION, 22)}
+        outcomes = vertical.run(parties, training, "job", tamper=dies, notices_death=True, number=number)
+        assert isinstance(outcomes[site], SiteDied)
+    succeed(vertical.run(parties, training, "job", number=3))
+    assert any("resuming job after" in line for line in parties.said["site-3"])
+    models = {(parties.run_folder("site-1", name) / MASKED_MODEL).read_bytes() for name in ("whole", "job")}
+    assert len(models) == 1
+
+
+@pytest.mark.parametrize("message", [2, 20])
+def test_a_vertical_job_that_aligns_first_is_waited_for(tmp_path, message):
+    parties = Parties(tmp_path, 3, {**vertical.POLICY, "vertical": {"min_intersection": 50}})
+    frame = vertical.table(300).assign(id=[f"p{n}" for n in range(300)])
+    vertical.give_columns(parties, "data", frame, (2, 3, 1))
+    training = vertical.job(**WAITING, alignment="first", num_rounds=3)
+    dies = {"site-2": dies_at(Kind.CONVERSATION, message)}
+    outcomes = vertical.run(parties, training, tamper=dies, notices_death=True)
+    assert isinstance(outcomes["site-2"], SiteDied)
+    succeed(vertical.run(parties, training, number=2))
+
+
+# -- what cannot wait -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"horizontal", "private_trees", "vertical"}))
+@pytest.mark.parametrize("field", ["on_lost_site", "lost_site_deadline_s"])
+def test_kinds_that_keep_nothing_refuse_by_name(kind, field):
+    with pytest.raises(ConfigurationError, match=f"{field} is refused"):
+        KINDS[kind].job.from_dict({field: "wait"})
+
+
+def test_a_trusted_aggregator_is_not_waited_for():
+    with pytest.raises(ConfigurationError, match="on_lost_site='wait' is refused with a trusted aggregator"):
+        job_of(**WAITING, trust="trusted_aggregator", method="dp_tr_newton")

@@ -1,0 +1,80 @@
+"""Logs of processes that died, closed by their owner afterwards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvflare_plugins.evidence.ended import DIED, before_attempt, put_aside, set_aside
+from nvflare_plugins.evidence.format import export_name
+from nvflare_plugins.evidence.log import EvidenceLog
+from nvflare_plugins.evidence.reader import read_log
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from nvflare_plugins.evidence.log import EvidenceLog
+log = EvidenceLog(Path(sys.argv[1]), "site-1", "job", "aa", "masks")
+for number in range(int(sys.argv[2])):
+    log.round(number)
+log.local("LEAF_COUNT", "update", "not flushed")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed(folder: Path, n_rounds: int) -> Path:
+    path = folder / "evidence" / export_name("site-1")
+    path.parent.mkdir(exist_ok=True)
+    subprocess.run([sys.executable, "-c", KILLED, str(path), str(n_rounds)], check=False, env=os.environ)
+    return path
+
+
+def test_the_log_of_a_killed_process_is_closed_and_put_aside(tmp_path):
+    path = killed(tmp_path, 3)
+    assert not path.exists()
+    put_aside(path.parent, 2, None)
+    log = read_log(tmp_path / before_attempt(2) / path.name)
+    assert [index for _, index in log.rounds] == [0, 1, 2] and not log.unfinished and not log.completed
+    assert log.end["reason"] == DIED and not list(path.parent.iterdir())
+    assert set_aside(tmp_path) == {2: [tmp_path / before_attempt(2) / path.name]}
+
+
+@pytest.mark.parametrize("torn", [b'{"type": "rou', b"\x00" * 50, b'{"type":"round"}\n{}\n'])
+def test_what_was_torn_is_left_out(tmp_path, torn):
+    path = killed(tmp_path, 2)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(partial.read_bytes() + torn)
+    put_aside(path.parent, 2, None)
+    assert len(read_log(tmp_path / before_attempt(2) / path.name).rounds) == 2
+
+
+def test_a_log_of_which_nothing_is_left_goes(tmp_path):
+    path = killed(tmp_path, 0)  # nothing was flushed
+    put_aside(path.parent, 2, None)
+    assert not list(tmp_path.rglob("*.jsonl*")) and set_aside(tmp_path) == {}
+
+
+def test_a_signed_session_is_sealed_with_the_same_key(tmp_path):
+    facts = {"public_key_fingerprints": {}, "certificate_fingerprints": {}, "parameters_hash": "", "policy_hash": ""}
+    signed = []
+    evidence = tmp_path / "evidence"
+    log = EvidenceLog(evidence / export_name("site-1"), "site-1", "job", "aa", "masks")
+    log.session(sites=["site-1"], signed=True, versions={}, certificate="c", signer=lambda data: b"1", **facts)
+    log._let_go()  # as if the process had died
+    put_aside(evidence, 2, lambda data: signed.append(data) or b"\x02")
+    (path,) = set_aside(tmp_path)[2]
+    assert read_log(path).seal["signature"] == "02" and len(signed) == 1
+
+
+def test_a_finished_log_stays_as_it_is(tmp_path):
+    log = EvidenceLog(tmp_path / "evidence" / export_name("site-1"), "site-1", "job", "aa", "masks")
+    log.end("aborted", "another site")
+    content = log.close().read_bytes()
+    put_aside(tmp_path / "evidence", 3, None)
+    assert (tmp_path / before_attempt(3) / export_name("site-1")).read_bytes() == content
+    put_aside(tmp_path / "evidence", 4, None)
+    assert not (tmp_path / before_attempt(4)).exists()

@@ -1,0 +1,107 @@
+"""Who is there: names of processes, readiness, and tokens of clients that came back."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from nvflare.apis.fl_constant import CellMessageAuthHeaderKey
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.message import Message
+
+from nvflare_plugins.flare.presence import TOPIC_READY, Presence, Ready
+from nvflare_plugins.flare.timeouts import READY_FRESH_S
+from nvflare_plugins.flare.transport import CHANNEL
+from tests.support.flare_network import FakeCell, Network
+
+CELLS = {"site-1": "site-1.job", "site-2": "site-2.job"}
+TOKEN = "a token"
+OLD, NEW, ATTEMPT = b"a" * 32, b"b" * 32, "c" * 32
+
+
+class Server:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.tokens: list[tuple[str, str]] = []
+        cell = FakeCell(Network(), "server.job")
+        self.presence = Presence(cell, CELLS, lambda *token: self.tokens.append(token), lambda: self.now)
+        self._callback = cell.callbacks[CHANNEL, TOPIC_READY]
+
+    def hears(self, site: str, payload: object, token: str | None = None, client: str | None = None) -> None:
+        headers = {MessageHeaderKey.ORIGIN: CELLS.get(site, site), CellMessageAuthHeaderKey.CLIENT_NAME: client or site}
+        if token is not None:
+            headers[CellMessageAuthHeaderKey.TOKEN] = token
+        self._callback(Message(headers, payload))
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+def test_every_site_must_have_said_of_late_that_it_waits(server):
+    assert server.presence.absent() == ["site-1", "site-2"]
+    server.hears("site-1", OLD)
+    server.now = READY_FRESH_S
+    server.hears("site-2", OLD)
+    assert server.presence.are_ready()
+    server.now += 0.1
+    assert server.presence.absent() == ["site-1"]
+
+
+def test_what_was_said_before_an_attempt_does_not_count_after_it(server):
+    for site in CELLS:
+        server.hears(site, OLD)
+    server.presence.begin(ATTEMPT)
+    assert server.presence.absent() == ["site-1", "site-2"] and not server.presence.replaced()
+
+
+@pytest.mark.parametrize("ready_before", [True, False])
+def test_another_process_in_an_attempt_is_noticed(server, ready_before):
+    if ready_before:
+        server.hears("site-1", OLD)
+    server.presence.begin(ATTEMPT)
+    server.hears("site-1", OLD + b" " + ATTEMPT.encode())
+    server.hears("site-1", OLD)  # the same process, done with its part, or a message that was long on its way
+    assert not server.presence.replaced()
+    server.hears("site-1", NEW)
+    assert server.presence.replaced() == ["site-1"]
+    server.presence.begin("d" * 32)
+    assert not server.presence.replaced()
+
+
+def test_a_process_in_an_earlier_attempt_takes_no_part_in_this_one(server):
+    server.presence.begin(ATTEMPT)
+    server.hears("site-1", OLD + b" " + b"e" * 32)
+    server.hears("site-1", NEW + b" " + ATTEMPT.encode())
+    assert not server.presence.replaced() and server.presence.absent() == ["site-1", "site-2"]
+
+
+@pytest.mark.parametrize(
+    "payload", [None, "text", b"", b"A" * 32, OLD + b"\n", OLD + b" ", OLD + b" x", OLD * 3, b"a" * 31]
+)
+def test_what_is_no_name_says_nothing(server, payload):
+    server.hears("site-1", payload, TOKEN)
+    assert server.presence.absent() == ["site-1", "site-2"] and not server.tokens
+
+
+def test_only_a_site_itself_says_that_it_is_there(server):
+    server.hears("site-1", OLD, TOKEN, "site-2")
+    server.hears("site-9.job", OLD, TOKEN, "site-1")
+    assert server.presence.absent() == ["site-1", "site-2"] and not server.tokens
+    server.hears("site-1", OLD, TOKEN)
+    assert server.tokens == [("site-1", TOKEN)]
+
+
+def test_a_site_says_what_it_does():
+    network = Network()
+    heard: list[bytes] = []
+    FakeCell(network, "server.job").register_request_cb(CHANNEL, TOPIC_READY, lambda m: heard.append(bytes(m.payload)))
+    ready = Ready(FakeCell(network, "site-1.job", "site-1"), "server.job", interval_s=3600.0)
+    for number, say in enumerate((ready.waits, lambda: ready.takes_part(ATTEMPT), ready.waits)):
+        say()
+        while len(heard) <= number:
+            time.sleep(0.001)
+    ready.end()
+    names = {said[:32] for said in heard}
+    assert len(names) == 1 and [said[32:] for said in heard] == [b"", b" " + ATTEMPT.encode(), b""]
