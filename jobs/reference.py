@@ -1,6 +1,7 @@
 """What editors and documents say of jobs and policies, from the one declaration of fields; a test holds it equal.
 
-    python jobs/reference.py        writes jobs/schema/, the tables of jobs/README.md, the arguments of recipes
+    python jobs/reference.py        writes jobs/schema/, the tables of jobs/README.md and
+                                    jobs/ERRORS.md, the arguments of recipes
 
 ``jobs/schema/<kind>.json`` is the JSON schema of what a job folder's ``config_fed_server.json`` says under ``job``, and
 ``policy.json`` that of a site's ``veilboost.json``.
@@ -8,6 +9,8 @@
 
 from __future__ import annotations
 
+import ast
+import errno
 import inspect
 import json
 import re
@@ -16,7 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nvflare_plugins import recipes
+import dp_components.errors
+import he_processors.errors
+from nvflare_plugins import failures, recipes
 from nvflare_plugins.declared import description_of, schema_of, words_of
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.flare.kinds import KINDS
@@ -26,6 +31,11 @@ from nvflare_plugins.site.policy.values import FOLDERS
 
 FOLDER = Path(__file__).resolve().parent
 README = FOLDER / "README.md"
+ERRORS = FOLDER / "ERRORS.md"
+ROOT = FOLDER.parent
+_PACKAGES = ("nvflare_plugins", "he_processors", "dp_components")
+_NOT_OF_JOBS = ("cli", "recipes", "scoring", "conformance")  # what people read at once, who called it
+_ROOTS = ("VeilBoostError", "PrivacyError")
 _TABLES = {
     "SitePolicy": "",
     "DataSet": "data_sets.NAME.",
@@ -118,9 +128,107 @@ def docstrings() -> dict[Path, str]:
     return found
 
 
+def error_kinds() -> Iterator[tuple[str, str]]:
+    """Yield the kinds of errors that a log names, with what they mean."""
+    for module in (he_processors.errors, dp_components.errors, failures):
+        for name, value in vars(module).items():
+            is_own = inspect.isclass(value) and issubclass(value, Exception) and value.__module__ == module.__name__
+            if is_own and name not in _ROOTS:
+                yield name, " ".join(inspect.getdoc(value).partition("\n\n")[0].split())  # type: ignore[union-attr]
+
+
+def machine_codes() -> Iterator[tuple[str, str, str]]:
+    """Yield codes of the operating system, what they say, and what helps."""
+    for number, text in failures._REASONS.items():
+        what, _, remedy = text.partition(": ")
+        yield errno.errorcode[number], what, remedy
+    what, _, remedy = failures._MEMORY.partition(": ")
+    yield "MemoryError", what, remedy
+
+
+def refusals() -> Iterator[tuple[str, str, str]]:
+    """Yield what a job may be told with a remedy of its own: the kind of error, the text, the remedy."""
+    for package in _PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if path.relative_to(ROOT / package).parts[0] not in _NOT_OF_JOBS:
+                yield from _refusals_of(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def _refusals_of(tree: ast.Module) -> Iterator[tuple[str, str, str]]:
+    known = {name for name, _ in error_kinds()}
+    constants = {
+        target.id: text
+        for node in tree.body
+        if isinstance(node, ast.Assign) and (text := _text(node.value))
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name == "_refusal" and len(node.args) == 3:
+            key, what, remedy = (_text(argument) for argument in node.args)
+            if what:
+                yield "PolicyRefusal", f"the policy of … {what}. Policy key: {key or '…'}", f"{remedy or '…'}, or ask …"
+        elif name in known:
+            first = node.args[0]
+            text = _text(first) or (constants.get(first.id, "") if isinstance(first, ast.Name) else "")
+            what, found, remedy = text.partition("Remedy: ")
+            if found:
+                yield name, what.strip().removesuffix("."), remedy
+
+
+def _text(node: ast.expr) -> str:
+    """Return a text as it stands in the code, with … where a value goes."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) if isinstance(part, ast.Constant) else "…" for part in node.values)
+    return ""
+
+
+def error_page() -> str:
+    """Return jobs/ERRORS.md with its tables in place."""
+    rows = sorted(
+        {(what, remedy, kind) for kind, what, remedy in refusals() if _says_something(what)},
+        key=lambda row: (row[2], row[0]),
+    )
+    tables = {
+        "Kinds": _lines(("the log says", "it means"), ((f"`{name}`", text) for name, text in error_kinds())),
+        "Machine": _lines(
+            ("code", "it means", "what helps"), ((f"`{code}`", *rest) for code, *rest in machine_codes())
+        ),
+        "Refusals": _lines(("it says", "remedy", "kind"), ((what, remedy, f"`{kind}`") for what, remedy, kind in rows)),
+    }
+    text = ERRORS.read_text(encoding="utf-8")
+    for name, lines in tables.items():
+        start = f"<!-- {name}, written by jobs/reference.py -->\n"
+        before, found, rest = text.partition(start)
+        if not found:
+            raise ValueError(f"{ERRORS.name} has no place for {name}")
+        text = f"{before}{start}{lines}<!-- end -->{rest.partition('<!-- end -->')[2]}"
+    return text
+
+
+def _says_something(what: str) -> bool:
+    """Tell whether a text has words of its own beside what is put in."""
+    words = what.replace("the policy of", "").partition("Policy key")[0]
+    return len(re.sub(r"[^A-Za-z]", "", words)) > 10
+
+
+def _lines(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(f"| {' | '.join(_cell(cell) for cell in line)} |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("|", "").strip()
+
+
 def files() -> dict[Path, str]:
     """Return the text of everything that is written, by its path."""
-    return schemas() | docstrings() | {README: readme()}
+    return schemas() | docstrings() | {README: readme(), ERRORS: error_page()}
 
 
 if __name__ == "__main__":

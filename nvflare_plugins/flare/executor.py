@@ -163,7 +163,9 @@ class JobExecutor(Executor):
             if isinstance(error, Stuck) and evidence is not None:
                 end_abandoned(evidence, text)
             if isinstance(error, VeilBoostError) or machine_failure(error) is not None:
-                self.log_error(fl_ctx, f"the job ended with an error: {text}{_place(error, workspace)}")
+                self.log_error(
+                    fl_ctx, f"the job ended with an error ({type(error).__name__}): {text}{_place(error, workspace)}"
+                )
                 self.logger.debug("where it happened", exc_info=True)
             else:
                 self.log_exception(fl_ctx, f"a defect of VeilBoost or of its set-up, please report it: {text}")

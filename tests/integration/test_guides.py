@@ -11,10 +11,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from nvflare_plugins.site.policy.policy import SitePolicy
 from tests.test_documents import ROOT, guide_commands, guide_files
 
 JOBS = ROOT / "jobs"
 TIMEOUT_S = 900
+FLARES_OWN = {f"{name}.json.default" for name in ("authorization", "log_config", "resources")} | {"privacy.json.sample"}
 _SHELL = f"""
 veilboost() {{ "{sys.executable}" -m nvflare_plugins "$@"; }}
 python() {{ "{sys.executable}" "$@"; }}
@@ -55,7 +57,7 @@ def expected(command: str) -> int:
     """Return the exit code that the guides announce."""
     if command.startswith("veilboost verify") and "--root-ca" not in command:
         return 2  # simulated sites have no certificates
-    return 1 if re.match(r"veilboost check \S+/2026-08.csv", command) else 0  # a raw file has problems
+    return 1 if re.match(r"veilboost check \S+/2026-08.csv|.* --check$", command) else 0  # a raw file has problems
 
 
 @pytest.mark.sim
@@ -76,3 +78,20 @@ def test_guides_of_the_poc(name: str, scores: str, tmp_path: Path) -> None:
     codes = run_guide(name, tmp_path)
     assert codes == {command: expected(command) for command in codes}
     assert len(pd.read_csv(next(tmp_path.glob(scores)))) >= 300
+
+
+@pytest.mark.sim
+@pytest.mark.slow
+def test_the_page_on_running_it(tmp_path: Path) -> None:
+    """Its commands end as it says; certificates are renewed without forgetting, and removal leaves FLARE's own kit."""
+    codes = run_guide("RUNNING", tmp_path)
+    assert codes == {command: expected(command) for command in codes}
+    kits = [tmp_path / "running" / name / "veilboost_poc" / "prod_00" / "site-1" for name in ("project", "renewed")]
+    before, after = (SitePolicy.load(kit, "site-1") for kit in kits)
+    assert (before.registry, before.ledgers, before.ledger_heads) == (after.registry, after.ledgers, after.ledger_heads)
+    assert before.registry.is_relative_to(tmp_path / "running" / "kept")
+    roots = [(kit / "startup" / "rootCA.pem").read_bytes() for kit in kits]
+    assert roots[0] != roots[1]
+    left = {path.name for path in (kits[0] / "local").iterdir()}
+    assert left == {"veilboost.json", "log_config.json", *FLARES_OWN}
+    assert '"DEBUG"' in (kits[0] / "local" / "log_config.json").read_text()
