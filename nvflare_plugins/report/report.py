@@ -28,6 +28,7 @@ from nvflare_plugins.report.charts import Bar, Line, horizontal_bars, legend, li
 from nvflare_plugins.report.data_facts import data_html
 from nvflare_plugins.report.run_record import ReportSection, RoundRow, RunRecord
 from nvflare_plugins.report.style import page
+from nvflare_plugins.report.timeline import timeline
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.profiles import plugin_of
 
@@ -204,6 +205,7 @@ def _time(run: RunRecord) -> Iterator[str]:
     if len(run.rounds) > 1:
         medians = [f"{name} {statistics.median(values[1:]):.3g} s" for name, _, values in stacks]
         yield f"<p class=muted>Median of rounds after the first: {markup(', '.join(medians))}.</p>"
+    yield from timeline(run.rounds)
 
 
 def _shown(row: RoundRow) -> int:

@@ -21,6 +21,10 @@ FORMAT = "veilboost-run-1"
 FILE_NAME = "run.json"
 
 
+Span = tuple[str, float, float]
+"""A stage, its begin and its end. Units: seconds from the beginning of the round."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoundRow:
     """One boosting round.
@@ -29,12 +33,20 @@ class RoundRow:
         seconds: wall time of the round.
         metrics: value per "set-metric", for example "eval-auc".
         stages: seconds per stage ("xgboost", "protect", "network"); what is left of ``seconds`` counts as other.
+        spans: when the stages ran here, where that is known.
     """
 
     round: int
     seconds: float
     metrics: dict[str, float] = field(default_factory=dict)
     stages: dict[str, float] = field(default_factory=dict)
+    spans: tuple[Span, ...] = ()
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> RoundRow:
+        """Read it. Raises: TypeError, KeyError, ValueError."""
+        spans = tuple((str(stage), float(begin), float(end)) for stage, begin, end in document.get("spans", ()))
+        return cls(**{**document, "spans": spans})
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +208,7 @@ class RunRecord:
             raise ConfigurationError(f"this is not a run record of format {FORMAT}")
         values = {name: value for name, value in document.items() if name != "format"}
         try:
-            values["rounds"] = tuple(RoundRow(**row) for row in values.get("rounds", ()))
+            values["rounds"] = tuple(RoundRow.from_dict(row) for row in values.get("rounds", ()))
             values["traffic"] = tuple(TrafficRow(**row) for row in values.get("traffic", ()))
             values["comparison"] = tuple(
                 Curve(**{**row, "values": tuple(row["values"])}) for row in values.get("comparison", ())

@@ -63,11 +63,17 @@ class PrecomputingKeyOwner:
     context manager: leaving it ends the making.
     """
 
-    def __init__(self, owner: StockedOwner, n_rows: int, n_trees: int):
-        """Args: n_trees: of the whole training; nothing is made for more."""
+    def __init__(self, owner: StockedOwner, n_rows: int, n_trees: int, timer: Timer = untimed):
+        """Prepare for one training.
+
+        Args:
+            n_trees: of the whole training; nothing is made for more.
+            timer: measures the stage "prepare", which runs beside others.
+        """
         self.pair_format: PairFormat = owner.pair_format
         self.is_streamed = owner.is_streamed
         self._owner = owner
+        self._timer = timer
         self._n_rows = n_rows
         self._n_due = n_rows * n_trees  # pairs that are not encrypted yet
         self._filling: threading.Thread | None = None
@@ -109,7 +115,8 @@ class PrecomputingKeyOwner:
             self._may_fill.wait()
             if self._is_due:
                 return
-            self._owner.fill(min(n, most))
+            with self._timer("prepare"):
+                self._owner.fill(min(n, most))
 
     def _stop_filling(self) -> None:
         self._is_due = True

@@ -69,6 +69,7 @@ class ActiveSite:
             start.transport.abort,
             on_turn=lambda turn: start.round_done(self._rows[turn]),
             first_turn=start.n_done,
+            timer=lambda: start.stages.measure("network"),
         ) as asking:
             self._asking: Requester = asking
             # Within the conversation, which shows the others that this site is alive.
@@ -164,7 +165,7 @@ class ActiveSite:
         if isinstance(owner, ClearGradientOwner):
             return nullcontext(owner)
         n_trees = max(job.num_rounds - max(start.n_done, job.own_rounds), 0) * start.trees_per_round
-        return PrecomputingKeyOwner(owner, start.data.train.table.n_rows, n_trees)
+        return PrecomputingKeyOwner(owner, start.data.train.table.n_rows, n_trees, start.stages.measure)
 
     def _settings(self) -> VerticalSettings:
         job = self._start.job
@@ -183,14 +184,15 @@ class ActiveSite:
     def _after_round(self, record: VerticalRound, booster: xgb.Booster) -> None:
         start = self._start
         number = record.round - self._n_initial  # the job's rounds, without those of the model it continues
-        stages = start.stages.take()[1]
-        stages["network"], self._asking.waited_s = self._asking.waited_s, 0.0
+        times = start.stages.take()
+        stages = times.stages
+        stages.pop("prepare", None)  # beside the others
         engine = stages.pop("engine", 0.0)
         known = sum(stages.get(stage, 0.0) for stage in ("encrypt", "decrypt", "network"))
         if "search" in stages:  # within "decrypt", and listed beside it
             stages["decrypt"] = max(stages["decrypt"] - stages["search"], 0.0)
         stages |= {"evaluate": max(engine - known, 0.0), "xgboost": max(record.seconds - engine, 0.0)}
-        self._rows[number] = RoundRow(number, record.seconds, record.metrics, stages)
+        self._rows[number] = RoundRow(number, record.seconds, record.metrics, stages, times.spans)
         self._asking.turn(number + 1)  # before the checkpoint: the passive parties are then two behind at most
         if start.is_checkpoint(number + 1):
             start.keep(number + 1, bytes(booster.save_raw("json")).decode())

@@ -181,12 +181,14 @@ class PassiveSite:
     def _turned(self, number: int) -> None:
         """Note that the active party has finished a round; nothing of the next one has been worked on."""
         start = self._start
-        seconds, stages = start.stages.take()
+        times = start.stages.take()
+        seconds, stages = times.seconds, times.stages
+        stages.pop("prepare", None)  # while it waits
         stages["network"] = max(seconds - sum(stages.values()), 0.0)  # and waiting for the others
         self._n_rounds = number + 1
         if start.is_checkpoint(self._n_rounds) and self._party is not None:
             start.keep(self._n_rounds, table_to_json(self._party.table, start.data.aliases))
-        start.round_done(RoundRow(number, seconds, {}, stages))
+        start.round_done(RoundRow(number, seconds, {}, stages, times.spans))
         start.progress(_Round(number, seconds), start.job.num_rounds)
 
     def _sections(self) -> tuple[ReportSection, ...]:

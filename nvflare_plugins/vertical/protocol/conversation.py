@@ -26,7 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
@@ -169,6 +169,7 @@ class Requester:
         interrupt: Callable[[str], None],
         on_turn: Callable[[int], None] = lambda turn: None,
         first_turn: int = 0,
+        timer: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
         """Prepare a conversation.
 
@@ -176,6 +177,7 @@ class Requester:
             purpose: what the conversation is about; sealed parts of another purpose do not open.
             interrupt: wakes a waiting exchange of this site (the transport's ``abort``).
             on_turn: called between two steps whenever a turn ended, with its number; at all sites at the same step.
+            timer: measures the time in which answers are waited for.
         """
         self._channel, self._pace = channel, pace
         self._interrupt, self._on_turn = interrupt, on_turn
@@ -188,8 +190,8 @@ class Requester:
         self._turn_is_awaited = False
         self._ending = False
         self._error: VeilBoostError | None = None
+        self._timer = timer
         self._thread = threading.Thread(target=self._run, name="veilboost_asking", daemon=True)
-        self.waited_s = 0.0
 
     def ask(self, rank: int, question: bytes, read: Callable[[bytes], Any] = bytes) -> PendingAnswer:
         """Queue a question to a site; wait only if too much is queued already.
@@ -244,14 +246,10 @@ class Requester:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Collect answers for this thread, and count the time that it waits."""
-        started = time.perf_counter()
+        """Collect answers for this thread, and measure the time that it waits."""
         self.flush()
-        try:
+        with self._timer():
             yield
-        finally:
-            with self._changed:
-                self.waited_s += time.perf_counter() - started
 
     def __enter__(self) -> Requester:
         self._thread.start()

@@ -105,7 +105,7 @@ class ElGamalHistogramMaker:
     is_streamed = True
 
     def __init__(self, public_key: ElGamalPublicKey, digits: DigitFormat, curve: Curve, timer: Timer = untimed):
-        """Args: timer: measures the stages "histogram", "hide" and "prepare"."""
+        """Args: timer: measures the stages "receive", "histogram", "hide" and "prepare"."""
         self._public_key, self._digits, self._curve, self._timer = public_key, digits, curve, timer
         self._hider = Hider(public_key, curve)
         self._stock = MaskStock(self._hider, _MOST_MASKS, _MASKS_AT_ONCE)
@@ -122,7 +122,8 @@ class ElGamalHistogramMaker:
     def add_gradients(self, gradients: bytes) -> None:
         """Check and take the next block of rows."""
         header = PointHeader(self._public_key, Content.PAIRS, self._digits, rows_due(self._n_rows, self._n_blocks))
-        block = decode_points(gradients, header, self._curve)
+        with self._timer("receive"):
+            block = decode_points(gradients, header, self._curve)
         for parts, column in zip(self._parts, block.columns, strict=True):
             parts.append(column)
         self._n_blocks += 1

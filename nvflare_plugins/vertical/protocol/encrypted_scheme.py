@@ -113,7 +113,7 @@ class EncryptedHistogramMaker:
         backend: str = registry.AUTO,
         timer: Timer = untimed,
     ):
-        """Args: timer: measures the stages "histogram", "pack" and "prepare"."""
+        """Args: timer: measures the stages "receive", "histogram", "pack" and "prepare"."""
         self._public_key = public_key
         self._timer = timer
         self._packing = PackingLayout.fit(pair_format, public_key.plaintext_bits)
@@ -133,7 +133,8 @@ class EncryptedHistogramMaker:
         """Check and take the next block of ciphertexts."""
         n_due = rows_due(self._n_rows, len(self._blocks) if self._pairs is None else n_blocks_of(self._n_rows))
         header = CiphertextHeader(self._public_key, Content.PAIRS, self._packing, n_due)
-        self._blocks.append(decode_ciphertexts(gradients, header, self._arithmetic))
+        with self._timer("receive"):
+            self._blocks.append(decode_ciphertexts(gradients, header, self._arithmetic))
 
     def sum_bins(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:
         """Add ciphertexts into bins, pack many bins to a ciphertext and re-randomise."""
