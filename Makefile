@@ -37,6 +37,7 @@ test: lint
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not poc and not gpu" $(CASES)
 
 test-all: $(STAMP)
+	-$(BIN)/python -m pip install --quiet -e ".[notebooks]"  # notebooks run where these install, else they are skipped
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "not gpu" $(CASES)
 
 # Jobs on virtual time, and what a seed lets befall them: about five seeds a second and process.
