@@ -69,6 +69,7 @@ def align(
     say: Say = lambda text: None,
     evidence: ContentLog | None = None,
     randomness: RandomSource = OS_RANDOMNESS,
+    standing: bool = False,
 ) -> dict[str, Alignment]:
     """Find the rows that all parties of the session have, data set by data set.
 
@@ -79,6 +80,7 @@ def align(
         ids: canonical ids (``ids.load_ids``) by the name of the data set; the same names at all parties.
         policy: this site's; its ``vertical`` rules guard the alignment, and every other party's guard it too.
         say: writes a line for a person; nothing that is said holds an id or a number of rows.
+        standing: it is for scoring, and may be refreshed where policies consent to that.
         evidence: takes note of what was sent to whom; sizes in it are those of padded blocks.
 
     Raises:
@@ -93,9 +95,15 @@ def align(
     for name in sorted(ids):
         _check_sizes(name, [other.size_of(name, offer) for other in offers], least, offers)
     registry = AlignmentRegistry.open(policy)
-    _reserve_together(channel, session, registry, ids)
+    runs = _reserve_together(channel, session, registry, ids, standing)
     aligner = _Aligner(channel, session, registry, least, say, evidence, randomness)
-    return {name: aligner.run(name, ids[name], [other.sizes[name] for other in offers]) for name in sorted(ids)}
+    has_result = False
+    try:
+        found = {name: aligner.run(name, ids[name], [other.sizes[name] for other in offers]) for name in sorted(ids)}
+        has_result = True
+    finally:
+        registry.finish(runs, has_result)
+    return found
 
 
 def confirm(channel: AligningChannel, session: AligningSession, alignments: Sequence[Alignment]) -> None:
@@ -151,17 +159,22 @@ def _compare_keyed(channel: AligningChannel, session: AligningSession, purpose: 
 
 
 def _reserve_together(
-    channel: AligningChannel, session: AligningSession, registry: AlignmentRegistry, ids: Mapping[str, Sequence[bytes]]
-) -> None:
+    channel: AligningChannel,
+    session: AligningSession,
+    registry: AlignmentRegistry,
+    ids: Mapping[str, Sequence[bytes]],
+    standing: bool = False,
+) -> tuple[AlignmentRun, ...]:
     """Go on once every party's registry has allowed the alignment; else nothing has left and nothing is remembered."""
     runs: tuple[AlignmentRun, ...] = ()
     try:
-        runs = registry.reserve(ids, channel.job_id, channel.sites)
+        runs = registry.reserve(ids, channel.job_id, channel.sites, standing)
         _gather(channel, session, b"", "alignment reserved")
         registry.mark_sent(runs)
     except BaseException:  # whatever ends it, nothing has left
         registry.cancel(runs)
         raise
+    return runs
 
 
 def _gather(channel: AligningChannel, session: AligningSession, content: bytes, purpose: str) -> list[bytes]:

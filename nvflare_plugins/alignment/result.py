@@ -99,7 +99,8 @@ def load_alignment(context: SiteContext, job_id: str, data_set: str) -> Alignmen
     ids = load_ids(context.policy.data_set(data_set))
     if AlignmentRegistry.open(context.policy).fingerprint(ids) != found.fingerprint or len(ids) != found.n_rows:
         raise DataRefusal(
-            f"the rows of data set {data_set!r} are not those that job {job_id} aligned: restore them, or align anew"
+            f"the rows of data set {data_set!r} are not those that job {job_id} aligned: restore them, or "
+            "align anew, which the registry allows once a day under consents.scoring"
         )
     return found
 

@@ -149,6 +149,14 @@ class VerticalRules(Document):
     """How often a row may be asked for, over all jobs; being in an evaluation set counts once."""
     predictions_per_job: Count = 100_000
     """Rows that one job may ask for."""
+    scoring_bits_per_row: Count = 1000
+    """With the consent `scoring`: most distinct bits that a row shows, over all jobs. A model counts with all of this
+    site's distinct splits, once for each version of the row's values.
+    """
+    scoring_rows_per_day: Count = 10_000
+    """With the consent `scoring`: most rows within a day that are new, or whose model or values have changed."""
+    scoring_alignments_per_day: Count = 1
+    """With the consent `scoring`: how often within a day a data set may be aligned for scoring."""
 
 
 @document

@@ -18,14 +18,13 @@ import numpy as np
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.alignment.align import align, confirm
-from nvflare_plugins.alignment.result import load_alignment
+from nvflare_plugins.alignment.result import load_alignment, save_alignments
 from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.report.data_facts import SCORING, DataFacts, missing_of
 from nvflare_plugins.report.run_record import ReportSection
-from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.vertical.job import ALIGN_FIRST
 from nvflare_plugins.vertical.model.importance import feature_importance, write_importance
@@ -47,6 +46,7 @@ from nvflare_plugins.vertical_inference.explanations import Explainer, RowPositi
 from nvflare_plugins.vertical_inference.files import MERGED_FILE, write_contributions, write_merged, write_predictions
 from nvflare_plugins.vertical_inference.inference import PathOwner, class_names, predict, rounds_of
 from nvflare_plugins.vertical_inference.job import Action, InferenceJob
+from nvflare_plugins.vertical_inference.row_budget import RowBudget
 from nvflare_plugins.vertical_inference.rows import Rows, load_rows
 from nvflare_plugins.xgb.versions import installed_release
 
@@ -200,7 +200,7 @@ def _allow(run: _Run, part: Part, rows: Rows) -> None:
     if isinstance(part, PassivePart):
         # True values of rows whose randomised buckets were sent would undo what was paid for, whichever model asks.
         SentRows(run.context.policy).refuse(None if rows.ids is None else rows.names())
-        _budget(run).check(rows.names())
+        _budget(run, part).check(rows)
     run.attempt.gather_sealed("budgets", b"")
 
 
@@ -214,7 +214,9 @@ def _align(run: _Run, rows: Rows) -> Rows:
         confirm(attempt.channel, attempt.session, [found])
         return rows.aligned(found)
     ids = {str(job.data_set): rows.ids or ()}
-    aligned = align(attempt.channel, attempt.session, ids, context.policy, run.attempt.progress.say, attempt.evidence)
+    say, evidence = attempt.progress.say, attempt.evidence
+    aligned = align(attempt.channel, attempt.session, ids, context.policy, say, evidence, standing=True)
+    save_alignments(attempt.folder.path, context.job_id, context.site, context.sites, list(aligned.values()))
     return rows.aligned(aligned[str(job.data_set)])
 
 
@@ -279,12 +281,12 @@ def _table(data: bytes, aliases: tuple[str, ...]) -> PrivateTable:
 def _answer(run: _Run, part: PassivePart, rows: Rows) -> None:
     owner = PathOwner(part, rows.features, run.job.batch_rows)
     notes, active = _Notes(run.attempt), run.identity.active
-    budget = [_budget(run)]  # until it is charged
+    budget = [_budget(run, part)]  # until it is charged
 
     def answer(question: bytes) -> bytes:
         notes.note("received", active, Content.DECISION_REQUEST, len(question))
         while budget:
-            budget.pop().charge(rows.names())
+            budget.pop().charge(rows)
         reply = owner.answer_bytes(question)
         notes.note("sent", active, Content.DECISIONS, len(reply))
         return reply
@@ -299,7 +301,7 @@ def _tell_positions(run: _Run, part: PassivePart, rows: Rows) -> None:
     told = RowPositions.of(part, rows.features).to_bytes()
     if len(told) > _MAX_PART_BYTES:
         raise ConfigurationError("the job explains too many rows at once: name fewer (rows)")
-    _budget(run).charge(rows.names())
+    _budget(run, part).charge(rows)
     run.give_active(told, Content.POSITIONS)
 
 
@@ -307,9 +309,9 @@ def _tell_thresholds(run: _Run, part: PassivePart, rows: Rows) -> None:
     run.give_active(table_to_json(part.table, part.aliases).encode(), Content.THRESHOLDS)
 
 
-def _budget(run: _Run) -> PredictionBudget:
+def _budget(run: _Run, part: PassivePart) -> RowBudget:
     """Return what is to be charged, durably, before anything about the rows leaves."""
-    return PredictionBudget(run.context.policy, str(run.job.data_set))
+    return RowBudget.of(run.context.policy, run.job, run.identity.model_id, part)
 
 
 _ACTIVE: Mapping[Action, Callable[[_Run, ActivePart, Rows], Write]] = {

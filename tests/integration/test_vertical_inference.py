@@ -261,6 +261,53 @@ def test_one_owners_refusal_spends_nothing_at_the_others(case, action):
     succeed(case.run("last", rows=[0, 10]))
 
 
+def scoring(case, **rules) -> None:
+    for site in SITES[1:]:
+        case.parties.set_policy(
+            site, consents={"scoring": True}, vertical={"predictions_per_row": 1, "min_intersection": 10, **rules}
+        )
+
+
+def test_standing_scoring_answers_again_for_nothing_and_other_values_up_to_a_cap(case):
+    """In the place of a number of answers; what is on the record may be asked for as often as one likes."""
+    scoring(case)
+    for number in range(3):
+        succeed(case.run(f"same-{number}", rows=[0, 30]))
+    record = json.loads((case.parties.run_folder("site-2", "same-0") / "run.json").read_text())
+    assert record["consents"] == ["scoring"]
+    scoring(case, scoring_bits_per_row=1)
+    succeed(case.run("on-the-record", rows=[0, 30]))
+    text = only_error(case.run("new-rows", rows=[0, 31]), PolicyRefusal)
+    assert "vertical.scoring_bits_per_row" in text and "person" not in text
+    scoring(case)
+    path = case.parties.workspace("site-2") / "new.parquet"
+    frame = pd.read_parquet(path)
+    frame.assign(**{frame.columns[0]: frame[frame.columns[0]].fillna(0) + 1}).to_parquet(path, index=False)
+    scoring(case, scoring_rows_per_day=59)
+    assert "scoring_rows_per_day" in only_error(case.run("moved", rows=[0, 30]), PolicyRefusal)
+    scoring(case, scoring_rows_per_day=60)
+    succeed(case.run("moved-allowed", rows=[0, 30]))
+
+
+def test_a_standing_alignment_is_kept_refreshed_and_holds_returning_rows(case):
+    scoring(case)
+    case.parties.set_policy("site-1", consents={"scoring": True}, vertical={"min_intersection": 10})
+    succeed(case.run("night-1", alignment="first", rows=[0, 20]))
+    succeed(case.run("by-day", alignment="night-1", rows=[20, 40]))  # every job that aligns keeps it
+    for site in SITES:  # rows come and go
+        path = case.parties.workspace(site) / "new.parquet"
+        pd.read_parquet(path).iloc[10:].to_parquet(path, index=False)
+    again = case.run("too-soon", alignment="first")
+    assert "scoring_alignments_per_day" in only_error(again, PolicyRefusal)
+    rules = {"min_intersection": 10, "scoring_alignments_per_day": 2}
+    for site in SITES:
+        case.parties.set_policy(site, consents={"scoring": True}, vertical=rules)
+    succeed(case.run("night-2", alignment="first", rows=[0, 20]))
+    expected = case.expected()[10:30]
+    found = pd.read_parquet(case.result("predictions.parquet", "night-2"))["prediction"].to_numpy(np.float32)
+    assert np.array_equal(found, expected)
+
+
 def test_budgets_follow_rows_into_other_positions(case):
     case.parties.set_policy("site-3", vertical={"predictions_per_row": 1})
     succeed(case.run("first", rows=[0, 10]))

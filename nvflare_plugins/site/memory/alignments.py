@@ -3,12 +3,17 @@
 Every alignment tells the other parties which of their ids this site has. Whoever may align again and again with other
 sets of his own can ask for one id after another; and two alignments that differ by a party, or by some rows, show the
 difference. So the ids of a data set take part in one alignment, whose result later jobs reuse; a further one needs this
-site's consent.
+site's consent ``recompute_with_changes``. Two further ones are allowed without:
+
+* An alignment that failed has left no result, and may be tried again with the same ids among the same sites. Each trial
+  is a question all the same, as others may bring other ids to it: there are ``MOST_FAILURES`` of them for a set.
+* A standing alignment, for scoring, is refreshed as a batch: with the consent ``scoring``, and as often a day as
+  ``vertical.scoring_alignments_per_day`` says. Two of them tell the others which of their ids came and which went.
 
 ``reserve`` comes first and is durable; ``mark_sent`` comes right before the first blinded id leaves, and from then on
-the alignment counts whatever happens. ``cancel`` is for one that ended before; if the process dies before, the next
-``reserve`` takes its reservation back: beside the site's memory lies a mark for each job that has reserved and sent
-nothing yet, which the system lets go of when the process ends.
+the alignment counts whatever happens; ``finish`` says that it has its result. ``cancel`` is for one that ended before
+anything was sent; if the process dies before, the next ``reserve`` takes its reservation back: beside the site's memory
+lies a mark for each job that has no result yet, which the system lets go of when the process ends.
 """
 
 from __future__ import annotations
@@ -16,9 +21,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,35 +41,60 @@ from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import Consents
 
 
+class State(IntEnum):
+    """How far an alignment has come, as it is stored; earlier versions knew the first two."""
+
+    RESERVED = 0
+    ALIGNED = 1
+    SENT = 2  # without a result: it failed, unless its process is alive
+
+
+MOST_FAILURES = 3
+_DAY = timedelta(days=1)
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
 @dataclass(frozen=True, slots=True)
 class AlignmentRun:
     """One alignment of one data set.
 
     Attributes:
         number: in the site's memory.
-        is_sent: whether a blinded id may have left.
+        state: see ``State``.
         ids: number of the array with the hashes of its ids.
+        started: in UTC.
     """
 
     number: int
     job_id: str
     data_set: str
-    is_sent: bool
+    state: State
     ids: int
+    sites: tuple[str, ...] = ()
+    started: str = ""
 
 
 class AlignmentRegistry:
     """The alignments of one site. Privacy: purely local; holds keyed hashes of ids, and counts."""
 
-    def __init__(self, memory: Memory, consents: Consents, randomness: RandomSource = OS_RANDOMNESS) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        consents: Consents,
+        randomness: RandomSource = OS_RANDOMNESS,
+        per_day: int = 1,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """Open the registry. Args: per_day: standing alignments of a data set (``scoring_alignments_per_day``)."""
         self._memory, self._site, self._consents = memory, memory.site, consents
+        self._per_day, self._clock = per_day, clock
         self._alive = Alive(memory.path)
         self._key = memory.secret("alignments", randomness.bytes(KEY_BYTES))
 
     @classmethod
     def open(cls, policy: SitePolicy) -> AlignmentRegistry:
         """Open the registry of the site whose policy this is."""
-        return cls(Memory.open(policy), policy.consents)
+        return cls(Memory.open(policy), policy.consents, per_day=policy.vertical.scoring_alignments_per_day)
 
     def fingerprint(self, ids: Sequence[bytes]) -> str:
         """Return a keyed hash of the ids in their order, which changes when any row comes, goes or moves."""
@@ -73,12 +104,13 @@ class AlignmentRegistry:
         return digest.hexdigest()
 
     def reserve(
-        self, data: Mapping[str, Sequence[bytes]], job_id: str, sites: Sequence[str]
+        self, data: Mapping[str, Sequence[bytes]], job_id: str, sites: Sequence[str], standing: bool = False
     ) -> tuple[AlignmentRun, ...]:
         """Allow one job to align data sets, and remember it.
 
         Args:
             data: canonical ids by name of the data set.
+            standing: it is for scoring.
 
         Raises:
             PolicyRefusal: a data set of that name was aligned before, and the policy has no consent.
@@ -91,10 +123,13 @@ class AlignmentRegistry:
             fresh = []
             for name, ids in data.items():
                 hashes = self._hashes(ids)
-                repetition = self._repetition(db, name, hashes, earlier)
-                if repetition is not None and not self._consents.gives("recompute_with_changes"):
-                    raise repetition
-                fresh.append(_add(db, job_id, name, sites, hashes))
+                if not (standing and self._consents.scoring and self._is_due(name, earlier)):
+                    repetition = self._repetition(db, name, hashes, sites, earlier, standing)
+                    if repetition is not None and not self._consents.gives("recompute_with_changes"):
+                        raise repetition
+                elif any(run.state is not State.RESERVED for run in earlier):
+                    self._consents.gives("scoring")
+                fresh.append(_add(db, job_id, name, sites, hashes, self._now()))
             self._alive.hold(job_id)
         return tuple(fresh)
 
@@ -107,9 +142,16 @@ class AlignmentRegistry:
         with self._memory.transaction() as db:
             for run in runs:
                 key = (run.number, run.job_id, run.data_set)
-                marked = db.execute("UPDATE alignments SET is_sent = 1 WHERE (id, job_id, data_set) = (?, ?, ?)", key)
+                marked = db.execute("UPDATE alignments SET is_sent = 2 WHERE (id, job_id, data_set) = (?, ?, ?)", key)
                 if marked.rowcount != 1:
                     raise ConfigurationError(f"{self._site}: the memory of alignments was replaced during the job")
+
+    def finish(self, runs: Sequence[AlignmentRun], has_result: bool) -> None:
+        """End alignments that were sent. Args: has_result: else they have failed, and may be tried again."""
+        with self._memory.transaction() as db:
+            if has_result:
+                for run in runs:
+                    db.execute("UPDATE alignments SET is_sent = 1 WHERE id = ?", (run.number,))
             self._forget_marks(runs)
 
     def cancel(self, runs: Sequence[AlignmentRun]) -> None:
@@ -128,37 +170,76 @@ class AlignmentRegistry:
             ).fetchall()
         lines = []
         for started, data_set, n_ids, sites, job_id, is_sent in rows:
-            state = "aligned" if is_sent else "reserved"
+            state = {State.RESERVED: "reserved", State.ALIGNED: "aligned"}.get(is_sent, "failed")
             described = f"{started:<20} {data_set[:16]:<16} {n_ids:>9} {'ids':<8} {state:<9}"
             lines.append(f"{described} {'':>5}  {', '.join(json.loads(sites))}, {job_id}")
         return "\n".join([*lines, f"{counted(len(rows), 'alignment')}."])
 
     def _drop_dead(self, db: sqlite3.Connection) -> None:
         """Forget the alignments that do not count: their process ended before it sent anything."""
-        dead = [run for run in _runs(db) if not run.is_sent and not self._alive.is_held(run.job_id)]
+        dead = [run for run in _runs(db) if run.state is State.RESERVED and not self._alive.is_held(run.job_id)]
         for run in dead:
             _drop(db, run)
-        self._forget_marks(dead)
+        left = [run for run in _runs(db) if run.state is State.SENT and not self._alive.is_held(run.job_id)]
+        self._forget_marks([*dead, *left])
 
     def _forget_marks(self, runs: Sequence[AlignmentRun]) -> None:
         for job_id in {run.job_id for run in runs}:
             self._alive.release(job_id)
 
+    def _is_due(self, name: str, earlier: Sequence[AlignmentRun]) -> bool:
+        """Tell whether a standing alignment of a data set may be refreshed."""
+        since = (self._clock() - _DAY).strftime(_TIME)
+        return sum(run.data_set == name and run.started > since for run in earlier) < self._per_day
+
     def _repetition(
-        self, db: sqlite3.Connection, name: str, hashes: NDArray[np.uint64], earlier: Sequence[AlignmentRun]
+        self,
+        db: sqlite3.Connection,
+        name: str,
+        hashes: NDArray[np.uint64],
+        sites: Sequence[str],
+        earlier: Sequence[AlignmentRun],
+        standing: bool,
     ) -> PolicyRefusal | DataRefusal | None:
         """Return what is to be said of an earlier alignment of the set, or of some of its ids; None without one."""
+        n_failed = 0
         for run in earlier:
             is_named = run.data_set == name
-            if is_named or overlap_of(hashes, load_array(db, run.ids, "<u8")):
-                text = (
-                    f"{self._site} aligned rows of data set {name!r} before, in job {run.job_id}: a second alignment "
-                    "would answer further questions about which ids it has. Policy key: "
-                    "consents.recompute_with_changes. Remedy: use the alignment of that job, or ask "
-                    f"{self._site} to consent."
-                )
-                return PolicyRefusal(text) if is_named else DataRefusal(text, REGISTRY_TEXT)
+            stored = load_array(db, run.ids, "<u8")
+            if not is_named and not overlap_of(hashes, stored):
+                continue
+            has_failed = run.state is State.SENT and not self._alive.is_held(run.job_id)
+            if has_failed and run.sites == tuple(sites) and np.array_equal(hashes, stored):
+                n_failed += 1
+                if n_failed < MOST_FAILURES:
+                    continue
+            text = (
+                f"{self._site} aligned rows of data set {name!r} before, in job {run.job_id}: a second alignment "
+                f"would answer further questions about which ids it has. {self._remedy(run, n_failed, standing)}"
+            )
+            return PolicyRefusal(text) if is_named else DataRefusal(text, REGISTRY_TEXT)
         return None
+
+    def _remedy(self, run: AlignmentRun, n_failed: int, standing: bool) -> str:
+        """Return what helps: the result of a failed alignment cannot be used, and a site may refresh for scoring."""
+        ask = f"ask {self._site} to consent."
+        if standing and self._consents.scoring:
+            return (
+                "Policy keys: vertical.scoring_alignments_per_day, consents.recompute_with_changes. Remedy: use the "
+                f"alignment of that job (alignment={run.job_id!r}), wait a day, or {ask}"
+            )
+        keys = "consents.recompute_with_changes" + (", consents.scoring" if standing else "")
+        key = f"Policy key{'s' if standing else ''}: {keys}."
+        if run.state is State.ALIGNED:
+            return f"{key} Remedy: use the alignment of that job (alignment={run.job_id!r}), or {ask}"
+        if n_failed >= MOST_FAILURES:
+            return f"{key} It has failed {n_failed} times. Remedy: {ask}"
+        if self._alive.is_held(run.job_id):
+            return f"{key} Remedy: wait until that job has ended and use its alignment, or {ask}"
+        return f"{key} That one failed. Remedy: try again with the same ids and sites, or {ask}"
+
+    def _now(self) -> str:
+        return self._clock().strftime(_TIME)
 
     def _hashes(self, ids: Sequence[bytes]) -> NDArray[np.uint64]:
         """Shapes: result: uint64[n_ids], sorted."""
@@ -167,26 +248,30 @@ class AlignmentRegistry:
 
 
 def _runs(db: sqlite3.Connection) -> list[AlignmentRun]:
-    rows = db.execute("SELECT id, job_id, data_set, is_sent, ids FROM alignments ORDER BY id")
-    return [AlignmentRun(number, job_id, name, bool(is_sent), ids) for number, job_id, name, is_sent, ids in rows]
+    rows = db.execute("SELECT id, job_id, data_set, is_sent, ids, sites, started FROM alignments ORDER BY id")
+    return [
+        AlignmentRun(number, job_id, name, State(state), ids, tuple(json.loads(sites)), started)
+        for number, job_id, name, state, ids, sites, started in rows
+    ]
 
 
 def _add(
-    db: sqlite3.Connection, job_id: str, data_set: str, sites: Sequence[str], hashes: NDArray[np.uint64]
+    db: sqlite3.Connection,
+    job_id: str,
+    data_set: str,
+    sites: Sequence[str],
+    hashes: NDArray[np.uint64],
+    started: str,
 ) -> AlignmentRun:
     ids = store_array(db, hashes)
     number = insert(
         db,
         "INSERT INTO alignments (job_id, data_set, sites, started, is_sent, ids) VALUES (?, ?, ?, ?, 0, ?)",
-        (job_id, data_set, json.dumps(list(sites)), _now(), ids),
+        (job_id, data_set, json.dumps(list(sites)), started, ids),
     )
-    return AlignmentRun(number, job_id, data_set, False, ids)
+    return AlignmentRun(number, job_id, data_set, State.RESERVED, ids, tuple(sites), started)
 
 
 def _drop(db: sqlite3.Connection, run: AlignmentRun) -> None:
     if db.execute("DELETE FROM alignments WHERE id = ? AND is_sent = 0", (run.number,)).rowcount:
         drop_array(db, run.ids)
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

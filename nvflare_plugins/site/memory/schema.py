@@ -60,7 +60,7 @@ STATEMENTS = (
 FROM_FORMAT_1 = ("DROP TABLE earlier_version", _EARLIER_VERSION)
 
 RELEASED_SUMS, PREDICTIONS = "released sums", "predictions"
-UNCHECKED, PERSONS = "runs whose added rows were not checked", "persons of budgets"
+UNCHECKED, PERSONS, SCORED = "runs whose added rows were not checked", "persons of budgets", "scored rows"
 COUNTS: Mapping[str, Mapping[str, str]] = {
     RELEASED_SUMS: {
         "keys": "<u8",
@@ -73,6 +73,7 @@ COUNTS: Mapping[str, Mapping[str, str]] = {
     PREDICTIONS: {"keys": "<u8", "counts": "<i8"},
     UNCHECKED: {"runs": "<i8"},
     PERSONS: {"keys": "<u8"},
+    SCORED: {"answered": "<u8", "rows": "<u8", "bits": "<i8", "day": "<i8"},
 }
 """The arrays that are kept for each data set, by purpose and name."""
 

@@ -123,6 +123,12 @@ class Consents(Document):
     class, whether another site has so many rows there by itself and whether another one lacks its part of them. A
     training shows sums over finer bins. Data sets with a privacy budget never take part.
     """
+    scoring: Flag = False
+    """Standing scoring as a passive party of vertical jobs. In the place of `vertical.predictions_per_row` a row has a
+    lifetime cap on distinct bits (`vertical.scoring_bits_per_row`) and this site a number of rows a day; a row whose
+    model and values are as before is answered for nothing. Data sets may be aligned anew as often a day as
+    `vertical.scoring_alignments_per_day` says, which tells the other parties which of their ids came and went.
+    """
     exact_use_of_budgeted_data: Flag = False
     """Jobs without differential privacy on a data set that has a privacy budget, in any role, and jobs on rows
     whose randomised buckets were sent. They are entered into no ledger: the budget then no longer bounds what others

@@ -184,7 +184,8 @@ def test_an_alignment_counts_before_its_first_id_leaves(tmp_path, monkeypatch):
     real = Channel.route
     monkeypatch.setattr(Channel, "route", listen)
     run(tmp_path, [{"train": one} for one in sets(2)])
-    assert heard and all(sent == [(1,)] for sent in heard)
+    assert heard and all(sent == [(2,)] for sent in heard)
+    assert told(memory_in(tmp_path / "party-a", "party-a"), "SELECT is_sent FROM alignments") == [(1,)], "has a result"
 
 
 def test_ids_that_are_not_different_are_a_callers_mistake(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
-from nvflare_plugins.site.memory.alignments import AlignmentRegistry
+from nvflare_plugins.site.memory.alignments import MOST_FAILURES, AlignmentRegistry
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy.values import Consents
 from tests.support.memories import changed, told
@@ -90,14 +91,79 @@ def test_what_a_killed_process_leaves_counts_only_if_something_may_have_left(tmp
         registry(tmp_path).reserve({"people": IDS}, "beside", SITES)
     process.kill()
     process.join()
+    after = registry(tmp_path)
     if sends:
         with pytest.raises(PolicyRefusal, match="in job killed"):
-            registry(tmp_path).reserve({"people": IDS}, "after", SITES)
-        return
-    after = registry(tmp_path)
-    after.mark_sent(after.reserve({"people": IDS}, "after", SITES))
-    assert told(Memory(tmp_path, "a"), "SELECT job_id, is_sent FROM alignments") == [("after", 1)]
+            after.reserve({"people": IDS[1:]}, "other ids", SITES)
+    runs = after.reserve({"people": IDS}, "after", SITES)
+    after.mark_sent(runs)
+    after.finish(runs, has_result=True)
+    killed = [("killed", 2)] if sends else []
+    assert told(Memory(tmp_path, "a"), "SELECT job_id, is_sent FROM alignments") == [*killed, ("after", 1)]
     assert not list(tmp_path.rglob("*.alive"))
+
+
+def fail(one: AlignmentRegistry, job_id: str, standing: bool = False) -> None:
+    runs = one.reserve({"people": IDS}, job_id, SITES, standing)
+    one.mark_sent(runs)
+    one.finish(runs, has_result=False)
+
+
+def test_a_failed_alignment_does_not_use_up_a_set(tmp_path):
+    one = registry(tmp_path)
+    fail(one, "job-1")
+    with pytest.raises(PolicyRefusal, match="try again with the same ids and sites"):
+        one.reserve({"people": IDS[1:]}, "fewer ids", SITES)
+    with pytest.raises(PolicyRefusal):
+        one.reserve({"people": IDS}, "other sites", ("a", "c"))
+    with pytest.raises(DataRefusal):
+        one.reserve({"others": IDS[:1]}, "other name", SITES)
+    runs = one.reserve({"people": IDS}, "job-2", SITES)
+    one.mark_sent(runs)
+    with pytest.raises(PolicyRefusal, match="wait until that job has ended"):
+        registry(tmp_path).reserve({"people": IDS}, "beside", SITES)
+    one.finish(runs, has_result=True)
+    with pytest.raises(PolicyRefusal, match=r"use the alignment of that job .alignment='job-2'"):
+        one.reserve({"people": IDS}, "job-3", SITES)
+
+
+def test_trials_of_a_failing_alignment_come_to_an_end(tmp_path):
+    """Each is a question: others may bring other ids to it."""
+    one = registry(tmp_path)
+    for number in range(MOST_FAILURES):
+        fail(one, f"job-{number}")
+    with pytest.raises(PolicyRefusal, match=r"has failed 3 times. Remedy: ask a to consent"):
+        one.reserve({"people": IDS}, "once more", SITES)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = datetime(2026, 11, 1, 3, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+def test_a_standing_alignment_is_refreshed_once_a_day(tmp_path):
+    clock = Clock()
+    one = AlignmentRegistry(Memory(tmp_path, "a"), Consents(scoring=True), per_day=1, clock=clock)
+    for night in range(3):
+        ids = [*IDS[night:], f"new in night {night}".encode()]  # returning ones, too
+        runs = one.reserve({"people": ids}, f"night-{night}", SITES, standing=True)
+        one.mark_sent(runs)
+        one.finish(runs, has_result=True)
+        with pytest.raises(PolicyRefusal, match=r"scoring_alignments_per_day.*wait a day"):
+            one.reserve({"people": ids}, "again", SITES, standing=True)
+        clock.now += timedelta(days=1, seconds=1)
+    with pytest.raises(PolicyRefusal):
+        one.reserve({"people": IDS}, "training", SITES, standing=False)
+
+
+def test_without_the_consent_there_is_no_standing_alignment(tmp_path):
+    one = registry(tmp_path)
+    one.finish(one.reserve({"people": IDS}, "job-1", SITES, standing=True), has_result=True)
+    with pytest.raises(PolicyRefusal, match=r"consents.recompute_with_changes, consents.scoring"):
+        one.reserve({"people": IDS}, "job-2", SITES, standing=True)
 
 
 def test_a_reservation_whose_memory_was_replaced_is_not_sent(tmp_path):
@@ -114,6 +180,7 @@ def test_the_mark_of_a_running_job_is_private_and_goes_with_it(tmp_path):
     (mark,) = tmp_path.rglob("*.alive")
     assert mark.stat().st_mode & 0o777 == 0o600 and not mark.read_bytes()
     one.mark_sent(runs)
+    one.finish(runs, has_result=True)
     assert not list(tmp_path.rglob("*.alive"))
     assert b"person-" not in Memory(tmp_path, "a").path.read_bytes()
 

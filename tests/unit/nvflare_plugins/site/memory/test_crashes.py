@@ -92,7 +92,7 @@ def all_of_it_is_there_or_none(folder: Path, said: list[str]) -> None:
         "sums": "SELECT 1 FROM row_counts JOIN arrays ON arrays.id = array WHERE name = 'sizes' AND length = 1",
         "predicted": "SELECT 1 FROM row_counts WHERE purpose = 'predictions'",
         "sent": "SELECT 1 FROM sent_rows",
-        "aligned": "SELECT 1 FROM alignments WHERE job_id = 'aligned' AND is_sent = 1",
+        "aligned": "SELECT 1 FROM alignments WHERE job_id = 'aligned' AND is_sent > 0",
         "complete": "SELECT 1 FROM runs WHERE state = 'complete' AND trees = 7",
     }
     found = [name for name, query in holds.items() if told(memory, query)]
