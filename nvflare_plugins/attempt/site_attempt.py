@@ -293,10 +293,10 @@ def open_attempt(
         VeilBoostError: what ended the attempt; a refusal of the privacy ledger becomes a ``PolicyRefusal``.
     """
     folder = RunFolder(context.runs, context.job_id).create()
-    if context.number > 1:
-        put_aside(folder.evidence, context.number, context.identity.sign if context.identity.is_signed else None)
     channel = Channel(context.site, context.sites, context.job_id, context.attempt, transport, timeout_s)
     try:
+        if context.number > 1:
+            put_aside(folder.evidence, context.number, context.identity.sign if context.identity.is_signed else None)
         path = folder.evidence / export_name(context.site)
         evidence = EvidenceLog(path, context.site, context.job_id, channel.attempt, job.profile)
     except FileExistsError:

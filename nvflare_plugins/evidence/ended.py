@@ -49,6 +49,7 @@ def put_aside(evidence: Path, number: int, signer: Signer | None, clock: Callabl
         signer: signs with this party's certificate key, as in the sessions before; None where there is none.
 
     Raises:
+        FileExistsError: evidence was put aside for an attempt of this number already, which is never overwritten.
         OSError: it cannot be moved.
     """
     aside = evidence.with_name(before_attempt(number))
@@ -58,6 +59,9 @@ def put_aside(evidence: Path, number: int, signer: Signer | None, clock: Callabl
     if not names:
         return
     aside.mkdir(mode=0o755, exist_ok=True)
+    there = [name for name in names if (aside / name).exists()]
+    if there:
+        raise FileExistsError(f"evidence before attempt {number} exists already: {there[0]}")
     for name in names:
         os.replace(evidence / name, aside / name)
     for folder in (aside, evidence, evidence.parent):

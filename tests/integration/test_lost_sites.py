@@ -106,6 +106,15 @@ def test_evidence_of_the_ended_attempt_stays_and_holds(tmp_path):
     assert {read_log(path).completed for path in last} == {True}
 
 
+def test_two_attempts_of_one_number_are_refused(tmp_path):
+    federation, training = Federation(tmp_path), waiting()
+    federation.give_data("train", table(200))
+    lose(federation, training, 1, on_progress=dies_after("site-2", 1))
+    lose(federation, training, 2, on_progress=dies_after("site-2", 2))
+    outcomes = federation.run(training, "job", number=2)
+    assert all(isinstance(one, ConfigurationError) and "evidence" in str(one) for one in outcomes.values())
+
+
 def test_a_first_attempt_never_writes_over_evidence(tmp_path):
     federation, training = Federation(tmp_path), waiting()
     federation.give_data("train", table(200))

@@ -23,12 +23,15 @@ WAITING = {"num_rounds": ROUNDS, "on_lost_site": "wait", "tracking": False}
 
 
 def submitted(poc: Poc, outcome: dict) -> threading.Thread:
-    """Run the job in a thread of its own; ``outcome`` is filled with its id, status and result."""
+    """Run the horizontal job in a thread of its own."""
+    return in_thread(poc, outcome, JOBS / "horizontal_masks", {**WAITING, **outcome.pop("changes", {})})
+
+
+def in_thread(poc: Poc, outcome: dict, job: Path, changes: dict) -> threading.Thread:
+    """Run a job in a thread of its own; ``outcome`` is filled with its id, status and result."""
 
     def run() -> None:
-        job_id, status, result = poc.run_job(
-            JOBS / "horizontal_masks", changes={**WAITING, **outcome.pop("changes", {})}
-        )
+        job_id, status, result = poc.run_job(job, changes=changes)
         outcome.update(job_id=job_id, status=status, result=result)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -152,3 +155,49 @@ def test_a_site_that_does_not_come_back_ends_the_job_at_the_deadline(tmp_path: P
         summary = json.loads(next(outcome["result"].rglob("veilboost/summary.json")).read_text())
         assert "not back within lost_site_deadline_s (15 s): site-2" in summary["reason"]
         wait_until(lambda: not job_processes(poc, job_id), 60)
+
+
+def test_a_killed_party_of_a_vertical_job_costs_a_round(tmp_path: Path) -> None:
+    """Real keys and alignment: the next attempt goes on with a new key, and the model is that of an undisturbed job."""
+    job, rounds = JOBS / "vertical_paillier", {"num_rounds": 8, "alignment": "first"}
+    with Poc(tmp_path / "poc", scenario="vertical") as poc:
+        whole, status, _ = poc.run_job(job, changes=rounds)
+        assert status == "FINISHED:COMPLETED"
+        outcome: dict = {}
+        thread = in_thread(poc, outcome, job, {**rounds, "alignment": whole, "on_lost_site": "wait"})
+        job_id = job_of(poc, {whole})
+        wait_until(lambda: (poc.kits / "site-2" / "veilboost_runs" / job_id / "checkpoint-4.json").exists(), 300)
+        (pid,) = job_processes(poc, job_id, "site-2")
+        os.kill(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        wait_until(lambda: attempts(poc, "site-1", job_id) == 2, 90)
+        print(f"vertical: the next attempt began {time.monotonic() - killed:.1f} s after a process was killed")
+        thread.join(400)
+        assert outcome["status"] == "FINISHED:COMPLETED"
+        assert re.search(f"resuming {job_id} after [4-8] rounds", site_log(poc, "site-3", job_id))
+        folder = poc.kits / "site-1" / "veilboost_runs"
+        assert len({(folder / name / "masked_model.json").read_bytes() for name in (whole, job_id)}) == 1
+        assert verifies_all(poc, outcome).returncode == 0
+
+
+def test_a_killed_site_of_a_private_job_is_charged_once(tmp_path: Path) -> None:
+    with Poc(tmp_path / "poc", scenario="private") as poc:
+        outcome: dict = {}
+        thread = in_thread(poc, outcome, JOBS / "private_trees_default", {"on_lost_site": "wait"})
+        job_id = job_of(poc, set())
+        wait_until(lambda: rounds_done(poc, "site-2", job_id) >= 1, 200)
+        (pid,) = job_processes(poc, job_id, "site-2")
+        os.kill(pid, signal.SIGKILL)
+        thread.join(400)
+        assert outcome["status"] == "FINISHED:COMPLETED" and attempts(poc, "site-1", job_id) == 2
+        spent = [
+            float(said[1])
+            for site in SITES
+            for said in [re.search(r"this job has spent epsilon ([0-9.]+)", site_log(poc, site, job_id))]
+            if said is not None
+        ]
+        config = json.loads((JOBS / "private_trees_default/app/config/config_fed_server.json").read_text())
+        assert len(spent) == 3 and max(spent) <= config["workflows"][0]["args"]["job"]["epsilon"]
+        evidence = poc.kits / "site-1" / "veilboost_runs" / job_id / "evidence"
+        assert "replayed" in next(evidence.glob("*.jsonl")).read_text()
+        assert verifies_all(poc, outcome).returncode == 0

@@ -70,6 +70,18 @@ def test_a_signed_session_is_sealed_with_the_same_key(tmp_path):
     assert read_log(path).seal["signature"] == "02" and len(signed) == 1
 
 
+def test_evidence_that_was_put_aside_is_never_overwritten(tmp_path):
+    """A server that gives two attempts one number does not make a site forget what it recorded of the first."""
+    killed(tmp_path, 1)
+    put_aside(tmp_path / "evidence", 2, None)
+    (kept,) = set_aside(tmp_path)[2]
+    content = kept.read_bytes()
+    killed(tmp_path, 2)
+    with pytest.raises(FileExistsError):
+        put_aside(tmp_path / "evidence", 2, None)
+    assert kept.read_bytes() == content
+
+
 def test_a_finished_log_stays_as_it_is(tmp_path):
     log = EvidenceLog(tmp_path / "evidence" / export_name("site-1"), "site-1", "job", "aa", "masks")
     log.end("aborted", "another site")

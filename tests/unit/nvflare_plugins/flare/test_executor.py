@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from he_processors.errors import (
     ProtocolError,
 )
 from nvflare_plugins.attempt.job_context import JobResult
+from nvflare_plugins.evidence.ended import MAX_ATTEMPTS
 from nvflare_plugins.flare import executor, timeouts
+from nvflare_plugins.flare.attempt import FAILED, INTERRUPTED
 from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.executor import (
     JobTask,
@@ -25,6 +28,7 @@ from nvflare_plugins.flare.executor import (
     error_text,
     load_identity,
 )
+from nvflare_plugins.flare.kept_jobs import is_noted
 from nvflare_plugins.flare.pieces import MAX_FRAME_BYTES
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.site.memory.store import NAME
@@ -176,3 +180,75 @@ def test_results_go_where_the_policy_says_and_its_changes_are_logged(
     run_idle(context)
     (text,) = [r.getMessage() for r in caplog.records if "policy has changed" in r.getMessage()]
     assert text.endswith("since the last job here: consents.exact_cuts, min_sites")
+
+
+# -- jobs that wait for lost sites -------------------------------------------------------------------------------------
+
+WAITING = HorizontalJob("train", "y", on_lost_site="wait")
+
+
+@pytest.mark.parametrize("number", [0, -1, MAX_ATTEMPTS + 1, "2", 2.0, True, None])
+def test_an_attempt_that_a_job_cannot_have_is_refused(number) -> None:
+    with pytest.raises(ProtocolError, match="an attempt that this job cannot have"):
+        JobTask.from_shareable(task(job=WAITING.to_dict(), number=number), "site-1", HorizontalJob)
+
+
+def test_only_a_job_that_waits_has_a_second_attempt() -> None:
+    assert JobTask.from_shareable(task(job=WAITING.to_dict(), number=2), "site-1", HorizontalJob).number == 2
+    with pytest.raises(ProtocolError, match="an attempt that this job cannot have"):
+        JobTask.from_shareable(task(number=2), "site-1", HorizontalJob)
+
+
+def waiting_task(attempt: str, number: int) -> Shareable:
+    data = work_task()
+    data.update({"job": WAITING.to_dict(), "attempt": attempt, "number": number})
+    return data
+
+
+def test_a_process_takes_no_part_where_the_one_before_it_died(tmp_path: Path) -> None:
+    """FLARE gives it the dead process's task: it says so, stays noted, and is there for the next attempt."""
+    context, run, taken = flare_context(tmp_path), tmp_path / "job", []
+    run.mkdir()
+
+    def ended_by_the_server(job, context, transport, timeout_s, progress):
+        taken.append(context.number)
+        raise JobAborted("site-2 is lost")
+
+    with executor_that(ended_by_the_server) as first:
+        assert first.execute(TRAIN_TASK, waiting_task("aa" * 16, 1), context, Signal())["status"] == FAILED
+    assert is_noted(run)
+    with executor_that(ended_by_the_server) as second:
+        reply = second.execute(TRAIN_TASK, waiting_task("aa" * 16, 1), context, Signal())
+        assert reply["status"] == INTERRUPTED and "another one is there" in reply["error"] and is_noted(run)
+        second.execute(TRAIN_TASK, waiting_task("bb" * 16, 2), context, Signal())
+    assert taken == [1, 2]
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("no such column"), MemoryError(), ValueError("secret")])
+def test_a_site_that_fails_by_itself_is_not_started_again(tmp_path: Path, error: Exception) -> None:
+    context, run = flare_context(tmp_path), tmp_path / "job"
+    run.mkdir()
+
+    def fails(*of):
+        assert is_noted(run)
+        raise error
+
+    with executor_that(fails) as failing:
+        assert failing.execute(TRAIN_TASK, waiting_task("aa" * 16, 1), context, Signal())["status"] == FAILED
+    assert not is_noted(run)
+
+
+def test_what_flare_aborts_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nvflare_plugins.flare.work.STOP_REASON_S", 0.0)
+    context, run, signal = flare_context(tmp_path), tmp_path / "job", Signal()
+    run.mkdir()
+
+    def waits(job, context, transport, timeout_s, progress):
+        signal.trigger(True)
+        while transport.abort_reason is None:
+            time.sleep(0.01)
+        raise JobAborted(transport.abort_reason)
+
+    with executor_that(waits) as aborted:
+        aborted.execute(TRAIN_TASK, waiting_task("aa" * 16, 1), context, signal)
+    assert not is_noted(run)

@@ -8,13 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from nvflare.apis.fl_constant import FLContextKey, FLMetaKey
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, FLMetaKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 
 from nvflare_plugins.flare import kept_jobs
 from nvflare_plugins.flare.kept_jobs import NOTE, KeptJob, is_noted, keep_jobs, note_over, note_waiting, rejoin_jobs
+from nvflare_plugins.flare.site_guard import SiteGuard
 
 JOB = "3392feae-8935-4144-8c27-c7aa221c04c0"
 
@@ -141,6 +143,19 @@ def joined(workspace: Workspace) -> tuple[list[str], list[tuple]]:
 def test_a_job_that_waited_is_joined_again_with_what_flare_has_deployed(workspace):
     deployed(workspace)
     assert joined(workspace) == ([JOB], [(JOB, {"job_id": JOB})])
+
+
+@pytest.mark.parametrize(("kit", "joins"), [("fed_client.json", [JOB]), ("fed_server.json", [])])
+def test_the_guard_of_a_site_joins_them_once_flare_has_registered(workspace, kit, joins):
+    deployed(workspace)
+    (Path(workspace.get_startup_kit_dir()) / kit).write_text("{}")
+    started: list[str] = []
+    context = FLContext()
+    context.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True, sticky=False)
+    engine = SimpleNamespace(start_app=lambda job_id, meta: started.append(job_id))
+    context.set_prop(ReservedKey.ENGINE, engine, private=True, sticky=False)
+    SiteGuard().handle_event(EventType.SYSTEM_START, context)
+    assert started == joins
 
 
 def test_a_job_that_did_not_wait_is_not_joined(workspace):

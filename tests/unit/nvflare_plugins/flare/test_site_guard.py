@@ -19,6 +19,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.workspace import Workspace
+from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authz import AuthorizationService
 from nvflare.private.admin_defs import Message
@@ -50,6 +51,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(AuthorizationService, "the_authorizer", FLAuthorizer("org", without_denied(RIGHTS)))
     monkeypatch.setattr(AppAuthzService, "app_validator", DefaultAppValidator("client"))
+    monkeypatch.setattr(ClientProcessJobLauncher, "launch_job", ClientProcessJobLauncher.launch_job)
     monkeypatch.setattr(AuditService, "the_auditor", None)
     AuditService.initialize(str(tmp_path / "audit.log"))
     monkeypatch.setattr(PrivacyService, "manager", None, raising=False)

@@ -1,0 +1,170 @@
+"""Every kind of job that waits, under controller and executors: a process dies, and another comes in its place."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.utils.class_utils import instantiate_class
+
+from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS
+from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.flare import controller as controllers
+from nvflare_plugins.flare.attempt import COMPLETED, FAILED, INTERRUPTED
+from nvflare_plugins.flare.controller import TRAIN_TASK
+from nvflare_plugins.flare.kept_jobs import NOTE
+from nvflare_plugins.flare.kinds import KINDS
+from nvflare_plugins.flare.transport import TOPIC_FRAME
+from nvflare_plugins.recipes.job_recipe import JobRecipe
+from nvflare_plugins.site.setup import set_up
+from tests.conformance.kind_cases import CASES
+from tests.support.flare_job import JOB_ID, Finished, _Context, components
+from tests.support.flare_network import FakeCell, Network
+from tests.support.parties import Parties
+
+KINDS_THAT_WAIT = sorted(
+    name for name, kind in KINDS.items() if set(LOST_SITE_FIELDS) <= set(kind.job.__dataclass_fields__)
+)
+LOST = "site-2"
+FRAMES = {"private_trees": (7, 5)}  # a small job has few
+
+
+class Federation:
+    """A job's server and sites, each in threads; FLARE's part is what this class does.
+
+    Args:
+        dies_after: frames that the lost site sends before its process dies, for each of its processes in turn.
+        comes_back: another process is started in the place of one that died.
+    """
+
+    def __init__(self, recipe: JobRecipe, parties: Parties, dies_after: list[int], comes_back: bool = True) -> None:
+        self.controller, self._executor = components(recipe, parties.folder / "exported")
+        self._parties, self._dies_after, self._comes_back = parties, dies_after, comes_back
+        self._network, self._signal = Network(), Signal()
+        self._server = parties.folder / "server"
+        self._frames: set[tuple[object, ...]] = set()
+        self._threads: list[threading.Thread] = []
+        self._dead: set[object] = set()
+        self._over = threading.Event()
+        self.task: Any = None
+        self.reports: list[tuple[str, int, dict[str, Any]]] = []
+
+    def run(self) -> Finished:
+        parties, said = self._parties, []
+        roots = {"server": self._server, **{site: parties.workspace(site) for site in parties.sites}}
+        for root in roots.values():
+            set_up(root)
+            (root / JOB_ID).mkdir(exist_ok=True)  # FLARE makes it
+        self._network.rule = self._rule
+        clients = [SimpleNamespace(name=site, get_fqcn=lambda site=site: site) for site in parties.sites]
+        cell = FakeCell(self._network, f"server.{JOB_ID}")
+        context = self._context = _Context("server", self._server, cell, get_clients=lambda: clients)
+        controller = self.controller
+        controller._engine = context.engine
+        controller.broadcast, controller.cancel_task = self._broadcast, lambda task: None
+        controller.system_panic = lambda reason, fl_ctx: said.append(reason)
+        controller.control_flow(self._signal, context)
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+        return Finished(parties, self._server, said[0] if said else None, {}, {})
+
+    def _broadcast(self, task: Any, **_: Any) -> None:
+        is_first, self.task = self.task is None, task
+        for site in self._parties.sites if is_first else ():
+            self._start(site)
+
+    def _start(self, site: str) -> None:
+        self._threads.append(threading.Thread(target=self._process, args=(site,)))
+        self._threads[-1].start()
+
+    def _process(self, site: str) -> None:
+        """Be a site's process: take what task there is, hand its report over, look for the next."""
+        component = instantiate_class(self._executor["path"], self._executor["args"])
+        cell = FakeCell(self._network, f"{site}.{JOB_ID}", site)
+        own = _Context(site, self._parties.workspace(site), cell)
+        component.handle_event(EventType.START_RUN, own)
+        done = None
+        while not self._over.is_set() and cell not in self._dead:
+            task = self.task
+            if task is done:
+                self._over.wait(0.02)
+                continue
+            reply = component.execute(TRAIN_TASK, Shareable(json.loads(json.dumps(task.data))), own, self._signal)
+            done = task
+            if cell not in self._dead:
+                self.reports.append((site, task.data["number"], dict(reply)))
+                client = SimpleNamespace(name=site)
+                task.result_received_cb(SimpleNamespace(client=client, result=reply), own)
+                component.handle_event(EventType.AFTER_SEND_TASK_RESULT, own)
+        if cell not in self._dead:
+            component.handle_event(EventType.END_RUN, own)
+            return
+        component._ready.end()
+        component._beats.stop()
+        if self._comes_back:
+            self._start(site)
+        else:  # in the end FLARE notices
+            self._context.set_prop(FLContextKey.DISCONNECTED_CLIENT_NAME, site, private=True, sticky=False)
+            self.controller.handle_event(EventType.CLIENT_DISCONNECTED, self._context)
+
+    def _rule(self, origin: str, topic: str, message: Message) -> int:
+        cell = self._network.cells[origin]
+        if cell in self._dead:
+            raise RuntimeError("the process is dead")
+        if topic == TOPIC_FRAME and origin == f"{LOST}.{JOB_ID}" and self._dies_after:
+            self._frames.add(tuple(message.headers["veilboost"]))
+            if len(self._frames) > self._dies_after[0]:
+                self._frames.clear()
+                self._dies_after.pop(0)
+                self._dead.add(cell)
+                raise RuntimeError("the process is dead")
+        return 1
+
+
+def waiting(name: str, **fields: Any) -> JobRecipe:
+    case = CASES[name]
+    return case.recipe(name, **{**case.least, **case.fields, "on_lost_site": "wait", **fields})
+
+
+@pytest.mark.parametrize("name", KINDS_THAT_WAIT)
+def test_a_job_survives_processes_that_die_and_all_its_evidence_holds(tmp_path: Path, name: str) -> None:
+    federation = Federation(waiting(name), CASES[name].give(tmp_path), list(FRAMES.get(name, (12, 9))))
+    finished = federation.run()
+    assert finished.reason is None, finished.reason
+    assert finished.summary["status"] == COMPLETED and finished.summary["attempts"] == 3
+    last = [report["status"] for _, number, report in federation.reports if number == 3]
+    assert last == [COMPLETED] * len(finished.parties.sites)
+    # FLARE gives the task of a dead process to the one in its place, which says so and takes no part.
+    again = [report for site, number, report in federation.reports if site == LOST and number < 3]
+    assert {report["status"] for report in again} <= {INTERRUPTED, FAILED} and again[0]["status"] == INTERRUPTED
+    assert not list(tmp_path.rglob(NOTE))
+    evidence = verify([finished.evidence.parent])
+    assert evidence.sound, [audit.failures for audit in evidence.attempts]
+    assert len(evidence.attempts) == 3 and [audit.completed for audit in evidence.attempts].count(True) == 1
+    for site in finished.parties.sites:
+        assert "Attempt 3" in " ".join(json.loads((finished.folder(site) / "run.json").read_text())["notes"])
+
+
+def test_a_site_that_does_not_come_back_ends_the_job_at_its_deadline(tmp_path: Path) -> None:
+    recipe = waiting("horizontal", lost_site_deadline_s=0.5)
+    federation = Federation(recipe, CASES["horizontal"].give(tmp_path), [12], comes_back=False)
+    finished = federation.run()
+    assert f"not back within lost_site_deadline_s (0.5 s): {LOST}" in finished.reason
+    assert finished.summary["status"] == FAILED and finished.reason.endswith(finished.summary["reason"])
+    assert not list(tmp_path.rglob("model.json"))
+
+
+def test_a_process_that_always_dies_ends_the_job(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(controllers, "MOST_ATTEMPTS", 3)
+    finished = Federation(waiting("horizontal"), CASES["horizontal"].give(tmp_path), [3] * 9).run()
+    assert "the last that a job has" in finished.reason and finished.summary["attempts"] == 3
