@@ -61,9 +61,11 @@ bench-he: $(STAMP)
 	-$(BIN)/python -m pip install --quiet "sf-heu==0.5.2b0"  # a peer; reported as absent where it does not install
 	$(BIN)/python -m tests.bench.bench_he
 
+bench-vertical: BINS_32 = paillier_3072 elgamal elgamal_14 elgamal_guarded
 bench-vertical: $(STAMP)
 	$(BIN)/python -m pip install --quiet -e ".[bench]"
 	$(BIN)/python -m tests.bench.bench_vertical
+	$(BIN)/python -m tests.bench.bench_vertical --bins 32 --only $(BINS_32)
 
 bench-cuda: $(STAMP)
 	$(BIN)/python -m pip install --quiet -e ".[cuda]"

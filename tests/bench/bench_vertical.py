@@ -13,6 +13,11 @@ trees:
         bytes_to_passive, bytes_to_active          per tree
         peak_mb                largest memory by party, table and XGBoost included
         part_of_paillier_3072  of its core-seconds in the same run
+    elgamal_guarded        likewise, 32 bins at most; the guard is a stage of the passive party, its cap on sums is off
+    ..., wall_over_core    wall seconds of the trees after the first, over the core-seconds of both parties
+         wall_over_busy    likewise, over the times in which each party worked: what a busy machine stretches, it
+                           stretches both
+         busy_share, both_busy_share   of that time in which each party worked, and both did
     native_column_split_s_per_tree, native_column_split_core_s_per_tree   XGBoost's own, three processes, unprotected
     plain_over_native      quotient of wall seconds, medians of the trees; plain_over_native_core of CPU seconds
     flare_added_s_per_tree what a job in FLARE's simulator (3 processes, sealed messages, evidence) adds to plain
@@ -25,6 +30,7 @@ Run: make bench-vertical, or python -m tests.bench.bench_vertical [--bins 32] [-
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -37,6 +43,7 @@ os.environ.setdefault("VEILBOOST_THREADS", "1")  # core-seconds are compared: on
 from he_processors.bignum.registry import AUTO, open_backend
 from he_processors.curve.registry import open_curve
 from he_processors.paillier.keys import generate_paillier_key
+from nvflare_plugins.data_sets.declaration import VerticalRules
 from tests.bench.horizontal_data import CREDIT_CARD, TableShape, arrays, generate
 from tests.bench.vertical_parties import VerticalRun, Workload, busy_s, run_central, run_native, run_vertical
 from tests.support.vertical_federation import first_difference
@@ -73,7 +80,7 @@ TARGETS = {
     ("", "phe_over_ours"): 60.0,
     ("", "plain_over_native"): 1.5,
 }
-PARTS = (*SCHEMES, "plain", "native", "flare", "phe")
+PARTS = (*SCHEMES, "elgamal_guarded", "plain", "native", "flare", "phe")
 
 
 def main() -> None:
@@ -98,6 +105,11 @@ def main() -> None:
             _say(name)
             run = run_vertical(workload, scheme, size)
             results[name] = {"identical_to_central": _is_equal(run, central), **_figures(run)}
+    if "elgamal_guarded" in options.only:
+        _say("elgamal_guarded")
+        few = min(options.bins, VerticalRules().max_bins)
+        fewer = dataclasses.replace(workload, params={**workload.params, "max_bin": few})
+        results["elgamal_guarded"] = {"bins": few, **_figures(run_vertical(fewer, "elgamal", 40, guarded=True))}
     if "native" in options.only:
         wall, cpu = run_native(workload)
         results["native_column_split_s_per_tree"], results["native_column_split_core_s_per_tree"] = wall, cpu
@@ -155,6 +167,7 @@ def _overlap(run: VerticalRun) -> dict[str, object]:
     core_s = sum(party.cpu_s for party in run.parties) / len(run.round_ends)
     found = {
         "wall_over_core": (end - begin) / n / core_s,
+        "wall_over_busy": 1 / sum(float(of_party.mean()) for of_party in busy),
         "busy_share": [float(of_party.mean()) for of_party in busy],
         "both_busy_share": float(np.logical_and.reduce(busy).mean()),
         "load": os.getloadavg()[0],

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import multiprocessing
 import resource
+import tempfile
 import threading
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,9 +30,12 @@ from he_processors.elgamal.small_logarithms import SmallLogarithms
 from he_processors.errors import JobAborted
 from he_processors.okamoto_uchiyama.keys import generate_okamoto_uchiyama_key
 from he_processors.paillier.keys import generate_paillier_key
+from nvflare_plugins.data_sets.declaration import VerticalRules
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.active.key_owner import PrecomputingKeyOwner
 from nvflare_plugins.vertical.active.training import LabelledSet, OwnColumns, VerticalSettings, train_vertical
+from nvflare_plugins.vertical.guards.guards import Guard
 from nvflare_plugins.vertical.model.model import merge
 from nvflare_plugins.vertical.model.private_table import table_from_json, table_to_json
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
@@ -123,24 +129,32 @@ class StageClock:
         return call
 
 
-def run_vertical(workload: Workload, scheme: str, size: int) -> VerticalRun:
+def run_vertical(workload: Workload, scheme: str, size: int, guarded: bool = False) -> VerticalRun:
     """Train with one process for each party.
 
     Args:
         scheme: "paillier", "okamoto_uchiyama", "elgamal" or "plain".
         size: the key's length, or elgamal's fraction bits.
+        guarded: the passive parties count what they give, and keep what their rules do not let go.
     """
     pipes, processes = [], []
     for number in range(1, len(workload.widths)):
         mine, theirs = _SPAWN.Pipe()
-        arguments = (theirs, workload.part(number), workload.params.get("max_bin", 256), scheme, workload.num_rounds)
+        arguments = (
+            theirs,
+            workload.part(number),
+            workload.params.get("max_bin", 256),
+            scheme,
+            workload.num_rounds,
+            guarded,
+        )
         process = _SPAWN.Process(target=_passive_process, args=arguments, daemon=True)
         process.start()
         theirs.close()
         pipes.append(mine)
         processes.append(process)
     mine, theirs = _SPAWN.Pipe()
-    arguments = (theirs, pipes, workload, scheme, size)
+    arguments = (theirs, pipes, workload, scheme, size, guarded)
     active = _SPAWN.Process(target=_active_process, args=arguments)
     active.start()
     theirs.close()
@@ -196,7 +210,7 @@ class _PipeLink:
 
 
 def _passive_process(
-    pipe: Connection, columns: NDArray[np.float32], max_bin: int, scheme: str, num_rounds: int
+    pipe: Connection, columns: NDArray[np.float32], max_bin: int, scheme: str, num_rounds: int, guarded: bool
 ) -> None:
     clock = StageClock()
     encrypted_scheme.sum_bins = clock.timed("histogram", encrypted_scheme.sum_bins)
@@ -212,7 +226,8 @@ def _passive_process(
     if scheme == "plain":
         maker.sum_bins = clock.timed("histogram", maker.sum_bins)
     names = [f"x{j}" for j in range(columns.shape[1])]
-    party = PassiveParty([columns], names, max_bin, maker, most_trees=num_rounds)
+    guard = _guard(len(columns), scheme, clock) if guarded else None
+    party = PassiveParty([columns], names, max_bin, maker, None, guard, most_trees=num_rounds)
     answer, prepare = clock.timed("other", party.answer), clock.timed("prepare", party.prepare)
     started = 0.0
     while True:
@@ -237,14 +252,34 @@ def _passive_process(
                 pipe.send_bytes(f"failed: {type(error).__name__}: {error}".encode())
 
 
-def _active_process(out: Connection, pipes: Sequence[Connection], workload: Workload, scheme: str, size: int) -> None:
+def _guard(n_rows: int, scheme: str, clock: StageClock) -> Guard:
+    """Return a guard of the default rules but for the cap on sums, which would end the giving after some trees."""
+    folder = tempfile.TemporaryDirectory(prefix="veilboost-bench-")
+    memory = Memory(Path(folder.name), "passive")
+    sums_per_set = 4 if scheme == "elgamal" else 2
+    guard = Guard.open(
+        VerticalRules(max_sums_per_row=10**6),
+        memory,
+        "bench",
+        [str(i) for i in range(n_rows)],
+        sums_per_set=sums_per_set,
+    )
+    for method in ("admit_root", "admit", "charge_splits"):
+        setattr(guard, method, clock.timed("guard", getattr(guard, method)))
+    weakref.finalize(guard, folder.cleanup)
+    return guard
+
+
+def _active_process(
+    out: Connection, pipes: Sequence[Connection], workload: Workload, scheme: str, size: int, guarded: bool
+) -> None:
     try:
-        out.send(("done", _train(pipes, workload, scheme, size)))
+        out.send(("done", _train(pipes, workload, scheme, size, guarded)))
     except Exception as error:
         out.send(("failed", f"{type(error).__name__}: {error}"))
 
 
-def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, size: int) -> VerticalRun:
+def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, size: int, guarded: bool) -> VerticalRun:
     setup_started = time.perf_counter()
     clock = StageClock()
     SmallLogarithms.find = clock.timed("search", SmallLogarithms.find)
@@ -261,7 +296,7 @@ def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, size: i
     names = [f"f{i}" for i in range(workload.features.shape[1])]
     params = check_vertical_parameters(workload.params, names)
     own = LabelledSet("train", workload.part(0), workload.label)
-    settings = VerticalSettings(workload.num_rounds, deadline_s=_DEADLINE_S)
+    settings = VerticalSettings(workload.num_rounds, guarded=guarded, deadline_s=_DEADLINE_S)
     setup_s = time.perf_counter() - setup_started
     ends: list[float] = []
     round_ends: list[float] = []
