@@ -22,7 +22,7 @@ TYPED := he_processors dp_components nvflare_plugins jobs poc_workspace
 # Tests side by side; a process without any left takes some of the others, so that no core waits for the longest file.
 PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo lint test test-all simulate fuzz matrix bench-horizontal bench-he bench-vertical bench-cuda bench-dp clean
+.PHONY: demo lint test test-all simulate mutants fuzz matrix bench-horizontal bench-he bench-vertical bench-cuda bench-dp clean
 
 demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)")
@@ -48,6 +48,10 @@ simulate: $(STAMP)
 fuzz: $(STAMP)
 	-$(BIN)/python -m pip install --quiet atheris
 	$(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) $(if $(TARGET),--target "$(TARGET)")
+
+# Planted defects, and how many seeds each survives: a quarter of an hour.
+mutants: $(STAMP)
+	$(BIN)/python -m tests.simulation.mutants --jobs $(JOBS)
 
 # Under every Python, XGBoost and FLARE that this machine can install: about ten minutes each.
 matrix:

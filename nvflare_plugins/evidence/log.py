@@ -508,6 +508,7 @@ class _Lines:
     def __init__(self, path: Path, mode: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        self._folder: Path | None = path.parent  # until the file's name is on the disk
         self._pending = bytearray()
 
     def add(self, line: bytes) -> None:
@@ -521,6 +522,9 @@ class _Lines:
     def sync(self) -> None:
         self.drain()
         os.fsync(self._descriptor)
+        if self._folder is not None:
+            _sync_folder(self._folder)
+            self._folder = None
 
     def close(self) -> None:
         if self._descriptor >= 0:

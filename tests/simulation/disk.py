@@ -52,6 +52,13 @@ class Disk:
             for path in (Path(folder) / name for name in names if _is_tracked(name)):
                 self._content[path.stat().st_ino] = path.read_bytes()
 
+    def synced(self, path: Path) -> None:
+        """Take note that a file or a folder was synced."""
+        if path.is_dir():
+            self.sync_folder(path)
+        else:
+            self.sync_file(path, path.stat().st_ino)
+
     def sync_folder(self, folder: Path) -> None:
         """Take note that a folder was synced."""
         self._names[folder] = {entry.name: entry.inode() for entry in os.scandir(folder) if entry.is_file()}
@@ -170,7 +177,7 @@ class Disks:
                 self._die(owner)
             facts = os.fstat(descriptor)
             if stat.S_ISDIR(facts.st_mode):
-                disk.sync_folder(path)
+                disk.synced(path)
                 return
             if path.name.endswith(".partial") and disk.room is not None and not path.name.endswith(".jsonl.partial"):
                 self._take_room(disk, facts.st_size)  # written through a buffer, which passes this module by

@@ -26,6 +26,7 @@ class Plan:
         is_tampered: bytes are changed on their way, which only a hostile server or relay does.
         killed: machines that die, if they live so long.
         aborted_s: when an operator aborts the job.
+        hung: a machine whose work stands still, and since when.
         is_full: a disk is full.
         is_clock_wrong: one shows another time than the others'.
         has_twin: the same job is submitted a second time while the first one runs.
@@ -38,6 +39,7 @@ class Plan:
     is_harmless: bool = True
     killed: str | None = None
     aborted_s: float | None = None
+    hung: tuple[str, float] | None = None
     is_full: bool = False
     is_clock_wrong: bool = False
     has_twin: float | None = None
@@ -94,6 +96,8 @@ def plan_of(seed: int, sites: Sequence[str]) -> Plan:
         (18, _pause),
         (18, _death),
         (7, _full_disk),
+        (4, _hang),
+        (2, _very_slow_disk),
         (7, _long_silence),
         (6, _operator),
         (14, _tampering),
@@ -108,7 +112,7 @@ def plan_of(seed: int, sites: Sequence[str]) -> Plan:
         plan.has_twin = dice.choice([0.0, dice.uniform(0, 2), 20.0])
         plan.words.append(f"the job is submitted a second time at {plan.has_twin:.2f} s")
     may_come_back = not plan.is_tampered and not plan.is_harmless
-    if may_come_back and dice.random() < 0.6:
+    if may_come_back and plan.hung is None and dice.random() < 0.6:
         plan.comes_back = True
         plan.words.append("afterwards all machines are there again, and so is the job")
     return plan
@@ -129,7 +133,16 @@ def _bad_clocks(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
 
 
 def _slow_disk(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
-    owner, longest, slow = dice.choice([*sites, SERVER]), dice.choice([0.1, 2.0]), random.Random(f"disk {plan.seed}")
+    _slow(plan, dice.choice([*sites, SERVER]), dice.choice([0.1, 2.0]))
+
+
+def _very_slow_disk(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
+    """Work takes longer than silence is suffered; signs of life must go on."""
+    _slow(plan, dice.choice(sites), 30.0)
+
+
+def _slow(plan: Plan, owner: str, longest: float) -> None:
+    slow = random.Random(f"disk {plan.seed}")
     plan.machines.disk = lambda who, count: slow.uniform(0, longest) if who == owner else None
     plan.words.append(f"each change of the disk of {owner} takes up to {longest:g} s")
 
@@ -171,6 +184,17 @@ def _long_silence(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None
     owner, start, seconds = dice.choice([*sites, SERVER]), dice.uniform(0, 2), dice.uniform(2, 5) * SILENCE_LIMIT_S
     plan.outages.append((owner, start, start + seconds))
     plan.words.append(f"{owner} is cut off from {start:.2f} s for {seconds:.0f} s")
+
+
+def _hang(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
+    """The work of a machine stands still, while it gives signs of life."""
+    plan.is_harmless = False
+    owner, moment = dice.choice([*sites, SERVER]), dice.uniform(0, 1.5) * (1 + 20 * plan.lost)
+    plan.hung = (owner, moment)
+    names = ("pool",) if owner == SERVER else ("veilboost_job", "veilboost_asking", "veilboost_answering")
+    for name in names:
+        plan.machines.events.append((moment, lambda world, name=name: world.scheduler.hang(owner, name)))
+    plan.words.append(f"the work of {owner} hangs from {moment:.3f} s on")
 
 
 def _operator(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:

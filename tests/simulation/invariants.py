@@ -19,9 +19,19 @@ from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED
-from nvflare_plugins.flare.timeouts import ABORT_GRACE_S, SILENCE_LIMIT_S, START_SILENCE_S, STOP_GRACE_S
+from nvflare_plugins.flare.pieces import MAX_FRAME_BYTES
+from nvflare_plugins.flare.timeouts import (
+    ABORT_GRACE_S,
+    LOCAL_WORK_S,
+    SILENCE_LIMIT_S,
+    SITE_MARGIN_S,
+    START_SILENCE_S,
+    STOP_GRACE_S,
+    transfer_s,
+)
 from nvflare_plugins.flare.transport import TOPIC_FRAME
 from nvflare_plugins.site.memory.store import NAME as MEMORY
+from tests.conformance.kind_cases import CASES
 from tests.simulation.faults import Plan
 from tests.simulation.watch import Watch
 from tests.simulation.world import SERVER, Outcome
@@ -38,8 +48,16 @@ EXACT = {
 """Kinds whose results hold no noise, and the file in which they are."""
 
 
+NAMELESS = ("horizontal", "bagging", "vertical", "vertical_inference", "alignment")
+"""Kinds whose jobs do not name the columns, so that the server has no business with their names."""
+
+
 ENDED_S = ABORT_GRACE_S + STOP_GRACE_S + 30.0
 """Virtual time from a reason to end a job to its end everywhere; the last term is for messages that are lost."""
+
+
+HUNG_S = LOCAL_WORK_S + transfer_s(2 * MAX_FRAME_BYTES) + SITE_MARGIN_S
+"""Virtual time after which nobody waits for a server whose work stands still, although it gives signs of life."""
 
 
 _WITHOUT_END = "the log was closed before the attempt had ended"
@@ -53,9 +71,9 @@ def broken(kind: str, plan: Plan, outcome: Outcome, reference: Trees) -> list[st
         *_reasons(plan, outcome),
         *_evidence(plan, outcome),
         *_nothing_twice(outcome),
-        *_nothing_in_clear(plan, outcome),
+        *_nothing_in_clear(kind, plan, outcome),
         *_noticed(plan, outcome),
-        *_whole_files(outcome),
+        *_whole_files(kind, outcome),
         *_result(kind, plan, outcome, reference),
     ]
 
@@ -76,6 +94,9 @@ def _ends(plan: Plan, outcome: Outcome) -> Iterator[str]:
     ended_s = ENDED_S + (SILENCE_LIMIT_S if plan.lost else 0.0)
     if plan.aborted_s is not None and _errors(outcome) and ended > max(plan.aborted_s, outcome.started) + ended_s:
         yield f"{ended - plan.aborted_s:.0f} s passed between an operator's abort and the end"
+    hung_s = HUNG_S if plan.hung is not None and plan.hung[0] == SERVER else LOCAL_WORK_S + SITE_MARGIN_S
+    if plan.hung is not None and ended > max(plan.hung[1], outcome.started) + hung_s + ended_s:
+        yield f"{ended - plan.hung[1]:.0f} s passed between the work of {plan.hung[0]} standing still and the end"
     for owner, moment in outcome.dead.items():
         has_begun = owner == SERVER or (owner, SERVER) in outcome.heard
         noticed_s = SILENCE_LIMIT_S if has_begun else START_SILENCE_S
@@ -146,7 +167,7 @@ def _nothing_twice(outcome: Outcome) -> Iterator[str]:
                 yield f"{sent.origin} sent two contents as one frame"
 
 
-def _nothing_in_clear(plan: Plan, outcome: Outcome) -> Iterator[str]:
+def _nothing_in_clear(kind: str, plan: Plan, outcome: Outcome) -> Iterator[str]:
     """Nothing that leaves a site, messages and its report, holds what stands in its rows and nowhere else."""
     dice = random.Random(f"words {plan.seed}")
     for site in outcome.parties.sites:
@@ -154,19 +175,21 @@ def _nothing_in_clear(plan: Plan, outcome: Outcome) -> Iterator[str]:
         report = outcome.reports.get(site, {})
         said += b"".join(v if isinstance(v, bytes) else str(v).encode() for v in report.values())
         workspace = outcome.parties.workspace(site)
-        for what, word in _private_words(workspace, dice):
+        for what, word in _private_words(workspace, dice, kind in NAMELESS):
             if word in said:
                 yield f"{site} said {what} in clear"
                 break
 
 
-def _private_words(workspace: Path, dice: random.Random) -> Iterator[tuple[str, bytes]]:
+def _private_words(workspace: Path, dice: random.Random, names: bool) -> Iterator[tuple[str, bytes]]:
     """Yield some of what is a site's alone: ids, values as numbers and as text, labels in their order, its folder."""
     yield "the folder in which it works", str(workspace).encode()
     for path in sorted(workspace.glob("*.parquet")):
         frame = pd.read_parquet(path)
         for name in frame:
             column = frame[name]
+            if names and len(name) > 4:
+                yield "the name of a column", str(name).encode()
             if not pd.api.types.is_numeric_dtype(column):
                 yield from (("an id", str(text).encode()) for text in dice.sample(list(column), 12) if len(text) > 4)
                 continue
@@ -183,15 +206,21 @@ def _private_words(workspace: Path, dice: random.Random) -> Iterator[tuple[str, 
                     yield "a value of a row as text", text.encode()
 
 
-def _whole_files(outcome: Outcome) -> Iterator[str]:
-    """Whatever is there can be read, also on the disk of a machine that died."""
+def _whole_files(kind: str, outcome: Outcome) -> Iterator[str]:
+    """Whatever is there can be read, also on the disk of a machine that died; and where one site ends well, all can."""
     for site in outcome.parties.sites:
-        root = outcome.left.get(site, outcome.parties.workspace(site))
-        for path in sorted((root / "veilboost_runs" / outcome.job_id).glob("*.json")):
+        root = outcome.left.get(site, outcome.parties.workspace(site)) / "veilboost_runs" / outcome.job_id
+        for path in sorted(root.glob("*.json")):
             try:
                 json.loads(path.read_bytes())
             except ValueError:
                 yield f"{path.name} of {site} is not whole"
+        has_result = kind != "vertical_inference"  # whose result is the active party's alone
+        if has_result and completed(outcome) and not any((root / name).is_file() for name in CASES[kind].results):
+            yield f"{', '.join(completed(outcome))} completed the job, and {site} has no result on its disk"
+        log = root / "evidence" / export_name(site)
+        if site in outcome.dead and log.exists() and read_log(log).unfinished:
+            yield f"the evidence of {site}, which died, was finished and has no end"
 
 
 # -- over all jobs of a world -----------------------------------------------------------------------------------------
@@ -203,6 +232,19 @@ def over_all(kind: str, plan: Plan, outcomes: Sequence[Outcome], watch: Watch) -
         root = outcomes[-1].left.get(site, outcomes[0].parties.workspace(site))
         yield from _paid(site, root, outcomes, watch)
         yield from _registry(kind, site, root, outcomes)
+        yield from _rounds(site, root, outcomes, watch)
+
+
+def _rounds(site: str, root: Path, outcomes: Sequence[Outcome], watch: Watch) -> Iterator[str]:
+    """Evidence holds every round that a site has sent anything after."""
+    for outcome in outcomes:
+        n_sent = sum(sent.origin == site for other in outcomes for sent in other.messages)
+        n_rounds = sum(before < n_sent for before in watch.rounds.get((site, outcome.job_id), []))
+        folder = root / "veilboost_runs" / outcome.job_id / "evidence"
+        names = [name for name in (export_name(site), export_name(site) + ".partial") if (folder / name).exists()]
+        noted = b"".join((folder / name).read_bytes() for name in names).count(b'"type":"round"')
+        if noted < n_rounds:
+            yield f"{site} ended {n_rounds} rounds of {outcome.job_id}, and its evidence knows {noted}"
 
 
 def _paid(site: str, root: Path, outcomes: Sequence[Outcome], watch: Watch) -> Iterator[str]:
@@ -218,7 +260,7 @@ def _paid(site: str, root: Path, outcomes: Sequence[Outcome], watch: Watch) -> I
             for job_id in (outcome.job_id, JOB_ID):  # a job that is resumed goes on under its own name
                 with suppress(PrivacyError):
                     known.append(Ledger(path).job_spent(job_id).epsilon(delta or 1e-9))
-        if max(known, default=0.0) < 0.999 * epsilon:
+        if max(known, default=0.0) <= 0 or max(known) < 0.999 * epsilon:
             yield f"{site} released what costs {epsilon} in {outcome.job_id}, and its ledger knows of {known}"
     for path in root.rglob("*.ledger"):
         try:
@@ -250,9 +292,7 @@ REFUSED = (
     "job job is complete",
     "knows no job job to resume",
     "is closed",
-    "cannot be resumed",
-    "holds no checkpoint",
-    "was begun",
+    "has another value of 'cuts'",
 )
 """What a resumption may be refused with: the lost job had not come so far, or had ended."""
 

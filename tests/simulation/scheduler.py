@@ -67,6 +67,7 @@ class Scheduler:
         self.dead: set[str] = set()
         self.stalled: dict[str, float] = {}
         self.clock_is_off_s: dict[str, float] = {}
+        self.hung: set[tuple[str, str]] = set()
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.n_events = 0
         self.n_switches = 0
@@ -149,7 +150,7 @@ class Scheduler:
             for task in self.tasks:  # written out: this is where a run spends its time
                 if task.done or task.gone:
                     self._has_done = True
-                elif task.owner in dead or task.owner in stalled:
+                elif task.owner in dead or task.owner in stalled or (task.owner, task.name) in self.hung:
                     continue
                 elif (
                     task.ready
@@ -161,7 +162,8 @@ class Scheduler:
                 self.tasks, self._has_done = [one for one in self.tasks if not (one.done or one.gone)], False
             if able:
                 return able[self.random.randrange(len(able))]
-            times = [task.due for task in self.tasks if task.due is not None and self._is_awake(task.owner)]
+            awake = [task for task in self.tasks if self._is_awake(task)]
+            times = [task.due for task in awake if task.due is not None]
             times += [time for time, _, _ in self.events] + list(self.stalled.values())
             if not times:
                 waiting = ", ".join(f"{task.owner}/{task.name}" for task in self.tasks if task.owner not in self.dead)
@@ -173,8 +175,9 @@ class Scheduler:
                 self.events.remove(event)
                 event[2]()
 
-    def _is_awake(self, owner: str) -> bool:
-        return owner not in self.dead and owner not in self.stalled
+    def _is_awake(self, task: Task) -> bool:
+        is_hung = (task.owner, task.name) in self.hung
+        return not is_hung and task.owner not in self.dead and task.owner not in self.stalled
 
     def kill(self, owner: str) -> None:
         """End a machine: none of its tasks ever goes on, also when it is there again."""
@@ -189,6 +192,10 @@ class Scheduler:
     def stall(self, owner: str, seconds: float) -> None:
         """Stop a machine for a while."""
         self.stalled[owner] = self.now + seconds
+
+    def hang(self, owner: str, name: str) -> None:
+        """Let tasks of a machine, those of one name, never go on, while others do."""
+        self.hung.add((owner, name))
 
     def stop(self) -> None:
         """End the run: what still waits is left where it waits."""

@@ -35,11 +35,14 @@ class Watch:
     Attributes:
         faults: what was used twice, in words.
         spent: by site and job, the releases that a site has noted: its messages before, epsilon so far, delta.
+        rounds: by site and job, for each round that its evidence notes, its messages before.
     """
 
     n_messages: Callable[[str], int] = lambda site: 0
     faults: list[str] = field(default_factory=list)
     spent: dict[tuple[str, str], list[tuple[int, float, float]]] = field(default_factory=dict)
+
+    rounds: dict[tuple[str, str], list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._seen: dict[tuple[Any, ...], bytes] = {}
@@ -60,6 +63,7 @@ class Watch:
                 (ResidueMasks, "mask", self._residues),
                 (Ledger, "release", self._release),
                 (EvidenceLog, "spend", self._spend),
+                (EvidenceLog, "round", self._round),
             ):
                 stack.enter_context(patch.object(place, name, made(getattr(place, name))))
             stack.enter_context(patch.object(sealing, "AESGCM", self._cipher()))
@@ -103,6 +107,13 @@ class Watch:
             spend(this, query, event, epsilon, delta)
             known = self.spent.setdefault((this.site, this.job_id), [])
             known.append((self.n_messages(this.site), epsilon, delta))
+
+        return watched
+
+    def _round(self, note: Callable[..., None]) -> Callable[..., None]:
+        def watched(this: EvidenceLog, index: int) -> None:
+            note(this, index)
+            self.rounds.setdefault((this.site, this.job_id), []).append(self.n_messages(this.site))
 
         return watched
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
+import shutil
 import stat
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from nvflare_plugins.evidence.format import (
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.wire.commitments import commitment
+from tests.simulation.disk import Disk
 
 
 def make_log(folder: Path, site: str = "site-1", profile: str = "masks", **more) -> EvidenceLog:
@@ -47,6 +50,21 @@ def test_chain_hash_known_answer():
     assert chain_hash(GENESIS, body).hex() == "f1296528a1e5edde2268544d21de5cee14ff0acd7cc60913ecc79f3b9bcb1d98"
     assert commitment(b"payload", bytes(16)) == "2a20b36fdd042dd595911c0c6651aa04a910f3e5cceff638ad1058a066864355"
     assert commitment(b"payload") == "7be2ceb06ab5c31445174f9246b0532ab106c2699999e64feb5339c4d1413665"
+
+
+def test_a_round_survives_a_loss_of_power_with_the_name_of_its_file(tmp_path, monkeypatch):
+    disk = Disk(tmp_path / "site")
+    (tmp_path / "site").mkdir()
+    fsync = lambda descriptor: disk.synced(Path(os.readlink(f"/proc/self/fd/{descriptor}")))  # noqa: E731
+    monkeypatch.setattr(os, "fsync", fsync)
+    log = make_log(tmp_path / "site")
+    log.round(0)
+    send(log, payload=b"y" * 100)
+    for seed in range(20):
+        left = Path(shutil.copytree(tmp_path / "site", tmp_path / f"left-{seed}"))
+        disk.lose_power(left, random.Random(seed))
+        kept = (left / "site-1.evidence.jsonl.partial").read_bytes().splitlines()
+        assert [json.loads(line)["type"] for line in kept[:2]] == ["open", "round"]
 
 
 def test_finished_name_means_finished_log(tmp_path):
