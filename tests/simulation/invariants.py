@@ -44,6 +44,7 @@ EXACT = {
     "horizontal": "model.json",
     "bagging": "model.json",
     "vertical": "vertical_model.json",
+    "profile": "profile.json",
 }
 """Kinds whose results hold no noise, and the file in which they are."""
 
@@ -341,6 +342,9 @@ def results(kind: str, outcome: Outcome) -> Trees:
         path = outcome.folder(site) / EXACT.get(kind, "none")
         if path.is_file():
             document = json.loads(path.read_bytes())
-            trees = document["learner"]["gradient_booster"] if "learner" in document else document.get("part")
-            found[site] = json.dumps(trees, sort_keys=True).encode()
+            if kind == "profile":
+                del document["job_id"]
+            else:
+                document = document["learner"]["gradient_booster"] if "learner" in document else document.get("part")
+            found[site] = json.dumps(document, sort_keys=True).encode()
     return found

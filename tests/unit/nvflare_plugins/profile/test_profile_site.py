@@ -216,6 +216,21 @@ def test_a_training_uses_the_cut_points_of_a_profile_again(tmp_path: Path, caplo
         assert any("second_quantile_search" in str(outcome) for outcome in outcomes.values()), outcomes
 
 
+@pytest.mark.parametrize("n_added", [400, 40])
+def test_added_rows_are_profiled_where_they_are_enough(n_added: int, tmp_path: Path) -> None:
+    parties = sites(tmp_path)
+    succeed(parties.run(run_profile_site, job()))
+    frames = tuple(pd.concat([f, rows(10 + n, n_added)], ignore_index=True) for n, f in enumerate(FRAMES))
+    for site, frame in zip(parties.sites, frames, strict=True):
+        parties.give(site, "train", frame)
+    outcomes = parties.run(run_profile_site, job(), "next")
+    if n_added == 40:
+        assert any("recompute_with_changes" in str(outcome) for outcome in outcomes.values()), outcomes
+        return
+    succeed(outcomes)
+    check_against_the_pooled_table(profile_of(parties, "next"), pd.concat(frames, ignore_index=True), [0, 1], 10)
+
+
 def test_too_few_rows_of_a_class_count_nothing(tmp_path: Path) -> None:
     frames = tuple(frame.assign(y=(np.arange(len(frame)) < 2).astype(int)) for frame in FRAMES)
     parties = sites(tmp_path, frames)
