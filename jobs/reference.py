@@ -40,6 +40,7 @@ _TABLES = {
     "SitePolicy": "",
     "DataSet": "data_sets.NAME.",
     "Consents": "consents.",
+    "SnapshotSource": "snapshots.NAME.",
     "VerticalRules": "vertical.",
     "DataProtection": "data_protection.",
 }
@@ -61,11 +62,13 @@ def policy_schema() -> dict[str, Any]:
     """Return the schema of a policy's file, which leaves out what is not the site's to say."""
     schema = schema_of(SitePolicy)
     data_set = schema["$defs"]["DataSet"]
-    for owner, names in ((schema, ("site", "workspace")), (data_set, ("name",))):
+    source = schema["$defs"]["SnapshotSource"]
+    for owner, names in ((schema, ("site", "workspace")), (data_set, ("name",)), (source, ("name",))):
         for name in names:
             del owner["properties"][name]
     del schema["required"]
     data_set["required"] = ["path"]
+    source["required"] = ["url", "query", "folder"]
     for name, folder in FOLDERS.items():
         schema["properties"][name]["default"] = folder
     schema["properties"]["ledger_heads"]["default"] = f"{FOLDERS['ledgers']}/heads"

@@ -70,3 +70,16 @@ shown by name where ten rows share them. The page and its JSON are for the site 
 
 Exit code: 0 below the threshold, 3 drift (a column or score at or above it), 1 refused, 2 wrong usage.
 """
+
+SNAPSHOT = """``veilboost snapshot NAME``: rows of a site's database into a dated Parquet file, for jobs to read.
+
+Address, query and folder stand in the site's policy (``snapshots.NAME``), where no job can change them; the password
+comes from an environment variable or a file of mode 0600, and appears nowhere. The query runs in a transaction that
+only reads, where the database has such, and is rolled back. Types are kept: whole numbers, fractions, decimals, dates,
+text; NULL is missing. The file is written whole or not at all, for its owner alone (0600), under the name
+NAME-20261122T201500Z.parquet.
+
+A data set whose path is the folder reads the snapshot with the latest time in its name. Whoever wants to read an older
+one, or two months beside each other, names the file itself. It needs the extra ``snapshot`` and the driver of the
+database.
+"""

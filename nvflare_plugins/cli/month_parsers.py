@@ -48,6 +48,20 @@ def add_drift(subparsers: _Subparsers) -> None:
     parser.set_defaults(func=later("drift"))
 
 
+def add_snapshot(subparsers: _Subparsers) -> None:
+    """Add ``veilboost snapshot``."""
+    parser = subparsers.add_parser(
+        "snapshot",
+        help="write the rows of a query to a database into a dated file that jobs read; without a name, list them",
+        description=descriptions.SNAPSHOT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a snapshot of the site's policy")
+    parser.add_argument("--keep", type=int, metavar="N", help="remove all but the N newest afterwards")
+    _add_site(parser)
+    parser.set_defaults(func=later("snapshot"))
+
+
 def _add_site(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workspace", metavar="DIR", type=Path, required=True, help="the site's workspace")
     parser.add_argument("--site", metavar="NAME", required=True, help="the site's name")

@@ -16,7 +16,7 @@ from typing import NoReturn, TypeAlias
 
 from nvflare_plugins.cli import descriptions
 from nvflare_plugins.cli.later import later as _later
-from nvflare_plugins.cli.month_parsers import add_drift, add_models
+from nvflare_plugins.cli.month_parsers import add_drift, add_models, add_snapshot
 from nvflare_plugins.data_sets.declaration import ENCODINGS
 from nvflare_plugins.site.policy.values import PROFILES, Consents
 
@@ -37,7 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
     for add in (_demo, _site_setup, _check, _plan, _verify, _report, _compare, _predict, _export):
         add(subparsers)
-    for add in (add_models, add_drift, _registry, _ledger):
+    for add in (add_snapshot, add_models, add_drift, _registry, _ledger):
         add(subparsers)
     return parser
 
@@ -86,6 +86,11 @@ def _site_setup(subparsers: _Subparsers) -> None:
         default=[],
         help="the column of a data set that names its rows, for alignment with other parties",
     )
+    for key, (metavar, words) in _SNAPSHOT_OPTIONS.items():
+        option = "--snapshot" if key == "url" else f"--snapshot-{key.replace('_', '-')}"
+        parser.add_argument(
+            option, dest=f"snapshot_{key}", metavar=metavar, type=_named, action="append", default=[], help=words
+        )
     for option, (key, metavar, kind, words) in _READER_OPTIONS.items():
         parser.add_argument(
             option, dest=f"reader_{key}", metavar=metavar, type=kind, action="append", default=[], help=words
@@ -169,6 +174,16 @@ def _site_setup(subparsers: _Subparsers) -> None:
         "so that each runs as it stands; in an empty workspace, for trying out",
     )
     parser.set_defaults(func=_later("site_setup"))
+
+
+_SNAPSHOT_OPTIONS = {
+    "url": ("NAME=URL", "a database in SQLAlchemy's form, without a password, for `veilboost snapshot NAME`"),
+    "query": ("NAME=SELECT", "the query whose rows a snapshot holds"),
+    "folder": ("NAME=DIR", "where its files go; a data set with this folder as its path reads the newest"),
+    "password_env": ("NAME=VARIABLE", "the environment variable with the password"),
+    "password_file": ("NAME=FILE", "the file with the password, of mode 0600"),
+}
+"""Keys of the policy's snapshot -> (what to give, help)."""
 
 
 def _named(text: str) -> tuple[str, str]:

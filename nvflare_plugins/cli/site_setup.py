@@ -35,8 +35,10 @@ def run(args: argparse.Namespace) -> int:
         _readers(args),
         dict(args.statement),
         tuple(args.added_profiles),
+        _snapshots(args),
     )
-    check_files(args.folder, options.data_sets)
+    folders = {source.get("folder") for source in options.snapshots.values()}  # the first snapshot makes them
+    check_files(args.folder, {name: path for name, path in options.data_sets.items() if path not in folders})
     changes = set_up(args.folder, options)
     print("\n".join(changes) if changes else "nothing to change: everything is set up already")
     for warning in warnings_of(args.folder):
@@ -80,6 +82,17 @@ def _offer(folder: Path) -> None:
         if lines:
             print(f"{path}: offered and not switched on; each is the site's to decide (jobs/README.md)")
             print("\n".join(f"  {line}" for line in lines))
+
+
+def _snapshots(args: argparse.Namespace) -> dict[str, dict[str, str]]:
+    """Return the options of snapshots by name, with whole paths."""
+    snapshots: dict[str, dict[str, str]] = {}
+    for option, given in vars(args).items():
+        for name, value in given if option.startswith("snapshot_") else ():
+            key = option.removeprefix("snapshot_")
+            whole = str(Path(value).expanduser().absolute()) if key in ("folder", "password_file") else value
+            snapshots.setdefault(name, {})[key] = whole
+    return snapshots
 
 
 def _readers(args: argparse.Namespace) -> dict[str, dict[str, Any]]:

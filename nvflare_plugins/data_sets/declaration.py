@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, Field
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.data_sets.snapshot_files import newest_in
 from nvflare_plugins.data_sets.text_values import DECIMALS, THOUSANDS, DatePattern
 from nvflare_plugins.declared import AS_GIVEN, STRICT, Document, Flag, OneOf, Text, Words, document, printable_only
 
@@ -65,6 +66,7 @@ Count = Annotated[int, STRICT, Ge(1), Le(MOST_ROWS)]
 CountOrNone = Annotated[int, STRICT, Ge(0), Le(MOST_ROWS)]
 Column = Annotated[str, STRICT]  # any name that a file gives
 FilePath = Annotated[Path, STRICT, Words("a path")]
+SnapshotName = Annotated[str, STRICT, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$"), Words("letters, digits, '_', '.', '-'")]
 BudgetEpsilon = Annotated[
     float,
     STRICT,
@@ -187,7 +189,9 @@ class DataSet(Document):
     name: Column
     """The name that jobs use; it stands before the data set."""
     path: FilePath
-    """The file."""
+    """The file; or a folder of snapshots (`veilboost snapshot`), of which the one with the latest time in its name is
+    read.
+    """
     format: Annotated[str, OneOf("csv", "parquet"), _FORMAT]
     """How the file is read."""
     loader: Annotated[str, STRICT, Field(pattern=r"^\w+(\.\w+)*:\w+$"), Words("package.module:function")] | None = None
@@ -231,6 +235,11 @@ class DataSet(Document):
     data_protection: DataProtection = DataProtection()
     """What differs for this data set from what the policy says under `data_protection`."""
 
+    @property
+    def file(self) -> Path:
+        """Return the file to read now. Raises: ConfigurationError: the path is a folder without a snapshot."""
+        return newest_in(self.path, self.name) if self.path.is_dir() else self.path
+
     def __post_init__(self) -> None:
         if self.decimal == self.thousands:
             raise ConfigurationError(f"data_sets.{self.name}.thousands must be another character than decimal")
@@ -239,3 +248,39 @@ class DataSet(Document):
             raise ConfigurationError(
                 f"data_sets.{self.name}.privacy.pure_epsilon must be at most epsilon, of which it is a part"
             )
+
+
+@document
+class SnapshotSource(Document):
+    """Where rows of a data set come from, if from a database: `veilboost snapshot NAME` writes them into a dated file.
+
+    No job reads a database, and none can name one.
+    """
+
+    WHAT = "the snapshot"
+    IS_JSON = False  # it holds paths
+
+    name: SnapshotName
+    """The name of the snapshot, and of its files; it stands before it."""
+    url: Text
+    """The database in SQLAlchemy's form, such as `postgresql+psycopg://reader@db.hospital/records`, without a
+    password. Its driver has to be installed.
+    """
+    query: Text
+    """One statement that begins with SELECT or WITH. The transaction only reads, where the database has such (SQLite,
+    PostgreSQL, MySQL, MariaDB, Oracle), and is rolled back; give the user no right to write.
+    """
+    folder: FilePath
+    """Where the files go, `NAME-20261122T201500Z.parquet` (UTC), readable for their owner alone. Each name has a folder
+    of its own, which data sets name as their path.
+    """
+    password_env: Text | None = None
+    """The environment variable with the password."""
+    password_file: FilePath | None = None
+    """The file with the password, which nobody but its owner may read (mode 0600)."""
+    max_rows: Count = 10_000_000
+    """More rows are refused, and nothing is written."""
+
+    def __post_init__(self) -> None:
+        if self.password_env is not None and self.password_file is not None:
+            raise ConfigurationError(f"snapshots.{self.name} takes its password from two places: leave one out")

@@ -68,6 +68,8 @@ class TabularFile:
         self._spec, self._repair = spec, repair
         self._format = NumberFormat(spec.decimal, spec.thousands)
         self._table = _call_loader(spec, repair) if spec.loader else None
+        # One snapshot for all that is read of it: the next one may come meanwhile.
+        self._path = spec.path if spec.loader else spec.file
         try:
             in_file = self._read_names()
         except FileNotFoundError:
@@ -236,7 +238,7 @@ class TabularFile:
         if self._table is not None:
             return list(self._table.column_names)
         if self._spec.format == "parquet":
-            names = arrow_parquet.read_schema(self._spec.path).names
+            names = arrow_parquet.read_schema(self._path).names
             return [name for name in names if not _PANDAS_INDEX.fullmatch(name)]  # row numbers are not data
         # What rows follow the header does not matter here: Arrow reads some of them.
         header = _first_line(utf8_chunks(self._spec, "backslashreplace"))
@@ -305,7 +307,7 @@ class TabularFile:
         return b"".join([header, *kept])
 
     def _read_parquet(self, columns: list[str]) -> pa.Table:
-        with arrow_parquet.ParquetFile(self._spec.path) as file:
+        with arrow_parquet.ParquetFile(self._path) as file:
             if not self._repair:
                 self._check_length(file.metadata.num_rows)
             return file.read(columns=columns).select(columns)

@@ -55,6 +55,7 @@ class SetupOptions:
             to what the policy says, and so are texts of ``missing``, to the default ones where it says nothing.
         statement: the site's own words for its data-protection officer, by the policy's keys (``DataProtection``).
         added_profiles: profiles to allow beside those that the policy allows.
+        snapshots: name of a snapshot -> where its rows come from, by the policy's keys (``SnapshotSource``).
     """
 
     data_sets: Mapping[str, str] = field(default_factory=dict)
@@ -69,6 +70,7 @@ class SetupOptions:
     readers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     statement: Mapping[str, str] = field(default_factory=dict)
     added_profiles: tuple[str, ...] = ()
+    snapshots: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def set_up(folder: Path, options: SetupOptions = SetupOptions()) -> list[str]:
@@ -296,6 +298,12 @@ def _wanted(document: dict[str, Any], options: SetupOptions, has_heads: bool) ->
         if value is not None and document.get(key) != value:
             document[key] = value
             yield key, value
+    for name, source in options.snapshots.items():
+        entry = document.setdefault("snapshots", {}).setdefault(name, {})
+        for key, value in source.items():
+            if entry.get(key) != value:
+                entry[key] = value
+                yield f"snapshots.{name}.{key}", value
     for name, path in options.data_sets.items():
         entry = document.setdefault("data_sets", {}).setdefault(name, {})
         if entry.get("path") != path:

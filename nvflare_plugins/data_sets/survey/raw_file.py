@@ -86,7 +86,7 @@ def _renamed(spec: DataSet, in_file: Sequence[str]) -> tuple[tuple[str, ...], li
 
 
 def _read_parquet(spec: DataSet) -> RawFile:
-    with arrow_parquet.ParquetFile(spec.path) as file:
+    with arrow_parquet.ParquetFile(spec.file) as file:
         table = file.read()
     kept = [i for i, name in enumerate(table.column_names) if not name.startswith("__index_level_")]
     names, found = _renamed(spec, [table.column_names[i] for i in kept])

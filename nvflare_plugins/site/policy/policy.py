@@ -26,6 +26,7 @@ from nvflare_plugins.data_sets.declaration import (
     DataProtection,
     DataSet,
     FilePath,
+    SnapshotSource,
     VerticalRules,
 )
 from nvflare_plugins.declared import STRICT, Document, Flag, Name, OneOf, Words, document
@@ -87,6 +88,8 @@ class SitePolicy(Document):
     """The site's workspace, where relative paths of the file start: not from the file either."""
     data_sets: dict[Name, DataSet] = field(default_factory=dict)
     """Data sets by the names that jobs use, see below. A job never sees a path."""
+    snapshots: dict[Name, SnapshotSource] = field(default_factory=dict)
+    """Where rows come from that lie in a database, see below. Jobs read the files that `veilboost snapshot` writes."""
     allowed_profiles: Profiles = DEFAULT_PROFILES
     """Profiles that a job may use. `ckks`: the server together with any one site opens every site's messages.
     `dp_trusted`: the server sees exact sums. `dp_local`: each row's report is noised by itself (trees), or each value
@@ -229,6 +232,7 @@ class SitePolicy(Document):
                 "site",
                 "workspace",
                 "data_sets",
+                "snapshots",
                 "data_protection",
                 "inputs",
                 "registry",

@@ -10,7 +10,8 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.checks import check_plain
-from nvflare_plugins.data_sets.declaration import DataSet, format_of
+from nvflare_plugins.data_sets.declaration import DataSet, SnapshotSource, format_of
+from nvflare_plugins.data_sets.snapshot_files import snapshots_in
 from nvflare_plugins.declared import refuse_unknown
 from nvflare_plugins.site.policy.values import FOLDERS, POLICY_FILE
 
@@ -49,14 +50,38 @@ def file_values(document: object, known: Sequence[str], workspace: Path, site: s
             values[key] = whole(values[key])
     if isinstance(values["ledgers"], Path):
         values.setdefault("ledger_heads", values["ledgers"] / "heads")
+    sources = values.get("snapshots")
+    if isinstance(sources, dict):
+        fields = [name for name in SnapshotSource.__dataclass_fields__ if name != "name"]
+        values["snapshots"] = {name: _snapshot(name, entry, fields, whole) for name, entry in sources.items()}
     sets = values.get("data_sets")
     if isinstance(sets, dict):
         fields = [name for name in DataSet.__dataclass_fields__ if name != "name"]
-        values["data_sets"] = {name: _data_set(name, entry, fields, whole) for name, entry in sets.items()}
+        folders = _folders(values.get("snapshots"))
+        values["data_sets"] = {name: _data_set(name, entry, fields, whole, folders) for name, entry in sets.items()}
     return values
 
 
-def _data_set(name: object, entry: object, fields: Sequence[str], whole: Callable[[object], object]) -> object:
+def _snapshot(name: object, entry: object, fields: Sequence[str], whole: Callable[[object], object]) -> object:
+    if not isinstance(entry, dict):
+        return entry
+    refuse_unknown(f"snapshots.{name}", entry, fields)
+    for key in ("url", "query", "folder"):
+        if entry.get(key) is None:
+            raise ConfigurationError(f"snapshots.{name} lacks {key}")
+    paths = {key: whole(entry[key]) for key in ("folder", "password_file") if key in entry}
+    return {**entry, "name": name, **paths}
+
+
+def _folders(snapshots: object) -> list[object]:
+    """Return the folders that snapshots go to, whether they are there yet or not."""
+    entries = snapshots.values() if isinstance(snapshots, dict) else ()
+    return [entry["folder"] for entry in entries if isinstance(entry, dict)]
+
+
+def _data_set(
+    name: object, entry: object, fields: Sequence[str], whole: Callable[[object], object], folders: list[object]
+) -> object:
     if not isinstance(entry, dict):
         return entry
     refuse_unknown(f"data_sets.{name}", entry, fields)
@@ -64,7 +89,9 @@ def _data_set(name: object, entry: object, fields: Sequence[str], whole: Callabl
     if values["path"] is None:
         raise ConfigurationError(f"data_sets.{name} lacks path")
     if "format" not in entry and isinstance(values["path"], Path):
-        values["format"] = format_of(values["path"]) or ("csv" if entry.get("loader") else None)
+        is_folder = values["path"] in folders or values["path"].is_dir()
+        by_loader = "csv" if entry.get("loader") else None
+        values["format"] = "parquet" if is_folder else format_of(values["path"]) or by_loader
     return values
 
 
@@ -78,10 +105,12 @@ def refuse_shared_files(data_sets: Iterable[DataSet]) -> None:
     owners: dict[object, str] = {}
     for data_set in data_sets:
         real = os.path.realpath(data_set.path)
-        marks: list[object] = [real]
-        with contextlib.suppress(OSError):
-            status = os.stat(real)
-            marks.append((status.st_dev, status.st_ino))
+        marks: list[object] = []
+        for file in (real, *map(os.path.realpath, snapshots_in(data_set.path))):
+            marks.append(file)
+            with contextlib.suppress(OSError):
+                status = os.stat(file)
+                marks.append((status.st_dev, status.st_ino))
         for mark in marks:
             other = owners.setdefault(mark, data_set.name)
             if other != data_set.name:
