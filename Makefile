@@ -8,6 +8,8 @@ LABEL ?=
 PROFILE ?= masks
 ROUNDS ?= 10
 CASES ?=
+# A file of versions, such as .ci/demo.lock, to install those instead of the newest that are taken.
+LOCK ?=
 SEEDS ?= 0-99
 KIND ?=
 MINUTES ?= 5
@@ -84,7 +86,7 @@ $(STAMP): pyproject.toml $(wildcard he_processors/_native/*.c he_processors/_nat
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	@# The oracle has wheels for Linux with glibc 2.35 only: its test is skipped where it does not install.
-	@$(PIP_INSTALL) -e ".[test,oracle]" $(BY_PACKAGE) || { echo "again, without the extra oracle:"; $(PIP_INSTALL) -e ".[test]" $(BY_PACKAGE); }
+	@$(PIP_INSTALL) -e ".[test,oracle]" $(if $(LOCK),-c $(LOCK)) $(BY_PACKAGE) || { echo "again, without the extra oracle:"; $(PIP_INSTALL) -e ".[test]" $(if $(LOCK),-c $(LOCK)) $(BY_PACKAGE); }
 	@touch $@
 
 clean:

@@ -9,6 +9,9 @@ Security: no secret is looked up in a table or branched on; constant time is not
 
 from __future__ import annotations
 
+import logging
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +19,8 @@ try:
     from he_processors._native import _field  # type: ignore[attr-defined]  # built from C, where there is a compiler
 except ImportError:
     _field = None
+
+_log = logging.getLogger(__name__)
 
 BITS = 61
 MODULUS = (1 << BITS) - 1
@@ -26,6 +31,11 @@ _BITS, _HALF, _WORD = np.uint64(BITS), np.uint64(31), np.uint64(32)
 _LOW_HALF, _LOW_30, _LOW_WORD = (np.uint64((1 << bits) - 1) for bits in (31, 30, 32))
 _30 = np.uint64(30)
 _CHUNK = 1 << 15  # values whose products stay in the cache
+
+
+@cache
+def _say_so_once() -> None:
+    _log.warning("tags of sums are made in numpy: the package was installed without a C compiler")
 
 
 def variants() -> tuple[str, ...]:
@@ -70,6 +80,8 @@ def block_dots(values: NDArray[np.int64], coefficients: NDArray[np.uint64], vari
         out = np.empty(-(-values.size // coefficients.size), dtype=np.uint64)
         _field.block_dots(variant, values, coefficients, out)
         return out
+    if _field is None:
+        _say_so_once()
     factors = reduced(coefficients)
     return np.array(
         [_dot(values[i : i + factors.size], factors) for i in range(0, values.size, factors.size)], dtype=np.uint64

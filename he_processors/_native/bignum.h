@@ -19,7 +19,7 @@
 #error "the native backend needs a little-endian 64-bit target with __int128; the Python backends take over"
 #endif
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(VEILBOOST_PORTABLE) // which tests define, to be without x86 anywhere
 #define VB_X86 1
 #else
 #define VB_X86 0

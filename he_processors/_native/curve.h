@@ -22,7 +22,7 @@
 #error "the native backend needs a little-endian 64-bit target with __int128; the Python backend takes over"
 #endif
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(VEILBOOST_PORTABLE) // which tests define, to be without x86 anywhere
 #define VC_X86 1
 #else
 #define VC_X86 0

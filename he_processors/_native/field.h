@@ -14,7 +14,7 @@
 #error "the native field needs a little-endian 64-bit target with __int128; numpy takes over"
 #endif
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(VEILBOOST_PORTABLE) // which tests define, to be without x86 anywhere
 #define VF_X86 1
 #else
 #define VF_X86 0

@@ -1,7 +1,8 @@
 """Choose the backend that runs the big-number batches on this machine.
 
-``auto`` takes the fastest that runs here and logs which one; a backend asked for by name runs or raises. The
-environment variable ``VEILBOOST_BIGNUM`` stands in for ``auto``, and counts as asking by name.
+``auto`` takes the fastest that runs here and logs which one, as a warning where the package was installed without a C
+compiler; a backend asked for by name runs or raises. The environment variable ``VEILBOOST_BIGNUM`` stands in for
+``auto``, and counts as asking by name.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ def open_backend(name: str, modulus: int) -> ModBatch:
 
 def _chosen(name: str, arithmetic: ModBatch) -> ModBatch:
     skipped = [f"{other}: {_why_unavailable(other)}" for other in BACKEND_NAMES[: BACKEND_NAMES.index(name)]]
-    _log_once(f"big-number backend {name} runs" + (f" (not here: {'; '.join(skipped)})" if skipped else ""))
+    text = f"big-number backend {name} runs" + (f" (not here: {'; '.join(skipped)})" if skipped else "")
+    _log_once(text, logging.WARNING if _why_unavailable("portable") else logging.INFO)
     return arithmetic
 
 
@@ -124,5 +126,5 @@ def _why_unavailable(name: str) -> str | None:
 
 
 @cache
-def _log_once(message: str) -> None:
-    _log.info(message)
+def _log_once(message: str, level: int = logging.INFO) -> None:
+    _log.log(level, message)

@@ -55,19 +55,19 @@ def test_three_parties_align_two_data_sets(tmp_path: Path) -> None:
     for site in SITES:
         assert (run.site(site) / FILE).stat().st_mode & 0o777 == 0o600
         assert "Aligned rows" in (run.site(site) / "report.html").read_text()
-        assert "breast is aligned" in run.log(site)
+        assert "breast_columns is aligned" in run.log(site)
     ids = [one.encode() for name in alignment.DATA_SETS for one in common_ids(data, name)]
     for path in files_without_data(run):
         content = path.read_bytes()
         assert not any(one in content for one in ids), f"{path.name} holds an id"
-    assert ids[0] in (data / "site-1" / "breast.csv").read_bytes()
+    assert ids[0] in (data / "site-1" / "breast_columns.csv").read_bytes()
 
 
 @pytest.mark.sim
 @pytest.mark.slow
 def test_repeated_ids_at_one_site_are_everyones_clear_error(tmp_path: Path) -> None:
     wishes = alignment.write_data(tmp_path / "data")
-    path = tmp_path / "data" / "site-2" / "breast.csv"
+    path = tmp_path / "data" / "site-2" / "breast_columns.csv"
     frame = pd.read_csv(path)
     pd.concat([frame, frame.iloc[:1]]).to_csv(path, index=False)
     run = run_simulator(JOB, tmp_path / "ws", wishes)
@@ -82,7 +82,7 @@ def test_demo_data_overlap_and_set_up_names_the_id_column(tmp_path: Path) -> Non
     wishes = alignment.write_data(tmp_path / "data")
     set_up(tmp_path / "ws", wishes)
     assert SitePolicy.load(tmp_path / "ws", "site-1").data_set("breast_columns").id == "id"
-    frames = [pd.read_csv(tmp_path / "data" / site / "breast.csv") for site in SITES]
+    frames = [pd.read_csv(tmp_path / "data" / site / "breast_columns.csv") for site in SITES]
     names = [set(frame.columns) - {"id"} for frame in frames]
     assert "target" in names[0] and len(set().union(*names)) == sum(map(len, names)) == 31
     assert len({len(frame) for frame in frames}) == 1
