@@ -146,8 +146,8 @@ def _evidence(plan: Plan, outcome: Outcome) -> Iterator[str]:
             yield f"the evidence of {site} does not say why the attempt ended"
         if site in completed(outcome) and not log.completed:
             yield f"the evidence of {site} does not say that it completed"
-    # What one site is told of another's proof to a third is of no use, and noted.
-    is_honest = plan.liar is None and plan.other_terms is None and plan.lie is None
+    # Where somebody cheats in what does no harm, such as a frame's salt or a proof meant for a third, evidence says so.
+    is_honest = not plan.is_tampered
     if SERVER not in outcome.dead and outcome.reason is None and outcome.is_over and is_honest:
         found = verify([outcome.evidence])
         failures = [*found.failures, *(text for one in found.attempts for text in one.failures)]

@@ -143,10 +143,7 @@ def judged(case: tuple[str, int]) -> Verdict:
 
 
 def verdicts(cases: Sequence[tuple[str, int]], jobs: int) -> Iterator[Verdict]:
-    """Run seeds, over several processes if there is more than one job, as they end."""
-    if jobs == 1:
-        yield from map(judged, cases)
-        return
+    """Run seeds in so many processes, as they end."""
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=_RUNS_OF_A_PROCESS) as pool:
         yield from pool.imap_unordered(judged, cases)
 
@@ -162,8 +159,11 @@ def main() -> int:
     seeds = range(int(first), int(last or first) + 1)
     kinds = [options.kind] if options.kind else list(CASES)
     started, failures, ends = time.perf_counter(), [], Counter()
-    for verdict in verdicts([(kinds[seed % len(kinds)], seed) for seed in seeds], options.jobs):
+    cases = [(kinds[seed % len(kinds)], seed) for seed in seeds]
+    for n_done, verdict in enumerate(verdicts(cases, options.jobs), start=1):
         ends[verdict.end] += 1
+        if n_done % 1000 == 0:
+            sys.stderr.write(f"{n_done} seeds, {len(failures)} failures, {time.perf_counter() - started:.0f} s\n")
         if verdict.faults:
             failures.append({"seed": verdict.seed, "kind": verdict.kind})
             sys.stdout.write(f"{verdict.kind}, seed {verdict.seed}: " + "\n  ".join(verdict.faults) + "\n")
