@@ -324,9 +324,7 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
 SURVIVORS = {
     "terms are not bound to the handshake": "the sites compare their terms again, sealed",
     "answers of other exchanges are taken": "tags and MACs are made for one place; not measured",
-    "sites wait for a dead server": "few seeds let the server die while sites wait",
     "the work goes on after its end": "the server ends the job as well; few seeds let it die",
-    "sites give no signs of life": "questions after a frame are signs as well",
     "a question is answered anew": "few seeds lose a job between a release and its end",
     "the ledger's head is written first": "a loss of power must fall between two writes",
     "files are renamed before they are synced": "a loss of power must fall between two writes",
@@ -334,7 +332,7 @@ SURVIVORS = {
     "a checkpoint says a round more": "not measured",
     "the registry is not told of the end": "not measured",
 }
-"""Planted defects that 60 seeds have not shown, and why."""
+"""Planted defects that no seed has shown so far, and why: most were looked for with 60."""
 
 
 def survived(name: str, most: int = MOST) -> int | None:
