@@ -1,7 +1,8 @@
 """Alignment of named data sets between all parties of a session: guards, intersection, order, proof.
 
     ids = {name: load_ids(policy.data_set(name)) for name in ("train", "test")}   # local, before anything is sent
-    found = align(channel, session, ids, policy, progress.say)                    # the same call at every party
+    with align(channel, session, ids, policy, progress.say) as found:             # the same call at every party
+        save_alignments(folder, job_id, site, sites, list(found.values()))        # once this fails, it has failed
     features = found["train"].take(features)                                      # rows now match at all parties
 
 Nothing derived from an id leaves the site before every party's policy and registry have allowed it.
@@ -12,7 +13,8 @@ from __future__ import annotations
 import hmac
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -61,6 +63,7 @@ class ContentLog(Protocol):
     def content(self, direction: str, peer: str, what: Content, protection: Protection, size_bytes: int) -> None: ...
 
 
+@contextmanager
 def align(
     channel: AligningChannel,
     session: AligningSession,
@@ -70,7 +73,7 @@ def align(
     evidence: ContentLog | None = None,
     randomness: RandomSource = OS_RANDOMNESS,
     standing: bool = False,
-) -> dict[str, Alignment]:
+) -> Iterator[dict[str, Alignment]]:
     """Find the rows that all parties of the session have, data set by data set.
 
     Privacy: who learns what is said in ``intersection.py``. This site's registry remembers the ids as aligned from the
@@ -99,11 +102,10 @@ def align(
     aligner = _Aligner(channel, session, registry, least, say, evidence, randomness)
     has_result = False
     try:
-        found = {name: aligner.run(name, ids[name], [other.sizes[name] for other in offers]) for name in sorted(ids)}
+        yield {name: aligner.run(name, ids[name], [other.sizes[name] for other in offers]) for name in sorted(ids)}
         has_result = True
     finally:
         registry.finish(runs, has_result)
-    return found
 
 
 def confirm(channel: AligningChannel, session: AligningSession, alignments: Sequence[Alignment]) -> None:

@@ -29,12 +29,11 @@ def _prepare(job: AlignmentJob, context: SiteContext) -> dict[str, list[bytes]]:
 
 def _align(attempt: SiteAttempt, ids: dict[str, list[bytes]]) -> JobResult:
     context = attempt.context
-    found = align(
+    with align(
         attempt.channel, attempt.session, ids, context.policy, attempt.progress.say, attempt.evidence, standing=True
-    )
-    # Before the last messages: the registry holds the sets for aligned, and nobody must be left without the result.
-    path = save_alignments(attempt.folder.path, context.job_id, context.site, context.sites, list(found.values()))
-    keyed = attempt.conclude(b"".join(found[name].proof for name in sorted(found)))
+    ) as found:
+        keyed = attempt.conclude(b"".join(found[name].proof for name in sorted(found)))
+        path = save_alignments(attempt.folder.path, context.job_id, context.site, context.sites, list(found.values()))
     attempt.all_have_written()
     attempt.write_record(_TITLE, {}, None, (_section(list(found.values())),), data=_data(attempt, ids))
     return JobResult(keyed.hex(), f"the positions of the common rows are in {path}", {"data_sets": sorted(found)})

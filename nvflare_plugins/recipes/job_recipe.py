@@ -111,8 +111,8 @@ def _check_name(name: object) -> None:
     """Refuse a name that FLARE would refuse when the job is submitted, or that cannot be a folder's."""
     if not isinstance(name, str) or not re.fullmatch(JOB_NAME_PATTERN, name) or len(name) > _LONGEST_NAME:
         raise ConfigurationError(
-            f"name={shown(name)} is no name that FLARE takes for a job. Remedy: at most {_LONGEST_NAME} letters, "
-            "digits and . _ - of ASCII, with a letter or digit at first."
+            f"name={shown(name)} is no name that FLARE takes for a job. Remedy: a name of at most {_LONGEST_NAME} "
+            "letters, digits and . _ - of ASCII, with a letter or digit at first."
         )
 
 

@@ -53,7 +53,7 @@ class ProfileRecipe(JobRecipe):
             "data_set": data_set,
             "label": label,
             "profile": profile,
-            "features": None if features is None else list(features),
+            "features": list(features) if isinstance(features, tuple) else features,
             **settings,
         }
         super().__init__(name, document, sites, min_clients)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
 from nvflare_plugins.alignment.align import align, confirm
 from nvflare_plugins.alignment.result import FILE as ALIGNMENT_FILE
-from nvflare_plugins.alignment.result import load_alignment, save_alignments
+from nvflare_plugins.alignment.result import Alignment, load_alignment, save_alignments
 from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.earlier import Earlier
 from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, JobResult, SiteContext
@@ -110,7 +111,8 @@ class _Run:
         aligns = job.alignment == ALIGN_FIRST and job.resume_from is None
         if aligns and not self._all_have_aligned():
             ids = {one.data_set.name: one.ids or () for one in data.sets}
-            found = align(channel, session, ids, context.policy, self._progress.say, attempt.evidence)
+            with align(channel, session, ids, context.policy, self._progress.say, attempt.evidence) as found:
+                self._keep_alignments(found)
         else:
             earlier = str(job.resume_from or context.job_id) if job.alignment == ALIGN_FIRST else job.alignment
             found = {
@@ -118,9 +120,13 @@ class _Run:
                 for name in sorted({one.data_set.name for one in data.sets})
             }
             confirm(channel, session, list(found.values()))
-        if job.alignment == ALIGN_FIRST:  # so that this job can be resumed in its turn
-            save_alignments(attempt.folder.path, context.job_id, context.site, context.sites, list(found.values()))
+            if job.alignment == ALIGN_FIRST:  # so that this job can be resumed in its turn
+                self._keep_alignments(found)
         return data.aligned(found)
+
+    def _keep_alignments(self, found: Mapping[str, Alignment]) -> None:
+        context = self._context
+        save_alignments(self._attempt.folder.path, context.job_id, context.site, context.sites, list(found.values()))
 
     def _all_have_aligned(self) -> bool:
         """Return whether all parties keep the rows that an earlier attempt of this job has found."""

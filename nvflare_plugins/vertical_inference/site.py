@@ -215,8 +215,8 @@ def _align(run: _Run, rows: Rows) -> Rows:
         return rows.aligned(found)
     ids = {str(job.data_set): rows.ids or ()}
     say, evidence = attempt.progress.say, attempt.evidence
-    aligned = align(attempt.channel, attempt.session, ids, context.policy, say, evidence, standing=True)
-    save_alignments(attempt.folder.path, context.job_id, context.site, context.sites, list(aligned.values()))
+    with align(attempt.channel, attempt.session, ids, context.policy, say, evidence, standing=True) as aligned:
+        save_alignments(attempt.folder.path, context.job_id, context.site, context.sites, list(aligned.values()))
     return rows.aligned(aligned[str(job.data_set)])
 
 

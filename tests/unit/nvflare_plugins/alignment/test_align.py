@@ -46,7 +46,8 @@ def run(
         own = {name: encode(of_set) for name, of_set in ids[channel.rank].items()}
         if session_of is not None:
             session = session_of(channel.rank, session)
-        return align(channel, session, own, policy, say or (lambda text: None), channel.recorder)
+        with align(channel, session, own, policy, say or (lambda text: None), channel.recorder) as found:
+            return found
 
     return run_parties(folder, len(ids), take_part, **more)
 

@@ -46,7 +46,7 @@ KEYS = {
     "consents": fields(Consents),
 }
 PARAMETERS = {*ALIASES, *ALIASES.values(), *check_parameters({}, ["a"]).agreed}
-NAMED = OPTIONS | PARAMETERS | fields(SitePolicy) | {"id column"}
+NAMED = OPTIONS | PARAMETERS | fields(SitePolicy) | {"id column", "a name of"}  # the last is every recipe's
 
 
 def text_of(node: ast.expr) -> str | None:
