@@ -24,7 +24,7 @@ TYPED := he_processors dp_components nvflare_plugins jobs poc_workspace
 # Tests side by side; a process without any left takes some of the others, so that no core waits for the longest file.
 PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo lint test test-all simulate mutants fuzz matrix bench-horizontal bench-he bench-vertical bench-cuda bench-dp clean
+.PHONY: demo lint test test-all simulate mutants fuzz matrix bench-load bench-horizontal bench-he bench-vertical bench-cuda bench-dp clean
 
 demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)")
@@ -58,6 +58,10 @@ mutants: $(STAMP)
 # Under every Python, XGBoost and FLARE that this machine can install: about ten minutes each.
 matrix:
 	.ci/matrix
+
+# Hundreds of sites in one process: some minutes.
+bench-load: $(STAMP)
+	$(BIN)/python -m tests.bench.bench_load
 
 bench-horizontal: $(STAMP)
 	$(BIN)/python -m tests.bench.bench_horizontal

@@ -1,8 +1,8 @@
 """The messages by which the sites of one attempt get to know each other: hello and proof.
 
 A hello carries what a site contributes: a nonce, a fresh public key, its certificate chain. Once a site holds all
-hellos, it signs their transcript and proves to every peer that it derived the same secret. Nothing here is derived
-from rows.
+hellos, it signs their transcript; then it proves to every peer, apart, that it derived the same secret. Nothing here is
+derived from rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nvflare_plugins.site.certificates import (
 )
 from nvflare_plugins.wire.envelope import pack_list, unpack_list
 
-_FORMAT = b"veilboost-hello-1"
+_FORMAT = b"veilboost-hello-2"
 _MAX_HELLO = 1 << 17
 _MAX_CHAIN = 8
 _HASH_BYTES = 32
@@ -181,31 +181,30 @@ def handshake_statement(session_id: bytes, rank: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A site's second message.
+    """What a site sends each peer by itself, once that peer's certificate stands by the transcript.
 
     Attributes:
-        signature: over ``handshake_statement``; empty for a site that cannot sign.
-        confirmations: per rank a MAC for that peer; empty at the site's own rank.
+        confirmation: a MAC under the secret of the two.
+        share: of the group secret, sealed under it.
     """
 
-    signature: bytes
-    confirmations: tuple[bytes, ...]
+    confirmation: bytes
+    share: bytes
 
     def pack(self) -> bytes:
         """Return the bytes that travel."""
-        return pack_list([self.signature, *self.confirmations])
+        return pack_list([self.confirmation, self.share])
 
     @classmethod
-    def unpack(cls, data: bytes, world: int) -> Proof:
+    def unpack(cls, data: bytes) -> Proof:
         """Parse a peer's proof. Raises: ProtocolError."""
-        signature, *confirmations = unpack_list(data, world + 1)
-        return cls(signature, tuple(confirmations))
+        return cls(*unpack_list(data, 2))
 
 
-def check_proof_signature(proof: Proof, peer: Peer, session_id: bytes, rank: int) -> None:
+def check_transcript_signature(signature: bytes, peer: Peer, session_id: bytes, rank: int) -> None:
     """Check that the peer's certificate stands by the transcript. Raises: AuthenticationError."""
     if peer.certificate is not None:
-        verify_signature(peer.certificate, handshake_statement(session_id, rank), proof.signature)
+        verify_signature(peer.certificate, handshake_statement(session_id, rank), signature)
 
 
 def _refuse_doubles(values: Sequence[bytes], what: str) -> None:

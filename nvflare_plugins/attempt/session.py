@@ -4,19 +4,21 @@ Four exchanges open it. Nothing private leaves a site before it has checked the 
 
 1. hello: nonce, fresh X25519 public key, certificates, hashes of the site's policy and of the job
    (``nvflare_plugins.attempt.handshake``);
-2. proof: signature over the transcript of all hellos, and for each peer a MAC under the pair's secret;
-3. a random share of the group secret, sealed to each peer;
+2. signature over the transcript of all hellos;
+3. proof: to each peer apart a MAC under the pair's secret, and a random share of the group secret, sealed to it;
 4. a MAC under the group secret, which shows that all sites derived the same one.
 
 The server relays all of it and holds none of the keys. If it exchanges a public key for its own, the transcripts differ
-and exchange 2 fails. Keys live in memory, for one attempt; a restart opens a new session.
+and exchange 2 fails, in an unsigned session exchange 3. What is for one peer goes to it alone: what a site gets grows
+with the number of sites, and not with its square. Keys live in memory, for one attempt; a restart opens a new session.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from he_processors.errors import AuthenticationError, ProtocolError
@@ -43,7 +45,7 @@ from nvflare_plugins.attempt.handshake import (
     Proof,
     SessionPolicy,
     check_hellos,
-    check_proof_signature,
+    check_transcript_signature,
     handshake_statement,
 )
 from nvflare_plugins.site.certificates import Identity, fingerprint, verify_signature
@@ -67,6 +69,8 @@ class SessionChannel(Protocol):
     def gather(self, kind: Kind, payload: bytes, codec: Codec = ...) -> list[bytes]: ...
 
     def broadcast(self, kind: Kind, payload: bytes | None, codec: Codec = ...) -> bytes: ...
+
+    def route(self, kind: Kind, parts: Sequence[bytes]) -> list[bytes]: ...
 
 
 def open_session(channel: SessionChannel, identity: Identity, policy: SessionPolicy, binding: bytes) -> Session:
@@ -98,44 +102,53 @@ def open_session(channel: SessionChannel, identity: Identity, policy: SessionPol
         for rank, peer in enumerate(peers)
         if rank != channel.rank
     }
-    _exchange_proofs(channel, identity, peers, session_id, pair_secrets)
+    _exchange_signatures(channel, identity, peers, session_id)
     boxes = _PairBoxes(channel.rank, session_id, pair_secrets)
-    group_secret = _agree_group_secret(channel, session_id, boxes)
+    group_secret = _agree_group_secret(channel, session_id, pair_secrets, boxes)
     return Session(channel, identity, peers, session_id, binding, pair_secrets, group_secret, boxes)
 
 
-def _exchange_proofs(
-    channel: SessionChannel, identity: Identity, peers: list[Peer], session_id: bytes, pair_secrets: Mapping[int, bytes]
-) -> None:
-    me = channel.rank
-    signature = identity.sign(handshake_statement(session_id, me)) if identity.is_signed else b""
-    confirmations = [
-        b"" if peer == me else confirm_key(pair_secrets[peer], session_id, _PAIR, me, peer)
-        for peer in range(channel.world)
-    ]
-    received = channel.gather(Kind.HANDSHAKE, Proof(signature, tuple(confirmations)).pack(), Codec.PUBLIC)
-    for rank, secret in pair_secrets.items():
-        proof = Proof.unpack(received[rank], channel.world)
-        try:
-            check_proof_signature(proof, peers[rank], session_id, rank)
-            check_confirmation(proof.confirmations[me], secret, session_id, _PAIR, rank, me)
-        except AuthenticationError as error:
-            raise AuthenticationError(f"{channel.sites[rank]} does not prove who it is: {error}") from None
+def _exchange_signatures(channel: SessionChannel, identity: Identity, peers: list[Peer], session_id: bytes) -> None:
+    signature = identity.sign(handshake_statement(session_id, channel.rank)) if identity.is_signed else b""
+    received = channel.gather(Kind.HANDSHAKE, signature, Codec.PUBLIC)
+    for rank in range(channel.world):
+        if rank != channel.rank:
+            with _of_site(channel.sites[rank]):
+                check_transcript_signature(received[rank], peers[rank], session_id, rank)
 
 
-def _agree_group_secret(channel: SessionChannel, session_id: bytes, boxes: _PairBoxes) -> bytes:
-    share = OS_RANDOMNESS.bytes(KEY_SIZE_BYTES)
-    received = channel.gather(Kind.GROUP_KEY, boxes.seal_to_each(share, _GROUP), Codec.SEALED)
-    shares = [share if r == channel.rank else boxes.open_own_part(r, received[r], _GROUP) for r in range(channel.world)]
-    if any(len(s) != KEY_SIZE_BYTES for s in shares):
+def _agree_group_secret(
+    channel: SessionChannel, session_id: bytes, pair_secrets: Mapping[int, bytes], boxes: _PairBoxes
+) -> bytes:
+    me, own = channel.rank, OS_RANDOMNESS.bytes(KEY_SIZE_BYTES)
+    parts, shares = [b""] * channel.world, [own] * channel.world
+    for peer, secret in pair_secrets.items():
+        confirmation = confirm_key(secret, session_id, _PAIR, me, peer)
+        parts[peer] = Proof(confirmation, boxes.seal(peer, own, _GROUP)).pack()
+    received = channel.route(Kind.GROUP_KEY, parts)
+    for peer, secret in pair_secrets.items():
+        proof = Proof.unpack(received[peer])
+        with _of_site(channel.sites[peer]):
+            check_confirmation(proof.confirmation, secret, session_id, _PAIR, peer, me)
+        shares[peer] = boxes.open(peer, proof.share, _GROUP)
+    if any(len(share) != KEY_SIZE_BYTES for share in shares):
         raise ProtocolError("a peer's share of the group key has another length")
     secret = derive_group_secret(shares, session_id)
     # Addressed to the group, whose "rank" is one past the last site's.
-    mac = confirm_key(secret, session_id, _GROUP, channel.rank, channel.world)
+    mac = confirm_key(secret, session_id, _GROUP, me, channel.world)
     macs = channel.gather(Kind.HANDSHAKE, mac, Codec.PUBLIC)
     for rank in range(channel.world):
         check_confirmation(macs[rank], secret, session_id, _GROUP, rank, channel.world)
     return secret
+
+
+@contextlib.contextmanager
+def _of_site(site: str) -> Iterator[None]:
+    """Name the site that does not prove who it is."""
+    try:
+        yield
+    except AuthenticationError as error:
+        raise AuthenticationError(f"{site} does not prove who it is: {error}") from None
 
 
 class _PairBoxes:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from nvflare.fuel.f3.message import Message
 
 from he_processors.errors import ProtocolError
+from nvflare_plugins.wire.envelope import CHUNK_BYTES, MAX_FRAME_BYTES
 
-CHUNK_BYTES = 2 << 20  # small enough that a slow link shows progress between two queries
-MAX_FRAME_BYTES = 2 << 30
 _LABEL = "veilboost"
 
 

@@ -18,7 +18,7 @@ Nothing is ever waited for without end:
 from __future__ import annotations
 
 from nvflare_plugins.attempt.job_context import Job
-from nvflare_plugins.flare.pieces import MAX_FRAME_BYTES
+from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES
 
 QUERY_INTERVAL_S = 10.0
 START_TIMEOUT_S = 120.0

@@ -37,15 +37,10 @@ from nvflare.fuel.f3.message import Message
 from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
 from nvflare_plugins.failures import machine_failure
 from nvflare_plugins.flare.life_signs import LifeSigns
-from nvflare_plugins.flare.pieces import (
-    CHUNK_BYTES,
-    MAX_FRAME_BYTES,
-    Assembly,
-    Label,
-    pieces,
-)
+from nvflare_plugins.flare.pieces import Assembly, Label, pieces
 from nvflare_plugins.flare.timeouts import QUERY_INTERVAL_S, resend_pause_s
 from nvflare_plugins.formatting import printable
+from nvflare_plugins.wire.envelope import CHUNK_BYTES
 
 CHANNEL = "veilboost"
 TOPIC_FRAME = "frame"  # site to server: a piece of a frame
@@ -134,8 +129,6 @@ class SiteTransport:
         Raises:
             JobAborted: the job was ended meanwhile, or if no reply came within timeout_s.
         """
-        if len(frame) > MAX_FRAME_BYTES:
-            raise ValueError(f"a frame of {len(frame)} bytes is larger than {MAX_FRAME_BYTES}")
         with self._changed:
             self._check_not_aborted()
             self._number += 1

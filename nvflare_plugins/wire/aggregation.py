@@ -20,6 +20,7 @@ from nvflare_plugins.wire.commitments import SALT_BYTES, Commitment
 from nvflare_plugins.wire.envelope import (
     ATTEMPT_BYTES,
     MAX_ATTACHMENT,
+    MAX_FRAME_BYTES,
     Codec,
     Frame,
     FrameType,
@@ -350,6 +351,8 @@ class Aggregator:
             type_ = FrameType.RESCALE
         else:
             payloads = self._results(heads[0], exchange)
+        if max(map(len, payloads)) > MAX_FRAME_BYTES - 2 * MAX_ATTACHMENT:
+            raise ProtocolError(f"{frame.kind.name}: the answer for all sites is longer than a message may be")
         exchange.total, exchange.payloads = None, {}
         attachments = b""
         if any(head.attachment for head in heads):

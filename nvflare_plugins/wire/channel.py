@@ -8,14 +8,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from he_processors.errors import AuthenticationError, JobAborted, ProtocolError
+from he_processors.errors import AuthenticationError, CapacityExceeded, JobAborted, ProtocolError
 from he_processors.pair_macs import PairMacs
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.commitments import SALT_BYTES
-from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, pack_list, unpack, unpack_list
+from nvflare_plugins.wire.envelope import (
+    MAX_ATTACHMENT,
+    MAX_FRAME_BYTES,
+    Codec,
+    Frame,
+    FrameType,
+    Operation,
+    pack_list,
+    unpack,
+    unpack_list,
+)
 
 _MAX_REASON_BYTES = 4000
+_ROOM_BESIDE = MAX_ATTACHMENT + 1024  # of a payload: header and attachment
 
 
 class Transport(Protocol):
@@ -176,6 +187,7 @@ class Channel:
         n_values: int,
         tail: int = 0,
     ) -> bytes:
+        self._check_size(kind, len(payload))
         attachment = self.heads.take() if self.heads is not None else b""
         frame = Frame(
             type_,
@@ -207,6 +219,15 @@ class Channel:
         if answer.type is FrameType.RESCALE:
             raise RescaleRequested(f"the server asks for another scale for {kind.name}, which has none to change")
         return bytes(answer.payload)
+
+    def _check_size(self, kind: Kind, n_bytes: int) -> None:
+        most = MAX_FRAME_BYTES - _ROOM_BESIDE
+        if n_bytes > most:
+            raise CapacityExceeded(
+                f"{kind.name} ({self.moment}): a message of {n_bytes} bytes; {most} are the most. It was not sent. "
+                "Remedy: fewer features, a smaller max_bin or max_depth, or grow_policy=lossguide, whose messages are "
+                "of one node each; `veilboost plan` tells sizes beforehand"
+            )
 
     def _check(self, sent: Frame, answer: Frame) -> Frame:
         if answer.type is FrameType.ABORT:

@@ -23,6 +23,9 @@ _VERSION = 3
 ATTEMPT_BYTES = 16
 MAX_ATTACHMENT = 1 << 20
 MAX_VALUES = 1 << 32
+MAX_FRAME_BYTES = 2 << 30
+"""Of one message, header and attachment included; it travels in pieces (flare/pieces.py)."""
+CHUNK_BYTES = 2 << 20  # of a piece: small enough that a slow link shows progress between two queries
 _NO_SALT = bytes(SALT_BYTES)
 
 

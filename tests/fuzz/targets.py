@@ -93,7 +93,7 @@ def _hellos() -> Parse:
 def _proofs() -> Parse:
     from nvflare_plugins.attempt.handshake import Proof
 
-    return lambda data: Proof.unpack(data, 3)
+    return Proof.unpack
 
 
 def _terms() -> Parse:

@@ -19,7 +19,6 @@ from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED
-from nvflare_plugins.flare.pieces import MAX_FRAME_BYTES
 from nvflare_plugins.flare.timeouts import (
     ABORT_GRACE_S,
     LOCAL_WORK_S,
@@ -31,6 +30,7 @@ from nvflare_plugins.flare.timeouts import (
 )
 from nvflare_plugins.flare.transport import TOPIC_FRAME
 from nvflare_plugins.site.memory.store import NAME as MEMORY
+from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES
 from tests.conformance.kind_cases import CASES
 from tests.simulation.faults import Plan
 from tests.simulation.watch import Watch

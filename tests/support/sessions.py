@@ -18,7 +18,7 @@ from he_processors.errors import JobAborted, VeilBoostError
 from nvflare_plugins.attempt.session import Session, open_session
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import Codec
+from nvflare_plugins.wire.envelope import Codec, pack_list, unpack_list
 
 BINDING = b"b" * 32
 
@@ -133,6 +133,10 @@ class MemoryChannel:
 
     def broadcast(self, kind: Kind, payload: bytes | None, codec: Codec = Codec.SEALED) -> bytes:
         return self.gather(kind, payload or b"", codec)[0]
+
+    def route(self, kind: Kind, parts: Sequence[bytes]) -> list[bytes]:
+        received = self.gather(kind, pack_list(list(parts)), Codec.SEALED)
+        return [unpack_list(message, self.world)[self.rank] for message in received]
 
 
 @dataclass

@@ -13,9 +13,10 @@ from tests.vectors.drawn import Case, at, damages, drawn
 _OPERATIONS = {
     Kind.HE_SECRET: (Operation.BROADCAST, Codec.SEALED),
     Kind.CONVERSATION: (Operation.ROUTE, Codec.SEALED),
+    Kind.GROUP_KEY: (Operation.ROUTE, Codec.SEALED),
     Kind.HANDSHAKE: (Operation.GATHER, Codec.PUBLIC),
 }
-_SEALED = (Kind.GROUP_KEY, Kind.AGREEMENT, Kind.OWN_TREES)
+_SEALED = (Kind.AGREEMENT, Kind.OWN_TREES)
 ATTEMPT = drawn("attempt", 16)
 
 

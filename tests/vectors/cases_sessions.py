@@ -192,7 +192,7 @@ def _hellos() -> Iterator[Case]:
     yield "hello, with certificates", "hello", {"data": signed.pack().hex()}
     good = unpack_list(hello().pack(), 9)
     exchanges = {
-        "other version": (0, b"veilboost-hello-2"),
+        "other version": (0, b"veilboost-hello-3"),
         "name that is no text": (1, b"\xff"),
         "short nonce": (2, bytes(31)),
         "long key": (3, bytes(33)),
@@ -208,11 +208,10 @@ def _hellos() -> Iterator[Case]:
     start, name, end = pack_list([good[0], b"s" * (1 << 17), *good[2:]]).partition(b"s" * (1 << 17))
     long = [start.hex(), {"repeat": b"s".hex(), "times": len(name)}, end.hex()]
     yield "hello: too long", "hello", {"data": long}
-    proof = Proof(drawn("signature", 256), (b"", drawn("mac 1"), drawn("mac 2"))).pack()
-    yield "proof", "proof", {"data": proof.hex(), "sites": 3}
-    yield "proof, unsigned", "proof", {"data": Proof(b"", (b"", drawn("mac 1"))).pack().hex(), "sites": 2}
-    yield "proof: for four sites", "proof", {"data": proof.hex(), "sites": 4}
-    yield from damages("proof", "proof", {"sites": 3}, cut_and_longer(proof))
+    proof = Proof(drawn("mac 1"), SealedBox(drawn("secret"), SESSION, 0, 1).seal(drawn("share"), b"group")).pack()
+    yield "proof", "proof", {"data": proof.hex()}
+    three = pack_list([*unpack_list(proof, 2), b""])
+    yield from damages("proof", "proof", {}, {**cut_and_longer(proof), "of three parts": three})
 
 
 def _schema() -> Schema:

@@ -264,8 +264,8 @@ def _hello(given: Given) -> Gives:
 
 
 def _proof(given: Given) -> Gives:
-    proof = Proof.unpack(blob(given["data"]), given["sites"])
-    return {"signature": proof.signature.hex(), "confirmations": [mac.hex() for mac in proof.confirmations]}
+    proof = Proof.unpack(blob(given["data"]))
+    return {"confirmation": proof.confirmation.hex(), "share": proof.share.hex()}
 
 
 def _schema_document(schema: Schema) -> Gives:

@@ -213,7 +213,7 @@ def hello(given: Given) -> Any:
     data = blob(given["data"])
     require(len(data) <= 2**17)
     parts = parts_of(data, 9)
-    require(parts[0] == b"veilboost-hello-1" and all(len(parts[i]) == 32 for i in (2, 3, 4)))
+    require(parts[0] == b"veilboost-hello-2" and all(len(parts[i]) == 32 for i in (2, 3, 4)))
     require(len(parts[7]) == 1 and parts[7][0] <= 8)
     names = ("nonce", "public_key", "policy_hash", "binding")
     return {
@@ -232,8 +232,8 @@ def text(data: bytes) -> str:
 
 
 def proof(given: Given) -> Any:
-    signature, *macs = parts_of(blob(given["data"]), 1 + given["sites"])
-    return {"signature": signature.hex(), "confirmations": [one.hex() for one in macs]}
+    mac_, share = parts_of(blob(given["data"]), 2)
+    return {"confirmation": mac_.hex(), "share": share.hex()}
 
 
 def parsed(data: bytes, kind: type = dict) -> Any:

@@ -23,6 +23,7 @@ from nvflare_plugins.cli.plan.messages import (
     final_messages,
     message_bytes,
     round_messages,
+    session_bytes,
     setup_messages,
 )
 from nvflare_plugins.cli.plan.network import Network
@@ -38,6 +39,7 @@ from nvflare_plugins.formatting import human_bytes
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.row_floors import counts_leaves
 from nvflare_plugins.horizontal.value_bounds import coarsest_pairs
+from nvflare_plugins.wire.envelope import CHUNK_BYTES
 from nvflare_plugins.xgb.parameters import check_parameters
 
 _BINS_OF_ONE_BYTE = 256
@@ -158,6 +160,7 @@ def estimate(
         network_s=_network_s(per_round, profile, network, workload.sites),
         setup_s=_protect_s(once, profile, rate, workload.sites)
         + _network_s(once, profile, network, workload.sites)
+        + _session_s(network, workload.sites)
         + exchanges * network.latency_s,
         round_bytes=round_bytes,
         total_bytes=total_bytes,
@@ -184,6 +187,11 @@ def _network_s(messages: Iterable[Planned], profile: str, network: Network, n_si
     return sum(m.messages * network.exchange_s(message_bytes(m, profile), n_sites) for m in messages)
 
 
+def _session_s(network: Network, n_sites: int) -> float:
+    received = session_bytes(n_sites)
+    return max(received / network.site_bytes_per_s, n_sites * received / network.server_bytes_per_s)
+
+
 def _memory(workload: Workload, profile: str, messages: Sequence[Planned]) -> tuple[int, int]:
     """Return the bytes that data, histograms and messages take at a site and at the server."""
     cells = workload.rows_per_site * workload.features
@@ -193,8 +201,11 @@ def _memory(workload: Workload, profile: str, messages: Sequence[Planned]) -> tu
     histograms = 2 * sum(built_nodes(workload)) * workload.features * workload.bins * 16
     largest = max(messages, key=lambda m: m.n_values)
     payload = message_bytes(largest, profile)
-    # At a site: float64, integers, protected, frame and reply. At the server: every site's frame, the sum, the reply.
-    return data + histograms + largest.n_values * 24 + 3 * payload, (workload.sites + 3) * payload
+    # At a site: float64, integers, protected, frame and reply. At the server, which adds words as they come: the sum,
+    # the reply, the reply before, and a piece from each site; ciphertexts are added when a site's message is complete.
+    is_added_in_pieces = profile in ("plain", "masks")
+    under_way = workload.sites * (min(CHUNK_BYTES, payload) if is_added_in_pieces else payload)
+    return data + histograms + largest.n_values * 24 + 3 * payload, 3 * payload + under_way
 
 
 _COLUMNS = (
@@ -253,6 +264,10 @@ def assumptions(workload: Workload, network: Network) -> Iterator[str]:
         f"one empty rendezvous of all sites takes {1000 * network.latency_s:g} ms (FLARE's simulator: 6.5 ms); sites "
         f"are connected with {network.site_bytes_per_s / 125_000:g} Mbit/s, the server with "
         f"{network.server_bytes_per_s / 125_000:g} Mbit/s for all of them together"
+    )
+    yield (
+        f"opening and closing the session bring each site {human_bytes(session_bytes(workload.sites))}: some 2 KB for "
+        "each site's keys and certificates, and MACs that grow with the square of the number of sites"
     )
     if workload.pooled_metrics:
         yield (

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from he_processors.errors import ConfigurationError
 from he_processors.fixed_point import Grid, exponent_of
+from he_processors.pair_macs import MAC_BYTES
 from he_processors.sum_tags import N_TAGS
 from nvflare_plugins.horizontal.added_rows import N_COUNTS
 from nvflare_plugins.horizontal.score_histogram import MOST_BINS
@@ -22,6 +23,8 @@ from nvflare_plugins.xgb.rounds import widest_batch
 
 BYTES_PER_WORD = 8
 SESSION_EXCHANGES = 8  # handshake, key confirmation, agreement, closing: a few kilobytes, but each one a rendezvous
+SESSION_BYTES_PER_SITE = 2048  # hello with a certificate, signature, proof, confirmation of the group, terms
+GATHERS_WITH_MACS = 6  # terms, reservations, cuts, result, closing twice
 POOLED_EXCHANGES = 3  # least rows, bins, edges of pooled metrics, sealed, beside their counts
 _SCALES = 4  # gradients, hessians, weights, labels; and one for each metric
 _LARGEST_DEPTH = 30
@@ -187,6 +190,14 @@ def cut_messages(features: int, searched: int, bins: int) -> Iterator[Planned]:
     if searched:
         yield Planned(Kind.CUT_COUNTS, 1, searched, False)
         yield Planned(Kind.CUT_COUNTS, KEY_BITS, searched * max(bins - 2, 1), False)
+
+
+def session_bytes(n_sites: int) -> int:
+    """Return about how many bytes a site receives beside sums, whatever the job: from all sites, and MACs for all.
+
+    Of what is gathered every site gets what each has sent, with MACs for each.
+    """
+    return n_sites * SESSION_BYTES_PER_SITE + GATHERS_WITH_MACS * MAC_BYTES * n_sites**2
 
 
 def message_bytes(message: Planned, profile: str) -> int:

@@ -24,7 +24,7 @@ from tests.support.sessions import (
     unsigned_sites,
 )
 
-HELLO, PROOF, SHARES, GROUP = range(4)
+HELLO, SIGNATURE, PROOF, GROUP = range(4)
 OPEN = Policy(unsigned_sessions=True)
 
 
@@ -333,11 +333,11 @@ def test_public_keys_of_small_order(point):
     fails(open_all(signed_sites(), tamper=replace_hello(1, {0}, public_key=point)), ProtocolError, "small order", at=0)
 
 
-def test_replayed_hello_and_proof_of_an_old_attempt():
+def test_replayed_hello_and_signature_of_an_old_attempt():
     old = open_all(signed_sites()).relay.seen
 
     def replay(number, reader, parts):
-        if number in (HELLO, PROOF) and reader != 1:
+        if number in (HELLO, SIGNATURE) and reader != 1:
             parts[1] = old[number][1]
         return parts
 
@@ -345,14 +345,16 @@ def test_replayed_hello_and_proof_of_an_old_attempt():
 
 
 def test_reflected_confirmations():
-    """Each site gets its own MACs and signature back in its peers' names."""
+    """Each site gets its own MACs back in its peers' names."""
 
     def reflect(number, reader, parts):
         if number == PROOF:
-            mine = Proof.unpack(parts[reader], 3)
+            mine = unpack_list(parts[reader], 3)
             for rank in {0, 1, 2} - {reader}:
-                macs = [mine.confirmations[rank]] * 3
-                parts[rank] = Proof(Proof.unpack(parts[rank], 3).signature, tuple(macs)).pack()
+                theirs = unpack_list(parts[rank], 3)
+                mac = Proof.unpack(mine[rank]).confirmation
+                theirs[reader] = dataclasses.replace(Proof.unpack(theirs[reader]), confirmation=mac).pack()
+                parts[rank] = pack_list(theirs)
         return parts
 
     fails(open_all(unsigned_sites(), [OPEN] * 3, tamper=reflect), AuthenticationError, "pair key")
@@ -361,9 +363,8 @@ def test_reflected_confirmations():
 
 def test_another_sites_signature():
     def exchange(number, reader, parts):
-        if number == PROOF and reader == 0:
-            proofs = [Proof.unpack(part, 3) for part in parts]
-            parts[1] = dataclasses.replace(proofs[1], signature=proofs[2].signature).pack()
+        if number == SIGNATURE and reader == 0:
+            parts[1] = parts[2]
         return parts
 
     fails(open_all(signed_sites(), tamper=exchange), AuthenticationError, "signature", at=0)
@@ -371,24 +372,34 @@ def test_another_sites_signature():
 
 def test_tampered_and_exchanged_group_shares():
     def flip(number, reader, parts):
-        if number == SHARES and reader == 0:
-            parts[1] = parts[1][:-1] + bytes([parts[1][-1] ^ 1]) if reader == 2 else _flip_part(parts[1], 0)
+        if number == PROOF and reader == 0:
+            parts[1] = _changed_share(parts[1], lambda share: share[:-1] + bytes([share[-1] ^ 1]))
         return parts
 
     fails(open_all(signed_sites(), tamper=flip), AuthenticationError, "does not open", at=0)
 
     def misdirect(number, reader, parts):
-        if number == SHARES and reader == 0:
-            for_two = unpack_list(parts[1], 3)[2]
-            parts[1] = pack_list([for_two, b"", for_two])
+        if number == PROOF and reader == 0:
+            for_two = Proof.unpack(unpack_list(parts[1], 3)[2]).share
+            parts[1] = _changed_share(parts[1], lambda share: for_two)
         return parts
 
     fails(open_all(signed_sites(), tamper=misdirect), AuthenticationError, "does not open", at=0)
 
+    def misdirect_all(number, reader, parts):
+        if number == PROOF and reader == 0:
+            for_two = unpack_list(parts[1], 3)[2]
+            parts[1] = pack_list([for_two, b"", for_two])
+        return parts
 
-def _flip_part(message: bytes, index: int) -> bytes:
+    fails(open_all(signed_sites(), tamper=misdirect_all), AuthenticationError, "pair key", at=0)
+
+
+def _changed_share(message: bytes, change) -> bytes:
+    """Change the share for rank 0."""
     parts = unpack_list(message, 3)
-    parts[index] = parts[index][:-1] + bytes([parts[index][-1] ^ 1])
+    proof = Proof.unpack(parts[0])
+    parts[0] = dataclasses.replace(proof, share=change(proof.share)).pack()
     return pack_list(parts)
 
 
@@ -402,7 +413,7 @@ def test_tampered_group_confirmation():
     assert isinstance(outcome.results[0], AuthenticationError) and "group key" in str(outcome.results[0])
 
 
-@pytest.mark.parametrize("exchange", [HELLO, PROOF, SHARES, GROUP])
+@pytest.mark.parametrize("exchange", [HELLO, SIGNATURE, PROOF, GROUP])
 @pytest.mark.parametrize("content", [b"", b"\0", b"\xff" * 40, bytes(200_000)], ids=["empty", "short", "ff", "long"])
 def test_malformed_messages_end_in_a_named_error(exchange, content):
     def replace(number, reader, parts):
@@ -424,7 +435,7 @@ def test_signatures_of_the_handshake_are_bound_to_it():
     """A signature under the transcript serves for nothing else: its statement names protocol, session and rank."""
     outcome = open_all(signed_sites())
     session = outcome.sessions[0]
-    signature = Proof.unpack(outcome.relay.seen[PROOF][1], 3).signature
+    signature = outcome.relay.seen[SIGNATURE][1]
     with pytest.raises(AuthenticationError):
         session.verify(1, session.session_id, signature)
     with pytest.raises(AuthenticationError):

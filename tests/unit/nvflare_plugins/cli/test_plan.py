@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.attempt.session import open_session
 from nvflare_plugins.bagging.trees import SharedTree
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.cli.plan import vertical as vertical_module
@@ -19,9 +21,11 @@ from nvflare_plugins.cli.plan.horizontal import assumptions, estimate, render, t
 from nvflare_plugins.cli.plan.messages import (
     Workload,
     built_nodes,
+    message_bytes,
     pairs_are_wide,
     payload_bytes,
     round_messages,
+    session_bytes,
     setup_messages,
 )
 from nvflare_plugins.cli.plan.network import Network
@@ -33,9 +37,15 @@ from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.training import training_shape
 from nvflare_plugins.horizontal.value_bounds import coarsest_pairs
+from nvflare_plugins.site.certificates import Identity
+from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.envelope import CHUNK_BYTES
 from nvflare_plugins.wire.sums import Family, ProtectedSums
 from nvflare_plugins.xgb.parameters import check_parameters
+from tests.support.federation import DirectTransport
+from tests.support.sessions import Policy, names
 
 TRACES = json.loads((Path(__file__).parents[3] / "golden" / "horizontal_traces.json").read_text())
 FLOAT64, SUM = 2, 2
@@ -171,6 +181,40 @@ def test_estimate_of_known_numbers():
     )
     assert result.total_s == pytest.approx(result.setup_s + 10 * result.round_s)
     assert result.site_memory > 1000 and result.server_memory > 1000
+
+
+def test_the_servers_memory_follows_the_message_and_not_the_sites_under_masks():
+    rates = (Network(), TreeRate(1e-3, 1e-8), ProtectionRate(1e-8, 1e-9), 0)
+    few, many = (estimate(Workload(10_000, 400, 256, 6, n, 5), "masks", *rates) for n in (3, 300))
+    payload = max(message_bytes(m, "masks") for m in round_messages(Workload(10_000, 400, 256, 6, 3, 5)))
+    assert few.server_memory == 3 * payload + 3 * CHUNK_BYTES and payload > 10 * CHUNK_BYTES
+    assert many.server_memory == 3 * payload + 300 * CHUNK_BYTES
+
+
+@pytest.mark.parametrize("world", [2, 5, 9])
+def test_what_a_session_brings_a_site_grows_with_the_sites(world):
+    """Unsigned sessions, without certificates, bring less than the plan says, and grow as it says."""
+    aggregator, received = Aggregator(names(world), bytes(16), 60.0), {}
+
+    class Counting(DirectTransport):
+        def exchange(self, frame, timeout_s):
+            answer = super().exchange(frame, timeout_s)
+            received[self._site] = received.get(self._site, 0) + len(answer)
+            return answer
+
+    def take_part(rank):
+        site = names(world)[rank]
+        channel = Channel(site, names(world), "job", bytes(16), Counting(aggregator, site), 60.0)
+        open_session(channel, Identity.unsigned(site), Policy(True), bytes(32))
+
+    threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(received) == world
+    assert 300 * world < received["site-1"] < session_bytes(world)
+    assert received["site-1"] < 600 * world + 1000, "more than in proportion to the sites"
 
 
 @pytest.mark.parametrize("profile", HORIZONTAL)

@@ -29,10 +29,10 @@ from nvflare_plugins.flare.executor import (
     load_identity,
 )
 from nvflare_plugins.flare.kept_jobs import is_noted
-from nvflare_plugins.flare.pieces import MAX_FRAME_BYTES
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.site.memory.store import NAME
 from nvflare_plugins.site.setup import SetupOptions, set_up
+from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES
 from nvflare_plugins.xgb.rounds import RoundRecord
 from tests.unit.nvflare_plugins.flare.test_work import executor_that, flare_context
 from tests.unit.nvflare_plugins.flare.test_work import task as work_task

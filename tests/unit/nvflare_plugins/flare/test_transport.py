@@ -13,7 +13,7 @@ from nvflare.fuel.f3.message import Message
 from he_processors.errors import JobAborted, ProtocolError
 from nvflare_plugins.flare import pieces as pieces_module
 from nvflare_plugins.flare import transport
-from nvflare_plugins.flare.pieces import MAX_FRAME_BYTES, Assembly, Label, pieces
+from nvflare_plugins.flare.pieces import Assembly, Label, pieces
 from nvflare_plugins.flare.transport import (
     CHANNEL,
     TOPIC_ABORT,
@@ -26,6 +26,7 @@ from nvflare_plugins.flare.transport import (
     SiteTransport,
     label_state,
 )
+from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES
 from tests.support.flare_network import FakeCell, Network
 
 SERVER = "server.job"

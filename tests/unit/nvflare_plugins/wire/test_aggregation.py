@@ -369,6 +369,16 @@ def test_a_routed_contribution_needs_one_part_for_each_other_rank(payload):
     assert server.aggregator.reason is not None
 
 
+def test_an_answer_for_all_that_is_too_long_ends_the_attempt_by_name(monkeypatch):
+    """Each site's part may be sent, and all of them together may be more than one message holds."""
+    server = Server()
+    monkeypatch.setattr("nvflare_plugins.wire.aggregation.MAX_FRAME_BYTES", 2 * (1 << 20) + 100)
+    gathered = {"operation": Operation.GATHER, "kind": Kind.CLOSING, "codec": Codec.PUBLIC, "n_values": 0}
+    for rank, site in enumerate(SITES):
+        server.send(site, frame(rank, **gathered, payload=bytes(60)))
+    assert server.aggregator.reason is not None and "CLOSING: the answer for all sites" in server.aggregator.reason
+
+
 def test_a_channel_routes_and_refuses_an_own_part():
     aggregator = Aggregator(SITES, ATTEMPT, 5.0)
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from he_processors.errors import JobAborted, ProtocolError
+from he_processors.errors import CapacityExceeded, JobAborted, ProtocolError
 from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.channel import Channel, RescaleRequested
+from nvflare_plugins.wire.channel import _ROOM_BESIDE, Channel, RescaleRequested
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, pack_list, unpack
 
 SITES = ("a", "b", "c")
@@ -74,6 +74,16 @@ def test_parts_that_fit_no_group_are_not_sent(parts: list[bytes]) -> None:
     with pytest.raises(ValueError, match="one part for each site"):
         of.route(Kind.CONVERSATION, parts)
     assert not server.sent
+
+
+def test_a_message_that_is_too_long_is_refused_by_name_and_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two gigabytes by default: a shorter one travels in pieces."""
+    of, server = channel(result)
+    monkeypatch.setattr("nvflare_plugins.wire.channel.MAX_FRAME_BYTES", _ROOM_BESIDE + 80)
+    of.sum(Kind.HISTOGRAM, Codec.MASKED, bytes(80), 10)
+    with pytest.raises(CapacityExceeded, match=r"HISTOGRAM \(setup:0\): a message of 88 bytes.*max_depth"):
+        of.sum(Kind.HISTOGRAM, Codec.MASKED, bytes(88), 11)
+    assert server.sent == 1
 
 
 @pytest.mark.parametrize(("site", "content"), [("a", None), ("b", b"x")])
