@@ -52,7 +52,7 @@ class VeilPocEnv(PocEnv):
         if folder.resolve().is_relative_to(workspace.resolve()):
             raise ConfigurationError(
                 f"kept ({folder}) lies in the POC workspace {workspace}, which every run deletes: the sites would "
-                "forget what they have released. Remedy: name a folder outside it."
+                "forget what they have released. Remedy: a folder outside it as kept."
             )
         check_place(workspace)
         if self.docker_image:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import logging
 import mmap
 import os
 import re
@@ -35,8 +36,9 @@ _WINDOW = 1 << 20
 _RUNS = re.compile(rb"Done (\d+) runs|#(\d+)\s")
 
 
-def _use_memory() -> None:
-    """Let what a target writes to read it again lie in memory."""
+def _settle() -> None:
+    """Let what a target writes to read it again lie in memory, and keep what the product logs to itself."""
+    logging.disable(logging.CRITICAL)
     if Path("/dev/shm").is_dir():  # noqa: S108  # folders of their own are made in it
         tempfile.tempdir = "/dev/shm"  # noqa: S108
 
@@ -91,7 +93,7 @@ def keep(data: bytes) -> str:
 
 def _child(name: str, seconds: float, seed: int, window_path: str) -> None:
     limit = resource.getrlimit(resource.RLIMIT_AS)[1]
-    _use_memory()
+    _settle()
     target = TARGETS[name]  # its libraries are loaded before the limit is set
     target()
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -152,7 +154,7 @@ def guided(name: str, seconds: int, seed: int, folder: str) -> None:
     """Fuzz one target in this process under atheris, until it exits."""
     import atheris
 
-    _use_memory()
+    _settle()
     with atheris.instrument_imports(include=["he_processors", "dp_components", "nvflare_plugins"]):
         target = TARGETS[name]()
     for number, data in enumerate(target.corpus):

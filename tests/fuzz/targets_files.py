@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import shutil
 import sqlite3
 import tempfile
@@ -194,7 +193,6 @@ def _table(suffix: str, contents: Callable[[], list[bytes]]) -> Callable[[], Tar
         from nvflare_plugins.data_sets.declaration import DataSet
         from nvflare_plugins.data_sets.table import load_table
 
-        logging.disable(logging.CRITICAL)
         path = _folder() / f"rows.{suffix}"
         spec = DataSet(name="rows", path=path, format=suffix)
 
@@ -235,7 +233,6 @@ def _registry() -> Target:
     from nvflare_plugins.site.memory.store import Memory
     from nvflare_plugins.site.policy.values import Consents
 
-    logging.disable(logging.CRITICAL)
     source, folder = _folder(), _folder()
     Memory(source, "site-2")
     name = next(path.name for path in source.iterdir() if path.read_bytes().startswith(b"SQLite format 3"))

@@ -46,7 +46,9 @@ KEYS = {
     "consents": fields(Consents),
 }
 PARAMETERS = {*ALIASES, *ALIASES.values(), *check_parameters({}, ["a"]).agreed}
-NAMED = OPTIONS | PARAMETERS | fields(SitePolicy) | {"id column", "a name of"}  # the last is every recipe's
+NAMED = (
+    OPTIONS | PARAMETERS | fields(SitePolicy) | {"id column", "a name of", "as kept"}
+)  # the last two are arguments of recipes
 
 
 def text_of(node: ast.expr) -> str | None:
