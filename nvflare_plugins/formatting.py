@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from html import escape
 
+_FEWEST_DIGITS, _MOST_DIGITS = 6, 17  # the latter tell any two doubles apart
 _FORMULA = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"  # the last four are wide, as East Asian keyboards write them
 _NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _PILED_UP = re.compile("[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]{4,}")
@@ -23,6 +25,19 @@ def human_bytes(n: int) -> str:
 def counted(n: int, one: str, more: str | None = None) -> str:
     """Return a number of things: "1 run", "2 runs". ``more``: the plural, where it is not ``one`` with an s."""
     return f"{n} {one if n == 1 else more or one + 's'}"
+
+
+def bounds(values: Sequence[float]) -> list[str]:
+    """Return bounds of intervals with as many digits as tell them apart: those of days, or of sums near 1e9, need more.
+
+    Beyond six digits they are written out, as 1000000064 and not as 1.000000064e+09.
+    """
+    for digits in range(_FEWEST_DIGITS, _MOST_DIGITS):
+        texts = [f"{value:.{digits}g}" for value in values]
+        is_plain = digits == _FEWEST_DIGITS or not any("e+" in text for text in texts)
+        if is_plain and len(set(texts)) == len(set(values)):
+            return texts
+    return [f"{value:.{_MOST_DIGITS}g}" for value in values]
 
 
 def printable(text: str, most: int = 200) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nvflare_plugins.data_sets.table import Table
+from nvflare_plugins.formatting import bounds
 from nvflare_plugins.profile.cells import Cell
 from nvflare_plugins.profile.information import (
     information_values,
@@ -119,7 +120,7 @@ class Profile:
             here, rest = own.sum(axis=1), (pooled - own).sum(axis=1)
             if not here.sum() or not rest.sum():
                 return []
-            labels = [self._label(place, cell) for cell in counted.cells[place]]
+            labels = self._labels(place)
             shares = zip(labels, (here / here.sum()).tolist(), (rest / rest.sum()).tolist(), strict=True)
             found.append(Shift(self._table.feature_names[place], stability_index(here, rest), tuple(shares)))
         return sorted(found, key=lambda one: -one.index)
@@ -129,7 +130,7 @@ class Profile:
         return sorted(range(len(values)), key=lambda place: (-values[place], place))
 
     def _feature(self, place: int) -> ProfiledFeature:
-        rows, cells = self._counted.rows[place], self._counted.cells[place]
+        rows = self._counted.rows[place]
         weights = weights_of_evidence(rows)
         return ProfiledFeature(
             self._table.feature_names[place],
@@ -138,8 +139,8 @@ class Profile:
             tuple(self._counted.at_least[place].tolist()),
             tuple(values_by_chance(rows).tolist()),
             tuple(
-                ProfiledCell(self._label(place, cell), tuple(of_cell), tuple(of_weights))
-                for cell, of_cell, of_weights in zip(cells, rows.tolist(), weights.tolist(), strict=True)
+                ProfiledCell(label, tuple(of_cell), tuple(of_weights))
+                for label, of_cell, of_weights in zip(self._labels(place), rows.tolist(), weights.tolist(), strict=True)
             ),
         )
 
@@ -168,21 +169,25 @@ class Profile:
         low, high = self._bounds(place, cell)
         return {"low": low, "high": high, "values": cell.first < cell.end, "missing": cell.has_missing}
 
-    def _label(self, place: int, cell: Cell) -> str:
-        if cell.first == cell.end:
-            return "missing"
-        return self._range(place, cell) + (", or missing" if cell.has_missing else "")
-
-    def _range(self, place: int, cell: Cell) -> str:
+    def _labels(self, place: int) -> list[str]:
+        cells = self._counted.cells[place]
         listed = self._categories(place)
-        if listed is not None:
-            named = [*listed[cell.first : min(cell.end, cell.first + _MOST_NAMED)]]
-            rest = cell.end - cell.first - len(named)
-            return ", ".join([*named, *([f"{rest} more"] if rest else [])])
-        low, high = self._bounds(place, cell)
-        if low is None:
-            return "all values" if high is None else f"below {high:.6g}"
-        return f"{low:.6g} and more" if high is None else f"{low:.6g} to {high:.6g}"
+        ranges = self._ranges(place, cells) if listed is None else [_names(listed[c.first : c.end]) for c in cells]
+        return [
+            "missing" if cell.first == cell.end else text + (", or missing" if cell.has_missing else "")
+            for cell, text in zip(cells, ranges, strict=True)
+        ]
+
+    def _ranges(self, place: int, cells: Sequence[Cell]) -> list[str]:
+        ends = [self._bounds(place, cell) for cell in cells]
+        known = sorted({end for pair in ends for end in pair if end is not None})
+        text = dict(zip(known, bounds(known), strict=True))
+        return [
+            ("all values" if high is None else f"below {text[high]}")
+            if low is None
+            else (f"{text[low]} and more" if high is None else f"{text[low]} to {text[high]}")
+            for low, high in ends
+        ]
 
     def _bounds(self, place: int, cell: Cell) -> tuple[float | None, float | None]:
         points = self._counted.cuts.of_feature[place]
@@ -192,3 +197,9 @@ class Profile:
 
     def _categories(self, place: int) -> Sequence[str] | None:
         return self._table.categories.get(self._table.feature_names[place])
+
+
+def _names(categories: Sequence[str]) -> str:
+    """Return the categories of one bin, the first of many."""
+    rest = len(categories) - _MOST_NAMED
+    return ", ".join([*categories[:_MOST_NAMED], *([f"{rest} more"] if rest > 0 else [])])

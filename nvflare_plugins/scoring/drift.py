@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from nvflare_plugins.formatting import bounds
 from nvflare_plugins.scoring.model import Feature, FinishedModel
 from nvflare_plugins.scoring.rows import Rows
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE
@@ -145,8 +146,9 @@ def _counts(values: NDArray[np.floating], cuts: NDArray[np.float64]) -> NDArray[
 def _intervals(cuts: NDArray[np.float64]) -> tuple[str, ...]:
     if not cuts.size:
         return ("any",)
-    inner = (f"{low:.4g} to {high:.4g}" for low, high in itertools.pairwise(cuts))
-    return (f"below {cuts[0]:.4g}", *inner, f"{cuts[-1]:.4g} or more")
+    texts = bounds(cuts.tolist())
+    inner = (f"{low} to {high}" for low, high in itertools.pairwise(texts))
+    return (f"below {texts[0]}", *inner, f"{texts[-1]} or more")
 
 
 def _drift(
