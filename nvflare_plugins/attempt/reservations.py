@@ -23,6 +23,7 @@ class Wanted:
         ids: what names the rows, where something does.
         draw: see ``registry.describe_draw``.
         may_grow: the run has the sites count the rows added since earlier ones, see ``Registry.reserve``.
+        is_settled: the run calls ``grown`` or ``cancel``.
         continues: jobs whose model the run continues.
     """
 
@@ -31,6 +32,7 @@ class Wanted:
     ids: Sequence[bytes] | None = None
     draw: str = ""
     may_grow: bool = False
+    is_settled: bool = False
     continues: tuple[str, ...] = ()
 
 
@@ -103,6 +105,7 @@ def reserve_together(
                 ids=one.ids,
                 draw=one.draw,
                 may_grow=one.may_grow,
+                is_settled=one.is_settled,
                 continues=one.continues,
             )
             reservations.entries.append(entry)

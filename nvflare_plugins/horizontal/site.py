@@ -109,7 +109,8 @@ class _Run:
         # subtracted like any other.
         fractions = [row_fraction(self._parameters), 1.0]
         draws = [describe_draw(fraction, job.weight) for fraction in fractions]
-        wanted = [Wanted(*one_set, draw=draw) for one_set, draw in zip(prepared.tables(), draws, strict=False)]
+        sets = zip(prepared.tables(), draws, strict=False)
+        wanted = [Wanted(*one_set, draw=draw, is_settled=True) for one_set, draw in sets]
         # The training set alone: other rows can be evaluated under another name.
         wanted[0] = dataclasses.replace(
             wanted[0],

@@ -42,7 +42,9 @@ class Payment:
     an earlier state, say, makes two sums of which the others have paid for one. So the sites compare what they would
     replay before anything is released (``history``, ``begin``), and a site then answers nothing else in its place.
     They may differ by the last query alone: its charge comes before its sum leaves the site, so that the sum over the
-    sites was never complete where one of them, with all that its ledger ever wrote, had not charged it.
+    sites was never complete where one of them, with all that its ledger ever wrote, had not charged it. Nor does a site
+    replay anything among other sites: sums over several choices of sites would show each one's part under its own share
+    of the noise alone.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class Payment:
         Raises:
             PolicyRefusal: the data set has no budget or not so much left, a person has more rows at this site than
                 the job protects.
-            ConfigurationError: there is no such job to resume; a ``DataRefusal``: the rows are not those of that job.
+            ConfigurationError: there is no such job to resume; a ``DataRefusal``: rows or sites are not those of it.
         """
         self._job_id = job.resume_from or context.job_id
         relation = NeighbouringRelation.ADD_OR_REMOVE_ROW
         self._ledger = JobLedger(context.policy, job.data_set, self._job_id, relation, evidence, job.delta)
-        self._rows = hashlib.sha256(rows + self._job_id.encode()).hexdigest()[:32]
+        # Among other sites a replayed share of the noise would stand in a second sum, which nobody has paid for.
+        begun = "\n".join((self._job_id, *sorted(context.sites)))
+        self._rows = hashlib.sha256(rows + begun.encode()).hexdigest()[:32]
         self._may_resume = not plan.training.trust.is_trusted_aggregator
         self._has_begun, self._n_paid = False, 0
         check_rows_per_person(context.policy, job.data_set, job.rows_per_person)
@@ -84,8 +88,8 @@ class Payment:
         if any(query.partition(_ROWS)[2] != self._rows for query in self._replays):
             self.abandon()
             raise DataRefusal(
-                f"the rows of data set {job.data_set!r} at {context.site} are not those on which job {self._job_id} "
-                "was begun: it cannot be resumed. Submit it anew, to be charged anew"
+                f"the rows of data set {job.data_set!r} at {context.site}, or the sites of the job, are not those on "
+                f"which job {self._job_id} was begun: it cannot be resumed. Submit it anew, to be charged anew"
             )
 
     def history(self) -> bytes:

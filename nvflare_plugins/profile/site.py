@@ -135,7 +135,8 @@ class _Run:
         fields = {name: value for name, value in self._job.to_dict().items() if name not in _NOT_RELEASED}
         release = json.dumps({"kind": "profile", "job": fields}, sort_keys=True).encode()
         table = self._prepared.table
-        wanted = [Wanted(table, self._prepared.data_set, may_grow=may_grow(table, "", self._prepared.parameters))]
+        grows = may_grow(table, "", self._prepared.parameters)
+        wanted = [Wanted(table, self._prepared.data_set, may_grow=grows, is_settled=True)]
         return reserve_together(self._attempt, self._registry, wanted, release, None)
 
     def _check_floors(self, sums: ProtectedSums, floors: Floors, reservations: Reservations) -> None:

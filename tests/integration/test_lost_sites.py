@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
+from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, VeilBoostError
 from nvflare_plugins.evidence.ended import before_attempt
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.reader import read_log
@@ -156,6 +156,18 @@ def test_a_site_whose_ledger_forgot_a_release_is_not_waited_for(tmp_path):
             path.unlink()
     outcomes = federation.run_private(training, number=2).outcomes
     assert all(isinstance(one, (PolicyRefusal, JobAborted)) for one in outcomes.values()), outcomes
+
+
+@pytest.mark.slow
+def test_replayed_noise_goes_into_no_sum_of_other_sites(tmp_path):
+    """Sums over several choices of sites would show each one's part under its own share of the noise alone."""
+    federation, training = PrivateFederation(tmp_path, n_sites=4), job_of(**WAITING)
+    first, others = federation.sites[:3], federation.sites[1:]
+    federation.run_private(training, sites=first, tamper={"site-1": dies_at(Kind.CELL_COUNTS)})
+    run = federation.run_private(training, sites=others, number=2)
+    assert "CELL_COUNTS" not in run.kinds
+    assert all(isinstance(one, VeilBoostError) for one in run.outcomes.values()), run.outcomes
+    federation.run_private(training, sites=first, number=3).succeed()
 
 
 # -- vertical ---------------------------------------------------------------------------------------------------------

@@ -2,12 +2,14 @@
 
 The difference of two runs is the sum over the rows that only one of them had. Where a data set has only grown, and with
 it those of the other sites, all such differences together tell no more than the sums over the rows that each job was
-the first to use: every earlier set is a sum of them. So a job may go on without a consent where these rows are as many,
-and of as many sites, as a job of their own would need (``horizontal.added_rows``). A row that went, or whose value
-changed, is another matter: of four large sets, each of which differs from the others by many rows, one row can remain.
+the first to use, be it for metrics: every earlier set is a sum of them. So a job may go on without a consent where
+these rows are as many, and of as many sites, as a job of their own would need (``horizontal.added_rows``). A row that
+went, or whose value changed, is another matter: of four large sets, each of which differs from the others by many rows,
+one row can remain.
 
-A run that is reserved and has not passed that check has released nothing of its added rows. Should its process die
-there, they are still added rows for the next job: the memory keeps the numbers of such runs until they have passed.
+A run that is reserved and has not passed the count of its rows, added or not, has released nothing of them. Should it
+be broken off there, they are still added rows for the next job: the memory keeps the numbers of such runs until they
+have passed. Otherwise a job on one new row in a file of its own, broken off, would let that row join the earlier ones.
 
 Privacy: purely local; hashes of rows, and numbers of runs.
 """
@@ -52,7 +54,7 @@ def count_added(
 def added_since(
     db: sqlite3.Connection, record: DataRecord, rows: NDArray[np.uint64], earlier: Sequence[runs.Terms]
 ) -> int | None:
-    """Return how many rows of a version no earlier job has trained on; None where that cannot be told, or rows went.
+    """Return how many rows of a version no earlier job has used; None where that cannot be told, or rows went.
 
     Args:
         record: the version that a job asks for, with ``rows``.
@@ -66,13 +68,13 @@ def added_since(
             return None
         version = runs.rows_of(db, comparable)
         all_of.append(version)
-        if not runs.trainings_under(db, terms) <= unchecked:
+        if not runs.runs_under(db, terms) <= unchecked:
             released.append(version)
     return count_added(rows, all_of, released)
 
 
 def note_unchecked(db: sqlite3.Connection, run: int) -> None:
-    """Remember that a run has not passed the check of its added rows."""
+    """Remember that a run has not passed the count of its rows."""
     found = load_counts(db, UNCHECKED, _ALL)["runs"]
     save_counts(db, UNCHECKED, _ALL, {"runs": np.append(found, np.int64(run))})
 

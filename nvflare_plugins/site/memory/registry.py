@@ -125,6 +125,7 @@ class Registry:
         ids: Sequence[bytes] | None = None,
         draw: str = "",
         may_grow: bool = False,
+        is_settled: bool = False,
         continues: Sequence[str] = (),
     ) -> Reservation:
         """Decide whether a run may take place and, if so, record it durably.
@@ -139,8 +140,9 @@ class Registry:
             beside: reservations of the same job for its other data sets, with which it is not compared.
             ids: what names the rows, where something does: rows of few columns are alike by chance.
             draw: see ``describe_draw``. Another one is a change of the rows.
-            may_grow: the job has the sites count the rows that were added since earlier runs, and calls ``grown`` or
-                ``cancel`` before anything else of rows leaves.
+            may_grow: the job has the sites count the rows that were added since earlier runs, before anything else of
+                rows leaves.
+            is_settled: the job calls ``grown`` or ``cancel`` once its rows have been counted; as one with ``may_grow``.
             continues: jobs whose model the run continues: it must be about none of their rows.
 
         Raises:
@@ -161,7 +163,7 @@ class Registry:
             else:
                 verdict, message = self._check_resume(db, terms, record, resume)
             run = runs.add_run(db, job_id, terms, _now(), 0 if resume is None else resume.trees)
-            if verdict is Verdict.GROWN:
+            if resume is None and (may_grow or is_settled):
                 note_unchecked(db, run)
         return Reservation(run, verdict, message, n_added, refusal)
 
@@ -182,9 +184,8 @@ class Registry:
                 f"Remedy: wait until at least {ADDED_SITES} sites have added {ADDED_ROWS} rows together, train on the "
                 "unchanged rows, or ask that site to consent."
             )
-        if run.verdict is Verdict.GROWN:
-            with self._memory.transaction() as db:
-                forget_unchecked(db, run.run)
+        with self._memory.transaction() as db:
+            forget_unchecked(db, run.run)
 
     def secret(self, purpose: str, *facts: str) -> bytes:
         """Return 32 secret bytes of this site, the same in every job that names the same facts.

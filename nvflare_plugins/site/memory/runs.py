@@ -89,17 +89,11 @@ def all_data(db: sqlite3.Connection) -> list[int]:
     return [number for (number,) in db.execute("SELECT id FROM data_versions ORDER BY id")]
 
 
-def trainings_under(db: sqlite3.Connection, terms: Terms) -> set[int]:
-    """Return the numbers of all runs that trained on a version of a data set, among the same sites and the same draw.
-
-    A job names its training set first; of what it evaluates it releases other sums.
-    """
+def runs_under(db: sqlite3.Connection, terms: Terms) -> set[int]:
+    """Return the numbers of all runs over a version of a data set, evaluations too, among the same sites and draws."""
     key = (terms.data, json.dumps(terms.sites), terms.draw)
-    found = db.execute(
-        "SELECT this.id FROM runs AS this JOIN terms ON terms.id = terms WHERE (data, sites, draw) = (?, ?, ?) "
-        "AND NOT EXISTS (SELECT 1 FROM runs WHERE job_id = this.job_id AND id < this.id)",
-        key,
-    )
+    all_runs = "SELECT runs.id FROM runs JOIN terms ON terms.id = terms"
+    found = db.execute(f"{all_runs} WHERE (data, sites, draw) = (?, ?, ?)", key)
     return {number for (number,) in found}
 
 

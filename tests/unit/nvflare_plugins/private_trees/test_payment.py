@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,17 @@ def test_a_job_on_other_rows_is_not_resumed(tmp_path: Path) -> None:
     first.pay(QUERY, maker(first))
     with refused_for("are not those on which job job was begun"):
         payment(tmp_path, rows=b"other rows")
+
+
+def test_a_job_among_other_sites_is_not_resumed(tmp_path: Path) -> None:
+    """As many as before: the plan is the same. The server names the sites of an attempt."""
+    job = job_of(method="dp_tr_newton")
+    first = payment(tmp_path, job)
+    first.pay(QUERY, maker(first))
+    elsewhere = dataclasses.replace(place_in(tmp_path), sites=("site-1", "site-2", "site-4"))
+    with refused_for("or the sites of the job, are not those on which job job was begun"):
+        Payment(job, elsewhere, JobPlan.of(job, 3), b"rows")
+    assert payment(tmp_path, job).pay(QUERY, maker(first, 8)).tolist() == [7]
 
 
 def test_a_query_is_not_drawn_afresh_in_the_place_of_a_replay(tmp_path: Path) -> None:
