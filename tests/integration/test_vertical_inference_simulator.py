@@ -63,7 +63,8 @@ def test_prediction_with_what_a_training_job_left(tmp_path: Path) -> None:
     assert len(table) > 100
     assert verify([run.result / "evidence"]).sound
     for site in SITES[1:]:
-        assert {path.name for path in run.site(site).iterdir()} == {"evidence", "report.html", "run.json"}
+        left = {path.name for path in run.site(site).iterdir()}
+        assert left == {"alignment.npz", "evidence", "report.html", "run.json"}
     for place in (*SITES, "server"):
         log = run.log(place)
         assert "P-0" not in log and not [name for name in table["id"] if name in log]
