@@ -24,6 +24,7 @@ from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.report.data_facts import DataFacts
 from nvflare_plugins.report.report import keep_report
+from nvflare_plugins.report.run_record import FILE_NAME as RECORD
 from nvflare_plugins.report.run_record import ReportSection, RoundRow, RunRecord, TrafficRow
 from nvflare_plugins.site.data_refusals import reading_rows
 from nvflare_plugins.site.policy.values import noting_consents
@@ -296,6 +297,7 @@ def open_attempt(
     channel = Channel(context.site, context.sites, context.job_id, context.attempt, transport, timeout_s)
     try:
         if context.number > 1:
+            _check_goes_on(folder, context)
             put_aside(folder.evidence, context.number, context.identity.sign if context.identity.is_signed else None)
         path = folder.evidence / export_name(context.site)
         evidence = EvidenceLog(path, context.site, context.job_id, channel.attempt, job.profile)
@@ -323,6 +325,15 @@ def open_attempt(
         raise
     finally:
         evidence.close()
+
+
+def _check_goes_on(folder: RunFolder, context: SiteContext) -> None:
+    """Refuse a further attempt of a job that has ended well here: a server could replace a result that is in use."""
+    if (folder.path / RECORD).exists():
+        raise ConfigurationError(
+            f"{context.site} has the result of job {context.job_id} already, which no further attempt replaces: use it "
+            "or submit the job anew"
+        )
 
 
 def _record_session(

@@ -115,6 +115,17 @@ def test_two_attempts_of_one_number_are_refused(tmp_path):
     assert all(isinstance(one, ConfigurationError) and "evidence" in str(one) for one in outcomes.values())
 
 
+def test_a_result_is_replaced_by_no_further_attempt(tmp_path):
+    """The server names job, number and id: it could train another model under the id of one that is in use."""
+    federation = Federation(tmp_path)
+    federation.give_data("train", table(200))
+    succeed(federation.run(waiting(), "job"))
+    model, evidence = federation.model(), [path.read_bytes() for path in logs(federation, "evidence")]
+    outcomes = federation.run(job({"eta": 0.05}, 5, **WAITING), "job", number=2)
+    assert all(isinstance(one, ConfigurationError) and "has the result" in str(one) for one in outcomes.values())
+    assert federation.model() == model and [path.read_bytes() for path in logs(federation, "evidence")] == evidence
+
+
 def test_a_first_attempt_never_writes_over_evidence(tmp_path):
     federation, training = Federation(tmp_path), waiting()
     federation.give_data("train", table(200))
