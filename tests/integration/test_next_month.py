@@ -82,6 +82,21 @@ def test_a_model_is_continued_on_the_next_months_rows(tmp_path: Path) -> None:
     assert any(isinstance(outcome, DataRefusal) for outcome in outcomes.values())
 
 
+def test_a_new_row_that_is_alike_by_chance_is_counted_and_may_be_left_out(tmp_path: Path) -> None:
+    august, september = months((300, 301))
+    federation = federation_of(tmp_path, august)
+    here = thirds(august)[0]
+    with_one = {f"site-{i + 1}": rows for i, rows in enumerate(thirds(september.iloc[:300]))}
+    with_one["site-1"] = pd.concat([with_one["site-1"], here.iloc[:1]], ignore_index=True)
+    more = replace(job(num_rounds=2), data_set="september", continue_from="august")
+    give(federation, with_one, "september")
+    outcomes = federation.run(more, "more")
+    (refusal,) = [outcome for outcome in outcomes.values() if isinstance(outcome, DataRefusal)]
+    assert "alike in all columns: 1 of 101" in refusal.reason and str(refusal) == REGISTRY_TEXT
+    give(federation, {**with_one, "site-1": with_one["site-1"].iloc[:100]}, "september")
+    succeed(federation.run(more, "more again"))
+
+
 def test_a_job_whose_model_is_not_there_is_named_before_anything_is_sent(tmp_path: Path) -> None:
     federation, frames = Federation(tmp_path, policy=POLICY), []
     federation.give_data("train", months()[0])

@@ -365,10 +365,12 @@ class Registry:
         for job_id in continues:
             data = runs.trained_on(db, job_id)
             if data is not None and _relation(db, record, rows, data) is not Relation.UNRELATED:
+                n_alike = overlap_of(rows, runs.rows_of(db, data))
                 raise DataRefusal(
                     f"{self._site} trained on rows of data set {record.name!r} in job {job_id}, whose model this job "
-                    "continues (continue_from), which is for new rows only. Remedy: new rows in a data set and a file "
-                    "of their own; or train on all rows without continue_from.",
+                    f"continues (continue_from), which is for new rows only; alike in all columns: {n_alike} of "
+                    f"{rows.size}. Remedy: new rows in a data set and a file of their own, without those that are "
+                    "alike by chance; or train on all rows without continue_from.",
                     REGISTRY_TEXT,
                 )
 
