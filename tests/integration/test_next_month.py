@@ -94,7 +94,7 @@ def test_a_new_row_that_is_alike_by_chance_is_counted_and_may_be_left_out(tmp_pa
     (refusal,) = [outcome for outcome in outcomes.values() if isinstance(outcome, DataRefusal)]
     assert "alike in all columns: 1 of 101" in refusal.reason and str(refusal) == REGISTRY_TEXT
     give(federation, {**with_one, "site-1": with_one["site-1"].iloc[:100]}, "september")
-    succeed(federation.run(more, "more again"))
+    succeed(federation.run(more, "again"))
 
 
 def test_a_job_whose_model_is_not_there_is_named_before_anything_is_sent(tmp_path: Path) -> None:
