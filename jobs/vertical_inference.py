@@ -62,7 +62,8 @@ def start(args: Namespace) -> tuple[VerticalInferenceRecipe, int]:
     """Set the sites up in the simulator's workspace and place their parts of the model; return the job."""
     if not (args.workspace / args.training).is_dir():
         raise ConfigurationError(
-            f"{args.workspace / args.training} holds no trained model: run jobs/vertical.py there first"
+            f"{args.workspace / args.training} holds no trained model. Remedy: run jobs/vertical.py in this workspace "
+            "first, or name another training job's folder there as --training"
         )
     job = recipe(args.run)
     workspace = args.workspace / job.name

@@ -19,7 +19,7 @@ _STAGES = (
     ("network", "waiting for others", 3),
 )
 _MOST_ROUNDS = 12
-_LEFT, _RIGHT, _LANE, _GAP = 190, 18, 11, 16
+_LEFT, _RIGHT, _LANE, _GAP = 190, 18, 15, 16
 
 
 def timeline(rounds: Sequence[RoundRow]) -> Iterator[str]:
