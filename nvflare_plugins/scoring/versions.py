@@ -105,7 +105,8 @@ class ModelVersions:
         """
         if not _NAME.fullmatch(name):
             raise ConfigurationError(
-                f"{printable(name)!r} can be no name of models: letters, digits, '_', '-' and '.', at most 64"
+                f"{printable(name)!r} can be no name of models: letters and digits of ASCII, '_', '-' and '.', "
+                "at most 64"
             )
         model = next((one for one in reversed(self.found()) if one.job == job), None)
         if model is None:

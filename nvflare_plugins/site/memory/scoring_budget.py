@@ -11,7 +11,7 @@ Two models that share splits are charged twice, so that the cap is kept with roo
 many rows tell together, and when and how often the active party asks.
 
 Privacy: purely local. Rows, models and values are hashes under a key of this site. A refusal says neither which rows
-    nor how many, except to the staying job, which is answered row by row.
+    nor how many.
 """
 
 from __future__ import annotations
