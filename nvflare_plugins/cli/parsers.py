@@ -98,12 +98,13 @@ def _site_setup(subparsers: _Subparsers) -> None:
     parser.add_argument(
         "--budget",
         dest="budgets",
-        metavar="NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS]",
+        metavar="NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS][,own_persons=true]",
         type=_budget,
         action="append",
         default=[],
         help="what all differentially private jobs together may spend on a data set, without which they are refused; "
-        "how much of epsilon is kept for pure mechanisms (DPBoost), and the most rows of one person",
+        "how much of epsilon is kept for pure mechanisms (DPBoost), the most rows of one person, and whether nobody "
+        "is in another such data set",
     )
     parser.add_argument(
         "--profile",
@@ -193,6 +194,13 @@ def _named(text: str) -> tuple[str, str]:
     return name, value
 
 
+_BUDGET_VALUES: dict[str, Callable[[str], float]] = {
+    "pure_epsilon": float,
+    "rows_per_person": int,
+    "own_persons": {"true": True, "false": False}.__getitem__,
+}
+
+
 def _budget(text: str) -> tuple[str, dict[str, float]]:
     name, value = _named(text)
     try:
@@ -200,13 +208,13 @@ def _budget(text: str) -> tuple[str, dict[str, float]]:
         budget = {"epsilon": float(epsilon), "delta": float(delta)}
         for part in further:
             key, _, number = part.partition("=")
-            if key in budget or key not in ("pure_epsilon", "rows_per_person"):
+            if key in budget or key not in _BUDGET_VALUES:
                 raise ValueError(key)
-            budget[key] = int(number) if key == "rows_per_person" else float(number)
-    except ValueError:
+            budget[key] = _BUDGET_VALUES[key](number)
+    except (KeyError, ValueError):
         raise argparse.ArgumentTypeError(
-            "give NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS], for example credit=2,1e-6 or "
-            "credit=2,1e-6,pure_epsilon=0.5,rows_per_person=3"
+            "give NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS][,own_persons=true], for example "
+            "credit=2,1e-6 or credit=2,1e-6,pure_epsilon=0.5,rows_per_person=3"
         ) from None
     return name, budget
 

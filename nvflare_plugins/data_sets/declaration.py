@@ -124,6 +124,10 @@ class PrivacyBudget(Document):
     """Most rows that belong to one person, at all sites together. They are protected together. It may be raised
     later, never lowered.
     """
+    own_persons: Flag = False
+    """The site vouches that nobody of this data set is in another one with a budget. Without that every such data set
+    has to name its persons (`id`), which leaves out of it whom another budget has paid for.
+    """
 
 
 @document

@@ -19,6 +19,7 @@ from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.table import is_plain_text
 from nvflare_plugins.evidence.contents import Content, Protection
+from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.federboost_vertical.buckets import BucketBlock, blocks_of, joined
 from nvflare_plugins.federboost_vertical.description import Description
 from nvflare_plugins.federboost_vertical.job import BucketJob
@@ -28,6 +29,7 @@ from nvflare_plugins.federboost_vertical.tables import PartyRows, column_names, 
 from nvflare_plugins.federboost_vertical.training import check_bucket_parameters, train_on_buckets
 from nvflare_plugins.report.data_facts import TRAINING, DataFacts, missing_of
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
+from nvflare_plugins.site.memory.persons_of_budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.values import JobTerms
 from nvflare_plugins.vertical.model.conclusion import conclude_part
@@ -198,11 +200,19 @@ class BucketSender(_Party):
         """Pay, send, and turn the splits that are this party's into a private table."""
         rows, description = self._rows, _required(self._prepared.description)
         self._check_rows()
-        SentRows(self._attempt.context.policy).refuse(rows.ids, self._job.data_set)
+        policy = self._attempt.context.policy
+        sent, persons = SentRows(policy), PersonsOfBudgets(policy, policy.data_set(self._job.data_set))
+        sent.refuse(rows.ids, self._job.data_set)
+        if not persons.are_new(rows.ids).all():
+            raise DataRefusal(
+                "another budget pays for persons among the rows of this job: take rows of persons who were in no "
+                "private job on another data set"
+            )
         payment = BucketPayment(self._job, self._attempt, description.features, rows.id_bytes())
         try:
             announced = self._go_on()
-            SentRows(self._attempt.context.policy).note(self._channel.job_id, rows.ids, self._job.data_set)
+            sent.note(self._channel.job_id, rows.ids, self._job.data_set)
+            persons.note(rows.ids)
             edges, buckets = payment.release(rows.columns)
         finally:
             payment.close()  # what was not used is free again

@@ -84,7 +84,7 @@ def write_parts(folder: Path) -> None:
     The bounds stand for public knowledge: round numbers that hold every possible measurement.
     """
     frame = breast_cancer()
-    frame.insert(0, "patient", [f"P{i:04d}" for i in range(len(frame))])
+    frame.insert(0, "patient", [f"B{i:04d}" for i in range(len(frame))])
     features = [name for name in frame.columns if name not in ("patient", LABEL)]
     shuffled = frame.sample(frac=1, random_state=0)
     for site, names in zip(SITES, np.array_split(features, 3), strict=True):
@@ -137,7 +137,7 @@ def policy(folder: Path) -> dict[str, Any]:
         PATIENTS: of(f"{PATIENTS}.csv", id="patient", privacy=_PURE_BUDGET),
         PARTS: of(f"{PARTS}.csv", id="patient", privacy=_PURE_BUDGET),
         PARTS_TEST: of(f"{PARTS_TEST}.csv", id="patient"),
-        CREDIT: of(f"{CREDIT}.parquet", privacy=_BUDGET),
+        CREDIT: of(f"{CREDIT}.parquet", privacy={**_BUDGET, "own_persons": True}),
     }
     profiles = ["plain", "masks", "bfv", "ckks", "paillier", "elgamal", "dp_distributed", "dp_trusted", "dp_local"]
     consents = ("plain_profile", "exact_bins", "merge_model", "explain", "share_own_trees", "feature_profile")

@@ -203,9 +203,12 @@ def _close_process(workspace: Path, role: Role) -> list[str]:
 
 
 def warnings_of(folder: Path) -> list[str]:
-    """Return what a site's administrator should know of data and results in a startup kit; nothing in a simulator."""
+    """Return what a site's administrator should know: of budgets; and of data and results in a startup kit."""
     found = []
     for path, role in workspaces(folder):
+        if role is not Role.SERVER and (path / POLICY_FILE).is_file():
+            site = "site" if role is Role.SIMULATOR else site_name(path)
+            found += [f"WARNING {site}: {text}" for text in unnamed_persons(SitePolicy.load(path, site))]
         if role is Role.SITE and (path / POLICY_FILE).is_file():
             found += [f"WARNING {site_name(path)}: {text}" for text in _inside(path)]
         found += [
@@ -213,6 +216,20 @@ def warnings_of(folder: Path) -> list[str]:
             for kit in sorted(path.glob("prepared/*/"))
         ]
     return found
+
+
+def unnamed_persons(policy: SitePolicy) -> Iterator[str]:
+    """Yield a sentence where private jobs on one of several data sets with a budget will be refused."""
+    with_budget = {
+        name: spec for name, spec in policy.data_sets.items() if spec.privacy and not spec.privacy.own_persons
+    }
+    unnamed = [name for name, spec in with_budget.items() if spec.id is None]
+    if unnamed and len(with_budget) > 1:
+        yield (
+            f"data sets {', '.join(with_budget)} have budgets, and of these {', '.join(unnamed)} without a column of "
+            "persons: whichever is spent on first shuts the others out, as persons of it might be in them. Name the "
+            "column before the first job (--id), or vouch that nobody is in two of them (own_persons=true in --budget)."
+        )
 
 
 def _inside(workspace: Path) -> Iterator[str]:

@@ -12,7 +12,10 @@ from he_processors.errors import PolicyRefusal
 from nvflare_plugins.private_trees import site as site_module
 from nvflare_plugins.private_trees.training import OwnRows
 from nvflare_plugins.site.memory.persons_of_budgets import PersonsOfBudgets
+from nvflare_plugins.site.memory.schema import PERSONS, UNNAMED
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.setup import unnamed_persons
 from tests.support.private_federation import BUDGET, DATA, PrivateFederation, frame_of, job_of
 
 NEXT = "patients_09"
@@ -48,6 +51,10 @@ def rows_used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(site_module, "OwnRows", heard)
     return found
+
+
+def policy_of(federation: PrivateFederation, site: str = "site-1") -> SitePolicy:
+    return SitePolicy.load(federation.workspace(site), site)
 
 
 def features(**changes: object) -> dict:
@@ -94,3 +101,54 @@ def test_rows_without_an_id_may_be_anybody(tmp_path: Path) -> None:
     persons = PersonsOfBudgets(policy, policy.data_set(NEXT))
     assert persons.are_new(["1", "3", None]).tolist() == [False, True, False]
     assert PersonsOfBudgets(policy, policy.data_set(DATA)).are_new(["1", "3", None]).all()
+
+
+def test_once_a_set_without_names_is_spent_on_all_others_are_refused(tmp_path: Path) -> None:
+    """Whoever was in the first might be in the second, and the column of the second tells nobody who they are."""
+    federation = two_months(tmp_path, returning=40, id_of_next=None)
+    federation.run_private(job_of(**features(data_set=NEXT)), "august").succeed()
+    run = federation.run_private(job_of(**features()), "september")
+    assert isinstance(run.error("site-1"), PolicyRefusal) and f"data_sets.{DATA}.privacy" in str(run.error("site-1"))
+    assert not run.frames
+    federation.run_private(job_of(**features(data_set=NEXT)), "more").succeed()
+    vouched = {DATA: {"path": f"{DATA}.parquet", "id": "person", "privacy": {**BUDGET, "own_persons": True}}}
+    for site in federation.sites:
+        federation.write_policy(site, data_sets={**vouched, NEXT: {"path": f"{NEXT}.parquet", "privacy": BUDGET}})
+    federation.run_private(job_of(**features()), "vouched").succeed()
+
+
+def test_a_ledger_whose_persons_an_earlier_version_did_not_note_counts_as_without_names(tmp_path: Path) -> None:
+    federation = two_months(tmp_path, returning=0)
+    federation.run_private(job_of(**features()), "august").succeed()
+    for site in federation.sites:
+        with Memory.open(policy_of(federation, site)).transaction() as db:
+            db.execute("DELETE FROM row_counts WHERE purpose IN (?, ?)", (PERSONS, UNNAMED))
+    with pytest.raises(PolicyRefusal, match="does not know on whom"):
+        PersonsOfBudgets(policy_of(federation), policy_of(federation).data_set(NEXT))
+    federation.run_private(job_of(**features()), "again").succeed()
+    with pytest.raises(PolicyRefusal, match="does not know on whom"):  # noting some now does not tell who was before
+        PersonsOfBudgets(policy_of(federation), policy_of(federation).data_set(NEXT))
+
+
+def test_two_jobs_at_once_on_sets_without_names(tmp_path: Path) -> None:
+    federation = two_months(tmp_path, returning=0, id_of_next=None)
+    policy = policy_of(federation)
+    named, unnamed = (PersonsOfBudgets(policy, policy.data_set(name)) for name in (DATA, NEXT))
+    unnamed.note([])
+    with pytest.raises(PolicyRefusal):
+        named.note(["1"])
+    PersonsOfBudgets(policy, policy.data_set(NEXT)).note([])
+
+
+def test_a_set_without_rows_at_a_site_keeps_nobody_out(tmp_path: Path) -> None:
+    federation = two_months(tmp_path, returning=0)
+    policy = policy_of(federation)
+    PersonsOfBudgets(policy, policy.data_set(DATA)).note([])
+    assert PersonsOfBudgets(policy, policy.data_set(NEXT)).are_new(["1"]).all()
+
+
+def test_set_up_says_which_budgets_will_shut_each_other_out(tmp_path: Path) -> None:
+    federation = two_months(tmp_path, returning=0, id_of_next=None)
+    policy = policy_of(federation)
+    assert any(NEXT in line and "own_persons" in line for line in unnamed_persons(policy))
+    assert not list(unnamed_persons(policy_of(two_months(tmp_path / "named", returning=0))))

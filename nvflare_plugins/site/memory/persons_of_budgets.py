@@ -6,8 +6,9 @@ month's file, say, with a budget of its own) trains on new persons alone: rows o
 and without a word, because that they are there is private. Whether a row is left out depends on no other person.
 
 Persons are known by the data set's id column, which therefore should name persons (a patient's number, not that of a
-stay). A data set without one might hold anybody, and is refused once persons of another set are known. What a set had
-trained on before it named an id column is not known.
+stay). A data set without one might hold anybody. So it is refused once another one was spent on, and once it was spent
+on itself all others are, whatever they name; unless the site vouches for one of both that nobody of it is in the other
+(``PrivacyBudget.own_persons``). A ledger of an earlier version, whose persons nobody noted, counts as without names.
 
 Privacy: purely local; keyed hashes of ids.
 """
@@ -15,19 +16,24 @@ Privacy: purely local; keyed hashes of ids.
 from __future__ import annotations
 
 import hashlib
+import logging
 import sqlite3
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dp_components.errors import PrivacyError
+from dp_components.ledger import Ledger, ledger_files
 from he_processors.errors import PolicyRefusal
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.failures import DataRefusal
-from nvflare_plugins.site.memory.schema import PERSONS, counted, load_counts, save_counts
+from nvflare_plugins.site.memory.schema import PERSONS, UNNAMED, counted, load_counts, save_counts
 from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
+
+_log = logging.getLogger(__name__)
 
 
 class PersonsOfBudgets:
@@ -37,19 +43,16 @@ class PersonsOfBudgets:
         """Open the memory.
 
         Raises:
-            PolicyRefusal: other data sets have persons of their own, and this one names no id column.
+            PolicyRefusal: another data set was spent on, and this one or that one names no id column.
             ConfigurationError: the site's memory is damaged.
         """
-        self._memory, self._spec = Memory.open(policy), spec
+        self._memory, self._policy, self._spec = Memory.open(policy), policy, spec
         self._key = self._memory.secret("persons of budgets", randomness.bytes(KEY_BYTES))
         with self._memory.reading() as db:
             self._others = _of_others(db, spec.name)
-        if spec.id is None and self._others.size:
-            raise PolicyRefusal(
-                f"{policy.site} has spent the budget of another data set on persons who may be in {spec.name!r} too, "
-                "which names nobody: they would be counted twice. "
-                f"Policy key: data_sets.{spec.name}.id. Remedy: ask {policy.site} to name the column of persons."
-            )
+            refusal = self._refusal(db)
+        if refusal is not None:
+            raise PolicyRefusal(refusal)
 
     @property
     def needs_ids(self) -> bool:
@@ -68,16 +71,61 @@ class PersonsOfBudgets:
 
         Raises:
             DataRefusal: one of them was noted for another data set since ``are_new`` was asked.
+            PolicyRefusal: so was another data set that names nobody.
         """
-        if not self.needs_ids:
-            return
         keys = np.unique(self._hashes([one for one in ids if one is not None]))
         with self._memory.transaction() as db:
+            refusal = self._refusal(db)
+            if refusal is not None:
+                raise PolicyRefusal(refusal)
             if np.isin(keys, _of_others(db, self._spec.name)).any():
                 raise DataRefusal("another job has begun to spend on persons of this one meanwhile: submit it again")
             mine = counted(self._spec.name)
+            if not self.needs_ids or (mine not in _noted(db) and self._has_spent(self._spec.name)):
+                save_counts(db, UNNAMED, mine, {"is_spent": np.ones(1, dtype="<i8")})
             known = load_counts(db, PERSONS, mine)["keys"]
             save_counts(db, PERSONS, mine, {"keys": np.union1d(known, keys).astype("<u8")})
+
+    def _refusal(self, db: sqlite3.Connection) -> str | None:
+        """Return why nobody could tell who is counted twice; None where that can be told, or the site vouches."""
+        site, name = self._policy.site, self._spec.name
+        vouched = {one for one, spec in self._policy.data_sets.items() if spec.privacy and spec.privacy.own_persons}
+        if name in vouched:
+            return None
+        apart = {counted(one) for one in (name, *vouched)}
+        if self._unnamed(db) - apart:
+            return (
+                f"{site} has spent the budget of another data set and does not know on whom: persons of {name!r} might "
+                f"be counted twice. Policy key: data_sets.{name}.privacy.own_persons. Remedy: add the rows to that "
+                f"data set, whose budget pays for them then; or let {site} vouch that nobody is in both."
+            )
+        if self._spec.id is None and any(load_counts(db, PERSONS, one)["keys"].size for one in _noted(db) - apart):
+            return (
+                f"{site} has spent the budget of another data set on persons who may be in {name!r} too, which names "
+                f"nobody: they would be counted twice. Policy keys: data_sets.{name}.id, data_sets.{name}.privacy."
+                f"own_persons. Remedy: ask {site} to name the column of persons, or to vouch that nobody is in both."
+            )
+        return None
+
+    def _unnamed(self, db: sqlite3.Connection) -> set[str]:
+        """Return what stands for the data sets that were spent on without noting on whom, as ``counted`` says."""
+        known = _noted(db) | {
+            counted(name) for (name,) in db.execute("SELECT DISTINCT data_set FROM sent_rows") if name
+        }
+        before = [path.name.removesuffix(".ledger") for path in ledger_files(self._policy.ledgers)]
+        earlier = {counted(name) for name in before if counted(name) not in known and self._has_spent(name)}
+        return earlier | _counted_under(db, UNNAMED)
+
+    def _has_spent(self, data_set: str) -> bool:
+        """Return whether a ledger has released anything; one that cannot be read may have."""
+        path = self._policy.ledgers / f"{data_set}.ledger"
+        if not path.exists():
+            return False
+        try:
+            return any(Ledger(path, self._policy.ledger_heads).spent().parts())
+        except (PrivacyError, OSError) as error:
+            _log.warning("the ledger of data set %r cannot be read: %s", data_set, error)
+            return True
 
     def _hashes(self, ids: Sequence[str]) -> NDArray[np.uint64]:
         digests = b"".join(hashlib.blake2b(one.encode(), digest_size=8, key=self._key).digest() for one in ids)
@@ -86,8 +134,13 @@ class PersonsOfBudgets:
 
 def _of_others(db: sqlite3.Connection, data_set: str) -> NDArray[np.uint64]:
     """Return the hashes of all persons of other data sets. Shapes: uint64[n]."""
-    found = db.execute(
-        "SELECT DISTINCT data_set FROM row_counts WHERE purpose = ? AND data_set != ?", (PERSONS, counted(data_set))
-    ).fetchall()
-    parts = [load_counts(db, PERSONS, name)["keys"] for (name,) in found]
+    parts = [load_counts(db, PERSONS, name)["keys"] for name in sorted(_noted(db) - {counted(data_set)})]
     return np.concatenate([np.empty(0, dtype="<u8"), *parts])
+
+
+def _noted(db: sqlite3.Connection) -> set[str]:
+    return _counted_under(db, PERSONS)
+
+
+def _counted_under(db: sqlite3.Connection, purpose: str) -> set[str]:
+    return {name for (name,) in db.execute("SELECT DISTINCT data_set FROM row_counts WHERE purpose = ?", (purpose,))}

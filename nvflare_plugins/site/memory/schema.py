@@ -61,6 +61,7 @@ FROM_FORMAT_1 = ("DROP TABLE earlier_version", _EARLIER_VERSION)
 
 RELEASED_SUMS, PREDICTIONS = "released sums", "predictions"
 UNCHECKED, PERSONS, SCORED = "runs whose added rows were not checked", "persons of budgets", "scored rows"
+UNNAMED = "spent without noting on whom"
 COUNTS: Mapping[str, Mapping[str, str]] = {
     RELEASED_SUMS: {
         "keys": "<u8",
@@ -73,6 +74,7 @@ COUNTS: Mapping[str, Mapping[str, str]] = {
     PREDICTIONS: {"keys": "<u8", "counts": "<i8"},
     UNCHECKED: {"runs": "<i8"},
     PERSONS: {"keys": "<u8"},
+    UNNAMED: {"is_spent": "<i8"},
     SCORED: {"answered": "<u8", "rows": "<u8", "bits": "<i8", "day": "<i8"},
 }
 """The arrays that are kept for each data set, by purpose and name."""

@@ -19,6 +19,7 @@ from nvflare_plugins.federboost_vertical.job import BucketJob
 from nvflare_plugins.federboost_vertical.payment import BucketPayment
 from nvflare_plugins.federboost_vertical.site import run_site
 from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.site.memory.persons_of_budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -249,6 +250,23 @@ def test_of_two_jobs_at_once_on_the_same_rows_under_two_names_one_sends(
     succeed(outcomes[winner])
     assert ledger(parties, "site-2", loser).spent().pure_epsilon == 0
     assert ledger(parties, "site-2", winner).spent().pure_epsilon > 0
+
+
+def test_persons_whom_another_budget_has_paid_for_are_not_sent(parties: Parties) -> None:
+    """A private job on another data set of this site had them: no ledger adds both up."""
+    parties.give("site-2", "august", table()[["id", "age"]], id="id", privacy=BUDGET)
+    policy = SitePolicy.load(parties.workspace("site-2"), "site-2")
+    PersonsOfBudgets(policy, policy.data_set("august")).note([str(table().id.iloc[3])])
+    outcome = parties.run(run_site, job())
+    assert "another budget pays" in outcome["site-2"].reason
+    assert not SentRows(policy).sent([str(table().id.iloc[3])]).any()
+
+
+def test_persons_whose_buckets_were_paid_for_belong_to_that_budget(parties: Parties) -> None:
+    parties.give("site-2", "august", table()[["id", "age"]], id="id", privacy=BUDGET)
+    succeed(parties.run(run_site, job()))
+    policy = SitePolicy.load(parties.workspace("site-2"), "site-2")
+    assert not PersonsOfBudgets(policy, policy.data_set("august")).are_new([str(table().id.iloc[3])]).any()
 
 
 def test_a_data_set_without_budget_is_refused(parties: Parties) -> None:
