@@ -297,7 +297,10 @@ def _plan(subparsers: _Subparsers) -> None:
         help="columns; in vertical training the active party's, in a FederBoost job a passive party's",
     )
     parser.add_argument(
-        "--foreign-features", type=int, nargs="+", help="vertical training: columns of each passive party"
+        "--foreign-features",
+        type=int,
+        nargs="+",
+        help="vertical training: columns of each passive party, in order of their names",
     )
     parser.add_argument("--key-bits", type=int, help="vertical training: key length (default 3072, or the job's)")
     parser.add_argument("--sites", type=int, default=3)

@@ -92,7 +92,7 @@ Statement = Annotated[
 _FORMAT = Words("csv or parquet (it does not follow from the file's suffix)")
 _SEPARATOR = Words("one character of ASCII other than a quotation mark")
 _THOUSANDS = Words("nothing, a comma, a point, a space (also one that does not break, narrow or not) or an apostrophe")
-
+_QUERY = Words("one statement that begins with SELECT or WITH")
 
 _SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
 
@@ -270,7 +270,7 @@ class SnapshotSource(Document):
     """The database in SQLAlchemy's form, such as `postgresql+psycopg://reader@db.hospital/records`, without a
     password. Its driver has to be installed.
     """
-    query: Text
+    query: Annotated[str, STRICT, Field(pattern=r"^\s*([Ss][Ee][Ll][Ee][Cc][Tt]|[Ww][Ii][Tt][Hh])\b"), _QUERY]
     """One statement that begins with SELECT or WITH. The transaction only reads, where the database has such (SQLite,
     PostgreSQL, MySQL, MariaDB, Oracle), and is rolled back; give the user no right to write.
     """

@@ -6,9 +6,11 @@ between: its jobs are refused. And what its sites remember lies in the workspace
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,15 @@ from nvflare_plugins.site.setup import SetupOptions, check_files, check_place, s
 
 _REGISTERED = "Successfully registered client"  # what FLARE logs at a site
 _START_TIMEOUT_S = 180.0
+_LOGS = ("log*.txt*", "log*.json*", "audit*", "*/log*.txt*", "*/log*.json*")  # of a kit and of its jobs
+_log = logging.getLogger(__name__)
 
 
 class VeilPocEnv(PocEnv):
     """FLARE's PocEnv, with the set-up between provisioning and start, and a memory that outlives it.
 
-    Registry, ledgers and results of each site lie in ``kept``/SITE, outside the workspace: the next run of the same
-    sites finds them, as in production. Deleting the folder forgets what was released.
+    Registry, ledgers, results and log files of each site lie in ``kept``/SITE, outside the workspace: the next run of
+    the same sites finds them, as in production. Deleting the folder forgets what was released.
 
         env = VeilPocEnv(num_clients=3, kept="/tmp/veilboost/kept", set_up=SetupOptions({"credit": "/data/{site}.csv"}))
         recipe.execute(env)
@@ -99,6 +103,16 @@ class VeilPocEnv(PocEnv):
             self.stop()
             raise
 
+    def stop(self, clean_up: bool = False) -> None:
+        """Stop the POC. Before its workspace is deleted, every site's log files go to ``kept``/SITE/logs/DATE.
+
+        Refusals that must not tell others why point to them.
+        """
+        if clean_up:
+            super().stop()  # processes log until they have ended
+            keep_logs(Path(self.poc_workspace), self.kept)
+        super().stop(clean_up)
+
     def get_job_result(self, job_id: str, timeout: float = 0.0) -> str | None:
         """Return a copy of what FLARE's admin downloads, in ``kept``/results: FLARE deletes its own with the workspace.
 
@@ -110,6 +124,32 @@ class VeilPocEnv(PocEnv):
         copy = self.kept / "results" / job_id
         shutil.copytree(result, copy, dirs_exist_ok=True)
         return str(copy)
+
+
+def keep_logs(workspace: Path, kept: Path) -> list[Path]:
+    """Copy the log files of sites and server, and of their jobs; return the folders, readable for their owner alone."""
+    if not workspace.is_dir():
+        return []
+    try:
+        kits = [path for path, role in workspaces(workspace) if role is not Role.SIMULATOR]
+    except ConfigurationError:  # whatever it is, FLARE made no sites there
+        return []
+    stamp, made = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}", []
+    for kit in kits:
+        found = [path for pattern in _LOGS for path in kit.glob(pattern) if path.is_file() and not path.is_symlink()]
+        place, number = kept / kit.name / "logs" / stamp, 1
+        while found and place.exists():
+            number += 1
+            place = place.with_name(f"{stamp}-{number}")
+        for path in found:
+            copy = place / path.relative_to(kit)
+            copy.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            shutil.copy2(path, copy)
+        if found:
+            place.chmod(0o700)
+            made.append(place)
+            _log.info("log files of %s: %s", kit.name, place)
+    return made
 
 
 def wait_for_sites(kits: Iterable[Path], timeout_s: float = _START_TIMEOUT_S) -> None:

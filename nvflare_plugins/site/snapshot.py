@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,7 +36,6 @@ _READ_ONLY = {
     "oracle": "SET TRANSACTION READ ONLY",
 }
 _SECRET_OPTIONS = ("pass", "pwd", "secret", "token", "key")
-_QUERY = re.compile(r"\s*(?:select|with)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +96,13 @@ def _connected(source: SnapshotSource) -> Iterator[tuple[Any, bool]]:
     except ImportError:
         raise _error(source, "needs SQLAlchemy: pip install 'veilboost[snapshot]'") from None
     address = _address(source, sqlalchemy)
-    if not _QUERY.match(source.query):
-        raise _error(source, "has a query that does not begin with SELECT or WITH", "query")
     try:
         engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.pool.NullPool, hide_parameters=True)
-        with engine.connect() as connection:
+        opened = engine.connect()
+    except Exception as error:  # drivers raise what they like where they do not know an option of the address
+        raise _database_error(source, error) from None
+    try:
+        with opened as connection:
             statement = _READ_ONLY.get(engine.dialect.name)
             if statement is not None:
                 connection.execute(sqlalchemy.text(statement))
@@ -110,7 +110,7 @@ def _connected(source: SnapshotSource) -> Iterator[tuple[Any, bool]]:
                 yield connection, statement is not None
             finally:
                 connection.rollback()
-    except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
+    except sqlalchemy.exc.SQLAlchemyError as error:
         raise _database_error(source, error) from None
 
 

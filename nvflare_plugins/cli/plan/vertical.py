@@ -66,6 +66,7 @@ def plan(arguments: argparse.Namespace, job: VerticalJob | None) -> str:
         shape = {"bins": params.get("max_bin"), "depth": params.get("max_depth")}
         shape |= {"trees": job.num_rounds, "key_bits": job.key_bits, "fraction_bits": job.fraction_bits}
         shape["profile"] = job.profile if job.profile in PLANNED else None
+        shape["categories"] = lists_of_parties(job, len(arguments.foreign_features))
     given = {"bins": arguments.bins, "depth": arguments.depth, "trees": arguments.rounds}
     given |= {"key_bits": arguments.key_bits, "profile": None if arguments.profile == "all" else arguments.profile}
     shape |= {name: value for name, value in given.items() if value is not None}
@@ -78,9 +79,29 @@ def plan(arguments: argparse.Namespace, job: VerticalJob | None) -> str:
     return render_vertical(workload, result, network.site_bytes_per_s)
 
 
+def lists_of_parties(job: VerticalJob, n_passive: int) -> tuple[tuple[int, ...], ...]:
+    """Return the lengths of the lists of each passive party's categorical columns; parties in order of their names."""
+    lists = [
+        tuple(len(words) for words in columns.values())
+        for site, columns in sorted(job.categories.items())
+        if site != job.active
+    ]
+    if len(lists) > n_passive:
+        raise ConfigurationError(
+            f"{len(lists)} passive parties of the job have categorical columns; give --foreign-features for each, "
+            "in order of their names"
+        )
+    return tuple(lists)
+
+
 @dataclass(frozen=True, slots=True)
 class VerticalWorkload:
-    """The shape of a vertical training. ``foreign`` is the number of columns of each passive party."""
+    """The shape of a vertical training.
+
+    Attributes:
+        foreign: number of columns of each passive party.
+        categories: of the first so many of them, the number of categories of each categorical column.
+    """
 
     rows: int
     own: int
@@ -91,6 +112,7 @@ class VerticalWorkload:
     key_bits: int = 3072
     profile: str = VerticalProfile.PAILLIER.value
     fraction_bits: int = EXACT_FRACTION_BITS
+    categories: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         least = {"rows": 1, "own": 0, "bins": 2, "depth": 1, "trees": 1, "key_bits": 2048}
@@ -103,6 +125,21 @@ class VerticalWorkload:
             )
         if not self.foreign or min(self.foreign) < 1:
             raise ConfigurationError("a vertical plan needs at least one passive party, each with a column or more")
+        for number, (lists, features) in enumerate(zip(self.categories, self.foreign, strict=False), 1):
+            if len(lists) > features:
+                raise ConfigurationError(
+                    f"passive party {number} has {len(lists)} categorical columns in the job, and {features} in "
+                    "--foreign-features: give each party's in order of their names"
+                )
+
+    def bins_of(self, party: int) -> list[int]:
+        """Return the bins of each feature of a passive party: a category has one of its own."""
+        lists = self.categories[party] if party < len(self.categories) else ()
+        return [*lists, *[self.bins] * (self.foreign[party] - len(lists))]
+
+    def slots_of(self, party: int) -> int:
+        """Return the bins of all features of a passive party, with one more each for rows without a value."""
+        return sum(count + 1 for count in self.bins_of(party))
 
     @property
     def scheme(self) -> str:
@@ -185,8 +222,9 @@ def estimate_vertical(
 ) -> VerticalEstimate:
     """Combine counts and rates. Pure: same arguments, same result."""
     upload = workload.rows * rates.ciphertext_bytes
-    passives = tuple(_passive(workload, features, rates, upload, process_bytes) for features in workload.foreign)
-    slots = sum(workload.foreign) * (workload.bins + 1)
+    parties = range(len(workload.foreign))
+    passives = tuple(_passive(workload, party, rates, upload, process_bytes) for party in parties)
+    slots = sum(map(workload.slots_of, parties))
     n_bins = workload.built_nodes * slots
     traffic = len(passives) * upload + sum(p.bytes_out for p in passives)
     opened = slots * 2 ** (workload.depth - 1) * _OPENED_BYTES
@@ -201,12 +239,13 @@ def estimate_vertical(
 
 
 def _passive(
-    workload: VerticalWorkload, features: int, rates: CipherRates, upload: int, process_bytes: int
+    workload: VerticalWorkload, party: int, rates: CipherRates, upload: int, process_bytes: int
 ) -> PassivePlan:
-    n_bins = workload.built_nodes * features * (workload.bins + 1)
+    features, bins = workload.foreign[party], workload.bins_of(party)
+    n_bins = workload.built_nodes * workload.slots_of(party)
     in_memory = rates.in_memory
-    widest = most_slots([workload.bins] * features, max(2 ** (workload.depth - 1) // 2, 1))
-    bin_bytes = 1 if workload.bins < 256 else 2
+    widest = most_slots(bins, max(2 ** (workload.depth - 1) // 2, 1))
+    bin_bytes = 1 if max(bins) < 256 else 2
     return PassivePlan(
         features=features,
         receive_s=workload.rows * rates.receive_s,
@@ -341,6 +380,11 @@ def render_vertical(workload: VerticalWorkload, estimate: VerticalEstimate, byte
 def vertical_assumptions(workload: VerticalWorkload, bytes_per_s: float) -> Iterator[str]:
     """Yield what the estimate takes for granted."""
     yield "trees are full, every feature has all its bins, and every level's smaller children hold half of all rows"
+    for number, lists in enumerate(workload.categories, 1):
+        yield (
+            f"passive party {number}, in order of their names, has the job's categorical columns: {len(lists)} with "
+            f"{sum(lists)} categories in all"
+        )
     yield "one thread computes like one thread of this machine, measured just now; stages overlap in a real run"
     yield f"all parties' messages together pass a line of {bytes_per_s / 125_000:g} Mbit/s"
     yield "not in it: XGBoost, split evaluation, start of FLARE's processes, reading data, alignment"

@@ -10,7 +10,14 @@ from he_processors.curve.registry import available_backends
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.cli.plan import vertical as vertical_module
-from nvflare_plugins.cli.plan.vertical import CipherRates, VerticalWorkload, estimate_vertical, render_vertical
+from nvflare_plugins.cli.plan.vertical import (
+    CipherRates,
+    VerticalWorkload,
+    estimate_vertical,
+    lists_of_parties,
+    render_vertical,
+)
+from nvflare_plugins.vertical.job import VerticalJob
 
 RATES = CipherRates(
     encrypt_s=1e-3, receive_s=1e-6, add_s=1e-4, pack_s=1e-2, open_s=1e-1, pairs_per_ciphertext=10, ciphertext_bytes=512
@@ -30,6 +37,26 @@ def test_counts_of_a_full_tree():
     assert first.bytes_in == 512_000 and second.bytes_out == 16 * 512
     assert estimate.network_s == pytest.approx((2 * 512_000 + (8 + 16) * 512) / 1e6)
     assert estimate.core_s == pytest.approx(1.0 + estimate.open_s + first.core_s + second.core_s)
+
+
+def test_a_category_has_a_bin_of_its_own_and_max_bin_does_not_count():
+    fields = {name: getattr(BASE, name) for name in VerticalWorkload.__dataclass_fields__}
+    workload = VerticalWorkload(**{**fields, "categories": ((3,), (2, 700))})
+    first, second = estimate_vertical(workload, RATES, 1e6, 0).passives
+    assert first.pack_s == pytest.approx(4 * (4 + 10) * 1e-2)
+    assert second.pack_s == pytest.approx(4 * (3 + 701 + 2 * 10) * 1e-2)
+    assert estimate_vertical(workload, RATES, 1e6, 0).open_s == pytest.approx(4 * (14 + 724) * 1e-1)
+    with pytest.raises(ConfigurationError, match="in order of their names"):
+        VerticalWorkload(**{**fields, "categories": ((3, 3, 3),)})
+
+
+def test_a_jobs_categories_are_its_parties_by_name():
+    colours = ["red", "blue", "green"]
+    lists = {"site-1": {"own": colours}, "site-3": {"size": [1, 2]}, "site-2": {"colour": colours}}
+    job = VerticalJob(active="site-1", data_set="credit", label="y", num_rounds=1, categories=lists)
+    assert lists_of_parties(job, 2) == ((3,), (2,))
+    with pytest.raises(ConfigurationError, match="for each"):
+        lists_of_parties(job, 1)
 
 
 def test_more_of_anything_never_costs_less():

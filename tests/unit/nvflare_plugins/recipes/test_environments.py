@@ -93,6 +93,28 @@ def test_sites_that_do_not_come_up_are_named(tmp_path: Path) -> None:
         poc_env.wait_for_sites([tmp_path, tmp_path / "other"], timeout_s=0.0)
 
 
+def test_logs_that_refusals_point_to_outlive_the_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLARE deletes the workspace after each run, and before the next one."""
+    poc = tmp_path / "poc"
+    monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(poc))
+    env = VeilPocEnv(num_clients=1, kept=tmp_path / "kept")
+    for text in ("august", "september"):
+        kit = poc / "example_project" / "prod_00" / "Größe"
+        (kit / "startup").mkdir(parents=True)
+        (kit / "startup" / "fed_client.json").write_text("{}")
+        (kit / "job").mkdir()
+        for place in (kit, kit / "job"):
+            (place / "log.txt").write_text(text)
+        (kit / "job" / "model.json").write_text("{}")
+        env.stop(clean_up=True)
+        assert not poc.exists()
+    kept = sorted((tmp_path / "kept" / "Größe" / "logs").iterdir())
+    assert sorted(place.joinpath("job", "log.txt").read_text() for place in kept) == ["august", "september"]
+    assert all(place.stat().st_mode & 0o077 == 0 and not list(place.rglob("model.json")) for place in kept)
+    env.stop(clean_up=True)
+    assert len(list((tmp_path / "kept" / "Größe" / "logs").iterdir())) == 2
+
+
 @pytest.mark.parametrize("name", ["a b", "a'b", 'a"b', "a#b", "a\\b"])
 def test_a_workspace_that_flare_cannot_use_is_refused_at_once(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -191,6 +191,8 @@ def test_many_batches_are_one_table(site, monkeypatch):
     [
         ({"query": "DELETE FROM loans"}, "SELECT or WITH"),
         ({"query": "WITH a AS (SELECT 1) INSERT INTO loans (who) SELECT 'x'"}, "OperationalError"),
+        ({"query": "  selection"}, "SELECT or WITH"),
+        ({"url": "sqlite:///{site}/bank.db?timeout=hunter2"}, "snapshots.loans.url"),
         ({"query": "SELECT nothing FROM loans"}, "snapshots.loans.url and snapshots.loans.query"),
         ({"query": "SELECT age, age FROM loans"}, "two columns the name 'age'"),
         ({"max_rows": 39}, "more than 39 rows"),
@@ -204,7 +206,10 @@ def test_many_batches_are_one_table(site, monkeypatch):
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_refusals_write_nothing_and_quote_nothing(site, changes, said, caplog, capsys):
-    write(site, changes)
+    write(
+        site,
+        {key: str(value).replace("{site}", str(site)) if key == "url" else value for key, value in changes.items()},
+    )
     assert command(site, "loans") == 1
     told = capsys.readouterr()
     assert said in told.err and not (site / "shots").exists()
@@ -253,6 +258,18 @@ def test_the_password_reaches_the_driver_and_nothing_else(site, by_file, monkeyp
     assert not [path for path in site.rglob("*") if path.is_file() and path.name != "password" and _holds(path)]
 
 
+def test_what_a_driver_says_of_options_that_it_does_not_know_is_no_traceback(site, monkeypatch, capsys):
+    create = sqlalchemy.create_engine
+
+    def connect() -> None:
+        raise TypeError(f"connect() got an unexpected keyword argument '{SECRET}'")
+
+    monkeypatch.setattr(sqlalchemy, "create_engine", lambda url, **options: create(url, creator=connect, **options))
+    assert command(site, "loans") == 1
+    told = capsys.readouterr().err
+    assert "TypeError" in told and "snapshots.loans.url" in told and SECRET not in told
+
+
 def _holds(path: Path) -> bool:
     return SECRET.encode() in path.read_bytes()
 
@@ -269,6 +286,14 @@ def test_site_setup_writes_what_snapshot_reads(site, capsys):
     spec = SitePolicy.load(site, "site-1").data_sets["loans"]
     assert spec.format == "parquet" and newest_in(spec.path, "loans") == spec.file
     assert load_table(spec, label="bad").n_rows == 40
+
+
+def test_site_setup_refuses_a_query_that_writes(site, capsys):
+    before = (site / "local" / "veilboost.json").read_text()
+    arguments = ["--snapshot", f"loans=sqlite:///{site}/bank.db", "--snapshot-query", "loans=DELETE FROM loans"]
+    assert main(["site-setup", str(site), *arguments]) == 1
+    assert "snapshots.loans.query" in capsys.readouterr().err
+    assert (site / "local" / "veilboost.json").read_text() == before
 
 
 def test_an_unknown_name_is_refused(site, capsys):
