@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from he_processors.errors import PolicyRefusal, ProtocolError
+from he_processors.errors import PolicyRefusal, ProtocolError, VeilBoostError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.alignment.intersection import intersect
 from nvflare_plugins.alignment.lists import Lists, PairSeal, RoutingChannel
@@ -89,6 +89,7 @@ def align(
     Raises:
         PolicyRefusal: the sets are too unequal, the intersection is too small, or ids were aligned before.
         ProtocolError, AuthenticationError: another party, or the server, did not keep to the protocol.
+        VeilBoostError: some party may be left without the result that others keep; then all may align again.
     """
     if any(len(set(of_set)) != len(of_set) for of_set in ids.values()):
         raise ValueError("ids must be different: take them from load_ids")
@@ -103,6 +104,7 @@ def align(
     has_result = False
     try:
         yield {name: aligner.run(name, ids[name], [other.sizes[name] for other in offers]) for name in sorted(ids)}
+        _hear_that_all_keep_it(channel, session)
         has_result = True
     finally:
         registry.finish(runs, has_result)
@@ -177,6 +179,20 @@ def _reserve_together(
         registry.cancel(runs)
         raise
     return runs
+
+
+def _hear_that_all_keep_it(channel: AligningChannel, session: AligningSession) -> None:
+    """Wait until all parties keep the result: a registry that counted it before would let no other party have one.
+
+    A party that does not hear it counts the alignment as a failed one, and tries again with the others, or is told by
+    them to use what it keeps.
+    """
+    try:
+        _gather(channel, session, b"", "alignment kept")
+    except VeilBoostError as error:
+        raise type(error)(
+            f"{error} (this site keeps the alignment; whether all others do is not known: submit the job again)"
+        ) from None
 
 
 def _gather(channel: AligningChannel, session: AligningSession, content: bytes, purpose: str) -> list[bytes]:

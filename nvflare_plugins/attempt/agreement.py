@@ -57,8 +57,8 @@ class Terms:
         job: the job as JSON values.
         parameters: checked XGBoost parameters as JSON values.
         schema: columns, types, categories, label.
-        start: what training starts from: keyed hash of an initial model and of the agreed cuts, where they exist.
-        checkpoints: keyed hash of each checkpoint of the job to resume, by number of finished rounds.
+        start: what training starts from: keyed hash of an initial model, where there is one.
+        checkpoints: keyed hash of each checkpoint to go on from, with the cuts beside it, by number of finished rounds.
         floors: the least that the site's policy asks for.
     """
 

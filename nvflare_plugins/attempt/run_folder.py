@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.files import write_atomically, write_durably
+from nvflare_plugins.files import write_durably
 from nvflare_plugins.xgb.cuts import Cuts
 
 MODEL = "model.json"
@@ -57,7 +57,7 @@ class RunFolder:
 
     def write_cuts(self, cuts: Cuts) -> None:
         """Keep the agreed cuts, which a resumed run must use again."""
-        write_atomically(self.path / "cuts.json", json.dumps(cuts.to_lists()).encode())
+        write_durably(self.path / "cuts.json", json.dumps(cuts.to_lists()).encode())
 
     def read_cuts(self) -> Cuts | None:
         """Return the kept cuts, or None. Raises: ConfigurationError, if the file is damaged."""

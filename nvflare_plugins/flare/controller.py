@@ -141,7 +141,10 @@ class JobController(Controller):
             )
         core_cell, waits_s = self._engine.get_cell().core_cell, waiting_s(job)
         site_cells = {client.name: f"{client.get_fqcn()}.{job_id}" for client in clients}
-        presence = None if waits_s is None else Presence(core_cell, site_cells, self._take_token)
+        presence = None
+        if waits_s is not None:
+            tokens = {client.name: client.token for client in clients}
+            presence = Presence(core_cell, site_cells, tokens, self._take_token)
         number = 0
         while True:
             number += 1

@@ -72,7 +72,9 @@ def is_noted(run: Path) -> bool:
 def _waits_s(run: Path) -> float | None:
     """Return for how long a job's process is started again after it died; None if it is not."""
     waits_s = _read(run).get("waits_s")
-    return min(float(waits_s), _LONGEST_WAIT_S) if isinstance(waits_s, (int, float)) else None
+    if isinstance(waits_s, bool) or not isinstance(waits_s, (int, float)) or not waits_s >= 0:  # as NaN is not
+        return None
+    return float(min(waits_s, _LONGEST_WAIT_S))  # whole numbers may be too large for a float
 
 
 def _read(run: Path) -> dict[str, Any]:

@@ -5,8 +5,15 @@ attempt it takes part, with a random name that it keeps while it lives. The serv
 for the next attempt, and, if the name is another one than that in the attempt, that the process before has died.
 
 A site whose whole machine was gone comes back as a new client, with a new token, which FLARE's process for the job has
-never heard of: it would refuse it every task. FLARE's main process on the server has checked that token, its own
-signature over it and the sender's cell before it passes the message on, so that the new token is taken over from there.
+never heard of: it would refuse it every task. FLARE's main process on the server has checked its own signature over
+that token and the site's name before it passes the message on, so that the new token is taken over from there.
+
+Its signature alone: FLARE's tokens do not expire, and it binds those of a client that has gone to no cell. An earlier
+token of a site, from a log or a process that has been left behind, would pass. So a token is taken over only where
+nothing is heard under the one before, and what comes under another one is ignored until then. Who holds an earlier
+token of a site that is really gone can so keep that site from coming back, and gets the tasks that FLARE has for it,
+which are the job alone: without the site's certificate there is no session. A job that must not be disturbed so is
+submitted anew under ``on_lost_site="stop"``, in which no token is taken over.
 """
 
 from __future__ import annotations
@@ -87,7 +94,8 @@ class Presence:
 
     Args:
         site_cells: site -> name of its job cell.
-        on_token: called with (site, token) of each message, both checked by FLARE; not where there are no tokens.
+        tokens: site -> the token under which FLARE knows it so far; none where there are no tokens.
+        on_token: called with (site, token) where another one is to be taken over.
         clock: seconds.
 
     Threads: any thread may call any method.
@@ -97,12 +105,15 @@ class Presence:
         self,
         cell: Cell,
         site_cells: Mapping[str, str],
+        tokens: Mapping[str, str],
         on_token: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._site_of_cell = {name: site for site, name in site_cells.items()}
         self._on_token, self._clock = on_token, clock
         self._lock = threading.Lock()
+        self._tokens = dict(tokens)
+        self._heard_at = dict.fromkeys(site_cells, clock())  # when a site was last heard of under its token
         self._attempt = b""
         self._ready_at: dict[str, float] = {}  # when a site last said that it waits
         self._name: dict[str, bytes] = {}  # of the process that was last heard of
@@ -142,8 +153,9 @@ class Presence:
             logger.warning("ignored a message of %s that says nothing", site)
             return
         token = message.get_header(CellMessageAuthHeaderKey.TOKEN)
-        if isinstance(token, str) and token:
-            self._on_token(site, token)
+        if isinstance(token, str) and token and not self._is_present(site, token):
+            logger.warning("ignored a message in the name of %s under another token than its present one", site)
+            return
         name, attempt = bytes(said[1]), said[2]
         with self._lock:
             self._name[site] = name
@@ -151,3 +163,14 @@ class Presence:
                 self._ready_at[site] = self._clock()
             elif attempt == self._attempt:
                 self._taking_part.setdefault(site, name)
+
+    def _is_present(self, site: str, token: str) -> bool:
+        """Return whether a token is the one under which a site is there; one is taken over when the last is silent."""
+        with self._lock:
+            now, is_new = self._clock(), self._tokens.get(site) != token
+            if is_new and site in self._tokens and now - self._heard_at[site] <= READY_FRESH_S:
+                return False
+            self._tokens[site], self._heard_at[site] = token, now
+        if is_new:
+            self._on_token(site, token)
+        return True

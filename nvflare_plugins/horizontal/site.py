@@ -91,8 +91,6 @@ class _Run:
             start["initial_model"] = self._session.hmac("initial model", prepared.initial_model).hex()
         earlier = prepared.earlier
         cuts = {folder: _cuts_of(folder) for folder in (earlier.resumed, earlier.own) if folder is not None}
-        if earlier.resumed is not None and cuts[earlier.resumed]:
-            start["cuts"] = self._session.hmac("cuts", cuts[earlier.resumed]).hex()
         for number, path in earlier.checkpoints().items():
             folder = earlier.folder_of(number)
             kept = pack_list([path.read_bytes(), b"" if folder is None else cuts[folder]])

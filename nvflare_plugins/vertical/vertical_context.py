@@ -86,7 +86,8 @@ class VerticalContext:
 
     def pace(self, message_bytes: int) -> FlowControl:
         """Return the pace of the conversation, the same at all parties but for the longest message that may come."""
-        return replace(FlowControl.within(self.job.deadline_s or EXCHANGE_S), message_bytes=message_bytes)
+        pace = FlowControl.within(self.job.deadline_s or EXCHANGE_S)
+        return replace(pace, message_bytes=message_bytes, idle_s=self.answer_s)
 
     @property
     def sizes(self) -> MessageSizes:
@@ -97,7 +98,7 @@ class VerticalContext:
 
     @property
     def answer_s(self) -> float:
-        """Return how long the active party waits for one answer."""
+        """Return how long the active party waits for one answer, and the others for its next question."""
         return self.job.deadline_s or ANSWER_S
 
     def enter_round(self, number: int) -> None:

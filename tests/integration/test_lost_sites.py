@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, VeilBoostError
+from nvflare_plugins.alignment.result import FILE as ALIGNMENT_FILE
 from nvflare_plugins.evidence.ended import before_attempt
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.reader import read_log
@@ -197,15 +198,19 @@ def test_a_vertical_job_goes_on_after_the_last_round_of_all_parties(tmp_path):
     assert len(models) == 1
 
 
-@pytest.mark.parametrize("message", [2, 20])
-def test_a_vertical_job_that_aligns_first_is_waited_for(tmp_path, message):
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(Kind.CONVERSATION, 2), (Kind.AGREEMENT, 4), (Kind.CONVERSATION, 20)],  # the second before it keeps the result
+)
+def test_a_vertical_job_that_aligns_first_is_waited_for(tmp_path, kind, message):
     parties = Parties(tmp_path, 3, {**vertical.POLICY, "vertical": {"min_intersection": 50}})
     frame = vertical.table(300).assign(id=[f"p{n}" for n in range(300)])
     vertical.give_columns(parties, "data", frame, (2, 3, 1))
     training = vertical.job(**WAITING, alignment="first", num_rounds=3)
-    dies = {"site-2": dies_at(Kind.CONVERSATION, message)}
-    outcomes = vertical.run(parties, training, tamper=dies, notices_death=True)
+    outcomes = vertical.run(parties, training, tamper={"site-2": dies_at(kind, message)}, notices_death=True)
     assert isinstance(outcomes["site-2"], SiteDied)
+    if kind is Kind.AGREEMENT:
+        (parties.run_folder("site-2") / ALIGNMENT_FILE).unlink()
     succeed(vertical.run(parties, training, number=2))
 
 

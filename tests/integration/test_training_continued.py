@@ -254,6 +254,21 @@ def test_without_a_common_checkpoint_nothing_resumes(lost):
     assert any("no checkpoint of lost is held by all sites" in str(e) for e in outcomes.values())
 
 
+@pytest.mark.parametrize("damage", ["lost", "others"])
+def test_a_site_that_died_before_it_had_the_cuts_lacks_the_checkpoints(lost, damage):
+    """The refusal says what is missing; a checkpoint counts with the cuts beside it alone."""
+    federation, resumed = lost
+    run = federation.workspace("site-2") / "runs" / "lost"
+    if damage == "lost":
+        for path in (*run.glob("checkpoint-*"), run / "cuts.json"):
+            path.unlink()
+    else:
+        (run / "cuts.json").write_text(json.dumps([[0.5], [0.5], [0.5]]))
+    outcomes = federation.run(resumed)
+    own = [str(error) for error in outcomes.values() if isinstance(error, ConfigurationError)]
+    assert own and all("no checkpoint of lost is held by all sites: start a new job" in text for text in own)
+
+
 def test_the_latest_common_checkpoint_counts(lost):
     federation, resumed = lost
     (federation.workspace("site-2") / "runs" / "lost" / "checkpoint-3.json").write_text("{}")

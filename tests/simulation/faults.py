@@ -27,6 +27,7 @@ class Plan:
         killed: machines that die, if they live so long.
         aborted_s: when an operator aborts the job.
         hung: a machine whose work stands still, and since when.
+        hangs_alone: that work's conversation with others, in threads of its own, goes on.
         is_full: a disk is full.
         is_clock_wrong: one shows another time than the others'.
         has_twin: the same job is submitted a second time while the first one runs.
@@ -40,6 +41,7 @@ class Plan:
     killed: str | None = None
     aborted_s: float | None = None
     hung: tuple[str, float] | None = None
+    hangs_alone: bool = False
     is_full: bool = False
     is_clock_wrong: bool = False
     has_twin: float | None = None
@@ -192,6 +194,8 @@ def _hang(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
     owner, moment = dice.choice([*sites, SERVER]), dice.uniform(0, 1.5) * (1 + 20 * plan.lost)
     plan.hung = (owner, moment)
     names = ("pool",) if owner == SERVER else ("veilboost_job", "veilboost_asking", "veilboost_answering")
+    if random.Random(f"hang {plan.seed}").random() < 0.4:  # the work alone, and not its conversation with others
+        names, plan.hangs_alone = names[:1], True
     for name in names:
         plan.machines.events.append((moment, lambda world, name=name: world.scheduler.hang(owner, name)))
     plan.words.append(f"the work of {owner} hangs from {moment:.3f} s on")

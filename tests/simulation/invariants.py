@@ -30,6 +30,7 @@ from nvflare_plugins.flare.timeouts import (
 )
 from nvflare_plugins.flare.transport import TOPIC_FRAME
 from nvflare_plugins.site.memory.store import NAME as MEMORY
+from nvflare_plugins.vertical.vertical_context import ANSWER_S
 from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES
 from tests.conformance.kind_cases import CASES
 from tests.simulation.faults import Plan
@@ -96,6 +97,7 @@ def _ends(plan: Plan, outcome: Outcome) -> Iterator[str]:
     if plan.aborted_s is not None and _errors(outcome) and ended > max(plan.aborted_s, outcome.started) + ended_s:
         yield f"{ended - plan.aborted_s:.0f} s passed between an operator's abort and the end"
     hung_s = HUNG_S if plan.hung is not None and plan.hung[0] == SERVER else LOCAL_WORK_S + SITE_MARGIN_S
+    hung_s = max(hung_s, ANSWER_S + SITE_MARGIN_S) if plan.hangs_alone else hung_s
     if plan.hung is not None and ended > max(plan.hung[1], outcome.started) + hung_s + ended_s:
         yield f"{ended - plan.hung[1]:.0f} s passed between the work of {plan.hung[0]} standing still and the end"
     for owner, moment in outcome.dead.items():
@@ -293,7 +295,6 @@ REFUSED = (
     "job job is complete",
     "knows no job job to resume",
     "is closed",
-    "has another value of 'cuts'",
 )
 """What a resumption may be refused with: the lost job had not come so far, or had ended."""
 

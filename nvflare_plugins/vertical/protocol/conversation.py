@@ -71,6 +71,7 @@ class FlowControl:
         message_bytes: longest message that may come.
         patience_s: longest silence of a site that is alive; shorter than the deadline of an exchange.
         linger_s: so long an answer waits for those that come after it.
+        idle_s: so long the asking site's work may ask nothing while nothing is unanswered; else it is taken to hang.
     """
 
     frame_bytes: int = 48 * MIB
@@ -79,6 +80,7 @@ class FlowControl:
     message_bytes: int = 64 * MIB
     patience_s: float = 20.0
     linger_s: float = 0.25
+    idle_s: float = 3600.0
 
     @classmethod
     def within(cls, deadline_s: float) -> FlowControl:
@@ -189,6 +191,7 @@ class Requester:
         self._turn = self._announced = first_turn
         self._turn_is_awaited = False
         self._ending = False
+        self._worked_at = time.monotonic()  # when the work asked or took anything, or an answer came
         self._error: VeilBoostError | None = None
         self._timer = timer
         self._thread = threading.Thread(target=self._run, name="veilboost_asking", daemon=True)
@@ -206,6 +209,7 @@ class Requester:
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._queued() < self._pace.queue_bytes)
             self._require_open()
+            self._worked_at = time.monotonic()
             self._lines[rank].outbox.put(question)
             self._open[rank].append(asked)
             self._changed.notify_all()
@@ -235,12 +239,14 @@ class Requester:
             self._changed.wait_for(lambda: self._error or self._announced >= self._turn)
             self._turn_is_awaited = False
             self._require_open()
+            self._worked_at = time.monotonic()
             self._turn = number
             self._changed.notify_all()
 
     def release(self, n_bytes: int) -> None:
         """Note that the answers' owner has taken so many bytes."""
         with self._changed:
+            self._worked_at = time.monotonic()
             self._held -= n_bytes
             self._changed.notify_all()
 
@@ -281,11 +287,22 @@ class Requester:
         except Exception as error:  # the edge of a thread: whoever waits must hear of it
             self._fail(_ended_by(error))
 
+    def _check_work(self) -> None:
+        """End the conversation if the work that asks stands still. Raises: JobAborted."""
+        idle_s = time.monotonic() - self._worked_at
+        if idle_s <= self._pace.idle_s or self._ending or any(self._open.values()):
+            return
+        who = self._channel.sites[self._channel.rank]
+        reason = f"the work of {who} has asked nothing for {idle_s:.0f} s: it hangs, or deadline_s is too short for it"
+        self._interrupt(reason)  # ends the work as well
+        raise JobAborted(reason)
+
     def _step(self) -> Flag:
         with self._changed:
             self._changed.wait_for(self._has_work, self._pace.patience_s)
             if self._error is not None:
                 raise self._error
+            self._check_work()
             turn = min(self._announced + 1, self._turn)  # each turn has a step of its own
             flag = self._flag(turn)
             limit = self._pace.part_bytes(self._channel.world)
@@ -326,6 +343,7 @@ class Requester:
                 if not self._open[rank]:
                     raise ProtocolError(f"{self._channel.sites[rank]} answered a question that nobody asked")
                 asked = self._open[rank].popleft()
+                self._worked_at = time.monotonic()
                 self._collects = self._collects and any(self._open.values())
                 self._held += len(answer)
             asked.take(answer)

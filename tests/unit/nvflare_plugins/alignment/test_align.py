@@ -27,6 +27,7 @@ from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import unpack
 from tests.support.alignment import encode, party_names, run_parties
+from tests.support.federation import SiteDied, dies_at
 from tests.support.memories import memory_in, told
 
 NAMES = party_names(3)
@@ -188,6 +189,32 @@ def test_an_alignment_counts_before_its_first_id_leaves(tmp_path, monkeypatch):
     run(tmp_path, [{"train": one} for one in sets(2)])
     assert heard and all(sent == [(2,)] for sent in heard)
     assert told(memory_in(tmp_path / "party-a", "party-a"), "SELECT is_sent FROM alignments") == [(1,)], "has a result"
+
+
+@pytest.mark.parametrize("hook", ["tamper", "tamper_reply"])
+@pytest.mark.parametrize("nth", [3, 4])
+def test_a_party_that_is_lost_at_the_end_leaves_nobody_without_a_way_on(tmp_path, hook, nth):
+    """All may align again, or all keep what the refusal tells them to use."""
+    ids, kept = [{"train": one} for one in sets(3)], {}
+
+    def take_part(channel, session, policy):
+        own = {name: encode(of_set) for name, of_set in ids[channel.rank].items()}
+        with align(channel, session, own, policy) as found:
+            kept[channel.job_id, channel.rank] = found["train"]
+        return found
+
+    outcomes = run_parties(tmp_path, 3, take_part, job_id="lost", **{hook: {"party-b": dies_at(Kind.AGREEMENT, nth)}})
+    assert isinstance(outcomes[1], SiteDied)
+    if (nth, hook) == (4, "tamper"):
+        assert all("submit the job again" in str(outcomes[rank]) for rank in (0, 2))
+    again = run_parties(tmp_path, 3, take_part, job_id="again")
+    if any(isinstance(outcome, Exception) for outcome in again):
+        assert (nth, hook) == (4, "tamper_reply"), again
+        refused(again, "use the alignment of that job (alignment='lost')")
+        held = [kept["lost", rank] for rank in range(3)]
+        assert run_parties(tmp_path, 3, lambda c, s, p: confirm(c, s, [held[c.rank]]), job_id="use") == [None] * 3
+    else:
+        assert len({found["train"].proof for found in again}) == 1
 
 
 def test_ids_that_are_not_different_are_a_callers_mistake(tmp_path):

@@ -64,11 +64,30 @@ def test_a_process_of_a_job_that_does_not_wait_is_not_started_again(tmp_path):
     assert len(processes) == 1
 
 
-@pytest.mark.parametrize("note", [b"", b"[]", b"{}", b'{"waits_s": "1"}', b"\xff", b"[" * 9999])
+WORDS = ["NaN", "-Infinity", "-1", "true", '"1"', "null"]
+
+
+@pytest.mark.parametrize(
+    "note", [b"", b"[]", b"{}", b"\xff", b"[" * 9999, *(b'{"waits_s": %s}' % w.encode() for w in WORDS)]
+)
 def test_a_note_that_is_none_starts_nothing(tmp_path, note):
     job, processes = kept(tmp_path, lambda: (tmp_path / NOTE).write_bytes(note))
     job.wait()
     assert len(processes) == 1
+
+
+@pytest.mark.parametrize("seconds", ["Infinity", "1e300", "9" * 4000])
+def test_no_note_starts_a_process_again_for_ever(tmp_path, seconds):
+    (tmp_path / NOTE).write_text(f'{{"waits_s": {seconds}}}')
+    now = iter([0.0, 7 * 86400.0 + 1])
+    launched = []
+
+    def launch() -> Process:
+        launched.append(Process(lambda: None))
+        return launched[-1]
+
+    KeptJob(launch, tmp_path, pause_s=0.0, clock=lambda: next(now)).wait()
+    assert len(launched) == 2 and not is_noted(tmp_path)
 
 
 def test_what_flare_ends_stays_ended(tmp_path):

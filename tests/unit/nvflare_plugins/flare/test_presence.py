@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+from nvflare.apis.client import Client
 from nvflare.apis.fl_constant import CellMessageAuthHeaderKey
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 
+from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.presence import TOPIC_READY, Presence, Ready
 from nvflare_plugins.flare.timeouts import READY_FRESH_S
 from nvflare_plugins.flare.transport import CHANNEL
 from tests.support.flare_network import FakeCell, Network
 
 CELLS = {"site-1": "site-1.job", "site-2": "site-2.job"}
-TOKEN = "a token"
+TOKEN, KNOWN = "a token", "the token that FLARE gave first"
 OLD, NEW, ATTEMPT = b"a" * 32, b"b" * 32, "c" * 32
 
 
@@ -24,7 +28,8 @@ class Server:
         self.now = 0.0
         self.tokens: list[tuple[str, str]] = []
         cell = FakeCell(Network(), "server.job")
-        self.presence = Presence(cell, CELLS, lambda *token: self.tokens.append(token), lambda: self.now)
+        known = dict.fromkeys(CELLS, KNOWN)
+        self.presence = Presence(cell, CELLS, known, lambda *token: self.tokens.append(token), lambda: self.now)
         self._callback = cell.callbacks[CHANNEL, TOPIC_READY]
 
     def hears(self, site: str, payload: object, token: str | None = None, client: str | None = None) -> None:
@@ -89,8 +94,40 @@ def test_only_a_site_itself_says_that_it_is_there(server):
     server.hears("site-1", OLD, TOKEN, "site-2")
     server.hears("site-9.job", OLD, TOKEN, "site-1")
     assert server.presence.absent() == ["site-1", "site-2"] and not server.tokens
+    server.now = READY_FRESH_S + 1
     server.hears("site-1", OLD, TOKEN)
     assert server.tokens == [("site-1", TOKEN)]
+
+
+def test_no_other_token_drives_out_a_site_that_is_there(server):
+    """An earlier token of a site, whose signature is good for ever, in the hands of somebody else."""
+    server.presence.begin(ATTEMPT)
+    for _ in range(4):
+        server.hears("site-1", OLD + b" " + ATTEMPT.encode(), KNOWN)
+        server.hears("site-1", NEW, TOKEN)
+        server.now += READY_FRESH_S / 2
+    assert not server.tokens and not server.presence.replaced() and "site-1" in server.presence.absent()
+    server.now += READY_FRESH_S
+    server.hears("site-1", NEW, TOKEN)
+    assert server.tokens == [("site-1", TOKEN)] and server.presence.replaced() == ["site-1"]
+    server.hears("site-1", OLD, KNOWN)  # a process that was stopped and wakes up finds its place taken
+    assert server.tokens == [("site-1", TOKEN)] and server.presence.replaced() == ["site-1"]
+
+
+def test_flares_process_of_the_job_takes_over_a_token_of_a_site_that_it_knows():
+    site, other = Client("site-1", KNOWN), Client("site-2", "another")
+    site.set_prop("fqcn", "relay.site-1")
+    manager = SimpleNamespace(
+        lock=threading.Lock(), clients={KNOWN: site, "another": other}, name_to_clients={"site-1": site}
+    )
+    controller = JobController({}, kind="horizontal")
+    controller._engine = SimpleNamespace(client_manager=manager)
+    for name in ("site-1", "site-1", "site-9"):
+        controller._take_token(name, TOKEN)
+    assert list(manager.clients) == ["another", TOKEN] and manager.clients["another"] is other
+    taken = manager.clients[TOKEN]
+    assert (taken.name, taken.token, taken.get_prop("fqcn")) == ("site-1", TOKEN, "relay.site-1")
+    assert manager.name_to_clients == {"site-1": taken}
 
 
 def test_a_site_says_what_it_does():

@@ -285,6 +285,42 @@ def test_a_slow_site_is_waited_for_beyond_the_deadline_of_an_exchange():
     assert converse([lead, answering(answer, pace=quick)]) == [b"slow", None]
 
 
+def test_work_that_hangs_keeps_the_others_waiting_no_longer_than_it_may():
+    """The thread of the conversation goes on, whatever becomes of the work that asks."""
+    impatient = dataclasses.replace(PACE, patience_s=0.05, idle_s=0.4)
+
+    def lead(site: Site):
+        with asking(site, pace=impatient) as talk:
+            talk.ask(1, b"a").result(PATIENCE_S)
+            talk._thread.join(PATIENCE_S)  # as work that hangs does until the site's watch ends it
+            talk.ask(1, b"b")
+
+    results = converse([lead, answering(shout, pace=impatient), answering(shout)])
+    assert all(isinstance(r, JobAborted) and "the work of site-1 has asked nothing for" in str(r) for r in results)
+
+
+def test_work_that_waits_or_asks_does_not_hang():
+    quiet = dataclasses.replace(PACE, patience_s=PATIENCE_S)  # its own thread does not look meanwhile
+
+    def lead(site: Site):
+        talk = asking(site, pace=quiet)
+        with talk:
+            long_ago = time.monotonic() - 2 * PACE.idle_s
+            talk._worked_at = long_ago
+            asked = talk.ask(1, b"a")
+            talk._worked_at = long_ago
+            talk._check_work()  # its answer is waited for
+            asked.result(PATIENCE_S)
+            talk._check_work()
+            talk._worked_at = long_ago
+            talk.turn(1)
+            talk._check_work()
+        talk._worked_at = long_ago
+        talk._check_work()  # it has ended
+
+    assert converse([lead, answering(shout)]) == [None, None]
+
+
 def test_whoever_does_not_answer_in_time_is_a_timeout_and_ends_all():
     release = threading.Event()
 
