@@ -109,7 +109,8 @@ class PairFormat:
         values = np.asarray(values, dtype=np.float64)
         if values.size and not (low <= values.min() and values.max() <= high):  # NaN fails the comparison
             raise CapacityExceeded("a gradient is not finite or outside the bounds of the number format")
-        result: NDArray[np.int64] = np.rint(np.ldexp(values, self.fraction_bits)).astype(np.int64)
+        scaled = values * 2.0**self.fraction_bits  # a power of two: exact
+        result: NDArray[np.int64] = np.rint(scaled, out=scaled).astype(np.int64)
         return result
 
     def encode_pairs(

@@ -38,6 +38,20 @@ class Points(Protocol):
     def __len__(self) -> int: ...
 
 
+class PointColumn(Protocol):
+    """Takes so many points in, batch by batch, into memory set aside once: joining batches holds all points twice."""
+
+    def append(self, points: Points) -> None:
+        """Take the next points, which ``from_affine`` or ``from_ristretto`` made.
+
+        Raises:
+            ValueError: more than there is room for. A backend may refuse what some operation made.
+        """
+
+    def whole(self) -> Points:
+        """Return all points, in order. Raises: ValueError before the last has come."""
+
+
 class FixedBase(Protocol):
     """A table of multiples of one point."""
 
@@ -88,6 +102,9 @@ class Curve(Protocol):
 
     def concat(self, parts: list[Points]) -> Points:
         """Join batches in order."""
+
+    def column(self, n: int) -> PointColumn:
+        """Set memory aside for ``n`` points that come in batches."""
 
     def add(self, a: Points, b: Points) -> Points:
         """Add point by point; complete, so that ``a`` may equal ``b``. Raises: ValueError if the lengths differ."""

@@ -146,6 +146,10 @@ class NativeCurve:
         out = _empty(sum(map(len, rows)), rows[0].shape[1])
         return self._points(np.concatenate(rows, out=out))
 
+    def column(self, n: int) -> NativeColumn:
+        """Set memory aside for ``n`` points that come in batches."""
+        return NativeColumn(self.name, n)
+
     def add(self, a: NativePoints, b: NativePoints) -> NativePoints:
         """Add point by point; ``a`` may be ``b``. Raises: ValueError if the lengths differ."""
         check_lengths(a, b)
@@ -307,6 +311,28 @@ class NativeCurve:
         if points.variant != self.name:
             raise ValueError("these points belong to another variant")
         return points.rows
+
+
+class NativeColumn:
+    """Affine points that come in batches."""
+
+    def __init__(self, variant: str, n: int) -> None:
+        self._points = NativePoints(_empty(n, _AFFINE_WORDS), variant)
+        self._taken = 0
+
+    def append(self, points: NativePoints) -> None:
+        """Take the next points. Raises: ValueError for too many of them, or others than were read."""
+        end = self._taken + len(points)
+        if end > len(self._points) or points.rows.shape[1] != _AFFINE_WORDS or points.variant != self._points.variant:
+            raise ValueError("a column takes points as they were read, and no more than it has room for")
+        self._points.rows[self._taken : end] = points.rows
+        self._taken = end
+
+    def whole(self) -> NativePoints:
+        """Return all points. Raises: ValueError before the last has come."""
+        if self._taken != len(self._points):
+            raise ValueError("a column lacks points")
+        return self._points
 
 
 class NativeFixedBase:

@@ -36,6 +36,25 @@ _SQRT_M1 = pow(2, (_P - 1) // 4, _P)
 _NEUTRAL: Point = (0, 1, 1, 0)
 
 
+class ReferenceColumn:
+    """Points that come in batches."""
+
+    def __init__(self, n: int) -> None:
+        self._n, self._points = n, PointBatch()
+
+    def append(self, points: PointBatch) -> None:
+        """Take the next points. Raises: ValueError for too many of them."""
+        if len(self._points) + len(points) > self._n:
+            raise ValueError("a column takes no more points than it has room for")
+        self._points += points
+
+    def whole(self) -> PointBatch:
+        """Return all points. Raises: ValueError before the last has come."""
+        if len(self._points) != self._n:
+            raise ValueError("a column lacks points")
+        return self._points
+
+
 class ReferenceFixedBase:
     """Multiples of one point by double and add."""
 
@@ -94,6 +113,10 @@ class ReferenceCurve:
     def concat(self, parts: list[PointBatch]) -> PointBatch:
         """Join batches in order."""
         return [point for part in parts for point in part]
+
+    def column(self, n: int) -> ReferenceColumn:
+        """Take ``n`` points in batch by batch."""
+        return ReferenceColumn(n)
 
     def add(self, a: PointBatch, b: PointBatch) -> PointBatch:
         """Add point by point. Raises: ValueError if the lengths differ."""

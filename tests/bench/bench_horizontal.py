@@ -20,11 +20,14 @@ and evaluation. What the last line of the output holds, one JSON object:
     ms_per_collective      ours and NVFlare's: one 16-byte sum over FLARE, from the call of the last site's XGBoost to
                            its answer
     federboost_200_trees_s 200 trees of depth 4 on 8,192 x 11, three sites, masks, through FLARE; training only
+    epsilon_20th           the figures down to bytes_per_round once more, on 20,000 rows of 2,000 features, a twentieth
+                           of the set Epsilon: 16 MB of sums a node
+    added_share            in there: the part of a profile's round that is not plain's, in wall-clock seconds
 
 The first seven come from processes that take turns round by round (horizontal_lanes.py), those through FLARE from
 jobs run in alternation (horizontal_flare.py). Progress and a table with CPU seconds go to stderr.
 
-Run: make bench-horizontal, or python -m tests.bench.bench_horizontal [--quick] [--only lanes flare federboost]
+Run: make bench-horizontal, or python -m tests.bench.bench_horizontal [--quick] [--only lanes epsilon flare federboost]
 """
 
 from __future__ import annotations
@@ -36,11 +39,13 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import xgboost as xgb
 
 from tests.bench.horizontal_data import (
     CREDIT_CARD,
+    EPSILON_20TH,
     EVALUATION,
     FEDERBOOST,
     TRAINING,
@@ -64,7 +69,7 @@ from tests.bench.horizontal_lanes import (
 from tests.support.federation import leaf_difference
 
 PROFILES = ("plain", "masks", UNTAGGED, "bfv", "ckks")
-PARTS = ("lanes", "flare", "federboost")
+PARTS = ("lanes", "epsilon", "flare", "federboost")
 SITES = ("site-1", "site-2", "site-3")
 PARAMS = {"objective": "binary:logistic", "max_depth": 5, "max_bin": 256, "nthread": 1}
 FEDERBOOST_PARAMS = {"objective": "binary:logistic", "max_depth": 4, "max_bin": 256, "nthread": 1}
@@ -89,6 +94,10 @@ def main() -> None:
     try:
         if "lanes" in options.only:
             results |= bench_lanes(folder / "lanes", options.rounds or (4 if options.quick else 16), options.profiles)
+        if "epsilon" in options.only:
+            n_rounds = options.rounds or (3 if options.quick else 5)
+            wide = bench_lanes(folder / "epsilon", n_rounds, options.profiles, EPSILON_20TH)
+            results["epsilon_20th"] = wide | {"added_share": _added_share(wide)}
         if "flare" in options.only:
             rounds, repeats = (4, 1) if options.quick else (16, 2)
             results |= bench_flare(folder / "flare", options.rounds or rounds, options.repeats or repeats)
@@ -176,6 +185,13 @@ def _lane_figures(task: Task, lanes: dict[str, Lane], models: dict[str, list[byt
         figures["masks_over_untagged"] = _rounded(with_tags / without)
     figures["bytes_per_round"] = {profile: _bytes_per_round(task, profile) for profile in profiles}
     return figures
+
+
+def _added_share(figures: dict[str, Any]) -> dict[str, float]:
+    """Return what a profile adds to plain, as a part of its rounds."""
+    plain, ending = figures.get("plain_s_per_round", 0.0), "_added_s"
+    added = {name.removesuffix(ending): value for name, value in figures.items() if name.endswith(ending)}
+    return {name: _rounded(value / (plain + value)) for name, value in added.items()}
 
 
 def _added_cpu_s(lanes: dict[str, Lane], name: str) -> float:

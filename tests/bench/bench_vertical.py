@@ -53,6 +53,7 @@ SHAPES = {
     "balanced": (TableShape(227_845, 28, 0.5), (10, 18)),
     "quick": (TableShape(20_000, 28, 0.01), (10, 18)),
     "higgs_half": (TableShape(5_500_000, 28, 0.5), (10, 18)),  # with ``--rounds 2 --only elgamal``
+    "higgs": (TableShape(11_000_000, 28, 0.5), (10, 18)),  # likewise, on a machine of 24 GB
     "higgs_20th": (TableShape(550_000, 28, 0.5), (14, 14)),
     "fate": (TableShape(100_000, 330, 0.5), (30, 300)),
     "epsilon_20th": (TableShape(20_000, 2_000, 0.5), (1_000, 1_000)),

@@ -30,6 +30,7 @@ class TableShape:
 
 
 CREDIT_CARD = TableShape(227_845, 28, 0.0017)
+EPSILON_20TH = TableShape(20_000, 2_000, 0.5)
 FEDERBOOST = TableShape(8_192, 11, 0.5)
 
 

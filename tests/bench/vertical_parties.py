@@ -6,6 +6,7 @@ wrapping functions of the program from here; the program itself is not changed.
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import resource
 import tempfile
@@ -16,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 _DEADLINE_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Workload:
     """A joined table and how it is divided. Shapes: features: float32[n, sum(widths)]; label: float32[n]."""
 
@@ -67,7 +67,7 @@ class Workload:
         return np.ascontiguousarray(self.features[:, start : start + self.widths[party]])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class PartyFigures:
     """What a party used for all trees, without what it does once. Units: CPU seconds, MB.
 
@@ -81,7 +81,7 @@ class PartyFigures:
     spans: list[tuple[str, float, float]]
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class VerticalRun:
     """A finished training."""
 
@@ -154,7 +154,8 @@ def run_vertical(workload: Workload, scheme: str, size: int, guarded: bool = Fal
         pipes.append(mine)
         processes.append(process)
     mine, theirs = _SPAWN.Pipe()
-    arguments = (theirs, pipes, workload, scheme, size, guarded)
+    own = dataclasses.replace(workload, features=workload.part(0))  # the others' columns stay out of its memory
+    arguments = (theirs, pipes, own, scheme, size, guarded)
     active = _SPAWN.Process(target=_active_process, args=arguments)
     active.start()
     theirs.close()
@@ -217,8 +218,7 @@ def _passive_process(
     encrypted_scheme.pack_and_hide = clock.timed("pack", encrypted_scheme.pack_and_hide)
     encrypted_scheme.decode_ciphertexts = clock.timed("receive", encrypted_scheme.decode_ciphertexts)
     elgamal_scheme.sum_bins = clock.timed("histogram", elgamal_scheme.sum_bins)
-    ElGamalHistogramMaker._joined = clock.timed("receive", ElGamalHistogramMaker._joined)
-    elgamal_scheme.decode_points = clock.timed("receive", elgamal_scheme.decode_points)
+    ElGamalHistogramMaker.add_gradients = clock.timed("receive", ElGamalHistogramMaker.add_gradients)
     elgamal_scheme.plan_level = clock.timed("histogram", elgamal_scheme.plan_level)
     ElGamalHistogramMaker._hidden = clock.timed("hide", ElGamalHistogramMaker._hidden)
 
@@ -293,9 +293,9 @@ def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, size: i
             pipe.send_bytes(to_bytes(owner.setup()))
     introductions = [(f"party-{i + 1}", link.call("schema"), link) for i, link in enumerate(links)]
     parties = place_parties(workload.widths[0], introductions)
-    names = [f"f{i}" for i in range(workload.features.shape[1])]
+    names = [f"f{i}" for i in range(sum(workload.widths))]
     params = check_vertical_parameters(workload.params, names)
-    own = LabelledSet("train", workload.part(0), workload.label)
+    own = LabelledSet("train", workload.features, workload.label)
     settings = VerticalSettings(workload.num_rounds, guarded=guarded, deadline_s=_DEADLINE_S)
     setup_s = time.perf_counter() - setup_started
     ends: list[float] = []

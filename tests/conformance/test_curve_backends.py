@@ -132,6 +132,20 @@ def test_keys_of_points(curve: Curve) -> None:
         assert odd.tolist() == (rows[:, 0] & 1).tolist()
 
 
+def test_a_column_takes_batches_in_order_and_exactly_so_many_points(curve: Curve) -> None:
+    rows = sample_rows()
+    column = curve.column(len(rows))
+    for part in (rows[:0], rows[:3], rows[3:-1]):
+        column.append(curve.from_affine(part))
+    with pytest.raises(ValueError, match="lacks"):
+        column.whole()
+    with pytest.raises(ValueError, match="room"):
+        column.append(curve.from_affine(rows[:2]))
+    column.append(curve.from_affine(rows[-1:]))
+    assert np.array_equal(curve.to_affine(column.whole()), rows)
+    assert len(curve.column(0).whole()) == 0
+
+
 def test_take_and_concat(curve: Curve) -> None:
     rows = sample_rows()
     index = np.array([3, 0, 0, len(rows) - 1], dtype=np.int64)

@@ -17,18 +17,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def leaf_purity(leaf_of_row: NDArray[np.int32], label: NDArray[np.float32]) -> float:
-    """Return the mean purity of a tree's leaves, weighted by rows: the part of rows in their leaf's largest class.
+class LeafPurity:
+    """Measures the trees of one training.
 
-    Shapes:  leaf_of_row: int32[n_rows]; label: float32[n_rows], one distinct value for each class.
-    Privacy: computed where the labels are; a single number, for the active party's own report.
+    Privacy: computed where the labels are; a single number a tree, for the active party's own report.
     """
-    if not label.size:
-        raise ValueError("leaf purity needs rows")
-    classes, class_of_row = np.unique(label, return_inverse=True)
-    n_leaves = int(leaf_of_row.max()) + 1
-    counts = np.bincount(leaf_of_row * classes.size + class_of_row, minlength=n_leaves * classes.size)
-    return float(counts.reshape(n_leaves, classes.size).max(axis=1).sum() / label.size)
+
+    def __init__(self, label: NDArray[np.float32]) -> None:
+        """Args: label: one distinct value for each class. Shapes: float32[n_rows]."""
+        if not label.size:
+            raise ValueError("leaf purity needs rows")
+        classes, class_of_row = np.unique(label, return_inverse=True)
+        self._n_classes, self._class_of_row = classes.size, class_of_row.astype(np.int32)
+
+    def of(self, leaf_of_row: NDArray[np.int32]) -> float:
+        """Return the mean purity of a tree's leaves, weighted by rows: the part of rows in their leaf's largest class.
+
+        Shapes: leaf_of_row: int32[n_rows].
+        """
+        n_leaves = int(leaf_of_row.max()) + 1
+        cells = leaf_of_row.astype(np.int64) * self._n_classes + self._class_of_row
+        counts = np.bincount(cells, minlength=n_leaves * self._n_classes)
+        return float(counts.reshape(n_leaves, self._n_classes).max(axis=1).sum() / leaf_of_row.size)
 
 
 @dataclass(frozen=True, slots=True)

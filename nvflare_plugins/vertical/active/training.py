@@ -14,7 +14,7 @@ from xgboost.core import DataSplitMode
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.vertical.active.engine import WORLD, ActiveEngine, EngineSettings
 from nvflare_plugins.vertical.active.gradient_scale import GradientScale
-from nvflare_plugins.vertical.active.leaf_purity import leaf_purity
+from nvflare_plugins.vertical.active.leaf_purity import LeafPurity
 from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
 from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
 from nvflare_plugins.vertical.model.model import mask_columns, structures
@@ -141,10 +141,11 @@ def train_vertical(
     largest_weight = 1.0 if weights is None else float(weights.max(initial=0.0)) or 1.0
     scale = GradientScale(params.objective, sets[0].label, largest_weight, owner.pair_format)
     purities: list[float] = []
+    purity = None if params.objective.task is Task.REGRESSION else LeafPurity(sets[0].label)
 
     def note_purity(leaf_of_row: NDArray[np.int32]) -> None:
-        if params.objective.task is not Task.REGRESSION:
-            purities.append(leaf_purity(leaf_of_row, sets[0].label))
+        if purity is not None:
+            purities.append(purity.of(leaf_of_row))
 
     own_sets = [s.features for s in sets]
     engine = ActiveEngine(engine_settings, parties, own_sets, owner, scale, continued, note_purity, timer)

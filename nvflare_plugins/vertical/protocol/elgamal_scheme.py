@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.curve.interface import Curve, Points
+from he_processors.curve.interface import Curve, PointColumn, Points
 from he_processors.curve.registry import AUTO, BACKEND_NAMES, open_curve
 from he_processors.elgamal.bin_sums import CELL_COST, Hider, sum_bins
 from he_processors.elgamal.decryption import ElGamalDecryptor
@@ -110,29 +110,30 @@ class ElGamalHistogramMaker:
         self._hider = Hider(public_key, curve)
         self._stock = MaskStock(self._hider, _MOST_MASKS, _MASKS_AT_ONCE)
         self._n_rows = self._n_blocks = 0
-        self._parts: list[list[Points]] = []  # by column, the blocks of this tree
+        self._columns: list[PointColumn] = []  # of this tree
         self._pairs: PointColumns | None = None
 
     def begin_tree(self, n_rows: int) -> None:
         """Forget the points of the tree before."""
+        self._columns = []  # before the next ones need their memory
         self._n_rows, self._n_blocks, self._pairs = n_rows, 0, None
         self._stock.begin_tree()
-        self._parts = [[] for _ in range(1 + self._digits.n_messages)]
+        self._columns = [self._curve.column(n_rows) for _ in range(1 + self._digits.n_messages)]
 
     def add_gradients(self, gradients: bytes) -> None:
         """Check and take the next block of rows."""
         header = PointHeader(self._public_key, Content.PAIRS, self._digits, rows_due(self._n_rows, self._n_blocks))
         with self._timer("receive"):
             block = decode_points(gradients, header, self._curve)
-        for parts, column in zip(self._parts, block.columns, strict=True):
-            parts.append(column)
+            for column, points in zip(self._columns, block.columns, strict=True):
+                column.append(points)
         self._n_blocks += 1
 
     def sum_bins(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:
         """Add rows into bins, and hide every bin; one column after the other, so that one is in memory as points."""
         if self._pairs is None:
             require_all_rows(self._n_rows, self._n_blocks)
-            self._pairs = self._joined()
+            self._pairs = PointColumns(tuple(column.whole() for column in self._columns))
         with self._timer("histogram"):
             plan = plan_level(codes, layout, node_rows, cell_cost=CELL_COST)
         self._stock.use(plan.n_slots)
@@ -145,14 +146,6 @@ class ElGamalHistogramMaker:
                 hidden.append(self._hidden(number, bins, masks))
         header = PointHeader(self._public_key, Content.BINS, self._digits, plan.n_slots)
         return join_message(header, hidden)
-
-    def _joined(self) -> PointColumns:
-        """Join the blocks of each column, and let go of them: two copies of one column at a time, not of all."""
-        columns = []
-        for parts in self._parts:
-            columns.append(self._curve.concat(parts))
-            parts.clear()
-        return PointColumns(tuple(columns))
 
     def prepare(self, is_last: bool) -> bool:
         """Make some masks ahead."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.vertical.active.leaf_purity import leaf_purity, purity_report
+from nvflare_plugins.vertical.active.leaf_purity import LeafPurity, purity_report
 from tests.support.vertical_federation import Joined, central, federate
 
 
@@ -14,11 +14,11 @@ def test_known_leaves():
     # A leaf of 3 with labels 1, 1, 0 and one of 5 with labels 0, 0, 0, 0, 1: 2/3 and 4/5 pure, together 6 of 8 rows.
     leaves = np.array([3, 3, 3, 4, 4, 4, 4, 4], dtype=np.int32)
     label = np.array([1, 1, 0, 0, 0, 0, 0, 1], dtype=np.float32)
-    assert leaf_purity(leaves, label) == 6 / 8
-    assert leaf_purity(np.zeros(8, dtype=np.int32), label) == 5 / 8
-    assert leaf_purity(np.arange(3, dtype=np.int32), np.array([2, 0, 1], dtype=np.float32)) == 1.0
+    assert LeafPurity(label).of(leaves) == 6 / 8
+    assert LeafPurity(label).of(np.zeros(8, dtype=np.int32)) == 5 / 8
+    assert LeafPurity(np.array([2, 0, 1], dtype=np.float32)).of(np.arange(3, dtype=np.int32)) == 1.0
     with pytest.raises(ValueError):
-        leaf_purity(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32))
+        LeafPurity(np.empty(0, dtype=np.float32))
 
 
 def test_the_report_tells_own_rounds_from_shared_ones():
@@ -52,7 +52,7 @@ def test_a_training_reports_the_purity_of_xgboosts_own_leaves(own_rounds, parall
     # The merged model is an ordinary one; the federated party had no joined table to ask it about.
     merged = xgb.Booster(model_file=bytearray(outcome.merged()))
     leaves = merged.predict(xgb.DMatrix(features, feature_names=merged.feature_names), pred_leaf=True)
-    expected = [leaf_purity(column.astype(np.int32), label) for column in leaves.reshape(300, -1).T]
+    expected = [LeafPurity(label).of(column.astype(np.int32)) for column in leaves.reshape(300, -1).T]
     assert outcome.result.leaf_purities == expected
     if not own_rounds:
         assert np.array_equal(central(joined, params, 3).predict(xgb.DMatrix(features), pred_leaf=True), leaves)
