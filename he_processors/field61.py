@@ -15,10 +15,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-try:
-    from he_processors._native import _field  # type: ignore[attr-defined]  # built from C, where there is a compiler
-except ImportError:
-    _field = None
+from he_processors._native import extension
+
+_field = extension("_field")
 
 _log = logging.getLogger(__name__)
 

@@ -1,1 +1,31 @@
-"""C sources of the native big-number backend and, where a compiler was at hand, the extension built from them."""
+"""C sources of the native backends and, where a compiler was at hand, the extensions built from them."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from he_processors.errors import BackendUnavailable
+
+INTERFACE = 1
+"""What is asked of an extension; raised together with that of interface.h whenever a C source changes."""
+
+
+def extension(name: str) -> Any:
+    """Return an extension; None where it was not built.
+
+    Raises:
+        BackendUnavailable: it was built from other sources than those that lie here: its functions may have changed.
+    """
+    try:
+        module = importlib.import_module(f"{__name__}.{name}")
+    except ImportError:
+        return None
+    if getattr(module, "INTERFACE", None) != INTERFACE:
+        file = Path(module.__file__ or name).name
+        raise BackendUnavailable(
+            f"he_processors/_native/{file} was built from other sources than those beside it. Remedy: build it again "
+            "(`pip install -e .` in the checkout, or `make`), or delete the file to go on without it, more slowly"
+        )
+    return module

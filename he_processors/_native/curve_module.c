@@ -8,6 +8,7 @@
 #include <Python.h>
 
 #include "curve.h"
+#include "interface.h"
 
 #include <string.h>
 
@@ -492,5 +493,5 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__curve(void)
 {
     detect();
-    return PyModule_Create(&definition);
+    return with_interface(PyModule_Create(&definition));
 }

@@ -4,6 +4,7 @@
 #include <Python.h>
 
 #include "field.h"
+#include "interface.h"
 
 #include <string.h>
 
@@ -165,5 +166,5 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__field(void)
 {
     detect();
-    return PyModule_Create(&definition);
+    return with_interface(PyModule_Create(&definition));
 }

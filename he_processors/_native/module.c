@@ -5,6 +5,7 @@
 #include <Python.h>
 
 #include "bignum.h"
+#include "interface.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -419,5 +420,5 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__bignum(void)
 {
     detect();
-    return PyModule_Create(&definition);
+    return with_interface(PyModule_Create(&definition));
 }

@@ -21,6 +21,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors._native import extension
 from he_processors.bignum.native_plan import best_window, cut_segments, sliding_window
 from he_processors.bignum.reference import (
     check_exponents,
@@ -34,10 +35,7 @@ from he_processors.bignum.row_blocks import default_threads, row_blocks, run_blo
 from he_processors.bignum.rows import byte_width
 from he_processors.errors import BackendUnavailable, ProtocolError
 
-try:
-    from he_processors._native import _bignum  # type: ignore[attr-defined]  # built from C, where there is a compiler
-except ImportError:
-    _bignum = None
+_bignum = extension("_bignum")
 
 Limbs = NDArray[np.uint64] | NDArray[np.uint32]
 

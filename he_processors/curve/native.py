@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors._native import extension
 from he_processors.bignum.native_plan import cut_segments
 from he_processors.bignum.reference import check_index, check_rows, check_segments
 from he_processors.bignum.row_blocks import default_threads, row_blocks, run_blocks
@@ -33,10 +34,7 @@ from he_processors.curve.native_plan import NAF_BUCKETS, best_window, digits_of_
 from he_processors.curve.reference import check_lengths
 from he_processors.errors import BackendUnavailable, ProtocolError
 
-try:
-    from he_processors._native import _curve  # type: ignore[attr-defined]  # built from C, where there is a compiler
-except ImportError:
-    _curve = None
+_curve = extension("_curve")
 
 Rows = NDArray[np.uint64]
 
