@@ -26,6 +26,7 @@ KINDS = (
     "dpboost",
     "bagging",
     "profile",
+    "tuning",
     "federboost_vertical",
 )
 LEVELS = (
@@ -56,6 +57,18 @@ BETWEEN_KINDS = {
         "horizontal.preparation",
         "horizontal.processors",
         "horizontal.row_floors",
+    ),
+    # It runs many horizontal trainings over parts of the same rows, under one session.
+    "tuning": (
+        "horizontal.cut_agreement",
+        "horizontal.job",
+        "horizontal.matrices",
+        "horizontal.preparation",
+        "horizontal.processors",
+        "horizontal.row_floors",
+        "horizontal.row_sampling",
+        "horizontal.training",
+        "horizontal.value_bounds",
     ),
     # It makes parts of a vertical model, over aligned rows, under the vertical rules for XGBoost's parameters.
     "federboost_vertical": ("alignment", "vertical.model", "vertical.parameters"),

@@ -38,6 +38,8 @@ _NOT_SHOWN = (
     "params",
     "cut_bounds",
     "categories",
+    "trials",
+    "search",
 )  # by the report among a job's settings: too long, or shown elsewhere
 
 

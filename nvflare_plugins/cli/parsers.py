@@ -8,6 +8,7 @@ beside them.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
@@ -125,10 +126,12 @@ def _site_setup(subparsers: _Subparsers) -> None:
     parser.add_argument(
         "--consent",
         dest="consents",
-        choices=tuple(Consents.__dataclass_fields__),
+        type=_consent,
+        metavar="NAME",
         action="append",
         default=[],
-        help="agree to something that discloses more than the default",
+        help="agree to something that discloses more than the default: "
+        f"{', '.join(Consents.__dataclass_fields__)}; tuning with a number, such as tuning=5000",
     )
     parser.add_argument(
         "--data-protection",
@@ -199,6 +202,17 @@ _BUDGET_VALUES: dict[str, Callable[[str], float]] = {
     "rows_per_person": int,
     "own_persons": {"true": True, "false": False}.__getitem__,
 }
+
+
+def _consent(text: str) -> str:
+    name, separator, number = text.partition("=")
+    known = {one.name: one.default for one in dataclasses.fields(Consents)}
+    if name not in known:
+        raise argparse.ArgumentTypeError(f"choose one of {', '.join(known)}")
+    has_number = not isinstance(known[name], bool)
+    if has_number != bool(separator) or (has_number and not number.isdecimal()):
+        raise argparse.ArgumentTypeError(f"give {name}=NUMBER" if has_number else f"give {name} without a value")
+    return text
 
 
 def _budget(text: str) -> tuple[str, dict[str, float]]:

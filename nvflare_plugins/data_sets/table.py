@@ -50,6 +50,7 @@ class Table:
         label_classes: public list of label classes, if the job gives one.
         notes: what a person at this site should know, in sentences; counts only.
         ids: the column of ids as it stands, of the same reading of the file; None unless asked for.
+        groups: the column that says which rows belong together, likewise.
     """
 
     features: NDArray[np.float32]
@@ -64,6 +65,7 @@ class Table:
     label_classes: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
     ids: pa.ChunkedArray | None = None
+    groups: pa.ChunkedArray | None = None
 
     @property
     def n_rows(self) -> int:
@@ -79,14 +81,19 @@ class Table:
         if n_left_out == 0:
             return self
         _log.warning("rows left out, %s: %d of %d", why, n_left_out, self.n_rows)
-        features = self.features[is_usable]
+        return self.part(is_usable)
+
+    def part(self, chosen: NDArray[np.bool_]) -> Table:
+        """Return some of the rows, in their order. Shapes: chosen: bool[n_rows]."""
+        features = self.features[chosen]
         return replace(
             self,
             features=features,
-            label=self.label[is_usable] if self.label_name else self.label,
-            weight=None if self.weight is None else self.weight[is_usable],
+            label=self.label[chosen] if self.label_name else self.label,
+            weight=None if self.weight is None else self.weight[chosen],
             n_missing=tuple(int(count) for count in np.isnan(features).sum(axis=0)),
-            ids=None if self.ids is None else self.ids.filter(pa.array(is_usable)),
+            ids=None if self.ids is None else self.ids.filter(pa.array(chosen)),
+            groups=None if self.groups is None else self.groups.filter(pa.array(chosen)),
         )
 
 
@@ -95,6 +102,7 @@ def load_table(
     *,
     label: str | None,
     weight: str | None = None,
+    group: str | None = None,
     features: Sequence[str] | None = None,
     categories: Mapping[str, Sequence[object]] | None = None,
     label_classes: Sequence[object] | None = None,
@@ -110,6 +118,7 @@ def load_table(
         spec: from the site's policy.
         label: name of the label column; None for a party of a vertical job without it.
         weight: name of the column of row weights.
+        group: name of the column that says which rows belong together; it is no feature.
         features: columns to train on, in this order; None takes all others in the order of the file, but for the
             column of ids.
         categories: column -> its public list of categories.
@@ -134,7 +143,8 @@ def load_table(
     classes = None if label_classes is None or label is None else _public_list(label, label_classes)
     file = TabularFile(spec, repair)
     special = [name for name in (label, weight) if name is not None]
-    names = _feature_names(file, special, features, spec)
+    groups = [] if group is None else [group]
+    names = _feature_names(file, [*special, *groups], features, spec)
     if not names and not may_lack_features:
         raise ConfigurationError(f"data set {spec.name!r} has no feature columns.")
     for name in lists:
@@ -144,7 +154,7 @@ def load_table(
     text = [name for name in (*names, *special) if name in lists or (name == label and classes is not None)]
     numeric = [name for name in (*names, *special) if name not in text]
     ids = _id_column(file, spec, special) if with_ids else []
-    columns = file.read(numeric, [*text, *ids], may_lack_rows)
+    columns = file.read(numeric, list(dict.fromkeys([*text, *ids, *groups])), may_lack_rows)
     drops_unlabelled = may_lack_rows and spec.drop_unlabelled
     loader = _ColumnLoader(file, spec, unknown_is_missing or repair, repair, drops_unlabelled, [])
     n_rows = len(next(iter(columns.values())))
@@ -167,6 +177,7 @@ def load_table(
         label_classes=classes,
         notes=tuple(loader.notes),
         ids=columns[ids[0]] if ids else None,
+        groups=columns[groups[0]] if groups else None,
     )
     return table.kept(~np.isnan(table.label), "without a label") if drops_unlabelled and table.label_name else table
 
@@ -180,14 +191,18 @@ def log_what_labels_lack(table: Table, data_set: str, is_classification: bool) -
 
 
 def column_names(
-    spec: DataSet, label: str | None, weight: str | None = None, features: Sequence[str] | None = None
+    spec: DataSet,
+    label: str | None,
+    weight: str | None = None,
+    features: Sequence[str] | None = None,
+    group: str | None = None,
 ) -> tuple[str, ...]:
     """Return the features that ``load_table`` would load; reads the header alone, so that a job can be checked first.
 
     Raises:
         ConfigurationError: as ``load_table``, for columns that the data set lacks.
     """
-    special = [name for name in (label, weight) if name is not None]
+    special = [name for name in (label, weight, group) if name is not None]
     return tuple(_feature_names(TabularFile(spec), special, features, spec))
 
 
@@ -231,7 +246,7 @@ def _refuse_lists_of_dates(listed: Sequence[str], spec: DataSet) -> None:
 
 def _feature_names(file: TabularFile, special: list[str], features: Sequence[str] | None, spec: DataSet) -> list[str]:
     if len(set(special)) != len(special):
-        raise ConfigurationError("label and weight name the same column.")
+        raise ConfigurationError("label, weight and group must be different columns.")
     present = file.column_names
     no_features = [*special, spec.id]
     names = [name for name in present if name not in no_features] if features is None else list(features)
@@ -244,7 +259,7 @@ def _feature_names(file: TabularFile, special: list[str], features: Sequence[str
                 hint = f", and only one: is {mark!r} its separator? Policy key: data_sets.{spec.name}.separator"
             raise ConfigurationError(f"data set {spec.name!r} has no column {name!r}{hint}")
     if len(set(names)) != len(names) or set(names) & set(no_features):
-        raise ConfigurationError("features name a column twice, or name the label, weight or id column.")
+        raise ConfigurationError("features name a column twice, or name the label, weight, group or id column.")
     for name in (*special, *names):
         if not is_plain_text(name) or set(name) & NOT_IN_NAMES:
             raise ConfigurationError(

@@ -27,6 +27,8 @@ from nvflare_plugins.private_trees.server import TrustedServer
 from nvflare_plugins.private_trees.site import run_private_trees_site
 from nvflare_plugins.profile.job import ProfileJob
 from nvflare_plugins.profile.site import run_profile_site
+from nvflare_plugins.tuning.job import TuningJob
+from nvflare_plugins.tuning.site import run_tuning_site
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.site import run_vertical_site
 from nvflare_plugins.vertical_inference.job import InferenceJob
@@ -110,6 +112,7 @@ _ROWS = (
         "private_trees", PrivateTreesJob, run_private_trees_site, _noise_of_trees, alias="private_trees.PrivateTrees"
     ),
     JobKind("profile", ProfileJob, run_profile_site),
+    JobKind("tuning", TuningJob, run_tuning_site),
     JobKind("vertical", VerticalJob, run_vertical_site, metrics_site=_active_party, alias="vertical.Vertical"),
     JobKind("vertical_inference", InferenceJob, run_inference, alias="inference.Inference"),
 )

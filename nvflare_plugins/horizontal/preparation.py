@@ -84,8 +84,12 @@ class Prepared:
         return json.dumps(document, sort_keys=True).encode()
 
 
-def prepare(job: HorizontalJob, context: SiteContext) -> Prepared:
+def prepare(job: HorizontalJob, context: SiteContext, group: str | None = None, with_ids: bool = False) -> Prepared:
     """Check the job against the policy and the data, at this site alone.
+
+    Args:
+        group: column that says which rows belong together, for jobs that divide them.
+        with_ids: load what names the rows, where the policy knows it.
 
     Raises:
         PolicyRefusal: the site's policy forbids the job.
@@ -105,11 +109,13 @@ def prepare(job: HorizontalJob, context: SiteContext) -> Prepared:
         "label_classes": job.label_classes,
         "unknown_is_missing": job.unknown_category_is_missing,
         "may_lack_rows": True,
+        "group": group,
+        "with_ids": with_ids and data_set.id is not None,
     }
     # Everything public first: what comes after the rows were looked at tells of them.
     chosen = choose_profile(policy, job.profile)
-    names = column_names(data_set, job.label, job.weight, job.features)
-    parameters = _check_public(job, policy, names)
+    names = column_names(data_set, job.label, job.weight, job.features, group)
+    parameters = check_public(job, policy, names)
     if CutMode(job.cuts) in (CutMode.UNIFORM, CutMode.LOGARITHMIC):
         numeric = [name for name in names if name not in (job.categories or {})]
         spaced_cuts(numeric, job.cut_bounds, parameters.max_bin, CutMode(job.cuts))  # complains of missing bounds
@@ -182,7 +188,7 @@ def _chain(runs: Path, job_id: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _check_public(job: HorizontalJob, policy: SitePolicy, features: Sequence[str]) -> TrainingParameters:
+def check_public(job: HorizontalJob, policy: SitePolicy, features: Sequence[str]) -> TrainingParameters:
     """Check the parameters, and what the policy says about them. Raises: PolicyRefusal, ConfigurationError."""
     parameters = check_parameters(job.params, features)
     check_sampling(parameters)
@@ -224,7 +230,7 @@ def _load(spec: DataSet, policy: SitePolicy, columns: Mapping[str, Any]) -> Tabl
     sent = SentRows(policy)
     if not sent.asks_for_ids(spec):
         return load_table(spec, **columns)
-    table = load_table(spec, **columns, with_ids=True)
+    table = load_table(spec, **{**columns, "with_ids": True})
     if sent.sent(usable_ids(table.ids, spec)).any():
         raise DataRefusal(f"randomised buckets of rows of data set {spec.name!r}, or of rows without an id, were sent")
     return table

@@ -87,7 +87,7 @@ def check_effective_rows(
     positive = [float(parameters.agreed.get("scale_pos_weight", 1.0)), *(1.0 for _ in tables[1:])]  # type: ignore[arg-type]
     counts, of_rows = [], []
     for table, top, factor, enough in zip(tables, largest, positive, needed, strict=True):
-        weights = _weights(table, factor)
+        weights = row_weights(table, factor)
         total = float(weights.sum()) / (top * max(1.0, factor))
         # A row of the largest weight is a site's least part: its exponent rounds it down to one half.
         counts += [int(total >= 0.5), min(math.floor(total), enough)]
@@ -114,7 +114,7 @@ def _decider(found: NDArray[np.int64], here: NDArray[np.int64], own_floor: int, 
     return Decider.DEMAND if needed > own_floor else Decider.OTHERS
 
 
-def _weights(table: Table, positive: float) -> NDArray[np.float64]:
+def row_weights(table: Table, positive: float) -> NDArray[np.float64]:
     """Return what each row counts. Shapes: float64[n_rows]. Args: positive: the factor of rows with label 1."""
     weights = np.ones(table.n_rows) if table.weight is None else table.weight.astype(np.float64)
     return weights if positive == 1 else np.where(table.label == 1, weights * positive, weights)

@@ -13,6 +13,7 @@ leaves, as it does for any weighted training.
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import numpy as np
 import xgboost as xgb
@@ -83,6 +84,13 @@ class RowDraws:
         return drawn
 
 
+class Draws(Protocol):
+    """Which rows take part in a round."""
+
+    def of_round(self, number: int) -> NDArray[np.bool_]:
+        """Return which rows take part in a round. Shapes: bool[n_rows]."""
+
+
 class SampledWeights:
     """The weights of the training matrix: the drawn rows' while XGBoost computes gradients, else the true ones."""
 
@@ -90,7 +98,7 @@ class SampledWeights:
         self,
         matrix: xgb.DMatrix,
         weight: NDArray[np.float32] | None,
-        draws: RowDraws | None,
+        draws: Draws | None,
         estimates_base_score: bool,
     ):
         """Weigh the rows of a matrix.

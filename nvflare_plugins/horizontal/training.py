@@ -215,6 +215,7 @@ class LoopSettings:
     num_rounds: int
     early_stopping_rounds: int | None = None
     first_round: int = 0
+    moments_before: int = 0  # rounds of the trainings before this one in the same attempt
 
 
 def train(
@@ -330,7 +331,7 @@ class _Loop:
         return RoundRecord(number, metrics, total, total - handled, handled - waited, waited)
 
     def _enter(self, phase: Phase, number: int) -> None:
-        moment = TrainingStep(phase, number)
+        moment = TrainingStep(phase, self._settings.moments_before + number)
         self._mediator.enter(moment)
         self._channel.moment = moment
 

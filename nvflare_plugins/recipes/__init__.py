@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nvflare_plugins.recipes.poc_env import VeilPocEnv as VeilPocEnv  # where recipes run, and none itself
     from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
     from nvflare_plugins.recipes.profile import ProfileRecipe
+    from nvflare_plugins.recipes.tuning import TuningRecipe
     from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "HorizontalXGBRecipe",
     "PrivateTreesRecipe",
     "ProfileRecipe",
+    "TuningRecipe",
     "VerticalInferenceRecipe",
     "VerticalXGBRecipe",
 ]
@@ -40,6 +42,7 @@ _MODULES = {
     "HorizontalXGBRecipe": "horizontal",
     "PrivateTreesRecipe": "private_trees",
     "ProfileRecipe": "profile",
+    "TuningRecipe": "tuning",
     "VerticalInferenceRecipe": "inference",
     "VerticalXGBRecipe": "vertical",
     "VeilPocEnv": "poc_env",

@@ -42,6 +42,7 @@ PATIENT_BOUNDS = {
 }
 PARTS, PARTS_TEST = "breast_parts", "breast_parts_test"
 CREDIT = "credit2"
+LOANS = "loans"  # rows of the same kind, without a privacy budget
 _MONTHS = range(1, 7)
 CREDIT_BOUNDS = {
     "LIMIT_BAL": [0, 1_000_000],
@@ -106,12 +107,12 @@ def invented_credit(n_rows: int = 30_000) -> pd.DataFrame:
     return frame.assign(label=(risk > 4).astype(int))
 
 
-def write_credit(frame: pd.DataFrame, folders: Sequence[Path]) -> None:
-    """Deal rows of the credit set out to sites."""
+def write_credit(frame: pd.DataFrame, folders: Sequence[Path], name: str = CREDIT) -> None:
+    """Deal rows of the credit set out to sites, as a data set of this name."""
     shuffled = frame.sample(frac=1, random_state=0)
     for folder, rows in zip(folders, np.array_split(np.arange(len(frame)), len(folders)), strict=True):
         folder.mkdir(parents=True, exist_ok=True)
-        write_private_table(folder / f"{CREDIT}.parquet", shuffled.iloc[rows])
+        write_private_table(folder / f"{name}.parquet", shuffled.iloc[rows])
 
 
 def write_all(folder: Path) -> None:
@@ -122,6 +123,7 @@ def write_all(folder: Path) -> None:
     write_patients(folder)
     write_parts(folder)
     write_credit(invented_credit(6_000), list(places.values()))
+    write_credit(invented_credit(6_000), list(places.values()), LOANS)
 
 
 def policy(folder: Path) -> dict[str, Any]:
@@ -138,6 +140,7 @@ def policy(folder: Path) -> dict[str, Any]:
         PARTS: of(f"{PARTS}.csv", id="patient", privacy=_PURE_BUDGET),
         PARTS_TEST: of(f"{PARTS_TEST}.csv", id="patient"),
         CREDIT: of(f"{CREDIT}.parquet", privacy={**_BUDGET, "own_persons": True}),
+        LOANS: of(f"{LOANS}.parquet"),
     }
     profiles = ["plain", "masks", "bfv", "ckks", "paillier", "elgamal", "dp_distributed", "dp_trusted", "dp_local"]
     consents = ("plain_profile", "exact_bins", "merge_model", "explain", "share_own_trees", "feature_profile")
@@ -145,7 +148,7 @@ def policy(folder: Path) -> dict[str, Any]:
         "data_sets": data_sets,
         "allowed_profiles": profiles,
         # The last is for the active party of FederBoost alone, whose labels nothing protects.
-        "consents": dict.fromkeys((*consents, "exact_use_of_budgeted_data"), True),
+        "consents": {**dict.fromkeys((*consents, "exact_use_of_budgeted_data"), True), "tuning": 10_000},
         "inputs": str(folder / "{site}"),
     }
 

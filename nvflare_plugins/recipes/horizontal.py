@@ -72,10 +72,10 @@ class HorizontalXGBRecipe(JobRecipe):
             **settings,
         }
         super().__init__(name, document, sites, min_clients)
-        _check_early(self.job)
+        check_early(self.job)
 
 
-def _check_early(job: HorizontalJob) -> None:
+def check_early(job: HorizontalJob) -> None:
     """Refuse parameters that every site would refuse; constraints that name columns wait for the columns."""
     params = dict(job.params)
     if job.features is None:

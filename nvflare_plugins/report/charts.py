@@ -155,6 +155,50 @@ def two_sided_bars(bars: Sequence[Bar], label_width: int = 210, text_width: int 
     return _svg(parts, height, "bars to both sides")
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One mean with its spread, drawn as a line of that length to both sides; ``name`` is what a pointer shows."""
+
+    name: str
+    x: float
+    y: float
+    spread: float = 0.0
+    colour: int = 1
+
+
+def points_chart(points: Sequence[Point], x_label: str, y_label: str, is_log: bool = False, height: int = 260) -> str:
+    """Draw points with their spreads. Args: is_log: the x axis is logarithmic; all x are above 0 then."""
+    place = math.log10 if is_log else float
+    xs = [place(point.x) for point in points]
+    ys = [y for point in points for y in (point.y - point.spread, point.y + point.spread)]
+    y_ticks, room = ticks(min(ys), max(ys)), 0.04 * (max(xs) - min(xs)) or 0.5
+    scale = _Scale(min(xs) - room, max(xs) + room, y_ticks[0], y_ticks[-1], height)
+    parts = [*_frame(scale, [], y_ticks, x_label, y_label)]
+    bottom = height - _BOTTOM
+    values = _decades(points) if is_log else [x for x in ticks(min(xs), max(xs), 9) if min(xs) <= x <= max(xs)]
+    for value in values:
+        at = scale.x(place(value))
+        parts.append(f'<text x="{at:.1f}" y="{bottom + 17}" text-anchor="middle" class="tick">{number(value)}</text>')
+    for point, x in zip(points, xs, strict=True):
+        at, low, high = scale.x(x), scale.y(point.y - point.spread), scale.y(point.y + point.spread)
+        colour = f"var(--c{point.colour})"
+        parts.append(
+            f"<g><title>{markup(point.name)}</title>"
+            f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="{colour}" stroke-width="1.5"/>'
+            f'<circle cx="{at:.1f}" cy="{scale.y(point.y):.1f}" r="4" fill="{colour}"/></g>'
+        )
+    return _svg(parts, height, f"{y_label} by {x_label}")
+
+
+def _decades(points: Sequence[Point]) -> list[float]:
+    """Return round numbers on a logarithmic axis; the ends where no round number lies between them."""
+    low, high = min(point.x for point in points), max(point.x for point in points)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1,) if len(powers) > 4 else (1, 2, 5)
+    found = [factor * 10.0**power for power in powers for factor in factors]
+    return [value for value in found if low <= value <= high] or [low, high]
+
+
 def picture(chart: str, caption: str) -> str:
     """Return one chart as a file of its own, in the report's light colours, which not every viewer takes from names."""
     height = int(chart.partition(f'viewBox="0 0 {WIDTH} ')[2].partition('"')[0])

@@ -351,9 +351,11 @@ def _wanted(document: dict[str, Any], options: SetupOptions, has_heads: bool) ->
             yield f"data_protection.{key}", text
     for name in options.consents:
         consents = document.setdefault("consents", {})
-        if consents.get(name) is not True:
-            consents[name] = True
-            yield f"consents.{name}", True
+        key, _, number = name.partition("=")
+        wanted = int(number) if number else True
+        if consents.get(key) != wanted:
+            consents[key] = wanted
+            yield f"consents.{key}", wanted
 
 
 def added(before: Any, value: Any) -> Any:

@@ -9,6 +9,11 @@ import xgboost as xgb
 from nvflare_plugins.wire.catalogue import CURVE_METRICS
 
 
+def is_larger_better(metric: str) -> bool:
+    """Tell whether a larger value of a metric is a better one. Args: metric: with or without "set-" before it."""
+    return metric.rsplit("-", 1)[-1].split("@")[0] in CURVE_METRICS
+
+
 class EarlyStopping:
     """Watches the last metric of the last set, and ends training that no longer improves it.
 
@@ -41,7 +46,7 @@ class EarlyStopping:
         if self._patience is None or not metrics:
             return
         name, score = list(metrics.items())[-1]
-        maximise = name.rsplit("-", 1)[-1].split("@")[0] in CURVE_METRICS
+        maximise = is_larger_better(name)
         best = self.best_score
         if best is None or (score > best if maximise else score < best):
             self.best_round, self.best_score = number, score

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from nvflare_plugins.recipes.alignment import AlignmentRecipe
 from nvflare_plugins.recipes.bagging import BaggingXGBRecipe
 from nvflare_plugins.recipes.dpboost import DpBoostRecipe
@@ -17,6 +20,7 @@ from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
 from nvflare_plugins.recipes.job_recipe import JobRecipe
 from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
 from nvflare_plugins.recipes.profile import ProfileRecipe
+from nvflare_plugins.recipes.tuning import TuningRecipe
 from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
 from tests.golden.jobs import (
     BUDGET,
@@ -74,6 +78,17 @@ def _counted_rows(folder: Path) -> Parties:
     parties = _rows(folder)
     for site in parties.sites:
         parties.set_policy(site, consents={**parties.policy_of(site).get("consents", {}), "feature_profile": True})
+    return parties
+
+
+def _many_rows(folder: Path) -> Parties:
+    """Enough for two folds: the real rows, each four times with other small errors."""
+    frame, random = breast(4), np.random.default_rng(0)
+    features = frame.columns.drop("y")
+    parts = [frame.assign(**{n: frame[n] * random.normal(1, 0.01, len(frame)) for n in features}) for _ in range(4)]
+    parties = rows_over_sites(folder, pd.concat(parts, ignore_index=True), DATA)
+    for site in parties.sites:
+        parties.set_policy(site, consents={**parties.policy_of(site).get("consents", {}), "tuning": 100})
     return parties
 
 
@@ -143,6 +158,13 @@ CASES: dict[str, KindCase] = {
     ),
     "profile": _case(
         ProfileRecipe, _counted_rows, _LABELLED, run={"max_bin": 16}, results=("profile.json", "profile.html")
+    ),
+    "tuning": _case(
+        TuningRecipe,
+        _many_rows,
+        {**_LABELLED, "trials": [{"max_depth": 2}]},
+        run={"params": {"objective": "binary:logistic", "max_bin": 16}, "folds": 2, "num_rounds": 2},
+        results=("tuning.json", "tuning.csv", "tuning.html", "train_best.py"),
     ),
     "vertical": _case(
         VerticalXGBRecipe,

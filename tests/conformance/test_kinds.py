@@ -24,6 +24,7 @@ SITES = ("site-1", "site-2", "site-3")
 _NEEDED = {
     "bagging": dict.fromkeys(SITES, ("share_own_trees",)),
     "profile": dict.fromkeys(SITES, ("feature_profile",)),
+    "tuning": dict.fromkeys(SITES, ("tuning",)),
     "vertical": {
         "site-1": ("plain_profile",),
         "site-2": ("exact_bins", "plain_profile"),

@@ -15,6 +15,7 @@ from jobs import (
     federboost_vertical,
     horizontal,
     private_trees,
+    tuning,
     vertical,
     vertical_inference,
 )
@@ -30,7 +31,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 RECIPES = [
-    *(script.recipe() for script in (alignment, bagging, dpboost, federboost_vertical, data_profile)),
+    *(script.recipe() for script in (alignment, bagging, dpboost, federboost_vertical, data_profile, tuning)),
     *map(horizontal.recipe, horizontal.PROFILES),
     *map(private_trees.recipe, private_trees.METHODS),
     *map(vertical.recipe, vertical.VARIANTS),

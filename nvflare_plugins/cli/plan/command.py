@@ -12,7 +12,7 @@ from typing import Any
 from dp_components.errors import PrivacyError
 from he_processors.errors import BackendUnavailable, ConfigurationError
 from nvflare_plugins.attempt.job_context import Job
-from nvflare_plugins.cli.plan import bagging, horizontal, profile, spending, vertical
+from nvflare_plugins.cli.plan import bagging, horizontal, profile, spending, tuning, vertical
 from nvflare_plugins.flare.components import kind_of_controller
 from nvflare_plugins.flare.kinds import JobKind
 from nvflare_plugins.formatting import printable
@@ -28,6 +28,7 @@ PLANS: dict[str, Planner] = {
     "horizontal": horizontal.plan,
     "private_trees": spending.plan_private_trees,
     "profile": profile.plan,
+    "tuning": tuning.plan,
     "vertical": vertical.plan,
 }
 """What plans a job of each kind: (command line, job) -> text, or JSON if the command line asks for it."""

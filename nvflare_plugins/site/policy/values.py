@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from annotated_types import Ge, Le
 from pydantic import AfterValidator, Field
 
 from nvflare_plugins.declared import STRICT, Document, Flag, Words, document
@@ -31,6 +32,7 @@ PROFILES = (
 )
 DEFAULT_PROFILES = ("masks", "bfv", "paillier", "dp_distributed")
 _PRIVATE = "dp_"
+MOST_TUNING = 10_000_000
 MIN_EFFECTIVE_ROWS = 100
 FOLDERS = {
     "inputs": "inputs",
@@ -77,7 +79,7 @@ class PluginPin(Document):
 
 @document
 class Consents(Document):
-    """What a site agrees to although it discloses more than the defaults do. All are False unless set."""
+    """What a site agrees to although it discloses more than the defaults do. None is given unless set."""
 
     WHAT = "consents"
 
@@ -123,6 +125,12 @@ class Consents(Document):
     class, whether another site has so many rows there by itself and whether another one lacks its part of them. A
     training shows sums over finer bins. Data sets with a privacy budget never take part.
     """
+    tuning: Annotated[int, STRICT, Ge(0), Le(MOST_TUNING)] = 0
+    """Jobs of kind `tuning`: most trials times folds times rounds of one job; 0 allows none. Every trial trains on all
+    rows but those of one fold, for each fold: the sites learn sums over the rows of each fold, at least 1,000 of all
+    sites together, and the metrics of every model on them. The number bounds one job's work and releases, not what
+    several jobs tell. Data sets with a privacy budget never take part.
+    """
     scoring: Flag = False
     """Standing scoring as a passive party of vertical jobs. In the place of `vertical.predictions_per_row` a row has a
     lifetime cap on distinct bits (`vertical.scoring_bits_per_row`) and this site a number of rows a day; a row whose
@@ -138,7 +146,7 @@ class Consents(Document):
 
     def gives(self, name: str) -> bool:
         """Return whether a consent is given; ask only where its lack ends the job, so that what was used is known."""
-        given: bool = getattr(self, name)
+        given = bool(getattr(self, name))
         noted = _USED.get()
         if given and noted is not None:
             noted.add(name)

@@ -1,0 +1,1 @@
+"""Tuning and cross validation: many parameter sets, each trained on all folds but one, scored on that one."""

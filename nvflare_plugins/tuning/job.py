@@ -1,0 +1,183 @@
+"""What a tuning says. Where the data lie and what is allowed, each site's own policy says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge, Le, Len
+from pydantic import AfterValidator, Field
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.attempt.job_context import JobDocument
+from nvflare_plugins.checks import expect, one_of, shown
+from nvflare_plugins.declared import (
+    STRICT,
+    Entries,
+    EntriesOfColumns,
+    Flag,
+    Name,
+    Names,
+    Parameters,
+    Rounds,
+    Seconds,
+    Whole,
+    Words,
+    document,
+)
+from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.tuning.space import MOST_TRIALS, Trial, check_together, drawn, listed
+from nvflare_plugins.wire.profiles import Profile
+
+MOST_FOLDS = 10
+PROFILES = (Profile.MASKS.value, Profile.BFV.value)
+_PRIVATE = (
+    "is differentially private: every trial would be paid for from the budget. Choose masks or bfv, or take the preset "
+    "of private_trees as it is"
+)
+_VERTICAL = "is of vertical jobs, which are not tuned: choose masks or bfv, for sites that hold the same columns"
+_WHY_NOT: Mapping[str, str] = {
+    "plain": "would show the server the sums of every fold: choose masks or bfv",
+    "ckks": "lets the server together with any one site open all messages, and here these are of every fold: choose "
+    "masks or bfv",
+    "paillier": _VERTICAL,
+    "elgamal": _VERTICAL,
+    "okamoto_uchiyama": _VERTICAL,
+    "dp_distributed": _PRIVATE,
+    "dp_trusted": _PRIVATE,
+    "dp_local": _PRIVATE,
+}
+
+
+def _exact_sums(value: str) -> str:
+    if value.startswith("plugin."):
+        raise ConfigurationError(
+            f"profile={shown(value)}: a plugin says nothing of many sums over overlapping rows. Choose masks or bfv"
+        )
+    if value in _WHY_NOT:
+        raise ConfigurationError(f"profile={value} {_WHY_NOT[value]}")
+    one_of("profile", value, list(PROFILES))
+    return value
+
+
+ProfileOfTuning = Annotated[
+    str,
+    STRICT,
+    AfterValidator(_exact_sums),
+    Field(json_schema_extra={"enum": list(PROFILES)}),
+    Words(f"one of {', '.join(PROFILES)}"),
+]
+Trials = Annotated[list[Parameters], Len(1, MOST_TRIALS), Words(f"a list of 1 to {MOST_TRIALS} parameter sets")]
+Search = Annotated[dict[Name, Any], Len(1), Words("an object that gives parameters a list of values or a range")]
+
+
+@document
+class TuningJob(JobDocument):
+    """Horizontal cross validation of declared parameter sets: same columns at every site, other rows."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        "active": "vertical jobs are not tuned; train each parameter set as a job of its own",
+        "preset": "vertical jobs are not tuned: `guarded` has used up what its guards let go after a few trees",
+        "epsilon": "private methods pay for every trial from the budget",
+        "delta": "private methods pay for every trial from the budget",
+        "method": "private methods pay for every trial from the budget",
+        "weight": "rows count as one each here, so that every fold has as many as it seems; leave it out",
+        "eval_data_set": "the folds take its place; leave it out",
+        "pooled_metrics": "it counts rows by the scores of one final model; ask for it in the training that follows",
+        "initial_model": "every trial begins anew; continue a model in the training that follows",
+        "continue_from": "every trial begins anew; continue a model in the training that follows",
+        "resume_from": "nothing is kept of a trial that was broken off; submit the job again without the trials that "
+        "the log shows as done",
+        "cuts": "cut points are searched as `quantile`; leave it out",
+        "cut_bounds": "cut points are searched as `quantile`; leave it out",
+    }
+    REFUSED_IN: ClassVar[str] = "a tuning"
+    tracking: ClassVar[bool] = False
+
+    data_set: Name
+    """Name of the data set in every site's policy."""
+    label: Name
+    """Label column."""
+    params: Parameters = field(default_factory=dict)
+    """XGBoost parameters of every trial (jobs/README.md lists the supported ones): the objective, the metric that
+    decides (the last `eval_metric`), `max_bin`, constraints.
+    """
+    trials: Trials | None = None
+    """List of parameter sets to try, each as objects of XGBoost parameters; this or `search`."""
+    search: Search | None = None
+    """Random search: for each parameter a list of values, or a range such as `{"low": 0.01, "high": 0.3, "log": true}`
+    (`"whole": true` for whole numbers). All sites draw the same sets (nvflare_plugins/tuning/space.py says how).
+    """
+    n_trials: Annotated[Whole, Ge(1), Le(MOST_TRIALS)] | None = None
+    """How many different sets `search` draws."""
+    seed: Annotated[Whole, Ge(0)] = 0
+    """Seed of `search`, public like the whole job. Folds are never drawn from it."""
+    folds: Annotated[Whole, Ge(2), Le(MOST_FOLDS)] = 5
+    """Folds: each trial trains once for each, on all other folds, and is scored on it."""
+    group: Name | None = None
+    """Column that says which rows belong together, such as a person's: they are never in two folds of a site. It is no
+    feature.
+    """
+    num_rounds: Rounds = 50
+    """Most boosting rounds of each training."""
+    early_stopping_rounds: Rounds | None = None
+    """End a training after so many rounds without improvement of the last metric on its fold; its best round counts."""
+    profile: ProfileOfTuning = Profile.MASKS.value
+    """``masks`` or ``bfv``."""
+    features: Names | None = None
+    """Columns to train on, in this order; None means all columns of the file but label and group."""
+    categories: EntriesOfColumns = field(default_factory=dict)
+    """Public category list of each categorical column."""
+    unknown_category_is_missing: Flag = False
+    """Treat other categories as missing instead of refusing the data."""
+    label_classes: Entries | None = None
+    """Public list of label values; None means that labels are numbers (classes 0 .. k-1)."""
+    min_rows_per_cut: Annotated[Whole, Ge(2)] = 10
+    """The one cut search stops where fewer pooled rows would be singled out."""
+    deadline_s: Seconds = 0.0
+    """Longest time that an exchange may wait for the slowest site; 0 derives it."""
+
+    def __post_init__(self) -> None:
+        expect("give either trials or search", (self.trials is None) != (self.search is None))
+        if self.search is None:
+            expect("n_trials is for search: trials are as many as they are listed", self.n_trials is None)
+        else:
+            expect("search needs n_trials, how many parameter sets to draw", self.n_trials is not None)
+        expect("group must not be the label", self.group != self.label)
+        trials = self.all_trials()
+        check_together(self.params, trials)
+        for trial in trials:
+            self.training_of(trial)
+
+    @property
+    def n_of_trials(self) -> int:
+        """Number of parameter sets."""
+        return len(self.trials) if self.trials is not None else int(self.n_trials or 0)
+
+    @property
+    def size(self) -> int:
+        """Trials times folds times rounds, which the sites' consent bounds."""
+        return self.n_of_trials * self.folds * self.num_rounds
+
+    def all_trials(self) -> tuple[Trial, ...]:
+        """Return the parameter sets in order, without those that all have in common."""
+        if self.trials is not None:
+            return listed(self.trials)
+        return drawn(self.search or {}, int(self.n_trials or 0), self.seed)
+
+    def training_of(self, trial: Trial, features: list[str] | None = None) -> HorizontalJob:
+        """Return the training of all rows with these parameters, under the conditions of this job; it is never run."""
+        return HorizontalJob(
+            self.data_set,
+            self.label,
+            {**self.params, **trial},
+            num_rounds=self.num_rounds,
+            profile=self.profile,
+            features=self.features if features is None else features,
+            categories=self.categories,
+            unknown_category_is_missing=self.unknown_category_is_missing,
+            label_classes=self.label_classes,
+            min_rows_per_cut=self.min_rows_per_cut,
+            tracking=False,
+        )

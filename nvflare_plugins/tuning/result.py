@@ -1,0 +1,186 @@
+"""What a tuning found: scores of every trial on every fold, as JSON, as CSV, and as a script that trains the best."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import pprint
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nvflare_plugins.tuning.job import TuningJob
+from nvflare_plugins.tuning.space import Trial
+from nvflare_plugins.xgb.early_stopping import is_larger_better
+
+FILE_NAME, TABLE, SCRIPT = "tuning.json", "tuning.csv", "train_best.py"
+FORMAT = "veilboost-tuning-1"
+
+
+@dataclass(frozen=True, slots=True)
+class FoldScore:
+    """One training's score on its fold.
+
+    Attributes:
+        score: the last metric at the best round (without early stopping: after the last).
+        rounds: boosting rounds up to that one.
+        trained: boosting rounds in all.
+    """
+
+    score: float
+    rounds: int
+    trained: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """One parameter set. ``number`` counts from 1. Units: seconds, at this site."""
+
+    number: int
+    parameters: Trial
+    folds: tuple[FoldScore, ...]
+    seconds: float
+
+    @property
+    def mean(self) -> float:
+        """Mean score over the folds."""
+        return statistics.fmean(one.score for one in self.folds)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the scores over the folds (of a sample)."""
+        scores = [one.score for one in self.folds]
+        return statistics.stdev(scores) if all(map(math.isfinite, scores)) else math.nan
+
+    @property
+    def rounds(self) -> int:
+        """Rounds for a training over all rows: the mean of the folds', rounded."""
+        return max(1, round(statistics.fmean(one.rounds for one in self.folds)))
+
+
+@dataclass(frozen=True, slots=True)
+class TuningResult:
+    """All trials in their order. ``metric`` is the last of the job's."""
+
+    metric: str
+    trials: tuple[TrialResult, ...]
+
+    def ranked(self) -> list[TrialResult]:
+        """Return the trials, best mean first; what is no number last, equal ones in their order."""
+        sign = -1.0 if is_larger_better(self.metric) else 1.0
+        return sorted(self.trials, key=lambda one: (not math.isfinite(one.mean), sign * one.mean, one.number))
+
+    @property
+    def best(self) -> TrialResult:
+        """The trial with the best mean."""
+        return self.ranked()[0]
+
+    def names(self) -> list[str]:
+        """Return the parameters that some trial gives, in order of name."""
+        return sorted({name for one in self.trials for name in one.parameters})
+
+    def agreed(self) -> bytes:
+        """Return what all sites must have alike, to the last bit."""
+        rows = [[one.parameters, [[f.score, f.rounds, f.trained] for f in one.folds]] for one in self.trials]
+        return json.dumps([self.metric, rows], sort_keys=True).encode()
+
+    def document(self, job: TuningJob, job_id: str) -> dict[str, Any]:
+        """Return ``tuning.json``: the same at every site but for seconds."""
+        return {
+            "format": FORMAT,
+            "job_id": job_id,
+            "data_set": job.data_set,
+            "label": job.label,
+            "metric": self.metric,
+            "larger_is_better": is_larger_better(self.metric),
+            "folds": job.folds,
+            "params": job.params,
+            "best": {"trial": self.best.number, "params": self.best_params(job), "num_rounds": self.best.rounds},
+            "trials": [
+                {
+                    "trial": one.number,
+                    "params": one.parameters,
+                    "mean": _number(one.mean),
+                    "spread": _number(one.spread),
+                    "num_rounds": one.rounds,
+                    "folds": [{"score": _number(f.score), "rounds": f.rounds, "trained": f.trained} for f in one.folds],
+                    "seconds": round(one.seconds, 3),
+                }
+                for one in self.trials
+            ],
+        }
+
+    def best_params(self, job: TuningJob) -> dict[str, Any]:
+        """Return all XGBoost parameters of the best trial."""
+        return {**job.params, **self.best.parameters}
+
+    def table(self) -> str:
+        """Return ``tuning.csv``: a line for each trial, the best first."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        names, n_folds = self.names(), len(self.best.folds)
+        folds = [f"fold_{number}" for number in range(1, n_folds + 1)]
+        writer.writerow(["rank", "trial", *names, f"mean_{self.metric}", "spread", "num_rounds", *folds, "seconds"])
+        for rank, one in enumerate(self.ranked(), start=1):
+            values = [one.parameters.get(name, "") for name in names]
+            scores = [f.score for f in one.folds]
+            writer.writerow(
+                [rank, one.number, *values, one.mean, one.spread, one.rounds, *scores, round(one.seconds, 3)]
+            )
+        return text.getvalue()
+
+    def script(self, job: TuningJob, job_id: str, features: Sequence[str]) -> str:
+        """Return ``train_best.py``: the recipe of a training over all rows with the best parameters.
+
+        Args:
+            features: the columns of this job; a file has the column of groups besides.
+        """
+        arguments = "".join(f"    {name}={_python(value)},\n" for name, value in self._arguments(job, features))
+        return (
+            f'"""Train on all rows what tuning {job_id} found best (trial {self.best.number}).\n\n'
+            "    python train_best.py      writes the job folder jobs/best\n"
+            '"""\n\n'
+            "from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe\n\n"
+            f'recipe = HorizontalXGBRecipe(\n    "best",\n{arguments})\n'
+            'recipe.export("jobs")\n'
+        )
+
+    def _arguments(self, job: TuningJob, features: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        yield "data_set", job.data_set
+        yield "label", job.label
+        yield "params", self.best_params(job)
+        yield "num_rounds", self.best.rounds
+        yield "profile", job.profile
+        yield "min_rows_per_cut", job.min_rows_per_cut
+        if job.features is not None or job.group is not None:
+            yield "features", list(features)
+        if job.categories:
+            yield "categories", job.categories
+        if job.unknown_category_is_missing:
+            yield "unknown_category_is_missing", True
+        if job.label_classes is not None:
+            yield "label_classes", job.label_classes
+
+
+def line_of(one: TrialResult, n_trials: int, metric: str, best: TrialResult) -> str:
+    """Return the line that says a trial is done."""
+    rounds = _range([fold.trained for fold in one.folds])
+    return (
+        f"trial {one.number} of {n_trials}: {metric} {one.mean:.6g} (spread {one.spread:.3g}) over {len(one.folds)} "
+        f"folds, {rounds} rounds, {one.seconds:.1f} s; best so far: trial {best.number}, {best.mean:.6g}"
+    )
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return f"{min(numbers)}" if min(numbers) == max(numbers) else f"{min(numbers)} to {max(numbers)}"
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _python(value: Any) -> str:
+    return pprint.pformat(value, width=100, sort_dicts=False).replace("\n", "\n    ")

@@ -1,0 +1,368 @@
+"""One site's part in a tuning: one session and one cut search, then every trial on all folds but one, for each fold.
+
+What the differences of these models show, and what the caps are for, stands in folds.py.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import xgboost as xgb
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
+from nvflare_plugins.attempt.agreement import PLUGIN, Terms, agree, versions
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext
+from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
+from nvflare_plugins.data_sets.schema import Schema
+from nvflare_plugins.data_sets.table import Table, column_names
+from nvflare_plugins.failures import DataRefusal
+from nvflare_plugins.files import write_atomically
+from nvflare_plugins.horizontal import preparation
+from nvflare_plugins.horizontal.cut_agreement import CutAgreement
+from nvflare_plugins.horizontal.matrices import bin_starts, evaluation_matrix, training_matrix
+from nvflare_plugins.horizontal.processors import open_sums
+from nvflare_plugins.horizontal.row_floors import (
+    TOO_FEW,
+    check_effective_rows,
+    check_leaves,
+    counts_leaves,
+    row_weights,
+)
+from nvflare_plugins.horizontal.row_sampling import RowDraws, SampledWeights, check_sampling, row_fraction
+from nvflare_plugins.horizontal.training import LoopSettings, TrainingHandler, TrainingResult, train, training_shape
+from nvflare_plugins.horizontal.value_bounds import coarsest_pairs, label_sum, value_bounds
+from nvflare_plugins.report.data_facts import DataFacts
+from nvflare_plugins.report.run_record import ReportSection
+from nvflare_plugins.report.tuning_page import PAGE, build_page
+from nvflare_plugins.site.data_refusals import Question, RefusalCount
+from nvflare_plugins.site.memory.registry import Registry, describe_draw
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.tuning.folds import FoldDraws, check_folds, fold_of_rows, rows_needed
+from nvflare_plugins.tuning.job import TuningJob
+from nvflare_plugins.tuning.page_facts import facts_of, section_of
+from nvflare_plugins.tuning.result import FILE_NAME, SCRIPT, TABLE, FoldScore, TrialResult, TuningResult, line_of
+from nvflare_plugins.tuning.space import Trial
+from nvflare_plugins.wire.catalogue import BaseScoreSource, TrainingShape
+from nvflare_plugins.wire.sums import ProtectedSums
+from nvflare_plugins.xgb.cuts import CutMode, Cuts
+from nvflare_plugins.xgb.node_floor import with_floor
+from nvflare_plugins.xgb.parameters import TrainingParameters
+
+TITLE = "Tuning and cross validation"
+_NOT_RELEASED = ("deadline_s",)
+
+
+@dataclass(frozen=True, slots=True)
+class TuningPrepared:
+    """What a site knows before it talks to anyone.
+
+    Attributes:
+        base: table, data set and profile, as of a training.
+        parameters: checked, of each trial.
+        folds: of each row. Shapes: int64[n_rows].
+    """
+
+    base: preparation.Prepared
+    trials: tuple[Trial, ...]
+    parameters: tuple[TrainingParameters, ...]
+    folds: NDArray[np.int64]
+
+    @property
+    def fractions(self) -> list[float]:
+        """Shares of the rows that rounds draw, all different."""
+        return sorted({row_fraction(one) for one in self.parameters}, reverse=True)
+
+
+def prepare(job: TuningJob, context: SiteContext) -> TuningPrepared:
+    """Check the job, with every trial's parameters, against the policy and the data, at this site alone.
+
+    Raises:
+        PolicyRefusal: the site's policy forbids the job.
+        ConfigurationError: job or data are not usable; the message says which, and which trial.
+    """
+    policy, trials = context.policy, job.all_trials()
+    _check_consent(policy, job)
+    names = column_names(policy.data_set(job.data_set), job.label, None, job.features, job.group)
+    trainings = [job.training_of(trial, list(names)) for trial in trials]
+    parameters = []
+    for number, training in enumerate(trainings, start=1):
+        with _in_trial(number, len(trials)):
+            parameters.append(check_trial(preparation.check_public(training, policy, names)))
+    if len({row_fraction(one) for one in parameters}) > 1:
+        policy.check_consent(
+            "recompute_with_changes",
+            "trains on one sample of its rows: the difference of two shows rows that only one has",
+            "give subsample once, in params",
+        )
+    base = preparation.prepare(trainings[0], context, job.group, with_ids=job.group is None)
+    secret = Registry.open(policy).secret("folds", str(job.folds))
+    return TuningPrepared(base, trials, tuple(parameters), fold_of_rows(base.table, base.data_set, secret, job.folds))
+
+
+def check_trial(parameters: TrainingParameters) -> TrainingParameters:
+    """Refuse what cannot be scored, or not on folds. Raises: ConfigurationError."""
+    check_sampling(parameters)
+    if not parameters.metrics:
+        raise ConfigurationError("eval_metric: a tuning needs a metric to compare trials by")
+    if parameters.objective.adaptive_leaf:
+        raise ConfigurationError(
+            f"{parameters.objective.name} cannot be tuned: its leaves are means of the sites' own quantiles, for which "
+            "every site needs rows in every fold. Use reg:pseudohubererror"
+        )
+    return parameters
+
+
+def _check_consent(policy: SitePolicy, job: TuningJob) -> None:
+    if job.size > policy.consents.tuning or not policy.consents.gives("tuning"):
+        raise PolicyRefusal(
+            f"the policy of {policy.site} allows trials x folds x rounds of at most {policy.consents.tuning} in one "
+            f"tuning, and the job asks for {job.n_of_trials} x {job.folds} x {job.num_rounds} = {job.size}. Policy "
+            f"key: consents.tuning. Remedy: fewer trials, folds or rounds, or ask {policy.site} to change it."
+        )
+    if policy.data_set(job.data_set).privacy is not None:
+        raise PolicyRefusal(
+            f"data set {job.data_set!r} of {policy.site} has a privacy budget, and the models of a tuning are not "
+            f"charged to it. Policy key: data_sets.{job.data_set}.privacy. Remedy: tune on a data set of other rows "
+            "without a budget"
+        )
+
+
+@contextmanager
+def _in_trial(number: int, n_trials: int, fold: int | None = None, n_folds: int = 0) -> Iterator[None]:
+    """Let an error say in which trial it came; a public number."""
+    try:
+        yield
+    except DataRefusal:  # its text is the same whatever it was
+        raise
+    except VeilBoostError as error:
+        where = f"trial {number} of {n_trials}" + ("" if fold is None else f", fold {fold} of {n_folds}")
+        raise type(error)(f"{error} ({where})") from None
+
+
+class _Run:
+    """The steps of one attempt after the session is open."""
+
+    def __init__(self, attempt: SiteAttempt, prepared: TuningPrepared) -> None:
+        self._attempt, self._prepared, self._base = attempt, prepared, prepared.base
+        self._job: TuningJob = attempt.job
+        self._policy, self._world = attempt.context.policy, attempt.channel.world
+        self._registry = Registry.open(self._policy)
+        self._floors = self._policy.floors(self._world)  # of all sites, once these have agreed
+        self._parameters = prepared.parameters
+
+    def run(self) -> JobResult:
+        """Agree, search cut points, train all trials, compare scores, write results."""
+        attempt = self._attempt
+        _, self._floors = agree(attempt.channel, attempt.session, self._terms())
+        self._parameters = tuple(with_floor(one, self._floors.rows_per_node) for one in self._parameters)
+        reservations = self._reserve()
+        with reservations.cancelled_by(BaseException):  # keys may travel, nothing of rows
+            sums = open_sums(self._base.chosen.profile, attempt.channel, attempt.session, None)
+        with reservations.cancelled_by(PolicyRefusal, DataRefusal):
+            self._check_floors(sums)
+            reservations.grown(True)
+        training = self._job.training_of(self._prepared.trials[0], list(self._base.table.feature_names))
+        agreement = CutAgreement(
+            training, self._base, attempt.channel, self._registry, reservations.entries[0], attempt.proof
+        )
+        cuts, root_feature = agreement.run(sums)
+        attempt.folder.write_cuts(cuts)
+        return self._finish(reservations, cuts, self._train_all(sums, cuts, root_feature))
+
+    def _terms(self) -> Terms:
+        releases = {**versions(), PLUGIN: self._base.chosen.release}
+        documents = {f"trial {number}": one.document() for number, one in enumerate(self._prepared.parameters, start=1)}
+        return Terms(releases, self._job.to_dict(), documents, Schema.of(self._base.table), {}, {}, self._floors)
+
+    def _reserve(self) -> Reservations:
+        """Have all sites' registries allow all trials as one release and remember it, before the first private byte.
+
+        Added rows are changed rows here: they are too few for each fold when they are just enough for all.
+        """
+        fields = {name: value for name, value in self._job.to_dict().items() if name not in _NOT_RELEASED}
+        document = {"kind": "tuning", "job": fields, "rows_per_node": self._floors.rows_per_node}
+        release = json.dumps(document, sort_keys=True).encode()
+        wanted = [
+            Wanted(self._base.table, self._base.data_set, draw=describe_draw(fraction), is_settled=True)
+            for fraction in self._prepared.fractions
+        ]
+        return reserve_together(self._attempt, self._registry, wanted, release, None)
+
+    def _check_floors(self, sums: ProtectedSums) -> None:
+        """Go on if enough rows and sites take part, in all and in every fold; every site decides alike."""
+        floors, own, table = self._floors, self._policy.floors(self._world), self._base.table
+        if floors.sites > self._world:  # no row can change that
+            raise PolicyRefusal(TOO_FEW)
+        needed = rows_needed(floors, self._prepared.fractions)
+        if needed > own.effective_rows:
+            RefusalCount(self._policy).check({self._base.data_set.name}, Question.DEMAND)
+        check_effective_rows(sums, floors, own, self._parameters[0], [table], [1.0], self._world)
+        factor = float(self._parameters[0].agreed.get("scale_pos_weight", 1.0))  # type: ignore[arg-type]
+        weights = row_weights(table, factor) / max(1.0, factor)
+        check_folds(sums, floors, own, weights, self._prepared.folds, self._job.folds, needed)
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def _train_all(self, sums: ProtectedSums, cuts: Cuts, root_feature: int | None) -> TuningResult:
+        job, trials, done = self._job, self._prepared.trials, []
+        folds = [_Fold.of(self._base.table, cuts, self._prepared, n) for n in range(job.folds)]
+        metric = self._parameters[0].metrics[-1]
+        for t, trial in enumerate(trials):
+            started, scores = time.perf_counter(), []
+            for f, fold in enumerate(folds):
+                with _in_trial(t + 1, len(trials), f + 1, job.folds):
+                    scores.append(self._train(sums, t, f, fold, root_feature))
+            done.append(TrialResult(t + 1, trial, tuple(scores), time.perf_counter() - started))
+            best = TuningResult(metric, tuple(done)).best
+            self._attempt.progress.say(line_of(done[-1], len(trials), metric, best))
+        return TuningResult(metric, tuple(done))
+
+    def _train(self, sums: ProtectedSums, t: int, f: int, fold: _Fold, root_feature: int | None) -> FoldScore:
+        job, attempt, parameters = self._job, self._attempt, self._parameters[t]
+        number = t * job.folds + f
+        sums.agree_scales(value_bounds(parameters, [fold.table, fold.held_out]), coarsest_pairs(parameters, False))
+        n_features = len(fold.table.feature_names)
+        shape = training_shape(parameters, self._world, n_features, int(fold.starts[-1]), False, 1, False)
+        estimates = shape.base_score is not BaseScoreSource.GIVEN
+        rows = SampledWeights(fold.matrix, None, self._draws(parameters, fold), estimates)
+        result = train(
+            {**parameters.for_booster(), "subsample": 1.0},
+            shape,
+            attempt.channel,
+            self._handler(sums, shape, parameters, fold, root_feature, rows),
+            fold.matrix,
+            [(fold.evaluation, "eval")],
+            LoopSettings(job.num_rounds, job.early_stopping_rounds, 0, number * job.num_rounds),
+            row_weights=rows,
+            on_tree=self._leaf_check(sums, parameters, fold, rows),
+        )
+        attempt.evidence.round(number)
+        attempt.heads.mark()
+        return score_of(result)
+
+    def _draws(self, parameters: TrainingParameters, fold: _Fold) -> FoldDraws | None:
+        fraction = row_fraction(parameters)
+        if fraction == 1:
+            return None
+        secret = self._registry.secret("row sampling", repr(fraction), *sorted(self._attempt.context.sites))
+        return FoldDraws(RowDraws(secret, self._base.table, fraction), fold.chosen)
+
+    def _handler(
+        self,
+        sums: ProtectedSums,
+        shape: TrainingShape,
+        parameters: TrainingParameters,
+        fold: _Fold,
+        root_feature: int | None,
+        rows: SampledWeights,
+    ) -> TrainingHandler:
+        starts = fold.starts
+        root_bins = None if root_feature is None else slice(*map(int, starts[root_feature : root_feature + 2]))
+        is_mean = shape.base_score is BaseScoreSource.MEAN
+        is_logistic = parameters.objective.gradient_bound is not None and is_mean
+        label = label_sum(fold.table) if is_mean else None
+        return TrainingHandler(
+            sums, shape, root_bins, self._attempt.evidence, is_logistic, rows.base_score_known, label
+        )
+
+    def _leaf_check(
+        self, sums: ProtectedSums, parameters: TrainingParameters, fold: _Fold, rows: SampledWeights
+    ) -> Callable[[xgb.Booster, int], None] | None:
+        floor = self._floors.rows_per_node
+        if not counts_leaves(parameters, floor):
+            return None
+        return lambda booster, number: check_leaves(sums, booster, fold.matrix, rows.taking_part(number), floor)
+
+    # -- after training -----------------------------------------------------------------------------------------------
+
+    def _finish(self, reservations: Reservations, cuts: Cuts, result: TuningResult) -> JobResult:
+        attempt, job, table = self._attempt, self._job, self._base.table
+        hmac = attempt.conclude(result.agreed(), "scores")
+        job_id, folder = attempt.context.job_id, attempt.folder.path
+        facts = facts_of(result, job, job_id, self._world, table.feature_names)
+        write_atomically(folder / FILE_NAME, json.dumps(result.document(job, job_id), indent=1).encode())
+        write_atomically(folder / TABLE, result.table().encode())
+        write_atomically(folder / SCRIPT, facts.script.encode())
+        write_atomically(folder / PAGE, build_page(facts).encode())
+        attempt.all_have_written()
+        reservations.complete(sum(f.trained for one in result.trials for f in one.folds))
+        best = result.best
+        attempt.write_record(
+            TITLE,
+            self._parameters[best.number - 1].agreed,
+            None,
+            (section_of(facts), _notes()),
+            registry=reservations.message,
+            cuts={
+                "mode": CutMode.QUANTILE.value,
+                "points": sum(of_feature.size for of_feature in cuts.of_feature),
+                "min_rows": job.min_rows_per_cut,
+            },
+            data=(DataFacts.of(table, job.data_set),),
+        )
+        message = f"trial {best.number} is best ({result.metric} {best.mean:.6g}); the table is {folder / PAGE}"
+        return JobResult(hmac.hex(), message, {"trials": len(result.trials), "folds": job.folds})
+
+
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    """The rows of one fold's trainings, binned once for all trials, and those that are held out.
+
+    Attributes:
+        chosen: which rows of the site are trained on. Shapes: bool[n_rows].
+    """
+
+    chosen: NDArray[np.bool_]
+    table: Table
+    held_out: Table
+    matrix: xgb.QuantileDMatrix
+    evaluation: xgb.DMatrix
+    starts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, table: Table, cuts: Cuts, prepared: TuningPrepared, number: int) -> _Fold:
+        """Bin the rows of all folds but one by the agreed cuts."""
+        chosen = prepared.folds != number
+        kept, held_out = table.part(chosen), table.part(~chosen)
+        matrix = training_matrix(kept, cuts, prepared.parameters[0].max_bin)
+        return cls(chosen, kept, held_out, matrix, evaluation_matrix(held_out), bin_starts(matrix, table))
+
+
+def score_of(result: TrainingResult) -> FoldScore:
+    """Return a training's score: at its best round where it stops early, else after its last."""
+    trained = len(result.rounds)
+    if result.best_round is not None and result.best_score is not None:
+        return FoldScore(result.best_score, result.best_round + 1, trained)
+    return FoldScore(list(result.rounds[-1].metrics.values())[-1], trained, trained)
+
+
+def _notes() -> ReportSection:
+    return ReportSection(
+        "What was trained",
+        (
+            "Each trial was trained once for each fold on all other rows, and scored on the fold's by XGBoost's own "
+            "metric over all sites. Folds were drawn by each site from a secret of its own.",
+            "No model was kept. The file train_best.py writes the job that trains the best parameters on all rows.",
+        ),
+    )
+
+
+run_tuning_site = SitePart(
+    prepare,
+    lambda attempt, prepared: _Run(attempt, prepared).run(),
+    protection=lambda job, prepared: prepared.base.chosen.facts,
+)
+"""Takes part in one attempt of a job.
+
+A tuning that is broken off leaves no result; its log says which trials were done, and with which scores.
+
+Privacy: the server has seen messages whose number and size follow from the job, from how early trainings stopped and
+    from the trees' shapes.
+"""

@@ -1,0 +1,36 @@
+"""The tuning's job folder in FLARE's simulator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs import tuning as script
+from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.recipes.examples import invented_credit
+from nvflare_plugins.recipes.folder import write_folder
+from nvflare_plugins.recipes.tuning import TuningRecipe
+from tests.support.simulator import SITES, simulate
+
+
+@pytest.mark.sim
+@pytest.mark.slow
+def test_a_tuning_in_the_simulator(tmp_path: Path) -> None:
+    """As the job folder, but for two trials, three folds and three rounds."""
+    workspace = tmp_path / script.NAME
+    script.set_up(workspace, script.write_data(tmp_path / "data", invented_credit(6_000)))
+    kept = script.recipe().job
+    changes = {"n_trials": 2, "folds": 3, "num_rounds": 3, "early_stopping_rounds": None}
+    folder = write_folder(TuningRecipe(script.NAME, **{**kept.to_dict(), **changes}), tmp_path / "jobs")
+    done = simulate(folder, workspace)
+    assert done.code == 0, done.output[-4000:]
+    assert done.summary["status"] == "completed" and done.summary["profile"] == "masks"
+    tables = {(done.site(site) / "tuning.csv").read_text().split("seconds")[0] for site in SITES}
+    assert len(tables) == 1
+    found = json.loads((done.site("site-1") / "tuning.json").read_text())
+    assert len(found["trials"]) == 2 and all(0 < one["mean"] < 0.7 for one in found["trials"])
+    assert "trial 2 of 2: logloss" in done.log("site-1") and "trial 2 of 2: logloss" not in done.log("server")
+    assert verify([done.result / "evidence"]).sound
+    assert not list(done.result.rglob("tuning.*")), "scores stay at the sites"
