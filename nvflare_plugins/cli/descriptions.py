@@ -83,3 +83,17 @@ A data set whose path is the folder reads the snapshot with the latest time in i
 one, or two months beside each other, names the file itself. It needs the extra ``snapshot`` and the driver of the
 database.
 """
+
+SCORE = """``veilboost score JOB_ID ROW ...``: ask a vertical job that stays (action `serve`) for scores.
+
+It runs at the party that has the label, as the user that runs FLARE there, and speaks to the job over a Unix socket in
+the run's folder. Rows are positions in the alignment in use, or with --ids this site's own ids; write them right after
+the job. Without rows it reads requests from standard input, one JSON object a line: {"rows": [0, 17]}, {"ids": ["a"]},
+{"status": true}, {"refresh": "JOB_ID"} or {"stop": true}. For each it prints one line of JSON: {"scores": [...]} with
+row, class and probability (a regression: prediction), or {"error": text}.
+
+--refresh takes the rows of a newer alignment (of a job of kind alignment, say) at all parties, or at none. --stop ends
+the job, whose reports and evidence are then written as after any job.
+
+Exit code: 0 all answered, 1 an error among the answers or no job there, 2 wrong usage.
+"""

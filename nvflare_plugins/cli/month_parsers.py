@@ -62,6 +62,26 @@ def add_snapshot(subparsers: _Subparsers) -> None:
     parser.set_defaults(func=later("snapshot"))
 
 
+def add_score(subparsers: _Subparsers) -> None:
+    """Add ``veilboost score``."""
+    parser = subparsers.add_parser(
+        "score",
+        help="ask a job that stays (action serve) for scores of rows",
+        description=descriptions.SCORE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("job", metavar="JOB_ID", help="the job that stays")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="positions in the alignment; none reads standard input")
+    parser.add_argument("--ids", action="store_true", help="the rows are ids of this site")
+    parser.add_argument("--status", action="store_true", help="say what was answered so far, and how fast")
+    parser.add_argument("--refresh", metavar="JOB_ID", help="take the rows of that alignment, at all parties")
+    parser.add_argument("--stop", action="store_true", help="end the job at all parties")
+    parser.add_argument("--workspace", metavar="DIR", type=Path, help="the site's workspace")
+    parser.add_argument("--site", metavar="NAME", help="the site's name")
+    parser.add_argument("--socket", metavar="PATH", help="the job's socket, in place of --workspace and --site")
+    parser.set_defaults(func=later("score"))
+
+
 def _add_site(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workspace", metavar="DIR", type=Path, required=True, help="the site's workspace")
     parser.add_argument("--site", metavar="NAME", required=True, help="the site's name")

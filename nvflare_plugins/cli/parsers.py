@@ -17,7 +17,7 @@ from typing import NoReturn, TypeAlias
 
 from nvflare_plugins.cli import descriptions
 from nvflare_plugins.cli.later import later as _later
-from nvflare_plugins.cli.month_parsers import add_drift, add_models, add_snapshot
+from nvflare_plugins.cli.month_parsers import add_drift, add_models, add_score, add_snapshot
 from nvflare_plugins.data_sets.declaration import ENCODINGS
 from nvflare_plugins.site.policy.values import PROFILES, Consents
 
@@ -38,7 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
     for add in (_demo, _site_setup, _check, _plan, _verify, _report, _compare, _predict, _export):
         add(subparsers)
-    for add in (add_snapshot, add_models, add_drift, _registry, _ledger):
+    for add in (add_score, add_snapshot, add_models, add_drift, _registry, _ledger):
         add(subparsers)
     return parser
 

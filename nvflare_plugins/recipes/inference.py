@@ -9,7 +9,7 @@ from nvflare_plugins.recipes.job_recipe import JobRecipe
 
 
 class VerticalInferenceRecipe(JobRecipe):
-    """Predict, explain or merge with a model that a vertical job trained, by all of its parties.
+    """Predict, explain, merge, or score rows as they are asked for, with a vertical model, by all of its parties.
 
     Every site holds its part of the model since the training (``veilboost_runs/<job id>/``). The result is written at
     the active party, in the run folder of this job: ``predictions.parquet``, ``contributions.parquet`` or
@@ -24,8 +24,10 @@ class VerticalInferenceRecipe(JobRecipe):
         name: Name of the FLARE job.
         model: Id of the job that trained the model. Every site reads its part from that job's run folder, or from
             ``<id>.<site>.json`` in its input folder.
-        action: ``predict``; ``explain`` (SHAP values; every passive party's policy must consent to ``explain``); or
-            ``merge`` (one ordinary XGBoost model; every passive party must consent to ``merge_model``).
+        action: ``predict``; ``explain`` (SHAP values; every passive party's policy must consent to ``explain``);
+            ``merge`` (one ordinary XGBoost model; every passive party must consent to ``merge_model``); or ``serve``
+            (the job stays and scores rows as they are asked for at the active party; every passive party must consent
+            to ``scoring``).
         data_set: Name in every site's policy of the rows to predict or explain.
         alignment: ``first`` finds the common rows by private set intersection; the id of a finished job of the same
             sites takes those that it found (a training job that aligned this data set will do; a set is aligned only
@@ -33,7 +35,8 @@ class VerticalInferenceRecipe(JobRecipe):
         sites: The sites that take part; None means all that FLARE assigns to the job.
         min_clients: Fewest sites; default 2, or the number of ``sites``.
         settings: Any other field of ``InferenceJob``: ``rows``, ``unknown_category_is_missing``, ``rounds``,
-            ``file_format``, ``batch_rows``, ``deadline_s``.
+            ``file_format``, ``batch_rows``, ``serve_s``, ``idle_s``, ``evidence_mib``, ``on_lost_site``,
+            ``lost_site_deadline_s``, ``deadline_s``.
 
     Raises:
         ConfigurationError: a setting that no site would accept.

@@ -188,7 +188,7 @@ def predict(
         values.append(model.output(margins[-1]))
         on_batch(number + 1, len(parts))
     margin, value = np.concatenate(margins), np.concatenate(values)
-    return Predictions(margin, value, _classes(part, value))
+    return Predictions(margin, value, classes_of(part, value))
 
 
 def class_names(part: ActivePart) -> tuple[str | int, ...]:
@@ -209,8 +209,8 @@ def class_names(part: ActivePart) -> tuple[str | int, ...]:
         ) from None
 
 
-def _classes(part: ActivePart, value: NDArray[np.float32]) -> NDArray[np.int64] | None:
-    """Return classes by the rule of XGBoost's classifier; None for a regression."""
+def classes_of(part: ActivePart, value: NDArray[np.float32]) -> NDArray[np.int64] | None:
+    """Return places in the label's list by the rule of XGBoost's classifier; None for a regression."""
     objective = json.loads(part.booster)["learner"]["objective"]["name"]
     if objective == "multi:softprob":
         result: NDArray[np.int64] | None = value.argmax(axis=1)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
-from nvflare_plugins.attempt.job_context import JobDocument
+from nvflare_plugins.attempt.job_context import JobDocument, OnLostSite
 from nvflare_plugins.checks import expect
 from nvflare_plugins.declared import Flag, JobId, Name, OneOf, Range, Seconds, Whole, Words, document
 from nvflare_plugins.vertical.job import AlignmentId
@@ -15,6 +15,7 @@ from nvflare_plugins.vertical_inference.inference import BATCH_ROWS
 
 PROFILE = "vertical_model"  # the one way in which such a job protects its messages; the evidence names it
 _MAX_BATCH_ROWS = 1 << 20
+_MAX_EVIDENCE_MIB = 960  # what the server takes at the end has a bound of its own
 _ROUNDS = Words("all, best, or two numbers, [first, end)")
 
 
@@ -24,6 +25,7 @@ class Action(Enum):
     PREDICT = "predict"
     EXPLAIN = "explain"
     MERGE = "merge"
+    SERVE = "serve"
 
 
 class FileFormat(Enum):
@@ -45,8 +47,9 @@ class InferenceJob(JobDocument):
     ``<id>.<site>.json`` in its input folder.
     """
     action: Annotated[str, OneOf(Action)] = Action.PREDICT.value
-    """``predict``; ``explain`` (SHAP values; every passive party's policy must consent to ``explain``); or ``merge``
-    (one ordinary XGBoost model; every passive party must consent to ``merge_model``).
+    """``predict``; ``explain`` (SHAP values; every passive party's policy must consent to ``explain``); ``merge`` (one
+    ordinary XGBoost model; every passive party must consent to ``merge_model``); or ``serve`` (the job stays and scores
+    rows as they are asked for at the active party; every passive party must consent to ``scoring``).
     """
     data_set: Name | None = None
     """Name in every site's policy of the rows to predict or explain."""
@@ -64,7 +67,21 @@ class InferenceJob(JobDocument):
     file_format: Annotated[str, OneOf(FileFormat)] = FileFormat.PARQUET.value
     """``parquet`` or ``csv``."""
     batch_rows: Annotated[Whole, Ge(1), Le(_MAX_BATCH_ROWS)] = BATCH_ROWS
-    """Rows that are on their way at the same time; the result does not depend on it."""
+    """Rows that are on their way at the same time; the result does not depend on it. With ``serve`` also the most rows
+    of one request.
+    """
+    serve_s: Seconds = 86400.0
+    """With ``serve``: how long the job stays, in seconds; 0 sets no limit."""
+    idle_s: Seconds = 0.0
+    """With ``serve``: the job ends when nobody has asked for so many seconds; 0 sets no limit."""
+    evidence_mib: Annotated[Whole, Ge(1), Le(_MAX_EVIDENCE_MIB)] = 256
+    """With ``serve``: the job ends when the active party's evidence has this size in MiB."""
+    on_lost_site: Annotated[str, OneOf(OnLostSite)] = OnLostSite.STOP.value
+    """With ``serve``, when a site is lost: ``stop`` ends the job; ``wait`` pauses it up to ``lost_site_deadline_s``
+    and, when the site is back, goes on in the same job with a new handshake, with the alignment that was in use.
+    """
+    lost_site_deadline_s: Seconds = 600.0
+    """How long ``on_lost_site="wait"`` waits for a lost site, each time."""
     deadline_s: Seconds = 0.0
     """Longest time that an exchange may wait for the slowest site; 0 derives it."""
 
@@ -75,3 +92,7 @@ class InferenceJob(JobDocument):
             expect("a merged model has all rounds", self.rounds == "all")
         else:
             expect(f"{self.action} needs a data_set", self.data_set is not None)
+        if self.action == Action.SERVE.value:
+            expect("a job that stays takes all rows: leave rows out", self.rows is None)
+        else:
+            expect("on_lost_site is for action='serve': leave it out", self.on_lost_site == OnLostSite.STOP.value)

@@ -8,10 +8,8 @@ theirs sufficient.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +20,7 @@ from nvflare_plugins.alignment.result import load_alignment, save_alignments
 from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
-from nvflare_plugins.evidence.contents import Content, Protection
+from nvflare_plugins.evidence.contents import Content
 from nvflare_plugins.report.data_facts import SCORING, DataFacts, missing_of
 from nvflare_plugins.report.run_record import ReportSection
 from nvflare_plugins.site.memory.sent_rows import SentRows
@@ -38,8 +36,7 @@ from nvflare_plugins.vertical.model.model_files import (
     find_part,
 )
 from nvflare_plugins.vertical.model.private_table import PrivateTable, table_from_json, table_to_json
-from nvflare_plugins.vertical.protocol.conversation import FlowControl, Requester, Responder
-from nvflare_plugins.vertical.protocol.messages import Message
+from nvflare_plugins.vertical.protocol.conversation import Requester, Responder
 from nvflare_plugins.vertical.protocol.party_client import ConversationLink
 from nvflare_plugins.vertical.protocol.terms import RowsProof, VerticalTerms, agree, rows_content
 from nvflare_plugins.vertical_inference.explanations import Explainer, RowPositions
@@ -47,7 +44,10 @@ from nvflare_plugins.vertical_inference.files import MERGED_FILE, write_contribu
 from nvflare_plugins.vertical_inference.inference import PathOwner, class_names, predict, rounds_of
 from nvflare_plugins.vertical_inference.job import Action, InferenceJob
 from nvflare_plugins.vertical_inference.row_budget import RowBudget
-from nvflare_plugins.vertical_inference.rows import Rows, load_rows
+from nvflare_plugins.vertical_inference.rows import Rows
+from nvflare_plugins.vertical_inference.run import ContentNotes, Run, pace_of
+from nvflare_plugins.vertical_inference.serving.parties import serve, stay
+from nvflare_plugins.vertical_inference.serving.standing import alignment_in_use, load_own
 from nvflare_plugins.xgb.versions import installed_release
 
 _PURPOSE = "prediction"
@@ -58,6 +58,7 @@ _TITLES = {
     Action.PREDICT: "Federated prediction",
     Action.EXPLAIN: "Explanation of predictions",
     Action.MERGE: "Merging of a vertical model",
+    Action.SERVE: "Standing scoring",
 }
 _PROTECTION = {
     Action.PREDICT: "the active party learns one ordered bit per row and node on its path; owners learn which rows "
@@ -65,6 +66,8 @@ _PROTECTION = {
     Action.EXPLAIN: "the active party learns the positions of rows among the passive parties' thresholds, and which "
     "values are missing; the owners have consented",
     Action.MERGE: "the active party learns the passive parties' thresholds; the owners have consented",
+    Action.SERVE: "as a prediction of the rows that are asked for; owners learn besides which rows are asked for, and "
+    "when; the owners have consented",
 }
 _CONSENTS = {
     Action.EXPLAIN: (
@@ -77,58 +80,26 @@ _CONSENTS = {
         "does not hand out its thresholds",
         "predict with the other parties (action='predict')",
     ),
+    Action.SERVE: (
+        "scoring",
+        "answers for no job that stays",
+        "predict (action='predict'), where each row is answered for a number of times",
+    ),
 }
 
 Write = Callable[[Path], Path]
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """What the steps of one attempt share."""
-
-    attempt: SiteAttempt
-    identity: ModelIdentity
-
-    @property
-    def job(self) -> InferenceJob:
-        job: InferenceJob = self.attempt.job
-        return job
-
-    @property
-    def context(self) -> SiteContext:
-        return self.attempt.context
-
-    @property
-    def action(self) -> Action:
-        return Action(self.job.action)
-
-    @property
-    def active_rank(self) -> int:
-        return self.context.sites.index(self.identity.active)
-
-    def give_active(self, content: bytes, what: Content) -> None:
-        """Give the active party what the owners' consent allows."""
-        self.attempt.route_sealed(self.job.action, {self.active_rank: content}, what, Protection.CLEAR)
-
-    def take_from_owners(self, what: Content) -> dict[str, bytes]:
-        """Return what each passive party gave, at the active party."""
-        parts = self.attempt.route_sealed(self.job.action, {}, what, Protection.CLEAR)
-        given = {site: part for site, part in zip(self.context.sites, parts, strict=True) if site != self.context.site}
-        missing = [site for site, part in given.items() if not part]
-        if missing:
-            raise ProtocolError(f"{missing[0]} did not give its part")
-        return given
-
-
 def _use(attempt: SiteAttempt, prepared: tuple[StoredPart[Part], Rows]) -> JobResult:
     stored, rows = prepared
-    run = _Run(attempt, stored.identity)
+    run = Run(attempt, stored.identity)
     _agree(run, [])
     if run.job.data_set is not None:
         rows = _align(run, rows)
         _agree(run, [rows])
         rows = rows.part(run.job.rows)
-        _allow(run, stored.part, rows)
+        if run.action is not Action.SERVE:  # whose rows are not known yet
+            _allow(run, stored.part, rows)
     write: Write | None = None
     if isinstance(stored.part, ActivePart):
         write = _ACTIVE[run.action](run, stored.part, rows)
@@ -154,9 +125,7 @@ def _prepare(job: InferenceJob, context: SiteContext) -> tuple[StoredPart[Part],
         context.policy.check_consent(*_CONSENTS[action])
     rows = _NO_ROWS
     if job.data_set is not None:
-        data_set = context.policy.data_set_for(job.data_set, job.profile)
-        lists = stored.part.categories
-        rows = load_rows(data_set, stored.part.columns, lists, job.unknown_category_is_missing)
+        rows = load_own(job, context, stored.part)
     if job.alignment is not None and rows.ids is None:
         raise ConfigurationError(
             "rows are aligned by ids, and the policy names no id column. Policy key: data_sets.<name>.id."
@@ -176,7 +145,7 @@ def _check_parties(identity: ModelIdentity, context: SiteContext) -> None:
 # -- agreement --------------------------------------------------------------------------------------------------------
 
 
-def _agree(run: _Run, sets: list[Rows]) -> None:
+def _agree(run: Run, sets: list[Rows]) -> None:
     """Compare job and model with the other parties, then the rows too.
 
     Raises:
@@ -191,7 +160,7 @@ def _agree(run: _Run, sets: list[Rows]) -> None:
     agree(terms, received, run.context.sites, rank, proof)
 
 
-def _allow(run: _Run, part: Part, rows: Rows) -> None:
+def _allow(run: Run, part: Part, rows: Rows) -> None:
     """Go on once every owner would answer for the rows; nobody has charged anything before.
 
     Raises:
@@ -204,13 +173,14 @@ def _allow(run: _Run, part: Part, rows: Rows) -> None:
     run.attempt.gather_sealed("budgets", b"")
 
 
-def _align(run: _Run, rows: Rows) -> Rows:
+def _align(run: Run, rows: Rows) -> Rows:
     """Bring the rows into the order of all parties, as the job asks for."""
     job, context, attempt = run.job, run.context, run.attempt
-    if job.alignment is None:
+    alignment = alignment_in_use(run)
+    if alignment is None:
         return rows
-    if job.alignment != ALIGN_FIRST:
-        found = load_alignment(context, job.alignment, str(job.data_set))
+    if alignment != ALIGN_FIRST:
+        found = load_alignment(context, alignment, str(job.data_set))
         confirm(attempt.channel, attempt.session, [found])
         return rows.aligned(found)
     ids = {str(job.data_set): rows.ids or ()}
@@ -223,10 +193,10 @@ def _align(run: _Run, rows: Rows) -> Rows:
 # -- the active party -------------------------------------------------------------------------------------------------
 
 
-def _predict(run: _Run, part: ActivePart, rows: Rows) -> Write:
+def _predict(run: Run, part: ActivePart, rows: Rows) -> Write:
     channel, session = run.attempt.channel, run.attempt.session
-    notes, classes = _Notes(run.attempt), class_names(part)
-    pace = _pace(run, sum(tree.n_nodes for tree in structures(part.booster)))
+    notes, classes = ContentNotes(run.attempt), class_names(part)
+    pace = pace_of(run, sum(tree.n_nodes for tree in structures(part.booster)))
     with Requester(channel, session, _PURPOSE, pace, run.attempt.transport.abort) as asking:
         links = {
             party.site: ConversationLink(asking, run.context.sites.index(party.site), party.site, notes)
@@ -244,7 +214,7 @@ def _predict(run: _Run, part: ActivePart, rows: Rows) -> Write:
     return lambda folder: write_predictions(folder, rows, predictions, classes, run.job.file_format)
 
 
-def _explain(run: _Run, part: ActivePart, rows: Rows) -> Write:
+def _explain(run: Run, part: ActivePart, rows: Rows) -> Write:
     told = run.take_from_owners(Content.POSITIONS)
     positions = {site: RowPositions.from_bytes(data, rows.n_rows) for site, data in told.items()}
     explainer = Explainer(part, rows.features, positions, run.job.rounds)
@@ -254,7 +224,7 @@ def _explain(run: _Run, part: ActivePart, rows: Rows) -> Write:
     )
 
 
-def _merge(run: _Run, part: ActivePart, rows: Rows) -> Write:
+def _merge(run: Run, part: ActivePart, rows: Rows) -> Write:
     told = run.take_from_owners(Content.THRESHOLDS)
     tables, first = [], len(part.columns)
     for party in part.parties:
@@ -278,9 +248,9 @@ def _table(data: bytes, aliases: tuple[str, ...]) -> PrivateTable:
 # -- a passive party --------------------------------------------------------------------------------------------------
 
 
-def _answer(run: _Run, part: PassivePart, rows: Rows) -> None:
+def _answer(run: Run, part: PassivePart, rows: Rows) -> None:
     owner = PathOwner(part, rows.features, run.job.batch_rows)
-    notes, active = _Notes(run.attempt), run.identity.active
+    notes, active = ContentNotes(run.attempt), run.identity.active
     budget = [_budget(run, part)]  # until it is charged
 
     def answer(question: bytes) -> bytes:
@@ -291,13 +261,13 @@ def _answer(run: _Run, part: PassivePart, rows: Rows) -> None:
         notes.note("sent", active, Content.DECISIONS, len(reply))
         return reply
 
-    pace = _pace(run, len(part.table))
+    pace = pace_of(run, len(part.table))
     Responder(
         run.attempt.channel, run.attempt.session, _PURPOSE, pace, run.attempt.transport.abort, run.active_rank, answer
     ).run()
 
 
-def _tell_positions(run: _Run, part: PassivePart, rows: Rows) -> None:
+def _tell_positions(run: Run, part: PassivePart, rows: Rows) -> None:
     told = RowPositions.of(part, rows.features).to_bytes()
     if len(told) > _MAX_PART_BYTES:
         raise ConfigurationError("the job explains too many rows at once: name fewer (rows)")
@@ -305,53 +275,33 @@ def _tell_positions(run: _Run, part: PassivePart, rows: Rows) -> None:
     run.give_active(told, Content.POSITIONS)
 
 
-def _tell_thresholds(run: _Run, part: PassivePart, rows: Rows) -> None:
+def _tell_thresholds(run: Run, part: PassivePart, rows: Rows) -> None:
     run.give_active(table_to_json(part.table, part.aliases).encode(), Content.THRESHOLDS)
 
 
-def _budget(run: _Run, part: PassivePart) -> RowBudget:
+def _budget(run: Run, part: PassivePart) -> RowBudget:
     """Return what is to be charged, durably, before anything about the rows leaves."""
     return RowBudget.of(run.context.policy, run.job, run.identity.model_id, part)
 
 
-_ACTIVE: Mapping[Action, Callable[[_Run, ActivePart, Rows], Write]] = {
+_ACTIVE: Mapping[Action, Callable[[Run, ActivePart, Rows], Write]] = {
     Action.PREDICT: _predict,
     Action.EXPLAIN: _explain,
     Action.MERGE: _merge,
+    Action.SERVE: serve,
 }
-_PASSIVE: Mapping[Action, Callable[[_Run, PassivePart, Rows], None]] = {
+_PASSIVE: Mapping[Action, Callable[[Run, PassivePart, Rows], None]] = {
     Action.PREDICT: _answer,
     Action.EXPLAIN: _tell_positions,
     Action.MERGE: _tell_thresholds,
+    Action.SERVE: stay,
 }
 
 
 # -- both -------------------------------------------------------------------------------------------------------------
 
 
-def _pace(run: _Run, n_splits: int) -> FlowControl:
-    """Return the pace of the conversation; a question names every split at most once."""
-    longest = 1024 + n_splits * (16 + run.job.batch_rows // 8)
-    return dataclasses.replace(FlowControl.within(run.attempt.timeout_s), message_bytes=longest)
-
-
-class _Notes:
-    """Notes in the evidence what passes between the active party and the owners of splits."""
-
-    def __init__(self, attempt: SiteAttempt):
-        self._evidence = attempt.evidence
-
-    def sent(self, peer: str, message: Message, size: int) -> None:
-        self.note("sent", peer, Content.DECISION_REQUEST, size)
-
-    def received(self, peer: str, message: Message, size: int) -> None:
-        self.note("received", peer, Content.DECISIONS, size)
-
-    def note(self, direction: str, peer: str, what: Content, size: int) -> None:
-        self._evidence.content(direction, peer, what, Protection.CLEAR, size)
-
-
-def _finish(run: _Run, part: Part, write: Write | None, rows: Rows) -> str:
+def _finish(run: Run, part: Part, write: Write | None, rows: Rows) -> str:
     """Write results, record and report; return the line for this site's log."""
     folder = run.attempt.folder.path
     title, data = _TITLES[run.action], _data(run.job, part, rows)

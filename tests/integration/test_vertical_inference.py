@@ -108,7 +108,7 @@ def errors(outcomes) -> list[Exception]:
 
 def only_error(outcomes, kind: type[Exception]) -> str:
     """Return the error that ended the job, where only some sites have it: the others hear of it."""
-    found = sorted({str(error) for error in errors(outcomes) if type(error) is kind})
+    found = sorted({str(error) for error in errors(outcomes) if isinstance(error, kind)})
     assert found and len(errors(outcomes)) == 3, outcomes
     return " ".join(found)
 

@@ -34,6 +34,18 @@ from nvflare_plugins.site.policy.policy import SitePolicy
 _DAY_S = 24 * 3600
 
 
+class ScoringRefusal(PolicyRefusal):
+    """A limit of standing scoring forbids rows.
+
+    Attributes:
+        limit: its key below ``vertical`` of the policy.
+    """
+
+    def __init__(self, limit: str, text: str) -> None:
+        super().__init__(text)
+        self.limit = limit
+
+
 @dataclass(slots=True)
 class _Record:
     """Shapes: answered: uint64[n], ascending; rows: uint64[n_rows], ascending; bits: int64[n_rows]; day: int64[2]."""
@@ -143,4 +155,5 @@ class ScoringBudget:
         return np.frombuffer(b"".join(found), dtype="<u8")
 
     def _refusal(self, key: str, what: str, remedy: str) -> PolicyRefusal:
-        return PolicyRefusal(f"{self._site} {what}. Policy key: vertical.{key}. Remedy: {remedy}, or ask {self._site}.")
+        text = f"{self._site} {what}. Policy key: vertical.{key}. Remedy: {remedy}, or ask {self._site}."
+        return ScoringRefusal(key, text)

@@ -243,6 +243,11 @@ class Requester:
             self._turn = number
             self._changed.notify_all()
 
+    def check(self) -> None:
+        """Raise what has ended the conversation, if anything has. Raises: VeilBoostError."""
+        with self._changed:
+            self._require_open()
+
     def release(self, n_bytes: int) -> None:
         """Note that the answers' owner has taken so many bytes."""
         with self._changed:

@@ -43,6 +43,7 @@ def test_the_subcommands_that_are_imported_late_are_there() -> None:
         "compare",
         "predict",
         "export",
+        "score",
         "snapshot",
         "models",
         "drift",

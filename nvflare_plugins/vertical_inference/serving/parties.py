@@ -1,0 +1,265 @@
+"""Both sides of a job that stays, from the first conversation to the last.
+
+One conversation lasts while the rows stay the same; its last question says how to go on: with the rows of another
+alignment, in the next conversation, or not at all. In between, with nobody asking, the parties meet once a minute, so
+that no exchange outlasts its deadline and a party that is gone is noticed by its silence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from he_processors.errors import ProtocolError, VeilBoostError
+from nvflare_plugins.attempt.site_attempt import now
+from nvflare_plugins.evidence.contents import Content
+from nvflare_plugins.files import write_durably
+from nvflare_plugins.site.memory.sent_rows import SentRows
+from nvflare_plugins.vertical.model.model import structures
+from nvflare_plugins.vertical.model.model_files import ActivePart, PassivePart
+from nvflare_plugins.vertical.protocol.conversation import FlowControl, Requester, Responder
+from nvflare_plugins.vertical_inference.row_budget import RowBudget
+from nvflare_plugins.vertical_inference.rows import Rows
+from nvflare_plugins.vertical_inference.run import ContentNotes, Run, pace_of
+from nvflare_plugins.vertical_inference.serving.desk import Command, Desk, Refused, Request, Score
+from nvflare_plugins.vertical_inference.serving.door import Door
+from nvflare_plugins.vertical_inference.serving.owner import RowOwner
+from nvflare_plugins.vertical_inference.serving.scorer import OwnerLink, RowsRefused, Scorer
+from nvflare_plugins.vertical_inference.serving.standing import refreshed
+
+SERVED_FILE = "served.json"
+_IDLE_STEP_S = 60.0
+_POLL_S = 0.5
+_KEPT_TIMES = 10_000
+_MIB = 1 << 20
+_INTERRUPTED = "the job was interrupted; with on_lost_site='wait' it goes on when all parties are back"
+_SLOT = "this job stays: it takes one of the jobs that server and sites may run at a time (FLARE's max_jobs)"
+
+
+def _pace(run: Run, n_splits: int) -> FlowControl:
+    """Return the pace: empty steps are rare, and a question may name all rows of a batch."""
+    usual = pace_of(run, n_splits)
+    idle_s = min(_IDLE_STEP_S, run.attempt.timeout_s / 4)
+    return dataclasses.replace(usual, patience_s=idle_s, message_bytes=usual.message_bytes + 4 * run.job.batch_rows)
+
+
+def _purpose(number: int) -> str:
+    return f"serving {number}"
+
+
+# -- the active party -------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Served:
+    """What was answered so far, in numbers. Units: seconds."""
+
+    alignment: str
+    n_rows: int
+    rows: int = 0
+    requests: int = 0
+    refused: int = 0
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_TIMES))
+    began: str = field(default_factory=now)
+
+    def to_dict(self) -> Score:
+        """Return what ``status`` and the file at the end say; seconds are those of the last requests."""
+        times = np.array(self.times) if self.times else None
+        quantiles = [None if times is None else round(float(np.quantile(times, q)), 4) for q in (0.5, 0.95, 0.99)]
+        return {
+            "since": self.began,
+            "alignment": self.alignment,
+            "common_rows": self.n_rows,
+            "requests": self.requests,
+            "rows": self.rows,
+            "refused": self.refused,
+            "seconds": dict(zip(("p50", "p95", "p99"), quantiles, strict=True)),
+        }
+
+
+class _Shown:
+    """The rows as the door sees them."""
+
+    def __init__(self, rows: Rows, served: Served) -> None:
+        self.n_rows = rows.n_rows
+        self._served = served
+        self._places = {} if rows.ids is None else {one.decode(): place for place, one in enumerate(rows.ids)}
+
+    def places(self, ids: Sequence[str]) -> list[int]:
+        if not self._places:
+            raise Refused("the data set has no ids here: ask by position (rows). Policy key: data_sets.<name>.id.")
+        found = [self._places.get(one.strip()) for one in ids]
+        n_missing = sum(place is None for place in found)
+        if n_missing:
+            raise Refused(f"{n_missing} of {len(ids)} ids are not among the rows of the alignment in use")
+        return [place for place in found if place is not None]
+
+    def status(self) -> Score:
+        return self._served.to_dict()
+
+
+class _Attendant:
+    """Answers what comes through the door, at the active party."""
+
+    def __init__(self, run: Run, part: ActivePart, rows: Rows, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run, self._part, self._rows, self._clock = run, part, rows, clock
+        self._desk = Desk(clock=clock)
+        self._served = Served(run.job.alignment or "", rows.n_rows)
+        self._shown = _Shown(rows, self._served)
+        self._began = self._last = clock()
+        self._command: Command | None = None
+        self._evidence = run.attempt.evidence.path.with_name(run.attempt.evidence.path.name + ".partial")
+
+    def run(self) -> Served:
+        """Serve until something ends the job. Raises: VeilBoostError, if a party or the way to it fails."""
+        say, number = self._run.attempt.progress.say, 0
+        reason = "the job has ended"
+        door = Door(self._run.attempt.folder.path, self._desk, lambda: self._shown, self._run.job.batch_rows)
+        try:
+            with door:
+                say(f"rows are scored at {door.path}; {_SLOT}")
+                while self._converse(number):
+                    number += 1
+                    self._refresh(number)
+                self._desk.close(reason)  # while callers can still be told
+        except VeilBoostError as error:
+            reason = f"{_INTERRUPTED}: {error}"
+            raise
+        finally:
+            self._desk.close(reason)
+            if self._command is not None and not self._command.answer.done():
+                self._command.answer.set_exception(Refused(reason))
+        return self._served
+
+    def _converse(self, number: int) -> bool:
+        """Hold one conversation; return whether it has ended because the rows are to change."""
+        run, notes = self._run, ContentNotes(self._run.attempt)
+        n_splits = sum(tree.n_nodes for tree in structures(self._part.booster))
+        channel, session = run.attempt.channel, run.attempt.session
+        with Requester(channel, session, _purpose(number), _pace(run, n_splits), run.attempt.transport.abort) as asking:
+            links = {
+                party.site: OwnerLink(asking, run.context.sites.index(party.site), party.site, notes)
+                for party in self._part.parties
+            }
+            scorer = Scorer(self._part, self._rows.features, links, run.job.rounds, run.attempt.timeout_s)
+            command = self._command = self._attend(asking, scorer)
+            alignment = command.argument if command is not None and command.name == "refresh" else None
+            for said in [link.go_on(alignment) for link in links.values()]:
+                said.result(run.attempt.timeout_s)
+        if command is not None and alignment is None:
+            command.answer.set_result({"stopping": True})
+        return alignment is not None
+
+    def _attend(self, asking: Requester, scorer: Scorer) -> Command | None:
+        """Answer requests until a command comes, or the job is over by its own terms."""
+        while True:
+            asking.check()
+            over = self._is_over()
+            if over:
+                self._run.attempt.progress.say(f"the job ends: {over}")
+                return None
+            work = self._desk.take(self._run.job.batch_rows, _POLL_S)
+            if isinstance(work, Command):
+                return work
+            if work:
+                try:
+                    self._answer(scorer, work)
+                except VeilBoostError as error:
+                    for left in (one for one in work if not one.answer.done()):
+                        left.answer.set_exception(Refused(f"{_INTERRUPTED}: {error}"))
+                    raise
+                self._last = self._clock()
+
+    def _is_over(self) -> str:
+        job, now_s = self._run.job, self._clock()
+        if job.serve_s and now_s - self._began >= job.serve_s:
+            return f"it has stayed for serve_s ({job.serve_s:g} s)"
+        if job.idle_s and now_s - self._last >= job.idle_s:
+            return f"nobody has asked for idle_s ({job.idle_s:g} s)"
+        if self._evidence.stat().st_size >= job.evidence_mib * _MIB:
+            return f"its evidence has reached evidence_mib ({job.evidence_mib} MiB): submit it again"
+        return ""
+
+    def _answer(self, scorer: Scorer, requests: list[Request]) -> None:
+        """Score requests together; one by one where a party refuses rows of some of them."""
+        positions = np.unique(np.concatenate([np.array(one.positions, dtype=np.int64) for one in requests]))
+        try:
+            scores = {score["row"]: score for score in scorer.score(positions)}
+        except RowsRefused as error:
+            if len(requests) > 1:
+                for one in requests:
+                    self._answer(scorer, [one])
+                return
+            self._served.refused += 1
+            requests[0].answer.set_exception(Refused(str(error)))
+            return
+        for one in requests:
+            self._served.requests += 1
+            self._served.rows += len(one.positions)
+            self._served.times.append(self._clock() - one.since)
+            one.answer.set_result([scores[place] for place in one.positions])
+
+    def _refresh(self, number: int) -> None:
+        command = self._command
+        if command is None:
+            return
+        rows, why = refreshed(self._run, self._part, command.argument, number)
+        if rows is None:
+            command.answer.set_exception(Refused(f"alignment {command.argument} is not taken: {why}"))
+            return
+        self._rows = rows
+        self._served.alignment, self._served.n_rows = command.argument, rows.n_rows
+        self._shown = _Shown(rows, self._served)
+        command.answer.set_result({"refreshed": command.argument, "common_rows": rows.n_rows})
+
+
+def serve(run: Run, part: ActivePart, rows: Rows) -> Callable[[Path], Path]:
+    """Stay at the active party; return what writes the counts of what was answered."""
+    served = _Attendant(run, part, rows).run()
+    content = json.dumps(served.to_dict(), indent=2).encode() + b"\n"
+    return lambda folder: write_durably(folder / SERVED_FILE, content, mode=0o600)
+
+
+# -- a passive party --------------------------------------------------------------------------------------------------
+
+
+def stay(run: Run, part: PassivePart, rows: Rows) -> None:
+    """Stay at a passive party until the active party ends the job."""
+    notes, active, policy = ContentNotes(run.attempt), run.identity.active, run.context.policy
+    budget = RowBudget.of(policy, run.job, run.identity.model_id, part)
+    run.attempt.progress.say(f"answering for rows that {active} names; {_SLOT}")
+    number, left = 0, policy.vertical.predictions_per_job
+    while True:
+        owner = RowOwner(
+            part, rows, budget, SentRows(policy).refuse, run.job.batch_rows, left, run.attempt.progress.say
+        )
+
+        def answer(question: bytes, owner: RowOwner = owner) -> bytes:
+            notes.note("received", active, Content.DECISION_REQUEST, len(question))
+            reply = owner.answer(question)
+            notes.note("sent", active, Content.DECISIONS, len(reply))
+            return reply
+
+        Responder(
+            run.attempt.channel,
+            run.attempt.session,
+            _purpose(number),
+            _pace(run, len(part.table)),
+            run.attempt.transport.abort,
+            run.active_rank,
+            answer,
+        ).run()
+        if not owner.is_over:
+            raise ProtocolError(f"{active} ended a conversation without saying how to go on")
+        if owner.next_alignment is None:
+            return
+        number, left = number + 1, left - owner.n_asked
+        taken, _ = refreshed(run, part, owner.next_alignment, number)
+        rows = rows if taken is None else taken

@@ -1,0 +1,177 @@
+"""A job that stays: its messages against hostile bytes, its queue, its socket's name, and a later attempt's rows."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from he_processors.errors import ProtocolError
+from nvflare_plugins.vertical_inference.rows import Rows
+from nvflare_plugins.vertical_inference.serving.desk import Command, Desk, Refused
+from nvflare_plugins.vertical_inference.serving.door import Door, reachable
+from nvflare_plugins.vertical_inference.serving.messages import (
+    LIMITS,
+    Question,
+    answered,
+    next_step,
+    open_rows,
+    opened_rows,
+    read_answer,
+    read_next_step,
+    refused,
+    split_question,
+)
+from nvflare_plugins.vertical_inference.serving.owner import RowOwner
+from nvflare_plugins.vertical_inference.serving.standing import alignment_in_use, note_alignment
+from tests.unit.nvflare_plugins.vertical_inference.test_explanations import FEATURES, PART
+
+
+def test_questions_and_answers_come_back_as_they_were():
+    positions = np.array([0, 3, 2**31], dtype=np.int64)
+    what, content = split_question(open_rows(positions))
+    assert what is Question.OPEN and opened_rows(content, 2**31 + 1, 3).tolist() == positions.tolist()
+    for alignment in ("night-2", None):
+        what, content = split_question(next_step(alignment))
+        assert what is Question.NEXT and read_next_step(content) == alignment
+    assert read_answer(answered(b"bits")) == (b"bits", None)
+    assert [read_answer(refused(limit)) for limit in LIMITS] == [(b"", limit) for limit in LIMITS]
+    assert open_rows(np.array([1, 258])).hex() == "010100000002010000" and refused(LIMITS[2]).hex() == "0102"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0\0\0", b"\5\0\0\0", b"\1\0\0\0\1\0\0\0", b"\2\0\0\0\1\0\0\0", bytes(16), b"\xff\xff\xff\xff"]
+)
+def test_rows_of_a_batch_are_ascending_and_there(content):
+    with pytest.raises(ProtocolError, match="does not answer"):
+        opened_rows(content, 5, 3)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_question_or_one_error(data):
+    with contextlib.suppress(ProtocolError):
+        what, content = split_question(data)
+        if what is Question.OPEN:
+            assert opened_rows(content, 5, 3).size <= 3
+        elif what is Question.NEXT:
+            assert read_next_step(content) is None or "/" not in str(read_next_step(content))
+    with contextlib.suppress(ProtocolError):
+        content, limit = read_answer(data)
+        assert limit is None or (limit in LIMITS and not content)
+
+
+class Budget:
+    """Counts what is checked and charged."""
+
+    def __init__(self) -> None:
+        self.checked: list[list[str]] = []
+        self.charged: list[list[str]] = []
+
+    def check(self, rows: Rows) -> None:
+        self.checked.append(rows.names())
+
+    def charge(self, rows: Rows) -> None:
+        self.charged.append(rows.names())
+
+
+def owner_of(budget: Budget, most_in_job: int = 100) -> RowOwner:
+    rows = Rows(FEATURES, (b"ann", b"bob", b"cyd", b"dan"))
+    return RowOwner(PART, rows, budget, lambda names: None, 3, most_in_job)  # type: ignore[arg-type]  # as a budget
+
+
+@given(st.lists(st.binary(max_size=30), max_size=8))
+def test_any_conversation_ends_in_one_text(questions):
+    owner = owner_of(Budget())
+    for question in (open_rows(np.array([0, 2])), *questions):
+        try:
+            owner.answer(question)
+        except ProtocolError as error:
+            assert str(error) == "a question that this party does not answer"
+
+
+def test_a_row_is_charged_before_its_first_answer_and_once_a_batch():
+    from nvflare_plugins.vertical.protocol.messages import Bits, DecisionRequest, PathQuery, to_bytes
+
+    def ask(tree: int, node: int, rows: list[bool]) -> bytes:
+        request = DecisionRequest(0, (PathQuery(tree, node, Bits.of(np.array(rows))),))
+        return bytes([Question.ASK]) + to_bytes(request)
+
+    budget = Budget()
+    owner = owner_of(budget)
+    with pytest.raises(ProtocolError):
+        owner.answer(ask(0, 0, [True]))
+    owner.answer(open_rows(np.array([1, 3])))
+    assert budget.checked == [["bob", "dan"]] and not budget.charged
+    owner.answer(ask(0, 0, [True, True]))
+    owner.answer(ask(1, 0, [True, True]))
+    assert budget.charged == [["bob", "dan"]] and owner.n_asked == 2
+    owner.answer(next_step(None))
+    assert owner.is_over and owner.next_alignment is None
+    with pytest.raises(ProtocolError):
+        owner.answer(open_rows(np.array([0])))
+
+
+def test_the_desk_hands_out_commands_first_and_no_more_rows_than_asked():
+    desk = Desk(most_waiting=3)
+    waiting = [desk.hand_in(rows) for rows in ([1, 2], [3], [4, 5])]
+    with pytest.raises(Refused, match="3 requests are waiting"):
+        desk.hand_in([6])
+    desk.command("refresh", "night-2")
+    with pytest.raises(Refused, match="another command"):
+        desk.command("stop")
+    command = desk.take(3, 0)
+    assert isinstance(command, Command) and command.argument == "night-2"
+    taken = desk.take(3, 0)
+    assert not isinstance(taken, Command) and [one.positions for one in taken] == [(1, 2), (3,)]
+    desk.close("it has ended")
+    with pytest.raises(Refused, match="it has ended"):
+        waiting[2].result(0)
+    with pytest.raises(Refused, match="it has ended"):
+        desk.hand_in([1])
+
+
+def test_a_request_whose_caller_has_left_is_not_worked_on():
+    desk = Desk()
+    desk.hand_in([1]).cancel()
+    desk.hand_in([2])
+    taken = desk.take(10, 0)
+    assert not isinstance(taken, Command) and [one.positions for one in taken] == [(2,)]
+
+
+def test_a_socket_in_a_folder_of_any_depth(tmp_path):
+    folder = tmp_path.joinpath(*["a-folder-with-a-long-name"] * 8)
+    folder.mkdir(parents=True)
+    (folder / "score.sock").touch()  # left by a process that was killed
+    shown = SimpleNamespace(n_rows=3, places=list, status=lambda: {"common_rows": 3})
+    with (
+        Door(folder, Desk(), lambda: shown, 5) as door,
+        reachable(door.path) as name,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller,
+    ):
+        caller.connect(name)
+        caller.sendall(b'{"status": true}\n')
+        assert caller.recv(100) == b'{"common_rows": 3}\n'
+    assert not (folder / "score.sock").exists()
+
+
+def test_a_later_attempt_goes_on_with_the_alignment_in_use(tmp_path):
+    def run(number: int, alignment: str | None) -> SimpleNamespace:
+        context = SimpleNamespace(runs=tmp_path, job_id="job", number=number)
+        attempt = SimpleNamespace(gather_sealed=lambda purpose, content: [b"other", content])
+        return SimpleNamespace(
+            job=SimpleNamespace(alignment=alignment), context=context, attempt=attempt, active_rank=1
+        )
+
+    (tmp_path / "job").mkdir()
+    assert alignment_in_use(run(1, "first")) == "first" == alignment_in_use(run(2, "first"))
+    assert alignment_in_use(run(2, None)) is None
+    (tmp_path / "job" / "alignment.npz").touch()
+    assert alignment_in_use(run(1, "first")) == "first"
+    assert alignment_in_use(run(2, "first")) == "job" and alignment_in_use(run(2, "night-1")) == "night-1"
+    note_alignment(run(1, "first").context, "night-2")  # type: ignore[arg-type]  # a context's two facts
+    assert alignment_in_use(run(3, "first")) == "night-2"
