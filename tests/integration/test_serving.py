@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import shutil
 import socket
@@ -21,6 +22,7 @@ from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.site import align_site
 from nvflare_plugins.cli.main import main
+from nvflare_plugins.vertical_inference.serving import parties
 from nvflare_plugins.vertical_inference.serving.door import MOST_CONNECTIONS, MOST_LINE_BYTES, SOCKET, reachable
 from nvflare_plugins.vertical_inference.site import run_inference
 from tests.integration.test_vertical_inference import SITES, Case, make_case, only_error
@@ -296,6 +298,19 @@ def test_a_caller_who_does_not_keep_to_the_form_ends_nothing(case):
 def test_the_job_ends_by_its_own_terms(case, limits, words):
     succeed(served(case, lambda caller: None, stops=False, **limits))
     assert any(words in line for line in case.parties.said["site-1"])
+
+
+def test_a_job_that_nobody_asks_is_not_taken_to_hang(case, monkeypatch):
+    """Training that asks nothing for long is; here silence is the ordinary case."""
+    usual = parties._pace
+    pace = lambda run, n_splits: dataclasses.replace(usual(run, n_splits), patience_s=0.2, idle_s=1.5)  # noqa: E731
+    monkeypatch.setattr(parties, "_pace", pace)
+
+    def use(caller: Caller) -> None:
+        time.sleep(4)
+        assert caller.ask(rows=[1])["scores"][0]["row"] == 1
+
+    succeed(served(case, use))
 
 
 def test_the_job_ends_when_its_evidence_is_large(case):

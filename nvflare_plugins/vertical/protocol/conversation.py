@@ -244,9 +244,10 @@ class Requester:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise what has ended the conversation, if anything has. Raises: VeilBoostError."""
+        """Say that the work is alive though it asks nothing. Raises: VeilBoostError, what ended the conversation."""
         with self._changed:
             self._require_open()
+            self._worked_at = time.monotonic()
 
     def release(self, n_bytes: int) -> None:
         """Note that the answers' owner has taken so many bytes."""
