@@ -38,6 +38,7 @@ from dp_components.ledger_records import (
     MOST_UNPAID,
     Budget,
     Job,
+    LedgerHistory,
     LedgerIdentity,
     LedgerState,
     budget_record,
@@ -319,6 +320,11 @@ class Ledger:
             else:
                 raise PrivacyRefusal(f"The ledger knows no job {job_id}.")
             return cost.for_person(_begun(state)[0].rows_per_person)
+
+    def history(self) -> LedgerHistory:
+        """Return the ledger as values, with all its jobs."""
+        with self._locked() as state:
+            return state.history(*_begun(state))
 
     def describe(self) -> str:
         """Return the ledger as text for a person."""

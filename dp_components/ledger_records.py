@@ -152,6 +152,40 @@ class ClosedJobs:
         return total
 
 
+@dataclass(frozen=True, slots=True)
+class JobSpending:
+    """What one job means to a ledger, priced for one person.
+
+    Attributes:
+        opened, closed: ISO 8601 in UTC; ``closed`` is "" for a job that is open.
+        state: "closed", "open" or "interrupted".
+        spent: what it has released.
+        plan: what it may release; None once it is closed.
+        events: what it has released, each with how often.
+    """
+
+    job_id: str
+    opened: str
+    closed: str
+    state: str
+    n_releases: int
+    spent: PrivacyCost
+    plan: PrivacyCost | None
+    events: tuple[tuple[PricedEvent, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerHistory:
+    """A whole ledger as values. Attributes: spent: of all jobs, with ``lost``, of records that are missing."""
+
+    identity: LedgerIdentity
+    budget: Budget
+    jobs: tuple[JobSpending, ...]
+    spent: PrivacyCost
+    held: PrivacyCost
+    lost: PrivacyCost
+
+
 @dataclass(slots=True)
 class LedgerState:
     """What the records so far add up to.
@@ -268,6 +302,30 @@ class LedgerState:
             if type(n_releases) is not int or type(number) is not int or min(n_releases, number) < 0:
                 raise TypeError("not a job that has ended")
             self.closed.add(job, ClosedJob(opened, closed, n_releases, numbers[number]))
+
+    def history(self, identity: LedgerIdentity, budget: Budget) -> LedgerHistory:
+        """Return all jobs in the order in which they were opened."""
+        rows = identity.rows_per_person
+        found = [
+            JobSpending(
+                name,
+                job.opened,
+                job.closed,
+                "closed",
+                job.n_releases,
+                self.closed.cost_of(name).for_person(rows),
+                None,
+                tuple(self.closed.spendings[job.spending].items()),
+            )
+            for name, job in self.closed.jobs.items()
+        ]
+        for name, running in self.jobs.items():
+            spent, plan = (compose(event_list(events)).for_person(rows) for events in (running.spent, running.plan))
+            state, events = "interrupted" if running.is_interrupted else "open", tuple(running.spent.items())
+            found.append(JobSpending(name, running.opened, "", state, running.n_releases, spent, plan, events))
+        found.sort(key=lambda one: (one.opened, one.job_id))
+        totals = (self.spent().for_person(rows), self.held().for_person(rows), self.lost.for_person(rows))
+        return LedgerHistory(identity, budget, tuple(found), *totals)
 
     def _running(self, job: str) -> Job:
         if self.jobs[job].is_interrupted:

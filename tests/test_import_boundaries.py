@@ -43,6 +43,7 @@ LEVELS = (
     ("conformance",),
     ("flare",),
     ("recipes",),
+    ("dossier",),
     ("cli", "__main__"),
 )
 """Rooms of nvflare_plugins, the lowest first. A room imports from its own level's and lower rooms only."""

@@ -11,6 +11,7 @@ from nvflare_plugins.files import write_durably
 from nvflare_plugins.xgb.cuts import Cuts
 
 MODEL = "model.json"
+POLICY = "policy.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)\.json")
 _KEPT_CHECKPOINTS = 3  # sites may be two checkpoints apart when a job is lost
 _JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -58,6 +59,10 @@ class RunFolder:
     def write_cuts(self, cuts: Cuts) -> None:
         """Keep the agreed cuts, which a resumed run must use again."""
         write_durably(self.path / "cuts.json", json.dumps(cuts.to_lists()).encode())
+
+    def write_policy(self, allowed: bytes) -> None:
+        """Keep what the site's policy allowed in this run, under the hash that evidence holds."""
+        write_atomically(self.path / POLICY, allowed, 0o600)
 
     def read_cuts(self) -> Cuts | None:
         """Return the kept cuts, or None. Raises: ConfigurationError, if the file is damaged."""

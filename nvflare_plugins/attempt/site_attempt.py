@@ -314,6 +314,7 @@ def open_attempt(
         channel.macs = session.macs
         try:
             channel.heads = _record_session(evidence, session, channel, context, protection)
+            folder.write_policy(context.policy.allowed())
             yield SiteAttempt(
                 job, context, transport, timeout_s, progress, folder, channel, evidence, session, channel.heads
             )

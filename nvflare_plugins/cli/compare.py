@@ -7,10 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.table import Table, load_table
+from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.evidence.threat_model import is_horizontal
-from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.report.data_facts import EVALUATION, TRAINING, DataFacts
 from nvflare_plugins.report.local_page import FILE_NAME, Comparison, build_page
@@ -25,6 +23,7 @@ from nvflare_plugins.scoring.comparison import (
     train_alone,
 )
 from nvflare_plugins.scoring.model import FinishedModel
+from nvflare_plugins.scoring.rows_again import load_again
 from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
 from nvflare_plugins.site.policy.values import POLICY_FILE
 from nvflare_plugins.xgb.model_json import with_lists
@@ -43,8 +42,8 @@ def run(options: argparse.Namespace) -> int:
         )
     if evaluation_name == facts.name:
         raise ConfigurationError(f"the model was trained on data set {facts.name!r}: name another one")
-    training = _load(policy.data_set(facts.name), facts, record)
-    evaluation = _load(policy.data_set(evaluation_name), facts, record)
+    training = load_again(policy.data_set(facts.name), facts, record)
+    evaluation = load_again(policy.data_set(evaluation_name), facts, record)
     notes = _changes(record, {facts.name: training, evaluation_name: evaluation})
     result = _compared(record, options.run_folder, facts, training, evaluation, notes)
     path = write_atomically(options.run_folder / FILE_NAME, build_page(result).encode(), 0o600)
@@ -76,22 +75,6 @@ def _policy(options: argparse.Namespace, record: RunRecord) -> SitePolicy:
         if not (workspace / POLICY_FILE).is_file():
             raise ConfigurationError("the run does not lie in the site's workspace: name that with --workspace DIR")
     return SitePolicy.load(own_workspace(workspace, record.site), record.site)
-
-
-def _load(spec: DataSet, facts: DataFacts, record: RunRecord) -> Table:
-    try:
-        return load_table(
-            spec,
-            label=facts.label,
-            weight=facts.weight or None,
-            features=facts.columns,
-            categories=facts.categories,
-            label_classes=facts.label_classes or None,
-            unknown_is_missing=bool(record.settings.get("unknown_category_is_missing")),
-            may_lack_rows=True,
-        )
-    except DataRefusal as error:  # it is this site's own, and nobody else reads it
-        raise ConfigurationError(error.reason) from None
 
 
 def _changes(record: RunRecord, tables: dict[str, Table]) -> tuple[str, ...]:

@@ -97,3 +97,15 @@ the job, whose reports and evidence are then written as after any job.
 
 Exit code: 0 all answered, 1 an error among the answers or no job there, 2 wrong usage.
 """
+
+DOSSIER = """``veilboost dossier JOB``: all that this site can show of one job, in one signed archive. Sends nothing.
+
+A cover page, the evidence and what `verify` says of it, the policy at the time, the privacy ledger of the job's data
+sets, who could learn what, attacks on this very model, hashes of the model, a software bill of materials, the page for
+data protection, the report and the run's record. What is missing is named on the cover page, with the reason.
+
+The attacks (membership inference, reconstruction) are run here, on the site's own rows, beside rows that the model was
+not trained on; the archive gets figures over all rows. The list of all files is signed with the key of the site's FLARE
+certificate; `veilboost verify FILE.zip` checks it. The archive counts this site's rows and is for its owner alone
+(mode 0600) until he gives it away.
+"""

@@ -1,4 +1,4 @@
-"""The subcommands of ``veilboost`` for models in use: which one, and whether new rows are still like the old ones."""
+"""The subcommands of ``veilboost`` for what follows a job: models in use, new rows, what a site can show of it."""
 
 from __future__ import annotations
 
@@ -80,6 +80,38 @@ def add_score(subparsers: _Subparsers) -> None:
     parser.add_argument("--site", metavar="NAME", help="the site's name")
     parser.add_argument("--socket", metavar="PATH", help="the job's socket, in place of --workspace and --site")
     parser.set_defaults(func=later("score"))
+
+
+def add_dossier(subparsers: _Subparsers) -> None:
+    """Add ``veilboost dossier``."""
+    parser = subparsers.add_parser(
+        "dossier",
+        help="put all that this site can show of a job into one signed archive",
+        description=descriptions.DOSSIER,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("job", metavar="JOB", help="folder of a run at a site, or a job's id (with a workspace)")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.zip", help="archive to write")
+    parser.add_argument("--workspace", metavar="DIR", type=Path, help="the site's workspace (default: where JOB lies)")
+    parser.add_argument("--site", metavar="NAME", help="the site's name; with a job's id")
+    parser.add_argument(
+        "--evidence",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="PATH",
+        help="exported evidence of all parties, which is verified and goes into the archive",
+    )
+    parser.add_argument(
+        "--root-ca", type=Path, metavar="FILE", help="with --evidence: the rootCA.pem of your own startup kit"
+    )
+    parser.add_argument(
+        "--held-out",
+        metavar="NAME",
+        help="data set of the policy with rows that the model was not trained on (default: the job's evaluation set)",
+    )
+    parser.add_argument("--no-attacks", action="store_true", help="run no attacks, which the archive then says")
+    parser.set_defaults(func=later("dossier"))
 
 
 def _add_site(parser: argparse.ArgumentParser) -> None:

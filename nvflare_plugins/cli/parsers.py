@@ -17,7 +17,7 @@ from typing import NoReturn, TypeAlias
 
 from nvflare_plugins.cli import descriptions
 from nvflare_plugins.cli.later import later as _later
-from nvflare_plugins.cli.month_parsers import add_drift, add_models, add_score, add_snapshot
+from nvflare_plugins.cli.month_parsers import add_dossier, add_drift, add_models, add_score, add_snapshot
 from nvflare_plugins.data_sets.declaration import ENCODINGS
 from nvflare_plugins.site.policy.values import PROFILES, Consents
 
@@ -38,7 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
     for add in (_demo, _site_setup, _check, _plan, _verify, _report, _compare, _predict, _export):
         add(subparsers)
-    for add in (add_score, add_snapshot, add_models, add_drift, _registry, _ledger):
+    for add in (add_score, add_snapshot, add_models, add_drift, add_dossier, _registry, _ledger):
         add(subparsers)
     return parser
 
@@ -346,9 +346,12 @@ def _verify(subparsers: _Subparsers) -> None:
         help="check the evidence of a job",
         description="Check the evidence of a job: chains, signatures, agreement of sites and server, protection of "
         "every private message. Exit code 0: VERIFIED; 1: it does not hold; 2: UNSIGNED, the records agree but anyone "
-        "could have written them (or wrong usage); 3: SIGNED, but root or server names were not given.",
+        "could have written them (or wrong usage); 3: SIGNED, but root or server names were not given. A dossier "
+        "(.zip) is checked with the evidence in it.",
     )
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="folder or files of exported evidence")
+    parser.add_argument(
+        "paths", nargs="+", type=Path, metavar="PATH", help="folder or files of exported evidence, or one dossier"
+    )
     parser.add_argument(
         "--root-ca",
         type=Path,

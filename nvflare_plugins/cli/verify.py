@@ -153,11 +153,12 @@ def verify(
         given = root.fingerprint(hashes.SHA256()).hex()
         notes.append(f"certificates were checked against the root with SHA-256 {given}")
     return dataclasses.replace(
-        result, failures=tuple(failures), notes=tuple(notes), root=given, unchecked=tuple(_unchecked(root, servers))
+        result, failures=tuple(failures), notes=tuple(notes), root=given, unchecked=tuple(unchecked(root, servers))
     )
 
 
-def _unchecked(root: x509.Certificate | None, servers: Collection[str]) -> Iterator[str]:
+def unchecked(root: x509.Certificate | None, servers: Collection[str]) -> Iterator[str]:
+    """Yield what the caller did not give to check certificates against, with the remedy."""
     if root is None:
         yield "no root certificate was given: take rootCA.pem from your own startup kit (--root-ca)"
     elif not servers:

@@ -11,13 +11,14 @@ import dataclasses
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
 
-from he_processors.errors import ConfigurationError, ProtocolError
+from he_processors.errors import AuthenticationError, ConfigurationError, ProtocolError
+from nvflare_plugins.cli import verify_dossier
 from nvflare_plugins.cli.parsers import ROOT_CERTIFICATE
 from nvflare_plugins.cli.verify import MAX_SENTENCE, Verdict, Verification, contents, policies, traffic, verify
 from nvflare_plugins.evidence.audit import Audit
@@ -244,8 +245,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Check the evidence, print what it shows, and return the verdict's exit code."""
     try:
         root, servers = trusted(arguments.root_ca, arguments.paths)
+        if any(map(verify_dossier.is_dossier, arguments.paths)):
+            return _run_on_dossier(arguments, root, {*servers, *arguments.server})
         result = verify(arguments.paths, root, {*servers, *arguments.server}, arguments.job, arguments.at)
-    except (OSError, ConfigurationError, ProtocolError) as error:
+    except (OSError, AuthenticationError, ConfigurationError, ProtocolError) as error:
         text = printable(str(error), MAX_SENTENCE)
         if arguments.json:
             print(json.dumps(to_json(Verification((), (text,))), indent=2))
@@ -253,6 +256,22 @@ def run(arguments: argparse.Namespace) -> int:
         return Verdict.FAILED.value
     print(json.dumps(to_json(result), indent=2) if arguments.json else render(result))
     return result.verdict.value
+
+
+def _run_on_dossier(arguments: argparse.Namespace, root: x509.Certificate | None, servers: Collection[str]) -> int:
+    if len(arguments.paths) > 1:
+        raise ConfigurationError("a dossier is checked by itself: name nothing else")
+    found = verify_dossier.verify_dossier(arguments.paths[0], root, servers, arguments.job, arguments.at)
+    inside = found.evidence
+    if arguments.json:
+        evidence = None if inside is None else to_json(inside)
+        print(json.dumps({"dossier": verify_dossier.to_json(found), "evidence": evidence}, indent=2))
+    else:
+        print(verify_dossier.render(found))
+        if inside is not None:
+            print("\nThe evidence in it:\n\n" + render(inside) + "\n")
+        print(printable(verify_dossier.verdict_text(found), MAX_SENTENCE))
+    return found.verdict.value
 
 
 def trusted(given: Path | None, paths: Sequence[Path]) -> tuple[x509.Certificate | None, frozenset[str]]:

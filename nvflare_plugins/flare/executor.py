@@ -41,7 +41,7 @@ from nvflare_plugins.flare.presence import Ready
 from nvflare_plugins.flare.timeouts import HEARTBEAT_S, site_timeout_s
 from nvflare_plugins.flare.transport import SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work
-from nvflare_plugins.site.certificates import Identity
+from nvflare_plugins.site.certificates import load_identity
 from nvflare_plugins.site.flare_boundary import check_set_up
 from nvflare_plugins.site.memory.policy_memory import policy_changes
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -278,14 +278,6 @@ class ProgressLog:
         """Write one line."""
         self._last_line = time.monotonic()
         self._log(text)
-
-
-def load_identity(workspace: Path, site: str) -> Identity:
-    """Return this site's certificate from its startup kit; the simulator has none (the policy must accept that)."""
-    startup = workspace / "startup"
-    if (startup / "client.crt").exists():
-        return Identity.load(startup)
-    return Identity.unsigned(site)
 
 
 def error_text(error: Exception) -> str:

@@ -332,7 +332,8 @@ def _importance(run: RunRecord, folder: Path) -> Iterator[str]:
     try:
         gain, weight = feature_importance(folder / run.model)
     except xgb.core.XGBoostError as error:
-        yield f"<p class=muted>XGBoost gives no importance for this model: {markup(str(error).splitlines()[0])}</p>"
+        text = str(error).splitlines()[0].replace(f"{folder / run.model}", run.model)  # a page may be passed on
+        yield f"<p class=muted>XGBoost gives no importance for this model: {markup(text)}</p>"
         return
     if not gain:
         yield "<p class=muted>The model splits on no feature.</p>"

@@ -126,6 +126,14 @@ class Identity:
         raise ValueError("a site without certificate cannot sign")
 
 
+def load_identity(workspace: Path, site: str) -> Identity:
+    """Return this site's certificate from its startup kit; the simulator has none (the policy must accept that)."""
+    startup = workspace / "startup"
+    if (startup / "client.crt").exists():
+        return Identity.load(startup)
+    return Identity.unsigned(site)
+
+
 def verify_signature(certificate: x509.Certificate, statement: bytes, signature: bytes) -> None:
     """Check what ``Identity.sign`` made.
 

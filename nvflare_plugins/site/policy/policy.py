@@ -219,8 +219,8 @@ class SitePolicy(Document):
         except ConfigurationError as error:
             raise ConfigurationError(f"{POLICY_FILE}: {error}") from None
 
-    def fingerprint(self) -> str:
-        """Return a hash of what the policy allows, for the evidence.
+    def allowed(self) -> bytes:
+        """Return what the policy allows as JSON; evidence holds its hash.
 
         Paths are left out, which are nobody's business, and the site's own words, which allow nothing.
         """
@@ -241,7 +241,11 @@ class SitePolicy(Document):
                 "runs",
             )
         }
-        return hashlib.sha256(json.dumps(allowed, sort_keys=True).encode()).hexdigest()
+        return json.dumps(allowed, sort_keys=True).encode()
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of what the policy allows, for the evidence."""
+        return hashlib.sha256(self.allowed()).hexdigest()
 
     def data_set(self, name: str) -> DataSet:
         """Return a data set by the name that jobs use.

@@ -47,6 +47,7 @@ def test_the_subcommands_that_are_imported_late_are_there() -> None:
         "snapshot",
         "models",
         "drift",
+        "dossier",
         "registry",
         "ledger",
     ]

@@ -26,10 +26,10 @@ from nvflare_plugins.flare.executor import (
     JobTask,
     ProgressLog,
     error_text,
-    load_identity,
 )
 from nvflare_plugins.flare.kept_jobs import is_noted
 from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.site.certificates import load_identity
 from nvflare_plugins.site.memory.store import NAME
 from nvflare_plugins.site.setup import SetupOptions, set_up
 from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES

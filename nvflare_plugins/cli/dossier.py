@@ -1,0 +1,207 @@
+"""``veilboost dossier``: all that a site can show of one job, in one signed archive."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dp_components.ledger_records import LedgerHistory
+from he_processors.errors import AuthenticationError, ConfigurationError, ProtocolError, VeilBoostError
+from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.cli.verify import Verification, find_evidence, verify
+from nvflare_plugins.cli.verify_command import render, to_json, trusted, verdict_text
+from nvflare_plugins.dossier import attack_page
+from nvflare_plugins.dossier.attacks import AttackReport
+from nvflare_plugins.dossier.attacks_of_run import allowed, attack_run
+from nvflare_plugins.dossier.bill import bill
+from nvflare_plugins.dossier.cover import COVER, Facts, build_cover
+from nvflare_plugins.dossier.parts import (
+    Part,
+    as_json,
+    histories,
+    ledger_part,
+    models_part,
+    policy_part,
+    threats_part,
+)
+from nvflare_plugins.dossier.signature import Dossier, open_dossier, seal
+from nvflare_plugins.evidence.authority import FlareAuthority
+from nvflare_plugins.evidence.format import time_text
+from nvflare_plugins.evidence.reader import Log, read_log
+from nvflare_plugins.files import write_private
+from nvflare_plugins.report.report import build_report, own_evidence
+from nvflare_plugins.report.run_record import FILE_NAME, RunRecord
+from nvflare_plugins.report.summary import build_summary
+from nvflare_plugins.site.certificates import Identity, load_identity
+from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
+from nvflare_plugins.site.policy.values import POLICY_FILE, is_private
+
+_DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Gather, attack, write, and say what is in it and what is not."""
+    folder, workspace = _found(options)
+    record = RunRecord.read(folder)
+    try:
+        content, parts = _dossier(options, folder, workspace, record)
+    except _DAMAGED:
+        raise ConfigurationError(f"{FILE_NAME} or a file in {folder} is damaged: copy the run again") from None
+    write_private(options.out, content)
+    for part in parts:
+        state = "has" if part.members else "missing" if part.is_due else "none"
+        print(f"{state:<8}{part.title}{f': {part.missing}' if part.missing else ''}")
+    print(f"wrote {options.out}: it holds this site's own evidence and counts of its rows")
+    return 0
+
+
+def _found(options: argparse.Namespace) -> tuple[Path, Path | None]:
+    """Return the run's folder, and the site's workspace if it can be told. Raises: ConfigurationError."""
+    given, workspace, site = Path(options.job), options.workspace, options.site
+    if (given / FILE_NAME).is_file():
+        if workspace is None:
+            inner = given.resolve().parent.parent
+            return given, inner if (inner / POLICY_FILE).is_file() else None
+        return given, own_workspace(workspace, RunRecord.read(given).site)
+    if workspace is None or site is None:
+        raise ConfigurationError(
+            f"{options.job} is not the folder of a run: give that, or a job's id with --workspace DIR --site NAME"
+        )
+    own = own_workspace(workspace, site)
+    return RunFolder(SitePolicy.load(own, site).runs, options.job).path, own
+
+
+def _dossier(
+    options: argparse.Namespace, folder: Path, workspace: Path | None, record: RunRecord
+) -> tuple[bytes, list[Part]]:
+    policy = None if workspace is None else SitePolicy.load(workspace, record.site)
+    identity = Identity.unsigned(record.site) if workspace is None else load_identity(workspace, record.site)
+    if identity.site != record.site:
+        raise ConfigurationError(f"the startup kit is that of {identity.site}, and the run is one of {record.site}")
+    created = datetime.now(UTC).replace(microsecond=0)
+    evidence = own_evidence(record, folder)
+    log = evidence if isinstance(evidence, Log) else None
+    ledgers, problems = histories(record, policy)
+    verification, logs = _verification(options, folder, record)
+    report = _attacks(options, folder, policy, record, ledgers, log)
+    verdict = "" if verification is None else verdict_text(verification)
+    parts = [
+        _attack_part(report, record),
+        _page(
+            "data_protection.html", "The page for data protection", build_summary(record, folder, _said(verification))
+        ),
+        _page("report.html", "The report of the run", build_report(record, folder)),
+        _verification_part(verification),
+        logs,
+        policy_part(record, folder, policy),
+        ledger_part(record, ledgers, problems, is_private(record.profile)),
+        threats_part(record, log),
+        models_part(folder),
+        Part("Software bill of materials (CycloneDX)", {"bom.cdx.json": bill(time_text(created))}),
+        Part("The site's own record of the run", {FILE_NAME: (folder / FILE_NAME).read_bytes()}),
+    ]
+    facts = Facts(verdict, attack_page.summary(report), identity.is_signed, created)
+    members = {COVER: build_cover(record, parts, facts).encode()}
+    members |= {name: content for part in parts for name, content in part.members.items()}
+    dossier = Dossier(record.job_id, record.attempt, record.site, record.profile, created, members, identity.is_signed)
+    try:
+        sealed = seal(dossier, identity)
+        open_dossier(sealed, FlareAuthority(identity.root, identity.server_names))
+    except ValueError as error:
+        raise ConfigurationError(f"{error}: name fewer files as --evidence") from None
+    except AuthenticationError as error:
+        raise ConfigurationError(f"nobody would believe this site's signature today: {error}") from None
+    return sealed, parts
+
+
+def _page(name: str, title: str, html: str) -> Part:
+    return Part(title, {name: html.encode()})
+
+
+# -- evidence ---------------------------------------------------------------------------------------------------------
+
+
+def _verification(options: argparse.Namespace, folder: Path, record: RunRecord) -> tuple[Verification | None, Part]:
+    """Return what ``veilboost verify`` says of the logs that were named, and all logs of this job."""
+    if options.root_ca is not None and not options.evidence:
+        raise ConfigurationError("--root-ca needs --evidence: the exported logs of all parties")
+    own = [] if record.evidence is None else [folder / record.evidence]
+    try:
+        files = [*(path for path in own if path.is_file()), *find_evidence(options.evidence)]
+    except FileNotFoundError as error:
+        raise ConfigurationError(str(error)) from None
+    members: dict[str, bytes] = {}
+    for path in files:
+        try:
+            log = read_log(path)
+        except ProtocolError:
+            if path in own:
+                members[f"evidence/{path.name}"] = path.read_bytes()
+            continue
+        if log.job_id == record.job_id:
+            prefix = "" if log.attempt == record.attempt else f"{log.attempt[:32]}."
+            _add(members, f"{prefix}{log.site}", path.read_bytes())
+    title = "Evidence: the parties' logs of the job"
+    if not members:
+        return None, Part(title, missing="the run's folder has no log, and none was named (`--evidence`)")
+    if not options.evidence:
+        text = "this site's log alone; `--evidence` adds those of all parties, which the server's job result holds"
+        return None, Part(title, members, remark=text)
+    root, servers = trusted(options.root_ca, options.evidence)
+    return verify(files, root, servers, record.job_id), Part(title, members)
+
+
+def _add(members: dict[str, bytes], name: str, content: bytes) -> None:
+    """Take a log in, once; a second and different one of the same party under a name of its own."""
+    for number in range(1, 100):
+        member = f"evidence/{name}{'' if number == 1 else f'.{number}'}.evidence.jsonl"
+        if members.setdefault(member, content) == content:
+            return
+    raise ConfigurationError(f"there are a hundred different logs of {name}: name fewer files as --evidence")
+
+
+def _verification_part(result: Verification | None) -> Part:
+    title = "What veilboost verify says of the evidence"
+    if result is None:
+        return Part(
+            title,
+            missing="the logs of the other parties were not named (`--evidence PATH --root-ca FILE`), and one log "
+            "alone can be compared with nothing",
+        )
+    stated = {"verification.txt": render(result).encode() + b"\n", "verification.json": as_json(to_json(result))}
+    return Part(title, stated)
+
+
+def _said(result: Verification | None) -> list[str]:
+    if result is None:
+        return []
+    return [verdict_text(result), *result.failures, *(text for one in result.attempts for text in one.failures)]
+
+
+# -- attacks ----------------------------------------------------------------------------------------------------------
+
+
+def _attack_part(report: AttackReport, record: RunRecord) -> Part:
+    html = attack_page.build_page(report, record.job_id, record.site)
+    files = {"attacks.html": html.encode(), "attacks.json": as_json(report.to_dict())}
+    remark = f"no attack was run: {report.reason}" if report.reason else ""
+    return Part("Attacks on the model", files, remark=remark)
+
+
+def _attacks(
+    options: argparse.Namespace,
+    folder: Path,
+    policy: SitePolicy | None,
+    record: RunRecord,
+    ledgers: list[LedgerHistory],
+    log: Log | None,
+) -> AttackReport:
+    """Run the attacks on this site's rows, or say why not."""
+    if options.no_attacks:
+        return AttackReport("whoever wrote this dossier asked for none (--no-attacks)")
+    try:
+        return attack_run(folder, record, policy, options.held_out, allowed(record, ledgers, log))
+    except (VeilBoostError, OSError) as error:
+        text = str(error) if isinstance(error, VeilBoostError) else type(error).__name__
+        return AttackReport(text.rstrip("."))

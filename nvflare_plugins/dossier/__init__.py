@@ -1,0 +1,1 @@
+"""What a site can show of one job: all that is known of it in one signed archive."""

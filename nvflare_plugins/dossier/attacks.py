@@ -1,0 +1,263 @@
+"""The attacks on one job's model, run by a site on its own rows: which, on what, with which outcome, or why not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xgboost as xgb
+
+from dp_components.accounting.trade_off import TradeOff
+from nvflare_plugins.data_sets.table import Table
+from nvflare_plugins.dossier.membership import (
+    Attacked,
+    Features,
+    Groups,
+    Labels,
+    Sureness,
+    attack,
+    difference_by_themselves,
+    sureness_of_classes,
+    sureness_of_numbers,
+    train,
+    train_references,
+)
+from nvflare_plugins.dossier.reconstruction import MAX_FEATURES, LogLikelihood, Reconstructed, reconstruct
+from nvflare_plugins.dossier.statistics import FALSE_POSITIVE_RATE, Scores
+from nvflare_plugins.scoring.comparison import scores_of
+from nvflare_plugins.scoring.model import FinishedModel
+from nvflare_plugins.xgb.model_json import trees_model
+
+LEAST_ROWS = 100
+_MOST_ROWS = 10_000  # of each group
+_MOST_GUESSED = 2_000
+_MOST_ROUNDS = 100
+_PLAIN = {"max_depth": 4, "eta": 0.3}
+_UNPROTECTED: dict[str, Any] = {"max_depth": 8, "eta": 0.3}
+_UNPROTECTED_ROUNDS = 100
+_NOT_OURS = ("objective", "eval_metric", "nthread", "device", "verbosity", "disable_default_eval_metric", "seed")
+_ALIKE_SHARE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What the accounted privacy lets anybody find out at most. Attributes: source: where the accounting stands."""
+
+    area: float
+    hits: float
+    right: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttackReport:
+    """What was tried and what came of it.
+
+    Attributes:
+        reason: why nothing was tried; "" if something was.
+        members, others: data sets, with the rows that were used.
+        model: the attacks on the job's model.
+        unprotected: the same on a model of this site's rows alone without protection: that the attacks work.
+        none: what tells the two groups apart without any model that had them.
+        bound: for private jobs.
+        values: attempts to tell a hidden value.
+        value_bounds: with a bound, the most that the share of the members' values guessed right can be, in order.
+        notes: what limits the figures.
+    """
+
+    reason: str = ""
+    members: str = ""
+    others: str = ""
+    model: tuple[Attacked, ...] = ()
+    unprotected: tuple[Attacked, ...] = ()
+    none: Attacked | None = None
+    bound: Bound | None = None
+    values: tuple[Reconstructed, ...] = ()
+    value_bounds: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as JSON values, to three decimals."""
+
+        def attacked(one: Attacked) -> dict[str, Any]:
+            return {"attack": one.name, "auc": one.area.to_list(), "tpr_at_1_percent_fpr": one.hits.to_list()}
+
+        return {
+            "format": "veilboost-attacks-1",
+            "intervals": "value, low and high of 95 %",
+            "not_run": self.reason or None,
+            "members": self.members,
+            "others": self.others,
+            "model": [attacked(one) for one in self.model],
+            "control_unprotected_model": [attacked(one) for one in self.unprotected],
+            "control_no_model": None if self.none is None else attacked(self.none),
+            "bound": None if self.bound is None else dataclasses.asdict(self.bound),
+            "values": [
+                {
+                    "column": one.feature,
+                    "told_apart": one.n_values,
+                    "members": one.members.to_list(),
+                    "others": one.others.to_list(),
+                    "by_commonest_value": round(one.common, 3),
+                    "gain": one.gain.to_list(),
+                }
+                for one in self.values
+            ],
+            "notes": list(self.notes),
+        }
+
+
+def run_attacks(
+    model: FinishedModel,
+    params: Mapping[str, Any],
+    training: tuple[str, Table],
+    held_out: tuple[str, Table],
+    trade_off: tuple[TradeOff, str] | None,
+) -> AttackReport:
+    """Attack a model with this site's rows.
+
+    Args:
+        params: the job's parameters, of which the reference models are trained; empty where they are not XGBoost's.
+        training, held_out: names and rows of the two groups.
+        trade_off: what the job's accounting allows, and where that stands.
+    """
+    groups, notes = _groups(model, training[1], held_out[1])
+    least = min(groups.of_members.size, groups.of_others.size)
+    if least < LEAST_ROWS:
+        return AttackReport(
+            f"one of the two groups has {least} usable rows, and a rate of 1 % asks for {LEAST_ROWS} at least"
+        )
+    settings, n_rounds = _settings(model, params)
+    try:
+        references = train_references(groups, settings, n_rounds)
+        unprotected = train(
+            groups.members,
+            groups.of_members,
+            groups.feature_types,
+            {**_UNPROTECTED, **_objective(model)},
+            _UNPROTECTED_ROUNDS,
+        )
+    except xgb.core.XGBoostError:
+        return AttackReport("XGBoost cannot train reference models on this site's rows alone")
+    none = difference_by_themselves(groups, references)
+    if not none.area.low <= 0.5 <= none.area.high:
+        notes.append(
+            "The two groups differ by themselves: models that had neither tell them apart. The figures below are in "
+            "part about that and not about membership; rows drawn at random from one file would not have it."
+        )
+    values = _values(model, groups)
+    bound: Bound | None = None
+    value_bounds: tuple[float, ...] = ()
+    if trade_off is not None:
+        limit, source = trade_off
+        bound = Bound(limit.area(), limit.true_positive_rate(FALSE_POSITIVE_RATE), limit.guessed_right(), source)
+        value_bounds = tuple(limit.true_positive_rate(one.others.value) for one in values)
+    return AttackReport(
+        "",
+        f"{groups.of_members.size:,} rows of data set {training[0]}",
+        f"{groups.of_others.size:,} rows of data set {held_out[0]}",
+        tuple(attack(groups, _sureness(model), references)),
+        tuple(attack(groups, unprotected, references)),
+        none,
+        bound,
+        tuple(values),
+        value_bounds,
+        tuple(notes),
+    )
+
+
+def _groups(model: FinishedModel, training: Table, held_out: Table) -> tuple[Groups, list[str]]:
+    """Return the rows to attack with, at most ``_MOST_ROWS`` of each, and what must be said of them."""
+    notes = []
+    found: list[tuple[Features, Labels]] = []
+    for table in (training, held_out):
+        usable = np.isfinite(table.label)
+        if model.classes is not None:
+            usable &= np.isin(table.label, range(len(model.classes)))
+        places = np.flatnonzero(usable)
+        if places.size > _MOST_ROWS:
+            places = np.sort(np.random.default_rng(0).permutation(places)[:_MOST_ROWS])
+            notes.append(f"Of the {table.n_rows:,} rows of a group, {_MOST_ROWS:,} drawn at random were used.")
+        found.append((table.features[places], table.label[places]))
+    (members, of_members), (others, of_others) = found
+    known = {row.tobytes() for row in np.column_stack([members, of_members])}
+    alike = sum(row.tobytes() in known for row in np.column_stack([others, of_others]))
+    if alike > _ALIKE_SHARE * max(1, of_others.size):
+        notes.append(
+            f"{alike:,} of the other rows equal a row of the training in every value: no attack can tell those apart."
+        )
+    return Groups(members, of_members, others, of_others, training.feature_types), notes
+
+
+def _objective(model: FinishedModel) -> dict[str, Any]:
+    if model.classes is None:
+        return {"objective": "reg:squarederror"}
+    if len(model.classes) == 2:
+        return {"objective": "binary:logistic"}
+    return {"objective": "multi:softprob", "num_class": len(model.classes)}
+
+
+def _settings(model: FinishedModel, params: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return parameters and rounds of the reference models: the job's, where it was trained by XGBoost's own."""
+    if not params:
+        return {**_PLAIN, **_objective(model)}, _MOST_ROUNDS // 2
+    kept = {name: value for name, value in params.items() if name not in _NOT_OURS}
+    return {**kept, **_objective(model)}, min(model.n_rounds, _MOST_ROUNDS)
+
+
+def _sureness(model: FinishedModel) -> Sureness:
+    def sureness(rows: Features, labels: Labels) -> Scores:
+        if model.classes is None:
+            return sureness_of_numbers(model.predict(rows), labels)
+        if model.has_probabilities:
+            return sureness_of_classes(model.probabilities(rows), labels)
+        right: Scores = (scores_of(model, rows) == labels).astype(np.float64)
+        return right
+
+    return sureness
+
+
+def _values(model: FinishedModel, groups: Groups) -> list[Reconstructed]:
+    """Try to tell the values of the columns that the model splits most often."""
+    random = np.random.default_rng(0)
+    rows = [random.permutation(n)[:_MOST_GUESSED] for n in (groups.of_members.size, groups.of_others.size)]
+    some = Groups(
+        groups.members[rows[0]],
+        groups.of_members[rows[0]],
+        groups.others[rows[1]],
+        groups.of_others[rows[1]],
+        groups.feature_types,
+    )
+    likelihood = _log_likelihood(model, some)
+    found = (
+        reconstruct(some, place, model.features[place].name, likelihood) for place in _most_used(model)[:MAX_FEATURES]
+    )
+    return [one for one in found if one is not None]
+
+
+def _most_used(model: FinishedModel) -> list[int]:
+    counts = np.zeros(len(model.features), np.int64)
+    for tree in trees_model(model.document()["learner"])["trees"]:
+        inner = np.asarray(tree["left_children"]) >= 0
+        np.add.at(counts, np.asarray(tree["split_indices"])[inner], 1)
+    order = np.argsort(-counts, kind="stable")
+    return [int(place) for place in order if counts[place]]
+
+
+def _log_likelihood(model: FinishedModel, groups: Groups) -> LogLikelihood:
+    if model.classes is None:
+        errors = model.predict(groups.others).astype(np.float64) - groups.of_others
+        variance = float(np.mean(errors**2)) or 1.0
+        return lambda rows, labels: -((model.predict(rows).astype(np.float64) - labels) ** 2) / (2 * variance)
+    if not model.has_probabilities:
+        return lambda rows, labels: np.where(scores_of(model, rows) == labels, -0.1, -2.5)
+
+    def of_classes(rows: Features, labels: Labels) -> Scores:
+        own = model.probabilities(rows)[np.arange(labels.size), labels.astype(np.int64)]
+        result: Scores = np.log(np.clip(own.astype(np.float64), 1e-6, 1))
+        return result
+
+    return of_classes

@@ -1,0 +1,208 @@
+"""The parts of a dossier: each is some files, or the reason why it is missing, which the cover page then says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dp_components.errors import PrivacyError
+from dp_components.events import event_document
+from dp_components.ledger import Ledger, ledger_files
+from dp_components.ledger_records import JobSpending, LedgerHistory
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from nvflare_plugins.attempt.run_folder import MODEL, POLICY
+from nvflare_plugins.evidence.plugin_claims import plugin_protection, threat_model
+from nvflare_plugins.evidence.reader import Log
+from nvflare_plugins.evidence.threat_model import notes_for
+from nvflare_plugins.failures import reason_of
+from nvflare_plugins.files import write_private
+from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.wire.commitments import SALT_BYTES, commitment
+
+_WHOLE = (MODEL, "masked_model.json", "profile.json")  # every site has the same
+OWN_PARTS = ("vertical_model.json", "private_table.json")
+_SALT = "dossier.salt"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a dossier.
+
+    Attributes:
+        title: what it is, for the cover page.
+        members: files by name; empty if it is missing.
+        missing: why, with the remedy; "" if it is there.
+        remark: what to know of it.
+        is_due: whether a dossier of such a job should have it.
+    """
+
+    title: str
+    members: Mapping[str, bytes] = field(default_factory=dict)
+    missing: str = ""
+    remark: str = ""
+    is_due: bool = True
+
+
+def as_json(value: Any) -> bytes:
+    """Return values as a file of JSON, the same for the same values."""
+    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+# -- policy -----------------------------------------------------------------------------------------------------------
+
+
+def policy_part(run: RunRecord, folder: Path, policy: SitePolicy | None) -> Part:
+    """Return what the site's policy allowed in the run: the file is the one whose SHA-256 the evidence holds."""
+    title = "The site's policy at the time of the job"
+    if not run.policy_hash:
+        return Part(title, missing="the run was made by a version before 0.4, which recorded no hash of the policy")
+    kept = folder / POLICY
+    candidates = [kept.read_bytes()] if kept.is_file() else []
+    candidates += [policy.allowed()] if policy is not None else []
+    for content in candidates:
+        if hashlib.sha256(content).hexdigest() == run.policy_hash:
+            return Part(
+                title, {POLICY: content}, remark=f"its SHA-256 is the policy hash of the evidence: {run.policy_hash}"
+            )
+    why = (
+        "the copy in the run's folder is not the one whose hash was recorded"
+        if kept.is_file()
+        else ("the run was made by a version before 0.6, which kept the hash alone, and the policy has changed since")
+    )
+    return Part(title, missing=f"{why}; the hash is {run.policy_hash}")
+
+
+# -- ledger -----------------------------------------------------------------------------------------------------------
+
+
+def histories(run: RunRecord, policy: SitePolicy | None) -> tuple[list[LedgerHistory], list[str]]:
+    """Return the ledgers of the data sets that the job has used here, and which could not be read."""
+    found, problems = [], []
+    files = {} if policy is None else {path.stem: path for path in ledger_files(policy.ledgers)}
+    for name in dict.fromkeys(one.name for one in run.data):
+        if name not in files or policy is None:
+            continue
+        try:
+            found.append(Ledger(files[name], policy.ledger_heads).history())
+        except (PrivacyError, OSError) as error:
+            text = str(error) if isinstance(error, PrivacyError) else reason_of(error)
+            problems.append(f"the ledger of data set {name} cannot be read: {text}")
+    return found, problems
+
+
+def spending_of_job(found: Iterable[LedgerHistory], job_id: str) -> JobSpending | None:
+    """Return what a job has spent, from the first ledger that knows it."""
+    return next((job for one in found for job in one.jobs if job.job_id == job_id), None)
+
+
+def ledger_part(run: RunRecord, found: list[LedgerHistory], problems: list[str], is_private: bool) -> Part:
+    """Return the ledgers of the job's data sets. Other jobs are numbered: their ids are not this dossier's matter."""
+    title = "Privacy ledger of the job's data sets"
+    if found:
+        content = as_json([_history(one, run.job_id) for one in found])
+        return Part(title, {"ledger.json": content}, remark="; ".join(problems))
+    if problems:
+        return Part(title, missing="; ".join(problems))
+    if is_private:
+        return Part(
+            title,
+            missing="no data set of this job has a ledger here: this site has released nothing that had to be charged "
+            "(as the active party of buckets), or its workspace was not named, or its ledgers lie elsewhere (policy "
+            "key `ledgers`)",
+        )
+    return Part(
+        title, missing="nothing was spent: the job is not differentially private, and no bound is claimed", is_due=False
+    )
+
+
+def _history(one: LedgerHistory, job_id: str) -> dict[str, Any]:
+    delta = one.budget.delta
+    return {
+        "data_set": one.identity.data_set,
+        "site": one.identity.site,
+        "neighbouring": one.identity.relation.value,
+        "rows_per_person": one.identity.rows_per_person,
+        "budget": {"epsilon": one.budget.epsilon, "delta": delta, "pure_epsilon": one.budget.pure_epsilon},
+        "spent_epsilon": _finite(one.spent.epsilon(delta)),
+        "jobs": [
+            {
+                "number": number,
+                "is_this_job": job.job_id == job_id,
+                "opened": job.opened,
+                "closed": job.closed or None,
+                "state": job.state,
+                "releases": job.n_releases,
+                "spent_epsilon": _finite(job.spent.epsilon(delta)),
+                **({"events": [_event(*event) for event in job.events]} if job.job_id == job_id else {}),
+            }
+            for number, job in enumerate(one.jobs, 1)
+        ],
+    }
+
+
+def _event(event: Any, count: int) -> dict[str, Any]:
+    return {"times": count, **event_document(event)}
+
+
+def _finite(value: float) -> float | None:
+    return value if value < float("inf") else None
+
+
+# -- threats, model ---------------------------------------------------------------------------------------------------
+
+
+def threats_part(run: RunRecord, log: Log | None) -> Part:
+    """Return who could learn what under the job's profile."""
+    facts = plugin_protection([log] if log is not None else [])
+    model = threat_model(run.profile, facts)
+    title = "Who could learn what"
+    if model is None:
+        return Part(title, missing=f"profile {run.profile} is unknown to this version")
+    content = {
+        "profile": run.profile,
+        "claimed_by_plugin": bool(facts),
+        "summary": model.summary,
+        "who_learns_what": [{"who": who, "learns": what} for who, what in model.rows()],
+        "notes": [*(model.notes if facts else ()), *notes_for(run.profile)],
+        "parties": len(run.sites),
+    }
+    return Part(title, {"threats.json": as_json(content)})
+
+
+def models_part(folder: Path, randomness: RandomSource = OS_RANDOMNESS) -> Part:
+    """Return the hashes of what the job has left here; no model is in a dossier.
+
+    Privacy: every site has a whole model. A party's own part holds thresholds that nobody else has, so it is committed
+        to with a salt that stays at the site: a bare hash could be tested against guesses.
+    """
+    title = "Hash of the model"
+    stated = []
+    for name in (*_WHOLE, *OWN_PARTS):
+        path = folder / name
+        if not path.is_file():
+            continue
+        content = path.read_bytes()
+        one: dict[str, Any] = {"file": name, "size": len(content)}
+        if name in _WHOLE:
+            one["sha256"] = hashlib.sha256(content).hexdigest()
+        else:
+            one["commitment"] = commitment(content, _salt(folder, randomness))
+            one["how"] = (
+                f"SHA-256 over a salt and the file; the salt is {_SALT} in the run's folder, of this site alone"
+            )
+        stated.append(one)
+    if not stated:
+        return Part(title, missing="the job has left no model at this site: its kind makes none, or the file is gone")
+    return Part(title, {"models.json": as_json(stated)})
+
+
+def _salt(folder: Path, randomness: RandomSource) -> bytes:
+    path = folder / _SALT
+    if not path.is_file():
+        write_private(path, randomness.bytes(SALT_BYTES))
+    return path.read_bytes()
