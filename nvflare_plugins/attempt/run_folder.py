@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.files import write_durably
+from nvflare_plugins.files import write_durably, write_private
 from nvflare_plugins.xgb.cuts import Cuts
 
 MODEL = "model.json"
@@ -62,7 +62,7 @@ class RunFolder:
 
     def write_policy(self, allowed: bytes) -> None:
         """Keep what the site's policy allowed in this run, under the hash that evidence holds."""
-        write_atomically(self.path / POLICY, allowed, 0o600)
+        write_private(self.path / POLICY, allowed)
 
     def read_cuts(self) -> Cuts | None:
         """Return the kept cuts, or None. Raises: ConfigurationError, if the file is damaged."""

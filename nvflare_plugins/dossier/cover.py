@@ -173,10 +173,13 @@ def _policy(run: RunRecord, members: Mapping[str, bytes]) -> Iterator[str]:
     allowed: dict[str, Any] = json.loads(members["policy.json"])
     rows = [(name, markup(_shown(allowed[key]))) for key, name in _SHOWN_KEYS.items() if key in allowed]
     known = Consents.__dataclass_fields__
-    for name in sorted(key for key, given in allowed.get("consents", {}).items() if given is True):
+    for name, given in sorted(allowed.get("consents", {}).items()):
+        if not given:
+            continue
         words = prose(description_of(Consents, name)) if name in known else "unknown to this version"
         needed = " <b>This job needed it.</b>" if name in run.consents else ""
-        rows.append((f"Consent {name}", words + needed))
+        limit = "" if given is True else f"{markup(_shown(given))}: "
+        rows.append((f"Consent {name}", limit + words + needed))
     yield _section("What the site's policy allowed", _pairs(iter(rows)))
 
 
