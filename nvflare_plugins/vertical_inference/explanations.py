@@ -121,7 +121,9 @@ class RowPositions:
         if not ranks_fit or present.max(initial=0) >= MAX_RANK:
             raise ProtocolError("positions of rows are out of range")
         by_category = np.flatnonzero(splits[:, 3] == 0)
-        if not np.array_equal(np.unique(groups[:, 0]), by_category) or groups[:, 1].max(initial=0) >= _MOST_GROUPS:
+        with_groups = [np.unique(some[:, 0]) for some in (groups, groups[groups[:, 1] != _NO_VALUE])]
+        is_told = all(np.array_equal(places, by_category) for places in with_groups)  # XGBoost knows no empty set
+        if not is_told or groups[:, 1].max(initial=0) >= _MOST_GROUPS:
             raise ProtocolError("positions of rows name groups that no split has")
         return cls(features, splits, positions, groups)
 

@@ -65,6 +65,7 @@ HOSTILE = {
     "groups_of_a_threshold": changed(groups=np.array([[0, 1]])),
     "groups_of_no_split": changed(groups=np.array([[9, 1]])),
     "group_huge": changed(splits=np.array([[0, 0, 1, 0]]), groups=np.array([[0, 1 << 16]])),
+    "no_group_but_missing": changed(splits=np.array([[0, 0, 1, 0]]), groups=np.array([[0, (1 << 16) - 1]])),
     "position_huge": changed(positions=np.full((4, 2), 1 << 24)),
 }
 
