@@ -20,8 +20,8 @@ and evaluation. What the last line of the output holds, one JSON object:
     ms_per_collective      ours and NVFlare's: one 16-byte sum over FLARE, from the call of the last site's XGBoost to
                            its answer
     federboost_200_trees_s 200 trees of depth 4 on 8,192 x 11, three sites, masks, through FLARE; training only
-    epsilon_20th           the figures down to bytes_per_round once more, on 20,000 rows of 2,000 features, a twentieth
-                           of the set Epsilon: 16 MB of sums a node
+    epsilon_20th           the figures down to bytes_per_round on 20,000 rows of 2,000 features, a twentieth of the set
+                           Epsilon (8 MB of sums a node), for each profile beside plain in a run of its own
     added_share            in there: the part of a profile's round that is not plain's, in wall-clock seconds
 
 The first seven come from processes that take turns round by round (horizontal_lanes.py), those through FLARE from
@@ -39,7 +39,6 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import xgboost as xgb
 
@@ -96,8 +95,7 @@ def main() -> None:
             results |= bench_lanes(folder / "lanes", options.rounds or (4 if options.quick else 16), options.profiles)
         if "epsilon" in options.only:
             n_rounds = options.rounds or (3 if options.quick else 5)
-            wide = bench_lanes(folder / "epsilon", n_rounds, options.profiles, EPSILON_20TH)
-            results["epsilon_20th"] = wide | {"added_share": _added_share(wide)}
+            results["epsilon_20th"] = bench_wide(folder / "epsilon", n_rounds, options.profiles)
         if "flare" in options.only:
             rounds, repeats = (4, 1) if options.quick else (16, 2)
             results |= bench_flare(folder / "flare", options.rounds or rounds, options.repeats or repeats)
@@ -152,6 +150,18 @@ def bench_lanes(folder: Path, num_rounds: int, profiles: list[str], shape: Table
     return _lane_figures(task, {lane.name: lane for lane in lanes}, models, profiles)
 
 
+def bench_wide(folder: Path, num_rounds: int, profiles: list[str]) -> dict[str, dict]:
+    """Measure each profile beside plain on many features; one after the other, for all at once need 20 GB."""
+    results: dict[str, dict] = {}
+    for profile in profiles:
+        if profile != "plain":
+            figures = bench_lanes(folder / profile, num_rounds, ["plain", profile], EPSILON_20TH)
+            added = figures[f"{profile}_added_s"]
+            share = added / (figures["plain_s_per_round"] + added)
+            results[profile] = figures | {"added_share": _rounded(share)}
+    return results
+
+
 def _prepare(folder: Path, num_rounds: int, profiles: list[str], shape: TableShape) -> Task:
     frame = generate(shape)
     task = Task(folder, SITES, PARAMS, num_rounds, agreed_cuts(frame, PARAMS["max_bin"], MIN_ROWS_PER_CUT))
@@ -185,13 +195,6 @@ def _lane_figures(task: Task, lanes: dict[str, Lane], models: dict[str, list[byt
         figures["masks_over_untagged"] = _rounded(with_tags / without)
     figures["bytes_per_round"] = {profile: _bytes_per_round(task, profile) for profile in profiles}
     return figures
-
-
-def _added_share(figures: dict[str, Any]) -> dict[str, float]:
-    """Return what a profile adds to plain, as a part of its rounds."""
-    plain, ending = figures.get("plain_s_per_round", 0.0), "_added_s"
-    added = {name.removesuffix(ending): value for name, value in figures.items() if name.endswith(ending)}
-    return {name: _rounded(value / (plain + value)) for name, value in added.items()}
 
 
 def _added_cpu_s(lanes: dict[str, Lane], name: str) -> float:
