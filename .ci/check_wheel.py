@@ -22,7 +22,7 @@ def main() -> int:
     missing = [name for name in FILES if name not in found]
     if not any(name.endswith(".cuh") for name in found):
         missing.append("he_processors/cuda/*.cuh")
-    for extension in ("_bignum", "_curve", "_field"):
+    for extension in ("_bignum", "_curve", "_field", "_grids"):
         if not any(f"_native/{extension}." in name for name in found):
             missing.append(f"he_processors/_native/{extension}")
     foreign = [name for name in found if name.startswith(("tests/", "jobs/")) or name.endswith((".c", ".h"))]

@@ -12,7 +12,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors._native import extension
 from he_processors.errors import CapacityExceeded
+
+_grids = extension("_grids")  # in one pass what numpy does in ten
 
 _Number = TypeVar("_Number", bound=np.generic)
 
@@ -84,7 +87,7 @@ class Grids:
         Raises:
             CapacityExceeded: a value is not finite or larger than its bound; nothing was encoded then.
         """
-        return np.rint(self._scaled(values)).astype(np.int64).reshape(-1)
+        return self._rounded(values, running=False)
 
     def encode_running(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
         """Round so that sums over neighbours stay on the grid's resolution: each error is carried to the next value.
@@ -97,22 +100,40 @@ class Grids:
         Raises:
             CapacityExceeded: as ``encode``.
         """
-        scaled = self._scaled(values)
-        rounded = np.rint(scaled)
-        # Rounding errors are exact in float64 and at most 1/2, so their running sums keep full precision.
-        carried = np.rint(np.cumsum(scaled - rounded, axis=0))
-        rounded += np.diff(carried, axis=0, prepend=0.0)
-        return rounded.astype(np.int64).reshape(-1)
+        return self._rounded(values, running=True)
 
     def decode(self, integers: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the grid values. Shapes: integers: int64[n]; result: float64[n]."""
-        return (self._columns(integers) * self._steps()).reshape(-1)
+        if _grids is None:
+            return (self._columns(integers) * self._steps()).reshape(-1)
+        values = np.empty(integers.size, dtype=np.float64)
+        _grids.scale(np.ascontiguousarray(integers), self._steps(), values)
+        return values
 
-    def _scaled(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        for is_exceeded, grid in zip(self.exceeded(values), self.of, strict=True):
-            if is_exceeded:
+    def _rounded(self, values: NDArray[np.float64], running: bool) -> NDArray[np.int64]:
+        if _grids is None:
+            return self.rounded_by_numpy(values, running)
+        integers = np.empty(values.size, dtype=np.int64)
+        bounds = np.ldexp(1.0, [grid.bound_exponent for grid in self.of])
+        self._refuse(_grids.round(np.ascontiguousarray(values), 1.0 / self._steps(), bounds, running, integers))
+        return integers
+
+    def rounded_by_numpy(self, values: NDArray[np.float64], running: bool) -> NDArray[np.int64]:
+        """Do what the extension does, to the bit, where there is none."""
+        self._refuse(sum(1 << i for i, is_exceeded in enumerate(self.exceeded(values)) if is_exceeded))
+        scaled = self._columns(values) * (1.0 / self._steps())  # powers of two: exact
+        rounded = np.rint(scaled)
+        if running:
+            # Rounding errors are exact in float64 and at most 1/2, so their running sums keep full precision.
+            carried = np.rint(np.cumsum(scaled - rounded, axis=0))
+            rounded += np.diff(carried, axis=0, prepend=0.0)
+        return rounded.astype(np.int64).reshape(-1)
+
+    def _refuse(self, exceeded: int) -> None:
+        """Args: exceeded: a bit for each grid. Raises: CapacityExceeded."""
+        for number, grid in enumerate(self.of):
+            if exceeded >> number & 1:
                 raise CapacityExceeded(f"a value is not finite or larger than 2^{grid.bound_exponent}")
-        return self._columns(values) * (1.0 / self._steps())  # powers of two: exact
 
     def _steps(self) -> NDArray[np.float64]:
         return np.ldexp(1.0, [grid.exponent for grid in self.of])

@@ -3,7 +3,7 @@
 #ifndef VEILBOOST_INTERFACE_H
 #define VEILBOOST_INTERFACE_H
 
-#define INTERFACE 1
+#define INTERFACE 2
 
 static PyObject *with_interface(PyObject *module)
 {

@@ -167,8 +167,6 @@ class ProtectedSums:
         """
         if kind is Kind.METRIC:
             return self._sum_metric(values, metric)
-        if not np.isfinite(values).all():
-            raise _not_finite(kind)
         return self._sum_finite(kind, values, metric, _NO_RESIDUES)[0]
 
     def _sum_metric(self, values: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
@@ -188,8 +186,11 @@ class ProtectedSums:
         while True:
             grids = Grids(tuple(self._grids[quantity] for quantity in quantities))
             integers = None
-            if not any(grids.exceeded(values)):
+            try:
                 integers = grids.encode_running(values) if kind is Kind.HISTOGRAM else grids.encode(values)
+            except CapacityExceeded:
+                if not np.isfinite(values).all():
+                    raise _not_finite(kind) from None
             try:
                 total, opened = self._sum_integers(kind, integers, values.size, flags, wide)
             except RescaleRequested:
