@@ -11,6 +11,10 @@ Three keyed hashes with a random key that never leaves the site:
 They are made from values as they were read, not from the bytes of a file: an option of the policy's reader that changes
 a value makes changed rows, and one that changes none (another encoding of the same text) leaves them the same.
 
+Where the data set names an id column, a fourth one for each row, over values and id, tells rows apart that are alike by
+chance. It only ever makes two versions of different names less related: the id is the site's own, and no job can choose
+it. An id that is another one in each file (a line number) would hide that rows are the same.
+
 They are combined with the data set's name and path in the policy, because a row whose every value was rescaled has
 another hash and is still the same person. What is not found: the same people under another name and another path, if
 neither a whole row nor a whole column (of many distinct values) is as it was: a part of the rows with one column more,
@@ -29,7 +33,9 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.table import Table
 
 _IDENTIFYING_DISTINCT = 100
@@ -108,6 +114,24 @@ def identify(
     fingerprint = _hash(key, b"table", repr(names).encode(), rows.tobytes())
     source = _hash(key, b"path", str(spec.path.resolve()).encode())
     return DataRecord(fingerprint, spec.name, source, table.n_rows, columns, tuple(identifying)), rows
+
+
+def named_rows(table: Table, spec: DataSet, key: bytes) -> NDArray[np.uint64] | None:
+    """Return a keyed hash of each row's values and its id, sorted; None where not every row has an id.
+
+    They tell rows apart that are alike in all columns: rows of few, coarse columns often are.
+
+    Shapes:   result: uint64[n_rows].
+    Security: as of ``identify``.
+    """
+    try:
+        ids = [] if table.ids is None else usable_ids(table.ids, spec)
+    except ConfigurationError:  # a column that cannot name rows, which nothing else here asks for
+        return None
+    named = [one.encode() for one in ids if one is not None]
+    if table.ids is None or len(named) != table.n_rows:
+        return None
+    return np.sort(_row_hashes(_canonical_matrix(table)[1], key, named))
 
 
 def row_tags(table: Table, key: bytes) -> NDArray[np.uint64]:

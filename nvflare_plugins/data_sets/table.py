@@ -109,6 +109,7 @@ def load_table(
     unknown_is_missing: bool = False,
     may_lack_features: bool = False,
     with_ids: bool = False,
+    may_lack_ids: bool = False,
     may_lack_rows: bool = False,
     repair: bool = False,
 ) -> Table:
@@ -127,6 +128,7 @@ def load_table(
         may_lack_features: a table with nothing but the label will do (the party with the label of a vertical job).
         with_ids: read the policy's column of ids too, at once with the others: a file replaced between two readings
             would give rows the ids of others.
+        may_lack_ids: a file without that column will do.
         may_lack_rows: there may be no rows at all, and rows without a label are left out where the policy says so; for
             jobs in which a row's place means nothing.
         repair: refuse nothing because of a row: values beyond float32 become its largest number, text where a number
@@ -153,7 +155,7 @@ def load_table(
     _refuse_lists_of_dates([*lists, *([label] if label is not None and classes is not None else [])], spec)
     text = [name for name in (*names, *special) if name in lists or (name == label and classes is not None)]
     numeric = [name for name in (*names, *special) if name not in text]
-    ids = _id_column(file, spec, special) if with_ids else []
+    ids = _id_column(file, spec, special, may_lack_ids) if with_ids else []
     columns = file.read(numeric, list(dict.fromkeys([*text, *ids, *groups])), may_lack_rows)
     drops_unlabelled = may_lack_rows and spec.drop_unlabelled
     loader = _ColumnLoader(file, spec, unknown_is_missing or repair, repair, drops_unlabelled, [])
@@ -206,9 +208,9 @@ def column_names(
     return tuple(_feature_names(TabularFile(spec), special, features, spec))
 
 
-def _id_column(file: TabularFile, spec: DataSet, special: Sequence[str]) -> list[str]:
+def _id_column(file: TabularFile, spec: DataSet, special: Sequence[str], may_lack: bool) -> list[str]:
     """Return the column of ids, none if the policy names none."""
-    if spec.id is None:
+    if spec.id is None or (may_lack and (spec.id in special or spec.id not in file.column_names)):
         return []
     if spec.id not in file.column_names:
         raise ConfigurationError(f"data set {spec.name!r} lacks its id column. Policy key: data_sets.{spec.name}.id.")

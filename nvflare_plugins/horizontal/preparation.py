@@ -228,10 +228,11 @@ def _check_pooled(policy: SitePolicy, parameters: TrainingParameters, sets: Sequ
 def _load(spec: DataSet, policy: SitePolicy, columns: Mapping[str, Any]) -> Table:
     """Load a table, if no randomised buckets of its rows were sent."""
     sent = SentRows(policy)
-    if not sent.asks_for_ids(spec):
-        return load_table(spec, **columns)
-    table = load_table(spec, **{**columns, "with_ids": True})
-    if sent.sent(usable_ids(table.ids, spec)).any():
+    asks = sent.asks_for_ids(spec)
+    may_lack_ids = not asks and not columns.get("with_ids")
+    # The registry tells rows apart by them.
+    table = load_table(spec, **{**columns, "with_ids": True}, may_lack_ids=may_lack_ids)
+    if asks and sent.sent(usable_ids(table.ids, spec)).any():
         raise DataRefusal(f"randomised buckets of rows of data set {spec.name!r}, or of rows without an id, were sent")
     return table
 

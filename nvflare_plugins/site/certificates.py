@@ -40,6 +40,7 @@ _MAX_CERTIFICATE_BYTES = 1 << 14
 _PSS = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
 
 UNREADABLE = (
+    KeyError,  # cryptography 45.0, of a kind of text that it does not know
     ValueError,
     TypeError,
     UnsupportedAlgorithm,

@@ -198,3 +198,55 @@ def test_no_count_of_a_single_site_is_readable_on_the_wire(tmp_path: Path, monke
 def test_the_decision(pooled: list[int], least: int, expected: bool) -> None:
     """Counts: sites that ask, sites whose rows are new to them, sites that added some, added rows."""
     assert are_enough(np.array(pooled), least) is expected
+
+
+def coarse(n: int, first_id: int, seed: int) -> pd.DataFrame:
+    """Return rows of few values, hundreds of which are alike, with a column that names them."""
+    random = np.random.default_rng(seed)
+    frame = pd.DataFrame({"x0": random.integers(0, 3, n), "x1": random.integers(0, 2, n)})
+    odds = frame.x0 + frame.x1 + random.normal(size=n)
+    return frame.assign(y=(odds > 1.5).astype(int), customer=[f"K{first_id + i}" for i in range(n)])
+
+
+def with_ids(federation: Federation, name: str, frame: pd.DataFrame) -> None:
+    federation.give_data(name, frame)
+    for site in federation.sites:
+        federation.write_policy(site, data_sets={name: {"path": f"{name}.parquet", "id": "customer"}})
+
+
+def test_rows_that_are_alike_are_told_apart_by_their_ids(tmp_path: Path) -> None:
+    august, september = coarse(300, 0, seed=0), coarse(300, 1000, seed=1)
+    federation = Federation(tmp_path, policy=POLICY)
+    with_ids(federation, "train", august)
+    succeed(federation.run(job(), "august"))
+    more = replace(job(num_rounds=2), data_set="september", continue_from="august")
+    # Without ids the new rows cannot be told from those of before.
+    federation.give_data("september", september[["x0", "x1", "y"]])
+    (refusal, *_) = [o for o in federation.run(more, "more").values() if isinstance(o, DataRefusal)]
+    assert "data_sets.september.id" in refusal.reason
+    with_ids(federation, "september", september)
+    succeed(federation.run(more, "again"))
+    # A customer of before with the same values is the same row, whatever the file is called; one in 300 is enough.
+    returning = september.assign(customer=[*august.customer[:1], *[f"N{i}" for i in range(299)]])
+    returning.loc[0, ["x0", "x1", "y"]] = august.loc[0, ["x0", "x1", "y"]]
+    with_ids(federation, "october", returning)
+    outcomes = federation.run(replace(more, data_set="october"), "third")
+    (refusal,) = [outcome for outcome in outcomes.values() if isinstance(outcome, DataRefusal)]
+    assert "alike in all columns: 1 of 100 (in the id too" in refusal.reason and str(refusal) == REGISTRY_TEXT
+
+
+@pytest.mark.parametrize("spoilt", ["missing", "of another type", "gone"])
+def test_where_not_every_row_has_an_id_rows_are_known_by_their_values(tmp_path: Path, spoilt: str) -> None:
+    august, september = coarse(300, 0, seed=0), coarse(300, 1000, seed=1)
+    federation = Federation(tmp_path, policy=POLICY)
+    with_ids(federation, "train", august)
+    succeed(federation.run(job(features=["x0", "x1"]), "august"))
+    september = {
+        "missing": september.assign(customer=[None, *september.customer[1:]]),
+        "of another type": september.assign(customer=pd.Timestamp("2026-09-01")),
+        "gone": september.drop(columns="customer"),
+    }[spoilt]
+    with_ids(federation, "september", september)
+    more = replace(job(features=["x0", "x1"], num_rounds=2), data_set="september", continue_from="august")
+    outcomes = federation.run(more, "more")
+    assert any(isinstance(outcome, DataRefusal) and "alike" in outcome.reason for outcome in outcomes.values())

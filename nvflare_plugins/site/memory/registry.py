@@ -27,7 +27,7 @@ from he_processors.errors import ConfigurationError, PolicyRefusal
 from he_processors.key_agreement import derive_key
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.identity import DataRecord, Relation, identify, overlap_of
+from nvflare_plugins.data_sets.identity import DataRecord, Relation, identify, named_rows, overlap_of
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
 from nvflare_plugins.formatting import counted
@@ -97,6 +97,15 @@ class CutPlan:
     to_search: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Version:
+    """A data set as a run reads it. Shapes: rows, named (None: not all rows have ids): uint64[n_rows], sorted."""
+
+    record: DataRecord
+    rows: NDArray[np.uint64]
+    named: NDArray[np.uint64] | None
+
+
 class Registry:
     """The registry of one site.
 
@@ -149,15 +158,18 @@ class Registry:
             DataRefusal: the run would recompute a released quantity with another site set or changed rows.
             ConfigurationError: there is no such interrupted job or checkpoint, or the site's memory is damaged.
         """
-        record, rows = identify(table, spec, self._key, ids)
+        version = _Version(*identify(table, spec, self._key, ids), named_rows(table, spec, self._key))
+        record = version.record
         with self._memory.transaction() as db:
-            data = runs.add_data(db, record, rows)
+            data = runs.add_data(db, record, version.rows)
+            if version.named is not None:
+                runs.add_named_rows(db, data, version.named)
             terms = Terms(data, record.fingerprint, tuple(sorted(sites)), _digest(parameters), draw)
             n_added, refusal = 0, None
             if resume is None:
                 own = tuple(reservation.run for reservation in beside)
-                self._check_new(db, record, rows, continues)
-                verdict, message, grown = self._judge(db, terms, record, rows, own, may_grow)
+                self._check_new(db, version, continues)
+                verdict, message, grown = self._judge(db, terms, version, own, may_grow)
                 if grown is not None:
                     n_added, refusal = grown
             else:
@@ -294,8 +306,7 @@ class Registry:
         self,
         db: sqlite3.Connection,
         fresh: Terms,
-        record: DataRecord,
-        rows: NDArray[np.uint64],
+        version: _Version,
         own: tuple[int, ...],
         may_grow: bool,
     ) -> tuple[Verdict, str, tuple[int, DataRefusal] | None]:
@@ -305,7 +316,7 @@ class Registry:
         relations: dict[int, Relation] = {}
         for terms, job_id in runs.earlier_terms(db, fresh.parameters, own):
             if terms.data not in relations:
-                relations[terms.data] = _relation(db, record, rows, terms.data)
+                relations[terms.data] = _relation(db, version, terms.data)
             relation = relations[terms.data]
             if relation is Relation.UNRELATED:
                 continue
@@ -327,21 +338,20 @@ class Registry:
             verdict = Verdict.CONSENTED
             message = f"differs from job {job_id} by its sites or rows; this site's policy consents."
         if changed and verdict is not Verdict.CONSENTED:
-            return self._judge_growth(db, fresh, record, rows, concerned, changed[0])
+            return self._judge_growth(db, fresh, version, concerned, changed[0])
         return verdict, message, None
 
     def _judge_growth(
         self,
         db: sqlite3.Connection,
         fresh: Terms,
-        record: DataRecord,
-        rows: NDArray[np.uint64],
+        version: _Version,
         concerned: Sequence[Terms],
         changed: tuple[Terms, str],
     ) -> tuple[Verdict, str, tuple[int, DataRefusal] | None]:
         """Tell added rows from changed ones; these are refused as ever."""
         terms, job_id = changed
-        n_added = added_since(db, record, rows, concerned)
+        n_added = added_since(db, version.record, version.rows, concerned)
         if n_added is None:
             self._refuse_difference(terms, job_id, Relation.CHANGED, fresh)
             text = f"differs from job {job_id} by its sites or rows; this site's policy consents."
@@ -358,19 +368,19 @@ class Registry:
             "rows",
         )
 
-    def _check_new(
-        self, db: sqlite3.Connection, record: DataRecord, rows: NDArray[np.uint64], continues: Sequence[str]
-    ) -> None:
+    def _check_new(self, db: sqlite3.Connection, version: _Version, continues: Sequence[str]) -> None:
         """Refuse rows that belong to the jobs whose model is continued. Raises: DataRefusal."""
         for job_id in continues:
             data = runs.trained_on(db, job_id)
-            if data is not None and _relation(db, record, rows, data) is not Relation.UNRELATED:
-                n_alike = overlap_of(rows, runs.rows_of(db, data))
+            if data is not None and _relation(db, version, data) is not Relation.UNRELATED:
+                name, n_alike = version.record.name, _overlap(db, version, data)
                 raise DataRefusal(
-                    f"{self._site} trained on rows of data set {record.name!r} in job {job_id}, whose model this job "
+                    f"{self._site} trained on rows of data set {name!r} in job {job_id}, whose model this job "
                     f"continues (continue_from), which is for new rows only; alike in all columns: {n_alike} of "
-                    f"{rows.size}. Remedy: new rows in a data set and a file of their own, without those that are "
-                    "alike by chance; or train on all rows without continue_from.",
+                    f"{version.rows.size} (in the id too, where both versions have one). Policy key: data_sets.{name}."
+                    "id. Remedy: new rows in a data set and a file of their own, without those that are alike by "
+                    "chance; or, from the first job on, a column that names the rows, by which they are told apart; or "
+                    "train on all rows without continue_from.",
                     REGISTRY_TEXT,
                 )
 
@@ -438,11 +448,18 @@ class Registry:
         )
 
 
-def _relation(db: sqlite3.Connection, record: DataRecord, rows: NDArray[np.uint64], earlier: int) -> Relation:
+def _relation(db: sqlite3.Connection, version: _Version, earlier: int) -> Relation:
     """Return how a version of a data set relates to an earlier one."""
-    other = runs.data_of(db, earlier)
+    record, other = version.record, runs.data_of(db, earlier)
     has_same_columns = set(record.columns) == set(other.columns) and record.fingerprint != other.fingerprint
-    return record.relation(other, overlap_of(rows, runs.rows_of(db, earlier)) if has_same_columns else 0)
+    return record.relation(other, _overlap(db, version, earlier) if has_same_columns else 0)
+
+
+def _overlap(db: sqlite3.Connection, version: _Version, earlier: int) -> int:
+    """Return how many rows two versions of the same columns share: by their ids too, where all have one."""
+    n_alike = overlap_of(version.rows, runs.rows_of(db, earlier))
+    named = runs.named_rows_of(db, earlier)
+    return overlap_of(version.named, named) if n_alike and named.size and version.named is not None else n_alike
 
 
 def _is_redrawn(earlier: Terms, fresh: Terms) -> bool:

@@ -12,7 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nvflare_plugins.data_sets.identity import DataRecord
-from nvflare_plugins.site.memory.schema import insert, load_array, store_array
+from nvflare_plugins.site.memory.schema import (
+    NAMED_ROWS,
+    insert,
+    load_array,
+    load_counts,
+    save_counts,
+    store_array,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,17 @@ def rows_of(db: sqlite3.Connection, data: int) -> NDArray[np.uint64]:
     """Return the hashes of a version's rows, sorted. Raises: DamagedArray."""
     number, n_rows = db.execute("SELECT row_hashes, n_rows FROM data_versions WHERE id = ?", (data,)).fetchone()
     return load_array(db, number, "<u8", n_rows)
+
+
+def add_named_rows(db: sqlite3.Connection, data: int, named: NDArray[np.uint64]) -> None:
+    """Remember the hashes of a version's rows with their ids, beside those under which it had other ids."""
+    known = load_counts(db, NAMED_ROWS, str(data))["keys"]
+    save_counts(db, NAMED_ROWS, str(data), {"keys": np.union1d(known, named).astype("<u8")})
+
+
+def named_rows_of(db: sqlite3.Connection, data: int) -> NDArray[np.uint64]:
+    """Return the hashes of a version's rows with their ids, sorted; none where not every row had one."""
+    return load_counts(db, NAMED_ROWS, str(data))["keys"]
 
 
 def all_data(db: sqlite3.Connection) -> list[int]:

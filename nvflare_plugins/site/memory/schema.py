@@ -61,7 +61,7 @@ FROM_FORMAT_1 = ("DROP TABLE earlier_version", _EARLIER_VERSION)
 
 RELEASED_SUMS, PREDICTIONS = "released sums", "predictions"
 UNCHECKED, PERSONS, SCORED = "runs whose added rows were not checked", "persons of budgets", "scored rows"
-UNNAMED = "spent without noting on whom"
+UNNAMED, NAMED_ROWS = "spent without noting on whom", "rows by values and id"  # the latter by version's number
 COUNTS: Mapping[str, Mapping[str, str]] = {
     RELEASED_SUMS: {
         "keys": "<u8",
@@ -75,6 +75,7 @@ COUNTS: Mapping[str, Mapping[str, str]] = {
     UNCHECKED: {"runs": "<i8"},
     PERSONS: {"keys": "<u8"},
     UNNAMED: {"is_spent": "<i8"},
+    NAMED_ROWS: {"keys": "<u8"},
     SCORED: {"answered": "<u8", "rows": "<u8", "bits": "<i8", "day": "<i8"},
 }
 """The arrays that are kept for each data set, by purpose and name."""
