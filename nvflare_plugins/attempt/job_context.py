@@ -113,7 +113,7 @@ class SiteContext:
 
 
 class RoundFacts(Protocol):
-    """What progress lines say of a finished round. Units: seconds; metrics by "set-metric"."""
+    """What is told of a finished round. Units: seconds, also of its stages; metrics by "set-metric"."""
 
     @property
     def round(self) -> int: ...
@@ -123,6 +123,9 @@ class RoundFacts(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, float]: ...
+
+    @property
+    def stages(self) -> Mapping[str, float]: ...
 
 
 class Progress(Protocol):

@@ -22,10 +22,11 @@ from nvflare_plugins.evidence.ended import MAX_ATTEMPTS, before_attempt, put_asi
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.files import write_atomically
+from nvflare_plugins.flare.metrics import ServerMetrics
 from nvflare_plugins.flare.timeouts import SILENCE_LIMIT_S, START_SILENCE_S, STOP_ANSWER_S
 from nvflare_plugins.flare.transport import Cell, FrameServer
 from nvflare_plugins.flare.work import Beats
-from nvflare_plugins.wire.aggregation import Aggregator
+from nvflare_plugins.wire.aggregation import Aggregator, Transfer
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES, Frame
 
 COMPLETED = "completed"
@@ -128,6 +129,7 @@ class ServerAttempt:
         transfer_s: how long so many bytes may be on their way.
         clock: seconds, for the sites' signs of life.
         number: of the attempt in its job, from 1. Evidence of the one before is put aside first.
+        metrics: the server's own numbers of the job.
     """
 
     def __init__(
@@ -144,6 +146,7 @@ class ServerAttempt:
         randomness: RandomSource = OS_RANDOMNESS,
         clock: Callable[[], float] = time.monotonic,
         number: int = 1,
+        metrics: ServerMetrics | None = None,
     ) -> None:
         if number > 1:
             put_aside(folder / EVIDENCE_FOLDER, number, None)
@@ -155,6 +158,7 @@ class ServerAttempt:
         self._lock = threading.Lock()
         self._reason: str | None = None
         self._reports: dict[str, SiteReport] = {}
+        self._metrics = metrics
         self._gone: frozenset[str] = frozenset()
         self._lost: frozenset[str] = frozenset()
         path = folder / EVIDENCE_FOLDER / export_name(SERVER)
@@ -163,7 +167,7 @@ class ServerAttempt:
             self.sites,
             attempt,
             deadline_s,
-            self._evidence.transfer,
+            self._transfer,
             self._evidence.signed_head,
             on_abort=self.fail,
             on_sum=None if on_sum is None else lambda frame, total: on_sum(frame, total, self._evidence.spend),
@@ -202,6 +206,7 @@ class ServerAttempt:
     def poll(self) -> None:
         """Look after deadlines and signs of life; call about once a second."""
         self._aggregator.expire()
+        self._note_metrics()
         silent = [site for site in self.missing if self._is_silent(site)]
         self._gone = frozenset(silent)
         begun = [site for site in silent if self._frames.life_signs.has_begun(site)]
@@ -215,6 +220,18 @@ class ServerAttempt:
         elif silent:
             what = f"{', '.join(silent)} did not begin within {START_SILENCE_S:.0f} s; see the log of FLARE there"
             self.lose(silent, what)
+
+    def _transfer(self, transfer: Transfer) -> None:
+        self._evidence.transfer(transfer)
+        if self._metrics is not None:
+            self._metrics.transfer(transfer)
+
+    def _note_metrics(self, state: str = "") -> None:
+        if self._metrics is not None:
+            missing, waiting_s = self._aggregator.waiting_for()
+            waiting = {site: waiting_s if site in missing else 0.0 for site in self.sites}
+            silent = {site: self._frames.life_signs.silent_s(site) for site in self.sites}
+            self._metrics.look(self.number, waiting, silent, state)
 
     def _is_silent(self, site: str) -> bool:
         signs = self._frames.life_signs
@@ -282,6 +299,7 @@ class ServerAttempt:
         if self._reason is None and (len(hmacs) != 1 or hmacs == {""}):
             self.fail("the sites ended with different results, or did not say which: do not use any of them")
         reason = self._reason
+        self._note_metrics(COMPLETED if reason is None else FAILED)
         self._beats.stop()
         self._frames.close()
         self._evidence.end(COMPLETED if reason is None else "aborted", reason or "")

@@ -22,6 +22,7 @@ from nvflare_plugins.evidence.format import is_name
 from nvflare_plugins.failures import machine_failure, reason_of
 from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServerAttempt
 from nvflare_plugins.flare.kinds import kind_of, own_kind
+from nvflare_plugins.flare.metrics import MetricsFile, ServerMetrics, metrics_folder
 from nvflare_plugins.flare.presence import Presence
 from nvflare_plugins.flare.timeouts import (
     ABORT_GRACE_S,
@@ -145,7 +146,7 @@ class JobController(Controller):
         if waits_s is not None:
             tokens = {client.name: client.token for client in clients}
             presence = Presence(core_cell, site_cells, tokens, self._take_token)
-        number = 0
+        number, metrics = 0, self._metrics(job, job_id)
         while True:
             number += 1
             attempt = self._attempt = ServerAttempt(
@@ -158,6 +159,7 @@ class JobController(Controller):
                 folder=Path(self._engine.get_workspace().get_run_dir(job_id)) / RESULT_FOLDER,
                 on_sum=kind_of(self.kind).answer_sum(job, len(clients)),
                 number=number,
+                metrics=metrics,
             )
             task = self._task(job, attempt, core_cell.get_fqcn())
             self.log_info(fl_ctx, f"running with {', '.join(attempt.sites)} under profile {job.profile}")
@@ -173,6 +175,10 @@ class JobController(Controller):
             ends = self._wait_for_return(attempt, presence, waits_s, abort_signal)
             if ends is not None:
                 return attempt.was_the_last(ends)
+
+    def _metrics(self, job: Job, job_id: str) -> ServerMetrics:
+        labels = (("job_id", job_id), ("kind", kind_of(self.kind).name), ("profile", job.profile))
+        return ServerMetrics(MetricsFile(metrics_folder(), "server", job_id), labels)
 
     def _wait_for_return(
         self, attempt: ServerAttempt, presence: Presence, waits_s: float, abort_signal: Signal

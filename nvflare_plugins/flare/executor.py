@@ -28,6 +28,7 @@ from he_processors.errors import (
     VeilBoostError,
 )
 from nvflare_plugins.attempt.job_context import Job, JobResult, RoundFacts, SiteContext, waiting_s
+from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.evidence.ended import MAX_ATTEMPTS, set_aside
 from nvflare_plugins.evidence.format import export_name, is_name
@@ -37,6 +38,7 @@ from nvflare_plugins.flare.attempt import COMPLETED, FAILED, INTERRUPTED, SiteRe
 from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.kept_jobs import is_noted, note_over, note_waiting, noted_attempt
 from nvflare_plugins.flare.kinds import kind_of, own_kind
+from nvflare_plugins.flare.metrics import MetricsFile, SiteMetrics, metrics_folder
 from nvflare_plugins.flare.presence import Ready
 from nvflare_plugins.flare.timeouts import HEARTBEAT_S, site_timeout_s
 from nvflare_plugins.flare.transport import SiteTransport
@@ -220,8 +222,11 @@ class JobExecutor(Executor):
         self._beats = Beats(transport.beat)
         guard = Guard(policy.workspace / fl_ctx.get_job_id())
         watch = self._watch = Watch(transport, self._beats, abort_signal, progress.heartbeat)
+        metrics = _metrics(kind.name, task, context)
+        counted, shown = metrics.metered(transport), metrics.watched(progress)
         try:
-            return watch.wait(Work(lambda: kind.run(task.job, context, transport, timeout_s, progress)))
+            with metrics.running(lambda: transport.waiting_s):
+                return watch.wait(Work(lambda: kind.run(task.job, context, counted, timeout_s, shown)))
         except Stuck:
             guard.arm(JobReturnCode.ABORTED if abort_signal.triggered else JobReturnCode.EXCEPTION)
             raise
@@ -278,6 +283,18 @@ class ProgressLog:
         """Write one line."""
         self._last_line = time.monotonic()
         self._log(text)
+
+
+def _metrics(kind: str, task: JobTask, context: SiteContext) -> SiteMetrics:
+    """Return this site's own numbers of the attempt; nothing is written unless the site's environment says where."""
+    labels = (("site", context.site), ("job_id", context.job_id), ("kind", kind), ("profile", task.job.profile))
+    policy = context.policy
+    return SiteMetrics(
+        MetricsFile(metrics_folder(), context.site, context.job_id),
+        labels,
+        context.number,
+        lambda: spending_of(policy, policy.data_sets),
+    )
 
 
 def error_text(error: Exception) -> str:

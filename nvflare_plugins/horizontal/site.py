@@ -257,13 +257,14 @@ class _Run:
     def _after_round(self, record: RoundRecord, booster: xgb.Booster) -> None:
         job, attempt, n_done = self._job, self._attempt, record.round + 1
         stages = {"xgboost": record.xgboost_s, "protect": record.protect_s, "network": record.network_s}
-        attempt.round_done(RoundRow(record.round, record.seconds, record.metrics, stages))
+        row = RoundRow(record.round, record.seconds, record.metrics, stages)
+        attempt.round_done(row)
         every = job.checkpoint_every if waiting_s(job) is None else 1  # else a lost site would cost more than a round
         if every and n_done % every == 0:
             # The registry first: it lets a lost job resume from no later tree than it knows of.
             self._reservations.trees_complete(n_done)
             attempt.folder.write_checkpoint(n_done, bytes(booster.save_raw("json")))
-        attempt.progress(record, job.num_rounds)
+        attempt.progress(row, job.num_rounds)
 
     # -- after training -----------------------------------------------------------------------------------------------
 

@@ -241,6 +241,15 @@ class Aggregator:
             missing, deadline_s = late
             self.abort(f"no message from {', '.join(missing)} within {deadline_s:.0f} s")
 
+    def waiting_for(self) -> tuple[list[str], float]:
+        """Return the sites whose message the oldest open exchange lacks, and for how many seconds it is open."""
+        with self._lock:
+            for _, exchange in sorted(self._exchanges.items()):
+                if exchange.answers is None and len(exchange.heads) < len(self._sites):
+                    missing = [site for rank, site in enumerate(self._sites) if rank not in exchange.heads]
+                    return missing, time.monotonic() - exchange.opened
+        return [], 0.0
+
     def _late(self, now: float) -> tuple[list[str], float] | None:
         """Return the sites that an exchange has waited for too long, and how long it may wait.
 

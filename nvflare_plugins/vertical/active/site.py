@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import AbstractContextManager, nullcontext
 
 import xgboost as xgb
@@ -192,11 +191,11 @@ class ActiveSite:
         if "search" in stages:  # within "decrypt", and listed beside it
             stages["decrypt"] = max(stages["decrypt"] - stages["search"], 0.0)
         stages |= {"evaluate": max(engine - known, 0.0), "xgboost": max(record.seconds - engine, 0.0)}
-        self._rows[number] = RoundRow(number, record.seconds, record.metrics, stages, times.spans)
+        row = self._rows[number] = RoundRow(number, record.seconds, record.metrics, stages, times.spans)
         self._asking.turn(number + 1)  # before the checkpoint: the passive parties are then two behind at most
         if start.is_checkpoint(number + 1):
             start.keep(number + 1, bytes(booster.save_raw("json")).decode())
-        start.progress(dataclasses.replace(record, round=number), start.job.num_rounds)
+        start.progress(row, start.job.num_rounds)
 
     # -- after training -----------------------------------------------------------------------------------------------
 

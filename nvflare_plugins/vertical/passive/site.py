@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from he_processors.additive.scheme import Scheme
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
@@ -32,15 +30,6 @@ _SCHEMES = {
     VerticalProfile.ELGAMAL.value: Scheme.ELGAMAL.value,
     VerticalProfile.PLAIN.value: CLEAR_CODE,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """A finished round, as far as a passive party knows. Units: seconds."""
-
-    round: int
-    seconds: float
-    metrics: dict[str, float] = field(default_factory=dict)
 
 
 def open_guard(job: VerticalJob, policy: SitePolicy, data: PartyData, parameters: TrainingParameters) -> Guard:
@@ -188,8 +177,9 @@ class PassiveSite:
         self._n_rounds = number + 1
         if start.is_checkpoint(self._n_rounds) and self._party is not None:
             start.keep(self._n_rounds, table_to_json(self._party.table, start.data.aliases))
-        start.round_done(RoundRow(number, seconds, {}, stages, times.spans))
-        start.progress(_Round(number, seconds), start.job.num_rounds)
+        row = RoundRow(number, seconds, {}, stages, times.spans)
+        start.round_done(row)
+        start.progress(row, start.job.num_rounds)
 
     def _sections(self) -> tuple[ReportSection, ...]:
         start, found = self._start, self._guard.exposure()

@@ -1,0 +1,257 @@
+"""Images, compose file, Kubernetes example, dashboard and their page agree with each other and with the code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.flare.metrics import FOLDER_VARIABLE, MetricsFile, ServerMetrics, SiteMetrics
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "poc_workspace" / "containers"
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+PAGE = (ROOT / "jobs" / "CONTAINERS.md").read_text()
+COMPOSE = yaml.safe_load((FOLDER / "compose.yml").read_text())
+MANIFESTS = [one for path in sorted((FOLDER / "kubernetes").glob("*.yml")) for one in yaml.safe_load_all(path.open())]
+DEPLOYMENTS = [one for one in MANIFESTS if one["kind"] == "Deployment"]
+USER = 10001
+_METRIC = re.compile(r"veilboost_(?:site|server)_[a-z_]+")
+
+
+def health() -> Any:
+    spec = importlib.util.spec_from_file_location("health", FOLDER / "health.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def mounts(service: dict[str, Any]) -> dict[str, str]:
+    """Return what a service of the compose file mounts: target -> "ro" or "rw"."""
+    parts = [text.replace(":?", "?").rsplit("}", 1)[-1].split(":") for text in service.get("volumes", ())]
+    return {part[1]: (part[2:] or ["rw"])[0] for part in parts}
+
+
+def made_folders() -> set[str]:
+    """Return the folders that the image has for mounts."""
+    return set(re.findall(r"(?<=\s)/[a-z/]+", " ".join(re.findall(r"install -d (.*)", DOCKERFILE))))
+
+
+def dashboard_queries() -> list[str]:
+    """Return the dashboard's queries with Grafana's variables filled in."""
+    panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
+    found = [target["expr"] for panel in panels for target in panel["targets"]]
+    return [text.replace("$site", ".*").replace("$job_id", ".*") for text in found]
+
+
+def container_commands() -> Iterator[list[str]]:
+    """Yield the commands of ours that the page runs in containers."""
+    for line in re.findall(r"(?m)^    (.*docker .*)$", PAGE):
+        for inner in re.findall(r"(?:veilboost-site|veilboost-server|site-\d|console) (veilboost .*)", line):
+            yield shlex.split(inner.partition(";")[0])
+
+
+def test_the_image_runs_as_a_plain_user_and_keeps_the_compiler_out() -> None:
+    stages = re.findall(r"(?m)^FROM (\S+) AS (\S+)$", DOCKERFILE)
+    assert {name: base for base, name in stages} == {
+        "base": "debian:bookworm-slim",
+        "build": "base",
+        "runtime": "base",
+        "site": "runtime",
+        "server": "runtime",
+    }
+    runtime = DOCKERFILE.partition("AS runtime")[2]
+    assert f"USER {USER}:{USER}" in runtime
+    assert "gcc" not in runtime + DOCKERFILE.partition("AS build")[0]
+    assert re.search(r"(?m)^(ARG|ADD)", DOCKERFILE) is None  # no argument could be a secret in a layer
+    assert (ROOT / ".dockerignore").read_text().splitlines()[1] == "*"  # what is not named stays out
+
+
+def test_what_the_build_copies_is_there_and_not_ignored() -> None:
+    copied = [w for line in re.findall(r"(?m)^COPY (?!--from)(.*) \S+$", DOCKERFILE) for w in line.split()]
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert set(copied) == kept
+    assert all((ROOT / name).exists() for name in copied)
+    assert os.access(FOLDER / "start", os.X_OK)
+
+
+@pytest.mark.parametrize("name", sorted(COMPOSE["services"]))
+def test_services_are_hardened(name: str) -> None:
+    service = COMPOSE["services"][name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["tmpfs"] == ["/tmp:mode=1777"]  # noqa: S108
+    assert not {"privileged", "user", "cap_add", "network_mode", "pid"} & set(service)
+    assert not any("docker.sock" in text for text in service["volumes"])
+    if name == "console":
+        return
+    found = mounts(service)
+    assert found["/kit"] == "ro"
+    assert found.get("/data", "ro") == "ro"
+    assert set(found) <= made_folders(), "a volume gets its owner from the folder in the image"
+    assert {"/workspace", "/metrics"} <= set(found)
+    assert ("/kept" in found) == name.startswith("site-")
+    assert service["environment"] == {FOLDER_VARIABLE: "/metrics"}
+
+
+def test_volumes_are_declared_and_no_two_sites_share_one() -> None:
+    named = [
+        text.split(":")[0]
+        for service in COMPOSE["services"].values()
+        for text in service["volumes"]
+        if not text.startswith("$")
+    ]
+    assert sorted(named) == sorted(COMPOSE["volumes"])
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda one: one["metadata"]["name"])
+def test_pods_are_hardened_as_the_image_wants(deployment: dict[str, Any]) -> None:
+    spec = deployment["spec"]["template"]["spec"]
+    assert deployment["spec"]["replicas"] == 1
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    assert spec["automountServiceAccountToken"] is False
+    pod = spec["securityContext"]
+    assert pod["runAsNonRoot"] is True
+    assert {pod["runAsUser"], pod["runAsGroup"], pod["fsGroup"]} == {USER}
+    (container,) = spec["containers"]
+    assert container["securityContext"] == {
+        "readOnlyRootFilesystem": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {one["name"]: one["value"] for one in container["env"]} == {FOLDER_VARIABLE: "/metrics"}
+    places = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    assert {place.replace("/kit/startup", "/kit").replace("/kit/local", "/kit") for place in places} - {
+        "/tmp"  # noqa: S108
+    } <= made_folders()
+    assert all(places[place]["readOnly"] for place in places if place.startswith(("/kit", "/data")))
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert {mount["name"] for mount in places.values()} == set(volumes)
+    assert all("secret" in volumes[name] for name in ("startup", "local"))
+    claims = {one["metadata"]["name"] for one in MANIFESTS if one["kind"] == "PersistentVolumeClaim"}
+    used = {v["persistentVolumeClaim"]["claimName"] for v in volumes.values() if "persistentVolumeClaim" in v}
+    assert used - claims <= {"site-1-data"}
+    assert f"AS {'server' if deployment['metadata']['name'] == 'server' else 'site'}\n" in DOCKERFILE
+
+
+def test_one_port_everywhere() -> None:
+    project = yaml.safe_load((FOLDER / "project.yml").read_text())
+    (server,) = [one for one in project["participants"] if one["type"] == "server"]
+    port = server["fed_learn_port"]
+    (service,) = [one for one in MANIFESTS if one["kind"] == "Service"]
+    assert f"EXPOSE {port}\n" in DOCKERFILE
+    assert COMPOSE["services"]["server"]["ports"] == [f"{port}:{port}"]
+    assert service["metadata"]["name"] == server["default_host"] == "server"
+    assert [one["port"] for one in service["spec"]["ports"]] == [port]
+    sites = [one["name"] for one in project["participants"] if one["type"] == "client"]
+    assert [name for name in COMPOSE["services"] if name.startswith("site-")] == sites
+
+
+def test_without_a_kit_the_start_says_so() -> None:
+    done = subprocess.run([FOLDER / "start", "flare"], capture_output=True, text=True, check=False)
+    if Path("/kit/startup").exists():
+        pytest.skip("there is a /kit on this machine")
+    assert done.returncode == 1
+    assert "Remedy" in done.stderr
+    other = subprocess.run([FOLDER / "start", "sh", "-c", "umask"], capture_output=True, text=True, check=False)
+    assert other.stdout.strip() == "0077"
+
+
+def test_health_follows_the_kernels_tables(tmp_path: Path) -> None:
+    module = health()
+    table = tmp_path / "tcp"
+    head = "  sl  local_address rem_address   st tx_queue rx_queue\n"
+    table.write_text(head + "   0: 0100007F:1F42 00000000:0000 0A 0\n   1: 0200000A:C350 0300000A:1F42 01 0\n")
+    sockets = module.connections((table, tmp_path / "none"))
+    assert sockets == [(8002, 0, "0A"), (50000, 8002, "01")]
+    document = {"servers": [{"service": {"target": "server:8002"}}]}
+    for name, lost in (("fed_client.json", (50000, 8002, "01")), ("fed_server.json", (8002, 0, "0A"))):
+        startup = tmp_path / name.partition(".")[0]
+        startup.mkdir()
+        assert "does not say" in module.problem(startup, sockets)
+        (startup / name).write_text(json.dumps(document))
+        assert module.problem(startup, sockets) is None
+        assert "8002" in module.problem(startup, [one for one in sockets if one != lost])
+
+
+def written_metrics(folder: Path) -> set[str]:
+    """Return the names of all metrics, as the code writes them when there is something of each."""
+    site = SiteMetrics(MetricsFile(folder, "s", "j"), (), 1, lambda: ())
+    server = ServerMetrics(MetricsFile(folder, "server", "j"), ())
+    return {family.name for family in (*site._families(), *server._families(0.0))}
+
+
+def test_dashboard_and_alerts_ask_for_what_is_written(tmp_path: Path) -> None:
+    written = written_metrics(tmp_path)
+    alerts = (FOLDER / "alerts.yml").read_text()
+    asked = set(_METRIC.findall(" ".join(dashboard_queries()) + alerts))
+    assert asked <= written
+    assert written - asked <= {"veilboost_site_attempt", "veilboost_server_job_state", "veilboost_server_attempt"} | {
+        "veilboost_server_updated_seconds",
+        "veilboost_server_round",
+    }
+    assert all(name in PAGE for name in written), "the page lists them all"
+
+
+def test_commands_of_the_page_exist() -> None:
+    choices = next(a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
+    found = list(container_commands())
+    assert len(found) >= 4
+    for words in found:
+        given = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert given <= set(choices[words[1]]._option_string_actions), words
+    for name in re.findall(r"(?:-f|-p) ((?:poc_workspace|/source)\S+)", PAGE):
+        assert (ROOT / name.replace("/source", "poc_workspace/containers")).is_file(), name
+    assert set(re.findall(r"--target (\S+)", PAGE)) == {"site", "server"}
+
+
+def run_tool(*command: str | Path, env: dict[str, str] | None = None) -> None:
+    """Run a checker that need not be installed."""
+    tool = shutil.which(str(command[0]))
+    if tool is None:
+        pytest.skip(f"{command[0]} is not installed")
+    done = subprocess.run(
+        [tool, *map(str, command[1:])], capture_output=True, text=True, check=False, env={**os.environ, **(env or {})}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_hadolint_accepts_the_dockerfile() -> None:
+    run_tool("hadolint", ROOT / "Dockerfile")
+
+
+def test_yamllint_accepts_the_documents() -> None:
+    run_tool("yamllint", "-s", "-d", "{extends: relaxed, rules: {line-length: {max: 120}}}", FOLDER)
+
+
+@pytest.mark.parametrize("tool", ["kubeconform", "kubernetes-validate"])
+def test_manifests_fit_kubernetes_schemas(tool: str) -> None:
+    run_tool(tool, *(["-strict"] if tool == "kubeconform" else ["--strict"]), *(FOLDER / "kubernetes").glob("*.yml"))
+
+
+def test_compose_reads_the_file(tmp_path: Path) -> None:
+    places = {"VEILBOOST_HOME": str(tmp_path), "VEILBOOST_KITS": str(tmp_path)}
+    run_tool("docker-compose", "-f", FOLDER / "compose.yml", "config", env=places)
+
+
+def test_promtool_accepts_rules_and_every_query_of_the_dashboard(tmp_path: Path) -> None:
+    rules = [{"record": f"r{number}", "expr": text} for number, text in enumerate(dashboard_queries())]
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    run_tool("promtool", "check", "rules", path, FOLDER / "alerts.yml")
+    run_tool("promtool", "check", "config", FOLDER / "prometheus.yml")
