@@ -68,7 +68,7 @@ class Federation:
             set_up(root)
             (root / JOB_ID).mkdir(exist_ok=True)  # FLARE makes it
         self._network.rule = self._rule
-        clients = [SimpleNamespace(name=site, get_fqcn=lambda site=site: site) for site in parties.sites]
+        clients = [SimpleNamespace(name=site, token=site, get_fqcn=lambda site=site: site) for site in parties.sites]
         cell = FakeCell(self._network, f"server.{JOB_ID}")
         context = self._context = _Context("server", self._server, cell, get_clients=lambda: clients)
         controller = self.controller

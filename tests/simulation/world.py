@@ -291,7 +291,7 @@ class World:
             job.said.append(f"{SERVER} is not there to take the job")
             return
         controller, executor = components(job.submission.recipe, self.parties.folder / f"exported-{job_id}")
-        clients = [SimpleNamespace(name=site, get_fqcn=lambda site=site: site) for site in sites]
+        clients = [SimpleNamespace(name=site, token=site, get_fqcn=lambda site=site: site) for site in sites]
         cell = FakeCell(self._wire, f"{SERVER}.{job_id}")
         context = _Context(SERVER, self.root(SERVER), cell, job_id, get_clients=lambda: clients)
 

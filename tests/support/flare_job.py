@@ -122,7 +122,7 @@ def run_flare_job(recipe: JobRecipe, parties: Parties, abort_after: int | None =
         return 0
 
     network.rule = rule
-    clients = [SimpleNamespace(name=site, get_fqcn=lambda site=site: site) for site in parties.sites]
+    clients = [SimpleNamespace(name=site, token=site, get_fqcn=lambda site=site: site) for site in parties.sites]
     context = _Context("server", server, FakeCell(network, f"server.{JOB_ID}"), get_clients=lambda: clients)
     said: list[str] = []
     reports: dict[str, dict[str, Any]] = {}
