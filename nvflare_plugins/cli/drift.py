@@ -31,6 +31,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     policy = SitePolicy.load(own_workspace(options.workspace, options.site), options.site)
     path = _model(policy, options.model)
+    _check_output(options, path)
     record, model = RunRecord.read(path.parent), FinishedModel.read(path)
     name = training_set(policy, path.parent)
     if name is None:
@@ -75,6 +76,25 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigurationError("--threshold must be a number above 0")
     if options.out is not None and options.out.suffix != ".html":
         raise ConfigurationError("--out: the name must end in .html; the JSON stands beside it")
+
+
+def _check_output(options: argparse.Namespace, model: Path) -> None:
+    """Refuse names of files that are no page of drift: a run's folder holds others of such names."""
+    if options.out is None:
+        return
+    shown, target = printable(str(options.out)), options.out.with_suffix(".json")
+    if not options.out.parent.is_dir():
+        raise ConfigurationError(f"--out {shown} lies in a folder that is not there: make it first")
+    try:
+        is_own = not target.exists() or "drifted" in json.loads(target.read_bytes())
+    except (ValueError, TypeError, RecursionError):
+        is_own = False
+    given = [path for path in (model, options.data, options.training) if path is not None and path.exists()]
+    if not is_own or any(out.exists() and out.samefile(path) for out in (options.out, target) for path in given):
+        raise ConfigurationError(
+            f"--out {shown} would overwrite {target.name} beside it, which no earlier `veilboost drift` has written: "
+            "choose another name"
+        )
 
 
 def _model(policy: SitePolicy, reference: str) -> Path:

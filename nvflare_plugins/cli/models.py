@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.scoring.versions import ModelVersions, describe
+from nvflare_plugins.scoring.versions import ModelVersions, describe, is_number
 from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
 
 
@@ -19,7 +19,7 @@ def run(options: argparse.Namespace) -> int:
     elif action == "add" and len(given) == 2:
         name, job = given
         print(f"job {job} is {name}@{versions.add(name, job)}, which `veilboost predict {name}` uses from now on")
-    elif action == "rollback" and len(given) == 2 and given[1].isascii() and given[1].isdecimal():
+    elif action == "rollback" and len(given) == 2 and is_number(given[1]):
         name, version = given[0], int(given[1])
         before = versions.use(name, version)
         print(f"`veilboost predict {name}` uses {name}@{version} from now on; before it was {name}@{before}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -57,8 +58,21 @@ def read_rows(
     Raises:
         ScoringError: the file cannot be read, or its columns or values are not the model's.
     """
-    try:
+    with _for_who_has_the_file(spec):
         return _read(spec, features, id_column, ignored, unknown_is_missing)
+
+
+def names_in(spec: DataSet) -> list[str]:
+    """Return the columns of a file under the names that the data set gives them. Raises: as ``read_rows``."""
+    with _for_who_has_the_file(spec):
+        return TabularFile(_of_columns_there(spec)).column_names
+
+
+@contextmanager
+def _for_who_has_the_file(spec: DataSet) -> Iterator[None]:
+    """Say what a reader's refusal says to others, and why: who asks has the file."""
+    try:
+        yield
     except ScoringError:
         raise
     except ConfigurationError as error:
@@ -66,11 +80,6 @@ def read_rows(
         # A key of the policy does not help who has only a file.
         reason = re.sub(r"\.?\s*Policy keys?: .*", "", reason, flags=re.DOTALL).removeprefix(f"data set {spec.name!r} ")
         raise ScoringError(f"{spec.name} {reason.rstrip('.')}. {_HOW}") from None
-
-
-def names_in(spec: DataSet) -> list[str]:
-    """Return the columns of a file under the names that the data set gives them."""
-    return TabularFile(_of_columns_there(spec)).column_names
 
 
 def _read(

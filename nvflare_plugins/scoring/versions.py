@@ -34,6 +34,7 @@ MERGED = "merged_model.json"
 _LOCK = ".models.lock"
 _FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _HASH_SHOWN = 12
 
 
@@ -91,7 +92,7 @@ class ModelVersions:
             return {name: _named(one) for name, one in _checked(document).items()}
         except FileNotFoundError:
             return {}
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (AttributeError, ValueError, TypeError, KeyError, RecursionError):
             raise ConfigurationError(
                 f"{NAMES_FILE} in {self._runs} cannot be read: restore it, or move it away and name the models again"
             ) from None
@@ -142,7 +143,7 @@ class ModelVersions:
         """
         name, _, number = reference.partition("@")
         names = self.names()
-        if number and not (number.isascii() and number.isdecimal()):
+        if number and not is_number(number):
             raise ConfigurationError(f"{printable(reference)!r}: a version is a number, as in {printable(name)}@3")
         if name not in names:
             raise ConfigurationError(
@@ -186,6 +187,11 @@ class ModelVersions:
             write_private(self._runs / NAMES_FILE, json.dumps(document, indent=1).encode())
         finally:
             os.close(lock)
+
+
+def is_number(text: str) -> bool:
+    """Tell whether a text can be the number of a version."""
+    return _NUMBER.fullmatch(text) is not None
 
 
 def describe(found: list[FoundModel], names: Mapping[str, Named]) -> str:

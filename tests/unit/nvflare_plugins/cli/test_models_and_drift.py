@@ -235,3 +235,40 @@ def test_equal_batches_have_an_index_of_zero() -> None:
     values = Rows(frame[COLUMNS].assign(ward=frame.ward.map(WARDS.index)).to_numpy(np.float32), None)
     assert all(one.index == 0 for one in (*features_of(model, values, values), *scores_of(model, values, values)))
     assert model.features[1] == Feature("ward", tuple(WARDS))
+
+
+@pytest.mark.parametrize(
+    "names", [["x"], {"a": {"versions": {"x": 1}, "current": 1}}, {"a": {"versions": ["x"], "current": 1}}, {"a": []}]
+)
+def test_a_damaged_file_of_names_is_refused_in_words(site: Path, capsys, names: object) -> None:
+    (site / "veilboost_runs" / NAMES_FILE).write_text(json.dumps({"format": 1, "names": names}))
+    assert models(site) == 1
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_numbers_of_versions_that_cannot_be_are_refused_in_words(site: Path, capsys) -> None:
+    assert models(site, "add", "outcome", "job-a") == 0
+    assert predict(site, "outcome@" + "9" * 200) == 1 and drift(site, rows(50, 2), model="outcome@" + "9" * 5000) == 1
+    assert models(site, "rollback", "outcome", "9" * 5000) == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_page_of_drift_overwrites_no_file_of_a_run(site: Path, capsys) -> None:
+    """The JSON stands beside the page: model.html would bring a model.json."""
+    run = site / "veilboost_runs" / "job-a"
+    for name in ("model", "run"):
+        before = (run / f"{name}.json").read_bytes()
+        assert drift(site, rows(50, 2), "--out", str(run / f"{name}.html")) == 1
+        assert "would overwrite" in capsys.readouterr().err and (run / f"{name}.json").read_bytes() == before
+    for _ in range(2):  # its own of yesterday it may
+        assert drift(site, rows(600, 2), "--out", str(site / "drift.html")) == 0
+    assert drift(site, rows(600, 2), "--out", str(site / "nowhere" / "drift.html")) == 1
+    assert "make it first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"\n", b"\xff\xfe", b"\0" * 100])
+def test_who_has_the_file_is_told_why_it_cannot_be_read(site: Path, capsys, content: bytes) -> None:
+    (site / "odd.csv").write_bytes(content)
+    assert main(["drift", "job-a", str(site / "odd.csv"), "--workspace", str(site), "--site", "site-1"]) == 1
+    told = capsys.readouterr().err
+    assert "odd.csv" in told and "own log" not in told and "data_sets./" not in told

@@ -183,7 +183,7 @@ def test_wrong_requests(tmp_path: Path) -> None:
         ({"label": "y", "features": ["aeg"]}, "did you mean 'age'"),
         ({"label": "y", "features": ["age", "age"]}, "twice"),
         ({"label": "y", "features": ["y"]}, "label"),
-        ({"label": "y", "weight": "y"}, "same column"),
+        ({"label": "y", "weight": "y"}, "different columns"),
         ({"label": "y", "features": []}, "no feature columns"),
         ({"label": "y", "categories": {"sex": ["m"]}}, "not among the features"),
         ({"label": "y", "categories": {"age": []}}, "at least one"),
