@@ -37,7 +37,6 @@ from dp_components.ledger_journal import Alive, Head, HeadState, Journal, Positi
 from dp_components.ledger_records import (
     MOST_UNPAID,
     Budget,
-    Job,
     LedgerHistory,
     LedgerIdentity,
     LedgerState,
@@ -139,7 +138,7 @@ class Ledger:
     def identity(self) -> LedgerIdentity:
         """Whose ledger it is."""
         with self._locked() as state:
-            return _begun(state)[0]
+            return state.begun()[0]
 
     def quote(self, plan: Event | Iterable[Event], job_id: str | None = None) -> Quote:
         """Say what a plan would cost and whether it fits, without writing anything.
@@ -197,7 +196,7 @@ class Ledger:
             try:
                 self._write_if_sound(state, quote, counts, record)
             except BaseException:
-                if not _is_running(self._state, job_id):
+                if not self._state.is_running(job_id):
                     self._alive.release(job_id)
                 raise
             return quote
@@ -215,7 +214,7 @@ class Ledger:
             PrivacyRefusal: the job is not open, or was interrupted before.
         """
         with self._locked() as state:
-            _running_job(state, job_id)
+            state.running_job(job_id)
             if self._alive.is_held_elsewhere(job_id):
                 return False
             self._append(interrupt_record(job_id))
@@ -242,7 +241,7 @@ class Ledger:
         """
         _require_text("query", query)
         with self._locked() as state:
-            job = _running_job(state, job_id)
+            job = state.running_job(job_id)
             if query in job.replies:
                 return job.replies[query].copy()
             release = make()
@@ -262,7 +261,7 @@ class Ledger:
             PrivacyRefusal: the job is not open.
         """
         with self._locked() as state:
-            return tuple(_open_job(state, job_id).replies)
+            return tuple(state.open_job(job_id).replies)
 
     def close_job(self, job_id: str) -> None:
         """End a job: what it has not used becomes free again, and its cached replies are deleted.
@@ -271,7 +270,7 @@ class Ledger:
             PrivacyRefusal: the job is not open.
         """
         with self._locked() as state:
-            _open_job(state, job_id)
+            state.open_job(job_id)
             self._close(state, [job_id])
 
     def _settle_abandoned(self, state: LedgerState) -> LedgerState:
@@ -304,7 +303,7 @@ class Ledger:
     def spent(self) -> PrivacyCost:
         """Return what was released so far, priced for one person."""
         with self._locked() as state:
-            return state.spent().for_person(_begun(state)[0].rows_per_person)
+            return state.spent().for_person(state.begun()[0].rows_per_person)
 
     def job_spent(self, job_id: str) -> PrivacyCost:
         """Return what one job has released so far, priced for one person.
@@ -319,17 +318,17 @@ class Ledger:
                 cost = compose(event_list(state.jobs[job_id].spent))
             else:
                 raise PrivacyRefusal(f"The ledger knows no job {job_id}.")
-            return cost.for_person(_begun(state)[0].rows_per_person)
+            return cost.for_person(state.begun()[0].rows_per_person)
 
     def history(self) -> LedgerHistory:
         """Return the ledger as values, with all its jobs."""
         with self._locked() as state:
-            return state.history(*_begun(state))
+            return state.history(*state.begun())
 
     def describe(self) -> str:
         """Return the ledger as text for a person."""
         with self._locked() as state:
-            identity, budget = _begun(state)
+            identity, budget = state.begun()
             return describe(state, identity, budget)
 
     def accept_cut(self) -> PrivacyCost:
@@ -346,7 +345,7 @@ class Ledger:
             raise ValueError("a cut is accepted where the head is known")
         with self._thread_lock, self._journal.locked():
             self._read()
-            state, identity, budget = self._state, *_begun(self._state)
+            state, identity, budget = self._state, *self._state.begun()
             try:
                 head = self._head.read()
                 is_whole = not state.has_head if head is None else head.is_met_by(self._journal)
@@ -439,11 +438,11 @@ class Ledger:
         if not quote.fits:
             raise PrivacyRefusal(quote.message)
         if quote.plan.mu_squared:
-            check_second_opinion(event_list(plan), _begun(state)[1].delta)
+            check_second_opinion(event_list(plan), state.begun()[1].delta)
         self._append(record)
 
     def _check_relation(self, state: LedgerState, events: Counter[PricedEvent]) -> None:
-        identity = _begun(state)[0]
+        identity = state.begun()[0]
         if relation_of(events) not in (None, identity.relation):
             raise PrivacyRefusal(
                 f"The ledger of data set {identity.data_set} counts {identity.relation.value}; the events are for "
@@ -451,7 +450,7 @@ class Ledger:
             )
 
     def _check_release(self, state: LedgerState, job_id: str, events: Counter[PricedEvent]) -> None:
-        identity, budget = _begun(state)
+        identity, budget = state.begun()
         self._check_relation(state, events)
         job = state.jobs[job_id]
         # Composed together: parts of one partition cost as much as the costliest of them.
@@ -469,7 +468,7 @@ class Ledger:
             )
 
     def _quote(self, state: LedgerState, plan: Counter[PricedEvent], who: str, job_id: str | None) -> Quote:
-        identity, budget = _begun(state)
+        identity, budget = state.begun()
         self._check_relation(state, plan)
         cost = compose(event_list(plan)).for_person(identity.rows_per_person)
         held = state.held(without=job_id).for_person(identity.rows_per_person)
@@ -486,30 +485,6 @@ def _make_private(folder: Path) -> None:
     """Create a folder and those above it that are missing, all of mode 0700."""
     for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
-
-
-def _begun(state: LedgerState) -> tuple[LedgerIdentity, Budget]:
-    if state.identity is None or state.budget is None:
-        raise LedgerDamaged("The ledger is empty.")
-    return state.identity, state.budget
-
-
-def _open_job(state: LedgerState, job_id: str) -> Job:
-    job = state.jobs.get(job_id)
-    if job is None:
-        raise PrivacyRefusal(f"Job {job_id} is not open in the ledger: it was never opened, or is closed.")
-    return job
-
-
-def _running_job(state: LedgerState, job_id: str) -> Job:
-    job = _open_job(state, job_id)
-    if job.is_interrupted:
-        raise PrivacyRefusal(f"Job {job_id} was interrupted: it must be opened again before it goes on.")
-    return job
-
-
-def _is_running(state: LedgerState, job_id: str) -> bool:
-    return job_id in state.jobs and not state.jobs[job_id].is_interrupted
 
 
 def _require_text(name: str, value: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.accounting.composition import PrivacyCost, compose, gaussian_limit
-from dp_components.errors import LedgerDamaged, UnknownEvent
+from dp_components.errors import LedgerDamaged, PrivacyRefusal, UnknownEvent
 from dp_components.events import Event, PricedEvent, RepeatedEvent, event_document, event_from_document
 from dp_components.ledger_journal import Record
 from dp_components.neighbouring import NeighbouringRelation
@@ -222,6 +222,30 @@ class LedgerState:
             if job_id != without:
                 total = total + job.held()
         return total
+
+    def begun(self) -> tuple[LedgerIdentity, Budget]:
+        """Return whose ledger it is, and its budget. Raises: LedgerDamaged: it was created and holds nothing."""
+        if self.identity is None or self.budget is None:
+            raise LedgerDamaged("The ledger is empty.")
+        return self.identity, self.budget
+
+    def open_job(self, job_id: str) -> Job:
+        """Return an open job. Raises: PrivacyRefusal: it is not open."""
+        job = self.jobs.get(job_id)
+        if job is None:
+            raise PrivacyRefusal(f"Job {job_id} is not open in the ledger: it was never opened, or is closed.")
+        return job
+
+    def running_job(self, job_id: str) -> Job:
+        """Return an open job that goes on. Raises: PrivacyRefusal: it does not."""
+        job = self.open_job(job_id)
+        if job.is_interrupted:
+            raise PrivacyRefusal(f"Job {job_id} was interrupted: it must be opened again before it goes on.")
+        return job
+
+    def is_running(self, job_id: str) -> bool:
+        """Tell whether a job is open and was not interrupted."""
+        return job_id in self.jobs and not self.jobs[job_id].is_interrupted
 
     def apply(self, record: Record) -> None:
         """Take in one record.

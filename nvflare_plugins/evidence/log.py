@@ -61,7 +61,9 @@ from nvflare_plugins.evidence.format import (
     seal_statement,
     time_text,
 )
+from nvflare_plugins.evidence.lines import Lines, set_room_aside
 from nvflare_plugins.failures import DISK_IS_FULL, reason_of
+from nvflare_plugins.files import sync_folder
 from nvflare_plugins.wire.aggregation import Transfer
 from nvflare_plugins.wire.commitments import SALT_BYTES, UNSALTED_CODECS, Commitment, commitment
 
@@ -129,9 +131,9 @@ class EvidenceLog:
         self._partial = path.with_name(path.name + ".partial")
         self._salts_path = path.with_name(site + SALTS_SUFFIX)
         self._reserve = path.with_name(path.name + ".reserve")
-        self._file: _Lines | None = _Lines(self._partial, 0o644)
-        self._salts: _Lines | None = None
-        self._set_room_aside()
+        self._file: Lines | None = Lines(self._partial, 0o644)
+        self._salts: Lines | None = None
+        set_room_aside(self._reserve, _RESERVE_BYTES)
         self._lock = threading.RLock()
         self._signer = signer
         self._head = GENESIS
@@ -392,7 +394,7 @@ class EvidenceLog:
             self._flush_last()
             self._let_go()
             os.replace(self._partial, self.path)
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
             return self.path
 
     def end_from_outside(self, reason: str) -> None:
@@ -422,14 +424,6 @@ class EvidenceLog:
                 raise
             self._reserve.unlink(missing_ok=True)
             self.flush()
-
-    def _set_room_aside(self) -> None:
-        with contextlib.suppress(OSError):  # without it, a full disk costs the record of the end
-            descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(descriptor, b"\1" * _RESERVE_BYTES)
-            finally:
-                os.close(descriptor)
 
     def _let_go(self) -> None:
         for file in (self._file, self._salts):
@@ -476,7 +470,7 @@ class EvidenceLog:
 
     def _keep_salt(self, n: int, salt: bytes) -> None:
         if self._salts is None:
-            self._salts = _Lines(self._salts_path, 0o600)
+            self._salts = Lines(self._salts_path, 0o600)
         self._salts.add(canonical({"n": n, "salt": salt.hex()}) + b"\n")
         self._salts.drain(_BUFFER_BYTES)
 
@@ -500,41 +494,3 @@ def end_abandoned(path: Path, reason: str) -> None:
     log = _open.get(path)
     if log is not None:
         log.end_from_outside(reason)
-
-
-class _Lines:
-    """A new file that grows by lines. What a full disk did not take stays in memory, so that no line is ever torn."""
-
-    def __init__(self, path: Path, mode: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        self._folder: Path | None = path.parent  # until the file's name is on the disk
-        self._pending = bytearray()
-
-    def add(self, line: bytes) -> None:
-        self._pending += line
-
-    def drain(self, most: int = 0) -> None:
-        """Write what is pending if it is more than ``most`` bytes. Raises: OSError."""
-        while len(self._pending) > most:
-            del self._pending[: os.write(self._descriptor, self._pending)]
-
-    def sync(self) -> None:
-        self.drain()
-        os.fsync(self._descriptor)
-        if self._folder is not None:
-            _sync_folder(self._folder)
-            self._folder = None
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from he_processors.errors import AuthenticationError, ProtocolError
+from nvflare_plugins.evidence import lines as lines_module
 from nvflare_plugins.evidence import log as evidence_module
 from nvflare_plugins.evidence.format import (
     GENESIS,
@@ -330,7 +331,7 @@ class SmallDisk:
 @pytest.mark.parametrize("room", [0, 1, 100, 70_000, 140_000])
 @pytest.mark.parametrize("signed", [False, True])
 def test_a_full_disk_leaves_whole_evidence_that_says_so(tmp_path, monkeypatch, room, signed):
-    monkeypatch.setattr(evidence_module, "os", SmallDisk(tmp_path, (1 << 18) + room))
+    monkeypatch.setattr(lines_module, "os", SmallDisk(tmp_path, (1 << 18) + room))
     log = make_log(tmp_path, signer=(lambda statement: b"s" * 64) if signed else None)
     with pytest.raises(OSError) as raised:
         for number in range(10_000):
@@ -347,7 +348,7 @@ def test_a_disk_that_is_full_at_the_last_moment_does_not_undo_the_job(tmp_path, 
     log = make_log(tmp_path)
     send(log)
     log.flush()
-    monkeypatch.setattr(evidence_module, "os", SmallDisk(tmp_path, (1 << 18) + 50))
+    monkeypatch.setattr(lines_module, "os", SmallDisk(tmp_path, (1 << 18) + 50))
     log.end("completed")
     assert records(log.close())[-2]["status"] == "completed"
 
@@ -355,7 +356,7 @@ def test_a_disk_that_is_full_at_the_last_moment_does_not_undo_the_job(tmp_path, 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EROFS])
 def test_a_broken_disk_does_not_hide_why_the_attempt_ended(tmp_path, monkeypatch, caplog, code):
     log = make_log(tmp_path)
-    monkeypatch.setattr(evidence_module, "os", SmallDisk(tmp_path, 0, code))
+    monkeypatch.setattr(lines_module, "os", SmallDisk(tmp_path, 0, code))
     log.abandon("a peer has gone")
     assert "has no end" in caplog.text and str(tmp_path) not in caplog.text
     assert log.close() == log.path and not log.path.exists()
