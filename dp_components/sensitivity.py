@@ -20,6 +20,8 @@ from dp_components.neighbouring import NeighbouringRelation
 GRID_BITS = 20
 HESSIAN_WEIGHT = ((1 + math.sqrt(5)) / 2) ** 2.5
 """c = phi^2.5 = 3.330, the largest weight for which the logistic loss has g^2 + (c h)^2 <= 1 at every score."""
+CLIPPED_HESSIAN_WEIGHT = 2.0
+"""The weight of h beside a gradient that is clipped (``clip_gradients``)."""
 
 # Rounded up, so that the test below is never too lenient.
 _HESSIAN_WEIGHT_SQUARED = HESSIAN_WEIGHT**2 * (1 + 2**-50)
@@ -126,6 +128,52 @@ def clip_logistic_rows(
         NeighbouringRelation.REPLACE_ROW: 2,
     }
     sensitivity = Sensitivity(float(bound * _factor(factors, relation)), Norm.L2, relation, (1.0, HESSIAN_WEIGHT))
+    return ClippedRows(values, sensitivity, grid_bits)
+
+
+def clip_gradients(
+    grad: ArrayLike,
+    hess: ArrayLike,
+    max_gradient: float,
+    *,
+    relation: NeighbouringRelation = NeighbouringRelation.ADD_OR_REMOVE_ROW,
+    grid_bits: int = GRID_BITS,
+) -> ClippedRows:
+    """Clip gradient pairs to |g| <= C first, then h to what C leaves: |(g, 2 h)| <= C holds exactly, in integers.
+
+    With B = C in grid units, g' = min(max(g, -B), B) and h' = min(h, floor(sqrt(B^2 - g'^2) / 2)), so that
+    g'^2 + (2 h')^2 <= g'^2 + B^2 - g'^2 = B^2 for every row, whatever came in.
+
+    Shapes:  grad, hess: float[n_rows].
+    Privacy: L2 sensitivity C for ADD_OR_REMOVE_ROW: one row's own pair. Twice that for CHANGE_LABEL and REPLACE_ROW:
+        two pairs, each within C. (g of the clipped loss moves by up to 2 C where a label changes, not by 1.)
+
+    Args:
+        max_gradient: C, public.
+        relation: what neighbouring data sets differ in.
+        grid_bits: the grid is 2^-grid_bits.
+
+    Raises:
+        ValueError: values that are not finite, shapes that differ, C off the grid, or no row changes in the relation.
+    Reference: dp_components/README.md, section 4.
+    """
+    bound = grid_bound(max_gradient, grid_bits)
+    g = np.clip(_truncate(np.asarray(grad, dtype=np.float64), grid_bits), -bound, bound)
+    h = _truncate(np.asarray(hess, dtype=np.float64), grid_bits)
+    if g.shape != h.shape or g.ndim != 1:
+        raise ValueError("grad and hess must be vectors of one length")
+    # (B - |g|)(B + |g|) is exact in int64; the factor below 1 covers the rounding of the root.
+    room = (bound - np.abs(g)) * (bound + np.abs(g))
+    largest = np.floor(np.sqrt(room.astype(np.float64)) / CLIPPED_HESSIAN_WEIGHT * (1 - 2.0**-40)).astype(np.int64)
+    values = np.stack([g, np.clip(h, 0, largest)], axis=1)
+    factors = {
+        NeighbouringRelation.ADD_OR_REMOVE_ROW: 1,
+        NeighbouringRelation.CHANGE_LABEL: 2,
+        NeighbouringRelation.REPLACE_ROW: 2,
+    }
+    sensitivity = Sensitivity(
+        float(bound * _factor(factors, relation)), Norm.L2, relation, (1.0, CLIPPED_HESSIAN_WEIGHT)
+    )
     return ClippedRows(values, sensitivity, grid_bits)
 
 

@@ -12,10 +12,19 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.sensitivity import GRID_BITS, ClippedRows, Sensitivity, clip_logistic_rows, clip_rows
+from dp_components.sensitivity import (
+    GRID_BITS,
+    ClippedRows,
+    Sensitivity,
+    clip_gradients,
+    clip_logistic_rows,
+    clip_rows,
+)
 
 UNIT = 1 << GRID_BITS
 """Grid steps in 1.0."""
+CLIPPED_AT = 0.6
+"""Where the clipped query clips g."""
 
 
 class LeafQuery(Enum):
@@ -24,6 +33,7 @@ class LeafQuery(Enum):
     SCALAR = "each of G and H gets noise in proportion to its own bound, as two queries of half the budget would"
     VECTOR = "both get the noise of the pair's sensitivity"
     JOINT = "(G, 3.330 H) has sensitivity 1 for the logistic loss: H costs nothing beside G"
+    CLIPPED = "g is clipped at 0.6 and h to what that leaves: (G, 2 H) has sensitivity 0.6"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +52,13 @@ def clip_pairs(query: LeafQuery, g: NDArray[np.float64], h: NDArray[np.float64],
     Privacy: the bounds hold in integers afterwards, whatever came in.
 
     Raises:
-        ValueError: a value is not finite, or for the joint query of rows without the joint bound.
-    Reference: Maddock et al., section 4.2; the joint query is ours.
+        ValueError: a value is not finite, or for the joint and the clipped query of rows of another loss.
+    Reference: Maddock et al., section 4.2; the joint and the clipped query are ours.
     """
-    if query is LeafQuery.JOINT:
+    if query in (LeafQuery.JOINT, LeafQuery.CLIPPED):
         if not bounds.is_logistic:
-            raise ValueError("the joint query is for Newton updates of the logistic loss only")
-        return clip_logistic_rows(g, h)
+            raise ValueError(f"the {query.name.lower()} query is for Newton updates of the logistic loss only")
+        return clip_logistic_rows(g, h) if query is LeafQuery.JOINT else clip_gradients(g, h, CLIPPED_AT)
     weights = (1 / bounds.gradient, 1 / bounds.hessian) if query is LeafQuery.SCALAR else None
     return clip_rows(np.stack([g, h], axis=1), (bounds.gradient, bounds.hessian), weights=weights)
 

@@ -11,9 +11,9 @@ from nvflare_plugins.private_trees.methods import Interactions, Method
 
 
 def tree_features(method: Method, tree: int, n_features: int, draws: random.Random) -> list[int]:
-    """Return the features of one tree. Privacy: touches no data; ``draws`` is public."""
+    """Return the features that one tree may use. Privacy: touches no data; ``draws`` is public."""
     k = method.features_per_tree(n_features)
-    if method.interactions is Interactions.ALTERNATING:
+    if method.interactions in (Interactions.ALTERNATING, Interactions.INFORMED):
         return alternating_features(tree, n_features)
     if k == n_features:
         return list(range(n_features))

@@ -14,6 +14,7 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from dp_components.batched_updates.batches import batch_sizes, tree_scale
+from dp_components.feature_interactions.informed import FeatureGains
 from dp_components.leaf_weights.interface import leaf_outputs
 from dp_components.leaf_weights.query import UNIT
 from dp_components.split_candidates.candidates import Candidates, bin_column
@@ -26,7 +27,7 @@ from dp_components.split_methods.tree import Tree
 from nvflare_plugins.private_trees.candidates import agree_candidates
 from nvflare_plugins.private_trees.features import tree_features
 from nvflare_plugins.private_trees.forest import GrownTree, finished_model
-from nvflare_plugins.private_trees.methods import SplitMethod
+from nvflare_plugins.private_trees.methods import Interactions, SplitMethod
 from nvflare_plugins.private_trees.releases import ROOT_LEVEL
 from nvflare_plugins.private_trees.training import AfterRound, OwnRows, PrivateTreesPlan, SumsOverSites
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
@@ -68,6 +69,8 @@ class ForestGrower:
         rows, method = self._rows, self._method
         self._candidates = agree_candidates(self._plan, rows.columns, self._sums)
         self._bins = self._candidates.bin_rows(rows.columns)
+        is_informed = method.interactions is Interactions.INFORMED
+        self._gains = FeatureGains(len(self._candidates.of_feature)) if is_informed else None
         margin = np.zeros(rows.label.size, dtype=np.float32)
         first = 0
         for number, size in enumerate(batch_sizes(method.n_trees, method.batch_size)):
@@ -89,6 +92,8 @@ class ForestGrower:
         for (tree, candidates, leaves, _), sums in zip(structures, released, strict=True):
             repaired = self._weights.repaired(sums)
             outputs = leaf_outputs(repaired, self._plan.ridge, self._method.clip, scale)
+            if self._gains is not None:
+                self._gains.add(tree, sums, self._plan.leaf_noise[0], self._plan.ridge)
             finished.append((GrownTree(tree, candidates, outputs, repaired), leaves))
         return finished
 
@@ -99,13 +104,14 @@ class ForestGrower:
         method = self._method
         self._refine_candidates(position)
         n_features = len(self._candidates.of_feature)
+        weights = None if self._gains is None else self._gains.weights()
         features = tree_features(method, position, n_features, self._draws)
         if position < self._n_refined:
             self._release_hessians(number, position, features, pairs)
         counts = self._candidates.counts
         sums = np.empty((0, 2))
         if method.split_method is SplitMethod.TOTALLY_RANDOM:
-            tree = grow_totally_random(counts, features, method.depth, self._draws)
+            tree = grow_totally_random(counts, features, method.depth, self._draws, weights)
         else:
             tree, sums = self._greedy(number, position, features, pairs)
         return tree, self._candidates, tree.leaf_of_rows(self._bins), sums

@@ -88,7 +88,8 @@ class PrivateTreesJob(JobDocument):
     label_classes: TwoEntries | None = None
     """Public list of the label's two values; the second one is the positive one."""
     method: Annotated[str, STRICT] = "default"
-    """A preset: ``default``, ``few_rounds``, or a paper's name such as ``dp_rf`` (presets.py)."""
+    """A preset: ``default`` (now ``default_2026_12``), ``default_2026_11``, ``few_rounds``, or a paper's name such as
+    ``dp_rf`` (presets.py)."""
     components: Annotated[dict[Name, Any], Words("a dictionary with names for keys")] = field(default_factory=dict)
     """Components of the method to exchange one by one: ``split_method`` (C1), ``weight_update`` (C2), ``candidates``
     (C3), ``interactions`` and ``n_features_per_tree`` (A1), ``batch_size`` (A2), ``query``, ``n_trees``, ``depth``,

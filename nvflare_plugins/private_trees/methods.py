@@ -65,6 +65,7 @@ class Interactions(Enum):
     CYCLICAL = "cyclical"
     RANDOM = "random"
     ALTERNATING = "alternating"
+    INFORMED = "informed"
 
 
 class Grower(Enum):
@@ -84,7 +85,7 @@ class Method:
     """One private training, but for data and budget.
 
     Args:
-        n_features_per_tree: k of A1; None for all. Without meaning for alternating interactions.
+        n_features_per_tree: k of A1; None for all. Without meaning for alternating and informed interactions.
         batch_size: B of A2.
         ridge: lambda.
         noise_ridge: kappa; the ridge grows by kappa times the standard deviation of the noise on a leaf's G.

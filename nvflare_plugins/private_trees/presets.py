@@ -10,7 +10,7 @@ from typing import Any
 from dp_components.leaf_weights.query import LeafQuery
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.checks import is_number, is_whole, one_of
-from nvflare_plugins.private_trees import default_2026_11, methods
+from nvflare_plugins.private_trees import default_2026_11, default_2026_12, methods
 from nvflare_plugins.private_trees.methods import (
     CandidateSource,
     Grower,
@@ -27,7 +27,9 @@ _MAX_CANDIDATES = 127  # half of what a byte numbers: refined and mixed candidat
 _ITERATIVE = CandidateSource.ITERATIVE_HESSIAN
 
 PRESETS: Mapping[str, Callable[[int], Method]] = {
-    "default": lambda n_features: default_2026_11.DEFAULT,
+    "default": lambda n_features: default_2026_12.DEFAULT,
+    "default_2026_12": lambda n_features: default_2026_12.DEFAULT,
+    "default_2026_11": lambda n_features: default_2026_11.DEFAULT,
     "few_rounds": lambda n_features: default_2026_11.FEW_ROUNDS,
     "dp_rf": lambda n_features: methods.dp_rf(),
     "dp_tr_newton": lambda n_features: methods.dp_tr_newton(),
@@ -44,7 +46,9 @@ PRESETS: Mapping[str, Callable[[int], Method]] = {
     "batch_ih_ebm_25": lambda n_features: methods.batch_iterative_hessian_ebm(0.25),
     "batch_ih_ebm_100": lambda n_features: methods.batch_iterative_hessian_ebm(1.0),
 }
-"""Public number of features -> method. ``default`` and ``few_rounds`` are ours, the others those of Maddock et al."""
+"""Public number of features -> method. ``default`` (the newest dated one), the dated ones and ``few_rounds`` are ours,
+the others those of Maddock et al.
+"""
 
 _CHOICES: Mapping[str, type[Enum]] = {
     "split_method": SplitMethod,
@@ -123,8 +127,10 @@ def _check(method: Method, n_features: int) -> None:
         )
     if method.n_trees % method.batch_size:
         raise ConfigurationError("n_trees must be a multiple of batch_size")
-    if method.query is LeafQuery.JOINT and method.weight_update is not WeightUpdate.NEWTON:
-        raise ConfigurationError("query=joint is for weight_update=newton: its bound is that of the logistic loss")
+    if method.query in (LeafQuery.JOINT, LeafQuery.CLIPPED) and method.weight_update is not WeightUpdate.NEWTON:
+        raise ConfigurationError(
+            f"query={method.query.name.lower()} is for weight_update=newton: it is made for the logistic loss"
+        )
     if method.weight_update is WeightUpdate.AVERAGING and method.batch_size != method.n_trees:
         raise ConfigurationError("averaging takes all trees in one batch: leave batch_size away, or set it to n_trees")
     k = method.n_features_per_tree
@@ -139,8 +145,10 @@ def _check(method: Method, n_features: int) -> None:
 def _check_greedy(method: Method) -> None:
     if method.split_method is SplitMethod.HISTOGRAM and method.candidates is CandidateSource.ITERATIVE_HESSIAN:
         raise ConfigurationError("candidates=iterative_hessian refines totally and partially random trees only")
-    if method.interactions is Interactions.ALTERNATING:
-        raise ConfigurationError("alternating interactions are for totally random trees: others pay for each feature")
+    if method.interactions in (Interactions.ALTERNATING, Interactions.INFORMED):
+        raise ConfigurationError(
+            f"{method.interactions.value} interactions are for totally random trees: others pay for each feature"
+        )
 
 
 def _check_xgboost(method: Method) -> None:
@@ -150,6 +158,11 @@ def _check_xgboost(method: Method) -> None:
     their noise enters its sums. At epsilon 0.5 (5 splits) mean AUC was 0.53 for DP-GBM on credit2 where the sites'
     trees have 0.65, and 0.72 for FEVERLESS on adult where they have 0.81.
     """
+    if method.interactions is Interactions.INFORMED:
+        raise ConfigurationError(
+            "grower=xgboost refreshes trees that are drawn before training, and informed interactions draw each tree "
+            "from those before it: leave grower away, or set interactions to alternating"
+        )
     is_random = method.split_method is SplitMethod.TOTALLY_RANDOM
     if not is_random or method.candidates is CandidateSource.ITERATIVE_HESSIAN:
         raise ConfigurationError(

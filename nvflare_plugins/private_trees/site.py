@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dp_components.leaf_weights.query import CLIPPED_AT, LeafQuery
 from he_processors.errors import PolicyRefusal
 from he_processors.masks import PairwiseMasks
 from nvflare_plugins.attempt.agreement import Terms, agree, versions
@@ -41,6 +42,7 @@ from nvflare_plugins.site.policy.values import JobTerms
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.model_json import check_names_survive, with_lists
+from nvflare_plugins.xgb.recalibration import with_clipping
 from nvflare_plugins.xgb.versions import installed_release
 
 TITLE = "Differentially private federated trees"
@@ -193,6 +195,8 @@ class _Training:
             trained = self._train(payment)
             names, job = self._plan.training.feature_names, self._job
             model = with_lists(trained, names, job.categories, job.label_classes)
+            if self._plan.training.method.query is LeafQuery.CLIPPED:
+                model = with_clipping(model, CLIPPED_AT)
             hmac = self._attempt.conclude(model)
             path = self._attempt.folder.write_model(model)
             self._attempt.all_have_written()

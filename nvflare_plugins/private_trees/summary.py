@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dp_components.leaf_weights.query import real_noise_std
 from nvflare_plugins.formatting import human_bytes
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.report.run_record import PointCurve, ReportSection
@@ -87,6 +88,8 @@ def report_sections(plan: JobPlan, spent: float, budget_text: str) -> tuple[Repo
         budget_text: the site's ledger in words.
     """
     summary = summarise(plan)
+    noise = plan.releases.tree_noise
+    largest = real_noise_std(noise.sensitivity, 1.0)[0]
     job, (g, h) = plan.job, summary.leaf_noise
     points = tuple((float(number + 1), epsilon) for number, epsilon in enumerate(summary.epsilon_after_rounds))
     rows = (
@@ -94,7 +97,7 @@ def report_sections(plan: JobPlan, spent: float, budget_text: str) -> tuple[Repo
         ("trust model", summary.trust),
         ("protected", f"all rows of one person, up to {job.rows_per_person}, added or removed"),
         ("spent by this job", f"epsilon {spent:.4g} at delta {job.delta:g}"),
-        ("noise on a leaf's G", f"{g:.4g} (standard deviation; a row moves G by at most 1)"),
+        ("noise on a leaf's G", f"{g:.4g} (standard deviation; a row moves G by at most {largest:g})"),
         ("noise on a leaf's H", f"{h:.4g}"),
         ("ridge", f"{summary.ridge:.4g}"),
         ("trees, rounds, messages of sums", f"{summary.n_trees}, {summary.n_rounds}, {summary.n_messages}"),

@@ -29,7 +29,8 @@ class PrivateTreesRecipe(JobRecipe):
         delta: What this job may spend; delta is given, never computed from the data.
         feature_bounds: Public (low, high) of every numeric feature; values outside are clipped to it.
         categories: Public category list of each categorical column; unknown categories count as missing.
-        method: A preset: ``default``, ``few_rounds``, or a paper's name such as ``dp_rf`` (presets.py).
+        method: A preset: ``default`` (now ``default_2026_12``), ``default_2026_11``, ``few_rounds``, or a paper's name
+            such as ``dp_rf`` (presets.py).
         components: Components of the method to exchange one by one: ``split_method`` (C1), ``weight_update`` (C2),
             ``candidates`` (C3), ``interactions`` and ``n_features_per_tree`` (A1), ``batch_size`` (A2), ``query``,
             ``n_trees``, ``depth``, ``n_candidates``, ``learning_rate``, ``ridge``, ``noise_ridge``, ``clip``,

@@ -33,6 +33,7 @@ def facts(model: FinishedModel) -> dict[str, Any]:
         "categories": {one.name: list(one.categories) for one in model.features if one.categories is not None},
         "classes": None if model.classes is None else list(model.classes),
         "objective": model.objective,
+        **({} if model.clipped_at is None else {"gradients_clipped_at": model.clipped_at}),
         "rows": "float32, columns in the order of features; categories by their position in the list; NaN is missing",
     }
 

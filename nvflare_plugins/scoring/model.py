@@ -30,6 +30,7 @@ from nvflare_plugins.xgb.model_json import (
     trees_model,
 )
 from nvflare_plugins.xgb.objectives import OBJECTIVES
+from nvflare_plugins.xgb.recalibration import clipping_of, recalibrated
 from nvflare_plugins.xgb.tree_checks import check_trees, leaf_size, numbers_of
 
 ALL_ROUNDS, BEST_ROUND = "all", "best"
@@ -66,6 +67,8 @@ class FinishedModel:
         n_rounds: boosting rounds.
         best_round: of early stopping, from 0; None without.
         has_probabilities: whether it gives a probability for each class.
+        clipped_at: where the gradients of its training were clipped; None if they were not. Its probabilities are then
+            not XGBoost's answers, but follow from them (``recalibrated``).
 
     Args:
         content: of the file.
@@ -86,6 +89,7 @@ class FinishedModel:
         self.features = self._read_features(learner, attributes)
         self._check_trees(learner)
         self.classes = self._read_classes(learner, attributes)
+        self.clipped_at = self._read_clipping(attributes)
         self._booster = self._load(document)
         self.n_rounds = self._booster.num_boosted_rounds()
         best = attributes.get("best_iteration", "")
@@ -142,13 +146,16 @@ class FinishedModel:
     def probabilities(self, values: NDArray[np.float32], rounds: str | int = ALL_ROUNDS) -> NDArray[np.float32]:
         """Return each class's probability, in the order of ``classes``.
 
-        For binary:logistic and multi:softprob the numbers are XGBoost's own. Those of binary:logitraw and
-        multi:softmax, whose predictions are margins and classes, follow from the margins by the same functions.
+        For binary:logistic and multi:softprob the numbers are XGBoost's own, unless the model was trained on clipped
+        gradients. Those of binary:logitraw and multi:softmax, whose predictions are margins and classes, follow from
+        the margins by the same functions.
 
         Shapes: values: as ``predict``; result: float32[n_rows, n_classes].
         """
         if self.objective in ("multi:softprob", "binary:logistic"):
             scores = self.predict(values, rounds)
+            if self.clipped_at is not None:
+                scores = recalibrated(scores, self.clipped_at)
             return scores if scores.ndim == 2 else np.column_stack([np.float32(1) - scores, scores])
         margins = self.predict(values, rounds, output_margin=True).astype(np.float64)
         if self.objective == "binary:logitraw":
@@ -309,6 +316,15 @@ class FinishedModel:
             raise self._error(
                 f"carries label classes that are not the {n_outputs} of its outputs: copy it from the run"
             ) from None
+
+    def _read_clipping(self, attributes: Mapping[str, str]) -> float | None:
+        try:
+            clipped_at = clipping_of(attributes)
+        except ValueError:
+            raise self._error("does not say by which number its probabilities follow: copy it from the run") from None
+        if clipped_at is not None and self.objective != "binary:logistic":
+            raise self._error(_DAMAGED)
+        return clipped_at
 
     def _check_trees(self, learner: Mapping[str, Any]) -> None:
         """Check what XGBoost takes on trust: a wrong child or column would have it read beyond the tree or the row."""

@@ -21,23 +21,24 @@ import pytest
 
 from dp_components.distributed_noise import NoiseShares, add_noise_share
 from dp_components.events import Release
+from dp_components.leaf_weights import query
 from dp_components.leaf_weights.query import LeafQuery
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from dp_components.mechanisms.gaussian import add_gaussian_noise
 from dp_components.neighbouring import NeighbouringRelation
-from dp_components.sensitivity import Sensitivity
+from dp_components.sensitivity import Sensitivity, clip_logistic_rows
 from dp_components.split_candidates.candidates import FeatureBounds
 from dp_components.split_methods.histogram import HistogramQuery
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.evidence import log as evidence
-from nvflare_plugins.private_trees import forest_trainer, noisy_sums
+from nvflare_plugins.private_trees import default_2026_12, forest_trainer, noisy_sums
 from nvflare_plugins.private_trees.default_2026_11 import DEFAULT
 from nvflare_plugins.private_trees.forest import node_sums
 from nvflare_plugins.private_trees.forest_trainer import ForestGrower
 from nvflare_plugins.private_trees.methods import Grower, Method, SplitMethod, dp_tr_newton, feverless
 from nvflare_plugins.private_trees.noisy_sums import without_ledger
 from nvflare_plugins.private_trees.releases import PlannedRelease, ReleaseSchedule
-from nvflare_plugins.private_trees.training import PrivateTreesPlan
+from nvflare_plugins.private_trees.training import OwnRows, PrivateTreesPlan
 from nvflare_plugins.private_trees.trust import Trust
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.catalogue import Kind
@@ -45,6 +46,7 @@ from nvflare_plugins.wire.envelope import Frame, FrameType, unpack
 from tests.support.audit import Errors, gaussian_power, noise_p_value
 from tests.support.audit_trees import (
     CANARY_SITE,
+    KnownSums,
     Setting,
     SiteRandomness,
     Verdict,
@@ -68,6 +70,7 @@ N_RUNS_FOR_ROOT_2 = 700
 
 RANDOM_TREES = replace(dp_tr_newton(20), depth=2, batch_size=5, query=LeafQuery.JOINT)
 HISTOGRAMS = replace(feverless(6), depth=2, n_candidates=7, query=LeafQuery.JOINT)
+CLIPPED = replace(default_2026_12.DEFAULT, n_trees=20, depth=2, batch_size=5)
 PARTIALLY = replace(HISTOGRAMS, split_method=SplitMethod.PARTIALLY_RANDOM)
 BOUNDS = (FeatureBounds(0, 1),) * 3
 TRUSTED, DISTRIBUTED = Trust(), Trust(NoiseShares(3, 1))
@@ -273,6 +276,41 @@ def test_xgboost_itself_keeps_the_promise_of_the_default() -> None:
     """Private quantiles, stock XGBoost behind its mediator, distributed noise; the default's other parameters."""
     method = replace(DEFAULT, n_trees=20, batch_size=10, grower=Grower.XGBOOST)
     assert_sound_and_tight(audit(setting(DISTRIBUTED, method), N_RUNS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trust", [TRUSTED, DISTRIBUTED], ids=["trusted", "distributed"])
+def test_clipped_gradients_and_informed_trees_keep_their_promise(trust: Trust) -> None:
+    """The default of December: the canary fills the smaller sensitivity, and trees follow from what was released."""
+    assert_sound_and_tight(audit(setting(trust, CLIPPED), N_RUNS))
+
+
+@pytest.mark.slow
+def test_gradients_that_are_not_clipped_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise for 0.6, and rows that go up to 1: long steps take the canary there in a few rounds."""
+    plan = plan_with(replace(CLIPPED, learning_rate=2.0, batch_size=2), BOUNDS, mu_of(EPSILON, DELTA), TRUSTED)
+    monkeypatch.setattr(query, "clip_gradients", lambda g, h, bound: clip_logistic_rows(g, h))
+    assert measured_mu(audit(setting(TRUSTED, plan=plan), N_RUNS_FOR_ROOT_2)) > CLAIMED_MU
+
+
+@pytest.mark.slow
+def test_half_the_noise_of_clipped_gradients_is_caught() -> None:
+    assert measured_mu(audit(setting(TRUSTED, CLIPPED, server_noise=half_noise_at_server), N_RUNS)) > CLAIMED_MU
+
+
+def test_the_trees_follow_from_what_was_released_alone() -> None:
+    """The same replies and other rows: the same trees; drawn by exact sums instead, they would tell of rows."""
+    watched = setting(TRUSTED, CLIPPED)
+    totals = run_attempt(watched, False, 0, watched.randomness(0)).totals
+
+    def trees_of(part: Part) -> list[list[int]]:
+        trees: list[list[int]] = []
+        grower = ForestGrower(watched.plan, OwnRows(part.columns, part.label), KnownSums(totals))
+        grower.run(lambda number: None, lambda number, grown: trees.extend(g.tree.feature.tolist() for g in grown))
+        return trees
+
+    mine, others = watched.parts[0], watched.canary
+    assert trees_of(mine) == trees_of(others) and len({str(tree) for tree in trees_of(mine)}) > 5
 
 
 @pytest.mark.slow

@@ -27,7 +27,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from dp_components.distributed_noise import NoiseShares
-from nvflare_plugins.private_trees.default_2026_11 import DEFAULT, FEW_ROUNDS
+from nvflare_plugins.private_trees import default_2026_11
+from nvflare_plugins.private_trees.default_2026_11 import FEW_ROUNDS
+from nvflare_plugins.private_trees.default_2026_12 import DEFAULT
 from nvflare_plugins.private_trees.methods import Method
 from nvflare_plugins.private_trees.trust import Trust
 from tests.bench.dp_data import SEEDS, load, preparation, set_name
@@ -38,10 +40,11 @@ from tests.bench.dp_statistics import Series, mean_and_sd, verdict
 
 EPSILONS = (0.1, 0.5, 1.0)
 OUTCOMES = ("wins", "ties", "losses")
-TRUSTED, DISTRIBUTED, FEW = "trusted", "distributed", "few_rounds"
+TRUSTED, DISTRIBUTED, OLDER, FEW = "trusted", "distributed", "distributed_2026_11", "few_rounds"
 ARMS: dict[str, tuple[Method, Trust]] = {
     TRUSTED: (DEFAULT, Trust()),
     DISTRIBUTED: (DEFAULT, Trust(NoiseShares(N_SITES, 1))),
+    OLDER: (default_2026_11.DEFAULT, Trust(NoiseShares(N_SITES, 1))),
     FEW: (FEW_ROUNDS, Trust()),
 }
 TUNED_ON = "credit2"

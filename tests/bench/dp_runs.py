@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from sklearn.metrics import log_loss, roc_auc_score
 
 from dp_components.accounting.composition import compose
+from dp_components.leaf_weights.query import CLIPPED_AT, LeafQuery
 from nvflare_plugins.private_trees.methods import Method
 from nvflare_plugins.private_trees.trust import TRUSTED_SERVER, Trust
+from nvflare_plugins.xgb.recalibration import recalibrated
 from tests.bench.dp_data import Split, load, split
 from tests.bench.dp_published import float_gaussian, run_published
 from tests.bench.dp_statistics import Scored, Series
@@ -61,7 +63,7 @@ def execute(run: Run) -> Scored:
         return in_twin(run.method, data, run.epsilon, run.trust, structure)
     started = time.process_time()
     raw = run_published(run.method, data, run.epsilon, run.seed, run.repeat)
-    return _score(data, raw, seconds=time.process_time() - started)
+    return _score(data, raw, run.method, seconds=time.process_time() - started)
 
 
 @lru_cache(maxsize=64)
@@ -74,8 +76,10 @@ def _load(source: str, label: str) -> tuple[NDArray[np.float32], NDArray[np.floa
     return load(source, label)
 
 
-def _score(data: Split, raw: NDArray[np.float32], **more: float) -> Scored:
+def _score(data: Split, raw: NDArray[np.float32], method: Method, **more: float) -> Scored:
     p = 1.0 / (1.0 + np.exp(-raw.astype(np.float64)))
+    if method.query is LeafQuery.CLIPPED:
+        p = recalibrated(p.astype(np.float32), CLIPPED_AT).astype(np.float64)
     return Scored(roc_auc_score(data.test.label, raw), log_loss(data.test.label, p), **more)  # type: ignore[arg-type]
 
 
@@ -89,7 +93,7 @@ def through_protocol(method: Method, data: Split, epsilon: float, trust: Trust, 
     )
     seconds = time.process_time() - started
     spent = compose(plan.releases.events).epsilon(data.delta)
-    return _score(data, raw, seconds=seconds, epsilon=spent, messages=len({t.frame.counter for t in seen}))
+    return _score(data, raw, method, seconds=seconds, epsilon=spent, messages=len({t.frame.counter for t in seen}))
 
 
 def in_twin(method: Method, data: Split, epsilon: float, trust: Trust, structure_seed: int) -> Scored:
@@ -98,7 +102,7 @@ def in_twin(method: Method, data: Split, epsilon: float, trust: Trust, structure
     mechanism = float_gaussian(structure_seed, round(1000 * epsilon), round(1000 * trust.noise_factor))
     started = time.process_time()
     raw = Simulation(plan, data.train, data.test, mechanism).run()
-    return _score(data, raw, seconds=time.process_time() - started)
+    return _score(data, raw, method, seconds=time.process_time() - started)
 
 
 @dataclass(frozen=True)

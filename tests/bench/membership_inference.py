@@ -39,7 +39,7 @@ from dp_components.events import ComposedEvent, Release
 from dp_components.mechanisms.gaussian import add_gaussian_noise
 from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates.candidates import FeatureBounds
-from nvflare_plugins.private_trees.default_2026_11 import DEFAULT
+from nvflare_plugins.private_trees.default_2026_12 import DEFAULT
 from nvflare_plugins.private_trees.server import Mechanism
 from tests.bench.dp_data import load
 from tests.support.private_simulation import Simulation, Table

@@ -337,6 +337,7 @@ _PREDICT = {"data_set": "new", "file_format": "csv"}
 _HISTOGRAMS = {"method": "feverless", "components": {"n_trees": 2, "depth": 3, "n_candidates": 8}}
 _SHORT = {"key_bits": 2048, "num_rounds": 2, "preset": "guarded"}  # the shortest key that a policy can allow
 _TRUSTED = {"trust": "trusted_aggregator"}
+_NOVEMBER = {"method": "default_2026_11"}
 
 JOBS: dict[str, GoldenJob] = {
     "horizontal_masks": GoldenJob(Horizontal()),
@@ -350,11 +351,14 @@ JOBS: dict[str, GoldenJob] = {
         Horizontal(params={"objective": "multi:softprob", "num_class": 3}, data=wine, more={"num_rounds": 2})
     ),
     "horizontal_regression": GoldenJob(Horizontal(params={"objective": "reg:squarederror"}, data=diabetes)),
-    "private_trees_distributed": GoldenJob(PrivateTrees({"components": {"n_trees": 8}})),
+    "private_trees_distributed": GoldenJob(PrivateTrees({**_NOVEMBER, "components": {"n_trees": 8}})),
+    "private_trees_december": GoldenJob(PrivateTrees({"method": "default_2026_12", "components": {"n_trees": 24}})),
     "private_trees_trusted": GoldenJob(
         PrivateTrees({"method": "dp_tr_newton", "components": {"n_trees": 8}, **_TRUSTED})
     ),
-    "private_trees_local": GoldenJob(PrivateTrees({"trust": "local", "n_rows": 569, "components": {"n_trees": 8}})),
+    "private_trees_local": GoldenJob(
+        PrivateTrees({**_NOVEMBER, "trust": "local", "n_rows": 569, "components": {"n_trees": 8}})
+    ),
     "private_trees_histograms": GoldenJob(PrivateTrees(_HISTOGRAMS)),
     "private_trees_histograms_trusted": GoldenJob(PrivateTrees({**_HISTOGRAMS, **_TRUSTED})),
     "private_trees_ebm": GoldenJob(PrivateTrees({"method": "dp_ebm", "components": {"n_trees": 8}})),

@@ -13,6 +13,7 @@ import xgboost as xgb
 from nvflare_plugins.scoring import ScoringError, load_model
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.xgb.model_json import CATEGORIES_ATTRIBUTE
+from nvflare_plugins.xgb.recalibration import recalibrated
 from tests.golden.jobs import MODELS
 
 WHOLE = sorted(path for path in MODELS.glob("*/*.json") if path.name in ("model.json", "merged_model.json"))
@@ -48,6 +49,8 @@ def test_whole_models_are_scored_as_xgboost_does(path: Path) -> None:
     scored = model.predict(rows) if not hasattr(model, "predict_proba") else model.predict_proba(rows)
     if scored.ndim > wanted.ndim:
         scored = scored[:, model.classes_.tolist().index(model.model_.classes[1])]
+    if model.model_.clipped_at is not None:
+        wanted = recalibrated(wanted, model.model_.clipped_at)
     assert np.array_equal(scored, wanted)
     if of_job(path).startswith(WITHOUT_COVERS):
         with pytest.raises(ScoringError, match="cannot be explained"):

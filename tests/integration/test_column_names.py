@@ -22,6 +22,7 @@ from nvflare_plugins.vertical.model.model_files import PASSIVE_FILE
 from nvflare_plugins.vertical_inference.job import InferenceJob
 from nvflare_plugins.vertical_inference.site import run_inference
 from nvflare_plugins.xgb.model_json import CATEGORIES_ATTRIBUTE, CLASSES_ATTRIBUTE
+from nvflare_plugins.xgb.recalibration import recalibrated
 from tests.support.federation import Federation, succeed
 from tests.support.parties import Parties
 from tests.support.parties import succeed as all_succeed
@@ -58,7 +59,9 @@ def check_model(model: bytes, folder: Path) -> None:
     assert copy.feature_names == names
     assert np.array_equal(copy.predict(matrix), booster.predict(matrix))
     scorer = load_model(folder / "copy.json")
-    assert np.array_equal(scorer.predict_proba(frame()[names[::-1]])[:, 0], booster.predict(matrix))
+    answers, clipped_at = booster.predict(matrix), scorer.model_.clipped_at
+    wanted = answers if clipped_at is None else recalibrated(answers, clipped_at)
+    assert np.array_equal(scorer.predict_proba(frame()[names[::-1]])[:, 0], wanted)
     assert scorer.classes_.tolist() == CLASSES[::-1]
     assert list(folder.rglob("report.html"))
 

@@ -189,7 +189,10 @@ def test_weights_count_up_to_their_public_bound(tmp_path: Path) -> None:
 def test_xgboost_trains_where_a_job_asks_for_it(tmp_path: Path, trust: str) -> None:
     """The same releases at the same price; the same model, too, given the same noise (tests/oracle)."""
     federation = PrivateFederation(tmp_path, frame_of(missing=True))
-    job = job_of(trust=trust, components={"n_trees": 4, "grower": "xgboost"})
+    components = {"n_trees": 4, "grower": "xgboost"}
+    with pytest.raises(ConfigurationError, match="each tree from those before it: leave grower away, or set inter"):
+        job_of(trust=trust, components=components)
+    job = job_of(trust=trust, components={**components, "interactions": "alternating"})
     run = federation.run_private(job).succeed()
     assert run.kinds & RELEASED == {"CELL_COUNTS", "NODE_STATS"}
     assert xgb.Booster(model_file=bytearray(federation.model())).num_boosted_rounds() == 4

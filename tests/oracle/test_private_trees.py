@@ -60,6 +60,7 @@ RANDOM_TREES = {
     "random_3_way": replace(dp_tr_newton(), interactions=Interactions.RANDOM, n_features_per_tree=3),
     "logarithmic": replace(dp_tr_newton(), candidates=CandidateSource.LOGARITHMIC),
     "unclipped": replace(dp_tr_newton(), clip=0.0),
+    "clipped_gradients": replace(dp_tr_newton(), query=LeafQuery.CLIPPED, noise_ridge=1.0),
     "averaging": dp_rf(N_TREES),
     "mixed": OURS,
 }
@@ -67,6 +68,8 @@ REFINED = {"candidates": CandidateSource.ITERATIVE_HESSIAN}
 PARTIALLY = replace(feverless(), split_method=SplitMethod.PARTIALLY_RANDOM)
 AVERAGING = {"weight_update": WeightUpdate.AVERAGING, "batch_size": 6, "ridge": 0.0, "clip": 1.0, "learning_rate": 1.0}
 OTHERS = {
+    "informed": replace(OURS, interactions=Interactions.INFORMED, query=LeafQuery.CLIPPED),
+    "informed_batches": replace(OURS, interactions=Interactions.INFORMED, batch_size=3),
     "partially_random": PARTIALLY,
     "partially_random_joint": replace(PARTIALLY, query=LeafQuery.JOINT, noise_ridge=3.0),
     "partially_random_refined": replace(PARTIALLY, **REFINED),

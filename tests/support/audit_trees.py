@@ -245,7 +245,7 @@ def _end_round(channel: Channel, number: int) -> None:
 # -- what the adversary makes of it -----------------------------------------------------------------------------------
 
 
-class _KnownSums:
+class KnownSums:
     """Answers every query with the total that came in the run, and keeps what was asked."""
 
     def __init__(self, totals: Sequence[Integers]) -> None:
@@ -261,7 +261,7 @@ class _KnownSums:
 
 def exact_answers(plan: PrivateTreesPlan, part: Part, totals: Sequence[Integers]) -> tuple[list[Integers], list[Kind]]:
     """Return what some rows alone add to each query, in a run that went on with these totals."""
-    known = _KnownSums(totals)
+    known = KnownSums(totals)
     # Looked up by name, so that a fault planted in the module is in the sites' training and here alike.
     grower = forest_trainer.ForestGrower(plan, OwnRows(part.columns, part.label), known)
     grower.run(lambda number: None, lambda number, trees: None)

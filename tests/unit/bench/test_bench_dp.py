@@ -60,7 +60,7 @@ def test_the_last_line_holds_what_was_asked_for(small: None, tmp_path: Path, cap
     assert result["prepared"] == lines[:1]
     assert result.keys() >= ASKED_FOR
     assert result["auc"]["distributed"]["shop 1"].keys() == {"mean", "sd"}
-    assert result["rounds"] == {"trusted": 11, "distributed": 11, "few_rounds": 3}
+    assert result["rounds"] == {"trusted": 11, "distributed": 11, "distributed_2026_11": 11, "few_rounds": 3}
     assert result["best_published"]["shop 1"]["method"] in ("DP-RF", "DP-TR Newton")
     assert result["best_published"]["shop 1"]["authors_code"] is None
     for arm in ("trusted", "distributed", "few_rounds"):

@@ -22,8 +22,8 @@ ALL_WEIGHTS = [NewtonWeights(), GradientWeights(), AveragingWeights()]
 @pytest.mark.parametrize("query", list(LeafQuery))
 @pytest.mark.parametrize("weights", ALL_WEIGHTS, ids=lambda w: type(w).__name__)
 def test_no_row_exceeds_the_sensitivity_that_comes_with_it(weights, query: LeafQuery, label: float) -> None:
-    if query is LeafQuery.JOINT and not weights.bounds.is_logistic:
-        pytest.skip("joint queries are for Newton updates")
+    if query in (LeafQuery.JOINT, LeafQuery.CLIPPED) and not weights.bounds.is_logistic:
+        pytest.skip("joint and clipped queries are for Newton updates")
     rows = weights.row_statistics(MARGINS, np.full(MARGINS.size, label, dtype=np.float32), query)
     scaled = rows.values * np.array(rows.sensitivity.weights)
     assert np.linalg.norm(scaled, axis=1).max() <= rows.sensitivity.bound
@@ -54,17 +54,19 @@ def test_a_margin_that_is_not_a_number_is_refused() -> None:
         )
 
 
-def test_the_joint_query_is_refused_for_counts() -> None:
-    with pytest.raises(ValueError, match="Newton"):
-        clip_pairs(LeafQuery.JOINT, np.zeros(1), np.ones(1), PairBounds(1.0, 1.0))
+@pytest.mark.parametrize("query", [LeafQuery.JOINT, LeafQuery.CLIPPED])
+def test_queries_made_for_the_logistic_loss_are_refused_for_counts(query: LeafQuery) -> None:
+    with pytest.raises(ValueError, match=f"the {query.name.lower()} query is for Newton"):
+        clip_pairs(query, np.zeros(1), np.ones(1), PairBounds(1.0, 1.0))
 
 
 def test_noise_by_form_of_the_query() -> None:
-    """Newton: vector 1.0308 on both; joint 1 and 1/3.330; scalar sqrt(2) and sqrt(2)/4, two queries' worth."""
+    """Newton: vector 1.0308 on both; joint 1 and 1/3.330; clipped .6 and .3; scalar sqrt(2) and sqrt(2)/4."""
     bounds = NewtonWeights.bounds
     std = {query: real_noise_std(pair_sensitivity(query, bounds), 10.0) for query in LeafQuery}
     assert std[LeafQuery.VECTOR] == pytest.approx((10.308, 10.308), rel=1e-4)
     assert std[LeafQuery.JOINT] == pytest.approx((10.0, 10.0 / 3.3302), rel=1e-4)
+    assert std[LeafQuery.CLIPPED] == pytest.approx((6.0, 3.0), rel=1e-5)
     assert std[LeafQuery.SCALAR] == pytest.approx((10 * math.sqrt(2), 10 * math.sqrt(2) / 4), rel=1e-9)
 
 

@@ -15,6 +15,7 @@ from dp_components.sensitivity import (
     GRID_BITS,
     HESSIAN_WEIGHT,
     Norm,
+    clip_gradients,
     clip_logistic_rows,
     clip_rows,
     count_sensitivity,
@@ -81,6 +82,54 @@ def test_a_changed_label_moves_a_row_by_no_more_than_its_sensitivity() -> None:
     zero, one = (clip_logistic_rows(p - y, p * (1 - p), relation=LABEL) for y in (0, 1))
     moved = zero.values - one.values
     assert not any(norm_exceeds(int(a), int(b), zero.sensitivity.bound) for a, b in moved)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9)), min_size=1, max_size=20),
+    st.sampled_from([0.6, 0.25, 1.0]),
+)
+def test_clipped_gradients_stay_within_their_bound_for_any_floats(rows: list[tuple[float, float]], c: float) -> None:
+    g, h = (np.array(column) for column in zip(*rows, strict=True))
+    clipped = clip_gradients(g, h, c)
+    assert clipped.sensitivity.bound == math.floor(c * 2**GRID_BITS)
+    assert not any(norm_exceeds(int(a), int(b), clipped.sensitivity.bound, 2.0) for a, b in clipped.values)
+    assert np.all(clipped.values[:, 1] >= 0)
+
+
+@given(st.integers(0, math.floor(0.6 * 2**GRID_BITS)), st.integers(0, 1))
+def test_clipping_takes_no_more_of_h_than_it_must(g: int, sign: int) -> None:
+    """Two-sided: with h far above its bound a row fills the sensitivity, so that less noise would not do."""
+    bound = math.floor(0.6 * 2**GRID_BITS)
+    values = clip_gradients([(-1) ** sign * g / 2**GRID_BITS], [1.0], 0.6).values[0]
+    assert abs(values[0]) == g and not norm_exceeds(int(values[0]), int(values[1]), bound, 2.0)
+    assert norm_exceeds(int(values[0]), int(values[1]) + 2, bound, 2.0)
+
+
+def test_clipping_leaves_small_gradients_alone_and_cuts_large_ones() -> None:
+    p = np.array([0.1, 0.2, 0.3, 0.9, 1.0])
+    rows = clip_gradients(p - np.array([0, 0, 0, 0, 0]), p * (1 - p), 0.6).as_floats()
+    assert rows[:3, 0] == pytest.approx(p[:3], abs=2.0**-GRID_BITS) and rows[3:, 0] == pytest.approx(0.6, abs=1e-6)
+    assert rows[:3, 1] == pytest.approx(p[:3] * (1 - p[:3]), abs=2.0**-GRID_BITS) and not rows[3:, 1].any()
+
+
+def test_a_changed_label_moves_a_clipped_row_by_more_than_one_bound_and_never_by_two() -> None:
+    """0.6 on the one side, -0.6 on the other: the 1 of the unclipped loss does not hold for (g, 2 h) of this one."""
+    p = np.random.default_rng(1).random(2000)
+    zero, one = (clip_gradients(p - y, p * (1 - p), 0.6, relation=LABEL) for y in (0, 1))
+    moved = zero.values - one.values
+    unit = clip_gradients([0.5], [0.25], 0.6).sensitivity.bound
+    assert zero.sensitivity.bound == 2 * unit
+    assert not any(norm_exceeds(int(a), int(b), zero.sensitivity.bound, 2.0) for a, b in moved)
+    assert any(norm_exceeds(int(a), int(b), 1.6 * unit, 2.0) for a, b in moved)
+    assert clip_gradients([0.5], [0.25], 0.6, relation=REPLACE).sensitivity.bound == 2 * unit
+    with pytest.raises(ValueError, match="change_value"):
+        clip_gradients([0.5], [0.25], 0.6, relation=NeighbouringRelation.CHANGE_VALUE)
+
+
+@pytest.mark.parametrize("bad", [([math.nan], [0.1], 0.6), ([0.1, 0.2], [0.1], 0.6), ([0.1], [0.1], 0.0)])
+def test_gradients_that_cannot_be_clipped_are_refused(bad: tuple[list[float], list[float], float]) -> None:
+    with pytest.raises(ValueError):
+        clip_gradients(*bad)
 
 
 @given(st.lists(st.tuples(*[st.floats(-100, 100)] * 3), min_size=1, max_size=10), st.sampled_from([Norm.L1, Norm.L2]))

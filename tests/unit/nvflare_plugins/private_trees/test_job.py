@@ -77,7 +77,7 @@ def test_what_nothing_pays_for_is_refused_by_name(name: str) -> None:
         ("refreshes totally random trees", {"method": "feverless", "components": {"grower": "xgboost"}}),
         ("refreshes totally random trees", {"method": "dp_tr_newton_ih", "components": {"grower": "xgboost"}}),
         ("multiple of batch_size", {"components": {"n_trees": 10, "batch_size": 4}}),
-        ("its bound is that of the logistic loss", {"components": {"weight_update": "gradient"}}),
+        ("it is made for the logistic loss", {"components": {"weight_update": "gradient"}}),
         ("rows_per_person", {"rows_per_person": 0}),
         ("lacks public bounds of x9", {"features": ["x0", "x9"]}),
         ("what is no feature: colour", {"features": ["x0", "x1", "x2", "x3"]}),
@@ -125,7 +125,7 @@ def test_components_change_a_preset_one_by_one() -> None:
     assert resolve_method("dp_rf", {"n_trees": 40}, 5).batch_size == 40
 
 
-@pytest.mark.parametrize("name", ["default", "few_rounds", "dp_rf", "dp_ebm_newton", "feverless"])
+@pytest.mark.parametrize("name", ["default", "default_2026_11", "few_rounds", "dp_rf", "dp_ebm_newton", "feverless"])
 @pytest.mark.parametrize("trust", ["distributed", "trusted_aggregator"])
 @pytest.mark.parametrize("rows_per_person", [1, 3])
 def test_the_plan_costs_what_the_job_promises_and_just_fits_an_equal_budget(
@@ -177,7 +177,7 @@ def test_too_few_sites_for_the_noise_are_refused() -> None:
 def test_distributed_noise_is_larger_by_the_missing_shares() -> None:
     trusted, shared = (summarise(JobPlan.of(job_of(trust=t), 3)) for t in ("trusted_aggregator", "distributed"))
     assert shared.leaf_noise[0] / trusted.leaf_noise[0] == pytest.approx(1.5**0.5)
-    assert trusted.ridge == pytest.approx(1 + 3 * trusted.leaf_noise[0])
+    assert trusted.ridge == pytest.approx(1 + 5 * trusted.leaf_noise[0])
 
 
 def test_local_noise_is_that_of_all_rows() -> None:
@@ -192,7 +192,7 @@ def test_local_noise_is_that_of_all_rows() -> None:
 def test_the_summary_says_what_matters() -> None:
     plan = JobPlan.of(job_of(components={}), 3)
     text = "\n".join(lines(summarise(plan)))
-    assert "epsilon 1 at delta 1e-05" in text and "201 messages" in text and "1 of which may pool" in text
+    assert "epsilon 1 at delta 1e-05" in text and "301 messages" in text and "1 of which may pool" in text
     sections = report_sections(plan, 0.5, "The ledger fits.")
-    assert len(sections[1].curves[0].points) == 200
+    assert len(sections[1].curves[0].points) == 300
     assert summarise(JobPlan.of(job_of(method="few_rounds", components={}), 3)).n_messages == 25

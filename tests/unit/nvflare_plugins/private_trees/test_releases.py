@@ -16,6 +16,7 @@ from dp_components.leaf_weights.query import LeafQuery
 from dp_components.neighbouring import NeighbouringRelation
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ProtocolError
+from nvflare_plugins.private_trees import default_2026_12
 from nvflare_plugins.private_trees.default_2026_11 import DEFAULT, FEW_ROUNDS
 from nvflare_plugins.private_trees.methods import (
     CandidateSource,
@@ -40,6 +41,7 @@ DELTA = 1 / 21_000
 TRUSTED, DISTRIBUTED = Trust(), Trust(NoiseShares(3, 1))
 M = 23
 BOUNDS = (FeatureBounds(0.0, 1.0),) * M
+TWO_QUERIES = (LeafQuery.JOINT, LeafQuery.CLIPPED)
 IH = replace(dp_tr_newton(200), candidates=CandidateSource.ITERATIVE_HESSIAN)
 
 
@@ -61,6 +63,7 @@ IH = replace(dp_tr_newton(200), candidates=CandidateSource.ITERATIVE_HESSIAN)
         (replace(batch_iterative_hessian_ebm(1.0), query=LeafQuery.SCALAR), 300),  # their run: sigma of 300 queries
         (replace(feverless(25), candidates=CandidateSource.ITERATIVE_HESSIAN), 25 * 4 * M),  # nothing extra
         (DEFAULT, 200),
+        (default_2026_12.DEFAULT, 300),
         (FEW_ROUNDS, 240),  # a batch saves rounds, not queries
     ],
     ids=lambda value: value if isinstance(value, int) else value.name,
@@ -70,11 +73,23 @@ def test_queries(method, queries: int) -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 4.0])
-@pytest.mark.parametrize("method", [DEFAULT, dp_tr_newton(200), dp_rf(200), feverless(25), IH], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method",
+    [DEFAULT, default_2026_12.DEFAULT, dp_tr_newton(200), dp_rf(200), feverless(25), IH],
+    ids=lambda m: m.name,
+)
 @pytest.mark.parametrize("trust", [TRUSTED, DISTRIBUTED], ids=["trusted", "distributed"])
 def test_the_releases_spend_their_budget_and_not_more(epsilon: float, method: Method, trust: Trust) -> None:
     events = plan_with(method, BOUNDS, mu_of(epsilon, DELTA), trust).releases.events
     assert 0.999 * epsilon < compose(events).epsilon(DELTA) <= epsilon
+
+
+def test_clipped_gradients_cost_the_same_at_six_tenths_of_the_noise() -> None:
+    """What falls is the sensitivity, and with it the noise; the multiplier, which is paid for, stays."""
+    joint, clipped = (plan_with(replace(DEFAULT, query=query), BOUNDS, 0.3).releases for query in TWO_QUERIES)
+    assert clipped.tree_noise.multiplier == joint.tree_noise.multiplier
+    assert clipped.tree_noise.std[0] / joint.tree_noise.std[0] == pytest.approx(0.6, rel=1e-5)
+    assert compose(clipped.events).mu_squared == pytest.approx(compose(joint.events).mu_squared, rel=1e-9)
 
 
 def test_half_the_noise_would_overspend() -> None:
