@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from datetime import UTC, datetime
 from pathlib import Path
 
 from dp_components.ledger import Ledger, ledger_files
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.files import write_atomically
+from nvflare_plugins.report.ledger_page import build_page
 from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
 
 
@@ -34,5 +37,10 @@ def run(options: argparse.Namespace) -> int:
         print(f"Charged for what may be missing: {', '.join(f'{name} {part:.6g}' for name, part in parts)}.")
     if options.close is not None:
         Ledger(files[0], heads).close_job(options.close)
+    if options.html is not None:
+        histories = [Ledger(path, heads).history() for path in files]
+        html = build_page(histories, policy.site, datetime.now(UTC))
+        print(write_atomically(options.html, html.encode(), 0o600))
+        return 0
     print("\n\n".join(Ledger(path, heads).describe() for path in files))
     return 0

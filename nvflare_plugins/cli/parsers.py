@@ -233,6 +233,15 @@ def _budget(text: str) -> tuple[str, dict[str, float]]:
     return name, budget
 
 
+def _bare_budget(text: str) -> dict[str, float]:
+    try:
+        return _budget(f"budget={text}")[1]
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            "give EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS], for example 2,1e-6"
+        ) from None
+
+
 def _data_set(text: str) -> tuple[str, str]:
     name, path = _named(text)
     return name, str(Path(path).expanduser().absolute())
@@ -304,7 +313,9 @@ def _plan(subparsers: _Subparsers) -> None:
     parser.add_argument(
         "job", nargs="?", type=Path, metavar="JOB_FOLDER", help="take the training's shape from this job"
     )
-    parser.add_argument("--rows", type=int, help="training rows of all sites together; not for private jobs")
+    parser.add_argument(
+        "--rows", type=int, help="training rows of all sites together; for private jobs only if that number is public"
+    )
     parser.add_argument(
         "--features",
         type=int,
@@ -336,6 +347,17 @@ def _plan(subparsers: _Subparsers) -> None:
     parser.add_argument("--latency-ms", type=float, default=10.0, help="one empty rendezvous of all sites (default 10)")
     parser.add_argument("--bandwidth-mbit", type=float, default=100.0, help="link of each site (default 100)")
     parser.add_argument("--server-bandwidth-mbit", type=float, help="link of the server (default: as a site's)")
+    budget = parser.add_argument_group("private jobs: how many more trainings a budget bears")
+    budget.add_argument(
+        "--budget",
+        type=_bare_budget,
+        metavar="EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS]",
+        help="of a whole budget, as site-setup takes it",
+    )
+    budget.add_argument(
+        "--workspace", type=Path, metavar="DIR", help="of what is left of a site's budget: its workspace"
+    )
+    budget.add_argument("--site", metavar="NAME", help="the site's name; with a workspace")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.set_defaults(func=_later("plan.command"))
 
@@ -503,6 +525,9 @@ def _ledger(subparsers: _Subparsers) -> None:
     )
     parser.add_argument("--site", required=True, help="the site's name")
     parser.add_argument("--data-set", help="only this data set")
+    parser.add_argument(
+        "--html", metavar="FILE.html", type=Path, help="write a page with spending over time instead, fit for paper"
+    )
     parser.add_argument(
         "--close", metavar="JOB", help="end a job that will not go on, so that what it has not used is free again"
     )

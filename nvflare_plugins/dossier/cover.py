@@ -15,6 +15,7 @@ from typing import Any
 from nvflare_plugins.declared import description_of
 from nvflare_plugins.dossier.parts import Part
 from nvflare_plugins.formatting import counted, human_bytes, markup
+from nvflare_plugins.report.ledger_page import protected
 from nvflare_plugins.report.report import prose, when
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.report.style import PRINTED, page
@@ -160,8 +161,8 @@ def _ledger(members: Mapping[str, bytes]) -> Iterator[str]:
         yield _section(
             f"Privacy ledger of {one['data_set']}",
             f"<p>Epsilon {_epsilon(one['spent_epsilon'])} is spent of {budget['epsilon']:g} at delta "
-            f"{budget['delta']:g}, towards adding or removing the {counted(one['rows_per_person'], 'row')} of one "
-            "person, as of the writing of this dossier. Epsilons of jobs do not add up: the ledger composes what lies "
+            f"{budget['delta']:g}, towards {protected(one['neighbouring'], one['rows_per_person'])}, "
+            "as of the writing of this dossier. Epsilons of jobs do not add up: the ledger composes what lies "
             "behind them.</p><table class=messages><tr><th>job<th>opened<th>state<th class=n>releases"
             f"<th class=n>epsilon</tr>{rows}</table>{more}",
         )

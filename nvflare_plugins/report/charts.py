@@ -66,8 +66,8 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-def line_chart(lines: Sequence[Line], x_label: str, y_label: str, height: int = 300) -> str:
-    """Draw curves over a common x axis of whole numbers (rounds)."""
+def line_chart(lines: Sequence[Line], x_label: str, y_label: str, height: int = 300, at: str = "round") -> str:
+    """Draw curves over a common x axis of whole numbers. Args: at: what a pointer calls a place on it."""
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points]
     y_ticks = ticks(min(ys), max(ys))
@@ -75,7 +75,7 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str, height: int = 
     scale = _Scale(min(xs), max(xs), y_ticks[0], y_ticks[-1], height)
     parts = [*_frame(scale, x_ticks, y_ticks, x_label, y_label)]
     for line in sorted(lines, key=lambda one: not one.wide):
-        parts += _draw_line(line, scale)
+        parts += _draw_line(line, scale, at)
     return _svg(parts, height, f"{y_label} by {x_label}")
 
 
@@ -258,7 +258,7 @@ def _frame(
     )
 
 
-def _draw_line(line: Line, scale: _Scale) -> Iterator[str]:
+def _draw_line(line: Line, scale: _Scale, place: str) -> Iterator[str]:
     points = [(scale.x(x), scale.y(y)) for x, y in line.points]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     style = "wide" if line.wide else "line"
@@ -266,7 +266,7 @@ def _draw_line(line: Line, scale: _Scale) -> Iterator[str]:
     radius = 3.0 if len(points) <= _MOST_MARKERS and not line.wide else 0.0
     step = 1 if len(points) <= 400 else len(points) // 400
     for (x, y), (x_value, y_value) in list(zip(points, line.points, strict=True))[::step]:
-        hint = f"<title>{markup(line.name)}, round {number(x_value)}: {number(y_value)}</title>"
+        hint = f"<title>{markup(line.name)}, {place} {number(x_value)}: {number(y_value)}</title>"
         if radius:
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="var(--c{line.colour})"/>'
         yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7" class="hit">{hint}</circle>'

@@ -33,6 +33,8 @@ PLANS: dict[str, Planner] = {
 }
 """What plans a job of each kind: (command line, job) -> text, or JSON if the command line asks for it."""
 
+BUDGETED = ("dpboost", "federboost_vertical", "private_trees")
+
 UNPLANNED = {
     "alignment": "it takes about 14 CPU seconds of each party for 100,000 ids, and releases who is common",
     "vertical_inference": "it takes seconds; what it may ask is in the passive parties' policies (predictions_per_row)",
@@ -55,6 +57,8 @@ def _plan(arguments: argparse.Namespace) -> str:
         name = "horizontal" if arguments.foreign_features is None else "vertical"
         return PLANS[name](arguments, None)
     kind, job = find_job(arguments.job)
+    if kind.name not in BUDGETED and (arguments.budget or arguments.workspace or arguments.site):
+        raise ConfigurationError("--budget, --workspace and --site belong to differentially private jobs")
     if kind.name not in PLANS:
         why = UNPLANNED.get(kind.name, "none has been written")
         raise ConfigurationError(f"{arguments.job}: {kind.name} jobs have no plan: {why}")

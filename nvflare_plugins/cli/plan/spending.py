@@ -6,15 +6,18 @@ import argparse
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from dp_components.accounting.composition import PrivacyCost, compose
+from dp_components.accounting.trade_off import TradeOff
 from dp_components.bucket_ldp.randomised_buckets import wrong_bucket_rate
 from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS, leaf_sensitivity
 from dp_components.dpboost.gradient_based_data_filtering import gradient_sensitivity
 from dp_components.dpboost.split_selection import SplitTable
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.cli.plan.choosing import Advice, NoiseToSignal, Person, trainings, warnings
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.server import steps
 from nvflare_plugins.federboost_vertical.job import BucketJob, Unit
@@ -30,10 +33,20 @@ _WIDTH = 17
 
 def plan_private_trees(arguments: argparse.Namespace, job: PrivateTreesJob) -> str:
     """Return the plan of private trees. Raises: ConfigurationError: its noise needs other sites than these."""
-    summary = summarise(JobPlan.of(job, arguments.sites))
+    plan = JobPlan.of(job, arguments.sites)
+    summary, method = summarise(plan), plan.training.method
+    of_row = compose(plan.releases.events)
+    epsilon = summary.epsilon_after_rounds[-1]
+    rows = job.n_rows if arguments.rows is None else arguments.rows
+    advice = Advice(
+        Person.of(TradeOff.of(of_row.for_person(job.rows_per_person))),
+        _of_mean_leaf(rows, method.depth, summary.leaf_noise[0]),
+        trainings(arguments, job.data_set, of_row.for_person),
+        warnings(epsilon, job.delta, rows, job.feature_bounds),
+    )
     if arguments.json:
-        return json.dumps(dataclasses.asdict(summary), indent=2)
-    return "\n".join([*lines(summary), _line("one person", membership(summary.epsilon_after_rounds[-1], job.delta))])
+        return json.dumps({**dataclasses.asdict(summary), **advice.figures()}, indent=2)
+    return "\n".join([*lines(summary), _lines(advice.shown())])
 
 
 def plan_dpboost(arguments: argparse.Namespace, job: DpBoostJob) -> str:
@@ -54,17 +67,27 @@ def plan_dpboost(arguments: argparse.Namespace, job: DpBoostJob) -> str:
         "n_messages": len(exchanges),
         "n_bytes": sum(exchanges) * _SUM_BYTES,
     }
+    advice = Advice(
+        Person.of(TradeOff.of(PrivacyCost(pure_epsilon=job.epsilon))),
+        _of_largest_weight(job),
+        trainings(
+            arguments,
+            job.data_set,
+            lambda rows: PrivacyCost(pure_epsilon=job.epsilon / job.rows_per_person).for_person(rows),
+        ),
+        warnings(job.epsilon, 0.0, arguments.rows, job.feature_bounds),
+    )
     if arguments.json:
-        return json.dumps(figures, indent=2)
+        return json.dumps({**figures, **advice.figures()}, indent=2)
     return _lines(
         {
             "method": f"{job.variant}: {plan.n_trees} trees in {plan.n_ensembles} ensemble(s)",
             "privacy": f"pure epsilon {job.epsilon:g}; {plan.split_epsilon:.3g} for a level's splits, "
             f"{plan.leaf_epsilon:.3g} for a tree's leaves",
-            "one person": membership(job.epsilon, 0.0),
             "noise on a leaf": f"Laplace scale {noise[0]:.3g} on weights of the first tree of an ensemble, "
             f"{noise[1]:.3g} on its last, of gradients in [-1, 1]",
             "sums": f"{len(exchanges)} messages, {human_bytes(sum(exchanges) * _SUM_BYTES)} from each site",
+            **advice.shown(),
         }
     )
 
@@ -73,6 +96,32 @@ def _leaf_noise(job: DpBoostJob, tree: int) -> float:
     settings = job.plan().tree_settings(0, tree)
     bound = leaf_sensitivity(gradient_sensitivity(), settings.ridge, settings.leaf_bound).bound
     return math.ldexp(bound, -LEAF_BITS) / settings.leaf_epsilon
+
+
+def _of_largest_weight(job: DpBoostJob) -> NoiseToSignal:
+    """Return the noise on leaves of an ensemble's first and last tree over the largest weight that these can have."""
+    ratios = []
+    for tree in (0, job.plan().ensemble_size(0) - 1):
+        largest = math.ldexp(job.plan().tree_settings(0, tree).leaf_bound, -LEAF_BITS)
+        ratios.append(math.sqrt(2) * _leaf_noise(job, tree) / largest)
+    text = (
+        f"the noise on a leaf's weight is {ratios[0]:.2g} times the largest weight there is in the first tree of an "
+        f"ensemble, {ratios[1]:.2g} times in its last (standard deviation; before released weights are clipped)"
+    )
+    return NoiseToSignal({"first_tree": ratios[0], "last_tree": ratios[1]}, text)
+
+
+def _of_mean_leaf(rows: int | None, depth: int, noise: float) -> NoiseToSignal:
+    """Return the noise on G over the largest G of a mean leaf, in which all gradients of undecided rows agree."""
+    if rows is None:
+        return NoiseToSignal({}, "give --rows, where the number of all sites' rows is public, to have it told")
+    of_leaf = rows / 2**depth
+    ratio = 2 * noise / of_leaf
+    text = (
+        f"a mean leaf has {of_leaf:,.4g} of {rows:,} rows: its noise is {ratio:.2g} times its largest possible sum, "
+        f"and {10 * ratio:.2g} times that of rows of which 55 in a hundred agree; the trees together average it"
+    )
+    return NoiseToSignal({"largest_sum_of_mean_leaf": ratio}, text)
 
 
 def plan_buckets(arguments: argparse.Namespace, job: BucketJob) -> str:
@@ -87,6 +136,17 @@ def plan_buckets(arguments: argparse.Namespace, job: BucketJob) -> str:
     of_row = job.epsilon if job.protected is Unit.ROW else job.epsilon * arguments.features
     wrong = wrong_bucket_rate(job.n_buckets, per_value)
     sent = None if arguments.rows is None else arguments.rows * arguments.features
+    kept = (1 - wrong * job.n_buckets / (job.n_buckets - 1)) ** 2 if job.n_buckets > 1 else 1.0
+    advice = Advice(
+        Person.of(TradeOff.of(PrivacyCost(pure_epsilon=of_row))),
+        NoiseToSignal(
+            {"rows_that_count": kept},
+            f"counts over randomised buckets tell as much as {100 * kept:.3g} % of the rows sent in clear",
+        ),
+        trainings(arguments, job.data_set, lambda rows: PrivacyCost(pure_epsilon=job.epsilon).for_person(rows)),
+        warnings(of_row, 0.0, arguments.rows),
+        "between two rows that this person may have",
+    )
     if arguments.json:
         figures = {
             "epsilon": job.epsilon,
@@ -94,31 +154,25 @@ def plan_buckets(arguments: argparse.Namespace, job: BucketJob) -> str:
             "epsilon_of_a_value": per_value,
             "epsilon_of_a_row": of_row,
         }
-        return json.dumps({**figures, "wrong_bucket_rate": wrong, "bytes_sent": sent}, indent=2)
+        figures |= {"wrong_bucket_rate": wrong}
+        return json.dumps({**figures, "bytes_sent": sent, **advice.figures()}, indent=2)
     shown = {
         "privacy": f"epsilon {job.epsilon:g} for a {job.unit}: {per_value:.3g} for each value, {of_row:.3g} for a row "
         f"of {arguments.features} features",
-        "one person": membership(of_row, 0.0, "between two rows that this person may have"),
         "noise": f"{100 * wrong:.1f} % of the values are sent in a wrong one of {job.n_buckets} buckets",
     }
     if sent is not None:
         shown["sent once"] = f"{human_bytes(sent)} by a passive party with {arguments.rows:,} rows"
-    return _lines(shown)
+    return _lines({**shown, **advice.shown()})
 
 
-def membership(epsilon: float, delta: float, guessed: str = "whether this person took part") -> str:
-    """Say what epsilon and delta mean for a person, whatever else is known of the rows.
-
-    Of two worlds, equally likely beforehand, that differ in this person's data, the right one is guessed with
-    probability (e^epsilon + delta) / (1 + e^epsilon) at most: it follows from Kairouz, Oh, Viswanath, The Composition
-    Theorem for Differential Privacy, theorem 2.1.
-    """
-    right = (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
-    return f"whoever sees all of it and guesses {guessed} is right in {100 * right:.4g} % of cases at most"
-
-
-def _lines(shown: Mapping[str, str]) -> str:
-    return "\n".join(_line(name, text) for name, text in shown.items())
+def _lines(shown: Mapping[str, str | Sequence[str]]) -> str:
+    """Return names with their texts; one of several lines has its name at the first."""
+    lines = []
+    for name, texts in shown.items():
+        for number, text in enumerate([texts] if isinstance(texts, str) else texts):
+            lines.append(_line("" if number else name, text))
+    return "\n".join(lines)
 
 
 def _line(name: str, text: str) -> str:

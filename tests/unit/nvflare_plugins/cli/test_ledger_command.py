@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dp_components.accounting.composition import PrivacyCost
 from dp_components.events import LaplaceEvent, Release, RepeatedEvent
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
+from dp_components.ledger_records import JobSpending, LedgerHistory
 from dp_components.neighbouring import NeighbouringRelation
 from nvflare_plugins.cli.ledger import ledger_folder
 from nvflare_plugins.cli.main import main
+from nvflare_plugins.report.ledger_page import build_page
 from nvflare_plugins.site.policy.policy import SitePolicy, template
 
 ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW
@@ -89,6 +96,47 @@ def test_a_ledger_that_lacks_its_end_is_refused_until_the_loss_is_charged(
     assert main(arguments) == 1
     assert main([*arguments, "--data-set", "credit", "--accept-cut"]) == 0
     assert "epsilon 0.5 of 0.5" in capsys.readouterr().out
+
+
+def test_it_writes_a_page_of_spending_over_time_without_ids(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger, event = begin(workspace, "credit"), LaplaceEvent(0.1, ROW)
+    ledger.close_job("job-17")
+    ledger.open_job("a job of tomorrow", RepeatedEvent(event, 2))
+    begin(workspace, "bank")
+    out = workspace / "spent.html"
+    assert main(["ledger", str(workspace), "--site", "site-1", "--html", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    html = out.read_text()
+    assert stat.S_IMODE(os.stat(out).st_mode) == 0o600 and [*workspace.glob("*.partial"), *workspace.glob(".*")] == []
+    assert "Data set credit" in html and "Data set bank" in html and html.count("<svg") == 2
+    assert "job-17" not in html and "tomorrow" not in html
+    assert "0.1 of 1 spent" in html and "With what open jobs may still spend: 0.3." in html
+    assert html.count("<td>closed") == 1 and html.count("<td>open") == 2
+    assert "@page" in html and "<script" not in html and "default-src 'none'" in html
+    assert main(["ledger", str(workspace), "--site", "site-1", "--data-set", "bank", "--html", str(out)]) == 0
+    assert "credit" not in out.read_text()
+
+
+def test_the_page_adds_up_what_jobs_have_spent_as_the_ledger_does() -> None:
+    identity, budget = LedgerIdentity("site-1", "credit", ROW), Budget(2.0, 1e-5)
+    cost = PrivacyCost(mu_squared=0.01)
+    jobs = tuple(
+        JobSpending(f"j{n}", f"2026-11-{n + 1:02}T10:00:00+00:00", f"2026-11-{n + 1:02}T10:01:00+00:00", "closed", 3,
+                    cost, None, ())
+        for n in range(3)
+    )  # fmt: skip
+    lost = PrivacyCost(mu_squared=0.02)
+    spent = PrivacyCost(mu_squared=0.05)
+    history = LedgerHistory(identity, budget, jobs, spent, spent, lost)
+    html = build_page([history], "site-1", datetime(2026, 11, 22, tzinfo=UTC))
+    assert "days since 2026-11-01 10:00 UTC" in html and "records of the ledger that are missing" in html
+    together = [PrivacyCost(mu_squared=0.02 + 0.01 * (n + 1)).epsilon(1e-5) for n in range(3)]
+    assert all(f"<td class=n>{value:.4g}</tr>" in html for value in together)
+    assert f"{together[-1]:.4g} of 2 spent" in html
+    empty = build_page([replace(history, jobs=(), lost=PrivacyCost())], "<b>", datetime(2026, 11, 22, tzinfo=UTC))
+    assert "No job was opened" in empty and "<b>" not in empty.partition("<h1>")[2].partition("</h1>")[0]
 
 
 def test_mistakes_are_named(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:

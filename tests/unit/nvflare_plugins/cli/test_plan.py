@@ -30,7 +30,6 @@ from nvflare_plugins.cli.plan.messages import (
 )
 from nvflare_plugins.cli.plan.network import Network
 from nvflare_plugins.cli.plan.rates import ProtectionRate, TreeRate, measure_protection, measure_trees
-from nvflare_plugins.cli.plan.spending import membership
 from nvflare_plugins.cli.plan.vertical import CipherRates
 from nvflare_plugins.evidence.threat_model import HORIZONTAL, leakage_class
 from nvflare_plugins.flare.kinds import KINDS
@@ -458,13 +457,6 @@ def test_buckets_are_priced_for_a_value_and_for_a_row(capsys):
     assert figures["wrong_bucket_rate"] == pytest.approx(15 / (15 + np.exp(4.0))) and figures["bytes_sent"] == 500
     assert cli(folder, "--features", 5) == 0
     assert "is right in 100 % of cases" in capsys.readouterr().out, "a row is hardly protected, and one is told"
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "delta", "percent"), [(0.0, 0.0, 50), (np.log(3), 0.0, 75), (np.log(3), 0.1, 77.5)]
-)
-def test_what_epsilon_means_for_a_person(epsilon, delta, percent):
-    assert f"right in {percent} %" in membership(epsilon, delta)
 
 
 def test_rows_and_features_are_asked_for(capsys):

@@ -1,0 +1,143 @@
+"""What the plan of a private job says to somebody who has to choose: of one person, of noise, of a budget."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from dp_components.events import GaussianEvent, Release
+from dp_components.ledger import Budget, Ledger, LedgerIdentity
+from dp_components.neighbouring import NeighbouringRelation
+from nvflare_plugins.cli.main import main
+from nvflare_plugins.cli.plan.choosing import warnings
+from nvflare_plugins.site.policy.policy import SitePolicy, template
+
+JOBS = Path(__file__).parents[4] / "jobs"
+DEFAULT = JOBS / "private_trees_default"
+ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW
+
+
+def figures(capsys: pytest.CaptureFixture[str], job: Path, *options: object) -> dict:
+    assert main(["plan", str(job), *map(str, options), "--json"]) == 0
+    found: dict = json.loads(capsys.readouterr().out)
+    return found
+
+
+def text(capsys: pytest.CaptureFixture[str], job: Path, *options: object) -> str:
+    assert main(["plan", str(job), *map(str, options)]) == 0
+    return capsys.readouterr().out
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main(["plan", *map(str, arguments)]) == 1
+    return capsys.readouterr().err
+
+
+def test_one_person_is_promised_what_the_curve_says_and_not_its_one_point(capsys) -> None:
+    found = figures(capsys, DEFAULT)
+    of_point = (1 + 1e-6 * math.exp(-0.5)) / (1 + math.exp(-0.5))
+    assert 0.5 < found["guessed_right_at_most"] < of_point - 0.09
+    mu = 2 * norm.ppf(found["guessed_right_at_most"])
+    assert norm.cdf(mu / 2 - 0.5 / mu) - math.exp(0.5) * norm.cdf(-mu / 2 - 0.5 / mu) == pytest.approx(1e-6, rel=0.01)
+    assert found["found_at_1_percent_false_alarms_at_most"] == pytest.approx(norm.cdf(norm.ppf(0.01) + mu), abs=1e-4)
+    assert "naming 1 in a hundred wrongly" in text(capsys, DEFAULT)
+
+
+@pytest.mark.parametrize("job", ["private_trees_default", "private_trees_dp_ebm", "dpboost"])
+def test_every_private_kind_says_all_of_it(job: str, capsys) -> None:
+    said = text(capsys, JOBS / job, "--rows", 18_000, "--budget", "5,1e-5,pure_epsilon=4.5")
+    for name in ("privacy", "one person", "noise to signal", "budget"):
+        assert f"\n{name:<17}" in said
+    assert "such training" in said
+
+
+def test_noise_is_told_beside_a_mean_leaf_of_public_size(capsys) -> None:
+    less, more = (figures(capsys, DEFAULT, "--rows", rows) for rows in (16_000, 160_000))
+    ratio = less["noise_to_signal"]["largest_sum_of_mean_leaf"]
+    assert ratio == pytest.approx(less["leaf_noise"][0] / (16_000 / 16 / 2))
+    assert more["noise_to_signal"]["largest_sum_of_mean_leaf"] == pytest.approx(ratio / 10)
+    assert figures(capsys, DEFAULT)["noise_to_signal"] == {} and "give --rows" in text(capsys, DEFAULT)
+    assert set(figures(capsys, JOBS / "dpboost")["noise_to_signal"]) == {"first_tree", "last_tree"}
+    kept = figures(capsys, JOBS / "federboost_vertical", "--features", 5)["noise_to_signal"]["rows_that_count"]
+    stays, goes = math.exp(4) / (math.exp(4) + 15), 1 / (math.exp(4) + 15)
+    assert kept == pytest.approx((stays - goes) ** 2), "squared, as a correlation"
+
+
+def test_a_budget_bears_as_many_trainings_as_its_ledger_will_let_in(tmp_path: Path, capsys) -> None:
+    """Counted by the plan, and then really reserved one after the other."""
+    from nvflare_plugins.cli.plan.command import read_job
+    from nvflare_plugins.private_trees.job_plan import JobPlan
+
+    whole = figures(capsys, DEFAULT, "--budget", "2,1e-5")["trainings"]
+    assert whole["whole"] is None
+    (tmp_path / "local").mkdir()
+    document = json.loads(template({"credit2": "credit.csv"}))
+    document["data_sets"]["credit2"]["privacy"] = {"epsilon": 2.0, "delta": 1e-5}
+    (tmp_path / "local" / "veilboost.json").write_text(json.dumps(document))
+    place = ("--workspace", tmp_path, "--site", "site-1")
+    assert figures(capsys, DEFAULT, *place)["trainings"] == {"left": whole["left"], "whole": whole["left"]}
+    policy = SitePolicy.load(tmp_path, "site-1")
+    identity = LedgerIdentity("site-1", "credit2", ROW)
+    ledger = Ledger.open(policy.ledgers, identity, Budget(2.0, 1e-5), policy.ledger_heads)
+    events = JobPlan.of(read_job(DEFAULT), 3).releases.events
+    n = 0
+    while ledger.quote(events).fits:
+        ledger.open_job(f"job-{n}", events)
+        n += 1
+        assert figures(capsys, DEFAULT, *place)["trainings"]["left"] == whole["left"] - n
+    assert n == whole["left"] > 3
+    assert "0 such trainings are in it" in text(capsys, DEFAULT, *place)
+    assert figures(capsys, DEFAULT, "--budget", "2,1e-5,rows_per_person=2")["trainings"]["left"] == whole["left"] // 4
+
+
+def test_pure_jobs_take_from_the_pure_part_alone(capsys) -> None:
+    def left(budget: str) -> int:
+        return int(figures(capsys, JOBS / "dpboost", "--budget", budget)["trainings"]["left"])
+
+    assert (left("20,1e-6"), left("20,1e-6,pure_epsilon=4.5"), left("20,1e-6,pure_epsilon=13")) == (0, 1, 3)
+
+
+def test_what_a_person_should_look_at_again_is_said(tmp_path: Path, capsys) -> None:
+    assert "WARNING" not in text(capsys, DEFAULT, "--rows", 18_000)
+    assert "delta 1e-06 is not below 1/1,000,000 rows" in text(capsys, DEFAULT, "--rows", 1_000_000)
+    assert "epsilon 20 is above 8" in text(capsys, JOBS / "federboost_vertical", "--features", 5)
+    assert warnings(8, 1e-6, 999_999, {"age": (18, 100), "sum": (-100_000, 1_000_000)}) == []
+    assert warnings(0.1, 0.0, 10**9) == []
+    for pair in ((0.2, 5), (18, 99_999), (0, 1e-3), (1900, 2026), (-1, 36.6), (0, 2**10), (0, 0.25)):
+        assert warnings(1, 0, None, {"a": pair}) == [], pair
+    for pair in ((17.99, 80), (0, 63_418), (-0.143682, 1), (0, 1_234_567)):
+        [said] = warnings(1, 0, None, {"age": pair, "dose": (0, 1)})
+        assert "'age'" in said and "'dose'" not in said and str(pair[0]) not in said
+    [said] = warnings(1, 0, None, {f"c{n}": (0, 1.23456) for n in range(9)})
+    assert "and 4 more" in said
+
+
+def test_mistakes_are_named(tmp_path: Path, capsys) -> None:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "veilboost.json").write_text(template({"credit2": "credit.csv"}))
+    assert "no privacy budget" in refusal(capsys, DEFAULT, "--workspace", tmp_path, "--site", "site-1")
+    assert "both --workspace DIR and --site" in refusal(capsys, DEFAULT, "--site", "site-1")
+    assert "differentially private jobs" in refusal(capsys, JOBS / "horizontal_masks", "--budget", "1,1e-6")
+    assert "--budget:" in refusal(capsys, DEFAULT, "--budget", "700,1e-6")
+    with pytest.raises(SystemExit):
+        main(["plan", str(DEFAULT), "--budget", "1"])
+    assert "for example 2,1e-6" in capsys.readouterr().err
+
+
+def test_a_release_of_a_ledger_without_an_end_is_refused(tmp_path: Path, capsys) -> None:
+    (tmp_path / "local").mkdir()
+    document = json.loads(template({"credit2": "credit.csv"}))
+    document["data_sets"]["credit2"]["privacy"] = {"epsilon": 2.0, "delta": 1e-5}
+    (tmp_path / "local" / "veilboost.json").write_text(json.dumps(document))
+    policy, event = SitePolicy.load(tmp_path, "site-1"), GaussianEvent(20.0, ROW)
+    ledger = Ledger.open(policy.ledgers, LedgerIdentity("site-1", "credit2", ROW), Budget(2, 1e-5), policy.ledger_heads)
+    ledger.open_job("job", event)
+    ledger.release("job", "sums", lambda: Release(np.array([1]), event))
+    [path] = policy.ledgers.glob("*.ledger")
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
+    assert "its end is missing" in refusal(capsys, DEFAULT, "--workspace", tmp_path, "--site", "site-1")
