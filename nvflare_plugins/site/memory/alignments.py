@@ -8,7 +8,8 @@ site's consent ``recompute_with_changes``. Two further ones are allowed without:
 * An alignment that failed has left no result, and may be tried again with the same ids among the same sites. Each trial
   is a question all the same, as others may bring other ids to it: there are ``MOST_FAILURES`` of them for a set.
 * A standing alignment, for scoring, is refreshed as a batch: with the consent ``scoring``, and as often a day as
-  ``vertical.scoring_alignments_per_day`` says. Two of them tell the others which of their ids came and which went.
+  ``vertical.scoring_alignments_per_day`` says, failed trials apart, of which there are as many as above. Two of them
+  tell the others which of their ids came and which went.
 
 ``reserve`` comes first and is durable; ``mark_sent`` comes right before the first blinded id leaves, and from then on
 the alignment counts whatever happens; ``finish`` says that it has its result. ``cancel`` is for one that ended before
@@ -123,7 +124,7 @@ class AlignmentRegistry:
             fresh = []
             for name, ids in data.items():
                 hashes = self._hashes(ids)
-                if not (standing and self._consents.scoring and self._is_due(name, earlier)):
+                if not (standing and self._consents.scoring and self._is_due(db, name, hashes, sites, earlier)):
                     repetition = self._repetition(db, name, hashes, sites, earlier, standing)
                     if repetition is not None and not self._consents.gives("recompute_with_changes"):
                         raise repetition
@@ -187,10 +188,26 @@ class AlignmentRegistry:
         for job_id in {run.job_id for run in runs}:
             self._alive.release(job_id)
 
-    def _is_due(self, name: str, earlier: Sequence[AlignmentRun]) -> bool:
-        """Tell whether a standing alignment of a data set may be refreshed."""
+    def _is_due(
+        self,
+        db: sqlite3.Connection,
+        name: str,
+        hashes: NDArray[np.uint64],
+        sites: Sequence[str],
+        earlier: Sequence[AlignmentRun],
+    ) -> bool:
+        """Tell whether a standing alignment of a data set may be refreshed; trials that fail use up no day."""
         since = (self._clock() - _DAY).strftime(_TIME)
-        return sum(run.data_set == name and run.started > since for run in earlier) < self._per_day
+        today = [run for run in earlier if run.data_set == name and run.started > since]
+        n_failed = sum(self._is_failed_trial(db, run, hashes, sites) for run in today)
+        return len(today) - n_failed + n_failed // MOST_FAILURES < self._per_day
+
+    def _is_failed_trial(
+        self, db: sqlite3.Connection, run: AlignmentRun, hashes: NDArray[np.uint64], sites: Sequence[str]
+    ) -> bool:
+        """Tell whether an alignment of the same ids among the same sites has failed."""
+        has_failed = run.state is State.SENT and not self._alive.is_held(run.job_id)
+        return has_failed and run.sites == tuple(sites) and np.array_equal(hashes, load_array(db, run.ids, "<u8"))
 
     def _repetition(
         self,
@@ -205,11 +222,9 @@ class AlignmentRegistry:
         n_failed = 0
         for run in earlier:
             is_named = run.data_set == name
-            stored = load_array(db, run.ids, "<u8")
-            if not is_named and not overlap_of(hashes, stored):
+            if not is_named and not overlap_of(hashes, load_array(db, run.ids, "<u8")):
                 continue
-            has_failed = run.state is State.SENT and not self._alive.is_held(run.job_id)
-            if has_failed and run.sites == tuple(sites) and np.array_equal(hashes, stored):
+            if self._is_failed_trial(db, run, hashes, sites):
                 n_failed += 1
                 if n_failed < MOST_FAILURES:
                     continue

@@ -159,6 +159,25 @@ def test_a_standing_alignment_is_refreshed_once_a_day(tmp_path):
         one.reserve({"people": IDS}, "training", SITES, standing=False)
 
 
+def test_a_refresh_that_failed_may_be_tried_again_on_the_same_day(tmp_path):
+    clock = Clock()
+    one = AlignmentRegistry(Memory(tmp_path, "a"), Consents(scoring=True), per_day=1, clock=clock)
+    one.finish(one.reserve({"people": IDS[1:]}, "yesterday", SITES, standing=True), has_result=True)
+    clock.now += timedelta(days=1, seconds=1)
+    fail(one, "night", standing=True)
+    for ids, sites in ((IDS[2:], SITES), (IDS, ("a", "c"))):
+        with pytest.raises(PolicyRefusal, match="scoring_alignments_per_day"):
+            one.reserve({"people": ids}, "another question", sites, standing=True)
+    for number in range(1, MOST_FAILURES):
+        fail(one, f"trial-{number}", standing=True)
+    with pytest.raises(PolicyRefusal, match="scoring_alignments_per_day"):
+        one.reserve({"people": IDS}, "once more", SITES, standing=True)
+    clock.now += timedelta(days=1, seconds=1)
+    runs = one.reserve({"people": IDS}, "the next night", SITES, standing=True)
+    one.mark_sent(runs)
+    one.finish(runs, has_result=True)
+
+
 def test_without_the_consent_there_is_no_standing_alignment(tmp_path):
     one = registry(tmp_path)
     one.finish(one.reserve({"people": IDS}, "job-1", SITES, standing=True), has_result=True)
