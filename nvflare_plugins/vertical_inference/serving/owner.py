@@ -60,7 +60,9 @@ class RowOwner:
         self._most_rows, self._most_in_job, self._note = most_rows, most_in_job, note
         self._asked = np.zeros(rows.n_rows, dtype=bool)
         self._batch: tuple[Rows, PathOwner] | None = None
-        self._is_charged = False
+        self._is_charged = np.zeros(rows.n_rows, dtype=bool)  # on the record with these values
+        self._positions = np.zeros(0, dtype=np.int64)
+        self._refusal: str | None = None
         self._is_noted = False
         self.is_over = False
         self.next_alignment: str | None = None
@@ -83,17 +85,19 @@ class RowOwner:
             if what is Question.OPEN:
                 self._open(content)
                 return answered()
+            if what is Question.ASK and self._batch is None and self._refusal is not None:
+                return refused(self._refusal)  # asked together with the batch
             if what is Question.ASK:
                 return answered(self._ask(content))
         except (PolicyRefusal, DataRefusal) as error:
-            self._batch = None
-            return refused(self._limit_of(error))
+            self._batch, self._refusal = None, self._limit_of(error)
+            return refused(self._refusal)
         self.next_alignment = read_next_step(content)
         self.is_over = True
         return answered()
 
     def _open(self, content: bytes) -> None:
-        self._batch = None
+        self._batch, self._refusal = None, None
         positions = opened_rows(content, self._rows.n_rows, self._most_rows)
         names = [self._names[place] for place in positions]
         rows = Rows(self._rows.features[positions], tuple(name.encode() for name in names))
@@ -102,17 +106,18 @@ class RowOwner:
         asked[positions] = True
         if int(asked.sum()) > self._most_in_job:
             raise ScoringRefusal("predictions_per_job", "as many rows as one job may ask for have been asked for")
-        self._budget.check(rows)
-        self._asked = asked
-        self._batch, self._is_charged = (rows, PathOwner(self._part, rows.features, rows.n_rows)), False
+        if not self._is_charged[positions].all():
+            self._budget.check(rows)
+        self._asked, self._positions = asked, positions
+        self._batch = rows, PathOwner(self._part, rows.features, rows.n_rows)
 
     def _ask(self, content: bytes) -> bytes:
         if self._batch is None:
             raise ProtocolError(REFUSED)
         rows, owner = self._batch
-        if not self._is_charged:
+        if not self._is_charged[self._positions].all():
             self._budget.charge(rows)
-            self._is_charged = True
+            self._is_charged[self._positions] = True
         return owner.answer_bytes(content)
 
     def _limit_of(self, error: PolicyRefusal | DataRefusal) -> str:

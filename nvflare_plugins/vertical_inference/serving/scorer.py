@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -106,11 +106,15 @@ class Scorer:
         self._part, self._own, self._links, self._deadline_s = part, own, links, deadline_s
         self._rounds = rounds_of(part, rounds)
         self._model = FederatedModel(part.booster, parties_of(part, links, own.shape[0]), len(part.columns), deadline_s)
+        self._is_careful = True
         self._names = [str(one) for one in class_names(part)]
         self._objective = json.loads(part.booster)["learner"]["objective"]["name"]
 
     def score(self, positions: NDArray[np.int64]) -> list[Score]:
         """Return what is told of each row.
+
+        A batch is named and asked about at once. After a refusal, and at first, owners are asked about it once all of
+        them have allowed it, so that one party's limits do not use up those of another.
 
         Shapes: positions: int64[n], ascending.
 
@@ -122,21 +126,29 @@ class Scorer:
             link.begin()
         try:
             opened = [link.open(positions) for link in self._links.values()]
-            refusals = []
-            for asked in opened:
-                try:
-                    asked.result(self._deadline_s)
-                except RowsRefused as error:
-                    refusals.append(str(error))
-            if refusals:
-                raise RowsRefused(" ".join(refusals))
+            if self._is_careful:
+                self._wait_for(opened)
             first, end = self._rounds
             margin = self._model.margin(self._own[positions], _BATCH, end, first)
+            self._wait_for(opened)
         except RowsRefused:
+            self._is_careful = True
             for link in self._links.values():
                 link.settle(self._deadline_s)
             raise
+        self._is_careful = False
         return self._told(positions, margin)
+
+    def _wait_for(self, opened: Sequence[Future[Any]]) -> None:
+        """Wait until all owners allow the batch. Raises: RowsRefused, of all that do not."""
+        refusals = []
+        for asked in opened:
+            try:
+                asked.result(self._deadline_s)
+            except RowsRefused as error:
+                refusals.append(str(error))
+        if refusals:
+            raise RowsRefused(" ".join(refusals))
 
     def _told(self, positions: NDArray[np.int64], margin: NDArray[np.float32]) -> list[Score]:
         value = self._model.output(margin)

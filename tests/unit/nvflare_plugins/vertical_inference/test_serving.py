@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
+from nvflare_plugins.site.memory.scoring_budget import ScoringRefusal
 from nvflare_plugins.vertical_inference.rows import Rows
 from nvflare_plugins.vertical_inference.serving.desk import Command, Desk, Refused
 from nvflare_plugins.vertical_inference.serving.door import Door, reachable
@@ -110,10 +111,34 @@ def test_a_row_is_charged_before_its_first_answer_and_once_a_batch():
     owner.answer(ask(0, 0, [True, True]))
     owner.answer(ask(1, 0, [True, True]))
     assert budget.charged == [["bob", "dan"]] and owner.n_asked == 2
+    owner.answer(open_rows(np.array([1, 3])))
+    owner.answer(ask(0, 0, [True, True]))
+    assert len(budget.checked) == len(budget.charged) == 1, "the same values as before"
+    owner.answer(open_rows(np.array([0, 1])))
+    owner.answer(ask(0, 0, [True, True]))
+    assert budget.charged[1:] == [["ann", "bob"]]
     owner.answer(next_step(None))
     assert owner.is_over and owner.next_alignment is None
     with pytest.raises(ProtocolError):
         owner.answer(open_rows(np.array([0])))
+
+
+def test_what_is_asked_with_a_batch_that_is_refused_is_refused_too():
+    class Spent(Budget):
+        def check(self, rows: Rows) -> None:
+            raise ScoringRefusal("scoring_bits_per_row", "has shown as much as it does")
+
+    said: list[str] = []
+    rows = Rows(FEATURES, (b"ann", b"bob", b"cyd", b"dan"))
+    owner = RowOwner(PART, rows, Spent(), lambda names: None, 3, 100, said.append)  # type: ignore[arg-type]  # a budget
+    for _ in range(3):
+        assert read_answer(owner.answer(open_rows(np.array([1])))) == (b"", "scoring_bits_per_row")
+        assert read_answer(owner.answer(bytes([Question.ASK]) + b"anything")) == (b"", "scoring_bits_per_row")
+    assert owner.n_asked == 0 and len(said) == 1
+    job = owner_of(Budget(), most_in_job=2)
+    job.answer(open_rows(np.array([0, 1])))
+    assert read_answer(job.answer(open_rows(np.array([2])))) == (b"", "predictions_per_job")
+    assert read_answer(job.answer(open_rows(np.array([1])))) == (b"", None)
 
 
 def test_the_desk_hands_out_commands_first_and_no_more_rows_than_asked():
