@@ -19,6 +19,7 @@ from nvflare_plugins.files import write_atomically
 
 SITES = ("site-1", "site-2", "site-3")
 WARDS = ["Chirurgie", "Innere", "Kardiologie", "Übrige"]
+KINDS, TARIFFS = ["Bücher", "Kleidung", "Möbel", "Technik"], ["M", "S", "XL"]
 _STAYS = {"2026-08": 1500, "2026-09": 700, "2026-10": 300}
 _CUSTOMERS, _APPLICANTS = 4000, 400
 
@@ -62,16 +63,20 @@ def write_bank(folder: Path) -> None:
     spent, returns = random.lognormal(6.0, 0.7, n_rows), random.poisson(2, n_rows)
     late, contract = random.poisson(0.7, n_rows), random.integers(1, 120, n_rows)
     risk = 1.2 * np.log(debt / income) + 0.9 * late + 0.25 * returns - 0.01 * contract + 0.6
+    bought = random.choice(KINDS, n_rows, p=[0.2, 0.4, 0.1, 0.3])
+    tariff = random.choice(TARIFFS, n_rows, p=[0.4, 0.5, 0.1])
+    risk += 0.8 * (bought == "Technik") - 0.6 * (tariff == "XL")
     default = (risk + random.logistic(size=n_rows) > 0).astype(int)
+    exposure = np.where(default == 1, 1.0, np.round(random.uniform(0.5, 1.5, n_rows), 2))  # how much each counts
     tables: tuple[dict[str, Any], ...] = (
-        {"income": income.round(2), "debt": debt.round(2), "default": default},
-        {"spent": spent.round(2), "returns": returns},
-        {"late_bills": late, "contract_months": contract},
+        {"income": income.round(2), "debt": debt.round(2), "exposure": exposure, "default": default},
+        {"spent": spent.round(2), "returns": returns, "bought": bought},
+        {"late_bills": late, "contract_months": contract, "tariff": tariff},
     )
     for site, columns in zip(SITES, tables, strict=True):
         (folder / site).mkdir(parents=True, exist_ok=True)
         whole = pd.DataFrame({"customer": names, **columns})
-        known, fresh = whole[:_CUSTOMERS], whole[_CUSTOMERS:].drop(columns="default", errors="ignore")
+        known, fresh = whole[:_CUSTOMERS], whole[_CUSTOMERS:].drop(columns=["default", "exposure"], errors="ignore")
         for file, frame in (("customers.csv", known), ("applicants.csv", fresh)):
             _write(folder / site / file, frame.sample(frac=0.95, random_state=random.integers(2**31)), sep=",")
 

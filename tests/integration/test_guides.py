@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -24,17 +26,24 @@ nvflare() {{ "{Path(sys.executable).with_name("nvflare")}" "$@"; }}
 """
 
 
-def run_guide(name: str, folder: Path) -> dict[str, int]:
-    """Run a guide with ``folder`` in the place of /tmp. Returns the exit code of every command."""
+def run_guide(name: str, folder: Path, further: Sequence[str] = ()) -> dict[str, int]:
+    """Run a guide with ``folder`` in the place of /tmp. Returns the exit code of every command.
+
+    Args:
+        further: commands before the guide's last one, in the same shell.
+    """
     guide = JOBS / f"{name}.md"
     lines = [_SHELL]
     for where, code in guide_files(guide):
         path = Path(where.replace("/tmp", str(folder)))  # noqa: S108
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(code.replace("/tmp", str(folder)))  # noqa: S108
-    commands = [command.replace("/tmp", str(folder)) for command in guide_commands(guide)]  # noqa: S108
+    told = list(guide_commands(guide))
+    told = [*told[:-1], *further, *told[-1:]]
+    commands = [command.replace("/tmp", str(folder)) for command in told]  # noqa: S108
     for number, command in enumerate(commands):
         lines.append(f'{command}\necho "@@ {number} $?"')
+    began = time.monotonic()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         ["bash", "-c", "\n".join(lines)],  # noqa: S607
@@ -49,6 +58,7 @@ def run_guide(name: str, folder: Path) -> dict[str, int]:
     )
     codes = dict(re.findall(r"(?m)^@@ (\d+) (\d+)$", done.stdout))
     assert len(codes) == len(commands), done.stdout[-4000:]
+    print(f"{name}: {len(commands)} commands, {time.monotonic() - began:.0f} s")  # noqa: T201
     print(done.stdout[-6000:])  # noqa: T201  # for whoever reads why it failed
     return {command: int(codes[str(number)]) for number, command in enumerate(commands)}
 
