@@ -135,7 +135,8 @@ class Consents(Document):
     """Standing scoring as a passive party of vertical jobs. In the place of `vertical.predictions_per_row` a row has a
     lifetime cap on distinct bits (`vertical.scoring_bits_per_row`) and this site a number of rows a day; a row whose
     model and values are as before is answered for nothing. Data sets may be aligned anew as often a day as
-    `vertical.scoring_alignments_per_day` says, which tells the other parties which of their ids came and went.
+    `vertical.scoring_alignments_per_day` says, which tells the other parties which of their ids came and went; for that
+    the party with the label consents too.
     """
     exact_use_of_budgeted_data: Flag = False
     """Jobs without differential privacy on a data set that has a privacy budget, in any role, and jobs on rows

@@ -32,7 +32,7 @@ from nvflare_plugins.vertical_inference.serving.desk import Command, Desk, Refus
 from nvflare_plugins.vertical_inference.serving.door import Door
 from nvflare_plugins.vertical_inference.serving.owner import RowOwner
 from nvflare_plugins.vertical_inference.serving.scorer import OwnerLink, RowsRefused, Scorer
-from nvflare_plugins.vertical_inference.serving.standing import refreshed
+from nvflare_plugins.vertical_inference.serving.standing import noted_alignment, refreshed
 
 SERVED_FILE = "served.json"
 _IDLE_STEP_S = 60.0
@@ -111,7 +111,8 @@ class _Attendant:
     def __init__(self, run: Run, part: ActivePart, rows: Rows, clock: Callable[[], float] = time.monotonic) -> None:
         self._run, self._part, self._rows, self._clock = run, part, rows, clock
         self._desk = Desk(clock=clock)
-        self._served = Served(run.job.alignment or "", rows.n_rows)
+        alignment = run.job.alignment
+        self._served = Served("" if alignment is None else noted_alignment(run.context, alignment), rows.n_rows)
         self._shown = _Shown(rows, self._served)
         self._began = self._last = clock()
         self._command: Command | None = None

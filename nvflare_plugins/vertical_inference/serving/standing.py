@@ -35,7 +35,7 @@ def alignment_in_use(run: Run) -> str | None:
     job, context = run.job, run.context
     if context.number == 1 or job.alignment is None:
         return job.alignment
-    told = run.attempt.gather_sealed("alignment in use", _noted(context, job.alignment).encode())
+    told = run.attempt.gather_sealed("alignment in use", noted_alignment(context, job.alignment).encode())
     return told[run.active_rank].decode("ascii", "replace")
 
 
@@ -45,7 +45,8 @@ def note_alignment(context: SiteContext, alignment: str) -> None:
     write_durably(folder / STATE_FILE, json.dumps({"alignment": alignment}).encode(), mode=0o600)
 
 
-def _noted(context: SiteContext, declared: str) -> str:
+def noted_alignment(context: SiteContext, declared: str) -> str:
+    """Return the alignment that this site has used last in this job. Args: declared: what the job says."""
     folder = RunFolder(context.runs, context.job_id).path
     try:
         return str(json.loads((folder / STATE_FILE).read_bytes())["alignment"])
