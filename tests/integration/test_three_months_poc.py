@@ -37,7 +37,7 @@ OPERATORS_MONTHS = [
     f"veilboost registry {OPERATOR}/site-1 --site site-1 --backup /tmp/operator/october.backup",
     "veilboost site-setup /tmp/operator/poc --upgrade",
     "nvflare poc start --no-wait",
-    "nvflare system status",
+    "for i in $(seq 60); do nvflare system status && break; sleep 2; done",
     f"veilboost models rollback outcome 1 {SITE_OF_OPERATOR}",
     "veilboost predict outcome /tmp/operator/data/site-1/2026-10.csv --out /tmp/operator/again.csv "
     f"--id Fallnummer --ignore Verlauf {SITE_OF_OPERATOR}",
