@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
-from he_processors.errors import ConfigurationError
+from he_processors.errors import ConfigurationError, JobAborted
 from nvflare_plugins.declared import Document
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -20,6 +20,18 @@ class OnLostSite(Enum):
 
     STOP = "stop"
     WAIT = "wait"
+    CONTINUE = "continue"
+
+
+class OnLostParty(Enum):
+    """The same for jobs that cannot go on without a site."""
+
+    STOP = OnLostSite.STOP.value
+    WAIT = OnLostSite.WAIT.value
+
+
+class CannotGoOn(JobAborted):
+    """An attempt without the lost sites cannot be: the job has to wait for them. Its text says why, and no value."""
 
 
 LOST_SITE_FIELDS = ("on_lost_site", "lost_site_deadline_s")
@@ -50,9 +62,14 @@ class Job(Protocol):
 
 def waiting_s(job: object) -> float | None:
     """Return how long a job waits for a lost site, in seconds; None if a lost site ends it."""
-    if getattr(job, "on_lost_site", OnLostSite.STOP.value) != OnLostSite.WAIT.value:
+    if getattr(job, "on_lost_site", OnLostSite.STOP.value) == OnLostSite.STOP.value:
         return None
     return float(getattr(job, "lost_site_deadline_s"))  # noqa: B009  (only kinds that can wait have it)
+
+
+def goes_on_without(job: object) -> bool:
+    """Return whether a job goes on without a site that is lost."""
+    return getattr(job, "on_lost_site", OnLostSite.STOP.value) == OnLostSite.CONTINUE.value
 
 
 class JobDocument(Document):
@@ -61,12 +78,14 @@ class JobDocument(Document):
     Attributes:
         REFUSED: fields that people look for and this kind forbids; name -> why.
         REFUSED_IN: what the refusal calls this kind.
+        CANNOT_CONTINUE: why a job of this kind that can wait for a lost site cannot go on without it.
     """
 
     __slots__ = ()
     WHAT = "the job"
     REFUSED: ClassVar[Mapping[str, str]] = {}
     REFUSED_IN: ClassVar[str] = ""
+    CANNOT_CONTINUE: ClassVar[str] = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the job as JSON values."""
@@ -89,6 +108,8 @@ class JobDocument(Document):
                 f"{min(cannot_wait)} is refused for this kind of job, which keeps nothing to go on from: a lost site "
                 "ends it. Leave it out, and submit the job again after a loss"
             )
+        if cls.CANNOT_CONTINUE and document.get("on_lost_site") == OnLostSite.CONTINUE.value:
+            raise ConfigurationError(f"on_lost_site='continue' is refused: {cls.CANNOT_CONTINUE}. Use 'wait'")
         return cls(**document)
 
 

@@ -6,7 +6,7 @@ No check trusts a word of one log that another party's log could contradict, nor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby, pairwise
@@ -80,12 +80,23 @@ class Audit:
     logs: tuple[Log, ...]
 
 
-def audit(logs: Sequence[Log], authority: CertificateAuthority, now: datetime | None = None) -> Audit:
-    """Run every check on the logs of one attempt (all sites and the server). ``now`` is the present unless told."""
+def audit(
+    logs: Sequence[Log],
+    authority: CertificateAuthority,
+    now: datetime | None = None,
+    excused: Collection[str] = (),
+) -> Audit:
+    """Run every check on the logs of one attempt (all sites and the server).
+
+    Args:
+        now: the present, unless told.
+        excused: sites whose log may be missing if the attempt was not completed (gone_on.py).
+    """
     by_name = {log.site: log for log in logs}
     sites = [log for name, log in sorted(by_name.items()) if name != SERVER]
     completed = bool(sites) and all(log.completed for log in logs)
-    failures = list(_parties(logs))
+    gone = frozenset() if completed else frozenset(excused) & _expected_sites(logs) - set(by_name)
+    failures = list(_parties(logs, gone))
     failures += _times(logs, datetime.now(UTC) if now is None else now)
     for check in (_same_attempt, _agreement, _in_step, _model):
         failures += check(sites)
@@ -115,19 +126,19 @@ def audit(logs: Sequence[Log], authority: CertificateAuthority, now: datetime | 
         bool(sessions),
         (min(stated), max(stated)) if stated else None,
         tuple(printable(text, _MAX_SENTENCE) for text in failures),
-        tuple(printable(text, _MAX_SENTENCE) for text in _notes(logs)),
+        tuple(printable(text, _MAX_SENTENCE) for text in _notes(logs, gone)),
         tuple(logs),
     )
 
 
-def _parties(logs: Sequence[Log]) -> Iterator[str]:
+def _parties(logs: Sequence[Log], gone: Collection[str]) -> Iterator[str]:
     """One log per party, and a log of every party that any of them names."""
     names = [log.site for log in logs]
     for name in sorted(set(names)):
         if names.count(name) > 1:
             yield f"there are {names.count(name)} different logs of {name}"
     expected = {SERVER} | (_expected_sites(logs) or set(names))  # an attempt may end before any session
-    for name in sorted(expected - set(names)):
+    for name in sorted(expected - set(names) - set(gone)):
         yield f"the log of {name} is missing"
     for name in sorted(set(names) - expected):
         yield f"{name} handed in a log but is not a site of this attempt"
@@ -427,8 +438,10 @@ def _model(sites: Sequence[Log]) -> Iterator[str]:
                 yield f"{log.site} and {sites[0].site} ended with different models"
 
 
-def _notes(logs: Iterable[Log]) -> Iterator[str]:
+def _notes(logs: Iterable[Log], gone: Iterable[str]) -> Iterator[str]:
     logs = list(logs)
+    for site in sorted(gone):
+        yield f"{site} was lost and handed in no log; the attempt that completed the job went on without it"
     for log in logs:
         if log.end is not None and log.end["status"] == "aborted":
             yield f"{log.site} recorded an abort: {log.end['reason'] or 'no reason given'}"

@@ -27,11 +27,14 @@ from nvflare_plugins.flare.timeouts import SILENCE_LIMIT_S, START_SILENCE_S, STO
 from nvflare_plugins.flare.transport import Cell, FrameServer
 from nvflare_plugins.flare.work import Beats
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
+from nvflare_plugins.wire.catalogue import Phase
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES, Frame
 
 COMPLETED = "completed"
 FAILED = "failed"
+CANNOT_GO_ON = "cannot go on"  # without the sites that are lost: the job has to wait for them
 INTERRUPTED = "interrupted"  # the site has lost its FLARE process or the server, and would go on
+_STATUSES = (COMPLETED, FAILED, CANNOT_GO_ON, INTERRUPTED)
 RESULT_FOLDER = "veilboost"
 EVIDENCE_FOLDER = "evidence"
 SUMMARY_FILE = "summary.json"
@@ -89,7 +92,7 @@ class SiteReport:
         """
         status, evidence = document.get("status"), document.get("evidence", b"")
         texts = [document.get(name, "") for name in ("error", "model_hmac", "summary")]
-        if status not in (COMPLETED, FAILED, INTERRUPTED) or not all(isinstance(text, str) for text in texts):
+        if status not in _STATUSES or not all(isinstance(text, str) for text in texts):
             raise ProtocolError("a result that is not one")
         if texts[1] and not _HMAC.fullmatch(texts[1]):
             raise ProtocolError("a result with an unusable hash of the model")
@@ -129,7 +132,11 @@ class ServerAttempt:
         transfer_s: how long so many bytes may be on their way.
         clock: seconds, for the sites' signs of life.
         number: of the attempt in its job, from 1. Evidence of the one before is put aside first.
+        without: sites of the job that were lost, and that it goes on without.
         metrics: the server's own numbers of the job.
+
+    Attributes:
+        has_trained: a round of training has begun.
     """
 
     def __init__(
@@ -146,8 +153,10 @@ class ServerAttempt:
         randomness: RandomSource = OS_RANDOMNESS,
         clock: Callable[[], float] = time.monotonic,
         number: int = 1,
+        without: Iterable[str] = (),
         metrics: ServerMetrics | None = None,
     ) -> None:
+        self._without = sorted(without)
         if number > 1:
             put_aside(folder / EVIDENCE_FOLDER, number, None)
         self.number = number
@@ -161,6 +170,7 @@ class ServerAttempt:
         self._metrics = metrics
         self._gone: frozenset[str] = frozenset()
         self._lost: frozenset[str] = frozenset()
+        self.has_trained = False
         path = folder / EVIDENCE_FOLDER / export_name(SERVER)
         self._evidence = EvidenceLog(path, SERVER, job_id, self.attempt, profile, role="server")
         self._aggregator = Aggregator(
@@ -193,6 +203,12 @@ class ServerAttempt:
             return any(report.status == COMPLETED for report in self._reports.values())
 
     @property
+    def cannot_go_on(self) -> bool:
+        """Whether some site has said that the attempt cannot be without the sites that are lost."""
+        with self._lock:
+            return any(report.status == CANNOT_GO_ON for report in self._reports.values())
+
+    @property
     def missing(self) -> list[str]:
         """The sites that have not reported yet."""
         with self._lock:
@@ -222,6 +238,7 @@ class ServerAttempt:
             self.lose(silent, what)
 
     def _transfer(self, transfer: Transfer) -> None:
+        self.has_trained = self.has_trained or transfer.frame.moment.phase is Phase.UPDATE
         self._evidence.transfer(transfer)
         if self._metrics is not None:
             self._metrics.transfer(transfer)
@@ -282,8 +299,15 @@ class ServerAttempt:
             self._reports[site] = report
         if report.status == INTERRUPTED:
             self.lose([site], f"{site}: {report.error}")
-        elif report.status == FAILED:
+        elif report.status in (FAILED, CANNOT_GO_ON):
             self.fail(f"{site}: {report.error or 'failed without saying why'}")
+
+    def add_left_out(self, site: str, document: Mapping[str, Any]) -> None:
+        """Take the evidence of a site that the attempt goes on without, once it is back and was told."""
+        try:
+            self._keep_earlier(site, SiteReport.from_dict(document))
+        except ProtocolError:
+            logger.warning("%s, without which the job goes on, sent no evidence that can be kept", printable(site))
 
     def finish(self) -> str | None:
         """Write evidence and summary.
@@ -307,10 +331,7 @@ class ServerAttempt:
         for site, report in reports.items():
             if report.evidence:
                 _write(self._folder / EVIDENCE_FOLDER / export_name(site), report.evidence)
-            for number, content in report.earlier.items():
-                path = self._folder / before_attempt(number) / export_name(site)
-                if number <= self.number and not path.exists():
-                    _write(path, content)
+            self._keep_earlier(site, report)
         self._write_summary(reason, reports)
         return reason
 
@@ -327,11 +348,18 @@ class ServerAttempt:
         self.fail(reason)
         self._evidence.abandon(self._reason or reason)
 
+    def _keep_earlier(self, site: str, report: SiteReport) -> None:
+        for number, content in report.earlier.items():
+            path = self._folder / before_attempt(number) / export_name(site)
+            if number <= self.number and content and not path.exists():
+                _write(path, content)
+
     def _write_summary(self, reason: str | None, reports: Mapping[str, SiteReport]) -> None:
         document = {
             "job_id": self._job_id,
             "attempt": self.attempt,
             "attempts": self.number,
+            "without": list(self._without),
             "profile": self._profile,
             "status": COMPLETED if reason is None else FAILED,
             "reason": reason,

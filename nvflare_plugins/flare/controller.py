@@ -16,7 +16,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from he_processors.errors import ConfigurationError, VeilBoostError
-from nvflare_plugins.attempt.job_context import Job, waiting_s
+from nvflare_plugins.attempt.job_context import Job, goes_on_without, waiting_s
 from nvflare_plugins.checks import checked_sites, shown
 from nvflare_plugins.evidence.format import is_name
 from nvflare_plugins.failures import machine_failure, reason_of
@@ -27,6 +27,8 @@ from nvflare_plugins.flare.presence import Presence
 from nvflare_plugins.flare.timeouts import (
     ABORT_GRACE_S,
     EXPIRE_POLL_S,
+    GIVE_UP_AFTER_S,
+    GO_ON_AFTER_S,
     REMIND_INTERVAL_S,
     SILENCE_LIMIT_S,
     START_TIMEOUT_S,
@@ -36,6 +38,9 @@ from nvflare_plugins.flare.timeouts import (
 from nvflare_plugins.site.flare_boundary import check_set_up, check_tracking
 
 TRAIN_TASK = "veilboost_train"
+LEFT_OUT = "left_out"
+"""In a task for a site that is back and that the job goes on without."""
+_FOR_EVER_S = 30 * 86400.0
 MOST_ATTEMPTS = 20  # of a job that waits for lost sites: one that dies again and again for a reason of its own
 
 
@@ -93,7 +98,7 @@ class JobController(Controller):
             check_tracking(self._engine.run_manager.components.values())
             job = kind_of(self.kind).job.from_dict(self.job)
             clients = self._wait_for_sites(abort_signal)
-            self._be_patient(waiting_s(job))
+            self._be_patient(_FOR_EVER_S if goes_on_without(job) else waiting_s(job))
             reason = self._run(job, clients, abort_signal, fl_ctx) if clients else "aborted before it began"
         except Exception as error:  # the edge of the process: FLARE would end the job without saying why
             reason = reason_of(error)
@@ -147,18 +152,20 @@ class JobController(Controller):
             tokens = {client.name: client.token for client in clients}
             presence = Presence(core_cell, site_cells, tokens, self._take_token)
         number, metrics = 0, self._metrics(job, job_id)
+        members, taking_part = sorted(site_cells), sorted(site_cells)
         while True:
             number += 1
             attempt = self._attempt = ServerAttempt(
                 cell=core_cell,
-                site_cells=site_cells,
+                site_cells={site: site_cells[site] for site in taking_part},
                 job_id=job_id,
                 profile=job.profile,
                 deadline_s=exchange_deadline_s(job),
                 transfer_s=None if job.deadline_s else transfer_s,
                 folder=Path(self._engine.get_workspace().get_run_dir(job_id)) / RESULT_FOLDER,
-                on_sum=kind_of(self.kind).answer_sum(job, len(clients)),
+                on_sum=kind_of(self.kind).answer_sum(job, len(taking_part)),
                 number=number,
+                without=set(site_cells) - set(taking_part),
                 metrics=metrics,
             )
             task = self._task(job, attempt, core_cell.get_fqcn())
@@ -166,40 +173,82 @@ class JobController(Controller):
             if presence is not None:
                 presence.begin(attempt.attempt)
             self.broadcast(task=task, fl_ctx=fl_ctx, targets=list(attempt.sites), min_responses=0)
-            self._supervise(attempt, task, presence, abort_signal)
+            left_out = (
+                None if presence is None else _LeftOut(self, set(site_cells) - set(taking_part), presence, fl_ctx)
+            )
+            self._supervise(attempt, task, presence, abort_signal, left_out)
             reason = attempt.finish()
-            if presence is None or waits_s is None or reason is None or not attempt.lost:
+            is_tried = attempt.cannot_go_on and taking_part != members  # without sites that it still waits for
+            if presence is None or waits_s is None or reason is None or not (attempt.lost or is_tried):
                 self.log_info(fl_ctx, "all sites ended with the same result" if reason is None else "the job failed")
                 return reason
             self.log_warning(fl_ctx, f"attempt {number} has ended, and the job waits: {reason}")
-            ends = self._wait_for_return(attempt, presence, waits_s, abort_signal)
-            if ends is not None:
+            members = members if is_tried else taking_part
+            may_go_on = goes_on_without(job) and not is_tried
+            ends = self._wait_for_return(attempt, presence, waits_s, abort_signal, members, may_go_on)
+            if isinstance(ends, str):
                 return attempt.was_the_last(ends)
+            taking_part = ends
+            if taking_part != members:
+                missing = sorted(set(members) - set(taking_part))
+                self.log_warning(fl_ctx, f"the job tries to go on without {', '.join(missing)}")
 
     def _metrics(self, job: Job, job_id: str) -> ServerMetrics:
         labels = (("job_id", job_id), ("kind", kind_of(self.kind).name), ("profile", job.profile))
         return ServerMetrics(MetricsFile(metrics_folder(), "server", job_id), labels)
 
     def _wait_for_return(
-        self, attempt: ServerAttempt, presence: Presence, waits_s: float, abort_signal: Signal
-    ) -> str | None:
-        """Wait until a process of every site is there for the next attempt; return why the job ends instead, if so."""
+        self,
+        attempt: ServerAttempt,
+        presence: Presence,
+        waits_s: float,
+        abort_signal: Signal,
+        members: list[str],
+        may_go_on: bool,
+    ) -> str | list[str]:
+        """Wait until a process of every site is there for the next attempt.
+
+        Args:
+            members: the sites that the job is of by now.
+            may_go_on: without those that are lost, if enough are left.
+
+        Returns:
+            The sites of the next attempt, or why the job ends instead.
+        """
         if attempt.has_completed:
             return "other sites had finished by then: their results are whole, and there is nothing to go on with"
         if attempt.number == MOST_ATTEMPTS:
             return f"this was attempt {MOST_ATTEMPTS}, the last that a job has"
         began, reminded = time.monotonic(), float("-inf")
-        while not presence.are_ready():
+        while True:
             now = time.monotonic()
+            absent = [site for site in presence.absent() if site in members]
+            left = [site for site in members if site not in absent]
+            if not absent:
+                return members
+            patience_s = GO_ON_AFTER_S if set(absent) <= set(attempt.lost) else GIVE_UP_AFTER_S
+            if may_go_on and len(left) >= max(2, self.min_clients) and now - began > min(patience_s, waits_s):
+                return left
             if abort_signal.triggered:
                 return "aborted while it waited for them"
             if now - began > waits_s:
-                return f"not back within lost_site_deadline_s ({waits_s:g} s): {', '.join(presence.absent())}"
+                return f"not back within lost_site_deadline_s ({waits_s:g} s): {', '.join(absent)}"
             if now - reminded > REMIND_INTERVAL_S:
                 attempt.remind()
                 reminded = now
             time.sleep(min(EXPIRE_POLL_S, self._task_check_period))
-        return None
+
+    def tell_left_out(self, site: str, attempt: ServerAttempt, fl_ctx: FLContext) -> None:
+        """Tell a site that is back that the job goes on without it; it hands in its evidence and is done."""
+        data = Shareable()
+        data.update({LEFT_OUT: True, "sites": attempt.sites, "number": attempt.number})
+
+        def on_result(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            attempt.add_left_out(client_task.client.name, _report_of(client_task.result))
+
+        self.log_info(fl_ctx, f"{site} is back and is told that the job goes on without it")
+        task = Task(name=TRAIN_TASK, data=data, result_received_cb=on_result)
+        self.broadcast(task=task, fl_ctx=fl_ctx, targets=[site], min_responses=0)
 
     def _take_token(self, site: str, token: str) -> None:
         """Let FLARE's process for the job know a site that came back as a new client; FLARE has checked the token."""
@@ -225,12 +274,21 @@ class JobController(Controller):
 
         return Task(name=TRAIN_TASK, data=data, result_received_cb=on_result)
 
-    def _supervise(self, attempt: ServerAttempt, task: Task, presence: Presence | None, abort_signal: Signal) -> None:
+    def _supervise(
+        self,
+        attempt: ServerAttempt,
+        task: Task,
+        presence: Presence | None,
+        abort_signal: Signal,
+        left_out: _LeftOut | None = None,
+    ) -> None:
         """Return when every site that is not gone has reported, or some time after a failure at the latest."""
         give_up_at: float | None = None
         while attempt.awaited:
             attempt.poll()
-            replaced = [] if presence is None else presence.replaced()
+            replaced = [] if presence is None else [site for site in presence.replaced() if site in attempt.sites]
+            if left_out is not None:
+                left_out.tell(attempt)
             if replaced:
                 attempt.lose(replaced, f"{', '.join(replaced)}: its job process had ended, and another one is there")
             if abort_signal.triggered:
@@ -242,6 +300,20 @@ class JobController(Controller):
                     break
             time.sleep(min(EXPIRE_POLL_S, self._task_check_period))
         self.cancel_task(task)
+
+
+class _LeftOut:
+    """The sites that an attempt goes on without: each is told once it is back and rounds are trained without it."""
+
+    def __init__(self, controller: JobController, sites: set[str], presence: Presence, fl_ctx: FLContext) -> None:
+        self._controller, self._sites, self._presence, self._fl_ctx = controller, sites, presence, fl_ctx
+
+    def tell(self, attempt: ServerAttempt) -> None:
+        """Tell those that are back."""
+        for site in sorted(self._sites) if attempt.has_trained else ():
+            if self._presence.is_ready(site):
+                self._sites.discard(site)
+                self._controller.tell_left_out(site, attempt, self._fl_ctx)
 
 
 def _report_of(result: Shareable) -> dict[str, Any]:

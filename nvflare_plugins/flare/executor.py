@@ -27,15 +27,15 @@ from he_processors.errors import (
     ProtocolError,
     VeilBoostError,
 )
-from nvflare_plugins.attempt.job_context import Job, JobResult, RoundFacts, SiteContext, waiting_s
+from nvflare_plugins.attempt.job_context import CannotGoOn, Job, JobResult, RoundFacts, SiteContext, waiting_s
 from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.evidence.ended import MAX_ATTEMPTS, set_aside
+from nvflare_plugins.evidence.ended import MAX_ATTEMPTS, put_aside, set_aside
 from nvflare_plugins.evidence.format import export_name, is_name
 from nvflare_plugins.evidence.log import end_abandoned
 from nvflare_plugins.failures import machine_failure, reason_of
-from nvflare_plugins.flare.attempt import COMPLETED, FAILED, INTERRUPTED, SiteReport
-from nvflare_plugins.flare.controller import TRAIN_TASK
+from nvflare_plugins.flare.attempt import CANNOT_GO_ON, COMPLETED, FAILED, INTERRUPTED, SiteReport
+from nvflare_plugins.flare.controller import LEFT_OUT, TRAIN_TASK
 from nvflare_plugins.flare.kept_jobs import is_noted, note_over, note_waiting, noted_attempt
 from nvflare_plugins.flare.kinds import kind_of, own_kind
 from nvflare_plugins.flare.metrics import MetricsFile, SiteMetrics, metrics_folder
@@ -43,7 +43,8 @@ from nvflare_plugins.flare.presence import Ready
 from nvflare_plugins.flare.timeouts import HEARTBEAT_S, site_timeout_s
 from nvflare_plugins.flare.transport import SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work
-from nvflare_plugins.site.certificates import load_identity
+from nvflare_plugins.formatting import printable
+from nvflare_plugins.site.certificates import Identity, load_identity
 from nvflare_plugins.site.flare_boundary import check_set_up
 from nvflare_plugins.site.memory.policy_memory import policy_changes
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -149,6 +150,8 @@ class JobExecutor(Executor):
             policy = SitePolicy.load(workspace, site)
             check_memory_is_kept(workspace, policy)
             evidence = RunFolder(policy.runs, job_id).evidence / export_name(site)
+            if shareable.get(LEFT_OUT) is True:
+                return self._left_out(shareable, fl_ctx, evidence, load_identity(policy.workspace, site))
             self._note_policy(policy, fl_ctx)
             outcome = self._run(shareable, fl_ctx, abort_signal, policy)
             report = SiteReport(
@@ -179,10 +182,31 @@ class JobExecutor(Executor):
             self._stays_kept = self._waits and not is_own and ends
             if is_own:
                 note_over(_run_folder(fl_ctx))
-            status = INTERRUPTED if is_cut_off else FAILED
+            status = INTERRUPTED if is_cut_off else CANNOT_GO_ON if isinstance(error, CannotGoOn) else FAILED
             report = SiteReport(status, error=text, evidence=_content(evidence), earlier=_earlier(evidence))
         reply = make_reply(ReturnCode.OK if report.status == COMPLETED else ReturnCode.EXECUTION_EXCEPTION)
         reply.update(report.to_dict())
+        return reply
+
+    def _left_out(self, shareable: Shareable, fl_ctx: FLContext, evidence: Path, identity: Identity) -> Shareable:
+        """End this site's part in a job that goes on without it; hand in the evidence of the attempts before.
+
+        Raises:
+            ProtocolError: the server says so in words that are none.
+        """
+        number, sites = shareable.get("number"), shareable.get("sites")
+        if type(number) is not int or not 1 < number <= MAX_ATTEMPTS or not isinstance(sites, list):
+            raise ProtocolError("the server sent a task that is not a VeilBoost task")
+        note_over(_run_folder(fl_ctx))
+        if evidence.parent.is_dir():
+            put_aside(evidence.parent, number, identity.sign if identity.is_signed else None)
+        among = printable(", ".join(map(str, sites[:MAX_SITES])))
+        text = (
+            f"the job goes on without {identity.site}, which was lost, and gives it no model; it goes on with {among}"
+        )
+        self.log_warning(fl_ctx, text)
+        reply = make_reply(ReturnCode.OK)
+        reply.update(SiteReport(FAILED, error=text, earlier=_earlier(evidence)).to_dict())
         return reply
 
     def _note_policy(self, policy: SitePolicy, fl_ctx: FLContext) -> None:

@@ -131,6 +131,10 @@ class Presence:
             sites = self._site_of_cell.values()
             return sorted(site for site in sites if now - self._ready_at.get(site, never) > READY_FRESH_S)
 
+    def is_ready(self, site: str) -> bool:
+        """Return whether a process of a site waits for a task now."""
+        return site not in self.absent()
+
     def begin(self, attempt: str) -> None:
         """An attempt begins: the processes that are ready are those that take part. What was heard is used up."""
         with self._lock:

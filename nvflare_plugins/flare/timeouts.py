@@ -32,6 +32,8 @@ SILENCE_LIMIT_S = 90.0  # eight beats lost in a row
 
 READY_INTERVAL_S = 2.0  # a site's process without a task says that it waits for one
 READY_FRESH_S = 10.0  # and is believed to for so long
+GO_ON_AFTER_S = 15.0  # without a lost site, where the job does; a process that died is back sooner
+GIVE_UP_AFTER_S = 45.0  # of a site whose end was not why the attempt ended, and that is away all the same
 REMIND_INTERVAL_S = 5.0  # the server says again that an attempt has ended, to sites that go on with it
 RESTART_PAUSE_S = 1.0  # before a job's process that died is started again; doubled each time it dies at once
 LONGEST_RESTART_PAUSE_S = 30.0

@@ -114,12 +114,26 @@ class HorizontalJob(JobDocument):
     on_lost_site: Annotated[str, OneOf(OnLostSite)] = OnLostSite.STOP.value
     """When a site is lost: ``stop`` ends the job; ``wait`` pauses it up to ``lost_site_deadline_s`` and, when the site
     is back, goes on from the last round that all sites have finished, under fresh keys and without a new submission.
-    Each round is then a checkpoint, whatever ``checkpoint_every`` says.
+    Each round is then a checkpoint, whatever ``checkpoint_every`` says. ``continue`` does the same and, where the site
+    is not back within 15 seconds, goes on without it, if every site's policy consents (`continue_without_site`) and
+    ``min_clients`` sites are left; where it cannot, it waits. Rounds after that are not evaluated.
     """
     lost_site_deadline_s: Seconds = 600.0
-    """How long ``on_lost_site="wait"`` waits for a lost site, each time."""
+    """How long a job waits for a lost site, each time."""
 
     def __post_init__(self) -> None:
+        if self.on_lost_site == OnLostSite.CONTINUE.value:
+            for name in ("early_stopping_rounds", "pooled_metrics"):
+                expect(
+                    f"{name} is refused with on_lost_site='continue': sums over the evaluation rows with and without a "
+                    "lost site would tell how many it has. Leave one of the two out",
+                    not getattr(self, name),
+                )
+            expect(
+                "resume_from is refused with on_lost_site='continue': the job resumed may have sent sums at states to "
+                "go on from. Use 'wait'",
+                self.resume_from is None,
+            )
         if self.early_stopping_rounds is not None:
             expect("early_stopping_rounds needs an eval_data_set to watch", self.eval_data_set is not None)
         if self.continue_from is not None:

@@ -13,12 +13,13 @@ import numpy as np
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.attempt.earlier import Earlier
-from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, SiteContext
+from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, CannotGoOn, SiteContext
 from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.table import Table, column_names, load_table, log_what_labels_lack
 from nvflare_plugins.failures import DataRefusal
+from nvflare_plugins.horizontal.going_on import Course, check_can_go_on, course_of
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.processors import ChosenProfile, choose_profile
 from nvflare_plugins.horizontal.row_sampling import check_sampling
@@ -54,6 +55,8 @@ class Prepared:
 
     Attributes:
         continues: the jobs whose model training continues (``continue_from``), the last first.
+        course: of a job that may go on without a site.
+        lost: sites without which this attempt goes on.
     """
 
     data_set: DataSet
@@ -65,6 +68,8 @@ class Prepared:
     earlier: Earlier
     chosen: ChosenProfile
     continues: tuple[str, ...] = ()
+    course: Course | None = None
+    lost: tuple[str, ...] = ()
 
     def tables(self) -> list[tuple[Table, DataSet]]:
         """Return the training set and, if there is one that is another set, the evaluation set."""
@@ -93,11 +98,16 @@ def prepare(job: HorizontalJob, context: SiteContext, group: str | None = None, 
 
     Raises:
         PolicyRefusal: the site's policy forbids the job.
+        CannotGoOn: it forbids to go on without the sites that are lost.
         ConfigurationError: job, parameters, data or the installed XGBoost are not usable; the message says which.
     """
     installed_release()
     policy = context.policy
     exact = job.cuts == CutMode.EXACT.value
+    course = course_of(job, context)
+    lost = () if course is None else course.without(context.sites)
+    if course is not None and context.number > 1:
+        _check_left(policy, context.sites)
     terms = JobTerms(job.profile, job.data_set, exact, job.min_rows_per_cut, tracking=job.tracking)
     data_set = policy.check_job(terms, context.sites)
     eval_set = policy.data_set_for(job.eval_data_set, job.profile) if job.eval_data_set is not None else None
@@ -116,6 +126,8 @@ def prepare(job: HorizontalJob, context: SiteContext, group: str | None = None, 
     chosen = choose_profile(policy, job.profile)
     names = column_names(data_set, job.label, job.weight, job.features, group)
     parameters = check_public(job, policy, names)
+    if course is not None:
+        check_can_go_on(policy, parameters, policy.min_rows_per_node)
     if CutMode(job.cuts) in (CutMode.UNIFORM, CutMode.LOGARITHMIC):
         numeric = [name for name in names if name not in (job.categories or {})]
         spaced_cuts(numeric, job.cut_bounds, parameters.max_bin, CutMode(job.cuts))  # complains of missing bounds
@@ -144,7 +156,17 @@ def prepare(job: HorizontalJob, context: SiteContext, group: str | None = None, 
         for note in checked.notes:
             _log.info("%s", note)
     continues = () if start is None else start.jobs
-    return Prepared(data_set, table, eval_set, eval_table, parameters, initial, earlier, chosen, continues)
+    return Prepared(
+        data_set, table, eval_set, eval_table, parameters, initial, earlier, chosen, continues, course, lost
+    )
+
+
+def _check_left(policy: SitePolicy, sites: Sequence[str]) -> None:
+    """Check that the sites that are left are enough for this site. Raises: CannotGoOn."""
+    try:
+        policy.check_sites(sites)
+    except PolicyRefusal as error:
+        raise CannotGoOn(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -74,7 +74,7 @@ def check_effective_rows(
         further: counts that travel with these.
 
     Returns:
-        The sums of the further counts. Shapes: int64[n_further].
+        The sums of all counts, those of the further ones at the end. Shapes: int64[2 n_sets + n_further].
 
     Privacy: two counts for each set: sites with positive weight, and effective rows, which no site counts beyond what
         is needed.
@@ -100,7 +100,7 @@ def check_effective_rows(
     # This site's own floor: what others ask for beyond it is not a question to this site's rows.
     if not all(_carry_their_weight(weights, own.effective_rows / n_sites) for weights in of_rows):
         raise DataRefusal("few of this site's rows would carry nearly all of its weight: choose another weight column")
-    return pooled[here.size :]
+    return pooled
 
 
 def _decider(found: NDArray[np.int64], here: NDArray[np.int64], own_floor: int, needed: int) -> Decider:

@@ -15,14 +15,16 @@ import xgboost as xgb
 
 from he_processors.errors import PolicyRefusal
 from nvflare_plugins.attempt.agreement import PLUGIN, Terms, agree, versions
-from nvflare_plugins.attempt.job_context import JobResult, waiting_s
+from nvflare_plugins.attempt.job_context import CannotGoOn, JobResult, waiting_s
 from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together
 from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
 from nvflare_plugins.data_sets.schema import Schema
+from nvflare_plugins.evidence.gone_on import named
 from nvflare_plugins.failures import DataRefusal
-from nvflare_plugins.horizontal.added_rows import AddedRows, are_enough, may_grow
+from nvflare_plugins.horizontal.added_rows import N_COUNTS, AddedRows, are_enough, may_grow
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
+from nvflare_plugins.horizontal.going_on import GoingOn, SetUp, agree_to_go_on, check_can_go_on, told
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.matrices import as_weighed, bin_starts, evaluation_matrix, training_matrix
 from nvflare_plugins.horizontal.preparation import Prepared, prepare
@@ -48,7 +50,7 @@ from nvflare_plugins.wire.envelope import pack_list
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.continuation import keep_thresholds
 from nvflare_plugins.xgb.cuts import Cuts
-from nvflare_plugins.xgb.model_json import with_lists
+from nvflare_plugins.xgb.model_json import PARTS_ATTRIBUTE, with_attribute, with_lists
 from nvflare_plugins.xgb.node_floor import with_floor
 from nvflare_plugins.xgb.rounds import RoundRecord
 
@@ -68,17 +70,23 @@ class _Run:
         self._floors = self._context.policy.floors(len(self._context.sites))  # of all sites, once these have agreed
         self._registry = Registry.open(self._context.policy)
         self._reservations = Reservations(self._registry)
+        self._going_on: GoingOn | None = None
+        self._found: tuple[tuple[float, ...], tuple[int, ...]] = ((), ())  # largest weights; what was counted
 
     def run(self) -> JobResult:
         """Agree, train, compare models, write results."""
         n_done, self._floors = agree(self._channel, self._session, self._terms())
+        self._agree_to_go_on(n_done)
         if self._job.weight is None:  # with weights it takes a private message to know
             self._parameters = with_floor(self._parameters, self._floors.rows_per_node)
         self._reservations = self._reserve(n_done)
         with self._reservations.cancelled_by(BaseException):  # keys may travel, nothing of rows
             sums = open_sums(self._prepared.chosen.profile, self._channel, self._session, self._job.finest_exponent)
-        with self._reservations.cancelled_by(PolicyRefusal, DataRefusal):
-            self._check_floors(sums)
+        if self._going_on is None:
+            with self._reservations.cancelled_by(PolicyRefusal, DataRefusal):
+                self._check_floors(sums)
+        elif self._job.weight is not None:
+            self._raise_child_weight(self._floors.rows_per_node, self._going_on.set_up.largest[0])
         cuts, root_feature = self._agree_on_cuts(sums, n_done)
         result = self._train(sums, cuts, root_feature, n_done)
         return self._finish(result, cuts, self._pooled(sums, result.booster))
@@ -100,6 +108,23 @@ class _Run:
         releases = {**versions(), PLUGIN: prepared.chosen.release}
         return Terms(releases, job, prepared.parameters.document(), schema, start, checkpoints, self._floors)
 
+    def _agree_to_go_on(self, n_done: int) -> None:
+        """Find out, with the others, whether and from where this attempt goes on without a site. Raises: CannotGoOn."""
+        prepared, course = self._prepared, self._prepared.course
+        if course is None:
+            return
+        check_can_go_on(self._context.policy, self._parameters, self._floors.rows_per_node)
+        if self._context.number == 1:
+            course.join(self._context.sites)
+            return
+        checkpoint, n_sets = prepared.earlier.checkpoints().get(n_done), 2 - (prepared.eval_table is None)
+        self._going_on = agree_to_go_on(
+            self._attempt, course, n_done, checkpoint, self._floors, self._parameters, n_sets
+        )
+        if self._going_on is not None:
+            self._floors = self._going_on.floors
+        course.join(self._context.sites)
+
     def _reserve(self, n_done: int) -> Reservations:
         """Have all sites' registries allow this run and remember it, before the first private byte."""
         job, prepared = self._job, self._prepared
@@ -119,6 +144,8 @@ class _Run:
         resume = prepared.earlier.point(n_done)
         if resume is not None:
             _log.info("going on with job %s after %d rounds", resume.job_id, n_done)
+        if self._going_on is not None and resume is not None:
+            resume = dataclasses.replace(resume, lost=self._going_on.lost)
         return reserve_together(self._attempt, self._registry, wanted, release, resume)
 
     def _check_floors(self, sums: ProtectedSums) -> None:
@@ -140,7 +167,9 @@ class _Run:
         if self._job.weight is not None:
             self._raise_child_weight(floors.rows_per_node, largest[0])
         added, world = AddedRows.of(self._reservations, policy.consents), self._channel.world
-        pooled = check_effective_rows(sums, floors, own, self._parameters, tables, largest, world, added.counts())
+        counted = check_effective_rows(sums, floors, own, self._parameters, tables, largest, world, added.counts())
+        pooled = counted[-N_COUNTS:]
+        self._found = tuple(largest), tuple(map(int, counted[:-N_COUNTS]))
         if added.needs_consent(pooled, floors.sites):
             policy.consents.gives("recompute_with_changes")
         self._reservations.grown(are_enough(pooled, floors.sites))
@@ -160,6 +189,11 @@ class _Run:
     def _agree_on_cuts(self, sums: ProtectedSums, n_done: int) -> tuple[Cuts, int | None]:
         """Return the cut points of all features, and a feature without missing values at any site."""
         folder = self._prepared.earlier.folder_of(n_done)
+        kept = None if folder is None else folder.read_cuts()
+        if self._going_on is not None:
+            if kept is None:
+                raise CannotGoOn("the cut points of the attempt before are gone")
+            return kept, self._going_on.set_up.root_feature
         agreement = CutAgreement(
             self._job,
             self._prepared,
@@ -167,7 +201,7 @@ class _Run:
             self._registry,
             self._reservations.entries[0],
             self._attempt.proof,
-            None if folder is None else folder.read_cuts(),
+            kept,
         )
         cuts, root_feature = agreement.run(sums)
         if self._prepared.initial_model is not None:
@@ -182,6 +216,7 @@ class _Run:
         matrix = training_matrix(table, cuts, parameters.max_bin)
         eval_sets, initial = self._eval_sets(matrix), self._initial(n_done)
         self._agree_scales(sums)
+        self._begin_course(sums, root_feature, n_done, initial)
         starts, weighted = bin_starts(matrix, table), table.weight is not None
         shape = training_shape(
             parameters,
@@ -213,10 +248,28 @@ class _Run:
         prepared, parameters = self._prepared, self._parameters
         weighted = prepared.table.weight is not None
         evaluated = [prepared.table] if prepared.eval_table is None else [prepared.table, prepared.eval_table]
-        sums.agree_scales(value_bounds(parameters, evaluated), coarsest_pairs(parameters, weighted))
+        coarsest = coarsest_pairs(parameters, weighted)
+        if self._going_on is not None:
+            sums.take_scales(self._going_on.set_up.scales, coarsest)
+        else:
+            sums.agree_scales(value_bounds(parameters, evaluated), coarsest)
         check_weights(sums, parameters, weighted)
 
+    def _begin_course(self, sums: ProtectedSums, root_feature: int | None, n_done: int, initial: bytes | None) -> None:
+        """Keep what an attempt without one of the sites must not ask for again, before sums of a state are sent."""
+        course, sites = self._prepared.course, self._context.sites
+        if course is None:
+            return
+        if self._going_on is not None:
+            course.go_on(sites, n_done, self._going_on.step)
+        else:
+            course.begin(SetUp(sites, root_feature, *self._found, self._floors, sums.scales()), n_done)
+        if initial is not None and n_done < self._job.num_rounds:
+            course.enter(initial, sites)
+
     def _eval_sets(self, matrix: xgb.DMatrix) -> list[tuple[xgb.DMatrix, str]]:
+        if self._going_on is not None:  # how many rows were evaluated would tell of the lost site's
+            return []
         table = self._prepared.eval_table
         sets = [(matrix, "train")] if self._job.evaluate_training else []
         return sets if table is None else [*sets, (evaluation_matrix(as_weighed(table)), "eval")]
@@ -224,6 +277,8 @@ class _Run:
     def _initial(self, n_done: int) -> bytes | None:
         """Return the model that training continues, if there is one."""
         prepared = self._prepared
+        if self._going_on is not None:
+            return self._going_on.model
         checkpoint = prepared.earlier.checkpoints().get(n_done)
         return prepared.initial_model if checkpoint is None else checkpoint.read_bytes()
 
@@ -251,7 +306,8 @@ class _Run:
         fraction = row_fraction(self._parameters)
         if fraction == 1:
             return None
-        secret = self._registry.secret("row sampling", repr(fraction), *sorted(self._context.sites))
+        sites = self._context.sites if self._going_on is None else self._going_on.set_up.sites
+        secret = self._registry.secret("row sampling", repr(fraction), *sorted(sites))
         return RowDraws(secret, as_weighed(self._prepared.table), fraction, self._parameters.objective.adaptive_leaf)
 
     def _after_round(self, record: RoundRecord, booster: xgb.Booster) -> None:
@@ -263,7 +319,10 @@ class _Run:
         if every and n_done % every == 0:
             # The registry first: it lets a lost job resume from no later tree than it knows of.
             self._reservations.trees_complete(n_done)
-            attempt.folder.write_checkpoint(n_done, bytes(booster.save_raw("json")))
+            model = bytes(booster.save_raw("json"))
+            attempt.folder.write_checkpoint(n_done, model)
+            if self._prepared.course is not None and n_done < job.num_rounds:
+                self._prepared.course.enter(model, self._context.sites)
         attempt.progress(row, job.num_rounds)
 
     # -- after training -----------------------------------------------------------------------------------------------
@@ -278,7 +337,7 @@ class _Run:
     def _finish(self, result: TrainingResult, cuts: Cuts, sections: tuple[ReportSection, ...]) -> JobResult:
         job, attempt, n_rounds = self._job, self._attempt, result.booster.num_boosted_rounds()
         trained, names = bytes(result.booster.save_raw("json")), self._prepared.table.feature_names
-        model = with_lists(trained, names, job.categories, job.label_classes)
+        model = with_lists(self._marked(trained), names, job.categories, job.label_classes)
         hmac = attempt.conclude(model, MODEL)
         path = attempt.folder.write_model(model)
         attempt.all_have_written()
@@ -296,6 +355,13 @@ class _Run:
             data=self._data(),
         )
         return JobResult(hmac.hex(), f"the model is {path}", {"n_rounds": n_rounds})
+
+    def _marked(self, model: bytes) -> bytes:
+        """Return a model that says who trained which of its rounds, if these were not always all sites."""
+        if self._going_on is None or self._prepared.course is None:
+            return model
+        said = {"job": self._context.job_id, "parts": [dataclasses.asdict(p) for p in self._prepared.course.parts]}
+        return with_attribute(model, PARTS_ATTRIBUTE, json.dumps(said, sort_keys=True))
 
     def _data(self) -> tuple[DataFacts, ...]:
         prepared, job = self._prepared, self._job
@@ -318,6 +384,9 @@ class _Run:
             )
         if self._context.number > 1:
             notes.append(gone_on(self._context.number, self._attempt.rounds))
+        if self._going_on is not None and self._prepared.course is not None:
+            notes.append(f"The job went on without {', '.join(self._going_on.lost)}; its rounds were not evaluated.")
+            notes += told(self._prepared.course.parts, self._job.num_rounds)
         if row_fraction(self._parameters) < 1:
             notes.append("Each site drew the rows of each round from a secret of its own, not from the job's seed.")
         return tuple(notes)
@@ -333,7 +402,10 @@ run_site = SitePart(
     prepare,
     lambda attempt, prepared: _Run(attempt, prepared).run(),
     lambda job: (job.data_set, job.eval_data_set),
-    lambda job, prepared: prepared.chosen.facts,
+    lambda job, prepared: {
+        **prepared.chosen.facts,
+        **named(prepared.lost),
+    },
 )
 """Takes part in one attempt of a job.
 

@@ -10,7 +10,7 @@ from annotated_types import Ge, Le
 from dp_components.split_candidates.candidates import FeatureBounds
 from dp_components.trust import TrustModel
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.attempt.job_context import JobDocument, OnLostSite
+from nvflare_plugins.attempt.job_context import JobDocument, OnLostParty
 from nvflare_plugins.checks import expect
 from nvflare_plugins.data_sets.declaration import Delta, Epsilon
 from nvflare_plugins.declared import (
@@ -68,6 +68,9 @@ class PrivateTreesJob(JobDocument):
         "checkpoint_every": "the ledger keeps what was released: resume_from replays it",
     }
     REFUSED_IN: ClassVar[str] = "private training"
+    CANNOT_CONTINUE: ClassVar[str] = (
+        "the sites' shares of noise were planned for all of them, and a release without one has too little"
+    )
 
     data_set: Name
     """Name of the training set in every site's policy, which must give it a privacy budget."""
@@ -125,7 +128,7 @@ class PrivateTreesJob(JobDocument):
     """Must be False: metrics are not paid for."""
     deadline_s: Seconds = 0.0
     """Longest time that an exchange may wait for the slowest site; 0 derives it from the job's size."""
-    on_lost_site: Annotated[str, OneOf(OnLostSite)] = OnLostSite.STOP.value
+    on_lost_site: Annotated[str, OneOf(OnLostParty)] = OnLostParty.STOP.value
     """When a site is lost: ``stop`` ends the job; ``wait`` pauses it up to ``lost_site_deadline_s`` and, when the site
     is back, goes on under fresh keys and without a new submission: what was released is replayed from the sites'
     ledgers at no charge, noise included. Not with a trusted aggregator, whose noise is gone.
@@ -154,7 +157,7 @@ class PrivateTreesJob(JobDocument):
                 "same sums would be a further release. Submit it anew; it is charged anew"
             )
 
-        if self.on_lost_site != OnLostSite.STOP.value and self.trust == TrustModel.TRUSTED_AGGREGATOR.value:
+        if self.on_lost_site != OnLostParty.STOP.value and self.trust == TrustModel.TRUSTED_AGGREGATOR.value:
             raise ConfigurationError(
                 "on_lost_site='wait' is refused with a trusted aggregator: the server's noise is gone with the "
                 "attempt, and fresh noise on the same sums would be a further release. Leave it out, or choose "

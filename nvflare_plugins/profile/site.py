@@ -26,7 +26,7 @@ from nvflare_plugins.data_sets.table import Table, log_what_labels_lack
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.files import write_private
 from nvflare_plugins.horizontal import preparation
-from nvflare_plugins.horizontal.added_rows import AddedRows, may_grow
+from nvflare_plugins.horizontal.added_rows import N_COUNTS, AddedRows, may_grow
 from nvflare_plugins.horizontal.added_rows import are_enough as are_enough_added
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
 from nvflare_plugins.horizontal.preparation import Prepared
@@ -148,6 +148,7 @@ class _Run:
             RefusalCount(self._policy).check({self._prepared.data_set.name}, Question.DEMAND)
         added = AddedRows.of(reservations, self._policy.consents)
         pooled = check_effective_rows(sums, floors, own, parameters, [table], [1.0], self._world, added.counts())
+        pooled = pooled[-N_COUNTS:]
         if added.needs_consent(pooled, floors.sites):
             self._policy.consents.gives("recompute_with_changes")
         reservations.grown(are_enough_added(pooled, floors.sites))

@@ -15,7 +15,7 @@ from nvflare.recipe import PocEnv, Run, SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.attempt.job_context import waiting_s
+from nvflare_plugins.attempt.job_context import goes_on_without, waiting_s
 from nvflare_plugins.checks import checked_sites, shown
 from nvflare_plugins.flare.components import controller_of, executor_of
 from nvflare_plugins.flare.controller import TRAIN_TASK
@@ -63,6 +63,11 @@ class JobRecipe(Recipe):
         self.min_clients = min_clients if min_clients is not None else len(self.sites or ()) or self.fewest
         if self.sites is not None and self.min_clients > len(self.sites):
             raise ConfigurationError(f"min_clients is {self.min_clients}, but only {len(self.sites)} sites are named")
+        if goes_on_without(self.job) and self.sites is not None and self.min_clients == len(self.sites):
+            raise ConfigurationError(
+                "on_lost_site='continue' with min_clients equal to the number of sites: no site could be missing. Give "
+                "min_clients, the fewest sites that may be left"
+            )
         # fail_fast: without a site the job cannot go on, so FLARE need not wait whether it comes back; or the job does.
         ends = waiting_s(self.job) is None
         flare_job = FedJob(name=name, min_clients=self.min_clients, mandatory_clients=self.sites, fail_fast=ends)

@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 
 from he_processors.additive.scheme import security_bits
 from he_processors.elgamal.digits import EXACT_FRACTION_BITS, FRACTION_BITS, DigitFormat
-from nvflare_plugins.attempt.job_context import JobDocument, OnLostSite
+from nvflare_plugins.attempt.job_context import JobDocument, OnLostParty
 from nvflare_plugins.checks import expect, not_misspelt
 from nvflare_plugins.declared import (
     Entries,
@@ -76,6 +76,7 @@ class VerticalJob(JobDocument):
         "base_margin": "a margin per row is not supported; use base_score, or continue from a model",
     }
     REFUSED_IN: ClassVar[str] = "vertical jobs"
+    CANNOT_CONTINUE: ClassVar[str] = "no other party has the columns of one that is lost"
 
     active: Name
     """Site that has the label; all other sites of the job are passive parties."""
@@ -144,7 +145,7 @@ class VerticalJob(JobDocument):
     """Stream the metrics of each round to the server."""
     deadline_s: Seconds = 0.0
     """Longest silence of a site, and longest time for one answer; 0 means 10 minutes and one hour."""
-    on_lost_site: Annotated[str, OneOf(OnLostSite)] = OnLostSite.STOP.value
+    on_lost_site: Annotated[str, OneOf(OnLostParty)] = OnLostParty.STOP.value
     """When a site is lost: ``stop`` ends the job; ``wait`` pauses it up to ``lost_site_deadline_s`` and, when the site
     is back, goes on from the last round that all parties have finished, under fresh keys and without a new submission.
     Each round is then a checkpoint, whatever ``checkpoint_every`` says.

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
-from nvflare_plugins.attempt.job_context import JobDocument, OnLostSite
+from nvflare_plugins.attempt.job_context import JobDocument, OnLostParty
 from nvflare_plugins.checks import expect
 from nvflare_plugins.declared import Flag, JobId, Name, OneOf, Range, Seconds, Whole, Words, document
 from nvflare_plugins.vertical.job import AlignmentId
@@ -39,6 +39,7 @@ class FileFormat(Enum):
 class InferenceJob(JobDocument):
     """One use of a vertical model by all of its parties. Results are at the active party alone."""
 
+    CANNOT_CONTINUE: ClassVar[str] = "no other party has the columns of one that is lost"
     profile: ClassVar[str] = PROFILE
     tracking: ClassVar[bool] = False
 
@@ -76,7 +77,7 @@ class InferenceJob(JobDocument):
     """With ``serve``: the job ends when nobody has asked for so many seconds; 0 sets no limit."""
     evidence_mib: Annotated[Whole, Ge(1), Le(_MAX_EVIDENCE_MIB)] = 256
     """With ``serve``: the job ends when the active party's evidence has this size in MiB."""
-    on_lost_site: Annotated[str, OneOf(OnLostSite)] = OnLostSite.STOP.value
+    on_lost_site: Annotated[str, OneOf(OnLostParty)] = OnLostParty.STOP.value
     """With ``serve``, when a site is lost: ``stop`` ends the job; ``wait`` pauses it up to ``lost_site_deadline_s``
     and, when the site is back, goes on in the same job with a new handshake, with the alignment that was in use.
     """
@@ -95,4 +96,4 @@ class InferenceJob(JobDocument):
         if self.action == Action.SERVE.value:
             expect("a job that stays takes all rows: leave rows out", self.rows is None)
         else:
-            expect("on_lost_site is for action='serve': leave it out", self.on_lost_site == OnLostSite.STOP.value)
+            expect("on_lost_site is for action='serve': leave it out", self.on_lost_site == OnLostParty.STOP.value)

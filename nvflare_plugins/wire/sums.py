@@ -121,7 +121,19 @@ class ProtectedSums:
         """
         quantities = sorted(bounds)
         largest = self._secure_maximum([exponent_of(bounds[quantity]) for quantity in quantities])
-        exponents = dict(zip(quantities, largest, strict=True))
+        self.take_scales(dict(zip(quantities, largest, strict=True)), coarsest_pairs)
+
+    def scales(self) -> dict[str, int]:
+        """Return the exponent of each agreed scale's bound, for ``take_scales``."""
+        return {name: grid.bound_exponent for name, grid in self._grids.items() if name != Family.COUNTS}
+
+    def take_scales(self, exponents: Mapping[str, int], coarsest_pairs: float = 0.0) -> None:
+        """Take the scales that sites have agreed on before; no site sends anything.
+
+        Args:
+            exponents: of the largest magnitude of each quantity, the same at all sites.
+            coarsest_pairs: see ``agree_scales``.
+        """
         self._wide_pairs = False
         pairs = [self._grid(quantity, exponents[quantity]) for quantity in _PAIRS if quantity in exponents]
         self._wide_pairs = any(2.0**grid.exponent > coarsest_pairs for grid in pairs)

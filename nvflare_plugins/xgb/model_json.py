@@ -19,6 +19,8 @@ from he_processors.errors import ConfigurationError
 
 CATEGORIES_ATTRIBUTE = "veilboost_categories"
 CLASSES_ATTRIBUTE = "veilboost_label_classes"
+PARTS_ATTRIBUTE = "veilboost_trained_by"
+"""In a model of a job that went on without a site: which sites trained from which round on (horizontal/going_on.py)."""
 PART_ATTRIBUTE = "veilboost_part"
 """In a model that loads as an ordinary one and is not: thresholds of other parties are zero in it."""
 PART_NOTE = "thresholds of other parties are 0.0 here: predictions are wrong, and so are SHAP values"
@@ -94,6 +96,13 @@ def marked_as_part(model: bytes) -> bytes:
     """Return a party's copy of a vertical model with the note that it is not a whole one."""
     document = json.loads(model)
     document["learner"].setdefault("attributes", {})[PART_ATTRIBUTE] = PART_NOTE
+    return model_bytes(document)
+
+
+def with_attribute(model: bytes, name: str, value: str) -> bytes:
+    """Return a model with a further attribute."""
+    document = json.loads(model)
+    document["learner"].setdefault("attributes", {})[name] = value
     return model_bytes(document)
 
 

@@ -16,6 +16,7 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.utils.class_utils import instantiate_class
 
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.flare import controller as controllers
@@ -58,7 +59,7 @@ class Federation:
         self._threads: list[threading.Thread] = []
         self._dead: set[object] = set()
         self._over = threading.Event()
-        self.task: Any = None
+        self.tasks: dict[str, Any] = {}
         self.reports: list[tuple[str, int, dict[str, Any]]] = []
 
     def run(self) -> Finished:
@@ -81,8 +82,9 @@ class Federation:
             thread.join()
         return Finished(parties, self._server, said[0] if said else None, {}, {})
 
-    def _broadcast(self, task: Any, **_: Any) -> None:
-        is_first, self.task = self.task is None, task
+    def _broadcast(self, task: Any, targets: list[str], **_: Any) -> None:
+        is_first = not self.tasks
+        self.tasks.update(dict.fromkeys(targets, task))
         for site in self._parties.sites if is_first else ():
             self._start(site)
 
@@ -98,7 +100,7 @@ class Federation:
         component.handle_event(EventType.START_RUN, own)
         done = None
         while not self._over.is_set() and cell not in self._dead:
-            task = self.task
+            task = self.tasks.get(site)
             if task is done:
                 self._over.wait(0.02)
                 continue
@@ -171,3 +173,118 @@ def test_a_process_that_always_dies_ends_the_job(tmp_path: Path, monkeypatch) ->
     monkeypatch.setattr(controllers, "MOST_ATTEMPTS", 3)
     finished = Federation(waiting("horizontal"), CASES["horizontal"].give(tmp_path), [3] * 9).run()
     assert "the last that a job has" in finished.reason and finished.summary["attempts"] == 3
+
+
+# -- jobs that go on without the lost site ----------------------------------------------------------------------------
+
+LEFT = ("site-1", "site-3")
+CONSENTS = ("continue_without_site", "fewer_than_three_sites")
+IN_TRAINING = 50  # frames: two rounds are done then
+
+
+def going_on(tmp_path: Path, **fields: Any) -> tuple[JobRecipe, Parties]:
+    """Return a job that two of three sites may end, with metrics of rounds, and its sites, which consent."""
+    case = CASES["horizontal"]
+    parties = case.give(tmp_path)
+    for site in parties.sites:
+        consents = {**parties.policy_of(site)["consents"], **dict.fromkeys(CONSENTS, True)}
+        parties.set_policy(site, consents=consents, min_effective_rows=10, min_sites=2, max_colluders=0)
+    document = {**case.least, **case.fields, "num_rounds": 6, "on_lost_site": "continue", **fields}
+    return case.recipe("horizontal", **document, min_clients=2), parties
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controllers, "GO_ON_AFTER_S", 0.3)
+    monkeypatch.setattr(controllers, "GIVE_UP_AFTER_S", 60.0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_job_goes_on_without_a_site_that_is_gone_for_good(tmp_path: Path) -> None:
+    recipe, parties = going_on(tmp_path)
+    federation = Federation(recipe, parties, [IN_TRAINING], comes_back=False)
+    finished = federation.run()
+    assert finished.reason is None, finished.reason
+    summary = finished.summary
+    assert (summary["status"], summary["attempts"], summary["without"]) == (COMPLETED, 2, [LOST])
+    assert {site for site, number, _ in federation.reports if number == 2} == set(LEFT)
+    models = {(finished.folder(site) / "model.json").read_bytes() for site in LEFT}
+    assert len(models) == 1 and not (finished.folder(LOST) / "model.json").exists()
+    said = json.loads(json.loads(models.pop())["learner"]["attributes"]["veilboost_trained_by"])
+    assert [part["sites"] for part in said["parts"]] == [list(parties.sites), list(LEFT)]
+    evidence = verify([finished.evidence.parent])
+    assert evidence.sound, (evidence.failures, [audit.failures for audit in evidence.attempts])
+    assert any(f"{LOST} was lost and handed in no log" in note for audit in evidence.attempts for note in audit.notes)
+    assert f"without {LOST}" in " ".join(json.loads((finished.folder(LEFT[0]) / "run.json").read_text())["notes"])
+
+
+class Returning(Federation):
+    """The lost site's machine is up again once the others train without it; they are slow until it is told."""
+
+    def _rule(self, origin: str, topic: str, message: Message) -> int:
+        attempt = self.controller._attempt
+        if topic == TOPIC_FRAME and attempt.number == 2 and attempt.has_trained:
+            with self._lock:
+                if not self._is_back:
+                    self._is_back = True
+                    self.tasks.pop(LOST)
+                    self._start(LOST)
+            self._over.wait(0.0 if self.told else 0.2)
+        return super()._rule(origin, topic, message)
+
+    _lock, _is_back = threading.Lock(), False
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        return [report for site, _, report in self.reports if site == LOST and "goes on without" in report["error"]]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_site_that_comes_back_later_is_told_and_hands_in_its_evidence(tmp_path: Path) -> None:
+    recipe, parties = going_on(tmp_path, num_rounds=40)
+    federation = Returning(recipe, parties, [IN_TRAINING], comes_back=False)
+    finished = federation.run()
+    assert finished.reason is None, finished.reason
+    (told,) = federation.told
+    assert "site-1, site-3" in told["error"] and LOST in told["error"]
+    assert not (finished.folder(LOST) / "model.json").exists()
+    assert not list(parties.workspace(LOST).rglob(NOTE))
+    evidence = verify([finished.evidence.parent])
+    assert evidence.sound, (evidence.failures, [audit.failures for audit in evidence.attempts])
+    assert not any("handed in no log" in note for audit in evidence.attempts for note in audit.notes)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_job_that_cannot_go_on_without_the_site_waits_for_it(tmp_path: Path) -> None:
+    """Nothing is trained yet: there is no state to go on from, and the job ends at the deadline of waiting."""
+    recipe, parties = going_on(tmp_path, lost_site_deadline_s=2.0)
+    finished = Federation(recipe, parties, [12], comes_back=False).run()
+    assert f"not back within lost_site_deadline_s (2 s): {LOST}" in finished.reason
+    assert finished.summary["attempts"] == 2 and not list(tmp_path.rglob("model.json"))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_process_that_is_back_soon_is_not_left_out(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(controllers, "GO_ON_AFTER_S", 60.0)
+    recipe, parties = going_on(tmp_path)
+    finished = Federation(recipe, parties, [IN_TRAINING]).run()
+    assert finished.reason is None and finished.summary["without"] == []
+    assert len({(finished.folder(site) / "model.json").read_bytes() for site in parties.sites}) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_too_few_sites_are_waited_for(tmp_path: Path) -> None:
+    case = CASES["horizontal"]
+    recipe, parties = going_on(tmp_path, lost_site_deadline_s=1.0)
+    recipe.min_clients = 3
+    federation = Federation(recipe, parties, [IN_TRAINING], comes_back=False)
+    federation.controller.min_clients = 3
+    finished = federation.run()
+    assert "not back within" in finished.reason and finished.summary["attempts"] == 1, case
+
+
+def test_a_recipe_that_leaves_no_site_to_lose_is_refused() -> None:
+    case = CASES["horizontal"]
+    sites = [f"site-{n}" for n in (1, 2, 3)]
+    with pytest.raises(ConfigurationError, match="no site could be missing"):
+        case.recipe("horizontal", **{**case.least, "on_lost_site": "continue"}, sites=sites)

@@ -9,10 +9,12 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
 from poc_workspace.run_poc import ADMIN, SITES, Poc, verify
 from tests.poc.test_poc import JOBS, job_processes, machine, rounds_done, site_log, wait_until
 
@@ -90,6 +92,22 @@ def kill_and_wait(poc: Poc, job_id: str, site: str, number: int) -> None:
     assert lasted < 60
 
 
+def started_by(poc: Poc, site: str) -> Callable[[], subprocess.Popen]:
+    """Return what starts FLARE's process of a site again, as it was started."""
+    parents = [pid for pid in machine(poc, site) if b"client_train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    command = Path(f"/proc/{parents[0]}/cmdline").read_bytes().decode().split("\0")[:-1]
+    entries = Path(f"/proc/{parents[0]}/environ").read_bytes().decode().split("\0")
+    environment = dict(entry.split("=", 1) for entry in entries if entry)
+
+    def start() -> subprocess.Popen:
+        with (poc.kits / site / "poc_console.log").open("ab") as console:
+            return subprocess.Popen(
+                command, cwd=poc.kits / site, env=environment, stdout=console, stderr=console, start_new_session=True
+            )
+
+    return start
+
+
 def test_a_killed_process_costs_a_round_and_the_job_goes_on_within_30_seconds(tmp_path: Path) -> None:
     with Poc(tmp_path / "poc") as poc:
         outcome: dict = {}
@@ -110,28 +128,12 @@ def test_a_machine_that_is_back_after_its_death_is_taken_in_again(tmp_path: Path
         thread = submitted(poc, outcome)
         job_id = job_of(poc, set())
         wait_until(lambda: rounds_done(poc, "site-3", job_id) >= 10, 120)
-        parents = [
-            pid for pid in machine(poc, "site-2") if b"client_train" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
-        command = Path(f"/proc/{parents[0]}/cmdline").read_bytes().decode().split("\0")[:-1]
-        environment = dict(
-            entry.split("=", 1)
-            for entry in Path(f"/proc/{parents[0]}/environ").read_bytes().decode().split("\0")
-            if entry
-        )
+        start = started_by(poc, "site-2")
         for pid in machine(poc, "site-2"):
             os.kill(pid, signal.SIGKILL)
         time.sleep(5)
         back = time.monotonic()
-        with (poc.kits / "site-2" / "poc_console.log").open("ab") as console:
-            child = subprocess.Popen(
-                command,
-                cwd=poc.kits / "site-2",
-                env=environment,
-                stdout=console,
-                stderr=console,
-                start_new_session=True,
-            )
+        child = start()
         try:
             wait_until(lambda: attempts(poc, "site-2", job_id) == 2, 150)
             print(f"the new attempt began {time.monotonic() - back:.1f} s after the machine was back")
@@ -201,3 +203,49 @@ def test_a_killed_site_of_a_private_job_is_charged_once(tmp_path: Path) -> None:
         evidence = poc.kits / "site-1" / "veilboost_runs" / job_id / "evidence"
         assert "replayed" in next(evidence.glob("*.jsonl")).read_text()
         assert verifies_all(poc, outcome).returncode == 0
+
+
+def going_on(poc: Poc, folder: Path, rounds: int) -> Path:
+    """Return a job folder of which two of the three sites may be left, once the sites' policies consent."""
+    for site in SITES:
+        path = poc.kits / site / "local" / "veilboost.json"
+        policy = json.loads(path.read_text())
+        consents = {"continue_without_site": True, "fewer_than_three_sites": True}
+        policy.update(consents={**policy.get("consents", {}), **consents}, min_sites=2, max_colluders=0)
+        path.write_text(json.dumps(policy))
+    config = json.loads((JOBS / "horizontal_masks/app/config/config_fed_server.json").read_text())
+    fields = {name: value for name, value in config["workflows"][0]["args"]["job"].items() if "eval" not in name}
+    fields.update(num_rounds=rounds, on_lost_site="continue", tracking=False)
+    recipe = HorizontalXGBRecipe("going_on", **fields, sites=list(SITES), min_clients=2)
+    recipe.export(str(folder))
+    return folder / "going_on"
+
+
+def test_a_machine_that_stays_away_is_gone_on_without_and_told_when_it_is_back(tmp_path: Path) -> None:
+    with Poc(tmp_path / "poc") as poc:
+        outcome: dict = {}
+        thread = in_thread(poc, outcome, going_on(poc, tmp_path / "jobs", 600), {})
+        job_id = job_of(poc, set())
+        wait_until(lambda: rounds_done(poc, "site-3", job_id) >= 10, 120)
+        start = started_by(poc, "site-2")
+        for pid in machine(poc, "site-2"):
+            os.kill(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        wait_until(lambda: attempts(poc, "site-3", job_id) == 2, 240)
+        print(f"the job went on without site-2 {time.monotonic() - killed:.1f} s after its machine had died")
+        child = start()
+        try:
+            wait_until(lambda: "goes on without site-2" in site_log(poc, "site-2", job_id), 120)
+            thread.join(400)
+        finally:
+            child.kill()
+            child.wait()
+        assert outcome["status"] == "FINISHED:COMPLETED"
+        summary = json.loads(next(outcome["result"].rglob("veilboost/summary.json")).read_text())
+        assert summary["without"] == ["site-2"] and summary["reason"] is None
+        runs = {site: poc.kits / site / "veilboost_runs" / job_id for site in SITES}
+        assert len({(runs[site] / "model.json").read_bytes() for site in ("site-1", "site-3")}) == 1
+        assert not (runs["site-2"] / "model.json").exists()
+        done = verifies_all(poc, outcome)
+        assert done.returncode == 0, done.stdout
+        assert "handed in no log" not in done.stdout and "without_sites site-2" in done.stdout

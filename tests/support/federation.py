@@ -215,6 +215,7 @@ class Federation:
         patient: bool = True,
         make_server: Callable[..., Aggregator] | None = None,
         number: int = 1,
+        sites: Sequence[str] | None = None,
         **hooks: object,
     ) -> dict[str, JobResult | Exception]:
         """Run the job; a site that failed has its error in place of a result.
@@ -226,10 +227,11 @@ class Federation:
             notices_death: the server learns at once that a process is gone, as from FLARE; else by its deadline.
             make_server: called with sites, attempt and deadline.
             number: of the attempt in its job.
+            sites: those that take part, if not all.
             patient: sites wait for an answer for ``timeout_s``; else until nobody alive goes on by itself.
         """
-        attempt = os.urandom(16)
-        aggregator = (make_server or Aggregator)(self.sites, attempt, deadline_s)
+        attempt, among = os.urandom(16), tuple(self.sites if sites is None else sites)
+        aggregator = (make_server or Aggregator)(among, attempt, deadline_s)
         outcomes: dict[str, JobResult | Exception] = {}
         done = threading.Event()
         replies, transports = hooks.pop("tamper_reply", {}), hooks.pop("transports", {})
@@ -241,7 +243,7 @@ class Federation:
                 policy = SitePolicy.load(self.workspace(site), site)
                 context = SiteContext(
                     site,
-                    self.sites,
+                    among,
                     job_id,
                     attempt,
                     self.workspace(site) / "runs",
@@ -260,9 +262,9 @@ class Federation:
             finally:
                 transport.ended = True
 
-        watch = [aggregator, transports, len(self.sites), done, patient]
+        watch = [aggregator, transports, len(among), done, patient]
         threading.Thread(target=expire_for_the_dead, args=watch, daemon=True).start()
-        threads = [threading.Thread(target=take_part, args=(site,)) for site in self.sites]
+        threads = [threading.Thread(target=take_part, args=(site,)) for site in among]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -270,9 +272,9 @@ class Federation:
         done.set()
         return outcomes
 
-    def model(self, job_id: str = "job") -> bytes:
+    def model(self, job_id: str = "job", sites: Sequence[str] | None = None) -> bytes:
         """Return the model, which must be the same bytes at every site."""
-        models = {(self.workspace(s) / "runs" / job_id / "model.json").read_bytes() for s in self.sites}
+        models = {(self.workspace(s) / "runs" / job_id / "model.json").read_bytes() for s in sites or self.sites}
         if len(models) != 1:
             raise AssertionError("the sites' models differ")
         return models.pop()

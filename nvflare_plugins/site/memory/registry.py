@@ -83,10 +83,15 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """The interrupted job that a new one continues, and the complete trees of the checkpoint all sites share."""
+    """The interrupted job that a new one continues, and the complete trees of the checkpoint all sites share.
+
+    Attributes:
+        lost: sites without which a job goes on in a later attempt, where this site's policy consents.
+    """
 
     job_id: str
     trees: int
+    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,6 +179,8 @@ class Registry:
                     n_added, refusal = grown
             else:
                 verdict, message = self._check_resume(db, terms, record, resume)
+                if resume.lost:
+                    self._judge(db, terms, version, runs.of_job(db, resume.job_id), may_grow=False)
             run = runs.add_run(db, job_id, terms, _now(), 0 if resume is None else resume.trees)
             if resume is None and (may_grow or is_settled):
                 note_unchecked(db, run)
@@ -422,7 +429,7 @@ class Registry:
                 f"job {resume.job_id} is complete: continue from its model instead (initial_model)."
             )
         for what, mine, theirs in (
-            ("site set", fresh.sites, last.terms.sites),
+            ("site set", fresh.sites, tuple(site for site in last.terms.sites if site not in resume.lost)),
             (_ROWS, fresh.fingerprint, last.terms.fingerprint),
             ("parameters", fresh.parameters, last.terms.parameters),
         ):

@@ -155,6 +155,11 @@ def last_run_of(db: sqlite3.Connection, job_id: str, data_set: str) -> Run | Non
     return None if row is None else _run(row)
 
 
+def of_job(db: sqlite3.Connection, job_id: str) -> tuple[int, ...]:
+    """Return the numbers of a job's runs."""
+    return tuple(number for (number,) in db.execute("SELECT id FROM runs WHERE job_id = ?", (job_id,)))
+
+
 def all_runs(db: sqlite3.Connection) -> list[Run]:
     """Return all runs, the oldest first."""
     return [_run(row) for row in db.execute(f"{_RUN} ORDER BY runs.id")]

@@ -98,6 +98,11 @@ class Consents(Document):
     or rows contributed. A horizontal job over all rows of before and added ones needs it only where fewer than three
     sites have added rows, or fewer than 1000 in all.
     """
+    continue_without_site: Flag = False
+    """Horizontal jobs with `on_lost_site="continue"`: where a site is lost, this one or another, the others train on
+    without it. From the sums before and after they can estimate the lost site's own sums, in the first rounds and in
+    shallow trees nearly exactly; a server can bring that about at any time.
+    """
     second_quantile_search: Flag = False
     """A second quantile search, or other spaced cuts, over the same data."""
     exact_bins: Flag = False

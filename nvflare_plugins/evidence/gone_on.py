@@ -1,0 +1,64 @@
+"""Evidence of a job that went on without lost sites: what its attempts must say alike, and whose log may be missing.
+
+An attempt without sites of the attempts before it names them in its session's record (``SITES_FACT``), which every site
+of that attempt signs. A site that never came back hands in no log of the attempts that it took part in. That is no
+fault where the attempt that completed the job says so; it hides no record of any other party.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from nvflare_plugins.evidence.reader import Log
+
+SITES_FACT = "without_sites"
+"""The fact of a session that names the lost sites."""
+
+Attempts = Mapping[tuple[str, str], Sequence[Log]]
+"""The logs of each attempt, by job and attempt."""
+
+
+def named(sites: Iterable[str]) -> dict[str, str]:
+    """Return the fact that an attempt goes on without sites; none where it goes on without none."""
+    text = ", ".join(sites)
+    return {SITES_FACT: text} if text else {}
+
+
+def lost_of(logs: Iterable[Log]) -> frozenset[str]:
+    """Return the sites that an attempt says it went on without."""
+    facts = (log.session["protection"].get(SITES_FACT) for log in logs if log.session is not None)
+    return frozenset(site for fact in facts if isinstance(fact, str) for site in fact.split(", "))
+
+
+def excused(attempts: Attempts, job_id: str) -> frozenset[str]:
+    """Return the sites that may hand in no log of an attempt of a job that was not completed."""
+    return frozenset().union(
+        *(lost_of(logs) for (of_job, _), logs in attempts.items() if of_job == job_id and _is_completed(logs))
+    )
+
+
+def contradictions(attempts: Attempts) -> Iterator[str]:
+    """Yield what attempts of one job say of their sites that cannot be together, one sentence each."""
+    for (job_id, attempt), logs in sorted(attempts.items()):
+        sites, lost = _sites_of(logs), lost_of(logs)
+        if sites & lost:
+            yield f"job {job_id}, attempt {attempt} says that it went on without a site of its own"
+        if not _is_completed(logs) or not sites:
+            continue
+        for (other_job, other), others in sorted(attempts.items()):
+            if other_job == job_id and _sites_of(others) - sites - lost:
+                yield (
+                    f"job {job_id}, attempt {attempt} does not say that it went on without "
+                    f"{', '.join(sorted(_sites_of(others) - sites - lost))}, of attempt {other}"
+                )
+        known = frozenset().union(*(_sites_of(others) for (of_job, _), others in attempts.items() if of_job == job_id))
+        if len(attempts) > 1 and lost - known:
+            yield f"job {job_id}, attempt {attempt} says that it went on without sites that no attempt had"
+
+
+def _sites_of(logs: Iterable[Log]) -> frozenset[str]:
+    return frozenset(site for log in logs if log.session is not None for site in log.session["sites"])
+
+
+def _is_completed(logs: Sequence[Log]) -> bool:
+    return bool(logs) and all(log.completed for log in logs)

@@ -1,0 +1,345 @@
+"""How a job goes on without a lost site: what a site keeps of its course, and what it never sends twice.
+
+Let S be the sites of a job and T a part of them. The sum of anything over S, less that over T, is what the others of S
+sent, and where one is lost that is its own part. So nothing of which the sites of S may have opened the sum at a state
+of training is ever summed over T at that state. A state is the model that a sum was computed with.
+
+**What does not depend on the model** (counts of rows, cut points, base score, scales, the floors' counts) is never
+asked for again: an attempt that goes on takes it over from the set-up (``SetUp``) that every site kept and compares.
+What would be summed anew and depends on rows alone is refused beforehand (``check_can_go_on``): hessians that are
+constants, counts of leaves' rows, sums of evaluation weights; rounds are not evaluated after a loss.
+
+**What depends on the model.** Before a site sends the first sum of a round it notes durably, with fsync, the state and
+the sites of the attempt (``Course.enter``), and refuses a state that it has entered with other sites.
+
+Claim: no two sums of a job over different sets S and T that share an honest site are both opened at one state, whatever
+the server does, and whichever other sites pool with it. Proof sketch: a sum over S opens only if every site of S has
+contributed to it in one attempt, for the masks of an attempt cancel over all of its sites and no fewer, its tags fit
+no other sum, and each attempt's keys are fresh. So the honest site has contributed to both, hence has entered the
+state with both sets, which ``enter`` refuses, after a restart as well, for the note came before the contribution. It
+needs no word of anybody on what was opened: what a site has contributed to includes whatever was opened. A server
+that calls a site lost that is not, that hides an answer or delivers it later, that lets two parts of the sites go on
+apart, or one after the other without different sites, gains no more: at each state a site stands with one set.
+
+Which state to go on from is agreed: the last checkpoint that all sites hold, or, where a site has entered it with
+others, a state beside it (xgb/weighed_round.py), the same at all sites. Where there is none, the job waits.
+
+**What this leaves.** States of neighbouring rounds are alike, and sums over S at one and over T at the next differ by
+the lost site's part and by how little a round changes: the others can estimate the lost site's root sums, in early
+rounds and shallow trees nearly exactly. A server can bring that about at will. Hence each site's consent
+(``continue_without_site``), given before the first attempt. The claim needs the run's folder: a site that is set back
+to an older copy of it forgets what it has entered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.attempt.job_context import CannotGoOn, SiteContext, goes_on_without
+from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.attempt.site_attempt import SiteAttempt
+from nvflare_plugins.files import write_private
+from nvflare_plugins.horizontal.row_floors import counts_leaves, rows_needed
+from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy.values import Floors
+from nvflare_plugins.xgb.parameters import TrainingParameters
+from nvflare_plugins.xgb.weighed_round import MOST_STEPS, state_of, with_last_round_weighed
+
+FILE = "course.json"
+_KEPT_STATES = 64  # far more than there are checkpoints to go back to
+_CONSTANT_HESSIANS = ("reg:squarederror", "binary:hinge", "reg:absoluteerror", "reg:quantileerror")
+
+
+def check_can_go_on(policy: SitePolicy, parameters: TrainingParameters, rows_per_node: int) -> None:
+    """Refuse a job that could not go on without a site, or that this site does not let do so.
+
+    Args:
+        rows_per_node: the floor that this site, or later all of them, ask for.
+
+    Raises:
+        PolicyRefusal, ConfigurationError: it says what stands against it.
+    """
+    policy.check_consent(
+        "continue_without_site",
+        "does not let the others train on without a site that was lost: from the sums before and after they can "
+        "estimate its own",
+        "use on_lost_site='wait'",
+    )
+    agreed, objective = parameters.agreed, parameters.objective.name
+    for is_so, what in (
+        (objective in _CONSTANT_HESSIANS, f"objective {objective}, whose hessians count rows whatever the model is"),
+        (agreed.get("booster") == "dart", "booster dart, which comes back to earlier states of the model"),
+        (agreed.get("multi_strategy") == "multi_output_tree", "multi_strategy multi_output_tree"),
+        (counts_leaves(parameters, rows_per_node), f"objective {objective}, whose leaves' rows are counted"),
+    ):
+        if is_so:
+            raise ConfigurationError(
+                f"on_lost_site='continue' is refused for {what}: sums with and without the lost site would differ by "
+                "its own part. Use 'wait'"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    """What the first attempt has found before training; nothing of it is asked for again without a site.
+
+    Attributes:
+        sites: of the first attempt.
+        root_feature: a feature that no site lacks values in, if there is one.
+        largest: no weight exceeds it, for each set of rows.
+        counted: sites and rows that carry weight, for each set of rows, each site's rows up to what is needed.
+        floors: what the policies of all sites ask for.
+        scales: the bound's exponent of each quantity.
+    """
+
+    sites: tuple[str, ...]
+    root_feature: int | None
+    largest: tuple[float, ...]
+    counted: tuple[int, ...]
+    floors: Floors
+    scales: Mapping[str, int]
+
+    def check_enough(self, n_left: int, floors: Floors, needed: Sequence[int]) -> None:
+        """Refuse to go on where those left may be too few, whatever the lost sites had. Raises: CannotGoOn.
+
+        Args:
+            n_left: sites that are left.
+            needed: rows that must carry weight in each set (``row_floors.rows_needed``).
+        """
+        n_lost = len(self.sites) - n_left
+        pairs = zip(self.counted[::2], self.counted[1::2], needed, strict=True)
+        if any(n - n_lost < floors.sites or rows - n_lost * enough < enough for n, rows, enough in pairs):
+            raise CannotGoOn(
+                "without the lost sites too few rows or sites might be left for what the policies ask for (min_sites, "
+                "min_effective_rows)"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rounds that the same sites have trained.
+
+    Attributes:
+        first: round, from 0, with which they began.
+        step: how the round before was weighed then (``weighed_round``).
+    """
+
+    first: int
+    step: int
+    sites: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Course:
+    """What one site has kept of one run.
+
+    Attributes:
+        members: sites of the first attempt.
+        parts: who trained which rounds.
+        states: states that this site has entered, with the sites of the attempt.
+    """
+
+    path: Path
+    members: tuple[str, ...] = ()
+    set_up: SetUp | None = None
+    parts: list[Part] = field(default_factory=list)
+    states: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> Course:
+        """Read what a run has kept. Raises: ConfigurationError, if it is damaged."""
+        path = folder.path / FILE
+        if not path.is_file():
+            return cls(path)
+        try:
+            kept = json.loads(path.read_bytes())
+            members, set_up = tuple(kept["members"]), kept["set_up"]
+            if set_up is None:
+                return cls(path, members)
+            floors = Floors(**set_up.pop("floors"))
+            sites, largest, counted = (tuple(set_up.pop(name)) for name in ("sites", "largest", "counted"))
+            return cls(
+                path,
+                members,
+                SetUp(sites=sites, largest=largest, counted=counted, floors=floors, **set_up),
+                [Part(part["first"], part["step"], tuple(part["sites"])) for part in kept["parts"]],
+                [(state, tuple(sites)) for state, sites in kept["states"]],
+            )
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise ConfigurationError(f"{FILE} of job {folder.path.name} cannot be read: submit the job anew") from None
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites that trained last."""
+        return self.parts[-1].sites if self.parts else self.members
+
+    def without(self, sites: Sequence[str]) -> tuple[str, ...]:
+        """Return the sites of the first attempt that are not among these. Raises: ConfigurationError."""
+        if not self.members:
+            return ()
+        if not set(sites) <= set(self.sites):
+            raise ConfigurationError("an attempt has sites that the attempts before it had not: submit the job anew")
+        return tuple(site for site in self.members if site not in sites)
+
+    def join(self, sites: tuple[str, ...]) -> None:
+        """Keep who takes part, before anything of rows is sent."""
+        if not self.members:
+            self.members = sites
+            self._write()
+
+    def begin(self, set_up: SetUp, n_done: int) -> None:
+        """Keep the set-up of an attempt that had all sites, before its first round."""
+        if self.set_up is None:
+            self.set_up, self.parts = set_up, [Part(n_done, 0, set_up.sites)]
+            self._write()
+
+    def go_on(self, sites: tuple[str, ...], n_done: int, step: int) -> None:
+        """Note that these sites go on after so many rounds."""
+        before = self.parts_before(n_done)
+        is_same = before[-1].sites == sites and step == 0
+        self.parts = before if is_same else [*before, Part(n_done, step, sites)]
+        self._write()
+
+    def parts_before(self, n_done: int) -> list[Part]:
+        """Return who trained the rounds that are done; a later part is made anew by whoever goes on."""
+        return [part for part in self.parts if part.first < n_done]
+
+    def enter(self, model: bytes, sites: tuple[str, ...]) -> None:
+        """Note, durably, that this site is about to send sums at a state, with these sites.
+
+        Raises:
+            CannotGoOn: it may have sent some there with others.
+        """
+        state = state_of(model)
+        if not self._may_enter(state, sites):
+            raise CannotGoOn("this site has sent sums at this state of the model together with other sites")
+        self.states = [*(one for one in self.states if one[0] != state), (state, sites)][-_KEPT_STATES:]
+        self._write()
+
+    def next_step(self, model: bytes, sites: tuple[str, ...]) -> int:
+        """Return the first state beside a checkpoint that this site may enter with these sites. Raises: CannotGoOn."""
+        entered = dict(self.states)
+        free: int | None = None
+        for step in range(MOST_STEPS + 1):
+            at = entered.get(state_of(with_last_round_weighed(model, step)))
+            if at == sites:
+                return step
+            if at is None and free is None:
+                free = step
+        if free is None:
+            raise CannotGoOn("every state beside the last common checkpoint was used with other sites")
+        return free
+
+    def _may_enter(self, state: str, sites: tuple[str, ...]) -> bool:
+        return dict(self.states).get(state, sites) == sites
+
+    def _write(self) -> None:
+        kept = {
+            "members": self.members,
+            "set_up": None if self.set_up is None else asdict(self.set_up),
+            "parts": [asdict(part) for part in self.parts],
+            "states": self.states,
+        }
+        write_private(self.path, json.dumps(kept).encode() + b"\n")
+
+
+@dataclass(frozen=True, slots=True)
+class GoingOn:
+    """From where an attempt goes on without lost sites; the same at all sites.
+
+    Attributes:
+        model: at the state from which it goes on.
+    """
+
+    set_up: SetUp
+    lost: tuple[str, ...]
+    floors: Floors
+    n_done: int
+    step: int
+    model: bytes
+
+
+def course_of(job: Any, context: SiteContext) -> Course | None:
+    """Return the course of a job that may go on without a site; None of one that may not."""
+    return Course.of(RunFolder(context.runs, context.job_id)) if goes_on_without(job) else None
+
+
+def agree_to_go_on(
+    attempt: SiteAttempt,
+    course: Course,
+    n_done: int,
+    checkpoint: Path | None,
+    floors: Floors,
+    parameters: TrainingParameters,
+    n_sets: int,
+) -> GoingOn | None:
+    """Have the sites of an attempt find out together from where they go on; None where nobody was lost.
+
+    All sites say under the group key what they have kept; what they would do follows from that alone, at all alike.
+
+    Args:
+        n_done: finished rounds of the last checkpoint that all hold.
+        floors: of the sites of this attempt.
+        n_sets: sets of rows.
+
+    Raises:
+        CannotGoOn: the job has to wait for the lost site.
+        ProtocolError: a site says something that it cannot.
+    """
+    sites = attempt.context.sites
+    lost = course.without(sites)
+    try:
+        step = course.next_step(checkpoint.read_bytes(), sites) if lost and checkpoint is not None else 0
+    except ConfigurationError as error:
+        raise CannotGoOn(str(error)) from None
+    kept = None
+    if course.set_up is not None:
+        kept = [asdict(course.set_up), [asdict(part) for part in course.parts_before(n_done)]]
+    mine = json.dumps({"members": course.members, "kept": kept, "step": step}, sort_keys=True).encode()
+    said = [_read(data) for data in attempt.gather_sealed("the state to go on from", mine)]
+    if all(one["members"] in ([], list(sites)) for one in said):
+        return None  # as many as ever: what they have sent together they may send again
+    if course.set_up is None or checkpoint is None or n_done <= course.parts[0].first:
+        raise CannotGoOn("no round was finished before the loss: there is no state to go on from")
+    own = json.loads(mine)["kept"]
+    if any((one["members"], one["kept"]) != (list(course.members), own) for one in said):
+        raise CannotGoOn("the sites have not all kept the same of the attempt before")
+    step = max(one["step"] for one in said)
+    floors = course.set_up.floors.largest(floors)
+    course.set_up.check_enough(len(sites), floors, rows_needed(floors, parameters, n_sets))
+    try:
+        model = with_last_round_weighed(checkpoint.read_bytes(), step)
+    except ConfigurationError as error:
+        raise CannotGoOn(str(error)) from None
+    if not course._may_enter(state_of(model), sites):
+        raise CannotGoOn("the sites have no state in common that is new to all of them")
+    return GoingOn(course.set_up, lost, floors, n_done, step, model)
+
+
+def _read(data: bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(data)
+        if set(said) == {"members", "kept", "step"} and type(said["step"]) is int and 0 <= said["step"] <= MOST_STEPS:
+            return dict(said)
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise ProtocolError("a peer says what nobody can have kept of an attempt")
+
+
+def told(parts: Iterable[Part], n_rounds: int) -> list[str]:
+    """Return, for people, which sites have trained which rounds."""
+    parts, lines = list(parts), []
+    for part, after in zip(parts, [*parts[1:], None], strict=True):
+        last = n_rounds if after is None else after.first
+        if last > part.first:
+            lines.append(f"Rounds {part.first + 1} to {last} were trained by {', '.join(part.sites)}.")
+        if part.step:
+            lines.append(
+                f"Leaves of round {part.first} were weighed anew when {', '.join(part.sites)} went on from there."
+            )
+    return lines
