@@ -84,7 +84,8 @@ def histories(run: RunRecord, policy: SitePolicy | None) -> tuple[list[LedgerHis
     """Return the ledgers of the data sets that the job has used here, and which could not be read."""
     found, problems = [], []
     files = {} if policy is None else {path.stem: path for path in ledger_files(policy.ledgers)}
-    for name in dict.fromkeys(one.name for one in run.data):
+    named = [one.name for one in run.data] or [str(run.settings.get("data_set"))]  # records before 0.4 have no data
+    for name in dict.fromkeys(named):
         if name not in files or policy is None:
             continue
         try:

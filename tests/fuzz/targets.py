@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from dp_components.errors import LedgerDamaged
@@ -285,6 +286,18 @@ def _affine() -> Target:
     return Target(parse, [*points, *(b"".join(points[i : i + 3]) for i in range(6))], most=256)
 
 
+def _dossier() -> Target:
+    from nvflare_plugins.dossier.archive import pack
+    from nvflare_plugins.dossier.signature import Dossier, open_dossier, seal
+    from nvflare_plugins.evidence.authority import FlareAuthority
+    from nvflare_plugins.site.certificates import Identity
+
+    authority, created = FlareAuthority(None), datetime(2026, 11, 22, tzinfo=UTC)
+    members = {"index.html": b"<p>cover", "evidence/site-1.evidence.jsonl": b"{}"}
+    whole = seal(Dossier("job", "a1", "site-1", "masks", created, members, False), Identity.unsigned("site-1"))
+    return Target(lambda data: open_dossier(data, authority), [whole, pack(members), pack({})])
+
+
 def _agreement() -> Target:
     """Whether a reader of the protocol's text alone judges any bytes as the product does."""
     from tests.vectors.make import judged
@@ -351,6 +364,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "affine point": _affine,
     "evidence": _vectors("evidence", "log", 1 << 14),
     "evidence head": _direct("head", _heads_of_evidence),
+    "dossier": _dossier,
     "ledger": _vectors("ledger", "journal", 1 << 14),
     "ledger head": _vectors("ledger", "head"),
     "two readers": _agreement,

@@ -191,6 +191,8 @@ def test_the_ledger_shows_this_jobs_events_and_gives_the_attacks_their_bound(run
     bound = json.loads(members["attacks.json"])["bound"]
     assert 0.5 < bound["area"] < 0.55 and "ledger" in bound["source"]
     assert "Privacy ledger of train" in members["index.html"].decode()
+    replace(record, profile="dp_distributed", data=(), settings={"data_set": "train"}).write(run)  # as before 0.4
+    assert "ledger.json" in unpack(write(run, "--no-attacks").read_bytes())
 
 
 def test_a_policy_that_was_not_kept_is_said_to_be_gone(run: Path) -> None:
