@@ -56,7 +56,7 @@ from dp_components.ledger_records import (
 )
 from dp_components.ledger_text import closed_text, describe, overdrawn, quote_text
 
-__all__ = ["Budget", "Ledger", "LedgerIdentity", "Quote", "ledger_files"]
+__all__ = ["Budget", "Ledger", "LedgerIdentity", "Quote", "is_ledger_name", "ledger_files"]
 
 _SUFFIX, _HEAD_SUFFIX = ".ledger", ".head"
 _DATA_SET = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,127}")
@@ -115,7 +115,7 @@ class Ledger:
             PrivacyRefusal: the ledger is there with another neighbouring relation or site, or more rows per person.
             LedgerDamaged: the file is not a ledger.
         """
-        if not _DATA_SET.fullmatch(identity.data_set):
+        if not is_ledger_name(identity.data_set):
             raise ValueError("the name of a data set has letters, digits and _ . @ + - only")
         heads = folder / "heads" if heads is None else heads
         for needed in (folder, heads):
@@ -474,6 +474,11 @@ class Ledger:
         held = state.held(without=job_id).for_person(identity.rows_per_person)
         fits = (held + cost).fits(budget.limit)
         return Quote(fits, cost, held, budget.limit, quote_text(who, cost, held, identity, budget))
+
+
+def is_ledger_name(data_set: str) -> bool:
+    """Tell whether a data set of that name can have a ledger."""
+    return _DATA_SET.fullmatch(data_set) is not None
 
 
 def ledger_files(folder: Path) -> list[Path]:

@@ -50,6 +50,22 @@ def _no_lie(value: float) -> float:
     return value
 
 
+def has_password(url: str) -> bool:
+    """Tell whether an address of SQLAlchemy's form seems to hold a password, or an option with a secret."""
+    _, _, rest = url.partition("://")
+    place, _, options = rest.partition("?")
+    # A password may hold @ and /, though SQLAlchemy asks for them quoted.
+    user = place.rpartition("@")[0]
+    names = (option.partition("=")[0].lower() for option in options.split("&"))
+    return ":" in user or any(word in name for name in names for word in _SECRET_OPTIONS)
+
+
+def _without_password(value: str) -> str:
+    if has_password(value):
+        raise ValueError
+    return value
+
+
 def _different(value: dict[str, str]) -> dict[str, str]:
     if len(set(value.values())) != len(value):
         raise ValueError
@@ -92,6 +108,8 @@ Statement = Annotated[
 _FORMAT = Words("csv or parquet (it does not follow from the file's suffix)")
 _SEPARATOR = Words("one character of ASCII other than a quotation mark")
 _THOUSANDS = Words("nothing, a comma, a point, a space (also one that does not break, narrow or not) or an apostrophe")
+_SECRET_OPTIONS = ("pass", "pwd", "secret", "token", "key")
+_URL = Words("an address without a password, which password_env or password_file name")
 _QUERY = Words("one statement that begins with SELECT or WITH")
 
 _SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
@@ -266,7 +284,7 @@ class SnapshotSource(Document):
 
     name: SnapshotName
     """The name of the snapshot, and of its files; it stands before it."""
-    url: Text
+    url: Annotated[Text, AfterValidator(_without_password), _URL]
     """The database in SQLAlchemy's form, such as `postgresql+psycopg://reader@db.hospital/records`, without a
     password. Its driver has to be installed.
     """

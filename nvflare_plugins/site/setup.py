@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dp_components.ledger import is_ledger_name
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.declaration import MISSING_TEXTS
 from nvflare_plugins.files import write_atomically
@@ -208,7 +209,7 @@ def warnings_of(folder: Path) -> list[str]:
     for path, role in workspaces(folder):
         if role is not Role.SERVER and (path / POLICY_FILE).is_file():
             site = "site" if role is Role.SIMULATOR else site_name(path)
-            found += [f"WARNING {site}: {text}" for text in unnamed_persons(SitePolicy.load(path, site))]
+            found += [f"WARNING {site}: {text}" for text in budget_gaps(SitePolicy.load(path, site))]
         if role is Role.SITE and (path / POLICY_FILE).is_file():
             found += [f"WARNING {site_name(path)}: {text}" for text in _inside(path)]
         found += [
@@ -218,8 +219,14 @@ def warnings_of(folder: Path) -> list[str]:
     return found
 
 
-def unnamed_persons(policy: SitePolicy) -> Iterator[str]:
-    """Yield a sentence where private jobs on one of several data sets with a budget will be refused."""
+def budget_gaps(policy: SitePolicy) -> Iterator[str]:
+    """Yield a sentence where private jobs on a data set with a budget will be refused, whatever they ask for."""
+    for name, spec in policy.data_sets.items():
+        if spec.privacy is not None and not is_ledger_name(name):
+            yield (
+                f"data set {name!r} has a budget and a name that no ledger can have: give it one of letters of ASCII, "
+                "digits and _ . @ + -"
+            )
     with_budget = {
         name: spec for name, spec in policy.data_sets.items() if spec.privacy and not spec.privacy.own_persons
     }
@@ -401,7 +408,7 @@ def _read_with_default(path: Path) -> dict[str, Any] | None:
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} cannot be read as JSON ({type(error).__name__})") from None
     if not isinstance(document, dict):
         raise ConfigurationError(f"{path} must hold a JSON object")

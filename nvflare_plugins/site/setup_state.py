@@ -21,7 +21,7 @@ from nvflare_plugins.site.flare_boundary import Role, gaps
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import DEFAULT_PROFILES, POLICY_FILE, PROFILES, Consents
 from nvflare_plugins.site.runtimes import run_gaps, site_name
-from nvflare_plugins.site.setup import check_place, here, unnamed_persons, workspaces
+from nvflare_plugins.site.setup import budget_gaps, check_place, here, workspaces
 
 _SOON = timedelta(days=30)
 _NOT_OFFERED = ("site", "workspace", "data_sets", "plugins", "consents", "vertical", "data_protection")
@@ -52,7 +52,7 @@ def _missing(workspace: Path, role: Role) -> Iterator[str]:
         return
     if not policy.data_sets:
         yield "the policy names no data set (--data-set NAME=PATH)"
-    yield from unnamed_persons(policy)
+    yield from budget_gaps(policy)
     for name, data_set in policy.data_sets.items():
         place = here(workspace, data_set.path) if role is Role.SITE else None  # a simulator has its sites in {site}
         if place is not None and not place.exists():

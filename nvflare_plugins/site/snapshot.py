@@ -35,7 +35,6 @@ _READ_ONLY = {
     "mariadb": "SET TRANSACTION READ ONLY",
     "oracle": "SET TRANSACTION READ ONLY",
 }
-_SECRET_OPTIONS = ("pass", "pwd", "secret", "token", "key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +127,6 @@ def _address(source: SnapshotSource, sqlalchemy: Any) -> Any:
         address = sqlalchemy.make_url(source.url)
     except sqlalchemy.exc.ArgumentError:
         raise _error(source, "has an address that is none of SQLAlchemy's", "url") from None
-    options = [name for name in address.query if any(word in name.lower() for word in _SECRET_OPTIONS)]
-    if address.password is not None or options:
-        raise _error(
-            source,
-            "has a password in its address: take it out, and name an environment variable or a file",
-            "password_env",
-            "password_file",
-        )
     if address.get_backend_name() == "sqlite" and not Path(address.database or "").is_file():
         raise _error(source, "names a SQLite file that is not there", "url")  # SQLite would make an empty one
     password = _password(source)

@@ -15,7 +15,7 @@ from nvflare_plugins.site.memory.persons_of_budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.schema import PERSONS, UNNAMED
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.site.setup import unnamed_persons
+from nvflare_plugins.site.setup import budget_gaps
 from tests.support.private_federation import BUDGET, DATA, PrivateFederation, frame_of, job_of
 
 NEXT = "patients_09"
@@ -150,5 +150,11 @@ def test_a_set_without_rows_at_a_site_keeps_nobody_out(tmp_path: Path) -> None:
 def test_set_up_says_which_budgets_will_shut_each_other_out(tmp_path: Path) -> None:
     federation = two_months(tmp_path, returning=0, id_of_next=None)
     policy = policy_of(federation)
-    assert any(NEXT in line and "own_persons" in line for line in unnamed_persons(policy))
-    assert not list(unnamed_persons(policy_of(two_months(tmp_path / "named", returning=0))))
+    assert any(NEXT in line and "own_persons" in line for line in budget_gaps(policy))
+    assert not list(budget_gaps(policy_of(two_months(tmp_path / "named", returning=0))))
+
+
+def test_a_budget_under_a_name_that_no_ledger_can_have_is_said_at_once(tmp_path: Path) -> None:
+    data_sets = {"Größe": {"path": "a.csv", "privacy": BUDGET}, "plain": {"path": "b.csv"}}
+    policy = SitePolicy.from_dict({"data_sets": data_sets}, workspace=tmp_path, site="site-1")
+    assert [line for line in budget_gaps(policy) if "'Größe' has a budget" in line]

@@ -198,8 +198,8 @@ def test_many_batches_are_one_table(site, monkeypatch):
         ({"max_rows": 39}, "more than 39 rows"),
         ({"url": "sqlite:///nowhere.db"}, "not there"),
         ({"url": "nonsense"}, "none of SQLAlchemy's"),
-        ({"url": f"postgresql://reader:{SECRET.replace('@', '')}@db/records"}, "password in its address"),
-        ({"url": f"postgresql://reader@db/records?password={SECRET}"}, "password in its address"),
+        ({"url": f"postgresql://reader:{SECRET.replace('@', '')}@db/records"}, "an address without a password"),
+        ({"url": f"postgresql://reader@db/records?password={SECRET}"}, "an address without a password"),
         ({"password_env": "VEILBOOST_NO_SUCH"}, "VEILBOOST_NO_SUCH, which is not set"),
         ({"password_file": "nowhere"}, "cannot be read"),
     ],
@@ -294,6 +294,24 @@ def test_site_setup_refuses_a_query_that_writes(site, capsys):
     assert main(["site-setup", str(site), *arguments]) == 1
     assert "snapshots.loans.query" in capsys.readouterr().err
     assert (site / "local" / "veilboost.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "url", [f"postgresql://reader:{SECRET}@db/records", "mysql://r:p@h", "mysql://h/x?passwd=p", "x://u:a/b@c@h/d"]
+)
+def test_site_setup_neither_writes_nor_prints_a_password(site, url, capsys):
+    before = (site / "local" / "veilboost.json").read_text()
+    assert main(["site-setup", str(site), "--snapshot", f"loans={url}"]) == 1
+    told = capsys.readouterr()
+    assert "snapshots.loans.url" in told.err and url not in told.err + told.out
+    assert (site / "local" / "veilboost.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:////data/a:b.db", "postgresql+psycopg://reader@db:5432/records?sslmode=require"]
+)
+def test_addresses_without_a_password_are_taken(site, url):
+    assert source_of(site, url=url).url == url
 
 
 def test_an_unknown_name_is_refused(site, capsys):
