@@ -46,7 +46,12 @@ class RoundRow:
     def from_dict(cls, document: Mapping[str, Any]) -> RoundRow:
         """Read it. Raises: TypeError, KeyError, ValueError."""
         spans = tuple((str(stage), float(begin), float(end)) for stage, begin, end in document.get("spans", ()))
-        return cls(**{**document, "spans": spans})
+        # JSON has no NaN: what is none was written as null.
+        metrics = {
+            str(name): math.nan if value is None else float(value)
+            for name, value in dict(document.get("metrics", {})).items()
+        }
+        return cls(**{**document, "spans": spans, "metrics": metrics})
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +224,17 @@ class RunRecord:
             values["consents"] = tuple(map(str, values.get("consents", ())))
             values["statement"] = {str(key): str(text) for key, text in dict(values.get("statement", {})).items()}
             values["sites"], values["notes"] = tuple(values["sites"]), tuple(values.get("notes", ()))
-            return cls(**values)
-        except (TypeError, KeyError, ValueError):
+            record = cls(**values)
+            wrong = [
+                one.name
+                for one in dataclasses.fields(cls)
+                if not isinstance(getattr(record, one.name), _KINDS.get(str(one.type).partition("[")[0], object))
+            ]
+        except (AttributeError, TypeError, KeyError, OverflowError, ValueError):
             raise ConfigurationError("the run record has unknown or missing fields") from None
+        if wrong:
+            raise ConfigurationError(f"the run record's {', '.join(wrong)} is not what belongs there")
+        return record
 
     def write(self, folder: Path) -> Path:
         """Write ``run.json`` into ``folder``, whole or not at all. Returns its path."""
@@ -238,8 +251,12 @@ class RunRecord:
             return cls.from_dict(json.loads((folder / FILE_NAME).read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise ConfigurationError(f"{folder} holds no {FILE_NAME}: it is not the folder of a run") from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ConfigurationError(f"{folder / FILE_NAME} is not valid JSON") from None
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {"str": str, "str | None": (str, type(None)), "dict": dict, "bool": bool}
+"""What a field of ``RunRecord`` must hold by its type as it is written; tuples are checked as they are read."""
 
 
 def _without_nan(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import stat
@@ -272,3 +273,31 @@ def test_who_has_the_file_is_told_why_it_cannot_be_read(site: Path, capsys, cont
     assert main(["drift", "job-a", str(site / "odd.csv"), "--workspace", str(site), "--site", "site-1"]) == 1
     told = capsys.readouterr().err
     assert "odd.csv" in told and "own log" not in told and "data_sets./" not in told
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": True},
+        {"model": ["model.json"]},
+        {"site": None},
+        {"rounds": "x"},
+        {"rounds": [{"metrics": {"auc": "x"}}]},
+        {"rounds": [{"round": 0, "seconds": 1.0, "metrics": {"eval-auc": 10**400}}]},
+    ],
+)
+def test_a_damaged_record_hides_its_own_model_alone(site: Path, capsys, changes: dict) -> None:
+    path = site / "veilboost_runs" / "job-a" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    assert models(site) == 0
+    assert "job-b" in (told := capsys.readouterr().out) and "job-a" not in told
+    assert drift(site, rows(50, 2)) == 1
+    assert main(["compare", str(path.parent), "--data-set", "patients", "--workspace", str(site)]) == 1
+
+
+def test_a_metric_that_was_no_number_is_listed_as_such(site: Path, capsys) -> None:
+    """An evaluation set of one class has no AUC."""
+    folder = site / "veilboost_runs" / "job-a"
+    record = RunRecord.read(folder)
+    dataclasses.replace(record, rounds=(RoundRow(0, 1.0, {"eval-auc": float("nan")}),)).write(folder)
+    assert models(site) == 0 and "eval-auc nan" in capsys.readouterr().out
