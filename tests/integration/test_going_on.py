@@ -145,18 +145,19 @@ class Opened:
             parts[channel.site] = given
 
     def found_by_subtraction(self) -> Iterator[tuple[str, str]]:
-        """Yield (kind, site) wherever one opened sum less another one is what a single site gave to the first."""
+        """Yield (kind, sites) wherever one opened sum less another one is what the sites gave that it has more."""
         opened = list(self.sums.values())
         for (kind, sites, parts, total), (other_kind, others, _, other) in itertools.permutations(opened, 2):
             lost = set(sites) - set(others)
-            if kind == other_kind and len(lost) == 1 and set(others) < set(sites) and total.shape == other.shape:
-                part = parts.get(next(iter(lost)))
-                if part is not None and np.abs(part).max(initial=0.0) > 0:
-                    # Where the others gave nothing, the first sum alone is the site's own.
-                    counts = (part != 0) & (np.abs(total - part) > 1e-9)
-                    near = np.isclose(total - other, part, rtol=1e-9, atol=1e-9) & counts
-                    if near.sum() > 0.05 * counts.sum():
-                        yield kind, next(iter(lost))
+            if kind != other_kind or not lost or not set(others) < set(sites) or total.shape != other.shape:
+                continue
+            if lost <= set(parts):
+                part = np.sum([parts[site] for site in lost], axis=0)
+                # Where the others gave nothing, the first sum alone is the lost sites' own.
+                counts = (part != 0) & (np.abs(total - part) > 1e-9)
+                near = np.isclose(total - other, part, rtol=1e-9, atol=1e-9) & counts
+                if near.sum() > 0.05 * counts.sum():
+                    yield kind, ", ".join(sorted(lost))
 
 
 @pytest.fixture
