@@ -81,7 +81,7 @@ def main() -> None:
     try:
         with poc:
             began = time.perf_counter()
-            model = poc.train(args.trees, args.depth)
+            model = poc.place(args.trees, args.depth)
             trained_s = time.perf_counter() - began
             job_id = poc.serve(model)
             path = poc.socket(job_id)

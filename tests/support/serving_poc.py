@@ -15,8 +15,11 @@ from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
 from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
 from nvflare_plugins.vertical_inference.serving.door import SOCKET
 from poc_workspace.run_poc import SITES, Poc
+from tests.support.vertical_federation import Joined, federate
+from tests.support.vertical_parts import parts_of, write_parts
 
 N_TRAINING, WIDTH = 3_000, 8
+PLACED = "trained-in-one-process"
 ALIVE_S = 180.0
 
 
@@ -44,6 +47,23 @@ class ServingPoc(Poc):
             new = table[N_TRAINING:].drop(columns="label", errors="ignore")
             new.sample(frac=1, random_state=place).to_parquet(folder / "new.parquet", index=False)
             self.set_policy(site)
+        self._rows = (features[:N_TRAINING], label[:N_TRAINING].astype(np.float32))
+
+    def place(self, rounds: int, depth: int) -> str:
+        """Train in this process and give each site its part, as of a job; return that job's id."""
+        features, label = self._rows
+        params = {"objective": "binary:logistic", "max_depth": depth, "max_bin": 64}
+        outcome = federate(Joined(features, label, (WIDTH,) * len(SITES)), params, rounds)
+        active, passive = parts_of(outcome)
+        named = dict(zip(SITES, (active, *passive.values()), strict=True))
+        folders = {site: self.kits / site / "veilboost_runs" / PLACED for site in SITES}
+        write_parts(folders, named, SITES[0], PLACED)
+        for site, part in named.items():
+            path = self.folder / "data" / site / "new.parquet"
+            table = pd.read_parquet(path)
+            table.columns = pd.Index(["id", *part.columns])
+            table.to_parquet(path, index=False)
+        return PLACED
 
     def set_policy(self, site: str, **changes: Any) -> None:
         """Write a site's policy: it consents to exact training and to standing scoring."""
