@@ -330,6 +330,48 @@ def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
+def _serving_questions() -> Target:
+    import numpy as np
+
+    from nvflare_plugins.vertical_inference.serving import messages
+
+    def parse(data: bytes) -> None:
+        what, content = messages.split_question(data)
+        if what is messages.Question.OPEN:
+            messages.opened_rows(content, 1000, 100)
+        elif what is messages.Question.NEXT:
+            messages.read_next_step(content)
+
+    return Target(parse, [messages.open_rows(np.array([0, 7, 999])), messages.next_step("job-1"), b"\x02VLBV"])
+
+
+def _serving_answers() -> Target:
+    from nvflare_plugins.vertical_inference.serving import messages
+
+    return Target(messages.read_answer, [messages.answered(b"bits"), messages.refused("scoring_bits_per_row")])
+
+
+def _requests_for_scores() -> Target:
+    """A caller's line never raises; everything it can ask for here is refused."""
+    from pathlib import Path
+    from types import SimpleNamespace
+
+    from nvflare_plugins.vertical_inference.serving.desk import Desk
+    from nvflare_plugins.vertical_inference.serving.door import Door
+
+    desk = Desk()
+    desk.close("nobody is there")
+    rows = SimpleNamespace(n_rows=3, places=lambda ids: [0] * len(ids), status=dict)
+    door = Door(Path(), desk, lambda: rows, 5)
+
+    def parse(line: bytes) -> None:
+        if set(door.reply(line)) - {"error"}:
+            raise AssertionError("a request was answered")
+
+    texts = ('{"rows": [0, 2]}', '{"ids": ["a"]}', '{"status": true}', '{"refresh": "job-1"}', '{"stop": true}')
+    return Target(parse, [text.encode() for text in texts])
+
+
 TARGETS: dict[str, Callable[[], Target]] = {
     "frame": _direct("frame", _frames),
     "frame head": _direct("frame", _heads),
@@ -350,6 +392,9 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "step": _direct("step", _steps),
     "vertical message": _direct("vertical message", _messages),
     "block": _direct("block", _blocks),
+    "serving question": _serving_questions,
+    "serving answer": _serving_answers,
+    "request for scores": _requests_for_scores,
     "buckets": _vectors("buckets"),
     "positions": _vectors("positions"),
     "tree": _vectors("tree"),
