@@ -79,7 +79,8 @@ BANKS_MONTHS = [
     f"veilboost score $SERVE 0 17 {SITE_OF_BANK} > /tmp/bank/scores.json",
     f"veilboost score $SERVE --stop {SITE_OF_BANK}",
     "nvflare job wait $SERVE",
-    # October: new customers, from whom the model goes on; and August's model, which is still there.
+    # October: new customers, from whom the model goes on. Their few coarse columns look like those of earlier ones.
+    "veilboost site-setup /tmp/bank/poc --consent recompute_with_changes",
     "for i in 1 2 3; do (cd /tmp/bank/raw/site-$i; sed 's/^C/D/' customers.csv > customers_10.csv); done",
     'veilboost site-setup /tmp/bank/poc --data-set "customers_10=/tmp/bank/raw/{site}/customers_10.csv" '
     "--id customers_10=customer",
