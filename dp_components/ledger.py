@@ -22,7 +22,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from threading import RLock
 
@@ -33,7 +32,7 @@ from dp_components.accounting.composition import PrivacyCost, compose, count_eve
 from dp_components.accounting.second_opinion import check_second_opinion
 from dp_components.errors import LedgerDamaged, PrivacyRefusal
 from dp_components.events import Event, PricedEvent, Release
-from dp_components.ledger_journal import Alive, Head, HeadState, Journal, Position, Record
+from dp_components.ledger_journal import Alive, Head, HeadState, Journal, Position, Record, make_private
 from dp_components.ledger_records import (
     MOST_UNPAID,
     Budget,
@@ -42,6 +41,7 @@ from dp_components.ledger_records import (
     LedgerState,
     budget_record,
     close_record,
+    dated,
     event_list,
     head_record,
     interrupt_record,
@@ -119,7 +119,7 @@ class Ledger:
             raise ValueError("the name of a data set has letters, digits and _ . @ + - only")
         heads = folder / "heads" if heads is None else heads
         for needed in (folder, heads):
-            _make_private(needed)
+            make_private(needed)
         ledger = cls(folder / (identity.data_set + _SUFFIX), heads)
         with ledger._locked() as state:
             if state.identity is None:
@@ -356,9 +356,9 @@ class Ledger:
             spent = head.spent if head is not None else _for_one_row(budget.limit, identity.rows_per_person)
             missing = PrivacyCost(*(max(0.0, a - b) for a, b in zip(spent, state.spent().parts(), strict=True)))
             for record in (lost_record(missing), head_record()):
-                dated = _dated(record)
-                self._journal.append(dated)
-                state.apply(dated)
+                with_time = dated(record)
+                self._journal.append(with_time)
+                state.apply(with_time)
             self._write_head()
             return missing.for_person(identity.rows_per_person)
 
@@ -413,9 +413,9 @@ class Ledger:
     def _append(self, record: Record) -> None:
         if self._state.has_head and self._head is None:
             raise ValueError("this ledger's head is kept elsewhere: open it with its folder to write")
-        dated = _dated(record)
-        self._journal.append(dated)
-        self._state.apply(dated)
+        with_time = dated(record)
+        self._journal.append(with_time)
+        self._state.apply(with_time)
         if self._state.has_head:
             self._write_head()
 
@@ -486,19 +486,9 @@ def ledger_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*" + _SUFFIX))
 
 
-def _make_private(folder: Path) -> None:
-    """Create a folder and those above it that are missing, all of mode 0700."""
-    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
-        missing.mkdir(mode=0o700, exist_ok=True)
-
-
 def _require_text(name: str, value: str) -> None:
     if not _TEXT.fullmatch(value):
         raise ValueError(f"a {name} is 1 to 300 printable ASCII characters")
-
-
-def _dated(record: Record) -> Record:
-    return {**record, "at": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def _for_one_row(cost: PrivacyCost, n_rows: int) -> tuple[float, ...]:

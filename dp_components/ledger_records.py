@@ -7,6 +7,7 @@ import binascii
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from functools import lru_cache
 
 import numpy as np
@@ -375,6 +376,11 @@ _READERS: dict[str, Callable[..., None]] = {
     "head": LedgerState._head,
     "lost": LedgerState._lost,
 }
+
+
+def dated(record: Record) -> Record:
+    """Return a record with the time of now, in UTC."""
+    return {**record, "at": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def ledger_record(identity: LedgerIdentity) -> Record:

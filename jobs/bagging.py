@@ -12,18 +12,14 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-import numpy as np
-from sklearn.datasets import load_breast_cancer
-
-from nvflare_plugins.files import write_private_table
 from nvflare_plugins.recipes.bagging import BaggingXGBRecipe
+from nvflare_plugins.recipes.examples import SITES, deal_breast_cancer
 from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.script import run_script
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
 FOLDER = Path(__file__).resolve().parent
 NAME, DATA_SET = "bagging", "breast"
-SITES = ("site-1", "site-2", "site-3")
 
 
 def recipe() -> BaggingXGBRecipe:
@@ -39,13 +35,7 @@ def recipe() -> BaggingXGBRecipe:
 
 def write_data(folder: Path) -> SetupOptions:
     """Deal the rows of breast cancer out to three sites; return what their policies must say."""
-    frame = load_breast_cancer(as_frame=True).frame
-    frame.columns = [name.replace(" ", "_") for name in frame.columns]
-    for site, rows in zip(SITES, np.array_split(np.random.default_rng(0).permutation(len(frame)), 3), strict=True):
-        (folder / site).mkdir(parents=True, exist_ok=True)
-        write_private_table(folder / site / f"{DATA_SET}.csv", frame.iloc[rows])
-    paths = {DATA_SET: str(folder.absolute() / "{site}" / f"{DATA_SET}.csv")}
-    return SetupOptions(paths, consents=("share_own_trees",))
+    return SetupOptions(deal_breast_cancer(folder, DATA_SET), consents=("share_own_trees",))
 
 
 def write(folder: Path) -> Path:

@@ -8,8 +8,76 @@ from typing import TypeAlias
 
 from nvflare_plugins.cli import descriptions
 from nvflare_plugins.cli.later import later
+from nvflare_plugins.data_sets.declaration import ENCODINGS
 
 _Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_compare(subparsers: _Subparsers) -> None:
+    """Add ``veilboost compare``."""
+    parser = subparsers.add_parser(
+        "compare",
+        help="compare the model of a horizontal job with one of this site's own rows",
+        description=descriptions.COMPARE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_folder", type=Path, metavar="RUN_DIR", help="folder of a run at a site")
+    parser.add_argument(
+        "--workspace", metavar="DIR", type=Path, help="the site's workspace (default: where RUN_DIR lies)"
+    )
+    parser.add_argument(
+        "--data-set", metavar="NAME", help="rows to compare on, a data set of the policy (default: the job's own)"
+    )
+    parser.set_defaults(func=later("compare"))
+
+
+def add_predict(subparsers: _Subparsers) -> None:
+    """Add ``veilboost predict``."""
+    parser = subparsers.add_parser(
+        "predict",
+        help="score a file with a finished model",
+        description=descriptions.PREDICT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "model",
+        type=Path,
+        help="model.json of a run, merged_model.json, or the name of a model (veilboost models), NAME or NAME@VERSION",
+    )
+    parser.add_argument("data", type=Path, help="rows to score: CSV (also .csv.gz) or Parquet")
+    parser.add_argument("--out", type=Path, required=True, help="file to write: .csv or .parquet")
+    parser.add_argument("--explain", action="store_true", help="SHAP values too, and a picture beside the file (.svg)")
+    parser.add_argument(
+        "--threshold", type=float, help="probability above which a row is of the second of two classes (default: 0.5)"
+    )
+    parser.add_argument("--id", metavar="COLUMN", help="column that names the rows, kept in the file that is written")
+    parser.add_argument("--ignore", metavar="COLUMN", action="append", default=[], help="column that is no feature")
+    parser.add_argument("--unknown-is-missing", action="store_true", help="categories in no list count as missing")
+    parser.add_argument(
+        "--rounds", choices=["all", "best"], default="all", help="best: up to the best round of early stopping"
+    )
+    reading = parser.add_argument_group("how the file is read")
+    reading.add_argument("--missing", metavar="TEXT", action="append", default=[], help="one more text for missing")
+    reading.add_argument("--separator", help="between the columns of a CSV file (default: a comma)")
+    reading.add_argument("--encoding", choices=ENCODINGS, help="of a CSV file (default: utf-8)")
+    reading.add_argument(
+        "--workspace", metavar="DIR", type=Path, help="read it as a data set of the site in this workspace is read"
+    )
+    reading.add_argument("--site", metavar="NAME", help="the site's name; with a workspace")
+    reading.add_argument("--data-set", metavar="NAME", help="the data set of the site's policy; with a workspace")
+    parser.set_defaults(func=later("predict"))
+
+
+def add_export(subparsers: _Subparsers) -> None:
+    """Add ``veilboost export``."""
+    parser = subparsers.add_parser(
+        "export", help="write a copy of a model that may leave the site: XGBoost's JSON, ONNX, or treelite"
+    )
+    parser.add_argument("model", type=Path, help="model.json of a run")
+    parser.add_argument(
+        "output", type=Path, help="file to write: .onnx, .treelite, or any other name for XGBoost's own JSON"
+    )
+    parser.set_defaults(func=later("export"))
 
 
 def add_models(subparsers: _Subparsers) -> None:

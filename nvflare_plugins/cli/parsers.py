@@ -17,7 +17,16 @@ from typing import NoReturn, TypeAlias
 
 from nvflare_plugins.cli import descriptions
 from nvflare_plugins.cli.later import later as _later
-from nvflare_plugins.cli.month_parsers import add_dossier, add_drift, add_models, add_score, add_snapshot
+from nvflare_plugins.cli.month_parsers import (
+    add_compare,
+    add_dossier,
+    add_drift,
+    add_export,
+    add_models,
+    add_predict,
+    add_score,
+    add_snapshot,
+)
 from nvflare_plugins.data_sets.declaration import ENCODINGS
 from nvflare_plugins.site.policy.values import PROFILES, Consents
 
@@ -36,7 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for add in (_demo, _site_setup, _check, _plan, _verify, _report, _compare, _predict, _export):
+    for add in (_demo, _site_setup, _check, _plan, _verify, _report, add_compare, add_predict, add_export):
         add(subparsers)
     for add in (add_score, add_snapshot, add_models, add_drift, add_dossier, _registry, _ledger):
         add(subparsers)
@@ -431,70 +440,6 @@ def _report(subparsers: _Subparsers) -> None:
         "--root-ca", type=Path, metavar="FILE", help=f"with --evidence: the {ROOT_CERTIFICATE} of your own startup kit"
     )
     parser.set_defaults(func=_later("report"))
-
-
-def _compare(subparsers: _Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "compare",
-        help="compare the model of a horizontal job with one of this site's own rows",
-        description=descriptions.COMPARE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("run_folder", type=Path, metavar="RUN_DIR", help="folder of a run at a site")
-    parser.add_argument(
-        "--workspace", metavar="DIR", type=Path, help="the site's workspace (default: where RUN_DIR lies)"
-    )
-    parser.add_argument(
-        "--data-set", metavar="NAME", help="rows to compare on, a data set of the policy (default: the job's own)"
-    )
-    parser.set_defaults(func=_later("compare"))
-
-
-def _predict(subparsers: _Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "predict",
-        help="score a file with a finished model",
-        description=descriptions.PREDICT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "model",
-        type=Path,
-        help="model.json of a run, merged_model.json, or the name of a model (veilboost models), NAME or NAME@VERSION",
-    )
-    parser.add_argument("data", type=Path, help="rows to score: CSV (also .csv.gz) or Parquet")
-    parser.add_argument("--out", type=Path, required=True, help="file to write: .csv or .parquet")
-    parser.add_argument("--explain", action="store_true", help="SHAP values too, and a picture beside the file (.svg)")
-    parser.add_argument(
-        "--threshold", type=float, help="probability above which a row is of the second of two classes (default: 0.5)"
-    )
-    parser.add_argument("--id", metavar="COLUMN", help="column that names the rows, kept in the file that is written")
-    parser.add_argument("--ignore", metavar="COLUMN", action="append", default=[], help="column that is no feature")
-    parser.add_argument("--unknown-is-missing", action="store_true", help="categories in no list count as missing")
-    parser.add_argument(
-        "--rounds", choices=["all", "best"], default="all", help="best: up to the best round of early stopping"
-    )
-    reading = parser.add_argument_group("how the file is read")
-    reading.add_argument("--missing", metavar="TEXT", action="append", default=[], help="one more text for missing")
-    reading.add_argument("--separator", help="between the columns of a CSV file (default: a comma)")
-    reading.add_argument("--encoding", choices=ENCODINGS, help="of a CSV file (default: utf-8)")
-    reading.add_argument(
-        "--workspace", metavar="DIR", type=Path, help="read it as a data set of the site in this workspace is read"
-    )
-    reading.add_argument("--site", metavar="NAME", help="the site's name; with a workspace")
-    reading.add_argument("--data-set", metavar="NAME", help="the data set of the site's policy; with a workspace")
-    parser.set_defaults(func=_later("predict"))
-
-
-def _export(subparsers: _Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "export", help="write a copy of a model that may leave the site: XGBoost's JSON, ONNX, or treelite"
-    )
-    parser.add_argument("model", type=Path, help="model.json of a run")
-    parser.add_argument(
-        "output", type=Path, help="file to write: .onnx, .treelite, or any other name for XGBoost's own JSON"
-    )
-    parser.set_defaults(func=_later("export"))
 
 
 def _registry(subparsers: _Subparsers) -> None:

@@ -70,6 +70,15 @@ def write_breast_cancer(folders: Mapping[str, Path]) -> None:
         write_private_table(folder / "breast_test.csv", part.iloc[n_train:])
 
 
+def deal_breast_cancer(folder: Path, data_set: str) -> dict[str, str]:
+    """Deal all rows of breast cancer out to three sites below a folder; return the paths for their policies."""
+    frame = breast_cancer()
+    for site, rows in zip(SITES, np.array_split(np.random.default_rng(0).permutation(len(frame)), 3), strict=True):
+        (folder / site).mkdir(parents=True, exist_ok=True)
+        write_private_table(folder / site / f"{data_set}.csv", frame.iloc[rows])
+    return {data_set: str(folder.absolute() / "{site}" / f"{data_set}.csv")}
+
+
 def write_patients(folder: Path) -> None:
     """Deal rows of breast cancer with few features and an id out to three sites below a folder."""
     frame = breast_cancer()

@@ -130,6 +130,14 @@ def test_a_ledger_whose_persons_an_earlier_version_did_not_note_counts_as_withou
         PersonsOfBudgets(policy_of(federation), policy_of(federation).data_set(NEXT))
 
 
+def test_one_person_of_another_set_is_known_whatever_the_hash(tmp_path: Path) -> None:
+    """A single hash above 2^63 overflowed in NumPy 2.0, and every other key gives one."""
+    for number in range(8):
+        policy = policy_of(two_months(tmp_path / str(number), returning=0))
+        PersonsOfBudgets(policy, policy.data_set(DATA)).note(["a"])
+        assert PersonsOfBudgets(policy, policy.data_set(NEXT)).are_new(["a", "b"]).tolist() == [False, True]
+
+
 def test_two_jobs_at_once_on_sets_without_names(tmp_path: Path) -> None:
     federation = two_months(tmp_path, returning=0, id_of_next=None)
     policy = policy_of(federation)

@@ -64,7 +64,7 @@ class PersonsOfBudgets:
         if not self._others.size:
             return np.ones(len(ids), dtype=np.bool_)
         is_named = np.array([one is not None for one in ids], dtype=np.bool_)
-        return is_named & ~np.isin(self._hashes([one or "" for one in ids]), self._others)
+        return is_named & ~np.isin(self._hashes([one or "" for one in ids]), self._others, kind="sort")
 
     def note(self, ids: Sequence[str | None]) -> None:
         """Remember the persons of a job, durably; once its price is reserved, before anything is released.
@@ -78,7 +78,7 @@ class PersonsOfBudgets:
             refusal = self._refusal(db)
             if refusal is not None:
                 raise PolicyRefusal(refusal)
-            if np.isin(keys, _of_others(db, self._spec.name)).any():
+            if np.isin(keys, _of_others(db, self._spec.name), kind="sort").any():
                 raise DataRefusal("another job has begun to spend on persons of this one meanwhile: submit it again")
             mine = counted(self._spec.name)
             if not self.needs_ids or (mine not in _noted(db) and self._has_spent(self._spec.name)):

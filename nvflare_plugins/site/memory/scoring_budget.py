@@ -115,7 +115,7 @@ class ScoringBudget:
             b"answer", ((self._model, name.encode(), row.tobytes()) for name, row in zip(names, content, strict=True))
         )
         answers, first = np.unique(answers, return_index=True)
-        is_new = ~np.isin(answers, record.answered)
+        is_new = ~np.isin(answers, record.answered, kind="sort")  # NumPy 2.0 overflows in tables
         if not is_new.any():
             return record, False
         fresh = row_keys[first[is_new]]

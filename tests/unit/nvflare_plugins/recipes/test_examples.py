@@ -39,7 +39,12 @@ def test_what_a_job_folder_names_is_there(workspace: Path, folder: Path) -> None
 
 def test_horizontal_and_vertical_examples_share_no_name(workspace: Path) -> None:
     data_sets = SitePolicy.load(workspace, "site-1").data_sets
-    assert {name for name, data_set in data_sets.items() if data_set.id is None} == {"breast", "breast_test", "credit2"}
+    assert {name for name, data_set in data_sets.items() if data_set.id is None} == {
+        "breast",
+        "breast_test",
+        "credit2",
+        "loans",
+    }
     assert bagging.DATA_SET == "breast"
 
 
