@@ -27,6 +27,7 @@ KINDS = (
     "bagging",
     "profile",
     "tuning",
+    "vertical_tuning",
     "federboost_vertical",
 )
 LEVELS = (
@@ -71,6 +72,8 @@ BETWEEN_KINDS = {
         "horizontal.training",
         "horizontal.value_bounds",
     ),
+    # It runs many vertical trainings over the same rows; search, folds and results are those of a tuning.
+    "vertical_tuning": ("tuning", "vertical"),
     # It makes parts of a vertical model, over aligned rows, under the vertical rules for XGBoost's parameters.
     "federboost_vertical": ("alignment", "vertical.model", "vertical.parameters"),
 }

@@ -118,6 +118,9 @@ _VERTICAL_NOTES = (
     "curious.",
     "Passive parties see the partitions of the nodes they are asked about; Completely SecureBoost keeps those of the "
     "first trees at home.",
+    "A job of kind vertical_tuning is many trainings over the same rows, for which each policy gives its consent "
+    "(tuning). Folds and scores stay at the active party: a fold's rows have encrypted gradients of zero. Under plain "
+    "these are open, and with them the folds.",
     "Federated prediction shows each passive party the paths of rows through its own nodes, and gives the active party "
     "one bit per row and node on the path.",
 )
@@ -148,6 +151,9 @@ _NOTES_FOR_HORIZONTAL = (
     "With pooled_metrics, which needs every policy's consent (score_histogram), the sites also learn the pooled "
     "evaluation rows of each class by bins of the final model's probability, at least k of each in a bin, and the "
     "edges, which tell of one site's scores.",
+    "A job of kind tuning, which needs every policy's consent to its size (tuning), trains on all rows but those of "
+    "each fold: the sites learn sums over the rows of every fold, at least 1,000 of all sites together, and the "
+    "metrics of every model. Nothing adds up what several tunings of the same rows tell.",
     "Number formats are agreed by a secure maximum of powers of two, from which a site learns the largest of the "
     "others: about the rows times the label size of the largest other site.",
     "Sites are honest but curious, and so is the server but for what it does to sums. Malformed bytes end the job; "

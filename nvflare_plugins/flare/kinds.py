@@ -33,6 +33,8 @@ from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.site import run_vertical_site
 from nvflare_plugins.vertical_inference.job import InferenceJob
 from nvflare_plugins.vertical_inference.site import run_inference
+from nvflare_plugins.vertical_tuning.job import VerticalTuningJob
+from nvflare_plugins.vertical_tuning.site import run_vertical_tuning_site
 from nvflare_plugins.wire.channel import Transport
 
 RunSite = Callable[[Any, SiteContext, Transport, float, Progress], JobResult]
@@ -115,6 +117,7 @@ _ROWS = (
     JobKind("tuning", TuningJob, run_tuning_site),
     JobKind("vertical", VerticalJob, run_vertical_site, metrics_site=_active_party, alias="vertical.Vertical"),
     JobKind("vertical_inference", InferenceJob, run_inference, alias="inference.Inference"),
+    JobKind("vertical_tuning", VerticalTuningJob, run_vertical_tuning_site),
 )
 KINDS: dict[str, JobKind] = {kind.name: kind for kind in _ROWS}
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nvflare_plugins.recipes.profile import ProfileRecipe
     from nvflare_plugins.recipes.tuning import TuningRecipe
     from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
+    from nvflare_plugins.recipes.vertical_tuning import VerticalTuningRecipe
 
 __all__ = [
     "AlignmentRecipe",
@@ -31,6 +32,7 @@ __all__ = [
     "ProfileRecipe",
     "TuningRecipe",
     "VerticalInferenceRecipe",
+    "VerticalTuningRecipe",
     "VerticalXGBRecipe",
 ]
 # Each is imported when it is asked for: a site that trains one kind of job has no use for the others.
@@ -44,6 +46,7 @@ _MODULES = {
     "ProfileRecipe": "profile",
     "TuningRecipe": "tuning",
     "VerticalInferenceRecipe": "inference",
+    "VerticalTuningRecipe": "vertical_tuning",
     "VerticalXGBRecipe": "vertical",
     "VeilPocEnv": "poc_env",
 }

@@ -42,6 +42,7 @@ PATIENT_BOUNDS = {
 }
 PARTS, PARTS_TEST = "breast_parts", "breast_parts_test"
 CREDIT = "credit2"
+LOAN_COLUMNS = "loan_columns"
 LOANS = "loans"  # rows of the same kind, without a privacy budget
 _MONTHS = range(1, 7)
 CREDIT_BOUNDS = {
@@ -124,6 +125,17 @@ def write_credit(frame: pd.DataFrame, folders: Sequence[Path], name: str = CREDI
         write_private_table(folder / f"{name}.parquet", shuffled.iloc[rows])
 
 
+def write_loan_columns(folders: Sequence[Path], n_rows: int = 3_600) -> None:
+    """Deal columns of invented rows out to parties, in another order at each; the first has the label."""
+    frame = invented_credit(n_rows)
+    features = np.array_split([name for name in frame.columns if name != "label"], len(folders))
+    frame.insert(0, "loan", [f"L{number:05d}" for number in range(n_rows)])
+    for number, (folder, names) in enumerate(zip(folders, features, strict=True)):
+        folder.mkdir(parents=True, exist_ok=True)
+        columns = ["loan", *names, *(["label"] if number == 0 else [])]
+        write_private_table(folder / f"{LOAN_COLUMNS}.parquet", frame[columns].sample(frac=1, random_state=number))
+
+
 def write_all(folder: Path) -> None:
     """Write what every example reads, below ``folder``/SITE."""
     places = {site: folder / site for site in SITES}
@@ -133,6 +145,7 @@ def write_all(folder: Path) -> None:
     write_parts(folder)
     write_credit(invented_credit(6_000), list(places.values()))
     write_credit(invented_credit(6_000), list(places.values()), LOANS)
+    write_loan_columns(list(places.values()))
 
 
 def policy(folder: Path) -> dict[str, Any]:
@@ -150,6 +163,7 @@ def policy(folder: Path) -> dict[str, Any]:
         PARTS_TEST: of(f"{PARTS_TEST}.csv", id="patient"),
         CREDIT: of(f"{CREDIT}.parquet", privacy={**_BUDGET, "own_persons": True}),
         LOANS: of(f"{LOANS}.parquet"),
+        LOAN_COLUMNS: of(f"{LOAN_COLUMNS}.parquet", id="loan"),
     }
     profiles = ["plain", "masks", "bfv", "ckks", "paillier", "elgamal", "dp_distributed", "dp_trusted", "dp_local"]
     consents = ("plain_profile", "exact_bins", "merge_model", "explain", "share_own_trees", "feature_profile")

@@ -71,19 +71,33 @@ def fold_of_rows(table: Table, spec: DataSet, secret: bytes, n_folds: int) -> ND
     Raises:
         ConfigurationError: the column of groups, or of ids, is of a type that names nothing.
     """
-    # A row without a name is known by what it holds.
+    column, what = (table.ids, "id") if table.groups is None else (table.groups, "group")
+    return fold_of_names([] if column is None else names_of(column, spec, what), what, table, secret, n_folds)
+
+
+def fold_of_names(
+    names: Sequence[str | None], what: str, table: Table, secret: bytes, n_folds: int
+) -> NDArray[np.int64]:
+    """Return each row's fold by what names it. Shapes: result: int64[n_rows], from 0.
+
+    Args:
+        names: of each row, None for one without; empty where nothing names rows. Those are known by what they hold.
+        what: "group" or "id".
+    """
     hashes = row_tags(table, secret).astype(np.uint64)
-    for what, column in (("group", table.groups), ("id", None if table.groups is not None else table.ids)):
-        if column is None:
-            continue
-        for row, name in enumerate(_names(column, spec, what)):
-            if name is not None:
-                digest = hashlib.blake2b(f"{what}:{name}".encode(), key=secret, digest_size=8).digest()
-                hashes[row] = int.from_bytes(digest, "little")
+    for row, name in enumerate(names):
+        if name is not None:
+            digest = hashlib.blake2b(f"{what}:{name}".encode(), key=secret, digest_size=8).digest()
+            hashes[row] = int.from_bytes(digest, "little")
     return (hashes % np.uint64(n_folds)).astype(np.int64)
 
 
-def _names(column: pa.ChunkedArray, spec: DataSet, what: str) -> Sequence[str | None]:
+def names_of(column: pa.ChunkedArray, spec: DataSet, what: str) -> Sequence[str | None]:
+    """Return what a column calls each row, None where it says nothing.
+
+    Raises:
+        ConfigurationError: its type names nothing.
+    """
     try:
         return usable_ids(column, spec)
     except ConfigurationError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any, ClassVar
 
@@ -27,7 +27,7 @@ from nvflare_plugins.declared import (
     document,
 )
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.tuning.space import MOST_TRIALS, Trial, check_together, drawn, listed
+from nvflare_plugins.tuning.space import MOST_TRIALS, Trial, checked_trials
 from nvflare_plugins.wire.profiles import Profile
 
 MOST_FOLDS = 10
@@ -36,7 +36,7 @@ _PRIVATE = (
     "is differentially private: every trial would be paid for from the budget. Choose masks or bfv, or take the preset "
     "of private_trees as it is"
 )
-_VERTICAL = "is of vertical jobs, which are not tuned: choose masks or bfv, for sites that hold the same columns"
+_VERTICAL = "is of vertical jobs: choose masks or bfv, or for sites that hold other columns the kind vertical_tuning"
 _WHY_NOT: Mapping[str, str] = {
     "plain": "would show the server the sums of every fold: choose masks or bfv",
     "ckks": "lets the server together with any one site open all messages, and here these are of every fold: choose "
@@ -77,8 +77,8 @@ class TuningJob(JobDocument):
     """Horizontal cross validation of declared parameter sets: same columns at every site, other rows."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
-        "active": "vertical jobs are not tuned; train each parameter set as a job of its own",
-        "preset": "vertical jobs are not tuned: `guarded` has used up what its guards let go after a few trees",
+        "active": "vertical jobs have a kind of their own, vertical_tuning",
+        "preset": "vertical jobs have a kind of their own, vertical_tuning",
         "epsilon": "private methods pay for every trial from the budget",
         "delta": "private methods pay for every trial from the budget",
         "method": "private methods pay for every trial from the budget",
@@ -139,16 +139,29 @@ class TuningJob(JobDocument):
     """Longest time that an exchange may wait for the slowest site; 0 derives it."""
 
     def __post_init__(self) -> None:
-        expect("give either trials or search", (self.trials is None) != (self.search is None))
-        if self.search is None:
-            expect("n_trials is for search: trials are as many as they are listed", self.n_trials is None)
-        else:
-            expect("search needs n_trials, how many parameter sets to draw", self.n_trials is not None)
         expect("group must not be the label", self.group != self.label)
-        trials = self.all_trials()
-        check_together(self.params, trials)
-        for trial in trials:
+        for trial in checked_trials(self.params, self.trials, self.search, self.n_trials, self.seed):
             self.training_of(trial)
+
+    @property
+    def best_recipe(self) -> tuple[str, str]:
+        """Return module and class of the recipe that trains the best parameters."""
+        return "horizontal", "HorizontalXGBRecipe"
+
+    def best_settings(self, params: dict[str, Any], num_rounds: int, features: Sequence[str]) -> dict[str, Any]:
+        """Return that recipe's arguments, but for its name."""
+        found = {
+            "data_set": self.data_set,
+            "label": self.label,
+            "params": params,
+            "num_rounds": num_rounds,
+            "profile": self.profile,
+            "min_rows_per_cut": self.min_rows_per_cut,
+        }
+        found |= {"features": list(features)} if self.features is not None or self.group is not None else {}
+        found |= {"categories": self.categories} if self.categories else {}
+        found |= {"unknown_category_is_missing": True} if self.unknown_category_is_missing else {}
+        return found | ({} if self.label_classes is None else {"label_classes": self.label_classes})
 
     @property
     def n_of_trials(self) -> int:
@@ -162,9 +175,7 @@ class TuningJob(JobDocument):
 
     def all_trials(self) -> tuple[Trial, ...]:
         """Return the parameter sets in order, without those that all have in common."""
-        if self.trials is not None:
-            return listed(self.trials)
-        return drawn(self.search or {}, int(self.n_trials or 0), self.seed)
+        return checked_trials(self.params, self.trials, self.search, self.n_trials, self.seed)
 
     def training_of(self, trial: Trial, features: list[str] | None = None) -> HorizontalJob:
         """Return the training of all rows with these parameters, under the conditions of this job; it is never run."""

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from nvflare_plugins.report.charts import number
 from nvflare_plugins.report.run_record import ReportSection
 from nvflare_plugins.report.tuning_page import TunedTrial, TuningFacts
-from nvflare_plugins.tuning.job import TuningJob
-from nvflare_plugins.tuning.result import TuningResult
+from nvflare_plugins.tuning.result import Tuned, TuningResult
 from nvflare_plugins.xgb.early_stopping import is_larger_better
 
 _MOST_ROWS = 50
 
 
-def facts_of(result: TuningResult, job: TuningJob, job_id: str, n_sites: int, features: Sequence[str]) -> TuningFacts:
+def facts_of(result: TuningResult, job: Tuned, job_id: str, n_sites: int, features: Sequence[str]) -> TuningFacts:
     """Return what the page shows."""
     trials = tuple(
         TunedTrial(

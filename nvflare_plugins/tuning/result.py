@@ -8,16 +8,31 @@ import json
 import math
 import pprint
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from nvflare_plugins.tuning.job import TuningJob
 from nvflare_plugins.tuning.space import Trial
 from nvflare_plugins.xgb.early_stopping import is_larger_better
 
 FILE_NAME, TABLE, SCRIPT = "tuning.json", "tuning.csv", "train_best.py"
 FORMAT = "veilboost-tuning-1"
+
+
+class Tuned(Protocol):
+    """What a result says of its job."""
+
+    @property
+    def data_set(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def params(self) -> dict[str, Any]: ...
+    @property
+    def folds(self) -> int: ...
+    @property
+    def best_recipe(self) -> tuple[str, str]: ...
+    def best_settings(self, params: dict[str, Any], num_rounds: int, features: Sequence[str]) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +102,7 @@ class TuningResult:
         rows = [[one.parameters, [[f.score, f.rounds, f.trained] for f in one.folds]] for one in self.trials]
         return json.dumps([self.metric, rows], sort_keys=True).encode()
 
-    def document(self, job: TuningJob, job_id: str) -> dict[str, Any]:
+    def document(self, job: Tuned, job_id: str) -> dict[str, Any]:
         """Return ``tuning.json``: the same at every site but for seconds."""
         return {
             "format": FORMAT,
@@ -113,7 +128,7 @@ class TuningResult:
             ],
         }
 
-    def best_params(self, job: TuningJob) -> dict[str, Any]:
+    def best_params(self, job: Tuned) -> dict[str, Any]:
         """Return all XGBoost parameters of the best trial."""
         return {**job.params, **self.best.parameters}
 
@@ -132,37 +147,23 @@ class TuningResult:
             )
         return text.getvalue()
 
-    def script(self, job: TuningJob, job_id: str, features: Sequence[str]) -> str:
+    def script(self, job: Tuned, job_id: str, features: Sequence[str]) -> str:
         """Return ``train_best.py``: the recipe of a training over all rows with the best parameters.
 
         Args:
             features: the columns of this job; a file has the column of groups besides.
         """
-        arguments = "".join(f"    {name}={_python(value)},\n" for name, value in self._arguments(job, features))
+        module, recipe = job.best_recipe
+        settings = job.best_settings(self.best_params(job), self.best.rounds, features)
+        arguments = "".join(f"    {name}={_python(value)},\n" for name, value in settings.items())
         return (
             f'"""Train on all rows what tuning {job_id} found best (trial {self.best.number}).\n\n'
             "    python train_best.py      writes the job folder jobs/best\n"
             '"""\n\n'
-            "from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe\n\n"
-            f'recipe = HorizontalXGBRecipe(\n    "best",\n{arguments})\n'
+            f"from nvflare_plugins.recipes.{module} import {recipe}\n\n"
+            f'recipe = {recipe}(\n    "best",\n{arguments})\n'
             'recipe.export("jobs")\n'
         )
-
-    def _arguments(self, job: TuningJob, features: Sequence[str]) -> Iterator[tuple[str, Any]]:
-        yield "data_set", job.data_set
-        yield "label", job.label
-        yield "params", self.best_params(job)
-        yield "num_rounds", self.best.rounds
-        yield "profile", job.profile
-        yield "min_rows_per_cut", job.min_rows_per_cut
-        if job.features is not None or job.group is not None:
-            yield "features", list(features)
-        if job.categories:
-            yield "categories", job.categories
-        if job.unknown_category_is_missing:
-            yield "unknown_category_is_missing", True
-        if job.label_classes is not None:
-            yield "label_classes", job.label_classes
 
 
 def line_of(one: TrialResult, n_trials: int, metric: str, best: TrialResult) -> str:

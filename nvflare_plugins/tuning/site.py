@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
+from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.attempt.agreement import PLUGIN, Terms, agree, versions
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together
@@ -43,9 +42,9 @@ from nvflare_plugins.report.run_record import ReportSection
 from nvflare_plugins.report.tuning_page import PAGE, build_page
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
 from nvflare_plugins.site.memory.registry import Registry, describe_draw
-from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.tuning.folds import FoldDraws, check_folds, fold_of_rows, rows_needed
 from nvflare_plugins.tuning.job import TuningJob
+from nvflare_plugins.tuning.limits import check_consent, in_trial
 from nvflare_plugins.tuning.page_facts import facts_of, section_of
 from nvflare_plugins.tuning.result import FILE_NAME, SCRIPT, TABLE, FoldScore, TrialResult, TuningResult, line_of
 from nvflare_plugins.tuning.space import Trial
@@ -88,12 +87,12 @@ def prepare(job: TuningJob, context: SiteContext) -> TuningPrepared:
         ConfigurationError: job or data are not usable; the message says which, and which trial.
     """
     policy, trials = context.policy, job.all_trials()
-    _check_consent(policy, job)
+    check_consent(policy, job)
     names = column_names(policy.data_set(job.data_set), job.label, None, job.features, job.group)
     trainings = [job.training_of(trial, list(names)) for trial in trials]
     parameters = []
     for number, training in enumerate(trainings, start=1):
-        with _in_trial(number, len(trials)):
+        with in_trial(number, len(trials)):
             parameters.append(check_trial(preparation.check_public(training, policy, names)))
     if len({row_fraction(one) for one in parameters}) > 1:
         policy.check_consent(
@@ -117,33 +116,6 @@ def check_trial(parameters: TrainingParameters) -> TrainingParameters:
             "every site needs rows in every fold. Use reg:pseudohubererror"
         )
     return parameters
-
-
-def _check_consent(policy: SitePolicy, job: TuningJob) -> None:
-    if job.size > policy.consents.tuning or not policy.consents.gives("tuning"):
-        raise PolicyRefusal(
-            f"the policy of {policy.site} allows trials x folds x rounds of at most {policy.consents.tuning} in one "
-            f"tuning, and the job asks for {job.n_of_trials} x {job.folds} x {job.num_rounds} = {job.size}. Policy "
-            f"key: consents.tuning. Remedy: fewer trials, folds or rounds, or ask {policy.site} to change it."
-        )
-    if policy.data_set(job.data_set).privacy is not None:
-        raise PolicyRefusal(
-            f"data set {job.data_set!r} of {policy.site} has a privacy budget, and the models of a tuning are not "
-            f"charged to it. Policy key: data_sets.{job.data_set}.privacy. Remedy: tune on a data set of other rows "
-            "without a budget"
-        )
-
-
-@contextmanager
-def _in_trial(number: int, n_trials: int, fold: int | None = None, n_folds: int = 0) -> Iterator[None]:
-    """Let an error say in which trial it came; a public number."""
-    try:
-        yield
-    except DataRefusal:  # its text is the same whatever it was
-        raise
-    except VeilBoostError as error:
-        where = f"trial {number} of {n_trials}" + ("" if fold is None else f", fold {fold} of {n_folds}")
-        raise type(error)(f"{error} ({where})") from None
 
 
 class _Run:
@@ -217,7 +189,7 @@ class _Run:
         for t, trial in enumerate(trials):
             started, scores = time.perf_counter(), []
             for f, fold in enumerate(folds):
-                with _in_trial(t + 1, len(trials), f + 1, job.folds):
+                with in_trial(t + 1, len(trials), f + 1, job.folds):
                     scores.append(self._train(sums, t, f, fold, root_feature))
             done.append(TrialResult(t + 1, trial, tuple(scores), time.perf_counter() - started))
             best = TuningResult(metric, tuple(done)).best

@@ -55,6 +55,23 @@ _FIXED = {
 Trial = dict[str, Any]
 
 
+def checked_trials(
+    params: Mapping[str, Any],
+    trials: Sequence[Trial] | None,
+    search: Mapping[str, Any] | None,
+    n_trials: int | None,
+    seed: int,
+) -> tuple[Trial, ...]:
+    """Return the parameter sets of a job in order, from its fields of these names. Raises: ConfigurationError."""
+    expect("give either trials or search", (trials is None) != (search is None))
+    if trials is not None:
+        expect("n_trials is for search: trials are as many as they are listed", n_trials is None)
+    expect("search needs n_trials, how many parameter sets to draw", trials is not None or n_trials is not None)
+    found = listed(trials) if trials is not None else drawn(search or {}, int(n_trials or 0), seed)
+    check_together(params, found)
+    return found
+
+
 def listed(trials: Sequence[Trial]) -> tuple[Trial, ...]:
     """Check a list of parameter sets.
 

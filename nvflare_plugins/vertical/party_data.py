@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
@@ -44,6 +45,7 @@ class PartySet:
             features=alignment.take(table.features),
             label=alignment.take(table.label) if table.label_name else table.label,
             weight=None if table.weight is None else alignment.take(table.weight),
+            groups=None if table.groups is None else table.groups.take(pa.array(alignment.positions)),
         )
         ids = None if self.ids is None else tuple(self.ids[context] for context in alignment.positions)
         return dataclasses.replace(self, table=taken, ids=ids)
@@ -91,8 +93,11 @@ class PartyData:
         return PartyData(tuple(one.aligned(alignments[one.data_set.name]) for one in self.sets))
 
 
-def load_party(job: VerticalJob, context: SiteContext) -> PartyData:
+def load_party(job: VerticalJob, context: SiteContext, group: str | None = None) -> PartyData:
     """Load this party's columns of the job's data sets.
+
+    Args:
+        group: column of the active party that says which rows belong together, for jobs that divide them.
 
     Raises:
         ConfigurationError: a data set cannot be read, lacks a column, or holds what cannot be trained on.
@@ -113,6 +118,7 @@ def load_party(job: VerticalJob, context: SiteContext) -> PartyData:
             data_set,
             label=job.label if is_active else None,
             weight=job.weight if is_active else None,
+            group=group if is_active else None,
             features=features,
             categories=job.categories.get(context.site),
             label_classes=job.label_classes,

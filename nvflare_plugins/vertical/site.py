@@ -68,7 +68,7 @@ _NO_IDS = "No party names an id column: that all files hold the same rows in the
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class _Prepared:
+class Prepared:
     """What a site knows before it talks to anyone."""
 
     data: PartyData
@@ -78,10 +78,10 @@ class _Prepared:
     checkpoints: dict[int, Checkpoint]
 
 
-class _Run:
+class VerticalRun:
     """The steps of one attempt after the session is open."""
 
-    def __init__(self, attempt: SiteAttempt, prepared: _Prepared):
+    def __init__(self, attempt: SiteAttempt, prepared: Prepared):
         self._job, self._context = attempt.job, attempt.context
         self._progress = attempt.progress
         self._prepared, self._attempt = prepared, attempt
@@ -90,8 +90,7 @@ class _Run:
 
     def run(self) -> JobResult:
         """Align, agree, train, commit to the parts, write."""
-        data = self._aligned()
-        n_done = self._agree(data)
+        data, n_done = self.agreed()
         start = self._reserve_together(data, n_done)
         try:
             finish = (ActiveSite(start) if self._is_active else PassiveSite(start)).run()
@@ -102,6 +101,11 @@ class _Run:
         return self._finish(finish, start)
 
     # -- before training ----------------------------------------------------------------------------------------------
+
+    def agreed(self) -> tuple[PartyData, int]:
+        """Align and agree; return the rows that all parties share, and the rounds that are done already."""
+        data = self._aligned()
+        return data, self._agree(data)
 
     def _aligned(self) -> PartyData:
         job, attempt, data = self._job, self._attempt, self._prepared.data
@@ -228,8 +232,11 @@ class _Run:
         return JobResult(hmac.hex(), f"this party's part of the model is {path}", {"n_rounds": finish.n_rounds})
 
 
-def _prepare(job: VerticalJob, context: SiteContext) -> _Prepared:
+def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) -> Prepared:
     """Check the job against policy and data, at this site alone.
+
+    Args:
+        group: see ``load_party``.
 
     Raises:
         PolicyRefusal: the site's policy forbids the job.
@@ -262,7 +269,7 @@ def _prepare(job: VerticalJob, context: SiteContext) -> _Prepared:
     _check_lists(job, context)
     if job.profile == VerticalProfile.ELGAMAL.value:
         require_curve(policy.arithmetic)
-    data = load_party(job, context)
+    data = load_party(job, context, group)
     for one in data.sets:
         if is_active:
             parameters.objective.check_labels(one.table.label)
@@ -276,7 +283,7 @@ def _prepare(job: VerticalJob, context: SiteContext) -> _Prepared:
             "rows are aligned by ids, and the policy names no id column. Policy key: data_sets.<name>.id."
         )
     earlier = Earlier.of(context, job.resume_from)
-    return _Prepared(data, parameters, _initial_part(job, context, data), earlier, _checkpoints(earlier))
+    return Prepared(data, parameters, _initial_part(job, context, data), earlier, _checkpoints(earlier))
 
 
 def _fraction_bits(job: VerticalJob, n_rows: int) -> int:
@@ -322,7 +329,7 @@ def _checkpoints(earlier: Earlier) -> dict[int, Checkpoint]:
     return found
 
 
-def _protection(job: VerticalJob, prepared: _Prepared) -> dict[str, str | int]:
+def protection(job: VerticalJob, prepared: Prepared) -> dict[str, str | int]:
     """Return the facts on the scheme that the evidence records."""
     facts: dict[str, str | int] = {"preset": job.preset, "own_rounds": job.own_rounds}
     if job.is_encrypted:
@@ -332,10 +339,10 @@ def _protection(job: VerticalJob, prepared: _Prepared) -> dict[str, str | int]:
 
 
 run_vertical_site = SitePart(
-    _prepare,
-    lambda attempt, prepared: _Run(attempt, prepared).run(),
+    prepare,
+    lambda attempt, prepared: VerticalRun(attempt, prepared).run(),
     lambda job: (job.data_set, job.eval_data_set),
-    _protection,
+    protection,
 )
 """Takes part in one attempt of a vertical job, as the active or as a passive party.
 

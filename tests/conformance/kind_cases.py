@@ -22,6 +22,7 @@ from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
 from nvflare_plugins.recipes.profile import ProfileRecipe
 from nvflare_plugins.recipes.tuning import TuningRecipe
 from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
+from nvflare_plugins.recipes.vertical_tuning import VerticalTuningRecipe
 from tests.golden.jobs import (
     BUDGET,
     MODELS,
@@ -87,6 +88,16 @@ def _many_rows(folder: Path) -> Parties:
     features = frame.columns.drop("y")
     parts = [frame.assign(**{n: frame[n] * random.normal(1, 0.01, len(frame)) for n in features}) for _ in range(4)]
     parties = rows_over_sites(folder, pd.concat(parts, ignore_index=True), DATA)
+    for site in parties.sites:
+        parties.set_policy(site, consents={**parties.policy_of(site).get("consents", {}), "tuning": 100})
+    return parties
+
+
+def _many_columns(folder: Path) -> Parties:
+    frame, random = breast(6), np.random.default_rng(0)
+    features = frame.columns.drop("y")
+    parts = [frame.assign(**{n: frame[n] * random.normal(1, 0.01, len(frame)) for n in features}) for _ in range(4)]
+    parties = columns_over_sites(folder, pd.concat(parts, ignore_index=True), DATA)
     for site in parties.sites:
         parties.set_policy(site, consents={**parties.policy_of(site).get("consents", {}), "tuning": 100})
     return parties
@@ -172,6 +183,18 @@ CASES: dict[str, KindCase] = {
         {**_LABELLED, "active": "site-1"},
         run={"params": _SHALLOW, "num_rounds": 2, "profile": "plain", "preset": "exact"},
         results=("vertical_model.json", "private_table.json"),
+    ),
+    "vertical_tuning": _case(
+        VerticalTuningRecipe,
+        _many_columns,
+        {**_LABELLED, "active": "site-1", "trials": [{"max_depth": 2}]},
+        run={
+            "params": {"objective": "binary:logistic", "max_bin": 16},
+            "folds": 2,
+            "num_rounds": 1,
+            "profile": "plain",
+        },
+        results=("tuning.json", "tuning.csv", "tuning.html", "train_best.py"),
     ),
     "vertical_inference": _case(
         VerticalInferenceRecipe,

@@ -18,6 +18,7 @@ from jobs import (
     tuning,
     vertical,
     vertical_inference,
+    vertical_tuning,
 )
 from nvflare_plugins.flare.kinds import KINDS
 
@@ -31,7 +32,10 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 RECIPES = [
-    *(script.recipe() for script in (alignment, bagging, dpboost, federboost_vertical, data_profile, tuning)),
+    *(
+        script.recipe()
+        for script in (alignment, bagging, dpboost, federboost_vertical, data_profile, tuning, vertical_tuning)
+    ),
     *map(horizontal.recipe, horizontal.PROFILES),
     *map(private_trees.recipe, private_trees.METHODS),
     *map(vertical.recipe, vertical.VARIANTS),

@@ -30,6 +30,7 @@ PLANS: dict[str, Planner] = {
     "profile": profile.plan,
     "tuning": tuning.plan,
     "vertical": vertical.plan,
+    "vertical_tuning": tuning.plan_vertical,
 }
 """What plans a job of each kind: (command line, job) -> text, or JSON if the command line asks for it."""
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.cli.plan import vertical
 from nvflare_plugins.cli.plan.horizontal import Estimate, estimate, workload_of_job
 from nvflare_plugins.cli.plan.messages import Planned, Workload, message_bytes
 from nvflare_plugins.cli.plan.network import Network
@@ -16,6 +17,8 @@ from nvflare_plugins.formatting import human_bytes
 from nvflare_plugins.horizontal.added_rows import N_COUNTS
 from nvflare_plugins.tuning.folds import LEAST_ROWS
 from nvflare_plugins.tuning.job import TuningJob
+from nvflare_plugins.tuning.space import Trial
+from nvflare_plugins.vertical_tuning.job import VerticalTuningJob
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.xgb.parameters import check_parameters
 
@@ -54,6 +57,23 @@ def plan(arguments: argparse.Namespace, job: TuningJob) -> str:
             f"privacy   {THREAT_MODELS[job.profile].summary}",
             "later     train_best.py writes the training on all rows, which uses the cut points again",
         ]
+    )
+
+
+def plan_vertical(arguments: argparse.Namespace, job: VerticalTuningJob) -> str:
+    """Return the plan of the deepest trial's training, of which there are as many as trials and folds."""
+
+    def depth(trial: Trial) -> int:  # without a limit as deep as it gets
+        return int({**job.params, **trial}.get("max_depth", 6)) or 30
+
+    text = vertical.plan(arguments, job.training_of(max(job.all_trials(), key=depth)))
+    n_trainings = job.n_of_trials * job.folds
+    if arguments.json:
+        return json.dumps({"trainings": n_trainings, "tuning": job.size, "training": json.loads(text)}, indent=2)
+    return (
+        f"{job.n_of_trials} trials x {job.folds} folds x {job.num_rounds} rounds = {job.size:,}: every policy must "
+        f"consent to as many (tuning), a passive party's to exact_bins.\n"
+        f"{n_trainings} trainings, each at most:\n\n{text}"
     )
 
 

@@ -131,10 +131,11 @@ class Consents(Document):
     training shows sums over finer bins. Data sets with a privacy budget never take part.
     """
     tuning: Annotated[int, STRICT, Ge(0), Le(MOST_TUNING)] = 0
-    """Jobs of kind `tuning`: most trials times folds times rounds of one job; 0 allows none. Every trial trains on all
-    rows but those of one fold, for each fold: the sites learn sums over the rows of each fold, at least 1,000 of all
-    sites together, and the metrics of every model on them. The number bounds one job's work and releases, not what
-    several jobs tell. Data sets with a privacy budget never take part.
+    """Jobs of kinds `tuning` and `vertical_tuning`: most trials times folds times rounds of one job; 0 allows none.
+    Every trial trains on all rows but those of one fold, for each fold. Horizontal: the sites learn sums over the rows
+    of each fold, at least 1,000 of all sites together, and the metrics of every model on them. Vertical: a passive
+    party answers for as many trees. The number bounds one job's work and releases, not what several jobs tell. Data
+    sets with a privacy budget never take part.
     """
     scoring: Flag = False
     """Standing scoring as a passive party of vertical jobs. In the place of `vertical.predictions_per_row` a row has a
