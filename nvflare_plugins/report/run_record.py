@@ -233,7 +233,9 @@ class RunRecord:
         except (AttributeError, TypeError, KeyError, OverflowError, ValueError):
             raise ConfigurationError("the run record has unknown or missing fields") from None
         if wrong:
-            raise ConfigurationError(f"the run record's {', '.join(wrong)} is not what belongs there")
+            raise ConfigurationError(
+                f"the run record is damaged, or of another version ({', '.join(wrong)}): copy the run again"
+            )
         return record
 
     def write(self, folder: Path) -> Path:
