@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import statistics
 from collections import defaultdict
@@ -166,7 +167,7 @@ def _learning_curves(run: RunRecord) -> Iterator[str]:
     names = list(dict.fromkeys(name for row in run.rounds for name in row.metrics))
     for name in names:
         data_set, _, metric = name.partition("-")
-        points = tuple((_shown(row), row.metrics[name]) for row in run.rounds if row.metrics.get(name) is not None)
+        points = tuple((_shown(r), r.metrics[name]) for r in run.rounds if math.isfinite(r.metrics.get(name, math.nan)))
         local = is_horizontal(run.profile) and metric in _LOCAL_MEAN_METRICS
         label = f"{data_set}, mean of the sites' local values" if local else data_set
         if points:

@@ -50,6 +50,9 @@ EXACT = {
 """Kinds whose results hold no noise, and the file in which they are."""
 
 
+_ACTIVE_PARTYS = ("vertical_inference", "vertical_tuning")
+"""Kinds whose results are the active party's alone."""
+
 NAMELESS = ("horizontal", "bagging", "vertical", "vertical_inference", "alignment")
 """Kinds whose jobs do not name the columns, so that the server has no business with their names."""
 
@@ -218,8 +221,11 @@ def _whole_files(kind: str, outcome: Outcome) -> Iterator[str]:
                 json.loads(path.read_bytes())
             except ValueError:
                 yield f"{path.name} of {site} is not whole"
-        has_result = kind != "vertical_inference"  # whose result is the active party's alone
-        if has_result and completed(outcome) and not any((root / name).is_file() for name in CASES[kind].results):
+        if (
+            kind not in _ACTIVE_PARTYS
+            and completed(outcome)
+            and not any((root / name).is_file() for name in CASES[kind].results)
+        ):
             yield f"{', '.join(completed(outcome))} completed the job, and {site} has no result on its disk"
         log = root / "evidence" / export_name(site)
         if site in outcome.dead and log.exists() and read_log(log).unfinished:
