@@ -149,7 +149,7 @@ def _round_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
     best = run.rounds[-1]
     if run.best_round is not None:
         best = next((row for row in run.rounds if row.round == run.best_round), best)
-    metrics = [(name, value) for name, value in best.metrics.items() if value is not None]
+    metrics = [(name, value) for name, value in best.metrics.items() if _is_number(value)]
     if metrics:
         name, value = metrics[-1]
         which = "best round" if run.best_round is not None else "last round"
@@ -162,12 +162,17 @@ def _round_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
 # -- learning and time ------------------------------------------------------------------------------------------------
 
 
+def _is_number(value: float | None) -> bool:
+    """Tell whether a metric has a value: what is none in the record is read as NaN."""
+    return value is not None and math.isfinite(value)
+
+
 def _learning_curves(run: RunRecord) -> Iterator[str]:
     by_metric: dict[str, list[Line]] = defaultdict(list)
     names = list(dict.fromkeys(name for row in run.rounds for name in row.metrics))
     for name in names:
         data_set, _, metric = name.partition("-")
-        points = tuple((_shown(r), r.metrics[name]) for r in run.rounds if math.isfinite(r.metrics.get(name, math.nan)))
+        points = tuple((_shown(row), row.metrics[name]) for row in run.rounds if _is_number(row.metrics.get(name)))
         local = is_horizontal(run.profile) and metric in _LOCAL_MEAN_METRICS
         label = f"{data_set}, mean of the sites' local values" if local else data_set
         if points:
