@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated
@@ -260,7 +261,7 @@ class DataSet(Document):
     @property
     def file(self) -> Path:
         """Return the file to read now. Raises: ConfigurationError: the path is a folder without a snapshot."""
-        return newest_in(self.path, self.name) if self.path.is_dir() else self.path
+        return newest_in(self.path, self.name) if os.path.isdir(self.path) else self.path
 
     def __post_init__(self) -> None:
         if self.decimal == self.thousands:

@@ -6,6 +6,7 @@ snapshots of a folder are of one name. Times are UTC: ``NAME-20261122T201500Z.pa
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import datetime
 from pathlib import Path
@@ -21,10 +22,18 @@ def snapshot_name(name: str, moment: datetime) -> str:
 
 
 def snapshots_in(folder: Path) -> dict[Path, str]:
-    """Return the snapshots of a folder, the oldest first, each with its name; links are none."""
+    """Return the snapshots of a folder, the oldest first, each with its name; links are none.
+
+    What cannot be listed, for whatever reason, has none.
+    """
     found = {}
-    for path in folder.iterdir() if folder.is_dir() else ():
-        matched = _NAME.fullmatch(path.name)
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        names = []
+    for name in names:
+        path = folder / name
+        matched = _NAME.fullmatch(name)
         if matched and path.is_file() and not path.is_symlink():
             found[path] = (matched[2], matched[1])
     return {path: found[path][1] for path in sorted(found, key=lambda one: (found[one][0], one.name))}
@@ -39,8 +48,8 @@ def newest_in(folder: Path, data_set: str) -> Path:
     found = snapshots_in(folder)
     if not found:
         raise ConfigurationError(
-            f"data set {data_set!r} is a folder without a snapshot: take one (`veilboost snapshot`). Policy key: "
-            f"data_sets.{data_set}.path."
+            f"data set {data_set!r} is a folder without a snapshot that can be read: take one (`veilboost snapshot`). "
+            f"Policy key: data_sets.{data_set}.path."
         )
     if len(set(found.values())) > 1:
         raise ConfigurationError(

@@ -89,7 +89,7 @@ def _data_set(
     if values["path"] is None:
         raise ConfigurationError(f"data_sets.{name} lacks path")
     if "format" not in entry and isinstance(values["path"], Path):
-        is_folder = values["path"] in folders or values["path"].is_dir()
+        is_folder = values["path"] in folders or os.path.isdir(values["path"])  # Path.is_dir raises
         by_loader = "csv" if entry.get("loader") else None
         values["format"] = "parquet" if is_folder else format_of(values["path"]) or by_loader
     return values

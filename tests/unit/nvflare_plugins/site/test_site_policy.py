@@ -11,6 +11,7 @@ import pytest
 
 from he_processors.bignum.registry import AUTO, BACKEND_NAMES
 from he_processors.errors import ConfigurationError, PolicyRefusal
+from nvflare_plugins.data_sets.row_ids import load_ids
 from nvflare_plugins.site.policy.policy import SitePolicy, template
 from nvflare_plugins.site.policy.values import ARITHMETIC, PROFILES, Consents, Floors, JobTerms, noting_consents
 
@@ -102,6 +103,14 @@ def test_a_site_list_without_this_site_or_with_a_repeat_is_refused(tmp_path: Pat
 def test_a_wrong_file_is_refused_by_key(tmp_path: Path, document: dict, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         policy(tmp_path, **document)
+
+
+@pytest.mark.parametrize("path", ["a" * 300 + ".csv", "b" * 5000, "file.csv/below.csv", "nul\0.csv"])
+def test_a_path_that_nothing_can_lie_at_is_refused_when_it_is_read(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file.csv").write_text("x\n1\n")
+    with pytest.raises(ConfigurationError, match="credit"):
+        data_set = policy(tmp_path, data_sets={"credit": {"path": path, "format": "csv", "id": "x"}}).data_set("credit")
+        load_ids(data_set)
 
 
 def test_missing_broken_and_ambiguous_files(tmp_path: Path) -> None:
