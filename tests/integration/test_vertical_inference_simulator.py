@@ -64,7 +64,7 @@ def test_prediction_with_what_a_training_job_left(tmp_path: Path) -> None:
     assert verify([run.result / "evidence"]).sound
     for site in SITES[1:]:
         left = {path.name for path in run.site(site).iterdir()}
-        assert left == {"alignment.npz", "evidence", "report.html", "run.json"}
+        assert left == {"alignment.npz", "evidence", "policy.json", "report.html", "run.json"}
     for place in (*SITES, "server"):
         log = run.log(place)
         assert "P-0" not in log and not [name for name in table["id"] if name in log]
