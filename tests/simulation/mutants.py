@@ -297,7 +297,7 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
         "horizontal",
         _instead(SumTags, "_tags", lambda self, values, residues, label: np.zeros(2, dtype=np.uint64)),
     ),
-    "MACs of what is handed on are not checked": ("bagging", _parts_are_not_checked),
+    "MACs of what is handed on are not checked": ("vertical", _parts_are_not_checked),
     "terms are not bound to the handshake": ("horizontal", _instead(site_attempt, "_binding", lambda *_: bytes(32))),
     "a nonce is used again": ("bagging", _a_nonce_is_used_again),
     "masks forget the counter": ("horizontal", _masks_forget_the_counter),
