@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, Field
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.data_sets.snapshot_files import newest_in
+from nvflare_plugins.data_sets.part_files import files_of
 from nvflare_plugins.data_sets.text_values import DECIMALS, THOUSANDS, DatePattern
 from nvflare_plugins.declared import AS_GIVEN, STRICT, Document, Flag, OneOf, Text, Words, document, printable_only
 
@@ -213,7 +212,8 @@ class DataSet(Document):
     """The name that jobs use; it stands before the data set."""
     path: FilePath
     """The file; or a folder of snapshots (`veilboost snapshot`), of which the one with the latest time in its name is
-    read.
+    read; or any other folder of Parquet files, or a pattern such as `/data/credit/part-*.parquet`, which are read as
+    one table, in the order of their names.
     """
     format: Annotated[str, OneOf("csv", "parquet"), _FORMAT]
     """How the file is read."""
@@ -259,9 +259,9 @@ class DataSet(Document):
     """What differs for this data set from what the policy says under `data_protection`."""
 
     @property
-    def file(self) -> Path:
-        """Return the file to read now. Raises: ConfigurationError: the path is a folder without a snapshot."""
-        return newest_in(self.path, self.name) if os.path.isdir(self.path) else self.path
+    def files(self) -> tuple[Path, ...]:
+        """Return the files to read now, in the order of their rows. Raises: ConfigurationError: there is none."""
+        return files_of(self.path, self.name)
 
     def __post_init__(self) -> None:
         if self.decimal == self.thousands:

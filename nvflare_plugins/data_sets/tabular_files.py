@@ -31,11 +31,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
-import pyarrow.parquet as arrow_parquet
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.parquet_parts import ParquetParts
+from nvflare_plugins.data_sets.part_files import is_in_parts
 from nvflare_plugins.data_sets.text_values import DatePattern, NumberFormat, fitting_dates, fitting_formats
 from nvflare_plugins.failures import DataRefusal, machine_failure
 
@@ -68,9 +69,11 @@ class TabularFile:
         self._spec, self._repair = spec, repair
         self._format = NumberFormat(spec.decimal, spec.thousands)
         self._table = _call_loader(spec, repair) if spec.loader else None
-        # One snapshot for all that is read of it: the next one may come meanwhile.
-        self._path = spec.path if spec.loader else spec.file
+        self._parts: ParquetParts | None = None
         try:
+            # One look at the files for all that is read of them: the next snapshot may come meanwhile.
+            if not spec.loader and spec.format == "parquet":
+                self._parts = ParquetParts(spec, may_be_empty=repair)
             in_file = self._read_names()
         except FileNotFoundError:
             raise self._error(f"has no file at its path: mend the path in the policy. {self._key('path')}") from None
@@ -237,9 +240,13 @@ class TabularFile:
     def _read_names(self) -> list[str]:
         if self._table is not None:
             return list(self._table.column_names)
-        if self._spec.format == "parquet":
-            names = arrow_parquet.read_schema(self._path).names
-            return [name for name in names if not _PANDAS_INDEX.fullmatch(name)]  # row numbers are not data
+        if self._parts is not None:
+            # Row numbers are not data.
+            return [name for name in self._parts.schema.names if not _PANDAS_INDEX.fullmatch(name)]
+        if is_in_parts(self._spec.path):
+            raise self._error(
+                f"is read as {self._spec.format}, and many files can only be Parquet. {self._key('format')}"
+            )
         # What rows follow the header does not matter here: Arrow reads some of them.
         header = _first_line(utf8_chunks(self._spec, "backslashreplace"))
         if self._spec.encoding != "utf-16" and header.startswith(UTF_16_MARKS):
@@ -265,8 +272,10 @@ class TabularFile:
         in_file = [self._in_file[name] for name in columns]
         if self._table is not None:
             return self._table.select(in_file).rename_columns(columns)
-        if self._spec.format == "parquet":
-            return self._read_parquet(in_file).rename_columns(columns)
+        if self._parts is not None:
+            if not self._repair:
+                self._check_length(self._parts.n_rows)
+            return self._parts.read(in_file).rename_columns(columns)
         as_text = pa.binary() if self._repair else pa.string()  # bytes need not be UTF-8
         types = {self._in_file[name]: as_text for name in columns}
         numbers = {self._in_file[name]: pa.float64() for name in numeric if name not in self._spec.dates}
@@ -305,12 +314,6 @@ class TabularFile:
         separator = self._spec.separator
         kept = (line for line in lines if len(line) <= _LONGEST_LINE and is_closed(line, separator))
         return b"".join([header, *kept])
-
-    def _read_parquet(self, columns: list[str]) -> pa.Table:
-        with arrow_parquet.ParquetFile(self._path) as file:
-            if not self._repair:
-                self._check_length(file.metadata.num_rows)
-            return file.read(columns=columns).select(columns)
 
     def _parse_options(self, skip_invalid: bool) -> arrow_csv.ParseOptions:
         skip = (lambda row: "skip") if skip_invalid else None

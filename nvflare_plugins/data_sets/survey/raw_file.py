@@ -86,8 +86,12 @@ def _renamed(spec: DataSet, in_file: Sequence[str]) -> tuple[tuple[str, ...], li
 
 
 def _read_parquet(spec: DataSet) -> RawFile:
-    with arrow_parquet.ParquetFile(spec.file) as file:
-        table = file.read()
+    if len(spec.files) > 1:
+        file = TabularFile(spec)
+        columns = file.read([], file.column_names, may_be_empty=True)
+        return RawFile(spec, tuple(columns), tuple(columns.values()), ())
+    with arrow_parquet.ParquetFile(spec.files[0]) as one:
+        table = one.read()
     kept = [i for i, name in enumerate(table.column_names) if not name.startswith("__index_level_")]
     names, found = _renamed(spec, [table.column_names[i] for i in kept])
     return RawFile(spec, names, tuple(table.column(i) for i in kept), tuple(found))

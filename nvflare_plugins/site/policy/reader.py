@@ -11,7 +11,7 @@ from typing import Any
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.checks import check_plain
 from nvflare_plugins.data_sets.declaration import DataSet, SnapshotSource, format_of
-from nvflare_plugins.data_sets.snapshot_files import snapshots_in
+from nvflare_plugins.data_sets.part_files import is_pattern, known_files
 from nvflare_plugins.declared import refuse_unknown
 from nvflare_plugins.site.policy.values import FOLDERS, POLICY_FILE
 
@@ -89,9 +89,10 @@ def _data_set(
     if values["path"] is None:
         raise ConfigurationError(f"data_sets.{name} lacks path")
     if "format" not in entry and isinstance(values["path"], Path):
-        is_folder = values["path"] in folders or os.path.isdir(values["path"])  # Path.is_dir raises
+        path = values["path"]
+        is_folder = path in folders or os.path.isdir(path) or is_pattern(path)  # Path.is_dir raises
         by_loader = "csv" if entry.get("loader") else None
-        values["format"] = "parquet" if is_folder else format_of(values["path"]) or by_loader
+        values["format"] = "parquet" if is_folder else format_of(path) or by_loader
     return values
 
 
@@ -106,7 +107,7 @@ def refuse_shared_files(data_sets: Iterable[DataSet]) -> None:
     for data_set in data_sets:
         real = os.path.realpath(data_set.path)
         marks: list[object] = []
-        for file in (real, *map(os.path.realpath, snapshots_in(data_set.path))):
+        for file in (real, *map(os.path.realpath, known_files(data_set.path))):
             marks.append(file)
             with contextlib.suppress(OSError):
                 status = os.stat(file)

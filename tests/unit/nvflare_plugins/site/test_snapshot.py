@@ -92,14 +92,14 @@ def test_a_data_set_reads_the_latest_by_name_whatever_the_files_times_are(site):
     newer = take_snapshot(source, now=lambda: NOON + timedelta(seconds=1)).path
     os.utime(older, (2e9, 2e9))
     spec = SitePolicy.load(site, "site-1").data_sets["loans"]
-    assert spec.file == newer and load_table(spec, label="bad", features=["age"]).n_rows == 11
+    assert spec.files == (newer,) and load_table(spec, label="bad", features=["age"]).n_rows == 11
     assert spec.path == site / "shots"  # what the site remembers of the data set goes by the folder
     (site / "shots" / "loans-20991231T000000Z.parquet").symlink_to(older)
     (site / "shots" / "loans-20991231T000000Z.csv").write_text("a\n1\n")
-    assert spec.file == newer
+    assert spec.files == (newer,)
     (site / "shots" / "other-20991231T000000Z.parquet").write_bytes(newer.read_bytes())
     with pytest.raises(ConfigurationError, match="several names"):
-        _ = spec.file
+        _ = spec.files
 
 
 def test_an_empty_folder_is_refused_with_the_remedy(site):
@@ -284,7 +284,7 @@ def test_site_setup_writes_what_snapshot_reads(site, capsys):
     assert command(site, "loans", "--keep", "1") == 0
     assert "40 rows, 2 columns" in capsys.readouterr().out
     spec = SitePolicy.load(site, "site-1").data_sets["loans"]
-    assert spec.format == "parquet" and newest_in(spec.path, "loans") == spec.file
+    assert spec.format == "parquet" and (newest_in(spec.path, "loans"),) == spec.files
     assert load_table(spec, label="bad").n_rows == 40
 
 
