@@ -1,6 +1,7 @@
 """Histogram-based trees (C1): every candidate of every feature competes, on noisy histograms.
 
-A tree costs one query per level and feature; its leaves follow from the last histograms.
+A tree costs one query per level and feature; its leaves follow from the last histograms. A tree of one feature costs
+one query in all (``one_feature_histogram``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ class HistogramQuery:
     """Noisy histograms of a level's nodes; see ``greedy.grow``.
 
     Privacy: every bin is noised, empty ones too; adding or removing a row changes one bin of each feature.
+
+    Attributes:
+        root_histograms: the root's, once they are released. Shapes: float64[n_features used, n_bins, 2].
+
     Reference: Maddock et al., section 4.3.1.
     """
 
@@ -39,6 +44,7 @@ class HistogramQuery:
         self._features, self.candidate_counts = list(features), candidate_counts
         self._ridge, self._clip, self._add_noise = ridge, clip, add_noise
         self._width = max(candidate_counts[f] for f in features) + 1
+        self.root_histograms: NDArray[np.float64] | None = None
 
     def root(self, rows: NDArray[np.intp]) -> NodeTotals | None:
         """Return None: the root's sums are the mean over features of the first histogram's totals."""
@@ -52,6 +58,8 @@ class HistogramQuery:
         """
         exact = [histograms(self._bins, self._pairs, node.rows, self._features, self._width) for node in nodes]
         noisy = self._add_noise(np.stack(exact)) / UNIT
+        if self.root_histograms is None:
+            self.root_histograms = noisy[0]
         return [self._best_of_node(of_node, node) for of_node, node in zip(noisy, nodes, strict=True)]
 
     def _best_of_node(self, noisy: NDArray[np.float64], node: OpenNode) -> tuple[NodeTotals, Split | None]:

@@ -21,6 +21,7 @@ from dp_components.split_candidates.candidates import Candidates, bin_column
 from dp_components.split_candidates.iterative_hessian import refine
 from dp_components.split_methods.greedy import grow
 from dp_components.split_methods.histogram import HistogramQuery
+from dp_components.split_methods.one_feature_histogram import OneFeatureHistogramQuery
 from dp_components.split_methods.partially_random import PartiallyRandomQuery
 from dp_components.split_methods.totally_random import grow_totally_random
 from dp_components.split_methods.tree import Tree
@@ -28,7 +29,7 @@ from nvflare_plugins.private_trees.candidates import agree_candidates
 from nvflare_plugins.private_trees.features import tree_features
 from nvflare_plugins.private_trees.forest import GrownTree, finished_model
 from nvflare_plugins.private_trees.methods import Interactions, SplitMethod
-from nvflare_plugins.private_trees.releases import ROOT_LEVEL
+from nvflare_plugins.private_trees.releases import ROOT_LEVEL, n_refining_trees
 from nvflare_plugins.private_trees.training import AfterRound, OwnRows, PrivateTreesPlan, SumsOverSites
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel
@@ -60,7 +61,7 @@ class ForestGrower:
         self._plan, self._method, self._rows, self._sums = plan, plan.method, rows, sums
         self._draws = random.Random(plan.structure_seed)  # noqa: S311 - public draws, which every site must make alike
         self._weights = plan.method.weight_update.weights()
-        self._n_refined = plan.releases.n_refined
+        self._n_refined = n_refining_trees(plan.method, len(plan.bounds))
         self._fresh: dict[int, NDArray[np.float64]] = {}
         self._totals: dict[int, float] = {}
 
@@ -106,7 +107,7 @@ class ForestGrower:
         n_features = len(self._candidates.of_feature)
         weights = None if self._gains is None else self._gains.weights()
         features = tree_features(method, position, n_features, self._draws)
-        if position < self._n_refined:
+        if position < self._n_refined and method.split_method is not SplitMethod.HISTOGRAM:
             self._release_hessians(number, position, features, pairs)
         counts = self._candidates.counts
         sums = np.empty((0, 2))
@@ -119,12 +120,18 @@ class ForestGrower:
     def _greedy(
         self, number: int, position: int, features: list[int], pairs: NDArray[np.int64]
     ) -> tuple[Tree, NDArray[np.float64]]:
-        method = self._method
+        method, counts = self._method, self._candidates.counts
         is_histogram = method.split_method is SplitMethod.HISTOGRAM
         noise = LevelNoise(self._sums, number, position, is_histogram)
-        common = (self._bins, pairs, features, self._candidates.counts, self._plan.ridge, method.clip, noise)
-        query = HistogramQuery(*common) if is_histogram else PartiallyRandomQuery(*common, self._draws)
+        common = (self._bins, pairs, features, counts, self._plan.ridge, method.clip, noise)
+        if not is_histogram:
+            grown = grow(self._bins, PartiallyRandomQuery(*common, self._draws), method.depth)
+            return grown.tree, grown.leaf_sums
+        query = OneFeatureHistogramQuery(*common) if len(features) == 1 else HistogramQuery(*common)
         grown = grow(self._bins, query, method.depth)
+        if position < self._n_refined and query.root_histograms is not None:
+            hessians = query.root_histograms[..., 1]
+            self._note_hessians(features, [of[: counts[f] + 1] for f, of in zip(features, hessians, strict=True)])
         return grown.tree, grown.leaf_sums
 
     def _leaf_sums(
@@ -149,7 +156,10 @@ class ForestGrower:
             for feature, n_bins in zip(features, sizes, strict=True)
         ]
         noisy = self._sums.release(Kind.HESSIANS, number, np.concatenate(exact), position) / UNIT
-        for feature, of_feature in zip(features, np.split(noisy, np.cumsum(sizes)[:-1]), strict=True):
+        self._note_hessians(features, np.split(noisy, np.cumsum(sizes)[:-1]))
+
+    def _note_hessians(self, features: Sequence[int], noisy: Sequence[NDArray[np.float64]]) -> None:
+        for feature, of_feature in zip(features, noisy, strict=True):
             self._fresh[feature] = of_feature
             self._totals[feature] = float(np.maximum(of_feature, 0.0).sum())
 

@@ -86,11 +86,11 @@ class Method:
 
     Args:
         n_features_per_tree: k of A1; None for all. Without meaning for alternating and informed interactions.
-        batch_size: B of A2.
+        batch_size: B of A2; the last batch has the trees that are left.
         ridge: lambda.
         noise_ridge: kappa; the ridge grows by kappa times the standard deviation of the noise on a leaf's G.
         clip: beta, the largest weight before the learning rate.
-        hessian_rounds: s of the iterative Hessian.
+        hessian_rounds: s of the iterative Hessian: so many trees refine candidates, histogram trees for nothing.
         candidate_share: part of mu^2 spent on the count histograms of paid candidates.
         grower: who grows the trees.
     """

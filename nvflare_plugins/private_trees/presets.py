@@ -125,8 +125,6 @@ def _check(method: Method, n_features: int) -> None:
             "candidates at exact quantiles are data and no job sends them: choose dp_quantile, mixed, uniform or "
             "logarithmic (the non-private ones are for benchmarks in one process)"
         )
-    if method.n_trees % method.batch_size:
-        raise ConfigurationError("n_trees must be a multiple of batch_size")
     if method.query in (LeafQuery.JOINT, LeafQuery.CLIPPED) and method.weight_update is not WeightUpdate.NEWTON:
         raise ConfigurationError(
             f"query={method.query.name.lower()} is for weight_update=newton: it is made for the logistic loss"
@@ -143,8 +141,6 @@ def _check(method: Method, n_features: int) -> None:
 
 
 def _check_greedy(method: Method) -> None:
-    if method.split_method is SplitMethod.HISTOGRAM and method.candidates is CandidateSource.ITERATIVE_HESSIAN:
-        raise ConfigurationError("candidates=iterative_hessian refines totally and partially random trees only")
     if method.interactions in (Interactions.ALTERNATING, Interactions.INFORMED):
         raise ConfigurationError(
             f"{method.interactions.value} interactions are for totally random trees: others pay for each feature"
@@ -168,4 +164,8 @@ def _check_xgboost(method: Method) -> None:
         raise ConfigurationError(
             "grower=xgboost refreshes totally random trees whose candidates stay the same: leave grower away, and the "
             "sites grow the trees of this method"
+        )
+    if method.n_trees % method.batch_size:
+        raise ConfigurationError(
+            "grower=xgboost refreshes batches of one size: make n_trees a multiple of batch_size, or leave grower away"
         )

@@ -162,11 +162,6 @@ class ReleasePlan:
         """The noise on the counts of paid candidates; only for methods that pay for them."""
         return self.releases[0].noise
 
-    @property
-    def n_refined(self) -> int:
-        """Number of trees, the first ones, that release Hessian histograms to refine candidates by."""
-        return sum(release.kind is Kind.HESSIANS for release in self.releases)
-
     def multipliers(self) -> dict[str, float]:
         """Return noise over sensitivity by the name of what is released."""
         return {release.kind.name: release.noise.multiplier for release in self.releases}
@@ -212,14 +207,15 @@ class _Sums(NamedTuple):
 
 def _sums(method: Method, bounds: Sequence[FeatureBounds]) -> Iterator[_Sums]:
     n_features = len(bounds)
-    k, n_refined = method.features_per_tree(n_features), _n_refined(method, n_features)
+    k, n_refined = method.features_per_tree(n_features), n_refining_trees(method, n_features)
+    pays_for_hessians = method.split_method is not SplitMethod.HISTOGRAM  # its own histograms hold them
     if method.candidates.is_paid:
         yield _Sums(Kind.CELL_COUNTS, -1, (sum(dp_quantiles.public_grid(b).size + 1 for b in bounds),))
     first = 0
     for number, n_trees in enumerate(batch_sizes(method.n_trees, method.batch_size)):
         for tree in range(first, first + n_trees):
-            if tree < n_refined:  # refining at most doubles the wanted number of candidates
-                yield _Sums(Kind.HESSIANS, number, (2 * method.n_candidates + 1,) * k, tree)
+            if tree < n_refined and pays_for_hessians:
+                yield _Sums(Kind.HESSIANS, number, (_most_bins(method),) * k, tree)
             yield from _greedy_sums(method, number, tree, k)
         first += n_trees
         if method.split_method is SplitMethod.TOTALLY_RANDOM:
@@ -227,12 +223,19 @@ def _sums(method: Method, bounds: Sequence[FeatureBounds]) -> Iterator[_Sums]:
             yield _Sums(Kind.NODE_STATS, number, (2 << method.depth,) * n_trees)
 
 
-def _n_refined(method: Method, n_features: int) -> int:
-    """Return how many trees release Hessian histograms for their features (iterative Hessian)."""
-    if method.candidates is not CandidateSource.ITERATIVE_HESSIAN or method.split_method is SplitMethod.HISTOGRAM:
+def n_refining_trees(method: Method, n_features: int) -> int:
+    """Return from how many trees, the first ones, candidates are refined (iterative Hessian)."""
+    if method.candidates is not CandidateSource.ITERATIVE_HESSIAN:
         return 0
     one_each = method.features_per_tree(n_features) == 1
     return min(method.n_trees, method.hessian_rounds * (n_features if one_each else 1))
+
+
+def _most_bins(method: Method) -> int:
+    """Return how many bins a feature has at most: one more than candidates, which refining may double."""
+    if method.candidates is CandidateSource.ITERATIVE_HESSIAN:
+        return 2 * method.n_candidates + 1
+    return method.n_candidates + 2  # another one is spare
 
 
 def _greedy_sums(method: Method, number: int, tree: int, k: int) -> Iterator[_Sums]:
@@ -242,8 +245,9 @@ def _greedy_sums(method: Method, number: int, tree: int, k: int) -> Iterator[_Su
         for level in range(method.depth):
             yield _Sums(Kind.LEFT_SUMS, number, (2 << level,) * k, tree, level)
     elif method.split_method is SplitMethod.HISTOGRAM:
-        for level in range(method.depth):  # there is one bin more than candidates; another one is spare
-            size = (method.n_candidates + 2) << (level + 1)
+        # Of one feature, the root's histogram holds those of all nodes below (one_feature_histogram.py).
+        for level in range(1 if k == 1 else method.depth):
+            size = _most_bins(method) << (level + 1)
             yield _Sums(Kind.HISTOGRAM, number, (size,) * k, tree, level)
 
 

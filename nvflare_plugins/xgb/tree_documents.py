@@ -87,7 +87,7 @@ def model_document(
     """Return the document of a model with one output.
 
     Args:
-        trees: their documents, in the order of boosting, ``batch_size`` of them per round.
+        trees: their documents, in the order of boosting, ``batch_size`` of them per round; the last may have fewer.
         objective: one without parameters of its own.
         base_score: as XGBoost writes it, such as "[5E-1]".
     """
@@ -102,7 +102,7 @@ def model_document(
                 "model": {
                     "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
                     "gbtree_model_param": {"num_parallel_tree": str(batch_size), "num_trees": str(len(trees))},
-                    "iteration_indptr": list(range(0, len(trees) + 1, batch_size)),
+                    "iteration_indptr": [*range(0, len(trees), batch_size), len(trees)],
                     "tree_info": [0] * len(trees),
                     "trees": list(trees),
                 },

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,13 +30,21 @@ from dp_components.neighbouring import NeighbouringRelation
 from dp_components.sensitivity import Sensitivity, clip_logistic_rows
 from dp_components.split_candidates.candidates import FeatureBounds
 from dp_components.split_methods.histogram import HistogramQuery
+from dp_components.split_methods.one_feature_histogram import OneFeatureHistogramQuery
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.evidence import log as evidence
 from nvflare_plugins.private_trees import default_2026_12, forest_trainer, noisy_sums
 from nvflare_plugins.private_trees.default_2026_11 import DEFAULT
 from nvflare_plugins.private_trees.forest import node_sums
 from nvflare_plugins.private_trees.forest_trainer import ForestGrower
-from nvflare_plugins.private_trees.methods import Grower, Method, SplitMethod, dp_tr_newton, feverless
+from nvflare_plugins.private_trees.methods import (
+    CandidateSource,
+    Grower,
+    Method,
+    SplitMethod,
+    dp_tr_newton,
+    feverless,
+)
 from nvflare_plugins.private_trees.noisy_sums import without_ledger
 from nvflare_plugins.private_trees.releases import PlannedRelease, ReleaseSchedule
 from nvflare_plugins.private_trees.training import OwnRows, PrivateTreesPlan
@@ -69,9 +78,11 @@ N_RUNS_FOR_ROOT_2 = 700
 """For faults that multiply mu by the root of two only."""
 
 RANDOM_TREES = replace(dp_tr_newton(20), depth=2, batch_size=5, query=LeafQuery.JOINT)
+REFINED: dict[str, Any] = {"candidates": CandidateSource.ITERATIVE_HESSIAN}
 HISTOGRAMS = replace(feverless(6), depth=2, n_candidates=7, query=LeafQuery.JOINT)
 CLIPPED = replace(default_2026_12.DEFAULT, n_trees=20, depth=2, batch_size=5)
-PARTIALLY = replace(HISTOGRAMS, split_method=SplitMethod.PARTIALLY_RANDOM)
+ONE_FEATURE = replace(HISTOGRAMS, name="one feature", n_features_per_tree=1, n_trees=12, batch_size=4, **REFINED)
+PARTIALLY = replace(HISTOGRAMS, name="partially random", split_method=SplitMethod.PARTIALLY_RANDOM)
 BOUNDS = (FeatureBounds(0, 1),) * 3
 TRUSTED, DISTRIBUTED = Trust(), Trust(NoiseShares(3, 1))
 
@@ -155,8 +166,8 @@ class RootAgain(ForestGrower):
         return super()._leaf_sums(number, trees, pairs)
 
 
-class NodesAgain(HistogramQuery):
-    """Releases a node's own sums beside its histograms, although any feature's bins add up to them."""
+class NodesAgain(OneFeatureHistogramQuery):
+    """Releases a node's own sums beside its histogram, although its bins add up to them."""
 
     def best(self, nodes):
         for node in nodes:
@@ -265,7 +276,7 @@ def test_correct_code_keeps_its_promise(trust: Trust) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [HISTOGRAMS, PARTIALLY], ids=lambda method: method.split_method.name)
+@pytest.mark.parametrize("method", [HISTOGRAMS, ONE_FEATURE, PARTIALLY], ids=lambda method: method.name)
 def test_greedy_trees_keep_their_promise(method: Method) -> None:
     """The canary lies where nearly every split sends it to the left: partially random trees release left sums only."""
     assert CLAIMED_MU / 2 < measured_mu(audit(setting(TRUSTED, method, at=0.05), N_RUNS)) <= CLAIMED_MU
@@ -338,9 +349,16 @@ def test_a_root_sum_released_again_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 def test_sums_released_beside_the_histograms_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one feature in each tree that is twice the queries that are paid for."""
-    monkeypatch.setattr(forest_trainer, "HistogramQuery", NodesAgain)
-    assert caught(monkeypatch, setting(TRUSTED, replace(HISTOGRAMS, n_features_per_tree=1)), N_RUNS_FOR_ROOT_2)
+    """At two levels that is three times the queries that are paid for."""
+    monkeypatch.setattr(forest_trainer, "OneFeatureHistogramQuery", NodesAgain)
+    assert caught(monkeypatch, setting(TRUSTED, ONE_FEATURE), N_RUNS)
+
+
+@pytest.mark.slow
+def test_fresh_histograms_below_the_root_of_one_feature_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other trees pay for level by level: at two levels twice the queries."""
+    monkeypatch.setattr(forest_trainer, "OneFeatureHistogramQuery", HistogramQuery)
+    assert caught(monkeypatch, setting(TRUSTED, ONE_FEATURE, at=0.05), N_RUNS_FOR_ROOT_2)
 
 
 @pytest.mark.slow

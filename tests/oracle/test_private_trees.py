@@ -76,7 +76,11 @@ OTHERS = {
     "refined": replace(dp_tr_newton(), **REFINED),
     "refined_batches": batch_iterative_hessian_ebm(0.5, 6),
     "greedy_averaging": replace(feverless(6), **AVERAGING),
+    "last_batch_is_smaller": replace(dp_tr_newton(), batch_size=4),
     "histograms": feverless(),
+    "histograms_refined": replace(feverless(), **REFINED),
+    "histograms_of_one_feature": replace(feverless(), n_features_per_tree=1, query=LeafQuery.JOINT),
+    "histograms_of_one_feature_refined": replace(dp_gbm(), n_features_per_tree=1, batch_size=4, **REFINED),
     "greedy_two_features": replace(dp_gbm(), n_features_per_tree=2, interactions=Interactions.RANDOM),
     "greedy_private_quantiles": replace(feverless(), candidates=CandidateSource.DP_QUANTILE, batch_size=3),
 }

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dp_components.leaf_weights.query import UNIT
 from dp_components.split_methods.greedy import OpenNode, grow, histograms
 from dp_components.split_methods.histogram import HistogramQuery
+from dp_components.split_methods.one_feature_histogram import OneFeatureHistogramQuery
 from dp_components.split_methods.partially_random import PartiallyRandomQuery
 from dp_components.split_methods.split_score import NodeTotals, gain, split_scores
 from dp_components.split_methods.totally_random import grow_totally_random
@@ -105,6 +106,38 @@ def test_leaf_sums_of_exact_histogram_trees_are_those_of_their_rows() -> None:
     leaf = grown.tree.leaf_of_rows(bins)
     for i, sums in enumerate(grown.leaf_sums):
         assert sums * UNIT == pytest.approx(pairs[leaf == i].sum(axis=0))
+
+
+def test_without_noise_the_roots_histogram_gives_the_tree_of_fresh_ones() -> None:
+    """The tree of one feature whose every level is asked for, from one question."""
+    bins, pairs = planted(500)
+    pairs[:, 0] = np.random.default_rng(3).integers(-UNIT, UNIT, size=500)
+    trees, asked = [], []
+
+    def counted(sums: np.ndarray) -> np.ndarray:
+        asked.append(sums.shape)
+        return sums.copy()
+
+    for kind in (HistogramQuery, OneFeatureHistogramQuery):
+        grown = grow(bins, kind(bins, pairs.astype(np.int64), [2], [10] * 4, 1.0, 2.0, counted), 4)
+        trees.append((grown.tree.feature.tolist(), grown.tree.candidate.tolist(), grown.leaf_sums.tolist()))
+    assert trees[0] == trees[1] and len(trees[0][0]) >= 15
+    assert asked[-1] == (1, 1, 11, 2) and len(asked) == 5, "four levels, then one"
+
+
+def test_a_tree_of_one_feature_is_post_processing_of_its_roots_noisy_histogram() -> None:
+    """Same answer, other rows: same tree and leaves. No row is looked at below the root."""
+    answer = np.random.default_rng(6).normal(scale=50 * UNIT, size=(1, 1, 11, 2)).astype(np.int64)
+    grown = []
+    for seed in (1, 2):
+        bins = np.random.default_rng(seed).integers(0, 11, size=(4, 300)).astype(np.uint8)
+        pairs = np.random.default_rng(seed).integers(-UNIT, UNIT, size=(300, 2))
+        grown.append(grow(bins, OneFeatureHistogramQuery(bins, pairs, [3], [10] * 4, 1.0, 2.0, lambda _: answer), 4))
+    assert grown[0].leaf_sums.tolist() == grown[1].leaf_sums.tolist()
+    assert grown[0].tree.candidate.tolist() == grown[1].tree.candidate.tolist()
+    assert grown[0].leaf_sums.sum(axis=0) * UNIT == pytest.approx(answer[0, 0].sum(axis=0), abs=1)
+    with pytest.raises(ValueError, match="only where the tree has one feature"):
+        OneFeatureHistogramQuery(bins, pairs, [1, 3], [10] * 4, 1.0, 2.0, exact)
 
 
 def test_features_with_fewer_candidates_are_never_split_beyond_them() -> None:

@@ -76,7 +76,10 @@ def test_what_nothing_pays_for_is_refused_by_name(name: str) -> None:
         ("grower='me' is unknown", {"components": {"grower": "me"}}),
         ("refreshes totally random trees", {"method": "feverless", "components": {"grower": "xgboost"}}),
         ("refreshes totally random trees", {"method": "dp_tr_newton_ih", "components": {"grower": "xgboost"}}),
-        ("multiple of batch_size", {"components": {"n_trees": 10, "batch_size": 4}}),
+        (
+            "multiple of batch_size",
+            {"method": "dp_tr_newton", "components": {"grower": "xgboost", "n_trees": 10, "batch_size": 4}},
+        ),
         ("it is made for the logistic loss", {"components": {"weight_update": "gradient"}}),
         ("rows_per_person", {"rows_per_person": 0}),
         ("lacks public bounds of x9", {"features": ["x0", "x9"]}),

@@ -42,6 +42,7 @@ TRUSTED, DISTRIBUTED = Trust(), Trust(NoiseShares(3, 1))
 M = 23
 BOUNDS = (FeatureBounds(0.0, 1.0),) * M
 TWO_QUERIES = (LeafQuery.JOINT, LeafQuery.CLIPPED)
+ONE_FEATURE = replace(feverless(25), name="FEVERLESS of one feature", n_features_per_tree=1)
 IH = replace(dp_tr_newton(200), candidates=CandidateSource.ITERATIVE_HESSIAN)
 
 
@@ -62,6 +63,11 @@ IH = replace(dp_tr_newton(200), candidates=CandidateSource.ITERATIVE_HESSIAN)
         (replace(IH, n_features_per_tree=1, n_trees=50), 50 + 50),
         (replace(batch_iterative_hessian_ebm(1.0), query=LeafQuery.SCALAR), 300),  # their run: sigma of 300 queries
         (replace(feverless(25), candidates=CandidateSource.ITERATIVE_HESSIAN), 25 * 4 * M),  # nothing extra
+        (replace(feverless(25), n_features_per_tree=1), 25),  # the root's histogram answers for the whole tree
+        (replace(dp_gbm(25), n_features_per_tree=1, depth=7, candidates=CandidateSource.ITERATIVE_HESSIAN), 25),
+        (replace(dp_gbm(25), n_features_per_tree=1, query=LeafQuery.SCALAR), 50),
+        (replace(feverless(25), n_features_per_tree=1, split_method=SplitMethod.PARTIALLY_RANDOM), 25 * 5),
+        (replace(dp_tr_newton(200), batch_size=30), 200),  # six batches of 30 and one of 20
         (DEFAULT, 200),
         (default_2026_12.DEFAULT, 300),
         (FEW_ROUNDS, 240),  # a batch saves rounds, not queries
@@ -75,7 +81,7 @@ def test_queries(method, queries: int) -> None:
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 4.0])
 @pytest.mark.parametrize(
     "method",
-    [DEFAULT, default_2026_12.DEFAULT, dp_tr_newton(200), dp_rf(200), feverless(25), IH],
+    [DEFAULT, default_2026_12.DEFAULT, dp_tr_newton(200), dp_rf(200), feverless(25), ONE_FEATURE, IH],
     ids=lambda m: m.name,
 )
 @pytest.mark.parametrize("trust", [TRUSTED, DISTRIBUTED], ids=["trusted", "distributed"])
@@ -90,6 +96,27 @@ def test_clipped_gradients_cost_the_same_at_six_tenths_of_the_noise() -> None:
     assert clipped.tree_noise.multiplier == joint.tree_noise.multiplier
     assert clipped.tree_noise.std[0] / joint.tree_noise.std[0] == pytest.approx(0.6, rel=1e-5)
     assert compose(clipped.events).mu_squared == pytest.approx(compose(joint.events).mu_squared, rel=1e-9)
+
+
+def test_trees_of_one_feature_have_half_the_noise_of_paying_for_each_of_four_levels() -> None:
+    """As many queries as random trees, so their noise; per level it would be the root of the depth more."""
+    one, random = (plan_with(method, BOUNDS, 0.3).releases for method in (ONE_FEATURE, dp_tr_newton(25)))
+    assert one.tree_noise.multiplier == random.tree_noise.multiplier == pytest.approx(5 / 0.3)
+    assert len(one.releases) == 25 and all((r.kind, r.level) == (Kind.HISTOGRAM, 0) for r in one.releases)
+
+
+@pytest.mark.parametrize("n_candidates", [1, 10, 127])
+@pytest.mark.parametrize("source", CandidateSource)
+def test_the_planned_root_histogram_holds_all_bins(source: CandidateSource, n_candidates: int) -> None:
+    method = replace(ONE_FEATURE, candidates=source, n_candidates=n_candidates)
+    [size] = plan_with(method, BOUNDS, 0.3).releases.releases[-1].sizes
+    most = 2 * n_candidates if source is CandidateSource.ITERATIVE_HESSIAN else n_candidates
+    assert size >= 2 * (most + 1)
+
+
+def test_the_last_batch_has_the_trees_that_are_left() -> None:
+    releases = ReleasePlan.of(replace(dp_tr_newton(10), batch_size=4), BOUNDS, 1.0).releases
+    assert [len(release.sizes) for release in releases] == [4, 4, 2]
 
 
 def test_half_the_noise_would_overspend() -> None:
