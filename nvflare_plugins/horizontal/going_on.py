@@ -51,7 +51,6 @@ from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.weighed_round import MOST_STEPS, state_of, with_last_round_weighed
 
 FILE = "course.json"
-_KEPT_STATES = 64  # far more than there are checkpoints to go back to
 _CONSTANT_HESSIANS = ("reg:squarederror", "binary:hinge", "reg:absoluteerror", "reg:quantileerror")
 
 
@@ -218,8 +217,10 @@ class Course:
         state = state_of(model)
         if not self._may_enter(state, sites):
             raise CannotGoOn("this site has sent sums at this state of the model together with other sites")
-        self.states = [*(one for one in self.states if one[0] != state), (state, sites)][-_KEPT_STATES:]
-        self._write()
+        # None is ever forgotten: whoever makes sites go back, and sends other sums each time, makes any number of them.
+        if (state, sites) not in self.states:
+            self.states.append((state, sites))
+            self._write()
 
     def next_step(self, model: bytes, sites: tuple[str, ...]) -> int:
         """Return the first state beside a checkpoint that this site may enter with these sites. Raises: CannotGoOn."""

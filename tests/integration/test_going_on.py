@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from nvflare_plugins.attempt.job_context import CannotGoOn
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.horizontal import going_on
 from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.site.policy.values import Floors
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
 from nvflare_plugins.wire.sums import ProtectedSums
@@ -316,6 +318,21 @@ def test_a_site_that_pools_with_the_server_cannot_talk_others_into_a_used_state(
     lose(federation, training, tamper={"site-2": dies_at(Kind.HISTOGRAM, 8)})
     monkeypatch.setattr(going_on.Course, "next_step", lambda self, model, sites: 0)
     assert "no state in common that is new" in refused(go_on(federation, training))
+
+
+def test_no_state_is_forgotten_however_many_others_were_entered_since(tmp_path: Path) -> None:
+    """A site that sends other sums at each attempt leads the others through new states without end."""
+    model = json.dumps({"learner": {"gradient_booster": {}, "learner_model_param": {"base_score": "0"}}})
+    ours = going_on.Course(tmp_path / going_on.FILE)
+    ours.join(ALL)
+    ours.begin(going_on.SetUp(ALL, None, (1.0,), (4, 9), Floors(9, 1, 4), {}), 0)
+    ours.enter(model.encode(), ALL)
+    for number in range(1, 300):
+        ours.enter(model.replace('"0"', f'"{number}"').encode(), LEFT)
+    ours = going_on.Course.of(SimpleNamespace(path=tmp_path))
+    with pytest.raises(CannotGoOn, match="together with other sites"):
+        ours.enter(model.encode(), LEFT)
+    ours.enter(model.encode(), ALL)
 
 
 # -- what is refused beforehand ---------------------------------------------------------------------------------------
