@@ -16,6 +16,7 @@ from nvflare_plugins.files import write_atomically
 from nvflare_plugins.formatting import printable
 from nvflare_plugins.report.drift_page import build_page
 from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.scoring.columns import POLICY
 from nvflare_plugins.scoring.drift import Drift, features_of, scores_of
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.scoring.rows import Rows, names_in, read_rows
@@ -114,12 +115,13 @@ def _rows(spec: DataSet, path: Path | None, model: FinishedModel, ignored: list[
             raise ConfigurationError(f"{printable(str(path))} is no file whose name ends in .csv or .parquet")
         spec = replace(spec, name=printable(str(path)), path=path.absolute(), format=kind, loader=None, max_rows=0)
     known = {feature.name for feature in model.features}
-    return read_rows(spec, model.features, None, _others(spec, known, ignored), unknown_is_missing=True)
+    others = _others(spec, known, ignored)
+    return read_rows(spec, model.features, None, others, unknown_is_missing=True, remedies=POLICY)
 
 
 def _others(spec: DataSet, known: set[str], ignored: list[str]) -> list[str]:
     """Return the columns that are no features: what the job did not take is no drift of the model."""
-    present = names_in(spec)
+    present = names_in(spec, POLICY)
     missing = [name for name in ignored if name not in present]
     if missing:
         raise ConfigurationError(f"--ignore {printable(missing[0])!r}: {spec.name} has no such column")

@@ -157,7 +157,7 @@ def _site_setup(subparsers: _Subparsers) -> None:
     parser.add_argument(
         "--keep-in",
         metavar="DIR",
-        type=lambda text: str(Path(text).expanduser().absolute()),
+        type=_folder,
         help="keep runs, registry and ledgers below this folder, outside FLARE's workspace",
     )
     parser.add_argument(
@@ -211,6 +211,13 @@ _BUDGET_VALUES: dict[str, Callable[[str], float]] = {
     "rows_per_person": int,
     "own_persons": {"true": True, "false": False}.__getitem__,
 }
+
+
+def _folder(text: str) -> str:
+    """Return a folder's absolute path; an empty text, as of a variable that is not set, is none."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("name a folder; the text is empty")
+    return str(Path(text).expanduser().absolute())
 
 
 def _consent(text: str) -> str:

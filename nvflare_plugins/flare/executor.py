@@ -40,7 +40,7 @@ from nvflare_plugins.flare.kept_jobs import is_noted, note_over, note_waiting, n
 from nvflare_plugins.flare.kinds import kind_of, own_kind
 from nvflare_plugins.flare.metrics import MetricsFile, SiteMetrics, metrics_folder
 from nvflare_plugins.flare.presence import Ready
-from nvflare_plugins.flare.timeouts import HEARTBEAT_S, site_timeout_s
+from nvflare_plugins.flare.timeouts import HEARTBEAT_S, LONGEST_SILENCE_S, site_timeout_s
 from nvflare_plugins.flare.transport import SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work
 from nvflare_plugins.formatting import printable
@@ -282,6 +282,7 @@ class ProgressLog:
         self._log = log
         self._send_metric = send_metric
         self._last_line = time.monotonic()
+        self._patience_s = HEARTBEAT_S
 
     def __call__(self, record: RoundFacts, n_rounds: int) -> None:
         """Take note of a finished round."""
@@ -296,16 +297,18 @@ class ProgressLog:
     def heartbeat(self, waiting_s: float | None) -> None:
         """Say what the site is doing if nothing was written for a while."""
         silent_s = time.monotonic() - self._last_line
-        if silent_s < HEARTBEAT_S:
+        if silent_s < self._patience_s:
             return
+        patience_s = min(2 * self._patience_s, LONGEST_SILENCE_S)  # a job that stays may have nothing to tell for days
         if waiting_s is not None and waiting_s >= HEARTBEAT_S / 2:
             self.say(f"waiting for the other sites since {waiting_s:.0f} s")
         else:
             self.say(f"still working; the last line is {silent_s:.0f} s old")
+        self._patience_s = patience_s
 
     def say(self, text: str) -> None:
         """Write one line."""
-        self._last_line = time.monotonic()
+        self._last_line, self._patience_s = time.monotonic(), HEARTBEAT_S
         self._log(text)
 
 

@@ -24,7 +24,8 @@ QUERY_INTERVAL_S = 10.0
 START_TIMEOUT_S = 120.0
 ABORT_POLL_S = 0.2
 EXPIRE_POLL_S = 1.0
-HEARTBEAT_S = 30.0  # a line in the site's log
+HEARTBEAT_S = 30.0  # a line in the site's log; the next one after twice as long
+LONGEST_SILENCE_S = 3600.0
 ABORT_GRACE_S = 20.0  # after a failure: for the other sites to hand in their evidence
 
 BEAT_INTERVAL_S = 10.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,7 @@ class Remedies:
     text: str
     type: str
     infinite: str
+    reading: str = ""
 
 
 COMMAND = Remedies(
@@ -48,6 +49,15 @@ COMMAND = Remedies(
     "correct them, or name the texts that mean missing with --missing TEXT",
     "write the column as numbers",
     "leave them empty, which is missing, or scale the column as in training",
+    "--separator and --encoding, or the site's policy (--workspace), say how a file is written.",
+)
+POLICY = replace(
+    COMMAND,
+    extra_column="leave them out (--ignore COLUMN)",
+    unknown_category="correct them",
+    text="correct them, or name the texts that mean missing for the data set (veilboost site-setup DIR --missing "
+    "NAME=TEXT)",
+    reading="The site's policy says how its data set, and a file beside it, is written (veilboost site-setup).",
 )
 PYTHON = Remedies(
     "give the frame the model's columns, under the model's names",

@@ -19,11 +19,9 @@ from nvflare_plugins.data_sets.tabular_files import TabularFile
 from nvflare_plugins.data_sets.text_values import NumberFormat
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.formatting import printable
-from nvflare_plugins.scoring.columns import COMMAND, UNKNOWN, check_names, matrix_of
+from nvflare_plugins.scoring.columns import COMMAND, UNKNOWN, Remedies, check_names, matrix_of
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.model import Feature
-
-_HOW = "--separator and --encoding, or the site's policy (--workspace), say how a file is written."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +44,7 @@ def read_rows(
     ignored: Sequence[str] = (),
     *,
     unknown_is_missing: bool = False,
+    remedies: Remedies = COMMAND,
 ) -> Rows:
     """Read rows for a model.
 
@@ -54,22 +53,23 @@ def read_rows(
         id_column: kept as it stands; never a feature.
         ignored: columns that are no features.
         unknown_is_missing: categories outside their list count as missing instead of being refused.
+        remedies: what helps, as the command says it that reads the rows.
 
     Raises:
         ScoringError: the file cannot be read, or its columns or values are not the model's.
     """
-    with _for_who_has_the_file(spec):
-        return _read(spec, features, id_column, ignored, unknown_is_missing)
+    with _for_who_has_the_file(spec, remedies):
+        return _read(spec, features, id_column, ignored, unknown_is_missing, remedies)
 
 
-def names_in(spec: DataSet) -> list[str]:
+def names_in(spec: DataSet, remedies: Remedies = COMMAND) -> list[str]:
     """Return the columns of a file under the names that the data set gives them. Raises: as ``read_rows``."""
-    with _for_who_has_the_file(spec):
+    with _for_who_has_the_file(spec, remedies):
         return TabularFile(_of_columns_there(spec)).column_names
 
 
 @contextmanager
-def _for_who_has_the_file(spec: DataSet) -> Iterator[None]:
+def _for_who_has_the_file(spec: DataSet, remedies: Remedies) -> Iterator[None]:
     """Say what a reader's refusal says to others, and why: who asks has the file."""
     try:
         yield
@@ -79,18 +79,23 @@ def _for_who_has_the_file(spec: DataSet) -> Iterator[None]:
         reason = error.reason if isinstance(error, DataRefusal) else str(error)
         # A key of the policy does not help who has only a file.
         reason = re.sub(r"\.?\s*Policy keys?: .*", "", reason, flags=re.DOTALL).removeprefix(f"data set {spec.name!r} ")
-        raise ScoringError(f"{spec.name} {reason.rstrip('.')}. {_HOW}") from None
+        raise ScoringError(f"{spec.name} {reason.rstrip('.')}. {remedies.reading}") from None
 
 
 def _read(
-    spec: DataSet, features: Sequence[Feature], id_column: str | None, ignored: Sequence[str], unknown_is_missing: bool
+    spec: DataSet,
+    features: Sequence[Feature],
+    id_column: str | None,
+    ignored: Sequence[str],
+    unknown_is_missing: bool,
+    remedies: Remedies,
 ) -> Rows:
     spec = _of_columns_there(spec)
     file = TabularFile(spec)
     present = _without_others(spec.name, file.column_names, id_column, ignored, features)
     if spec.id is not None and all(feature.name != spec.id for feature in features):
         present = [name for name in present if name != spec.id]
-    check_names(spec.name, features, present, COMMAND)
+    check_names(spec.name, features, present, remedies)
     text = [feature.name for feature in features if feature.categories is not None]
     numeric = [feature.name for feature in features if feature.categories is None]
     columns = file.read(numeric, [*text, *([] if id_column is None else [id_column])], may_be_empty=True)
@@ -102,7 +107,7 @@ def _read(
         columns,
         spec.missing,
         unknown_is_missing,
-        COMMAND,
+        remedies,
         NumberFormat(spec.decimal, spec.thousands),
     )
     # As Arrow holds them: whole numbers with gaps would become others in pandas.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 import stat
 import threading
 from pathlib import Path
@@ -273,6 +274,22 @@ def test_who_has_the_file_is_told_why_it_cannot_be_read(site: Path, capsys, cont
     assert main(["drift", "job-a", str(site / "odd.csv"), "--workspace", str(site), "--site", "site-1"]) == 1
     told = capsys.readouterr().err
     assert "odd.csv" in told and "own log" not in told and "data_sets./" not in told
+    assert_options_are_those_of_drift(told)
+
+
+def assert_options_are_those_of_drift(told: str) -> None:
+    there = ("--out", "--threshold", "--training", "--ignore", "--workspace", "--site")
+    named = re.findall(r"--[a-z-]+", re.sub(r"veilboost site-setup[^,;)]*", "", told))
+    assert set(named) <= set(there), told
+
+
+def test_a_text_that_is_no_number_is_refused_with_what_drift_has(site: Path, capsys) -> None:
+    frame = rows(50, 3).astype(dict.fromkeys(COLUMNS, object))
+    frame.loc[0, COLUMNS[0]] = "n/a?"
+    assert drift(site, frame) == 1
+    told = capsys.readouterr().err
+    assert "site-setup DIR --missing" in told
+    assert_options_are_those_of_drift(told)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,13 @@ def test_choices_that_are_written_out_are_those_there_are() -> None:
     assert tuple(EXTRAS) == parsers.FLARE_EXTRAS
 
 
+@pytest.mark.parametrize("empty", ["", " "])
+def test_a_folder_without_a_name_is_not_the_one_in_use(capsys: pytest.CaptureFixture[str], empty: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["site-setup", "somewhere", "--keep-in", empty])
+    assert "--keep-in: name a folder" in capsys.readouterr().err
+
+
 def test_help_names_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])

@@ -110,7 +110,24 @@ def test_progress_is_one_line_a_second_and_a_sign_of_life(monkeypatch: pytest.Mo
     log.heartbeat(20.0)
     clock.now += timeouts.HEARTBEAT_S
     log.heartbeat(None)
-    assert lines[14:] == ["waiting for the other sites since 20 s", "still working; the last line is 30 s old"]
+    assert len(lines) == 15, "each further sign of life takes twice as long"
+    clock.now += timeouts.HEARTBEAT_S
+    log.heartbeat(None)
+    assert lines[14:] == ["waiting for the other sites since 20 s", "still working; the last line is 60 s old"]
+
+
+def test_a_job_that_stays_with_nothing_to_tell_writes_a_line_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, lines = Clock(), []
+    monkeypatch.setattr(executor, "time", clock)
+    log = ProgressLog(lines.append)
+    for _ in range(24 * 3600):
+        clock.now += 1.0
+        log.heartbeat(None)
+    assert 24 <= len(lines) < 32
+    log.say("rows are scored")
+    clock.now += timeouts.HEARTBEAT_S
+    log.heartbeat(None)
+    assert lines[-1] == "still working; the last line is 30 s old"
 
 
 def test_deadlines_follow_what_is_sent() -> None:
