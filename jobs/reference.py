@@ -43,6 +43,7 @@ _TABLES = {
     "SnapshotSource": "snapshots.NAME.",
     "VerticalRules": "vertical.",
     "DataProtection": "data_protection.",
+    "Cluster": "cluster.",
 }
 _LEFT_OUT = {"data_sets.NAME.format": "by the file's suffix"}
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -84,7 +85,9 @@ def table(prefix: str, part: dict[str, Any], of: dict[str, Any]) -> Iterator[str
         text = " ".join(field.get("description", "").split())
         shown = json.dumps({} if ref and "anyOf" not in field else field.get("default", {}), ensure_ascii=False)
         yield f"| `{key}` | {default or f'`{shown}`'} | {words_of(field).replace('|', '')} | {text} |"
-        if ref and prefix and name != "data_protection":  # the same keys as the policy's own, which have a table
+        if (
+            ref and prefix and name not in ("data_protection", "cluster")
+        ):  # the same keys as the policy's own, which have a table
             yield from table(f"{key}.", of["$defs"][ref.rpartition("/")[2]], of)
 
 

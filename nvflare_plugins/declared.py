@@ -14,6 +14,7 @@ import functools
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, EnumType
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 
 from annotated_types import Ge, Gt, Le, Len
@@ -134,6 +135,7 @@ JobId = Annotated[
     Words("the id of a job (letters, digits, '.', '_' and '-')"),
 ]
 Flag = Annotated[bool, STRICT]
+FilePath = Annotated[Path, STRICT, Words("a path")]
 Whole = Annotated[int, STRICT, Le(1 << 62)]
 Rounds = Annotated[int, STRICT, Ge(1), Le(1 << 62)]
 Number = Annotated[float, STRICT, Field(allow_inf_nan=False), AS_GIVEN, Words("a finite number")]

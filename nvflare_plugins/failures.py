@@ -58,6 +58,13 @@ class DataRefusal(ConfigurationError):
         self.reason = reason
 
 
+class WorkerFailure(VeilBoostError):
+    """A worker of a site's own cluster, or its scheduler, is lost, does not answer, or failed: see that site's log.
+
+    Privacy: the text travels to the other parties; it numbers workers, whose addresses stand in the site's log alone.
+    """
+
+
 class Decider(Enum):
     """Whose doing it was, as this site sees it, that too few rows of all sites together carry weight.
 

@@ -35,6 +35,7 @@ LEVELS = (
     ("wire",),
     ("data_sets",),
     ("site",),
+    ("cluster",),
     ("evidence",),
     ("xgb",),
     ("report",),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.data_sets.cluster_declaration import Cluster
 from nvflare_plugins.data_sets.declaration import DataProtection, DataSet, PrivacyBudget, VerticalRules
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import Consents, PluginPin
@@ -22,6 +23,7 @@ _PARTS = {
     "vertical": VerticalRules,
     "plugins": PluginPin,
     "data_protection": DataProtection,
+    "cluster": Cluster,
 }
 
 

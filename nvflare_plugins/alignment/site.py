@@ -8,6 +8,7 @@ from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.result import Alignment, save_alignments
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
+from nvflare_plugins.cluster.use import OnCluster
 from nvflare_plugins.data_sets.row_ids import load_ids
 from nvflare_plugins.report.data_facts import ALIGNMENT, DataFacts
 from nvflare_plugins.report.run_record import ReportSection
@@ -50,7 +51,9 @@ def _section(found: list[Alignment]) -> ReportSection:
     return ReportSection("Aligned rows", (_NOTE,), ("data set", "rows here", "rows at all parties"), rows)
 
 
-align_site = SitePart(_prepare, _align, lambda job: job.data_sets, lambda job, ids: _PROTECTION)
+align_site = SitePart(
+    _prepare, _align, lambda job: job.data_sets, lambda job, ids: _PROTECTION, on_cluster=OnCluster.NOT_NEEDED
+)
 """Takes part in one attempt of an alignment job.
 
 Privacy: the server learns whether the job succeeded, and see ``intersection.py``; neither sizes nor ids are in the

@@ -17,6 +17,7 @@ from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, Silent
 from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.session import Session, open_session
+from nvflare_plugins.cluster.use import OnCluster, refuse_cluster
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.evidence.ended import put_aside
 from nvflare_plugins.evidence.format import SERVER, export_name
@@ -236,12 +237,14 @@ class SitePart(Generic[P]):
         train: does the rest, once the session is open.
         data_sets: names of all that a job looks at here; None among them is no data set.
         protection: facts on the scheme for the evidence, such as the trust model and epsilon as text; (job, prepared).
+        on_cluster: what becomes of a cluster that the policy names for one of the data sets.
     """
 
     prepare: Callable[[Any, SiteContext], P]
     train: Callable[[SiteAttempt, P], JobResult]
     data_sets: Callable[[Any], Iterable[str | None]] = lambda job: (job.data_set,)
     protection: Callable[[Any, P], Facts] = lambda job, prepared: {}
+    on_cluster: OnCluster = OnCluster.REFUSED
 
     def __call__(
         self, job: Job, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None = None
@@ -256,6 +259,8 @@ class SitePart(Generic[P]):
             OSError, MemoryError: the machine lacks something; as above.
         """
         with noting_consents() as consents, reading_rows(context.policy, job.profile, self.data_sets(job)):
+            if self.on_cluster is OnCluster.REFUSED:
+                refuse_cluster(context.policy, self.data_sets(job))
             prepared = self.prepare(job, context)
             facts = self.protection(job, prepared)
             with open_attempt(job, context, transport, timeout_s, facts, progress or Silent()) as attempt:

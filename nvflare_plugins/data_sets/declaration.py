@@ -10,9 +10,21 @@ from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, Field
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.data_sets.cluster_declaration import Cluster
 from nvflare_plugins.data_sets.part_files import files_of
 from nvflare_plugins.data_sets.text_values import DECIMALS, THOUSANDS, DatePattern
-from nvflare_plugins.declared import AS_GIVEN, STRICT, Document, Flag, OneOf, Text, Words, document, printable_only
+from nvflare_plugins.declared import (
+    AS_GIVEN,
+    STRICT,
+    Document,
+    FilePath,
+    Flag,
+    OneOf,
+    Text,
+    Words,
+    document,
+    printable_only,
+)
 
 MOST_ROWS = 2**53  # of any number in a policy: more would be no number any more for those who divide it
 MOST_EPSILON, MOST_DELTA = 64.0, 1e-2
@@ -81,7 +93,6 @@ def _is_date(value: str) -> str:
 Count = Annotated[int, STRICT, Ge(1), Le(MOST_ROWS)]
 CountOrNone = Annotated[int, STRICT, Ge(0), Le(MOST_ROWS)]
 Column = Annotated[str, STRICT]  # any name that a file gives
-FilePath = Annotated[Path, STRICT, Words("a path")]
 SnapshotName = Annotated[str, STRICT, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$"), Words("letters, digits, '_', '.', '-'")]
 BudgetEpsilon = Annotated[
     float,
@@ -257,6 +268,8 @@ class DataSet(Document):
     """
     data_protection: DataProtection = DataProtection()
     """What differs for this data set from what the policy says under `data_protection`."""
+    cluster: Cluster | None = None
+    """A cluster for trainings on this data set, in the place of the policy's own."""
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -20,6 +20,7 @@ from nvflare_plugins.alignment.result import load_alignment, save_alignments
 from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
+from nvflare_plugins.cluster.use import OnCluster
 from nvflare_plugins.evidence.contents import Content
 from nvflare_plugins.report.data_facts import SCORING, DataFacts, missing_of
 from nvflare_plugins.report.run_record import ReportSection
@@ -332,7 +333,7 @@ def _facts(job: InferenceJob, prepared: tuple[StoredPart[Part], Rows]) -> dict[s
     return {"model": prepared[0].identity.model_id, "reveals": _PROTECTION[Action(job.action)]}
 
 
-run_inference = SitePart(_prepare, _use, protection=_facts)
+run_inference = SitePart(_prepare, _use, protection=_facts, on_cluster=OnCluster.NOT_NEEDED)
 """Takes part in one attempt of a job with a vertical model.
 
 Privacy: the server learns which model and action the job names, sizes and times. What parties learn of each other, see

@@ -19,17 +19,17 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator, Field
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
+from nvflare_plugins.data_sets.cluster_declaration import Cluster
 from nvflare_plugins.data_sets.declaration import (
     MOST_ROWS,
     Count,
     CountOrNone,
     DataProtection,
     DataSet,
-    FilePath,
     SnapshotSource,
     VerticalRules,
 )
-from nvflare_plugins.declared import STRICT, Document, Flag, Name, OneOf, Words, document
+from nvflare_plugins.declared import STRICT, Document, FilePath, Flag, Name, OneOf, Words, document
 from nvflare_plugins.site.policy.reader import file_values, no_duplicates, refuse_shared_files
 from nvflare_plugins.site.policy.values import (
     ARITHMETIC,
@@ -170,6 +170,10 @@ class SitePolicy(Document):
     rows than `min_effective_rows` are counted apart, and a full count stops such jobs alone.
     """
 
+    cluster: Cluster | None = None
+    """A Dask cluster of the site on which its part of trainings runs; needs the extra `cluster`. `null` trains in the
+    site's own process. Results are the same, and no other party sees a difference. See cluster.
+    """
     data_protection: DataProtection = DataProtection()
     """What the page for a data-protection officer (`veilboost report --summary`) says in the site's own words; see
     there.
@@ -234,6 +238,7 @@ class SitePolicy(Document):
                 "data_sets",
                 "snapshots",
                 "data_protection",
+                "cluster",
                 "inputs",
                 "registry",
                 "ledgers",
@@ -256,6 +261,11 @@ class SitePolicy(Document):
         if name not in self.data_sets:
             raise self._refusal("data_sets", f"has no data set named {name!r}", "ask the site to add it")
         return self.data_sets[name]
+
+    def cluster_for(self, name: str) -> Cluster | None:
+        """Return where trainings on a data set run: its own cluster, else the site's; None is this process."""
+        own = self.data_sets[name].cluster if name in self.data_sets else None
+        return self.cluster if own is None else own
 
     def statement(self, names: Iterable[str]) -> dict[str, str]:
         """Return what the site says of the processing of data sets, by the keys of ``DataProtection``.

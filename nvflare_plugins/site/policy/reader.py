@@ -50,6 +50,7 @@ def file_values(document: object, known: Sequence[str], workspace: Path, site: s
             values[key] = whole(values[key])
     if isinstance(values["ledgers"], Path):
         values.setdefault("ledger_heads", values["ledgers"] / "heads")
+    values["cluster"] = _cluster(values.get("cluster"), whole)
     sources = values.get("snapshots")
     if isinstance(sources, dict):
         fields = [name for name in SnapshotSource.__dataclass_fields__ if name != "name"]
@@ -73,6 +74,13 @@ def _snapshot(name: object, entry: object, fields: Sequence[str], whole: Callabl
     return {**entry, "name": name, **paths}
 
 
+def _cluster(entry: object, whole: Callable[[object], object]) -> object:
+    security = entry.get("security") if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or not isinstance(security, dict):
+        return entry
+    return {**entry, "security": {key: whole(value) for key, value in security.items()}}
+
+
 def _folders(snapshots: object) -> list[object]:
     """Return the folders that snapshots go to, whether they are there yet or not."""
     entries = snapshots.values() if isinstance(snapshots, dict) else ()
@@ -86,6 +94,8 @@ def _data_set(
         return entry
     refuse_unknown(f"data_sets.{name}", entry, fields)
     values: dict[str, Any] = {**entry, "name": name, "path": whole(entry.get("path"))}
+    if "cluster" in entry:
+        values["cluster"] = _cluster(entry["cluster"], whole)
     if values["path"] is None:
         raise ConfigurationError(f"data_sets.{name} lacks path")
     if "format" not in entry and isinstance(values["path"], Path):

@@ -1,0 +1,32 @@
+"""What a kind of job makes of the cluster that a policy names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+from he_processors.errors import PolicyRefusal
+from nvflare_plugins.site.policy.policy import SitePolicy
+
+
+class OnCluster(Enum):
+    """USED: the site's part runs on it. NOT_NEEDED: it runs in the site's process. REFUSED: the job does not run."""
+
+    USED = "used"
+    NOT_NEEDED = "not needed"
+    REFUSED = "refused"
+
+
+def refuse_cluster(policy: SitePolicy, data_sets: Iterable[str | None]) -> None:
+    """Refuse a job that cannot run on the cluster which the policy names for its rows: they may not fit one process.
+
+    Raises:
+        PolicyRefusal: the policy names one for a data set of the job.
+    """
+    for name in data_sets:
+        if name is not None and policy.cluster_for(name) is not None:
+            raise PolicyRefusal(
+                f"the policy of {policy.site} names a cluster for data set {name!r}, and jobs of this kind do not run "
+                "on one. Policy keys: cluster, data_sets.<name>.cluster. Remedy: name the cluster at the data sets "
+                "that vertical jobs train on alone, or leave it out."
+            )

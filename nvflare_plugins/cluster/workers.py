@@ -1,0 +1,192 @@
+"""The one interface to a party's workers, and a twin of it in the party's own process.
+
+    with open_workers(policy.cluster_for("credit")) as workers:            # dask_workers.py; checked before it returns
+        rows = shard_rows(n_rows, len(workers))                            # one range for each worker, none empty
+        begin(workers, "nvflare_plugins.vertical.shards.sums:SumShard", [(codes[:, one],) for one in rows])
+        futures = [workers.call(number, "sum_bins", ...) for number in range(len(workers))]
+        partial = collect(futures)                                         # in the order of the workers
+
+A worker holds one ``WorkerPart`` (``desk.py``) of the installed package. It is made by its name and called by the name
+of its methods; arguments and values are plain (``plain_values.py``) and go from the party's process to the worker and
+back, past the scheduler. Calls of one worker are done one after the other, in order; different workers work side by
+side. The first loss ends everything: every later call raises it again, and a party goes on from its last checkpoint.
+
+Security: a party's workers are that party: they see the rows of their shards, what is sealed to the party, opened, and
+    the secret keys that a part is explicitly given. The other parties and the server learn neither that there are
+    workers nor how many, but for what time tells.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.cluster.desk import DONE, FAILED, Desk, error_of
+from nvflare_plugins.cluster.plain_values import require_plain
+from nvflare_plugins.failures import WorkerFailure
+
+TRIAL = "nvflare_plugins.cluster.desk:Trial"
+
+
+@dataclass(slots=True)
+class Work:
+    """What one worker has done so far. Units: calls; seconds of the site's clock; bytes there and back."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    bytes_to: int = 0
+    bytes_from: int = 0
+
+
+class Workers(Protocol):
+    """A party's workers, numbered from 0. A context manager: leaving it lets all go.
+
+    Attributes:
+        work: what each has done.
+    """
+
+    work: tuple[Work, ...]
+
+    def __len__(self) -> int: ...
+
+    def begin(self, worker: int, path: str, *args: Any) -> Future[Any]:
+        """Have a worker make a ``WorkerPart``, in the place of the one before.
+
+        Args:
+            path: "nvflare_plugins.module:Class".
+            args: plain values.
+
+        Raises (from the future, as ``call``):
+            WorkerFailure: a worker or the scheduler is lost, or did not answer in time; the text has its number.
+            VeilBoostError: what the part itself raised.
+        """
+
+    def call(self, worker: int, method: str, *args: Any) -> Future[Any]:
+        """Have a worker call a method of its part; see ``begin``."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class DeskLink(Protocol):
+    """The way to the desk of one worker."""
+
+    def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
+        """Call a function of ``Desk``. Raises: WorkerFailure."""
+
+
+class LinkedWorkers:
+    """Workers behind links, each with a thread at the site that asks it one thing after the other."""
+
+    def __init__(self, links: Sequence[DeskLink]) -> None:
+        self._links = links
+        self._threads = [
+            ThreadPoolExecutor(1, thread_name_prefix=f"veilboost_worker_{number}") for number in range(len(links))
+        ]
+        self._failure: WorkerFailure | None = None
+        self.work = tuple(Work() for _ in links)
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def begin(self, worker: int, path: str, *args: Any) -> Future[Any]:
+        return self._threads[worker].submit(self._ask, worker, "begin", path, args)
+
+    def call(self, worker: int, method: str, *args: Any) -> Future[Any]:
+        return self._threads[worker].submit(self._ask, worker, "call", method, args)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self._failure is None:
+            for number, thread in enumerate(self._threads):
+                thread.submit(self._ask, number, "end")
+        else:
+            self._fail(WorkerFailure("the work on this site's cluster has ended"))
+        for thread in self._threads:
+            thread.shutdown(wait=kind is None, cancel_futures=kind is not None)
+
+    def _fail(self, failure: WorkerFailure) -> None:
+        self._failure = self._failure or failure
+
+    def _ask(self, worker: int, function: str, *args: Any) -> Any:
+        if self._failure is not None:
+            raise self._failure
+        n_bytes, started = require_plain(args), time.perf_counter()
+        try:
+            state, value, words = self._links[worker].ask(function, *args)
+        except WorkerFailure as failure:
+            self._fail(failure)
+            raise self._failure or failure from None
+        done = self.work[worker]
+        done.calls, done.seconds = done.calls + 1, done.seconds + time.perf_counter() - started
+        done.bytes_to, done.bytes_from = done.bytes_to + n_bytes, done.bytes_from + require_plain(value)
+        if state == DONE:
+            return value
+        if state == FAILED:
+            self._fail(WorkerFailure(f"worker {worker} of this site's cluster failed: {words}"))
+            raise self._failure or WorkerFailure(words)
+        raise error_of(value, words)
+
+
+class _DeskHere:
+    """A desk in this process, behind the same pickling as one elsewhere."""
+
+    def __init__(self) -> None:
+        self._desk = Desk()
+
+    def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
+        sent = pickle.loads(pickle.dumps(args))  # noqa: S301  # our own bytes
+        answer: tuple[str, Any, str] = getattr(self._desk, function)(*sent)
+        return answer
+
+
+def workers_here(n_workers: int) -> LinkedWorkers:
+    """Return workers that are threads of this process: for tests, and to see what shards change without a cluster."""
+    return LinkedWorkers([_DeskHere() for _ in range(n_workers)])
+
+
+def collect(futures: Sequence[Future[Any]]) -> list[Any]:
+    """Wait for all, or for the first that fails; return their values in order.
+
+    Raises:
+        VeilBoostError: of the first in order that has failed by then.
+    """
+    wait(futures, return_when=FIRST_EXCEPTION)
+    for future in futures:
+        if future.done() and future.exception() is not None:
+            future.result()
+    return [future.result() for future in futures]
+
+
+def begin(workers: Workers, path: str, args: Sequence[tuple[Any, ...]]) -> None:
+    """Have every worker make a part of the same class. Args: args: of each worker's."""
+    collect([workers.begin(number, path, *own) for number, own in enumerate(args)])
+
+
+def shard_rows(n_rows: int, n_workers: int) -> tuple[slice, ...]:
+    """Divide rows among workers: ranges in order, whose lengths differ by one at most.
+
+    Raises:
+        ConfigurationError: some worker would have none.
+    """
+    if n_rows < n_workers:
+        raise ConfigurationError(
+            f"the policy gives the data set {n_workers} workers, and it has fewer rows: worker {n_rows} would have "
+            "none. Policy key: cluster.workers. Remedy: lower it."
+        )
+    ends = [n_rows * number // n_workers for number in range(n_workers + 1)]
+    return tuple(slice(start, stop) for start, stop in itertools.pairwise(ends))

@@ -1,0 +1,70 @@
+"""What a site's policy declares of a Dask cluster of its own, on which its part of a training may run."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from annotated_types import Ge, Le
+from pydantic import AfterValidator
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.declared import AS_GIVEN, STRICT, Document, FilePath, Words, document
+
+MOST_WORKERS = 1024
+_DAY_S = 86_400
+_LOOPBACK = re.compile(r"tcp://(127(\.\d{1,3}){3}|localhost|\[::1\]):\d{1,5}")
+_TLS = re.compile(r"tls://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):\d{1,5}")
+
+
+def _protected(value: str) -> str:
+    if not _TLS.fullmatch(value) and not _LOOPBACK.fullmatch(value):
+        raise ValueError
+    return value
+
+
+_Deadline = Annotated[float, STRICT, Ge(1), Le(_DAY_S), AS_GIVEN, Words(f"a number of seconds from 1 to {_DAY_S:,}")]
+_ADDRESS = Words("tls://host:port; tcp:// is taken on the loopback of this machine alone (127.0.0.1, localhost, [::1])")
+
+
+@document
+class ClusterSecurity(Document):
+    """The certificates of the cluster, as Dask knows them: scheduler, workers and this site show one each."""
+
+    WHAT = "security"
+    IS_JSON = False  # it holds paths
+
+    ca: FilePath
+    """The certificates that may have signed those of scheduler and workers, in PEM."""
+    cert: FilePath
+    """This site's certificate towards them, in PEM."""
+    key: FilePath
+    """Its key, in PEM, which nobody but its owner may read (mode 0600)."""
+
+
+@document
+class Cluster(Document):
+    """A Dask cluster of this site, for it alone: whoever may use its scheduler may read what its workers hold."""
+
+    WHAT = "cluster"
+    IS_JSON = False  # it holds paths
+
+    scheduler: Annotated[str, STRICT, AfterValidator(_protected), _ADDRESS]
+    """Address of the scheduler, `tls://host:port`. Without TLS it has to be on this machine's loopback."""
+    workers: Annotated[int, STRICT, Ge(1), Le(MOST_WORKERS)]
+    """How many workers take part, each with a part of the rows. They need one thread each, and the same releases as
+    this site.
+    """
+    security: ClusterSecurity | None = None
+    """The certificates. `tls://` needs them."""
+    deadline_s: _Deadline = 600.0
+    """How long one step may take at a worker before the job is ended."""
+
+    def __post_init__(self) -> None:
+        if self.scheduler.startswith("tls://") and self.security is None:
+            raise ConfigurationError(
+                "cluster.security is missing: tls:// needs the paths of ca, cert and key, as {'ca': ..., 'cert': ..., "
+                "'key': ...}"
+            )
+        if self.scheduler.startswith("tcp://") and self.security is not None:
+            raise ConfigurationError("cluster.scheduler is tcp://, which uses no certificates: write tls://")

@@ -1,0 +1,80 @@
+"""A Dask cluster on this machine's loopback: a scheduler and single-threaded workers, each its own process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parents[2]
+_STARTED = re.compile(r"(?:Scheduler at|Start worker at):\s+((?:tcp|tls)://\S+)")
+
+
+@dataclass(slots=True)
+class LocalDask:
+    """A running cluster. Attributes: folder: where scheduler and workers write, logs included."""
+
+    address: str
+    folder: Path
+    scheduler_pid: int
+    pids: list[int] = field(default_factory=list)
+
+
+@contextmanager
+def local_cluster(
+    n_workers: int, *, threads: int = 1, spills: bool = False, options: tuple[str, ...] = (), protocol: str = "tcp"
+) -> Iterator[LocalDask]:
+    """Start a cluster, and end it whatever has become of it. Args: options: of both commands, such as of TLS."""
+    memory = "DASK_DISTRIBUTED__WORKER__MEMORY__"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment |= {} if spills else {f"{memory}TARGET": "False", f"{memory}SPILL": "False"}
+    running: list[subprocess.Popen[bytes]] = []
+    with TemporaryDirectory(prefix="dask_") as name:
+        folder = Path(name)
+
+        def start(log: str, *command: str) -> subprocess.Popen[bytes]:
+            whole = [sys.executable, "-m", "distributed.cli." + command[0], *command[1:], *options]
+            with (folder / log).open("wb") as file:
+                process = subprocess.Popen(whole, stdout=file, stderr=subprocess.STDOUT, env=environment, cwd=folder)
+            running.append(process)
+            return process
+
+        def address_in(log: str, process: subprocess.Popen[bytes]) -> str:
+            for _ in range(1200):
+                found = _STARTED.search((folder / log).read_text(errors="replace"))
+                if found:
+                    return found[1]
+                if process.poll() is not None:
+                    break
+                time.sleep(0.05)
+            raise RuntimeError((folder / log).read_text(errors="replace"))
+
+        try:
+            scheduler = start(
+                "scheduler.log", "dask_scheduler", "--host", f"{protocol}://127.0.0.1", "--port", "0", "--no-dashboard"
+            )
+            address = address_in("scheduler.log", scheduler)
+            workers = [
+                start(
+                    f"worker{number}.log",
+                    *("dask_worker", address, "--host", "127.0.0.1", "--nthreads", str(threads), "--no-nanny"),
+                    *("--no-dashboard", "--name", f"{number}", "--local-directory", str(folder)),
+                )
+                for number in range(n_workers)
+            ]
+            for number, worker in enumerate(workers):
+                address_in(f"worker{number}.log", worker)
+            cluster = LocalDask(address, folder, scheduler.pid, [worker.pid for worker in workers])
+            yield cluster
+        finally:
+            for process in reversed(running):
+                process.send_signal(signal.SIGKILL)
+                process.wait()
