@@ -23,6 +23,9 @@ _log = logging.getLogger(__name__)
 
 BITS = 61
 MODULUS = (1 << BITS) - 1
+LARGEST = MODULUS // 2
+"""The largest integer below p/2: two vectors of at most that in magnitude differ modulo p, if they differ."""
+
 NUMPY = "numpy"
 
 _P = np.uint64(MODULUS)
@@ -56,35 +59,22 @@ def add(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return reduced(a + b)
 
 
-def powers(base: int, n: int, variant: str = _BEST) -> NDArray[np.uint64]:
-    """Return base^0 to base^(n - 1) modulo p. Shapes: result: uint64[n]; base at least 0 and below 2^64."""
-    if variant != NUMPY:
-        out = np.empty(n, dtype=np.uint64)
-        _field.powers(base, out)
-        return out
-    found: NDArray[np.uint64] = np.ones(1, dtype=np.uint64)
-    while found.size < n:
-        step = np.uint64(pow(base, found.size, MODULUS))
-        found = np.concatenate([found, _multiply(found, step)])
-    return found[:n]
+def powers(bases: NDArray[np.uint64], n: int, variant: str = _BEST) -> NDArray[np.uint64]:
+    """Return the powers 0 to n - 1 of each base, modulo p.
 
-
-def block_dots(values: NDArray[np.int64], coefficients: NDArray[np.uint64], variant: str = _BEST) -> NDArray[np.uint64]:
-    """Multiply each block of values with the coefficients, and add: one inner product modulo p for each block.
-
-    Shapes: values: int64[n], of any size; coefficients: uint64[m], m >= 1, of any size; result: uint64[ceil(n / m)],
-        each below p. The last block may be shorter than m. All are contiguous.
+    Shapes: bases: uint64[r], of any size; result: uint64[r, n].
     """
+    out = np.ones((bases.size, n), dtype=np.uint64)
     if variant != NUMPY:
-        out = np.empty(-(-values.size // coefficients.size), dtype=np.uint64)
-        _field.block_dots(variant, values, coefficients, out)
+        _field.powers(bases, out)
         return out
-    if _field is None:
-        _say_so_once()
-    factors = reduced(coefficients)
-    return np.array(
-        [_dot(values[i : i + factors.size], factors) for i in range(0, values.size, factors.size)], dtype=np.uint64
-    )
+    for row, base in zip(out, bases.tolist(), strict=True):
+        done = 1
+        while done < n:
+            step, part = np.uint64(pow(base, done, MODULUS)), row[done : 2 * done]
+            part[:] = _multiply(row[: part.size], step)
+            done *= 2
+    return out
 
 
 def combine(
@@ -93,21 +83,32 @@ def combine(
     powers: NDArray[np.uint64],
     scales: NDArray[np.uint64],
     variant: str = _BEST,
-) -> NDArray[np.uint64]:
+) -> tuple[NDArray[np.uint64], bool]:
     """Add up the inner products of all blocks, each times its scale: sum_b scale_b (block b . powers) modulo p.
 
-    Shapes: values: int64[n]; more: int64[k], whose blocks follow those of values; powers: uint64[t, m]; scales:
-        uint64[t, ceil(n / m) + ceil(k / m)]; result: uint64[t], each below p. All are contiguous.
+    Both sums and the range of the values are found in one pass over the values.
+
+    Shapes: values: int64[n]; more: int64[k], whose blocks follow those of values; powers: uint64[2, m]; scales:
+        uint64[2, ceil(n / m) + ceil(k / m)]; of any size. All are contiguous.
+
+    Returns:
+        uint64[2], each below p; and whether no value exceeds ``LARGEST`` in magnitude.
     """
-    out: NDArray[np.uint64] = np.zeros(len(powers), dtype=np.uint64)
+    out: NDArray[np.uint64] = np.zeros(2, dtype=np.uint64)
     if variant != NUMPY:
-        _field.combine(variant, values, more, powers, scales, powers.shape[1], out)
-        return out
+        return out, _field.combine(variant, values, more, powers, scales, out)
+    if _field is None:
+        _say_so_once()
     for number, (of_powers, of_scales) in enumerate(zip(powers, scales, strict=True)):
-        sums = np.concatenate([block_dots(part, of_powers, variant) for part in (values, more)])
-        if sums.size:
-            out[number] = block_dots(sums.view(np.int64), of_scales, variant)[0]
-    return out
+        sums = [one for part in (values, more) for one in _block_dots(part, reduced(of_powers))]
+        if sums:
+            out[number] = _dot(np.array(sums, dtype=np.int64), reduced(of_scales))
+    return out, bool(not values.size or -LARGEST <= values.min() <= values.max() <= LARGEST)
+
+
+def _block_dots(values: NDArray[np.int64], factors: NDArray[np.uint64]) -> list[int]:
+    """Return one inner product for each block; the last block may be shorter than there are factors."""
+    return [_dot(values[i : i + factors.size], factors) for i in range(0, values.size, factors.size)]
 
 
 def _dot(values: NDArray[np.int64], factors: NDArray[np.uint64]) -> int:

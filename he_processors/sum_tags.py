@@ -65,8 +65,8 @@ N_TAGS = 2
 CAPACITY_BITS = 59
 """Sums of at most 2^59 in magnitude are exact and checked: below p/2, which 2^60 is not."""
 
-LARGEST_SUM = MODULUS // 2
-"""What an opened sum may be in magnitude: the largest integer below p/2."""
+LARGEST_SUM = field61.LARGEST
+"""What an opened sum may be in magnitude."""
 
 _BLOCK = 1024
 _Coefficients = tuple[NDArray[np.uint64], NDArray[np.uint64]]
@@ -102,7 +102,7 @@ class SumTags:
         Raises:
             ProtocolError: the counter has been used already, or the session is closed.
         """
-        tags = residues[:0] if values is None else self._tags(values, residues, label)
+        tags = residues[:0] if values is None else self._tags(values, residues, label)[0]
         plain = np.concatenate([residues, tags])
         return self._masks.mask(plain, label.counter)
 
@@ -124,8 +124,8 @@ class SumTags:
         if values is None:
             return opened
         residues, tags = opened[:-N_TAGS], opened[-N_TAGS:]
-        in_range = not values.size or -LARGEST_SUM <= int(values.min()) <= int(values.max()) <= LARGEST_SUM
-        if not np.array_equal(self._tags(values, residues, label), tags) or not in_range:
+        true, is_in_range = self._tags(values, residues, label)
+        if true.tolist() != tags.tolist() or not is_in_range:
             raise changed_sum(label)
         return residues
 
@@ -135,8 +135,10 @@ class SumTags:
         self._key = b""
         self._latest = _NONE
 
-    def _tags(self, values: NDArray[np.int64], residues: NDArray[np.uint64], label: MessageLabel) -> NDArray[np.uint64]:
-        """Return both tags. Shapes: result: uint64[2]."""
+    def _tags(
+        self, values: NDArray[np.int64], residues: NDArray[np.uint64], label: MessageLabel
+    ) -> tuple[NDArray[np.uint64], bool]:
+        """Return both tags, and whether all values are at most ``LARGEST_SUM``. Shapes: tags: uint64[2]."""
         if values.size != label.n_values:
             raise ValueError(f"the label announces {label.n_values} values, the array holds {values.size}")
         powers, scales = self._coefficients(values.size, residues.size, label)
@@ -150,8 +152,8 @@ class SumTags:
             n_blocks = -(-n_values // _BLOCK) + -(-n_residues // _BLOCK)
             drawn = uniform_residues(expand_key(self._key, info), MODULUS, N_TAGS * (1 + n_blocks))
             of_tags = drawn.reshape(N_TAGS, -1)
-            powers = np.stack([field61.powers(int(rho), _BLOCK) for rho in of_tags[:, 0]])
-            self._latest = info, (powers, np.ascontiguousarray(of_tags[:, 1:]))
+            powers = field61.powers(of_tags[:, 0].copy(), _BLOCK)
+            self._latest = info, (powers, of_tags[:, 1:].copy())
         return self._latest[1]
 
 

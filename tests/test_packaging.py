@@ -168,7 +168,8 @@ def test_without_a_compiler_it_installs_and_says_once_what_runs(tmp_path: Path) 
         "from he_processors.curve.registry import open_curve\n"
         "for _ in range(3):\n"
         "    open_backend('auto', 2**2048 - 1); open_curve()\n"
-        "    field61.block_dots(numpy.ones(4, dtype=numpy.int64), numpy.ones(2, dtype=numpy.uint64))\n"
+        "    words, none = numpy.ones((2, 2), numpy.uint64), numpy.zeros(0, numpy.int64)\n"
+        "    field61.combine(words[0].view(numpy.int64), none, words, words[:, :1].copy())\n"
     )
     done = subprocess.run([str(python), "-c", code], cwd=tmp_path, capture_output=True, text=True, env={}, check=True)
     warnings = done.stderr.splitlines()

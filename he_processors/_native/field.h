@@ -1,6 +1,6 @@
 /* Inner products modulo p = 2^61 - 1: what the instruction-set files share.
  *
- * Values are signed 64-bit integers, coefficients unsigned ones, of any size: each is folded to a residue below 2^62
+ * Values are signed 64-bit integers, coefficients unsigned ones, of any size: what does not fit the products is folded
  * by 2^61 = 1 (mod p) when it is read. Results are canonical, below p. Nothing here branches on a value or looks one up
  * in a table.
  */
@@ -25,10 +25,15 @@ typedef unsigned __int128 vf_u128;
 #define VF_BITS 61
 #define VF_P ((((uint64_t)1) << VF_BITS) - 1)
 
-/* The operation of one instruction set: sum of values[i] * coefficients[i] modulo p. */
+#define VF_LARGEST ((int64_t)(VF_P >> 1)) /* half of p: what a checked value may be in magnitude */
+#define VF_SHIFT (5 * VF_P) /* a multiple of p that takes a negative value, read as unsigned, to a positive one */
+
+/* The operation of one instruction set: out[k] = sum of values[i] * coefficients[k][i] modulo p, for both k in one pass
+ * over values. The top bit of *too_large is set where a value exceeds VF_LARGEST in magnitude. */
 struct vf_kernel {
     const char *name;
-    uint64_t (*dot)(const int64_t *values, const uint64_t *coefficients, size_t n);
+    void (*dots)(const int64_t *values, const uint64_t *const coefficients[2], size_t n, uint64_t out[2],
+                 uint64_t *too_large);
 };
 
 extern const struct vf_kernel vf_portable;
@@ -41,6 +46,12 @@ static inline uint64_t vf_fold_signed(int64_t value)
 {
     int64_t sum = (int64_t)((uint64_t)value & VF_P) + (value >> VF_BITS);
     return (uint64_t)(sum + (int64_t)(VF_P & (uint64_t)(sum >> 63)));
+}
+
+/* A number whose top bit is set where a value exceeds VF_LARGEST in magnitude: one of the sums is negative. */
+static inline uint64_t vf_too_large(int64_t value)
+{
+    return ((uint64_t)VF_LARGEST + (uint64_t)value) | ((uint64_t)VF_LARGEST - (uint64_t)value);
 }
 
 /* A residue of at most 2^61 + 6. */

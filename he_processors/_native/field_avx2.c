@@ -49,39 +49,67 @@ static uint64_t gather(vec lanes, unsigned shift)
     return total;
 }
 
-static uint64_t dot_part(const int64_t *values, const uint64_t *coefficients, size_t n)
+/* Sums of one inner product: low and high words of products of two low halves, of mixed ones, of two high halves. */
+struct sums {
+    vec both_low[2], mixed[2], both_high[2];
+};
+
+static inline void add_products(struct sums *sums, vec x0, vec x1, vec c)
 {
-    const vec p = _mm256_set1_epi64x(VF_P), half = _mm256_set1_epi64x((1u << HALF) - 1), zero = _mm256_setzero_si256();
-    vec both_low[2] = {zero, zero}, mixed[2] = {zero, zero}, both_high[2] = {zero, zero};
-    for (size_t i = 0; i < n; i += LANES) {
-        vec x = fold_signed(_mm256_loadu_si256((const vec *)(values + i)), p);
-        vec c = fold(_mm256_loadu_si256((const vec *)(coefficients + i)), p);
-        vec x0 = _mm256_and_si256(x, half), x1 = _mm256_srli_epi64(x, HALF);
-        vec c0 = _mm256_and_si256(c, half), c1 = _mm256_srli_epi64(c, HALF);
-        add_words(both_low, _mm256_mul_epu32(x0, c0));
-        add_words(mixed, _mm256_add_epi64(_mm256_mul_epu32(x0, c1), _mm256_mul_epu32(x1, c0)));
-        add_words(both_high, _mm256_mul_epu32(x1, c1));
-    }
+    vec c0 = _mm256_and_si256(c, _mm256_set1_epi64x((1u << HALF) - 1)), c1 = _mm256_srli_epi64(c, HALF);
+    add_words(sums->both_low, _mm256_mul_epu32(x0, c0));
+    add_words(sums->mixed, _mm256_add_epi64(_mm256_mul_epu32(x0, c1), _mm256_mul_epu32(x1, c0)));
+    add_words(sums->both_high, _mm256_mul_epu32(x1, c1));
+}
+
+static uint64_t total(const struct sums *sums)
+{
     /* Weights of the six sums: 2^0, 2^32, 2^31, 2^63 = 2^2, 2^62 = 2^1, 2^94 = 2^33. */
-    vf_u128 total = gather(both_low[0], 0);
-    total += gather(both_low[1], 32);
-    total += gather(mixed[0], HALF);
-    total += gather(mixed[1], 2);
-    total += gather(both_high[0], 1);
-    total += gather(both_high[1], 33);
+    vf_u128 total = gather(sums->both_low[0], 0);
+    total += gather(sums->both_low[1], 32);
+    total += gather(sums->mixed[0], HALF);
+    total += gather(sums->mixed[1], 2);
+    total += gather(sums->both_high[0], 1);
+    total += gather(sums->both_high[1], 33);
     return vf_reduce(total);
 }
 
-static uint64_t dot(const int64_t *values, const uint64_t *coefficients, size_t n)
+static void dots_part(const int64_t *values, const uint64_t *const coefficients[2], size_t n, uint64_t out[2],
+                      uint64_t *too_large)
 {
-    uint64_t total = 0;
-    size_t whole = n - n % LANES;
-    for (size_t i = 0; i < whole; i += MOST)
-        total = vf_reduce((vf_u128)total + dot_part(values + i, coefficients + i, whole - i > MOST ? MOST : whole - i));
-    return vf_reduce((vf_u128)total + vf_portable.dot(values + whole, coefficients + whole, n - whole));
+    const vec p = _mm256_set1_epi64x(VF_P), half = _mm256_set1_epi64x((1u << HALF) - 1), zero = _mm256_setzero_si256();
+    const vec largest = _mm256_set1_epi64x(VF_LARGEST);
+    struct sums sums[2] = {{{zero, zero}, {zero, zero}, {zero, zero}}, {{zero, zero}, {zero, zero}, {zero, zero}}};
+    vec signs = zero;
+    for (size_t i = 0; i < n; i += LANES) {
+        vec value = _mm256_loadu_si256((const vec *)(values + i)), x = fold_signed(value, p);
+        vec sides = _mm256_or_si256(_mm256_add_epi64(largest, value), _mm256_sub_epi64(largest, value));
+        vec x0 = _mm256_and_si256(x, half), x1 = _mm256_srli_epi64(x, HALF);
+        signs = _mm256_or_si256(signs, sides);
+        add_products(&sums[0], x0, x1, fold(_mm256_loadu_si256((const vec *)(coefficients[0] + i)), p));
+        add_products(&sums[1], x0, x1, fold(_mm256_loadu_si256((const vec *)(coefficients[1] + i)), p));
+    }
+    out[0] = total(&sums[0]);
+    out[1] = total(&sums[1]);
+    *too_large |= (uint64_t)(_mm256_movemask_pd(_mm256_castsi256_pd(signs)) != 0) << 63;
 }
 
-const struct vf_kernel vf_avx2 = {"avx2", dot};
+static void dots(const int64_t *values, const uint64_t *const coefficients[2], size_t n, uint64_t out[2],
+                 uint64_t *too_large)
+{
+    size_t whole = n - n % LANES;
+    const uint64_t *rest[2] = {coefficients[0] + whole, coefficients[1] + whole};
+    vf_portable.dots(values + whole, rest, n - whole, out, too_large);
+    for (size_t i = 0; i < whole; i += MOST) {
+        const uint64_t *of_part[2] = {coefficients[0] + i, coefficients[1] + i};
+        uint64_t part[2];
+        dots_part(values + i, of_part, whole - i > MOST ? MOST : whole - i, part, too_large);
+        for (int k = 0; k < 2; k++)
+            out[k] = vf_reduce((vf_u128)out[k] + part[k]);
+    }
+}
+
+const struct vf_kernel vf_avx2 = {"avx2", dots};
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -49,68 +49,40 @@ static int holds_words(const Py_buffer *b)
     return b->len % 8 == 0 && (uintptr_t)b->buf % 8 == 0;
 }
 
-/* block_dots(name, values int64[n], coefficients uint64[m], out uint64[ceil(n / m)]) */
-static PyObject *py_block_dots(PyObject *self, PyObject *args)
-{
-    const char *name;
-    Py_buffer values, coefficients, out;
-    if (!PyArg_ParseTuple(args, "sy*y*w*", &name, &values, &coefficients, &out))
-        return NULL;
-    const struct vf_kernel *kernel = find(name);
-    Py_ssize_t n = values.len / 8, m = coefficients.len / 8;
-    int fits = kernel && holds_words(&values) && holds_words(&coefficients) && holds_words(&out) && m > 0 &&
-               out.len / 8 == n / m + (n % m != 0);
-    if (fits) {
-        Py_BEGIN_ALLOW_THREADS
-        for (Py_ssize_t i = 0; i < n; i += m)
-            ((uint64_t *)out.buf)[i / m] =
-                kernel->dot((const int64_t *)values.buf + i, coefficients.buf, (size_t)(n - i > m ? m : n - i));
-        Py_END_ALLOW_THREADS
-    }
-    PyBuffer_Release(&values);
-    PyBuffer_Release(&coefficients);
-    PyBuffer_Release(&out);
-    if (!fits) {
-        PyErr_SetString(PyExc_ValueError, "block_dots: an unknown instruction set, or a buffer of the wrong size");
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-/* For each of t tags: totals[i] += sum_b scales[i][b] * (block b of values . powers[i]), a block for all tags at a time
- * while it is in the cache. */
+/* totals[k] += sum_b scales[k][b] * (block b of values . powers[k]), both in one pass over the values. */
 static void add_blocks(const struct vf_kernel *kernel, const Py_buffer *values, const uint64_t *powers, Py_ssize_t m,
-                       const uint64_t *scales, Py_ssize_t blocks, uint64_t *totals, Py_ssize_t t)
+                       const uint64_t *scales, Py_ssize_t blocks, uint64_t totals[2], uint64_t *too_large)
 {
+    const uint64_t *both[2] = {powers, powers + m};
     Py_ssize_t n = values->len / 8;
-    for (Py_ssize_t b = 0, at = 0; at < n; b++, at += m)
-        for (Py_ssize_t i = 0; i < t; i++) {
-            size_t length = (size_t)(n - at > m ? m : n - at);
-            uint64_t inner = kernel->dot((const int64_t *)values->buf + at, powers + i * m, length);
-            totals[i] = vf_reduce((vf_u128)inner * vf_fold(scales[i * blocks + b]) + totals[i]);
-        }
+    for (Py_ssize_t b = 0, at = 0; at < n; b++, at += m) {
+        uint64_t inner[2];
+        kernel->dots((const int64_t *)values->buf + at, both, (size_t)(n - at > m ? m : n - at), inner, too_large);
+        for (int k = 0; k < 2; k++)
+            totals[k] = vf_reduce((vf_u128)inner[k] * vf_fold(scales[k * blocks + b]) + totals[k]);
+    }
 }
 
-/* combine(name, values int64[n], more int64[k], powers uint64[t][m], scales uint64[t][blocks], m, out uint64[t]) */
+/* combine(name, values int64[n], more int64[k], powers uint64[2][m], scales uint64[2][blocks], out uint64[2]) -> whether
+ * no value exceeds VF_LARGEST in magnitude */
 static PyObject *py_combine(PyObject *self, PyObject *args)
 {
     const char *name;
     Py_buffer values, more, powers, scales, out;
-    Py_ssize_t m;
-    if (!PyArg_ParseTuple(args, "sy*y*y*y*nw*", &name, &values, &more, &powers, &scales, &m, &out))
+    if (!PyArg_ParseTuple(args, "sy*y*y*y*w*", &name, &values, &more, &powers, &scales, &out))
         return NULL;
     const struct vf_kernel *kernel = find(name);
     int fits = kernel && holds_words(&values) && holds_words(&more) && holds_words(&powers) && holds_words(&scales) &&
-               holds_words(&out) && m > 0;
-    Py_ssize_t n = values.len / 8, k = more.len / 8, t = out.len / 8;
-    Py_ssize_t blocks = fits ? n / m + (n % m != 0) + k / m + (k % m != 0) : 0;
-    fits = fits && powers.len % m == 0 && powers.len / m == 8 * t &&
-           (blocks ? scales.len % blocks == 0 && scales.len / blocks == 8 * t : scales.len == 0);
+               holds_words(&out) && powers.len >= 16 && powers.len % 16 == 0 && out.len == 16;
+    Py_ssize_t m = powers.len / 16, n = values.len / 8, k = more.len / 8;
+    Py_ssize_t of_values = fits ? n / m + (n % m != 0) : 0, blocks = fits ? of_values + k / m + (k % m != 0) : 0;
+    uint64_t too_large = 0, ignored = 0;
+    fits = fits && scales.len / 16 == blocks && scales.len % 16 == 0;
     if (fits) {
         Py_BEGIN_ALLOW_THREADS
         memset(out.buf, 0, (size_t)out.len);
-        add_blocks(kernel, &values, powers.buf, m, scales.buf, blocks, out.buf, t);
-        add_blocks(kernel, &more, powers.buf, m, (const uint64_t *)scales.buf + n / m + (n % m != 0), blocks, out.buf, t);
+        add_blocks(kernel, &values, powers.buf, m, scales.buf, blocks, out.buf, &too_large);
+        add_blocks(kernel, &more, powers.buf, m, (const uint64_t *)scales.buf + of_values, blocks, out.buf, &ignored);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&values);
@@ -122,26 +94,37 @@ static PyObject *py_combine(PyObject *self, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "combine: an unknown instruction set, or a buffer of the wrong size");
         return NULL;
     }
-    Py_RETURN_NONE;
+    return PyBool_FromLong(!(too_large >> 63));
 }
 
-/* powers(base, out uint64[m]): out[i] = base^i modulo p */
+#define CHAINS 8 /* of which none waits for another */
+
+static void write_powers(uint64_t base, uint64_t *powers, Py_ssize_t n)
+{
+    uint64_t step = vf_fold(base);
+    for (int doubled = 1; doubled < CHAINS; doubled *= 2)
+        step = vf_reduce((vf_u128)step * step);
+    for (Py_ssize_t i = 0; i < n && i < CHAINS; i++)
+        powers[i] = i == 0 ? 1 : vf_reduce((vf_u128)powers[i - 1] * vf_fold(base));
+    for (Py_ssize_t i = CHAINS; i < n; i++)
+        powers[i] = vf_reduce((vf_u128)powers[i - CHAINS] * step);
+}
+
+/* powers(bases uint64[r], out uint64[r][m]): out[k][i] = bases[k]^i modulo p */
 static PyObject *py_powers(PyObject *self, PyObject *args)
 {
-    unsigned long long base;
-    Py_buffer out;
-    if (!PyArg_ParseTuple(args, "Kw*", &base, &out))
+    Py_buffer bases, out;
+    if (!PyArg_ParseTuple(args, "y*w*", &bases, &out))
         return NULL;
-    int fits = holds_words(&out);
+    Py_ssize_t rows = bases.len / 8, n = rows ? out.len / 8 / rows : 0;
+    int fits = holds_words(&bases) && holds_words(&out) && out.len == 8 * rows * n;
     if (fits) {
-        Py_ssize_t n = out.len / 8;
-        uint64_t *powers = out.buf, base1 = vf_fold(base), base2 = vf_reduce((vf_u128)base1 * base1);
-        uint64_t base4 = vf_reduce((vf_u128)base2 * base2);
         Py_BEGIN_ALLOW_THREADS
-        for (Py_ssize_t i = 0; i < n; i++) /* four chains, of which none waits for another */
-            powers[i] = i == 0 ? 1 : vf_reduce(i < 4 ? (vf_u128)powers[i - 1] * base1 : (vf_u128)powers[i - 4] * base4);
+        for (Py_ssize_t k = 0; k < rows; k++)
+            write_powers(((const uint64_t *)bases.buf)[k], (uint64_t *)out.buf + k * n, n);
         Py_END_ALLOW_THREADS
     }
+    PyBuffer_Release(&bases);
     PyBuffer_Release(&out);
     if (!fits) {
         PyErr_SetString(PyExc_ValueError, "powers: a buffer of the wrong size");
@@ -152,7 +135,6 @@ static PyObject *py_powers(PyObject *self, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"instruction_sets", py_instruction_sets, METH_NOARGS, "names, best first"},
-    {"block_dots", py_block_dots, METH_VARARGS, NULL},
     {"combine", py_combine, METH_VARARGS, NULL},
     {"powers", py_powers, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

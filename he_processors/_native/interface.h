@@ -3,7 +3,7 @@
 #ifndef VEILBOOST_INTERFACE_H
 #define VEILBOOST_INTERFACE_H
 
-#define INTERFACE 2
+#define INTERFACE 3
 
 static PyObject *with_interface(PyObject *module)
 {

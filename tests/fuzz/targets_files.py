@@ -285,7 +285,7 @@ _COUNTS = {
         "mul_each": 5,
         "all_below": 3,
     },
-    "_field": {"block_dots": 5, "combine": 6, "powers": 2},
+    "_field": {"combine": 6, "powers": 2},
 }
 _SIZES = (0, 1, 2, 3, 5, 8, 10, 16, 32, 40, 64, 80, 96, 128, 160, 256, 320, 512, 640, 1024)
 

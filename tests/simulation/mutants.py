@@ -295,7 +295,7 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "a contribution is left out of a sum": ("horizontal", _a_contribution_is_left_out),
     "tags are not compared": (
         "horizontal",
-        _instead(SumTags, "_tags", lambda self, values, residues, label: np.zeros(2, dtype=np.uint64)),
+        _instead(SumTags, "_tags", lambda self, values, residues, label: (np.zeros(2, np.uint64), True)),
     ),
     "MACs of what is handed on are not checked": ("vertical", _parts_are_not_checked),
     "terms are not bound to the handshake": ("horizontal", _instead(site_attempt, "_binding", lambda *_: bytes(32))),

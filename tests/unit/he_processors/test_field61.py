@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors import field61
-from he_processors.field61 import MODULUS, NUMPY, block_dots, powers, residues, variants
+from he_processors.field61 import LARGEST, MODULUS, NUMPY, combine, powers, residues, variants
 
 P = MODULUS
 each_variant = pytest.mark.parametrize("variant", variants())
@@ -16,10 +16,19 @@ EDGES_SIGNED = [0, 1, -1, P - 1, P, P + 1, 1 - P, -P, -P - 1, 2 * P, 2**60, -(2*
 EDGES = [0, 1, P - 1, P, P + 1, 2 * P, 7 * P, 2**52 - 1, 2**52, 2**61, 2**63, 2**64 - 1]
 
 
-def exact(values: list[int], coefficients: list[int]) -> list[int]:
-    m = len(coefficients)
-    blocks = [values[i : i + m] for i in range(0, len(values), m)]
-    return [sum(x * c for x, c in zip(block, coefficients, strict=False)) % P for block in blocks]
+NONE = np.zeros(0, dtype=np.int64)
+
+
+def sums_of(values: list[int], both: list[list[int]], variant: str) -> tuple[list[int], bool]:
+    """Return both inner products of one block, and whether its values are in range."""
+    scales = np.ones((2, 1 if values else 0), dtype=np.uint64)
+    out, is_in_range = combine(np.array(values, np.int64), NONE, np.array(both, np.uint64), scales, variant)
+    return out.tolist(), is_in_range
+
+
+def exact(values: list[int], both: list[list[int]]) -> tuple[list[int], bool]:
+    sums = [sum(x * c for x, c in zip(values, row, strict=False)) % P for row in both]
+    return sums, all(abs(x) <= LARGEST for x in values)
 
 
 def test_numpy_is_always_there_and_comes_last():
@@ -31,28 +40,44 @@ def test_numpy_is_always_there_and_comes_last():
 def test_edges(variant, n):
     """Every pair of edges, alone and as long runs in which sums could overflow."""
     for x in EDGES_SIGNED:
-        for c in EDGES:
-            found = block_dots(np.full(n, x, dtype=np.int64), np.full(n, c, dtype=np.uint64), variant)
-            assert found.tolist() == [n * x * c % P], (x, c)
+        for c, other in zip(EDGES, EDGES[1:] + EDGES[:1], strict=True):
+            both = [[c] * n, [other] * n]
+            assert sums_of([x] * n, both, variant) == exact([x] * n, both), (x, c)
 
 
 @each_variant
 @pytest.mark.parametrize("n", [8 * 1024, 8 * 1024 + 1, 70_000])
 def test_long_sums_of_the_largest_products_do_not_overflow(variant, n):
     for x, c in ((P - 1, P - 1), (2**63 - 1, 2**64 - 1), (-(2**63), 2**64 - 1), (-1, P), (2**52 - 1, 2**52 - 1)):
-        found = block_dots(np.full(n, x, dtype=np.int64), np.full(n, c, dtype=np.uint64), variant)
-        assert found.tolist() == [n * x * c % P], (x, c)
+        both = np.stack([np.full(n, c, dtype=np.uint64), np.ones(n, dtype=np.uint64)])
+        found, _ = combine(np.full(n, x, dtype=np.int64), NONE, both, np.ones((2, 1), dtype=np.uint64), variant)
+        assert found.tolist() == [n * x * c % P, n * x % P], (x, c)
+
+
+@each_variant
+@pytest.mark.parametrize("n", [1, 3, 4, 5, 8, 9, 64, 100])
+def test_one_value_out_of_range_is_told_wherever_it_stands(variant, n):
+    for edge, is_in_range in ((LARGEST, True), (-LARGEST, True), (LARGEST + 1, False), (-LARGEST - 1, False)):
+        for place in range(n):
+            values = [0] * n
+            values[place] = edge
+            assert sums_of(values, [[1] * n] * 2, variant)[1] is is_in_range, (edge, place)
+    more = np.full(n, 2**62, dtype=np.int64)  # these are residues
+    both, scales = np.ones((2, n), dtype=np.uint64), np.ones((2, 1), dtype=np.uint64)
+    assert combine(NONE, more, both, scales, variant)[1]
 
 
 @settings(max_examples=60)
 @given(
     st.lists(st.integers(-(2**63), 2**63 - 1) | st.sampled_from(EDGES_SIGNED), max_size=70),
-    st.lists(st.integers(0, 2**64 - 1) | st.sampled_from(EDGES), min_size=1, max_size=40),
+    st.data(),
 )
-def test_all_variants_are_exact_for_any_blocks(values, coefficients):
+def test_all_variants_are_exact_for_any_values(values, data):
+    word = st.integers(0, 2**64 - 1) | st.sampled_from(EDGES)
+    m = max(len(values), 1)
+    both = [data.draw(st.lists(word, min_size=m, max_size=m)) for _ in range(2)]
     for variant in variants():
-        found = block_dots(np.array(values, dtype=np.int64), np.array(coefficients, dtype=np.uint64), variant)
-        assert found.dtype == np.uint64 and found.tolist() == exact(values, coefficients), variant
+        assert sums_of(values, both, variant) == exact(values, both), variant
 
 
 @settings(max_examples=60)
@@ -60,7 +85,7 @@ def test_all_variants_are_exact_for_any_blocks(values, coefficients):
 def test_all_variants_combine_blocks_alike(data):
     word = st.integers(0, 2**64 - 1) | st.sampled_from(EDGES)
     signed = st.integers(-(2**63), 2**63 - 1) | st.sampled_from(EDGES_SIGNED)
-    m, t = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 2))
+    m, t = data.draw(st.integers(1, 9)), 2
     values, more = (data.draw(st.lists(signed, max_size=20)) for _ in range(2))
     blocks = [part[i : i + m] for part in (values, more) for i in range(0, len(part), m)]
     rows = [[data.draw(word) for _ in range(m)] for _ in range(t)]
@@ -72,14 +97,16 @@ def test_all_variants_combine_blocks_alike(data):
     arrays = [np.array(part, dtype=np.int64) for part in (values, more)]
     factors = np.array(rows, dtype=np.uint64), np.array(scales, dtype=np.uint64).reshape(t, len(blocks))
     for variant in variants():
-        assert field61.combine(*arrays, *factors, variant).tolist() == expected, variant
+        found, is_in_range = combine(*arrays, *factors, variant)
+        assert found.tolist() == expected and is_in_range is all(abs(x) <= LARGEST for x in values), variant
 
 
 @each_variant
 def test_powers(variant):
-    for base in (0, 1, 2, P - 1, P, 12345678901234567, 2**64 - 1):
-        for n in (0, 1, 2, 5, 100):
-            assert powers(base, n, variant).tolist() == [pow(base, k, P) for k in range(n)], (base, n)
+    bases = [0, 1, 2, P - 1, P, 12345678901234567, 2**64 - 1]
+    for n in (0, 1, 2, 5, 7, 8, 9, 100):
+        expected = [[pow(base, k, P) for k in range(n)] for base in bases]
+        assert powers(np.array(bases, dtype=np.uint64), n, variant).tolist() == expected, n
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.sampled_from(EDGES_SIGNED)), st.data())
@@ -95,18 +122,17 @@ def test_residues_and_their_sums_are_canonical(values, data):
 def test_the_c_functions_check_their_buffers():
     native, name, words = field61._field, variants()[0], np.zeros(8, dtype=np.int64)
     calls = [
-        lambda: native.block_dots("none", words, words, words.copy()),
-        lambda: native.block_dots(name, words, words[:3].copy(), words[:2].copy()),
-        lambda: native.block_dots(name, words, words[:3].copy(), words[:4].copy()),
-        lambda: native.block_dots(name, words, b"", b""),
-        lambda: native.block_dots(name, np.zeros(65, np.uint8)[1:], words, words[:1].copy()),  # not aligned
-        lambda: native.block_dots(name, bytes(7), words, words[:1].copy()),
-        lambda: native.powers(2, bytearray(7)),
-        lambda: native.combine("none", words, words, words, words[:2].copy(), 8, words[:1].copy()),
-        lambda: native.combine(name, words, words, words, words[:1].copy(), 8, words[:1].copy()),
-        lambda: native.combine(name, words, words, words[:7].copy(), words[:2].copy(), 8, words[:1].copy()),
-        lambda: native.combine(name, words, words, words, words[:2].copy(), 0, words[:1].copy()),
-        lambda: native.combine(name, words, words, words, words[:2].copy(), 8, words[:2].copy()),
+        lambda: native.powers(words, bytearray(7)),
+        lambda: native.powers(words[:2].copy(), words[:3].copy()),
+        lambda: native.combine("none", words, NONE, words, words[:4].copy(), words[:2].copy()),
+        lambda: native.combine(name, words, NONE, words, words[:3].copy(), words[:2].copy()),
+        lambda: native.combine(name, words, NONE, words, words, words[:2].copy()),
+        lambda: native.combine(name, words, NONE, words[:7].copy(), words[:4].copy(), words[:2].copy()),
+        lambda: native.combine(name, words, NONE, NONE, words[:4].copy(), words[:2].copy()),
+        lambda: native.combine(name, words, NONE, words, words[:4].copy(), words[:1].copy()),
+        lambda: native.combine(name, words, words, words, words[:4].copy(), words[:2].copy()),
+        lambda: native.combine(name, np.zeros(65, np.uint8)[1:], NONE, words, words[:4].copy(), words[:2].copy()),
+        lambda: native.combine(name, bytes(7), NONE, words, words[:4].copy(), words[:2].copy()),
     ]
     for call in calls:
         with pytest.raises((ValueError, BufferError, TypeError)):
