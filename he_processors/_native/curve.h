@@ -95,5 +95,7 @@ extern const struct vc_kernels vc_avx2, vc_ifma;
 /* Scalars (curve_scalars.c): little-endian numbers of `width` bytes, and a bound of 32. */
 int vc_all_below(const uint8_t *numbers, size_t width, size_t n, const uint8_t *bound);
 void vc_signed_digits(const uint8_t *scalar, size_t width, unsigned window, size_t n_windows, int16_t *digits);
+/* factor * scalar + shift modulo the group order, for scalars of 32 bytes; the factor comes times 2^256. */
+void vc_scale(const uint8_t *scalars, size_t n, const uint8_t *factor, const uint8_t *shift, uint8_t *out);
 
 #endif

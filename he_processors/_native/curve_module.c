@@ -461,6 +461,24 @@ static PyObject *py_all_below(PyObject *self, PyObject *args)
     return fits ? PyBool_FromLong(below) : wrong("all_below");
 }
 
+/* scale(scalars, factor times 2^256, shift, out): rows of 32 bytes; scalars, factor and shift below the group order */
+static PyObject *py_scale(PyObject *self, PyObject *args)
+{
+    Py_buffer scalars, factor, shift, out;
+    if (!PyArg_ParseTuple(args, "y*y*y*w*", &scalars, &factor, &shift, &out))
+        return NULL;
+    Py_ssize_t n = n_items(&scalars, VC_SCALAR_BYTES, 1);
+    int fits = n >= 0 && n_items(&out, VC_SCALAR_BYTES, 1) == n && factor.len == VC_SCALAR_BYTES &&
+               shift.len == VC_SCALAR_BYTES;
+    if (fits)
+        UNLOCKED(vc_scale(scalars.buf, (size_t)n, factor.buf, shift.buf, out.buf));
+    PyBuffer_Release(&scalars);
+    PyBuffer_Release(&factor);
+    PyBuffer_Release(&shift);
+    PyBuffer_Release(&out);
+    return finish(fits, 0, "scale");
+}
+
 static PyMethodDef methods[] = {
     {"instruction_sets", py_instruction_sets, METH_NOARGS, "names, best first"},
     {"from_affine", py_from_affine, METH_VARARGS, NULL},
@@ -482,6 +500,7 @@ static PyMethodDef methods[] = {
     {"mul", py_mul, METH_VARARGS, NULL},
     {"mul_each", py_mul_each, METH_VARARGS, NULL},
     {"all_below", py_all_below, METH_VARARGS, NULL},
+    {"scale", py_scale, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -3,7 +3,7 @@
 #ifndef VEILBOOST_INTERFACE_H
 #define VEILBOOST_INTERFACE_H
 
-#define INTERFACE 3
+#define INTERFACE 4
 
 static PyObject *with_interface(PyObject *module)
 {

@@ -20,7 +20,7 @@ from he_processors.bignum.interface import Residues
 
 # Enough rows to keep the lanes busy and to spread the cost of a batch's check, few enough to stay in cache; a GPU
 # needs more.
-_BLOCK_ROWS = 1 << 13
+BLOCK_ROWS = 1 << 13
 _DEVICE_BLOCK_ROWS = 1 << 18
 
 
@@ -38,7 +38,7 @@ class Batches(Protocol):
 
 def default_block_rows(arithmetic: Batches) -> int:
     """Return how many rows suit the backend."""
-    return _DEVICE_BLOCK_ROWS if arithmetic.name == "cuda" else _BLOCK_ROWS
+    return _DEVICE_BLOCK_ROWS if arithmetic.name == "cuda" else BLOCK_ROWS
 
 
 class RandomiserPool(StaysInProcess):

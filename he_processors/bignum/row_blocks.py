@@ -1,13 +1,15 @@
 """Run a function on blocks of rows, on several threads.
 
 The native kernels release the interpreter lock and keep no state, so one call per block of rows is all the
-parallelism that they need.
+parallelism that they need. Work of several calls on one block (he_processors/elgamal) shares the threads as a whole:
+calls inside it run on the thread that they are on.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
@@ -19,6 +21,7 @@ Block = TypeVar("Block")
 ENVIRONMENT_VARIABLE = "VEILBOOST_THREADS"
 
 _pools: dict[int, ThreadPoolExecutor] = {}
+_here = threading.local()
 if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's threads: it starts its own
     os.register_at_fork(after_in_child=_pools.clear)
 
@@ -46,15 +49,22 @@ def row_blocks(n_rows: int, threads: int, multiple: int) -> list[slice]:
 
 
 def run_blocks(function: Callable[[Block], object], blocks: list[Block], threads: int) -> None:
-    """Call ``function`` on every block, at most ``threads`` at a time; the first error of any of them is raised."""
-    if len(blocks) == 1 or threads == 1:
+    """Call ``function`` on every block, at most ``threads`` at a time; the first error of any of them is raised.
+
+    A function that calls this itself gets its blocks one after the other: its threads are at work already.
+    """
+    if len(blocks) == 1 or threads == 1 or getattr(_here, "is_shared", False):
         for block in blocks:
             function(block)
         return
     pool = _pools.get(threads)
     if pool is None:
-        pool = _pools.setdefault(threads, ThreadPoolExecutor(threads, thread_name_prefix="bignum"))
+        pool = _pools.setdefault(threads, ThreadPoolExecutor(threads, "bignum", _share))
     futures = [pool.submit(function, block) for block in blocks]
     wait(futures)  # also after an error: no thread may still write into the caller's arrays
     for future in futures:
         future.result()
+
+
+def _share() -> None:
+    _here.is_shared = True

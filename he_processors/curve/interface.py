@@ -37,6 +37,8 @@ class Points(Protocol):
 
     def __len__(self) -> int: ...
 
+    def __getitem__(self, part: slice) -> Points: ...
+
 
 class PointColumn(Protocol):
     """Takes so many points in, batch by batch, into memory set aside once: joining batches holds all points twice."""
@@ -66,9 +68,14 @@ class FixedBase(Protocol):
 
 
 class Curve(Protocol):
-    """Batch arithmetic on edwards25519."""
+    """Batch arithmetic on edwards25519.
+
+    Attributes:
+        threads: how many share a batch.
+    """
 
     name: str
+    threads: int
 
     def from_affine(self, rows: NDArray[np.uint8]) -> Points:
         """Take points in. Shapes: rows: uint8[n, 64]; result: Points[n].
@@ -141,6 +148,15 @@ class Curve(Protocol):
 
         Raises:
             ValueError: a scalar is not below the group order.
+        """
+
+    def scale(self, scalars: NDArray[np.uint8], factors: list[int], shift: int) -> list[NDArray[np.uint8]]:
+        """Return factor * scalar + shift modulo the group order, for each of a few factors.
+
+        Shapes: scalars: uint8[n, 32], little-endian; result: for each factor uint8[n, 32], below the order.
+
+        Raises:
+            ValueError: another shape, or a scalar that is not below the group order.
         """
 
     def equal(self, a: Points, b: Points) -> NDArray[np.bool_]:

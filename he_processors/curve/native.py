@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +80,10 @@ class NativePoints:
 
     def __len__(self) -> int:
         return int(self.rows.shape[0])
+
+    def __getitem__(self, part: slice) -> NativePoints:
+        """Return some of the points, in the same memory."""
+        return NativePoints(self.rows[part], self.variant)
 
     def __repr__(self) -> str:
         return f"NativePoints({len(self)} rows)"
@@ -224,6 +229,17 @@ class NativeCurve:
 
         self._by_rows(len(rows), multiply)
         return [self._points(result) for result in results]
+
+    def scale(self, scalars: NDArray[np.uint8], factors: list[int], shift: int) -> list[NDArray[np.uint8]]:
+        """Return factor * scalar + shift modulo the group order. Shapes: scalars: uint8[n, 32]; results: likewise."""
+        check_rows(scalars, SCALAR_BYTES)
+        scalars, results = _checked(scalars), []
+        added = _scalar_bytes(shift)
+        for factor in factors:
+            raised, out = _scalar_bytes(factor << (8 * SCALAR_BYTES)), np.empty_like(scalars)
+            self._by_rows(len(scalars), partial(_scale, scalars, raised, added, out))
+            results.append(out)
+        return results
 
     def equal(self, a: NativePoints, b: NativePoints) -> NDArray[np.bool_]:
         """Compare point by point, as points of the curve. Shapes: result: bool[n]."""
@@ -372,6 +388,14 @@ def _checked(scalars: NDArray[np.uint8]) -> NDArray[np.uint8]:
     if not _curve.all_below(scalars, scalars.shape[1], _ORDER_BYTES):
         raise ValueError("a scalar is not below the group order")
     return scalars
+
+
+def _scale(scalars: NDArray[np.uint8], factor: bytes, shift: bytes, out: NDArray[np.uint8], block: slice) -> None:
+    _curve.scale(scalars[block], factor, shift, out[block])
+
+
+def _scalar_bytes(value: int) -> bytes:
+    return (value % GROUP_ORDER).to_bytes(SCALAR_BYTES, "little")
 
 
 def _empty(n_rows: int, words: int) -> Rows:

@@ -70,6 +70,7 @@ class ReferenceCurve:
     """Batch arithmetic on edwards25519; a batch is a list of coordinates in Python ints."""
 
     name = "reference"
+    threads = 1
 
     def from_affine(self, rows: NDArray[np.uint8]) -> PointBatch:
         """Take points in. Shapes: rows: uint8[n, 64]. Raises: ProtocolError unless canonical and on the curve."""
@@ -163,6 +164,12 @@ class ReferenceCurve:
         """Multiply every point by each of a few scalars. Shapes: scalars: uint8[k, 32]; result: k times Points[n]."""
         check_rows(scalars, SCALAR_BYTES)
         return [[_times(point, scalar) for point in points] for scalar in read_scalars(scalars)]
+
+    def scale(self, scalars: NDArray[np.uint8], factors: list[int], shift: int) -> list[NDArray[np.uint8]]:
+        """Return factor * scalar + shift modulo the group order. Shapes: scalars: uint8[n, 32]; results: likewise."""
+        check_rows(scalars, SCALAR_BYTES)
+        values = read_scalars(scalars)
+        return [rows_from_ints([(f * value + shift) % GROUP_ORDER for value in values], SCALAR_BYTES) for f in factors]
 
     def equal(self, a: PointBatch, b: PointBatch) -> NDArray[np.bool_]:
         """Compare point by point, as points of the curve. Shapes: result: bool[n]."""

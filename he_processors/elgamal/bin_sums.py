@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from he_processors.additive.randomiser_pool import RandomiserPool
+from he_processors.additive.randomiser_pool import BLOCK_ROWS, RandomiserPool
 from he_processors.additive.scheme import StaysInProcess
 from he_processors.bignum.rows import random_rows_below
 from he_processors.curve.interface import COFACTOR_BITS, GROUP_ORDER, Curve, Points
-from he_processors.elgamal.encryption import ColumnBatches, PointColumns
+from he_processors.elgamal.encryption import ColumnBatches, PointColumns, by_blocks
 from he_processors.elgamal.keys import ElGamalPublicKey, base_point
 from he_processors.histogram.planner import HistogramPlan
 from he_processors.randomness import BULK_RANDOMNESS, RandomSource
@@ -48,7 +48,7 @@ class HiderMasks(StaysInProcess):
     """
 
     def __init__(self, public_key: ElGamalPublicKey, curve: Curve, source: RandomSource = BULK_RANDOMNESS) -> None:
-        self._source = source
+        self._curve, self._source = curve, source
         points = curve.concat([base_point(curve), curve.from_affine(public_key.rows)])
         cleared = curve.double(points, COFACTOR_BITS)
         single = [np.array([i], dtype=np.int64) for i in range(len(cleared))]
@@ -57,7 +57,7 @@ class HiderMasks(StaysInProcess):
     def draw(self, n: int) -> PointColumns:
         """Draw masks for ``n`` bins."""
         s = random_rows_below(n, GROUP_ORDER, self._source)
-        return PointColumns(tuple(table.mul(s) for table in self._tables))
+        return by_blocks(self._curve, n, lambda block: PointColumns(tuple(t.mul(s[block]) for t in self._tables)))
 
 
 class Hider(StaysInProcess):
@@ -65,7 +65,9 @@ class Hider(StaysInProcess):
 
     def __init__(self, public_key: ElGamalPublicKey, curve: Curve, source: RandomSource = BULK_RANDOMNESS) -> None:
         self._curve = curve
-        self._masks = RandomiserPool(ColumnBatches(curve), HiderMasks(public_key, curve, source))
+        self._masks = RandomiserPool(
+            ColumnBatches(curve), HiderMasks(public_key, curve, source), BLOCK_ROWS * curve.threads
+        )
 
     def fill(self, n: int) -> None:
         """Make masks until those for ``n`` bins are ready."""

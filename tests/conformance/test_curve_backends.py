@@ -247,6 +247,30 @@ def test_each_of_some_scalars_for_every_point(curve: Curve, form: int) -> None:
     assert curve.mul_by_each(curve.identity(3), scalars[:0]) == []
 
 
+EDGES = [0, 1, 2**64 - 1, 2**125, GROUP_ORDER // 2, 2**252 - 1, 2**252, GROUP_ORDER - 2, GROUP_ORDER - 1]
+SCALARS = st.one_of(st.sampled_from(EDGES), st.integers(0, GROUP_ORDER - 1))
+
+
+def test_scalars_times_factors_at_all_edges(curve: Curve) -> None:
+    scalars = rows_from_ints(EDGES, 32)
+    for shift in (0, 1, -1, -(2**20), GROUP_ORDER - 1):
+        found = curve.scale(scalars, [*EDGES, -1, GROUP_ORDER + 3], shift)
+        for factor, rows in zip([*EDGES, -1, GROUP_ORDER + 3], found, strict=True):
+            assert ints_from_rows(rows) == [(s * factor + shift) % GROUP_ORDER for s in EDGES]
+    assert curve.scale(scalars[:0], [7], 1)[0].shape == (0, 32)
+    assert curve.scale(scalars, [], 1) == []
+
+
+@settings(deadline=None)
+@given(st.lists(SCALARS, max_size=40), SCALARS, SCALARS, st.integers(-(2**20), 2**20))
+def test_scalars_times_factors_are_those_of_integers(scalars: list[int], factor: int, other: int, shift: int) -> None:
+    rows = rows_from_ints(scalars, 32).reshape(-1, 32)
+    expected = [[(s * f + shift) % GROUP_ORDER for s in scalars] for f in (factor, other)]
+    for name in BACKENDS:
+        found = registry.load_backend(name).scale(rows, [factor, other], shift)
+        assert [ints_from_rows(one) for one in found] == expected
+
+
 def test_scalars_from_the_group_order_up_are_refused(curve: Curve) -> None:
     points = curve.from_affine(base_rows())
     for bad in (GROUP_ORDER, GROUP_ORDER + 1, 2**253, 2**256 - 1):
@@ -255,6 +279,7 @@ def test_scalars_from_the_group_order_up_are_refused(curve: Curve) -> None:
             curve.fixed_base(points).mul,
             lambda s: curve.mul(points, s),
             lambda s: curve.mul_by_each(points, s),
+            lambda s: curve.scale(s, [1], 0),
         ):
             with pytest.raises(ValueError):
                 call(scalars)
@@ -269,6 +294,8 @@ def test_shapes_that_do_not_fit_are_refused(curve: Curve) -> None:
         lambda: curve.mul(two, np.zeros((3, 32), np.uint8)),
         lambda: curve.mul(two, narrow),
         lambda: curve.mul_by_each(two, wide),
+        lambda: curve.scale(narrow, [1], 0),
+        lambda: curve.scale(wide, [1], 0),
         lambda: curve.fixed_base(two),
         lambda: curve.fixed_base(curve.identity(1)).mul(wide),
         lambda: curve.fixed_base(curve.identity(1)).mul(np.zeros((2, 0), np.uint8)),

@@ -14,7 +14,7 @@ from he_processors import _native
 from he_processors.errors import BackendUnavailable
 
 FOLDER = Path(_native.__file__).parent
-SOURCES = {3: "2c9100136f88a5ae"}
+SOURCES = {4: "0d88f53891b64282"}
 """The interface's number -> the C sources that have it."""
 
 
