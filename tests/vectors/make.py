@@ -19,6 +19,7 @@ from tests.vectors import (
     cases_files,
     cases_frames,
     cases_parties,
+    cases_serving,
     cases_sessions,
     cases_sums,
     product,
@@ -35,6 +36,7 @@ FILES: dict[str, tuple[str, Callable[[], Iterable[Case]]]] = {
     "sums": ("Masks, residues, tags, and what the server adds", cases_sums.cases),
     "ciphertexts": ("Ciphertexts and public keys of all schemes", cases_ciphertexts.cases),
     "parties": ("Messages between single parties", cases_parties.cases),
+    "serving": ("Questions and answers in a job that stays", cases_serving.cases),
     "files": ("Evidence and ledgers", cases_files.cases),
 }
 

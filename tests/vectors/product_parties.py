@@ -20,6 +20,7 @@ from he_processors.elgamal.digits import DigitFormat
 from he_processors.elgamal.keys import ElGamalPublicKey
 from he_processors.elgamal.wire import Content as PointContent
 from he_processors.elgamal.wire import PointHeader, decode_points
+from he_processors.errors import ProtocolError
 from he_processors.fixed_pairs import PairFormat
 from he_processors.packing import PackingLayout
 from nvflare_plugins.alignment.blinding import BlindingKey
@@ -29,8 +30,10 @@ from nvflare_plugins.evidence.format import SignedHead, seal_statement
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.federboost_vertical.buckets import BucketBlock
 from nvflare_plugins.vertical.protocol.fragmentation import ConversationStep
-from nvflare_plugins.vertical.protocol.messages import Bits, from_bytes
+from nvflare_plugins.vertical.protocol.messages import Bits, DecisionAnswer, DecisionRequest, Message, from_bytes
 from nvflare_plugins.vertical_inference.explanations import RowPositions
+from nvflare_plugins.vertical_inference.serving import messages as serving
+from nvflare_plugins.vertical_inference.serving import scorer
 from nvflare_plugins.wire.expand_entries import unpack_entry
 from nvflare_plugins.wire.federated_proto import request_class
 from tests.vectors.form import Given, blob
@@ -251,6 +254,32 @@ def _ledger(given: Given) -> Gives:
     }
 
 
+def _serving_question(given: Given) -> Gives:
+    what, content = serving.split_question(blob(given["data"]))
+    if what is serving.Question.OPEN:
+        return {"question": what.name, "rows": serving.opened_rows(content, given["rows"], given["most"]).tolist()}
+    if what is serving.Question.ASK:
+        return {"question": what.name, "asks": _of_kind(content, DecisionRequest)}
+    return {"question": what.name, "alignment": serving.read_next_step(content)}
+
+
+def _serving_answer(given: Given) -> Gives:
+    content, limit = serving.read_answer(blob(given["data"]))
+    if limit is not None:
+        return {"refused": True, "limit": limit or None}
+    if given["to"] == "ASK":
+        return {"refused": False, "told": _of_kind(content, DecisionAnswer)}
+    scorer._nothing(content)
+    return {"refused": False, "told": None}
+
+
+def _of_kind(content: bytes, kind: type[Message]) -> Gives:
+    message = from_bytes(content)
+    if not isinstance(message, kind):
+        raise ProtocolError("another message than belongs there")
+    return {"message": type(message).__name__, **_plain(message)}
+
+
 FORMATS: dict[str, Callable[[Given], Gives]] = {
     "public key": _public_key,
     "ciphertexts": _ciphertexts,
@@ -260,6 +289,8 @@ FORMATS: dict[str, Callable[[Given], Gives]] = {
     "block": _block,
     "step": _step,
     "vertical message": _vertical_message,
+    "serving question": _serving_question,
+    "serving answer": _serving_answer,
     "buckets": _buckets,
     "positions": _positions,
     "tree": _tree,

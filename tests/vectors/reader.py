@@ -345,9 +345,10 @@ FORMATS: dict[str, Callable[[Given], Any]] = {
 
 def judge(vector: Vector) -> Vector:
     """Return what this reader gets from a vector, or how it refuses it."""
-    from tests.vectors import reader_files, reader_parties, reader_sums  # they read with what is above
+    from tests.vectors import reader_files, reader_parties, reader_serving, reader_sums  # they read with what is above
 
     formats = {**FORMATS, **reader_sums.FORMATS, **reader_parties.FORMATS, **reader_files.FORMATS}
+    formats |= reader_serving.FORMATS
     try:
         return {"gives": formats[vector["format"]](vector["given"])}
     except reader_parties.Refused as refused:  # the module's own name, where this one runs as a program
