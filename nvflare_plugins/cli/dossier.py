@@ -9,6 +9,7 @@ from pathlib import Path
 from dp_components.ledger_records import LedgerHistory
 from he_processors.errors import AuthenticationError, ConfigurationError, ProtocolError, VeilBoostError
 from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.cli.outputs import check_output
 from nvflare_plugins.cli.verify import Verification, find_evidence, verify
 from nvflare_plugins.cli.verify_command import render, to_json, trusted, verdict_text
 from nvflare_plugins.dossier import attack_page
@@ -42,6 +43,7 @@ _DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 def run(options: argparse.Namespace) -> int:
     """Gather, attack, write, and say what is in it and what is not."""
+    check_output("--out", options.out, ".zip")
     folder, workspace = _found(options)
     record = RunRecord.read(folder)
     try:

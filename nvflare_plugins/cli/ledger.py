@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dp_components.ledger import Ledger, ledger_files
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.cli.outputs import check_output
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.report.ledger_page import build_page
 from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
@@ -20,6 +21,8 @@ def ledger_folder(policy: SitePolicy) -> Path:
 
 def run(options: argparse.Namespace) -> int:
     """Show the ledgers, after the changes asked for."""
+    if options.html is not None:
+        check_output("--html", options.html, ".html")
     policy = SitePolicy.load(own_workspace(options.workspace, options.site), options.site)
     folder, heads = ledger_folder(policy), policy.ledger_heads
     files = [path for path in ledger_files(folder) if options.data_set in (None, path.stem)]

@@ -267,3 +267,12 @@ def test_a_kit_of_another_site_or_one_that_has_expired_is_refused(run: Path, kit
         (startup / "client.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
         assert main(["dossier", str(run), "--no-attacks", "--out", path]) == 1
         assert words in capsys.readouterr().err and not Path(path).exists()
+
+
+def test_a_dossier_takes_the_place_of_no_other_file(run: Path, capsys) -> None:
+    (run / "folder.zip").mkdir()
+    before = (run / "run.json").read_bytes()
+    for name, words in (("run.json", "must end in .zip"), ("no/x.zip", "make it first"), ("folder.zip", "is a folder")):
+        assert main(["dossier", str(run), "--no-attacks", "--out", str(run / name)]) == 1
+        assert words in capsys.readouterr().err
+    assert (run / "run.json").read_bytes() == before

@@ -119,6 +119,19 @@ def test_it_writes_a_page_of_spending_over_time_without_ids(
     assert "credit" not in out.read_text()
 
 
+def test_a_page_takes_the_place_of_no_ledger(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begin(workspace, "credit")
+    (ledger,) = workspace.rglob("*.ledger")
+    before = ledger.read_bytes()
+    for out, words in (
+        (ledger, "must end in .html"),
+        (workspace / "no" / "x.html", "make it first"),
+        (workspace, "must end"),
+    ):
+        assert main(["ledger", str(workspace), "--site", "site-1", "--close", "job-17", "--html", str(out)]) == 1
+        assert words in capsys.readouterr().err and ledger.read_bytes() == before
+
+
 def test_the_page_adds_up_what_jobs_have_spent_as_the_ledger_does() -> None:
     identity, budget = LedgerIdentity("site-1", "credit", ROW), Budget(2.0, 1e-5)
     cost = PrivacyCost(mu_squared=0.01)
