@@ -59,7 +59,7 @@ def canonical_ids(column: pa.ChunkedArray | pa.Array, data_set: str, missing: It
     """
     texts = _texts(column, data_set)
     absent = {"", *missing}
-    ids = [_canonical(text) if text is not None else "" for text in texts]
+    ids = [canonical(text) if text is not None else "" for text in texts]
     _refuse([row for row, text in enumerate(ids) if text in absent], "lacks ids in some rows", data_set)
     unclear = [row for row, text in enumerate(ids) if text is None]
     _refuse(unclear, f"holds ids with invisible or unknown characters, or longer than {MAX_ID_BYTES} bytes", data_set)
@@ -78,7 +78,7 @@ def usable_ids(column: pa.ChunkedArray | pa.Array, spec: DataSet) -> list[str | 
         texts = [None if v is None or v != v else f"{v:.0f}" if v.is_integer() else repr(v) for v in column.to_pylist()]
     else:
         texts = _texts(column, spec.name)
-    ids = [None if text is None else _canonical(text) for text in texts]
+    ids = [None if text is None else canonical(text) for text in texts]
     return [None if one in ("", *spec.missing) else one for one in ids]
 
 
@@ -98,8 +98,8 @@ def _texts(column: pa.ChunkedArray | pa.Array, data_set: str) -> list[str | None
     return result
 
 
-def _canonical(text: str) -> str | None:
-    """Return the canonical form, or None if the text has none."""
+def canonical(text: str) -> str | None:
+    """Return the canonical form of an id (see the module), or None if the text has none."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
     text = " ".join(text.split())

@@ -47,7 +47,7 @@ from nvflare_plugins.vertical_inference.job import Action, InferenceJob
 from nvflare_plugins.vertical_inference.row_budget import RowBudget
 from nvflare_plugins.vertical_inference.rows import Rows
 from nvflare_plugins.vertical_inference.run import ContentNotes, Run, pace_of
-from nvflare_plugins.vertical_inference.serving.parties import serve, stay
+from nvflare_plugins.vertical_inference.serving.parties import check_cap, serve, stay
 from nvflare_plugins.vertical_inference.serving.standing import alignment_in_use, load_own
 from nvflare_plugins.xgb.versions import installed_release
 
@@ -99,8 +99,7 @@ def _use(attempt: SiteAttempt, prepared: tuple[StoredPart[Part], Rows]) -> JobRe
         rows = _align(run, rows)
         _agree(run, [rows])
         rows = rows.part(run.job.rows)
-        if run.action is not Action.SERVE:  # whose rows are not known yet
-            _allow(run, stored.part, rows)
+        _allow(run, stored.part, rows)
     write: Write | None = None
     if isinstance(stored.part, ActivePart):
         write = _ACTIVE[run.action](run, stored.part, rows)
@@ -165,9 +164,12 @@ def _allow(run: Run, part: Part, rows: Rows) -> None:
     """Go on once every owner would answer for the rows; nobody has charged anything before.
 
     Raises:
-        PolicyRefusal: this site's budget is spent, or the rows' randomised buckets were sent under local privacy.
+        PolicyRefusal: this site's budget is spent or too small for any row, or the rows' randomised buckets were sent
+            under local privacy.
     """
-    if isinstance(part, PassivePart):
+    if isinstance(part, PassivePart) and run.action is Action.SERVE:  # which rows is not known yet
+        check_cap(run, part)
+    elif isinstance(part, PassivePart):
         # True values of rows whose randomised buckets were sent would undo what was paid for, whichever model asks.
         SentRows(run.context.policy).refuse(None if rows.ids is None else rows.names())
         _budget(run, part).check(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 import shutil
 import socket
 import stat
@@ -162,6 +163,14 @@ def test_a_consent_is_needed(case):
     outcomes = served(case, lambda caller: None)
     text = only_error(outcomes, PolicyRefusal)
     assert "consents.scoring" in text and "site-3" in text
+
+
+def test_a_model_whose_rows_would_all_be_refused_is_not_served(case):
+    """Found before the first caller comes; the party's own log says both numbers, and others learn none."""
+    case.parties.set_policy("site-2", consents={"scoring": True}, vertical={"scoring_bits_per_row": 1})
+    text = only_error(served(case, lambda caller: None), PolicyRefusal)
+    assert "site-2" in text and "vertical.scoring_bits_per_row" in text and not re.search(r" \d", text)
+    assert any(re.search(r"counts \d+ bits .* of 1 in its life", line) for line in case.parties.said["site-2"])
 
 
 def test_limits_refuse_rows_and_not_the_job(case):

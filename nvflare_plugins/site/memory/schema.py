@@ -15,10 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 APPLICATION = int.from_bytes(b"VeiB", "big")
-FORMAT = 2
+FORMAT = 3
 
 # Files of an earlier version of which the memory was made, as they were read, until they have been moved away.
 _EARLIER_VERSION = "CREATE TABLE earlier_version (name TEXT PRIMARY KEY, digest BLOB NOT NULL)"
+# What standing scoring has shown of rows, per data set (a hash of its name), by keyed hashes: too many to be rewritten.
+SCORED_TABLES = (
+    "CREATE TABLE scored_sets (id INTEGER PRIMARY KEY, data_set TEXT NOT NULL UNIQUE, day INTEGER NOT NULL, "
+    "rows INTEGER NOT NULL)",
+    "CREATE TABLE scored_answers (data_set INTEGER NOT NULL REFERENCES scored_sets, answer INTEGER NOT NULL, "
+    "PRIMARY KEY (data_set, answer)) WITHOUT ROWID",
+    "CREATE TABLE scored_rows (data_set INTEGER NOT NULL REFERENCES scored_sets, row INTEGER NOT NULL, "
+    "bits INTEGER NOT NULL, digest BLOB NOT NULL, PRIMARY KEY (data_set, row)) WITHOUT ROWID",
+)
 STATEMENTS = (
     "CREATE TABLE secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL)",
     _EARLIER_VERSION,
@@ -54,9 +63,10 @@ STATEMENTS = (
     "CREATE TABLE refusals (question TEXT NOT NULL, data_set TEXT NOT NULL, at REAL NOT NULL)",
     "CREATE INDEX refusals_by_data_set ON refusals (question, data_set, at)",
     "CREATE TABLE policy_keys (name TEXT PRIMARY KEY, hash TEXT NOT NULL)",
+    *SCORED_TABLES,
 )
 
-# What makes a memory of the format before one of this format: that one knew whether files had been moved away.
+# What makes a memory of format 1 one of format 2: that one knew whether files had been moved away.
 FROM_FORMAT_1 = ("DROP TABLE earlier_version", _EARLIER_VERSION)
 
 RELEASED_SUMS, PREDICTIONS = "released sums", "predictions"
@@ -78,7 +88,7 @@ COUNTS: Mapping[str, Mapping[str, str]] = {
     NAMED_ROWS: {"keys": "<u8"},
     SCORED: {"answered": "<u8", "rows": "<u8", "bits": "<i8", "day": "<i8"},
 }
-"""The arrays that are kept for each data set, by purpose and name."""
+"""The arrays that are kept for each data set, by purpose and name; those of scored rows up to format 2 alone."""
 
 _KINDS = ("<u8", "<i8", "<i4", "<f4", "|u1")
 _PART_BYTES = 1 << 19  # SQLite takes no value beyond 10^9 bytes, and a changed part is written whole

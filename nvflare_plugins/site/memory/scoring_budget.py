@@ -17,7 +17,6 @@ Privacy: purely local. Rows, models and values are hashes under a key of this si
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,8 @@ from numpy.typing import NDArray
 
 from he_processors.errors import PolicyRefusal
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.site.memory.schema import SCORED, DamagedArray, counted, load_counts, save_counts
+from nvflare_plugins.site.memory.schema import counted
+from nvflare_plugins.site.memory.scored_rows import Day, ScoredRows
 from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
 
@@ -46,14 +46,14 @@ class ScoringRefusal(PolicyRefusal):
         self.limit = limit
 
 
-@dataclass(slots=True)
-class _Record:
-    """Shapes: answered: uint64[n], ascending; rows: uint64[n_rows], ascending; bits: int64[n_rows]; day: int64[2]."""
+@dataclass(frozen=True, slots=True)
+class _Charge:
+    """What is to be added to the record. Shapes: answers: uint64[n]; rows: uint64[n_rows]; bits: int64[n_rows]."""
 
-    answered: NDArray[np.uint64]
+    answers: NDArray[np.uint64]
     rows: NDArray[np.uint64]
     bits: NDArray[np.int64]
-    day: NDArray[np.int64]
+    day: Day
 
 
 class ScoringBudget:
@@ -78,11 +78,13 @@ class ScoringBudget:
         self._site, self._rules, self._model, self._n_bits = policy.site, policy.vertical, model.encode(), n_bits
         self._memory, self._data_set, self._clock = Memory.open(policy), counted(data_set), clock
         self._key = self._memory.secret("scoring", randomness.bytes(KEY_BYTES))
+        with self._memory.reading() as db:
+            ScoredRows(db, self._data_set).check_all()
 
     def check(self, names: Sequence[str], values: NDArray[np.float32]) -> None:
         """Refuse what ``charge`` would refuse, and charge nothing. Raises: as ``charge``."""
         with self._memory.reading() as db:
-            self._charged(db, names, values)
+            self._charge(ScoredRows(db, self._data_set), names, values)
 
     def charge(self, names: Sequence[str], values: NDArray[np.float32]) -> None:
         """Charge rows, durably, before anything about them is answered; nothing is charged if one must not be.
@@ -97,53 +99,38 @@ class ScoringBudget:
             ConfigurationError: the site's memory is damaged.
         """
         with self._memory.transaction() as db:
-            record, is_new = self._charged(db, names, values)
-            if is_new:
-                arrays = {name: getattr(record, name) for name in _Record.__slots__}
-                save_counts(db, SCORED, self._data_set, arrays)
+            record = ScoredRows(db, self._data_set)
+            charge = self._charge(record, names, values)
+            if charge is not None:
+                record.add(charge.answers, charge.rows, charge.bits, charge.day)
 
-    def _charged(
-        self, db: sqlite3.Connection, names: Sequence[str], values: NDArray[np.float32]
-    ) -> tuple[_Record, bool]:
-        """Return the record with these rows, and whether it has changed. Raises: as ``charge``."""
+    def _charge(self, record: ScoredRows, names: Sequence[str], values: NDArray[np.float32]) -> _Charge | None:
+        """Return what the record lacks of these rows; None if nothing. Raises: as ``charge``."""
         if len(names) > self._rules.predictions_per_job:
             raise self._refusal("predictions_per_job", "answers for fewer rows in one job", "name fewer rows (rows)")
-        record = self._read(db)
         content = np.ascontiguousarray(np.where(np.isnan(values), np.float32(np.nan), values + np.float32(0)), "<f4")
         row_keys = self._hashes(b"row", ((name.encode(),) for name in names))
         answers = self._hashes(
             b"answer", ((self._model, name.encode(), row.tobytes()) for name, row in zip(names, content, strict=True))
         )
         answers, first = np.unique(answers, return_index=True)
-        is_new = ~np.isin(answers, record.answered, kind="sort")  # NumPy 2.0 overflows in tables
+        is_new = ~record.is_answered(answers)
         if not is_new.any():
-            return record, False
-        fresh = row_keys[first[is_new]]
+            return None
+        rows, times = np.unique(row_keys[first[is_new]], return_counts=True)
+        n_charged = int(times.sum())
         today = int(self._clock() // _DAY_S)
-        spent = int(record.day[1]) if record.day[0] == today else 0
-        if spent + fresh.size > self._rules.scoring_rows_per_day:
+        spent = record.day.rows if record.day.number == today else 0
+        if spent + n_charged > self._rules.scoring_rows_per_day:
             raise self._refusal(
                 "scoring_rows_per_day", "has answered for as many rows as it does within a day", "ask again tomorrow"
             )
-        everyone = np.union1d(record.rows, fresh)
-        bits = np.zeros(everyone.size, dtype=np.int64)
-        bits[np.searchsorted(everyone, record.rows)] = record.bits
-        np.add.at(bits, np.searchsorted(everyone, fresh), self._n_bits)
-        if (bits[np.searchsorted(everyone, fresh)] > self._rules.scoring_bits_per_row).any():
+        bits = record.bits(rows) + times * self._n_bits
+        if (bits > self._rules.scoring_bits_per_row).any():
             raise self._refusal(
                 "scoring_bits_per_row", "has shown as much of a row of this job as it does", "name other rows (rows)"
             )
-        day = np.array([today, spent + fresh.size], dtype="<i8")
-        return _Record(np.union1d(record.answered, answers), everyone, bits, day), True
-
-    def _read(self, db: sqlite3.Connection) -> _Record:
-        record = _Record(**load_counts(db, SCORED, self._data_set))
-        if not record.day.size:
-            record.day = np.zeros(2, dtype="<i8")
-        ascend = all((keys[1:] > keys[:-1]).all() for keys in (record.answered, record.rows))
-        if record.rows.size != record.bits.size or record.day.size != 2 or not ascend or (record.bits < 0).any():
-            raise DamagedArray("its record of scored rows does not fit together")
-        return record
+        return _Charge(answers[is_new], rows, bits, Day(today, spent + n_charged))
 
     def _hashes(self, purpose: bytes, items: Iterable[Sequence[bytes]]) -> NDArray[np.uint64]:
         found = []

@@ -33,6 +33,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.files import sync_folder, write_private
 from nvflare_plugins.site.memory.old_files import OldFiles, note
 from nvflare_plugins.site.memory.schema import APPLICATION, FORMAT, FROM_FORMAT_1, STATEMENTS, DamagedArray
+from nvflare_plugins.site.memory.scored_rows import take_over
 from nvflare_plugins.site.memory.volume import why_no_locks
 from nvflare_plugins.site.policy.policy import SitePolicy
 
@@ -237,18 +238,21 @@ class Memory:
                 raise self.damaged("it does not fit together")
 
     def _upgrade(self, old: OldFiles) -> None:
-        """Bring a memory of format 1 to this format, in one transaction."""
+        """Bring a memory of an earlier format to this one, in one transaction."""
         with self._in_words(), contextlib.closing(_connect(self.path)) as db:
-            if _format(db) != 1:
+            if _format(db) not in (1, 2):
                 return
             db.execute("BEGIN IMMEDIATE")
-            if _format(db) != 1:  # another process was faster
+            before = _format(db)
+            if before not in (1, 2):  # another process was faster
                 return
-            were_moved = all(done for (done,) in db.execute("SELECT is_moved_away FROM earlier_version"))
-            for statement in FROM_FORMAT_1:
-                db.execute(statement)
-            if not were_moved:
-                note(db, old.digests())
+            if before == 1:
+                were_moved = all(done for (done,) in db.execute("SELECT is_moved_away FROM earlier_version"))
+                for statement in FROM_FORMAT_1:
+                    db.execute(statement)
+                if not were_moved:
+                    note(db, old.digests())
+            take_over(db)
             db.execute(f"PRAGMA user_version={FORMAT}")
             db.execute("COMMIT")
 

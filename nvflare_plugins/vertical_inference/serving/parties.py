@@ -17,15 +17,16 @@ from pathlib import Path
 
 import numpy as np
 
-from he_processors.errors import ProtocolError, VeilBoostError
+from he_processors.errors import PolicyRefusal, ProtocolError, VeilBoostError
 from nvflare_plugins.attempt.site_attempt import now
+from nvflare_plugins.data_sets.row_ids import canonical
 from nvflare_plugins.evidence.contents import Content
 from nvflare_plugins.files import write_durably
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.vertical.model.model import structures
 from nvflare_plugins.vertical.model.model_files import ActivePart, PassivePart
 from nvflare_plugins.vertical.protocol.conversation import FlowControl, Requester, Responder
-from nvflare_plugins.vertical_inference.row_budget import RowBudget
+from nvflare_plugins.vertical_inference.row_budget import RowBudget, bits_of
 from nvflare_plugins.vertical_inference.rows import Rows
 from nvflare_plugins.vertical_inference.run import ContentNotes, Run, pace_of
 from nvflare_plugins.vertical_inference.serving.desk import Command, Desk, Refused, Request, Score
@@ -95,7 +96,7 @@ class _Shown:
     def places(self, ids: Sequence[str]) -> list[int]:
         if not self._places:
             raise Refused("the data set has no ids here: ask by position (rows). Policy key: data_sets.<name>.id.")
-        found = [self._places.get(one.strip()) for one in ids]
+        found = [self._places.get(canonical(one) or "") for one in ids]
         n_missing = sum(place is None for place in found)
         if n_missing:
             raise Refused(f"{n_missing} of {len(ids)} ids are not among the rows of the alignment in use")
@@ -229,6 +230,25 @@ def serve(run: Run, part: ActivePart, rows: Rows) -> Callable[[Path], Path]:
 
 
 # -- a passive party --------------------------------------------------------------------------------------------------
+
+
+def check_cap(run: Run, part: PassivePart) -> None:
+    """Say, at a passive party, what a row counts, and refuse a model whose rows would all be refused.
+
+    Raises:
+        PolicyRefusal: one row counts more than a row may.
+    """
+    cap, n_bits, site = run.context.policy.vertical.scoring_bits_per_row, bits_of(part, False), run.context.site
+    run.attempt.progress.say(
+        f"a row counts {n_bits} bits with this model, one for each distinct split of this party, of {cap} in its life "
+        "(vertical.scoring_bits_per_row)"
+    )
+    if n_bits > cap:
+        raise PolicyRefusal(
+            f"{site} shows fewer bits of a row than it has distinct splits in this model. Policy key: "
+            f"vertical.scoring_bits_per_row. Remedy: a model of fewer or shallower trees, or ask {site}, whose log "
+            "says both numbers."
+        )
 
 
 def stay(run: Run, part: PassivePart, rows: Rows) -> None:

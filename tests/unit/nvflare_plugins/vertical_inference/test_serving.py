@@ -29,6 +29,7 @@ from nvflare_plugins.vertical_inference.serving.messages import (
     split_question,
 )
 from nvflare_plugins.vertical_inference.serving.owner import RowOwner
+from nvflare_plugins.vertical_inference.serving.parties import Served, _Shown
 from nvflare_plugins.vertical_inference.serving.standing import alignment_in_use, note_alignment
 from tests.unit.nvflare_plugins.vertical_inference.test_explanations import FEATURES, PART
 
@@ -200,3 +201,14 @@ def test_a_later_attempt_goes_on_with_the_alignment_in_use(tmp_path):
     assert alignment_in_use(run(2, "first")) == "job" and alignment_in_use(run(2, "night-1")) == "night-1"
     note_alignment(run(1, "first").context, "night-2")  # type: ignore[arg-type]  # a context's two facts
     assert alignment_in_use(run(3, "first")) == "night-2"
+
+
+@pytest.mark.parametrize("asked", ["größe 7", "gr\u006f\u0308ße  7", " größe\t7 "])
+def test_an_id_is_found_however_its_text_is_written(asked):
+    """As in the files of the parties: the same letters in another form of Unicode, other white space."""
+    rows = Rows(np.zeros((2, 1), np.float32), (b"a", "größe 7".encode()))
+    shown = _Shown(rows, Served("night", 2))
+    assert shown.places([asked, "a"]) == [1, 0]
+    for bad in ("grosse 7", "", "größe\u200b 7", "\ud800", "x" * 5000):
+        with pytest.raises(Refused, match="1 of 1 ids are not among"):
+            shown.places([bad])

@@ -187,7 +187,8 @@ def test_a_migration_that_was_broken_off_goes_on(
 def test_one_of_the_first_format_goes_on_too(workspace: Path, renames: int, monkeypatch: pytest.MonkeyPatch) -> None:
     break_off(workspace, monkeypatch, renames)
     with contextlib.closing(sqlite3.connect(registry_in(workspace) / NAME)) as db:
-        db.execute("DROP TABLE earlier_version")
+        for table in ("scored_answers", "scored_rows", "scored_sets", "earlier_version"):
+            db.execute(f"DROP TABLE {table}")
         db.execute("CREATE TABLE earlier_version (is_moved_away INTEGER NOT NULL)")
         db.execute("INSERT INTO earlier_version VALUES (0)")
         db.execute("PRAGMA user_version = 1")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.site.memory.schema import SCORED, counted, load_counts
+from nvflare_plugins.site.memory.schema import SCORED, counted, save_counts
+from nvflare_plugins.site.memory.scored_rows import ScoredRows
 from nvflare_plugins.site.memory.scoring_budget import ScoringBudget
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -17,6 +19,7 @@ from tests.support.memories import changed, told
 NAMES = ["ann", "bob", "cem"]
 VALUES = np.array([[1, 2], [3, np.nan], [5, 6]], dtype=np.float32)
 DAY = 24 * 3600.0
+QUERY = "SELECT bits FROM scored_rows WHERE data_set = (SELECT id FROM scored_sets WHERE data_set = ?) ORDER BY bits"
 
 
 def policy(folder: Path, **rules: int) -> SitePolicy:
@@ -30,7 +33,7 @@ def budget(folder: Path, model: str = "m1", n_bits: int = 10, day: float = 0.0, 
 
 def bits(folder: Path) -> list[int]:
     with Memory.open(policy(folder)).reading() as db:
-        return sorted(load_counts(db, SCORED, counted("people"))["bits"].tolist())
+        return [n for (n,) in db.execute(QUERY, (counted("people"),))]
 
 
 def test_the_same_model_row_and_values_are_free(tmp_path: Path) -> None:
@@ -43,9 +46,9 @@ def test_the_same_model_row_and_values_are_free(tmp_path: Path) -> None:
     assert bits(tmp_path) == [10, 10, 10]
     # Another zero and another NaN are the same value.
     budget(tmp_path, data_set="other").charge(["x"], np.array([[0.0, np.nan]], np.float32))
-    before = told(Memory.open(policy(tmp_path)), "SELECT COUNT(*) FROM array_parts")
+    before = told(Memory.open(policy(tmp_path)), "SELECT COUNT(*) FROM scored_answers")
     budget(tmp_path, data_set="other").charge(["x"], np.array([[-0.0, -np.nan]], np.float32))
-    assert told(Memory.open(policy(tmp_path)), "SELECT COUNT(*) FROM array_parts") == before
+    assert told(Memory.open(policy(tmp_path)), "SELECT COUNT(*) FROM scored_answers") == before
 
 
 def test_other_models_and_values_are_charged_up_to_the_cap_of_a_lifetime(tmp_path: Path) -> None:
@@ -79,10 +82,71 @@ def test_checking_charges_nothing(tmp_path: Path) -> None:
         budget(tmp_path, predictions_per_job=2).check(NAMES, VALUES)
 
 
-def test_the_file_holds_no_name_and_damage_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE scored_rows SET bits = bits - 5",
+        "UPDATE scored_rows SET row = row - 1",
+        "UPDATE scored_rows SET digest = zeroblob(8)",
+        "UPDATE scored_rows SET bits = 'x'",
+        "UPDATE scored_sets SET rows = -1",
+    ],
+)
+def test_the_file_holds_no_name_and_damage_is_refused(tmp_path: Path, damage: str) -> None:
     budget(tmp_path).charge(NAMES, VALUES)
     memory = Memory.open(policy(tmp_path))
     assert not any(name.encode() in memory.path.read_bytes() for name in NAMES)
-    changed(memory, "UPDATE array_parts SET content = zeroblob(length(content))")
-    with pytest.raises(ConfigurationError, match="damaged"):
-        budget(tmp_path).check(NAMES, VALUES)
+    open_one = budget(tmp_path, "m2")
+    changed(memory, damage)
+    with pytest.raises(ConfigurationError, match="Restore it from a backup"):
+        budget(tmp_path, "m2")
+    if "row -" not in damage:
+        with pytest.raises(ConfigurationError, match="Restore it from a backup"):
+            open_one.check(NAMES, VALUES)
+
+
+def test_a_charge_writes_its_own_rows_alone(tmp_path: Path) -> None:
+    """So that a million rows that were asked for before do not count: no statement touches their records."""
+    names = [f"r{number}" for number in range(3000)]
+    values = np.arange(6000, dtype=np.float32).reshape(-1, 2)
+    ours = budget(tmp_path, scoring_rows_per_day=10_000)
+    ours.charge(names, values)
+    memory = Memory.open(policy(tmp_path))
+    with memory.transaction() as db:
+        before = db.total_changes
+        record = ScoredRows(db, counted("people"))
+        charge = ours._charge(record, ["another"], VALUES[:1])
+        record.add(charge.answers, charge.rows, charge.bits, charge.day)
+        assert db.total_changes - before == 3  # an answer, a row, the day
+
+
+def test_the_record_of_the_format_before_is_taken_over(tmp_path: Path) -> None:
+    """Format 2 kept it as arrays."""
+    budget(tmp_path).charge(NAMES, VALUES)
+    memory, key = Memory.open(policy(tmp_path)), counted("people")
+    with memory.transaction() as db:
+        queries = ("SELECT answer FROM scored_answers", "SELECT row FROM scored_rows", "SELECT bits FROM scored_rows")
+        stored = [np.array([n for (n,) in db.execute(query)], dtype="<i8") for query in queries]
+        answered, rows = (np.sort(one.view("<u8")) for one in stored[:2])
+        save_counts(db, SCORED, key, {"answered": answered, "rows": rows, "bits": stored[2], "day": np.array([7, 3])})
+        for statement in ("answers", "rows", "sets"):
+            db.execute(f"DROP TABLE scored_{statement}")
+        db.execute("PRAGMA user_version = 2")
+    budget(tmp_path).charge(NAMES, VALUES)
+    assert bits(tmp_path) == [10, 10, 10], "what was answered before is free"
+    assert told(Memory.open(policy(tmp_path)), "SELECT COUNT(*) FROM row_counts") == [(0,)]
+    with pytest.raises(PolicyRefusal, match="rows_per_day"):
+        budget(tmp_path, "m2", day=7, scoring_rows_per_day=3).charge(NAMES[:1], VALUES[:1])
+    budget(tmp_path, "m2").charge(NAMES, VALUES)
+    with pytest.raises(PolicyRefusal, match="bits_per_row"):
+        budget(tmp_path, "m3").charge(NAMES, VALUES)
+
+
+def test_callers_at_the_same_time_spend_each_row_once(tmp_path: Path) -> None:
+    many = [budget(tmp_path, f"m{number % 2}", scoring_bits_per_row=25) for number in range(8)]
+    threads = [threading.Thread(target=one.charge, args=(NAMES, VALUES)) for one in many]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert bits(tmp_path) == [20, 20, 20]
