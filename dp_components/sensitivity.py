@@ -177,6 +177,57 @@ def clip_gradients(
     return ClippedRows(values, sensitivity, grid_bits)
 
 
+def clip_class_rows(
+    grad: ArrayLike,
+    hess: ArrayLike,
+    max_length: float,
+    hessian_weight: float,
+    *,
+    relation: NeighbouringRelation = NeighbouringRelation.ADD_OR_REMOVE_ROW,
+    grid_bits: int = GRID_BITS,
+) -> ClippedRows:
+    """Clip rows of several classes as vectors v = (g_1 .. g_K, c h_1 .. c h_M): |v| <= C holds, in integers.
+
+    A row that is too long is shortened as a whole, v' = v min(1, C / |v|), so that the classes keep their proportions.
+    With B = C in grid units and v on the grid, a row of |v|^2 <= B^2 stays; any other is multiplied by a factor that is
+    below B / |v| by more than floating point errs, and truncated toward zero, which shortens it further: |v'| <= B.
+
+    Shapes:  grad: float[n_rows, K]; hess: float[n_rows, M], at least 0; values: int64[n_rows, K + M].
+    Privacy: L2 sensitivity C for ADD_OR_REMOVE_ROW: one row's own vector. Twice that for CHANGE_LABEL and REPLACE_ROW:
+        two vectors, each within C. For the softmax alone |p - y| < sqrt(2), and two labels' gradients are sqrt(2) apart
+        where nothing is shortened; the bound of twice C holds for every C.
+
+    Args:
+        max_length: C, public.
+        hessian_weight: c, public.
+        relation: what neighbouring data sets differ in.
+        grid_bits: the grid is 2^-grid_bits.
+
+    Raises:
+        ValueError: values that are not finite, shapes that differ, C off the grid, or no row changes in the relation.
+    Reference: dp_components/README.md, section 4.
+    """
+    bound = grid_bound(max_length, grid_bits)
+    g = _truncate(np.asarray(grad, dtype=np.float64), grid_bits)
+    h = np.maximum(_truncate(np.asarray(hess, dtype=np.float64), grid_bits), 0)
+    if g.ndim != 2 or h.ndim != 2 or g.shape[0] != h.shape[0]:
+        raise ValueError("grad and hess must be matrices with one row for each row")
+    values = np.concatenate([g, h], axis=1)
+    weights = np.concatenate([np.ones(g.shape[1]), np.full(h.shape[1], float(hessian_weight))])
+    lengths = np.sqrt(((values * weights) ** 2).sum(axis=1))
+    # 2^-40 is far more than products, squares and the root of their sum err by, all of them positive.
+    is_long = lengths * (1 + 2.0**-40) > bound
+    factors = np.where(is_long, bound / np.maximum(lengths, 1.0) * (1 - 2.0**-40), 1.0)
+    values = np.trunc(values * factors[:, None]).astype(np.int64)
+    two_sided = {
+        NeighbouringRelation.ADD_OR_REMOVE_ROW: 1,
+        NeighbouringRelation.CHANGE_LABEL: 2,
+        NeighbouringRelation.REPLACE_ROW: 2,
+    }
+    sensitivity = Sensitivity(float(bound * _factor(two_sided, relation)), Norm.L2, relation, tuple(weights.tolist()))
+    return ClippedRows(values, sensitivity, grid_bits)
+
+
 def clip_rows(
     values: ArrayLike,
     bounds: Sequence[float],

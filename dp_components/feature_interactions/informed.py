@@ -34,11 +34,20 @@ class FeatureGains:
         Sums and square roots of single doubles alone, one after the other: every site gets the same numbers, whatever
         its processor.
 
-        Shapes: leaf_sums: float64[n_leaves, 2], released.
+        Shapes: leaf_sums: float64[n_leaves, 2 K], released: G of each of K outputs, then H of each. The gain of a split
+            is that of all outputs.
 
         Args:
             noise_std: standard deviation of the noise on a leaf's G.
         """
+        n_outputs = leaf_sums.shape[1] // 2
+        for k in range(n_outputs):
+            self._add_gains(tree, leaf_sums[:, [k, n_outputs + k]], noise_std, ridge)
+        for feature in tree.feature.tolist():
+            if feature != LEAF:
+                self._n_splits[feature] += 1
+
+    def _add_gains(self, tree: Tree, leaf_sums: NDArray[np.float64], noise_std: float, ridge: float) -> None:
         sums: dict[int, tuple[float, float, int]] = {}
         for leaf, (g, h) in zip(tree.leaves.tolist(), leaf_sums.tolist(), strict=True):
             sums[leaf] = (g, h, 1)
@@ -51,7 +60,6 @@ class FeatureGains:
             sums[node] = (a[0] + b[0], a[1] + b[1], a[2] + b[2])
             score[node] = _score(*sums[node], noise_std, ridge)
             self._gains[feature[node]] += score[left[node]] + score[right[node]] - score[node]
-            self._n_splits[feature[node]] += 1
 
     def weights(self) -> list[float]:
         """Return how often each feature is to be drawn, 1 for the best: by the root of its mean gain."""

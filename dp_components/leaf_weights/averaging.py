@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.leaf_weights.interface import Sums
-from dp_components.leaf_weights.query import LeafQuery, PairBounds, clip_pairs
-from dp_components.sensitivity import ClippedRows
+from dp_components.leaf_weights.query import LeafQuery, PairBounds, clip_pairs, pair_sensitivity
+from dp_components.sensitivity import ClippedRows, Sensitivity
 
 
 class AveragingWeights:
@@ -20,11 +20,17 @@ class AveragingWeights:
     Reference: Maddock et al., section 4.4.1.
     """
 
+    n_outputs = 1
+    noise_kept = 1.0
     bounds = PairBounds(gradient=1.0, hessian=1.0)
 
     def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery) -> ClippedRows:
         """Return -y and 1; the margin has no part in it."""
         return clip_pairs(query, -label.astype(np.float64), np.ones(label.size), self.bounds)
+
+    def sensitivity(self, query: LeafQuery) -> Sensitivity:
+        """Return what the clipping guarantees."""
+        return pair_sensitivity(query, self.bounds)
 
     def repaired(self, sums: Sums) -> Sums:
         """Answer 1/2 where noise left no rows, 0 where it left no positive ones, at most 1 elsewhere."""

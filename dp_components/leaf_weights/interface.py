@@ -8,21 +8,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.leaf_weights.query import LeafQuery, PairBounds
-from dp_components.sensitivity import ClippedRows
+from dp_components.sensitivity import ClippedRows, Sensitivity
 
 Sums = NDArray[np.float64]
 
 
 class LeafWeights(Protocol):
-    """Row statistics, and the leaf sums as XGBoost's weight formula shall see them."""
+    """Row statistics, and the leaf sums as XGBoost's weight formula shall see them.
+
+    Attributes:
+        bounds: of one output's g and h.
+        n_outputs: scores of a row.
+        noise_kept: the part of the noise on a G that is left after ``repaired``.
+    """
 
     bounds: PairBounds
+    n_outputs: int
+    noise_kept: float
 
     def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery) -> ClippedRows:
-        """Return what each row adds to its leaf. Shapes: margin, label: float32[n_rows]; values: int64[n_rows, 2]."""
+        """Return what each row adds to its leaf.
+
+        Shapes: margin: float32[n_rows], or float32[n_rows, n_outputs] for several; label: float32[n_rows]; values:
+            int64[n_rows, 2], or one column for each coordinate of the sensitivity.
+        """
+
+    def sensitivity(self, query: LeafQuery) -> Sensitivity:
+        """Return the sensitivity that ``row_statistics`` guarantees, before there are rows."""
 
     def repaired(self, sums: Sums) -> Sums:
-        """Return noisy sums in which impossible values are mended. Shapes: float64[n_leaves, 2]. Post-processing."""
+        """Return noisy sums in which impossible values are mended: G of each output, then H of each. Post-processing.
+
+        Shapes: float64[n_leaves, n_coordinates] -> float64[n_leaves, 2 n_outputs].
+        """
 
 
 def leaf_outputs(sums: Sums, ridge: float, clip: float, scale: float) -> NDArray[np.float32]:
@@ -31,10 +49,14 @@ def leaf_outputs(sums: Sums, ridge: float, clip: float, scale: float) -> NDArray
     The same formula as XGBoost's ``CalcWeight`` with ``lambda``, ``max_delta_step`` and ``learning_rate``, including
     its float32 roundings.
 
-    Shapes: sums: float64[n_leaves, 2] of (G, H); result: float32[n_leaves].
+    Shapes: sums: float64[n_leaves, 2] of (G, H), or float64[n_leaves, 2 K], all G before all H; result:
+        float32[n_leaves], or float32[n_leaves, K].
     Privacy: post-processing of noisy sums.
     Reference: Maddock et al., equations (3) and (4).
     """
+    if sums.shape[1] > 2:
+        n = sums.shape[1] // 2
+        return np.stack([leaf_outputs(sums[:, [k, n + k]], ridge, clip, scale) for k in range(n)], axis=1)
     gradient, hessian = sums[:, 0] + 0.0, sums[:, 1]  # XGBoost knows no negative zero
     positive = hessian > 0
     weight = -gradient / np.where(positive, hessian + np.float64(np.float32(ridge)), 1.0)

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.leaf_weights.interface import Sums
-from dp_components.leaf_weights.query import LeafQuery, PairBounds, clip_pairs
-from dp_components.sensitivity import ClippedRows
+from dp_components.leaf_weights.query import LeafQuery, PairBounds, clip_pairs, pair_sensitivity
+from dp_components.sensitivity import ClippedRows, Sensitivity
 
 
 def probability(margin: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -22,12 +22,18 @@ class NewtonWeights:
     Reference: Maddock et al., section 4.4.3, equation (4).
     """
 
+    n_outputs = 1
+    noise_kept = 1.0
     bounds = PairBounds(gradient=1.0, hessian=0.25, is_logistic=True)
 
     def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery) -> ClippedRows:
         """Return g = p - y and h = p (1 - p)."""
         p = probability(margin)
         return clip_pairs(query, p - label, p * (1.0 - p), self.bounds)
+
+    def sensitivity(self, query: LeafQuery) -> Sensitivity:
+        """Return what the clipping guarantees."""
+        return pair_sensitivity(query, self.bounds)
 
     def repaired(self, sums: Sums) -> Sums:
         """Return the sums as they are."""

@@ -20,6 +20,7 @@ from nvflare_plugins.data_sets.survey.findings import Finding, Use
 from nvflare_plugins.data_sets.survey.survey import Draft, Survey, survey
 from nvflare_plugins.formatting import counted, printable
 from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
 from nvflare_plugins.site.policy.values import is_private
 from nvflare_plugins.vertical.job import VerticalJob
@@ -114,8 +115,11 @@ def _use_of(job: Any, label: str | None, site: str) -> Use:
 
 def _accepts(job: Any) -> Callable[[NDArray[np.float32]], NDArray[np.bool_]] | None:
     """Return what tells which labels a job takes; None if it takes all or does not say."""
+    if isinstance(job, PrivateTreesJob):
+        return job.accepts
     if _is_private(job) and not hasattr(job, "params"):
-        return lambda label: np.isin(label, (0.0, 1.0))
+        is_number = getattr(job, "label_bounds", None) is not None
+        return np.isfinite if is_number else lambda label: np.isin(label, (0.0, 1.0))
     params = getattr(job, "params", None)
     if not isinstance(params, dict) or "objective" not in params:
         return None

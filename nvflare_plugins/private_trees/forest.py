@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.leaf_weights.interface import leaf_outputs
+from dp_components.leaf_weights.target import TWO_CLASSES, Number, SeveralClasses, Target
 from dp_components.split_candidates.candidates import Candidates
 from dp_components.split_methods.split_score import gain
 from dp_components.split_methods.totally_random import grow_totally_random
@@ -21,6 +22,7 @@ from dp_components.split_methods.tree import LEAF, Tree
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.private_trees.features import tree_features
 from nvflare_plugins.private_trees.methods import Method, SplitMethod, WeightUpdate
+from nvflare_plugins.private_trees.training import PrivateTreesPlan
 from nvflare_plugins.xgb.model_json import model_bytes
 from nvflare_plugins.xgb.tree_documents import empty_tree_document, model_document, shortest_decimals
 
@@ -68,46 +70,62 @@ def initial_model(forest: Forest, method: Method, feature_names: Sequence[str] =
     The names come from the schema that the sites agreed on, never from a site's own table.
     """
     trees = [empty_tree_document(number, tree, forest.candidates) for number, tree in enumerate(forest.trees)]
-    return _model(trees, forest.batch_size, len(forest.candidates.of_feature), method, feature_names)
+    return _model(trees, len(forest.candidates.of_feature), method, feature_names, TWO_CLASSES)
 
 
 @dataclass(frozen=True, slots=True)
 class GrownTree:
-    """A finished tree. Shapes: outputs: float32[n_leaves]; sums: float64[n_leaves, 2], released."""
+    """A finished tree, whose structure all classes share.
+
+    Shapes: outputs: float32[n_leaves], or float32[n_leaves, K]; sums: float64[n_leaves, 2 K], released: all G, all H.
+    """
 
     tree: Tree
     candidates: Candidates
     outputs: NDArray[np.float32]
     sums: NDArray[np.float64]
 
+    def of_class(self, k: int) -> GrownTree:
+        """Return the tree of one class alone."""
+        n = self.sums.shape[1] // 2
+        return GrownTree(self.tree, self.candidates, self.outputs.reshape(-1, n)[:, k], self.sums[:, [k, n + k]])
 
-def finished_model(
-    trees: Sequence[GrownTree], method: Method, ridge: float, feature_names: Sequence[str] = ()
-) -> bytes:
+
+def finished_model(trees: Sequence[GrownTree], plan: PrivateTreesPlan) -> bytes:
     """Return trees that were grown outside XGBoost as its model JSON.
 
     Random trees carry the gains and inner weights that XGBoost's refresh would give them, so that it does not matter
-    who has trained them; greedy ones carry none.
+    who has trained them; greedy ones carry none. Of several classes each has a tree of its own in every place, as
+    XGBoost keeps them: all have the same splits.
 
     Privacy: inner nodes carry the sums of their noisy leaves.
     """
-    is_random = method.split_method is SplitMethod.TOTALLY_RANDOM
-    documents = []
-    for number, grown in enumerate(trees):
-        tree, document = grown.tree, empty_tree_document(number, grown.tree, grown.candidates)
-        sums = node_sums(tree, grown.sums)
-        weights, gains = _refreshed(tree, sums, method.clip, ridge) if is_random else _not_refreshed(grown)
-        thresholds = np.array(document["split_conditions"], dtype=np.float32)
-        thresholds[tree.leaves] = grown.outputs  # XGBoost keeps a leaf's answer in the place of a threshold
-        document |= {
-            "base_weights": shortest_decimals(weights),
-            "loss_changes": shortest_decimals(gains),
-            "split_conditions": shortest_decimals(thresholds),
-            "sum_hessian": shortest_decimals(sums[:, 1].astype(np.float32)),
-        }
-        documents.append(document)
+    method, n_classes = plan.method, plan.target.n_outputs
+    documents: list[dict[str, Any]] = []
+    class_of_tree: list[int] = []
+    for first in range(0, len(trees), method.batch_size):
+        batch = trees[first : first + method.batch_size]
+        for k in range(n_classes):  # of a round, XGBoost has the trees of the first class first
+            for grown in batch:
+                documents.append(_document(len(documents), grown.of_class(k), plan))
+                class_of_tree.append(k)
     n_features = len(trees[0].candidates.of_feature)
-    return _model(documents, method.batch_size, n_features, method, feature_names)
+    return _model(documents, n_features, plan.method, plan.feature_names, plan.target, class_of_tree)
+
+
+def _document(number: int, grown: GrownTree, plan: PrivateTreesPlan) -> dict[str, Any]:
+    tree, document = grown.tree, empty_tree_document(number, grown.tree, grown.candidates)
+    sums = node_sums(tree, grown.sums)
+    is_random = plan.method.split_method is SplitMethod.TOTALLY_RANDOM
+    weights, gains = _refreshed(tree, sums, plan.method.clip, plan.ridge) if is_random else _not_refreshed(grown)
+    thresholds = np.array(document["split_conditions"], dtype=np.float32)
+    thresholds[tree.leaves] = grown.outputs  # XGBoost keeps a leaf's answer in the place of a threshold
+    return document | {
+        "base_weights": shortest_decimals(weights),
+        "loss_changes": shortest_decimals(gains),
+        "split_conditions": shortest_decimals(thresholds),
+        "sum_hessian": shortest_decimals(sums[:, 1].astype(np.float32)),
+    }
 
 
 def node_sums(tree: Tree, leaf_sums: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -138,15 +156,28 @@ def _not_refreshed(grown: GrownTree) -> tuple[NDArray[np.float32], NDArray[np.fl
 
 
 def _model(
-    trees: Sequence[dict[str, Any]], batch_size: int, n_features: int, method: Method, feature_names: Sequence[str]
+    trees: Sequence[dict[str, Any]],
+    n_features: int,
+    method: Method,
+    feature_names: Sequence[str],
+    target: Target,
+    class_of_tree: Sequence[int] = (),
 ) -> bytes:
-    averaging = method.weight_update is WeightUpdate.AVERAGING
+    objective, base_score = "binary:logistic", "[5E-1]"
+    if isinstance(target, SeveralClasses):
+        objective, base_score = "multi:softprob", "[0E0]"
+    elif isinstance(target, Number):
+        objective, base_score = "reg:squarederror", f"[{target.start:.9E}]"
+    elif method.weight_update is WeightUpdate.AVERAGING:
+        objective, base_score = "reg:squarederror", "[0E0]"
     document = model_document(
         trees,
         n_features,
-        batch_size=batch_size,
-        objective="reg:squarederror" if averaging else "binary:logistic",
-        base_score="[0E0]" if averaging else "[5E-1]",
+        batch_size=method.batch_size,
+        objective=objective,
+        base_score=base_score,
         feature_names=feature_names,
+        n_classes=target.n_outputs,
+        class_of_tree=class_of_tree,
     )
     return model_bytes(document)

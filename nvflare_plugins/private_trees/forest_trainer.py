@@ -50,7 +50,7 @@ def train_forest(
 
     ForestGrower(plan, rows, sums).run(begin, end)
     channel.moment = TrainingStep(Phase.FINISH, plan.releases.n_rounds)
-    document = finished_model(trees, plan.method, plan.ridge, plan.feature_names)
+    document = finished_model(trees, plan)
     return bytes(xgb.Booster(model_file=bytearray(document)).save_raw("json"))
 
 
@@ -60,7 +60,7 @@ class ForestGrower:
     def __init__(self, plan: PrivateTreesPlan, rows: OwnRows, sums: SumsOverSites) -> None:
         self._plan, self._method, self._rows, self._sums = plan, plan.method, rows, sums
         self._draws = random.Random(plan.structure_seed)  # noqa: S311 - public draws, which every site must make alike
-        self._weights = plan.method.weight_update.weights()
+        self._weights = plan.weights
         self._n_refined = n_refining_trees(plan.method, len(plan.bounds))
         self._fresh: dict[int, NDArray[np.float64]] = {}
         self._totals: dict[int, float] = {}
@@ -72,11 +72,13 @@ class ForestGrower:
         self._bins = self._candidates.bin_rows(rows.columns)
         is_informed = method.interactions is Interactions.INFORMED
         self._gains = FeatureGains(len(self._candidates.of_feature)) if is_informed else None
-        margin = np.zeros(rows.label.size, dtype=np.float32)
+        target = self._plan.target
+        shape = (rows.label.size,) if target.n_outputs == 1 else (rows.label.size, target.n_outputs)
+        margin = np.full(shape, target.start, dtype=np.float32)
         first = 0
         for number, size in enumerate(batch_sizes(method.n_trees, method.batch_size)):
             before_round(number)
-            trees = self._batch(number, range(first, first + size), rows.statistics(margin, method))
+            trees = self._batch(number, range(first, first + size), rows.statistics(margin, self._plan))
             # Candidates may have changed within the batch: the leaf of each row was noted when the tree was grown.
             for grown, leaf_of_rows in trees:
                 margin = margin + grown.outputs[leaf_of_rows]
@@ -88,13 +90,13 @@ class ForestGrower:
         released = [sums for _, _, _, sums in structures]
         if self._method.split_method is SplitMethod.TOTALLY_RANDOM:
             released = self._leaf_sums(number, [(tree, leaves) for tree, _, leaves, _ in structures], pairs)
-        scale = tree_scale(self._method.learning_rate, len(trees))
+        scale = tree_scale(self._method.learning_rate, len(trees)) * self._plan.leaf_unit
         finished = []
         for (tree, candidates, leaves, _), sums in zip(structures, released, strict=True):
             repaired = self._weights.repaired(sums)
             outputs = leaf_outputs(repaired, self._plan.ridge, self._method.clip, scale)
             if self._gains is not None:
-                self._gains.add(tree, sums, self._plan.leaf_noise[0], self._plan.ridge)
+                self._gains.add(tree, repaired, self._plan.leaf_noise[0], self._plan.ridge)
             finished.append((GrownTree(tree, candidates, outputs, repaired), leaves))
         return finished
 
@@ -140,9 +142,8 @@ class ForestGrower:
         exact = []
         for tree, leaves in trees:
             # Sums of integers below 2^53: exact in any order.
-            of_tree = [
-                np.bincount(leaves.astype(np.intp), weights=pairs[:, i], minlength=tree.leaves.size) for i in range(2)
-            ]
+            places, n_leaves = leaves.astype(np.intp), tree.leaves.size
+            of_tree = [np.bincount(places, weights=values, minlength=n_leaves) for values in pairs.T]
             exact.append(np.stack(of_tree, axis=1).astype(np.int64))
         noisy = self._sums.release(Kind.NODE_STATS, number, np.concatenate(exact)) / UNIT
         return np.split(noisy, np.cumsum([len(of_tree) for of_tree in exact])[:-1])

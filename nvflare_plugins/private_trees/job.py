@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, Any, ClassVar
 
-from annotated_types import Ge, Le
+import numpy as np
+from annotated_types import Ge, Le, Len
+from numpy.typing import NDArray
 
+from dp_components.leaf_weights.target import TWO_CLASSES, Number, SeveralClasses, Target
 from dp_components.split_candidates.candidates import FeatureBounds
 from dp_components.trust import TrustModel
 from he_processors.errors import ConfigurationError
@@ -15,20 +18,22 @@ from nvflare_plugins.checks import expect
 from nvflare_plugins.data_sets.declaration import Delta, Epsilon
 from nvflare_plugins.declared import (
     STRICT,
+    Bounds,
     BoundsOfColumns,
     EntriesOfColumns,
+    Entry,
     Name,
     Names,
     OneOf,
     Positive,
     Rounds,
     Seconds,
-    TwoEntries,
     Words,
     document,
 )
 from nvflare_plugins.private_trees.methods import Method
 from nvflare_plugins.private_trees.presets import resolve_method
+from nvflare_plugins.private_trees.targets import MOST_CLASSES, check_target
 
 PROFILES = {
     TrustModel.DISTRIBUTED: "dp_distributed",
@@ -40,12 +45,13 @@ _ASSUMED_FEATURES = 1000  # where the job does not name them
 _NOT_PAID_FOR = "nothing pays for it: score the finished model on data of your own"
 
 
+Classes = Annotated[list[Entry], Len(2, MOST_CLASSES), Words(f"a list of 2 to {MOST_CLASSES} texts or whole numbers")]
 _COLLUDERS = Words("at least 1: every site sees the model and knows its own share of the noise")
 
 
 @document
 class PrivateTreesJob(JobDocument):
-    """One private training: same columns at every site, other rows, labels of two classes.
+    """One private training: same columns at every site, other rows; labels of two or more classes, or numbers.
 
     Privacy: (epsilon, delta) towards adding or removing the rows of one person, up to ``rows_per_person`` of them in
         the union of the sites. Sites as a whole are not protected.
@@ -60,7 +66,8 @@ class PrivateTreesJob(JobDocument):
         " beforehand",
         "num_rounds": "the number of rounds follows from the method: set n_trees and batch_size in components",
         "params": "XGBoost's parameters follow from the method: set its components",
-        "base_score": "the label mean is a sum over rows: training starts from the public 1/2",
+        "base_score": "the label mean is a sum over rows: training starts from the public 1/2, or from the middle of"
+        " label_bounds",
         "base_margin": "margins from elsewhere may depend on the rows",
         "scale_pos_weight": "use a weight column with max_weight",
         "cuts": "exact cuts are data: choose the method's candidates",
@@ -75,7 +82,7 @@ class PrivateTreesJob(JobDocument):
     data_set: Name
     """Name of the training set in every site's policy, which must give it a privacy budget."""
     label: Name
-    """Label column, of 0 and 1 or of two ``label_classes``."""
+    """Label column: 0 and 1, ``label_classes``, or numbers within ``label_bounds``."""
     epsilon: Epsilon
     """What this job may spend; delta is given, never computed from the data."""
     delta: Delta
@@ -88,8 +95,14 @@ class PrivateTreesJob(JobDocument):
     """Columns to train on, in this order; None means all columns of the file but label and weight. Each needs bounds or
     categories.
     """
-    label_classes: TwoEntries | None = None
-    """Public list of the label's two values; the second one is the positive one."""
+    label_classes: Classes | None = None
+    """Public list of the label's values. Of two, the second one is the positive one; of more, each has a probability.
+    A class that no row has is learnt to be rare.
+    """
+    label_bounds: Bounds | None = None
+    """Public (low, high) of the label of a regression, in its own units; a label outside counts as the bound. Training
+    starts from their middle, and half of their distance is the unit of the noise. None for classes.
+    """
     method: Annotated[str, STRICT] = "default"
     """A preset: ``default`` (now ``default_2026_12``), ``default_2026_11``, ``few_rounds``, or a paper's name such as
     ``dp_rf`` (presets.py)."""
@@ -139,6 +152,8 @@ class PrivateTreesJob(JobDocument):
     def __post_init__(self) -> None:
         self._check_trust()
         self._check_columns()
+        one_kind = self.label_classes is None or self.label_bounds is None
+        expect("label_bounds are for a regression, label_classes for classes: give one of them", one_kind)
         self.resolve(self.n_features or _ASSUMED_FEATURES)
 
     def _check_trust(self) -> None:
@@ -211,6 +226,26 @@ class PrivateTreesJob(JobDocument):
             return FeatureBounds(0.0, float(len(self.categories[name]) - 1))
         return FeatureBounds(*map(float, self.feature_bounds[name]))
 
+    @property
+    def target(self) -> Target:
+        """What the label is. Raises: ConfigurationError: bounds that no label of float32 keeps to."""
+        if self.label_bounds is not None:
+            try:
+                return Number(FeatureBounds(*map(float, self.label_bounds)))
+            except ValueError as error:
+                raise ConfigurationError(f"label_bounds: {error}") from None
+        n_classes = 2 if self.label_classes is None else len(self.label_classes)
+        return TWO_CLASSES if n_classes == 2 else SeveralClasses(n_classes)
+
+    def accepts(self, label: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Tell which rows have a label that the job can use, each by itself. Shapes: float32[n], bool[n]."""
+        if self.label_bounds is not None:
+            return np.isfinite(label)
+        n_classes = 2 if self.label_classes is None else len(self.label_classes)
+        return np.isin(label, np.arange(n_classes, dtype=np.float32))
+
     def resolve(self, n_features: int) -> Method:
-        """Return the method for so many features. Raises: ConfigurationError."""
-        return resolve_method(self.method, self.components, n_features)
+        """Return the method for so many features. Raises: ConfigurationError: there is none for this label."""
+        method = resolve_method(self.method, self.components, n_features)
+        check_target(method, self.target)
+        return method

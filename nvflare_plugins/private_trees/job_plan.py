@@ -48,14 +48,16 @@ class JobPlan:
             raise ConfigurationError("feature_bounds is empty: give public bounds of every numeric feature")
         job.check_features(names)
         method, bounds, trust = job.resolve(len(names)), tuple(map(job.bounds_of, names)), _trust(job, n_sites)
+        target = job.target
         mu = math.sqrt(gaussian_limit(job.epsilon, job.delta).mu_squared) / job.rows_per_person * _BELOW
         try:
-            releases = ReleasePlan.of(method, bounds, mu, trust.n_honest)
+            releases = ReleasePlan.of(method, bounds, mu, trust.n_honest, target=target)
         except ValueError:  # of an event's scale; bounds far apart and many rows of a person lead there
             raise ConfigurationError(
                 "the noise would be beyond all bounds: ask for more epsilon, or for fewer rows_per_person"
             ) from None
-        plan = cls(job, PrivateTreesPlan(method, bounds, releases, trust, job.structure_seed, names))
+        training = PrivateTreesPlan(method, bounds, releases, trust, job.structure_seed, names, target)
+        plan = cls(job, training)
         plan._check_promise()
         return plan
 

@@ -16,6 +16,9 @@ from dp_components.leaf_weights.gradient import GradientWeights
 from dp_components.leaf_weights.interface import LeafWeights
 from dp_components.leaf_weights.newton import NewtonWeights
 from dp_components.leaf_weights.query import LeafQuery
+from dp_components.leaf_weights.softmax import SoftmaxGradientWeights, SoftmaxWeights
+from dp_components.leaf_weights.squared import MeanLabels, SquaredWeights
+from dp_components.leaf_weights.target import TWO_CLASSES, Number, SeveralClasses, Target
 
 
 class SplitMethod(Enum):
@@ -33,8 +36,14 @@ class WeightUpdate(Enum):
     GRADIENT = "gradient"
     NEWTON = "newton"
 
-    def weights(self) -> LeafWeights:
-        """Return the component."""
+    def weights(self, target: Target = TWO_CLASSES) -> LeafWeights:
+        """Return the component for a kind of label. Raises: ValueError: there is none (``targets.py`` refuses it)."""
+        if isinstance(target, Number):
+            return MeanLabels(target) if self is WeightUpdate.AVERAGING else SquaredWeights(target)
+        if isinstance(target, SeveralClasses):
+            if self is WeightUpdate.AVERAGING:
+                raise ValueError("averaging answers with the share of one class")
+            return (SoftmaxWeights if self is WeightUpdate.NEWTON else SoftmaxGradientWeights)(target.n_classes)
         components: dict[WeightUpdate, Callable[[], LeafWeights]] = {
             WeightUpdate.AVERAGING: AveragingWeights,
             WeightUpdate.GRADIENT: GradientWeights,

@@ -17,7 +17,9 @@ import numpy as np
 
 from dp_components.batched_updates.batches import batch_sizes
 from dp_components.events import ComposedEvent, Event
-from dp_components.leaf_weights.query import LeafQuery, pair_sensitivity, real_noise_std
+from dp_components.leaf_weights.interface import LeafWeights
+from dp_components.leaf_weights.query import LeafQuery, real_noise_std
+from dp_components.leaf_weights.target import TWO_CLASSES, Target
 from dp_components.mechanisms.gaussian import gaussian_event
 from dp_components.sensitivity import Sensitivity, clip_rows, count_sensitivity
 from dp_components.split_candidates import dp_quantiles
@@ -44,7 +46,7 @@ class PlannedNoise:
 
     @property
     def n_coordinates(self) -> int:
-        """Number of coordinates of each sum: two of a pair (G, H)."""
+        """Number of coordinates of each sum: two of a pair (G, H), more of several classes."""
         return len(self.sensitivity.weights)
 
     @property
@@ -115,6 +117,7 @@ class ReleasePlan:
         mu: float,
         n_honest: int = 1,
         published_multiplier: float | None = None,
+        target: Target = TWO_CLASSES,
     ) -> ReleasePlan:
         """List what a method releases, and divide a total of mu (exact Gaussian composition) among it.
 
@@ -122,11 +125,13 @@ class ReleasePlan:
             n_honest: shares of the noise that the accounting relies on.
             published_multiplier: noise over sensitivity of the trees' queries, in place of the one that mu gives: for
                 reproductions of other people's accounting.
+            target: what the label is.
         """
-        sums = list(_sums(method, bounds))
+        weights = method.weight_update.weights(target)
+        sums = list(_sums(method, bounds, len(weights.sensitivity(method.query).weights)))
         n_queries = sum(_n_queries(of_message, method) for of_message in sums)
         multiplier = published_multiplier or math.sqrt(n_queries / method.training_share()) / mu
-        noise = _noise(method, len(bounds), multiplier, mu)
+        noise = _noise(method, weights, len(bounds), multiplier, mu)
 
         @cache  # thousands of trees ask alike
         def event(kind: Kind, sizes: tuple[int, ...]) -> Event:
@@ -205,7 +210,7 @@ class _Sums(NamedTuple):
     level: int | None = None
 
 
-def _sums(method: Method, bounds: Sequence[FeatureBounds]) -> Iterator[_Sums]:
+def _sums(method: Method, bounds: Sequence[FeatureBounds], n_coordinates: int) -> Iterator[_Sums]:
     n_features = len(bounds)
     k, n_refined = method.features_per_tree(n_features), n_refining_trees(method, n_features)
     pays_for_hessians = method.split_method is not SplitMethod.HISTOGRAM  # its own histograms hold them
@@ -220,7 +225,7 @@ def _sums(method: Method, bounds: Sequence[FeatureBounds]) -> Iterator[_Sums]:
         first += n_trees
         if method.split_method is SplitMethod.TOTALLY_RANDOM:
             # A row enters every tree of a batch, so B trees are B queries.
-            yield _Sums(Kind.NODE_STATS, number, (2 << method.depth,) * n_trees)
+            yield _Sums(Kind.NODE_STATS, number, (n_coordinates << method.depth,) * n_trees)
 
 
 def n_refining_trees(method: Method, n_features: int) -> int:
@@ -258,12 +263,13 @@ def _n_queries(asked: _Sums, method: Method) -> int:
     return len(asked.sizes) * (2 if is_scalar else 1)
 
 
-def _noise(method: Method, n_features: int, multiplier: float, mu: float) -> dict[Kind, PlannedNoise]:
-    bounds = method.weight_update.weights().bounds
+def _noise(
+    method: Method, weights: LeafWeights, n_features: int, multiplier: float, mu: float
+) -> dict[Kind, PlannedNoise]:
     # Two scalar queries of this multiplier are one query of the weighted pair with 1 / sqrt(2) of it.
     of_pair = multiplier / math.sqrt(2) if method.query is LeafQuery.SCALAR else multiplier
-    pairs = PlannedNoise(pair_sensitivity(method.query, bounds), of_pair)
-    hessians = PlannedNoise(clip_rows(np.zeros((0, 1)), (bounds.hessian,)).sensitivity, multiplier)
+    pairs = PlannedNoise(weights.sensitivity(method.query), of_pair)
+    hessians = PlannedNoise(clip_rows(np.zeros((0, 1)), (weights.bounds.hessian,)).sensitivity, multiplier)
     noise = {Kind.NODE_STATS: pairs, Kind.LEFT_SUMS: pairs, Kind.HISTOGRAM: pairs, Kind.HESSIANS: hessians}
     if method.candidates.is_paid:
         cells = 1.0 / (mu * math.sqrt(method.candidate_share))

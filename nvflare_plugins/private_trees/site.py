@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.leaf_weights.query import CLIPPED_AT, LeafQuery
+from dp_components.leaf_weights.target import TWO_CLASSES
 from he_processors.errors import PolicyRefusal
 from he_processors.masks import PairwiseMasks
 from nvflare_plugins.attempt.agreement import Terms, agree, versions
@@ -26,7 +27,7 @@ from nvflare_plugins.attempt.session import Session
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.schema import Schema
-from nvflare_plugins.data_sets.table import Table, column_names, load_table, log_what_labels_lack
+from nvflare_plugins.data_sets.table import Table, column_names, load_table, log_count, log_what_labels_lack
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.noisy_sums import NoisySums
@@ -120,7 +121,8 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
             job.delta,
             job.data_set,
         )
-    table = table.kept(np.isin(table.label, (0.0, 1.0)), f"whose label {job.label!r} is neither 0 nor 1 nor listed")
+    table = table.kept(job.accepts(table.label), f"whose label {job.label!r} is missing, or none that the job takes")
+    _log_clipped_labels(table, job)
     if table.weight is not None:
         table = table.kept(~np.isnan(table.weight), f"whose weight {job.weight!r} is missing or negative")
     if asks_for_sent:
@@ -129,10 +131,18 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
     if persons.needs_ids:
         table = table.kept(persons.are_new(usable_ids(table.ids, spec)), "of persons whom another budget pays for")
         ids = usable_ids(table.ids, spec)
-    log_what_labels_lack(table, job.data_set, is_classification=True)
+    log_what_labels_lack(table, job.data_set, is_classification=job.label_bounds is None)
     rows = OwnRows(_clipped(table, plan), table.label, _weights(table, job))
     facts = DataFacts.of(table, job.data_set)
     return Prepared(plan, Schema.of(table), rows, n_reports, facts, lambda: persons.note(ids))
+
+
+def _log_clipped_labels(table: Table, job: PrivateTreesJob) -> None:
+    """Tell this site's own log, and nobody else, how many labels count as the bound that they lie beyond."""
+    if job.label_bounds is not None:
+        low, high = job.label_bounds
+        n_beyond = int(np.count_nonzero((table.label < np.float32(low)) | (table.label > np.float32(high))))
+        log_count(f"labels {job.label!r} beyond label_bounds", n_beyond, table.n_rows)
 
 
 def _clipped(table: Table, plan: JobPlan) -> NDArray[np.float32]:
@@ -195,7 +205,7 @@ class _Training:
             trained = self._train(payment)
             names, job = self._plan.training.feature_names, self._job
             model = with_lists(trained, names, job.categories, job.label_classes)
-            if self._plan.training.method.query is LeafQuery.CLIPPED:
+            if self._plan.training.method.query is LeafQuery.CLIPPED and job.target is TWO_CLASSES:
                 model = with_clipping(model, CLIPPED_AT)
             hmac = self._attempt.conclude(model)
             path = self._attempt.folder.write_model(model)

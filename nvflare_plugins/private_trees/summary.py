@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dp_components.leaf_weights.query import real_noise_std
+from dp_components.leaf_weights.target import Number
 from nvflare_plugins.formatting import human_bytes
 from nvflare_plugins.private_trees.job_plan import JobPlan
+from nvflare_plugins.private_trees.targets import label_words
 from nvflare_plugins.report.run_record import PointCurve, ReportSection
 
 
@@ -16,17 +18,24 @@ class PlanSummary:
 
     Attributes:
         epsilon_after_rounds: epsilon at ``delta`` after each boosting round; the last is the job's whole price.
-        leaf_noise: standard deviation of the noise on a leaf's sums (G, H). Units: of g and h.
-        rows_to_hear: rows whose gradients must point the same way for a leaf's G to exceed its noise.
+        label: what the label is, in words.
+        leaf_noise: standard deviation of the noise on a leaf's sums (G, H), of each class. Units: of g and h.
+        rows_to_hear: rows whose gradients must point the same way for a leaf's G to exceed its noise: undecided ones,
+            or, of numbers, those whose residuals are cut.
+        cut_at, label_noise: of numbers, where residuals are cut and the noise on their sum in a leaf; 0 for classes.
+            Units: of the label.
         n_messages, n_bytes: messages of sums, and what a site sends in them; it receives as many bytes.
     """
 
     method: str
     trust: str
+    label: str
     epsilon_after_rounds: tuple[float, ...]
     delta: float
     leaf_noise: tuple[float, float]
     rows_to_hear: float
+    cut_at: float
+    label_noise: float
     ridge: float
     n_trees: int
     n_rounds: int
@@ -38,13 +47,18 @@ def summarise(plan: JobPlan) -> PlanSummary:
     """Return the figures of a plan. Costs about a millisecond a round; touches no data."""
     method = plan.training.method
     g, h = plan.training.leaf_noise
+    target = plan.training.target
+    is_number, unit = isinstance(target, Number), plan.training.leaf_unit
     return PlanSummary(
         method.name,
         trust_text(plan),
+        label_words(target),
         tuple(plan.epsilon_after_rounds()),
         plan.job.delta,
         (g, h),
-        2 * g,
+        g if is_number else 2 * g,
+        unit if is_number else 0.0,
+        g * unit if is_number else 0.0,
         plan.training.ridge,
         method.n_trees,
         plan.releases.n_rounds,
@@ -70,12 +84,20 @@ def trust_text(plan: JobPlan) -> str:
 def lines(summary: PlanSummary) -> list[str]:
     """Return the figures as lines of text."""
     g, h = summary.leaf_noise
+    heard = "undecided rows" if not summary.cut_at else "rows so far off"
+    wide = "wider bounds make both larger in proportion"
+    cut = [
+        f"                 residuals are cut at {summary.cut_at:.4g}, and the noise on their sum is "
+        f"{summary.label_noise:.4g}: {wide}"
+    ]
     return [
         f"method           {summary.method}: {summary.n_trees} trees in {summary.n_rounds} rounds",
         f"trust            {summary.trust}",
+        f"label            {summary.label}",
+        *(cut if summary.cut_at else []),
         f"privacy          epsilon {summary.epsilon_after_rounds[-1]:.4g} at delta {summary.delta:g}",
         f"noise on a leaf  {g:.4g} on G, {h:.4g} on H (standard deviations); ridge {summary.ridge:.4g}",
-        f"                 about {summary.rows_to_hear:.0f} undecided rows in a leaf outweigh it",
+        f"                 about {summary.rows_to_hear:.0f} {heard} in a leaf outweigh it",
         f"sums             {summary.n_messages} messages, {human_bytes(summary.n_bytes)} from each site",
     ]
 
@@ -95,6 +117,7 @@ def report_sections(plan: JobPlan, spent: float, budget_text: str) -> tuple[Repo
     rows = (
         ("method", summary.method),
         ("trust model", summary.trust),
+        ("label", summary.label),
         ("protected", f"all rows of one person, up to {job.rows_per_person}, added or removed"),
         ("spent by this job", f"epsilon {spent:.4g} at delta {job.delta:g}"),
         ("noise on a leaf's G", f"{g:.4g} (standard deviation; a row moves G by at most {largest:g})"),

@@ -9,7 +9,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dp_components.leaf_weights.interface import LeafWeights
 from dp_components.leaf_weights.noise_ridge import noise_proportional_ridge
+from dp_components.leaf_weights.squared import residual_unit
+from dp_components.leaf_weights.target import TWO_CLASSES, Number, Target
 from dp_components.split_candidates.candidates import FeatureBounds
 from nvflare_plugins.private_trees.methods import Method
 from nvflare_plugins.private_trees.releases import ReleasePlan
@@ -26,6 +29,7 @@ class PrivateTreesPlan:
         bounds: public interval of each feature.
         releases: all that may be released.
         structure_seed: public seed of the forest's structure. Noise never comes from it.
+        target: what the label is.
     """
 
     method: Method
@@ -34,6 +38,17 @@ class PrivateTreesPlan:
     trust: Trust
     structure_seed: int
     feature_names: tuple[str, ...] = ()
+    target: Target = TWO_CLASSES
+
+    @property
+    def weights(self) -> LeafWeights:
+        """What a leaf answers, and the row statistics it is computed from."""
+        return self.method.weight_update.weights(self.target)
+
+    @property
+    def leaf_unit(self) -> float:
+        """What a leaf's weight is multiplied with besides the learning rate. Units: of a score."""
+        return residual_unit(self.target, self.method.query) if isinstance(self.target, Number) else 1.0
 
     @property
     def ridge(self) -> float:
@@ -42,34 +57,38 @@ class PrivateTreesPlan:
 
     @property
     def leaf_noise(self) -> tuple[float, float]:
-        """Standard deviation of the noise on a released leaf's sums G and H. Units: of g and h.
+        """Standard deviation of the noise on a leaf's sums G and H, of each class if there are several.
+
+        Units: of g and h.
 
         With distributed noise it is that of all sites' shares together.
         """
-        g, h = self.releases.tree_noise.std
-        return g * self.trust.noise_factor, h * self.trust.noise_factor
+        g, *_, h = self.releases.tree_noise.std
+        kept = self.weights.noise_kept
+        return g * self.trust.noise_factor * kept, h * self.trust.noise_factor
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRows:
     """A site's rows.
 
-    Shapes: columns: float32[n_features, n_rows], NaN is missing and goes right; label: float32[n_rows] of 0 and 1;
-        weights: float32[n_rows] in units of the public largest one, or None.
+    Shapes: columns: float32[n_features, n_rows], NaN is missing and goes right; label: float32[n_rows], positions of
+        classes or finite numbers; weights: float32[n_rows] in units of the public largest one, or None.
     """
 
     columns: NDArray[np.float32]
     label: NDArray[np.float32]
     weights: NDArray[np.float32] | None = None
 
-    def statistics(self, margin: NDArray[np.float32], method: Method) -> NDArray[np.int64]:
-        """Return each row's pair (g, h), within the bounds of the method's sensitivity whatever the margins are.
+    def statistics(self, margin: NDArray[np.float32], plan: PrivateTreesPlan) -> NDArray[np.int64]:
+        """Return each row's pair (g, h), or its vector of several classes, within the method's sensitivity.
 
-        Weights are clipped into [0, 1] here, so that no row counts for more than one.
+        That holds whatever the margins are. Weights are clipped into [0, 1] here: no row counts for more than one.
 
-        Shapes: margin: float32[n_rows]; result: int64[n_rows, 2]. Units: grid steps.
+        Shapes: margin: float32[n_rows], or float32[n_rows, n_classes]; result: int64[n_rows, n_coordinates]. Units:
+            grid steps.
         """
-        values = method.weight_update.weights().row_statistics(margin, self.label, method.query).values
+        values = plan.weights.row_statistics(margin, self.label, plan.method.query).values
         if self.weights is None:
             return values
         factors = np.clip(self.weights.astype(np.float64), 0.0, 1.0)

@@ -40,7 +40,7 @@ def train_by_xgboost(
         nthread=1,
         feature_names=list(plan.feature_names) or None,
     )
-    handler = RefreshHandler(sums, forest, plan.method.weight_update.weights())
+    handler = RefreshHandler(sums, forest, plan.weights)
     mediator = Mediator(RefreshGrammar(forest), channel.rank, handler)
     with mediator:
         try:
@@ -70,7 +70,7 @@ def bounded_objective(plan: PrivateTreesPlan, rows: OwnRows) -> Objective:
     """Return the objective whose row statistics obey the plan's sensitivity, whatever the margins are."""
 
     def objective(margin: NDArray[np.float32], _: xgb.DMatrix) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        pairs = rows.statistics(margin, plan.method) * np.float32(1 / UNIT)
+        pairs = rows.statistics(margin, plan) * np.float32(1 / UNIT)
         return pairs[:, 0].astype(np.float32), pairs[:, 1].astype(np.float32)  # exact: at most 2^20 grid steps
 
     return objective

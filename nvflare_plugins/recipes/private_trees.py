@@ -24,7 +24,7 @@ class PrivateTreesRecipe(JobRecipe):
     Args:
         name: Name of the FLARE job.
         data_set: Name of the training set in every site's policy, which must give it a privacy budget.
-        label: Label column, of 0 and 1 or of two ``label_classes``.
+        label: Label column: 0 and 1, ``label_classes``, or numbers within ``label_bounds``.
         epsilon: What this job may spend; delta is given, never computed from the data.
         delta: What this job may spend; delta is given, never computed from the data.
         feature_bounds: Public (low, high) of every numeric feature; values outside are clipped to it.
@@ -40,9 +40,9 @@ class PrivateTreesRecipe(JobRecipe):
             sees exact sums and adds the noise once) or ``local`` (a baseline: every row is noised by itself).
         sites: The sites that take part; None means all that FLARE assigns to the job.
         min_clients: Fewest sites; default 3, or the number of ``sites``.
-        settings: Any other field of ``PrivateTreesJob``: ``features``, ``label_classes``, ``colluders``, ``n_sites``,
-            ``n_rows``, ``rows_per_person``, ``structure_seed``, ``weight``, ``max_weight``, ``resume_from``,
-            ``deadline_s``, ``on_lost_site``, ``lost_site_deadline_s``.
+        settings: Any other field of ``PrivateTreesJob``: ``features``, ``label_classes``, ``label_bounds``,
+            ``colluders``, ``n_sites``, ``n_rows``, ``rows_per_person``, ``structure_seed``, ``weight``, ``max_weight``,
+            ``resume_from``, ``deadline_s``, ``on_lost_site``, ``lost_site_deadline_s``.
 
     Raises:
         ConfigurationError: a setting that no site would accept.

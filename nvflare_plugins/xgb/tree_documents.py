@@ -83,14 +83,20 @@ def model_document(
     objective: str,
     base_score: str,
     feature_names: Sequence[str] = (),
+    n_classes: int = 1,
+    class_of_tree: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Return the document of a model with one output.
+    """Return the document of a model.
 
     Args:
-        trees: their documents, in the order of boosting, ``batch_size`` of them per round; the last may have fewer.
+        trees: their documents, in the order of boosting: per round ``batch_size`` of them for each class; the last
+            round may have fewer.
         objective: one without parameters of its own.
-        base_score: as XGBoost writes it, such as "[5E-1]".
+        base_score: of one output, as XGBoost writes it, such as "[5E-1]".
+        n_classes: outputs of the model; 1 for two classes and for numbers.
+        class_of_tree: which output each tree adds to; empty for a model with one.
     """
+    is_multi = n_classes > 1
     return {
         "version": _XGBOOST_VERSION,
         "learner": {
@@ -102,19 +108,24 @@ def model_document(
                 "model": {
                     "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
                     "gbtree_model_param": {"num_parallel_tree": str(batch_size), "num_trees": str(len(trees))},
-                    "iteration_indptr": [*range(0, len(trees), batch_size), len(trees)],
-                    "tree_info": [0] * len(trees),
+                    "iteration_indptr": [*range(0, len(trees), batch_size * n_classes), len(trees)],
+                    "tree_info": list(class_of_tree or [0] * len(trees)),
                     "trees": list(trees),
                 },
             },
             "learner_model_param": {
-                "base_score": base_score,
+                "base_score": f"[{','.join([base_score[1:-1]] * n_classes)}]",
                 "boost_from_average": "0",
-                "num_class": "0",
+                "num_class": str(n_classes) if is_multi else "0",
                 "num_feature": str(n_features),
                 "num_target": "1",
             },
-            "objective": {"name": objective, "reg_loss_param": {"scale_pos_weight": "1"}},
+            "objective": {"name": objective}
+            | (
+                {"softmax_multiclass_param": {"num_class": str(n_classes)}}
+                if is_multi
+                else {"reg_loss_param": {"scale_pos_weight": "1"}}
+            ),
         },
     }
 

@@ -38,11 +38,13 @@ def plan_private_trees(arguments: argparse.Namespace, job: PrivateTreesJob) -> s
     of_row = compose(plan.releases.events)
     epsilon = summary.epsilon_after_rounds[-1]
     rows = job.n_rows if arguments.rows is None else arguments.rows
+    of_label = {} if job.label_bounds is None else {job.label: job.label_bounds}
+    bounds = {**job.feature_bounds, **of_label}
     advice = Advice(
         Person.of(TradeOff.of(of_row.for_person(job.rows_per_person))),
-        _of_mean_leaf(rows, method.depth, summary.leaf_noise[0]),
+        _of_mean_leaf(rows, method.depth, summary.rows_to_hear),
         trainings(arguments, job.data_set, of_row.for_person),
-        warnings(epsilon, job.delta, rows, job.feature_bounds),
+        warnings(epsilon, job.delta, rows, bounds),
     )
     if arguments.json:
         return json.dumps({**dataclasses.asdict(summary), **advice.figures()}, indent=2)
@@ -111,12 +113,12 @@ def _of_largest_weight(job: DpBoostJob) -> NoiseToSignal:
     return NoiseToSignal({"first_tree": ratios[0], "last_tree": ratios[1]}, text)
 
 
-def _of_mean_leaf(rows: int | None, depth: int, noise: float) -> NoiseToSignal:
-    """Return the noise on G over the largest G of a mean leaf, in which all gradients of undecided rows agree."""
+def _of_mean_leaf(rows: int | None, depth: int, rows_to_hear: float) -> NoiseToSignal:
+    """Return the noise on G over the largest G of a mean leaf, in which all of its rows agree."""
     if rows is None:
         return NoiseToSignal({}, "give --rows, where the number of all sites' rows is public, to have it told")
     of_leaf = rows / 2**depth
-    ratio = 2 * noise / of_leaf
+    ratio = rows_to_hear / of_leaf
     text = (
         f"a mean leaf has {of_leaf:,.4g} of {rows:,} rows: its noise is {ratio:.2g} times its largest possible sum, "
         f"and {10 * ratio:.2g} times that of rows of which 55 in a hundred agree; the trees together average it"

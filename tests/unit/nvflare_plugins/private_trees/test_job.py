@@ -86,7 +86,6 @@ def test_what_nothing_pays_for_is_refused_by_name(name: str) -> None:
         ("what is no feature: colour", {"features": ["x0", "x1", "x2", "x3"]}),
         ("two finite numbers", {"feature_bounds": {"x0": [1.0, 1.0]}}),
         ("both given for colour", {"feature_bounds": {"colour": [0, 1]}}),
-        ("list of two", {"label_classes": ["a", "b", "c"]}),
     ],
 )
 def test_refusals(match: str, changes: dict) -> None:

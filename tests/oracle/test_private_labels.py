@@ -1,0 +1,229 @@
+"""Private trees on numbers and on several classes, against stock XGBoost and against a twin without numpy's tricks.
+
+Without noise a model of random trees must be that of XGBoost's own refresh of the same forest on the pooled rows; with
+noise the model file, read by stock XGBoost, must answer what the sites' trainer has answered, bit by bit.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import xgboost as xgb
+
+from dp_components.distributed_noise import NoiseShares
+from dp_components.events import Release
+from dp_components.leaf_weights.query import LeafQuery
+from dp_components.leaf_weights.target import Number, SeveralClasses, Target
+from dp_components.split_candidates.candidates import FeatureBounds
+from nvflare_plugins.private_trees import noisy_sums
+from nvflare_plugins.private_trees.methods import (
+    CandidateSource,
+    Interactions,
+    Method,
+    WeightUpdate,
+    dp_ebm_newton,
+    dp_rf,
+    dp_tr_newton,
+    feverless,
+)
+from nvflare_plugins.private_trees.releases import ReleasePlan
+from nvflare_plugins.private_trees.training import OwnRows, PrivateTreesPlan
+from nvflare_plugins.private_trees.trust import TRUSTED_SERVER, Trust
+from tests.oracle.test_private_trees import OURS, PARTIALLY, REFINED, bounds, drawn, no_noise, table
+from tests.support.private_simulation import Simulation, Table
+from tests.support.private_trees import split_rows, train_in_process
+
+NUMBER = Number(FeatureBounds(-4.0, 8.0))
+SCALES = {"plain": 1.0, "large": 1e6, "small": 1e-9}
+DEFAULT = replace(OURS, interactions=Interactions.INFORMED, query=LeafQuery.CLIPPED)
+OF_CLASSES = {
+    "default": DEFAULT,
+    "batches": replace(DEFAULT, batch_size=3),
+    "a_smaller_last_batch": replace(DEFAULT, batch_size=4),
+    "joint": OURS,
+    "newton": dp_tr_newton(),
+    "one_feature": dp_ebm_newton(),
+    "gradient": replace(dp_tr_newton(), weight_update=WeightUpdate.GRADIENT, batch_size=2),
+}
+OF_NUMBERS = {
+    **OF_CLASSES,
+    "averaging": dp_rf(6),
+    "histograms": feverless(),
+    "partially_random": PARTIALLY,
+    "refined": replace(dp_tr_newton(), **REFINED),
+    "scalar": replace(dp_tr_newton(), query=LeafQuery.SCALAR),
+}
+
+
+def labelled(target: Target, n_rows: int = 900, scale: float = 1.0) -> Table:
+    """Return rows with labels of a kind; nobody has the last class."""
+    data = table(n_rows, missing=True)
+    score = np.nan_to_num(data.columns[0]) + np.nan_to_num(data.columns[1]) * np.nan_to_num(data.columns[2])
+    if isinstance(target, Number):
+        return Table(data.columns, (scale * (2 * score + 1)).astype(np.float32))  # some lie beyond the bounds
+    return Table(data.columns, np.digitize(score, [-0.5, 0.5]).astype(np.float32))
+
+
+def plan_of(
+    method: Method, target: Target, data: Table, trust: Trust = TRUSTED_SERVER, n_trees: int = 6
+) -> PrivateTreesPlan:
+    few = replace(method, n_trees=n_trees, depth=3, n_candidates=10)
+    few = replace(few, batch_size=6 if method.weight_update is WeightUpdate.AVERAGING else method.batch_size)
+    releases = ReleasePlan.of(few, bounds(data), 2.0, trust.n_honest, target=target)
+    return PrivateTreesPlan(few, bounds(data), releases, trust, 11, (), target)
+
+
+def predict(model: bytes, data: Table) -> np.ndarray:
+    booster = xgb.Booster(model_file=bytearray(model))
+    return booster.predict(xgb.DMatrix(data.columns.T, nthread=1), output_margin=True)
+
+
+class Scores(Simulation):
+    """The scores that the trainer itself goes on with, for rows of which it is told nothing."""
+
+    def __init__(self, plan: PrivateTreesPlan, *rest: object) -> None:
+        super().__init__(plan, *rest)
+        target, n_rows = plan.target, self._scores.size
+        shape = (n_rows,) if target.n_outputs == 1 else (n_rows, target.n_outputs)
+        self._scores = np.full(shape, target.start, dtype=np.float32)
+
+
+CASES = [(SeveralClasses(4), name, method) for name, method in OF_CLASSES.items()]
+CASES += [(NUMBER, name, method) for name, method in OF_NUMBERS.items()]
+
+
+@pytest.mark.parametrize(("target", "name", "method"), CASES, ids=lambda x: x if isinstance(x, str) else "")
+def test_stock_xgboost_answers_what_the_sites_trained(target: Target, name: str, method: Method) -> None:
+    data, test = labelled(target), labelled(target, 300)
+    plan = plan_of(method, target, data)
+    models = train_in_process(plan, split_rows(data.columns, data.label, 3), drawn(5))
+    assert len(set(models)) == 1
+    ours = predict(models[0], test)
+    assert np.array_equal(ours, Scores(plan, data, test, drawn(5)).run()) and np.ptp(ours) > 0
+
+
+def stock_refresh(plan: PrivateTreesPlan, model: bytes, data: Table) -> np.ndarray:
+    """Let XGBoost refresh the leaves of a model's trees on all rows, and return its scores.
+
+    XGBoost weighs a regression's leaves by its learning rate, in which the unit of residuals is put here.
+    """
+    parameters = {
+        "process_type": "update",
+        "updater": "refresh",
+        "refresh_leaf": 1,
+        "nthread": 1,
+        "num_parallel_tree": plan.method.batch_size,
+        "learning_rate": plan.method.learning_rate * plan.leaf_unit,
+        "lambda": plan.ridge,
+        "max_delta_step": plan.method.clip,
+        "min_child_weight": 0,
+        "verbosity": 0,
+    }
+    rows, n_outputs = OwnRows(data.columns, data.label), plan.target.n_outputs
+
+    def objective(margin: np.ndarray, _: xgb.DMatrix) -> tuple[np.ndarray, np.ndarray]:
+        values = np.ldexp(rows.statistics(margin, plan), -20).astype(np.float32)
+        return values[:, :n_outputs].squeeze(), values[:, n_outputs:].squeeze()
+
+    matrix = xgb.DMatrix(data.columns.T, label=np.zeros(data.label.size), nthread=1)
+    booster = xgb.Booster(parameters, [matrix], model_file=bytearray(model))
+    booster.set_param(parameters)
+    for number in range(plan.method.n_trees // plan.method.batch_size):
+        booster.update(matrix, number, fobj=objective)
+    return booster.predict(matrix, output_margin=True)
+
+
+@pytest.mark.parametrize("name", ["newton", "one_feature", "joint", "default"])
+@pytest.mark.parametrize("target", [SeveralClasses(4), NUMBER], ids=["classes", "numbers"])
+def test_without_noise_it_is_stock_xgboosts_refresh(target: Target, name: str) -> None:
+    """But for the classes' mean, which is 0 up to the truncation of rows and is taken away here."""
+    data = labelled(target)
+    plan = plan_of(replace(OF_CLASSES[name], candidates=CandidateSource.UNIFORM), target, data)
+    [model, *_] = train_in_process(plan, split_rows(data.columns, data.label, 3), no_noise)
+    ours, theirs = predict(model, data), stock_refresh(plan, model, data)
+    assert np.ptp(ours) > 0.01
+    assert np.array_equal(ours, theirs) if isinstance(target, Number) else np.allclose(ours, theirs, atol=2e-5)
+
+
+def naive_classes(data: Table, plan: PrivateTreesPlan, model: bytes) -> np.ndarray:
+    """Boost the model's own trees row by row, from the loss's definition; nothing is shared with the trainer."""
+    document = json.loads(model)["learner"]["gradient_booster"]["model"]
+    k, n_rows = plan.target.n_outputs, data.label.size
+    scores = np.zeros((n_rows, k))
+    for round_number in range(plan.method.n_trees):
+        trees = document["trees"][round_number * k : (round_number + 1) * k]
+        assert all(tree["split_indices"] == trees[0]["split_indices"] for tree in trees), (
+            "one structure for all classes"
+        )
+        sums: dict[int, np.ndarray] = {}
+        places = []
+        for row in range(n_rows):
+            node = 0
+            while trees[0]["left_children"][node] >= 0:
+                value = data.columns[trees[0]["split_indices"][node], row]
+                is_left = value < np.float32(trees[0]["split_conditions"][node])
+                node = trees[0]["left_children" if is_left else "right_children"][node]
+            places.append(node)
+            p = np.exp(scores[row]) / np.exp(scores[row]).sum()
+            vector = np.concatenate([p - (np.arange(k) == data.label[row]), 1.5 * p * (1 - p)])
+            vector *= min(1.0, 0.85 / np.linalg.norm(vector))
+            sums[node] = sums.get(node, 0) + vector
+        for row, node in enumerate(places):
+            g, h = sums[node][:k], sums[node][k:] / 1.5
+            scores[row] += 0.3 * np.clip(-g / (h + plan.ridge), -2, 2)
+    return scores
+
+
+def test_several_classes_equal_a_naive_twin() -> None:
+    target = SeveralClasses(4)
+    data = labelled(target, 200)
+    plan = plan_of(replace(DEFAULT, candidates=CandidateSource.UNIFORM), target, data)
+    [model, *_] = train_in_process(plan, split_rows(data.columns, data.label, 3), no_noise)
+    assert np.allclose(predict(model, data), naive_classes(data, plan, model), atol=1e-4)
+
+
+def test_a_class_that_nobody_has_is_learnt_to_be_rare() -> None:
+    target = SeveralClasses(4)
+    data = labelled(target)
+    plan = plan_of(replace(DEFAULT, noise_ridge=0.0), target, data)
+    [model, *_] = train_in_process(plan, split_rows(data.columns, data.label, 3), no_noise)
+    booster = xgb.Booster(model_file=bytearray(model))
+    p = booster.predict(xgb.DMatrix(data.columns.T))
+    assert p.shape == (900, 4) and p[:, 3].max() < 0.25 and p[:, 3].mean() < 0.15
+    assert json.loads(booster.save_config())["learner"]["objective"]["name"] == "multi:softprob"
+
+
+@pytest.mark.parametrize("scale", ["large", "small"])
+def test_a_regression_does_not_depend_on_the_labels_scale(scale: str) -> None:
+    factor, models = SCALES[scale], {}
+    for name in ("plain", scale):
+        target = Number(FeatureBounds(-4.0 * SCALES[name], 8.0 * SCALES[name]))
+        data = labelled(target, scale=SCALES[name])
+        plan = plan_of(DEFAULT, target, data)
+        models[name] = predict(train_in_process(plan, split_rows(data.columns, data.label, 3), drawn(5))[0], data)
+    assert np.allclose(models[scale] / factor, models["plain"], atol=1e-3)
+
+
+@pytest.mark.parametrize("target", [SeveralClasses(4), NUMBER], ids=["classes", "numbers"])
+def test_noise_of_shares_has_its_size(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mean square of all noises on leaf sums over its expectation, coordinate by coordinate.
+
+    Over 1,000 values of each coordinate in one round; false alarm below 1e-6 outside (0.75, 1.3).
+    """
+    data, noises = labelled(target), []
+    plan = plan_of(replace(DEFAULT, batch_size=60), target, data, Trust(NoiseShares(3, 1)), 60)
+    real = noisy_sums.add_noise_share
+
+    def recorded(sums: np.ndarray, *rest: object) -> Release:
+        release = real(sums, *rest)
+        noises.append(release.value - sums)
+        return release
+
+    monkeypatch.setattr(noisy_sums, "add_noise_share", recorded)
+    train_in_process(plan, split_rows(data.columns, data.label, 3))
+    of_share = np.array(plan.releases.tree_noise.std) * 2**20 / np.sqrt(2)  # two honest sites make up the noise
+    ratios = np.concatenate([noise for noise in noises if noise.shape[1] == of_share.size]) / of_share
+    assert len(ratios) > 1000 and np.all(np.abs(np.log(np.mean(ratios**2, axis=0))) < np.log(1.3))

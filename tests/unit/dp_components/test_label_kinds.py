@@ -1,0 +1,220 @@
+"""Regression and several classes: how rows are clipped, what their sensitivity is, and what leaves answer."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dp_components.feature_interactions.informed import FeatureGains
+from dp_components.leaf_weights.interface import leaf_outputs
+from dp_components.leaf_weights.query import UNIT, LeafQuery, real_noise_std
+from dp_components.leaf_weights.softmax import (
+    CLASS_HESSIAN_WEIGHT,
+    CLASSES_CLIPPED_AT,
+    SoftmaxGradientWeights,
+    SoftmaxWeights,
+    class_probabilities,
+)
+from dp_components.leaf_weights.squared import (
+    COUNT_WEIGHT,
+    RESIDUAL_CLIPPED_AT,
+    MeanLabels,
+    SquaredWeights,
+    residual_unit,
+)
+from dp_components.leaf_weights.target import Number, SeveralClasses
+from dp_components.neighbouring import NeighbouringRelation
+from dp_components.sensitivity import GRID_BITS, clip_class_rows
+from dp_components.split_candidates.candidates import FeatureBounds
+from dp_components.split_methods.tree import TreeBuilder
+
+LABEL, REPLACE = NeighbouringRelation.CHANGE_LABEL, NeighbouringRelation.REPLACE_ROW
+QUERIES = [LeafQuery.VECTOR, LeafQuery.JOINT, LeafQuery.CLIPPED]
+TEMPERATURE = Number(FeatureBounds(-20.0, 60.0))
+STEP = 2.0**-GRID_BITS
+
+
+def exceeds(row: np.ndarray, weights: tuple[float, ...], bound: float) -> bool:
+    """Say exactly, in rational arithmetic, whether a row is longer than the bound."""
+    return sum((int(v) * Fraction(w)) ** 2 for v, w in zip(row, weights, strict=True)) > Fraction(bound) ** 2
+
+
+# -- several classes --------------------------------------------------------------------------------------------------
+
+VALUE = st.floats(-1e300, 1e300)
+
+
+@given(
+    st.integers(1, 6).flatmap(lambda k: st.lists(st.tuples(*[VALUE] * (2 * k)), min_size=1, max_size=6)),
+    st.floats(1e-3, 4.0),
+    st.floats(0.1, 5.0),
+)
+def test_rows_of_classes_stay_within_their_bound_for_any_floats(rows: list, c: float, weight: float) -> None:
+    both = np.array(rows)
+    k = both.shape[1] // 2
+    clipped = clip_class_rows(both[:, :k], both[:, k:], c, weight)
+    assert clipped.sensitivity.bound == math.floor(c * 2**GRID_BITS)
+    assert clipped.sensitivity.weights == (1.0,) * k + (weight,) * k
+    assert not any(exceeds(row, clipped.sensitivity.weights, clipped.sensitivity.bound) for row in clipped.values)
+    assert np.all(clipped.values[:, k:] >= 0)
+
+
+def test_a_long_row_is_shortened_as_a_whole_and_no_more_than_it_must_be() -> None:
+    rows = clip_class_rows([[3.0, -4.0], [0.3, -0.4]], [[0.0], [0.0]], 1.0, 2.0)
+    assert rows.as_floats()[0] == pytest.approx([0.6, -0.8, 0.0], abs=2 * STEP)
+    assert rows.as_floats()[1] == pytest.approx([0.3, -0.4, 0.0], abs=STEP)
+    assert np.linalg.norm(rows.values[0]) > rows.sensitivity.bound - 3
+
+
+def test_two_labels_of_one_row_are_less_than_two_bounds_apart() -> None:
+    """Where nothing is shortened, sqrt(2) of the softmax; shortened at 0.85, more than once the bound, never twice."""
+    scores = np.random.default_rng(0).normal(0, 4, (2000, 4)).astype(np.float32)
+    labels = [np.full(2000, k, dtype=np.float32) for k in (0, 1)]
+    weights = SoftmaxWeights(4)
+    moved = np.subtract(*(weights.row_statistics(scores, label, LeafQuery.CLIPPED).values for label in labels))
+    of = weights.sensitivity(LeafQuery.CLIPPED)
+    lengths = np.linalg.norm(moved * np.array(of.weights), axis=1)
+    assert 1.5 * of.bound < lengths.max() <= 2 * of.bound
+    for relation in (LABEL, REPLACE):
+        assert clip_class_rows([[0.1]], [[0.1]], 0.85, 1.5, relation=relation).sensitivity.bound == 2 * of.bound
+    with pytest.raises(ValueError, match="change_value"):
+        clip_class_rows([[0.1]], [[0.1]], 0.85, 1.5, relation=NeighbouringRelation.CHANGE_VALUE)
+
+
+@pytest.mark.parametrize("bad", [([[math.nan]], [[0.1]], 1.0), ([[1.0]], [[0.1], [0.2]], 1.0), ([[0.1]], [[0.1]], 0.0)])
+def test_rows_that_cannot_be_clipped_are_refused(bad: tuple) -> None:
+    with pytest.raises(ValueError):
+        clip_class_rows(*bad, 2.0)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize("make", [SoftmaxWeights, SoftmaxGradientWeights])
+def test_no_row_of_several_classes_exceeds_its_sensitivity(make, query: LeafQuery) -> None:
+    rng = np.random.default_rng(1)
+    scores = np.concatenate([rng.normal(0, 6, (500, 5)), np.zeros((5, 5)), 1e30 * np.eye(5)]).astype(np.float32)
+    label = rng.integers(0, 5, len(scores)).astype(np.float32)
+    rows = make(5).row_statistics(scores, label, query)
+    assert rows.sensitivity == make(5).sensitivity(query)
+    assert not any(exceeds(row, rows.sensitivity.weights, rows.sensitivity.bound) for row in rows.values)
+
+
+def test_statistics_of_the_softmax_are_those_of_its_loss() -> None:
+    """Known answers: equal scores of three classes; the first row's length is sqrt(2/3 + 2.25 x 3 x 4/81) > 0.85."""
+    rows = SoftmaxWeights(3).row_statistics(np.zeros((1, 3), np.float32), np.array([2.0], np.float32), LeafQuery.VECTOR)
+    assert rows.as_floats()[0] == pytest.approx([1 / 3, 1 / 3, -2 / 3, 2 / 9, 2 / 9, 2 / 9], abs=STEP)
+    cut = SoftmaxWeights(3).row_statistics(np.zeros((1, 3), np.float32), np.array([2.0], np.float32), LeafQuery.CLIPPED)
+    length = math.sqrt(2 / 3 + CLASS_HESSIAN_WEIGHT**2 * 3 * 4 / 81)
+    assert cut.as_floats()[0] == pytest.approx(rows.as_floats()[0] * CLASSES_CLIPPED_AT / length, abs=2 * STEP)
+    assert class_probabilities(np.array([[1e30, 0, -1e30]], np.float32)).tolist() == [[1.0, 0.0, 0.0]]
+
+
+def test_more_classes_do_not_mean_more_noise() -> None:
+    """One query of one sensitivity; one query a class would have each at the root of their number."""
+    std = {k: real_noise_std(SoftmaxWeights(k).sensitivity(LeafQuery.CLIPPED), 10.0)[0] for k in (3, 10, 64)}
+    assert set(std.values()) == {std[3]} and std[3] == pytest.approx(10 * CLASSES_CLIPPED_AT, rel=1e-5)
+
+
+def test_the_mean_over_classes_is_noise_and_is_taken_away() -> None:
+    rng = np.random.default_rng(2)
+    exact = rng.normal(0, 5, (4000, 4))
+    exact -= exact.mean(axis=1, keepdims=True)
+    noisy = exact + rng.normal(0, 1, exact.shape)
+    weights = SoftmaxWeights(4)
+    mended = weights.repaired(np.concatenate([noisy, np.ones((4000, 4))], axis=1))
+    assert np.abs(mended[:, :4].sum(axis=1)).max() < 1e-12 and np.all(mended[:, 4:] == 1.0)
+    # 16,000 values: their standard deviation is known to about half a percent.
+    assert np.std(mended[:, :4] - exact) == pytest.approx(weights.noise_kept, rel=0.03)
+    assert weights.noise_kept == math.sqrt(3 / 4)
+
+
+def test_all_classes_share_a_leafs_number_of_rows_in_gradient_updates() -> None:
+    sums = np.array([[3.0, -1.0, -2.0, 10.0]])
+    assert SoftmaxGradientWeights(3).repaired(sums).tolist() == [[3.0, -1.0, -2.0, 10.0, 10.0, 10.0]]
+
+
+def test_leaves_answer_class_by_class() -> None:
+    sums = np.array([[-4.0, 40.0, 3.0, 3.0], [5.0, 5.0, 0.0, -2.0]])
+    assert leaf_outputs(sums, 1.0, 2.0, 0.5).tolist() == [[0.5, -1.0], [0.0, 0.0]]
+
+
+def test_gains_of_several_classes_add_up() -> None:
+    builder = TreeBuilder()
+    builder.split(0, 1, 0)
+    tree, rng = builder.build(), np.random.default_rng(3)
+    gradients, hessians = rng.normal(0, 9, (2, 3)), rng.random((2, 3)) + 5
+    together, alone = FeatureGains(2), [FeatureGains(2) for _ in range(3)]
+    together.add(tree, np.concatenate([gradients, hessians], axis=1), 0.5, 1.0)
+    for k, one in enumerate(alone):
+        one.add(tree, np.stack([gradients[:, k], hessians[:, k]], axis=1), 0.5, 1.0)
+    assert together._gains[1] == pytest.approx(sum(one._gains[1] for one in alone))
+    assert together._n_splits == [0, 1]
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.floats(width=32, allow_nan=False, allow_infinity=False), VALUE), min_size=1, max_size=8))
+def test_residuals_stay_within_their_sensitivity_for_any_score_and_label(pairs: list) -> None:
+    margin, label = (np.array(column) for column in zip(*pairs, strict=True))
+    label = np.clip(label, -3e38, 3e38).astype(np.float32)
+    for query in LeafQuery:
+        for weights in (SquaredWeights(TEMPERATURE), MeanLabels(TEMPERATURE)):
+            rows = weights.row_statistics(margin.astype(np.float32), label, query)
+            assert rows.sensitivity == weights.sensitivity(query)
+            assert not any(exceeds(row, rows.sensitivity.weights, rows.sensitivity.bound) for row in rows.values)
+            assert np.all(rows.values[:, 1] == UNIT)
+
+
+def test_statistics_of_a_regression() -> None:
+    """Known answers: half of the distance is 40 degrees, so that residuals are cut at 6."""
+    margin = np.array([20.0, 20.0, 20.0, 20.0], np.float32)
+    label = np.array([17.0, 26.0, 60.0, 1e9], np.float32)
+    assert residual_unit(TEMPERATURE, LeafQuery.CLIPPED) == 40 * RESIDUAL_CLIPPED_AT == pytest.approx(6.0)
+    rows = SquaredWeights(TEMPERATURE).row_statistics(margin, label, LeafQuery.CLIPPED).as_floats()
+    assert rows[:, 0] == pytest.approx([0.5, -1.0, -1.0, -1.0], abs=STEP)
+    rows = SquaredWeights(TEMPERATURE).row_statistics(margin, label, LeafQuery.VECTOR).as_floats()
+    assert rows[:, 0] == pytest.approx([3 / 40, -6 / 40, -1.0, -1.0], abs=STEP)
+    assert COUNT_WEIGHT < 1
+
+
+@pytest.mark.parametrize("scale", [1e6, 1e-9])
+def test_the_scale_of_a_label_changes_nothing(scale: float) -> None:
+    rng = np.random.default_rng(4)
+    margin, label = rng.normal(20, 9, (2, 300))
+    scaled = Number(FeatureBounds(-20 * scale, 60 * scale))
+    for make in (SquaredWeights, MeanLabels):
+        plain = make(TEMPERATURE).row_statistics(*np.float32([margin, label]), LeafQuery.CLIPPED).values
+        other = make(scaled).row_statistics(*np.float32([margin * scale, label * scale]), LeafQuery.CLIPPED).values
+        assert np.abs(plain - other).max() <= 8  # grid steps: float32 has 24 bits
+
+
+def test_mean_labels_lie_within_the_bounds() -> None:
+    sums = np.array([[-3.0, 4.0], [-9.0, 4.0], [2.0, 4.0], [-1.0, -2.0]])
+    repaired = MeanLabels(TEMPERATURE).repaired(sums)
+    assert leaf_outputs(repaired, 0.0, 1.0, 40.0).tolist() == [30.0, 40.0, -20.0, 0.0]
+
+
+def test_a_label_that_is_not_a_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        SquaredWeights(TEMPERATURE).row_statistics(np.zeros(1, np.float32), np.float32([np.nan]), LeafQuery.CLIPPED)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "match"),
+    [(1.0, 1.0, "lower one first"), (0.0, 1e39, "float32"), (1e9, 1e9 + 1, "too close"), (0.0, 1e-31, "too close")],
+)
+def test_bounds_that_float32_cannot_hold_are_refused(low: float, high: float, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Number(FeatureBounds(low, high))
+
+
+def test_kinds_of_labels() -> None:
+    assert Number(FeatureBounds(-3e38, 3e38)).start == 0.0 and Number(FeatureBounds(-3e38, 3e38)).unit == 3e38
+    assert SeveralClasses(3).n_outputs == 3
+    with pytest.raises(ValueError, match="three at least"):
+        SeveralClasses(2)

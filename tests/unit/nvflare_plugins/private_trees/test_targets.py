@@ -1,0 +1,105 @@
+"""Jobs on numbers and on several classes: what they may say, what is refused by name, and what their plan shows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dp_components.accounting.composition import compose
+from dp_components.leaf_weights.target import TWO_CLASSES, Number, SeveralClasses
+from dp_components.split_candidates.candidates import FeatureBounds
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.private_trees.job import PrivateTreesJob
+from nvflare_plugins.private_trees.job_plan import JobPlan
+from nvflare_plugins.private_trees.presets import PRESETS
+from nvflare_plugins.private_trees.summary import lines, report_sections, summarise
+from nvflare_plugins.wire.catalogue import Kind
+from tests.support.private_federation import PUBLIC, job_of
+
+NUMBERS = {"label_bounds": [0, 30]}
+CLASSES = {"label_classes": ["a", "b", "c"]}
+FOR_SEVERAL = {"default", "default_2026_12", "default_2026_11", "few_rounds", "dp_tr_newton", "dp_ebm", "dp_ebm_newton"}
+
+
+def refused(match: str, **changes: object) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        PrivateTreesJob.from_dict({**PUBLIC, **changes})
+
+
+def test_what_a_label_is() -> None:
+    assert job_of().target is TWO_CLASSES and job_of(label_classes=["no", "yes"]).target is TWO_CLASSES
+    assert job_of(**CLASSES).target == SeveralClasses(3)
+    assert job_of(**NUMBERS).target == Number(FeatureBounds(0.0, 30.0))
+
+
+def test_labels_are_taken_or_left_each_by_itself() -> None:
+    label = np.array([0.0, 1.0, 2.0, 3.0, 0.5, -1.0, np.nan], np.float32)
+    assert job_of().accepts(label).tolist() == [True, True, False, False, False, False, False]
+    assert job_of(**CLASSES).accepts(label).tolist() == [True, True, True, False, False, False, False]
+    assert job_of(**NUMBERS).accepts(label).tolist() == [True] * 6 + [False]
+
+
+@pytest.mark.parametrize(
+    ("match", "changes"),
+    [
+        ("label_bounds are for a regression", {**NUMBERS, **CLASSES}),
+        ("label_classes must be a list of 2 to 64", {"label_classes": ["one"]}),
+        ("label_classes must be a list of 2 to 64", {"label_classes": list(range(65))}),
+        ("label_bounds must be two finite numbers", {"label_bounds": [3, 3]}),
+        ("label_bounds must be a finite number", {"label_bounds": [0, float("inf")]}),
+        ("label_bounds: .*too close together", {"label_bounds": [1e9, 1e9 + 1]}),
+        (
+            "leave grower away to train on label_bounds",
+            {**NUMBERS, "method": "dp_tr_newton", "components": {"grower": "xgboost"}},
+        ),
+        ("label_classes lists 3 .grower.", {**CLASSES, "method": "dp_tr_newton", "components": {"grower": "xgboost"}}),
+        ("label_classes lists 3 .query.", {**CLASSES, "method": "dp_tr_newton", "components": {"query": "scalar"}}),
+        ("label_classes lists 3 .split_method.", {**CLASSES, "method": "feverless"}),
+        ("label_classes lists 3 .weight_update.", {**CLASSES, "method": "dp_rf"}),
+        ("label_classes lists 3 .candidates.", {**CLASSES, "method": "dp_tr_newton_ih"}),
+    ],
+)
+def test_refusals(match: str, changes: dict) -> None:
+    refused(match, **{"components": {}, **changes})
+
+
+@pytest.mark.parametrize("method", PRESETS)
+def test_which_methods_train_which_labels(method: str) -> None:
+    """All of them numbers; several classes only those that need no gain of one output."""
+    assert JobPlan.of(job_of(method=method, components={}, **NUMBERS), 3).releases.n_queries > 0
+    if method not in FOR_SEVERAL:
+        refused("trains two classes", method=method, components={}, **CLASSES)
+        return
+    JobPlan.of(job_of(method=method, components={}, **CLASSES), 3)
+
+
+@pytest.mark.parametrize("method", ["default", "dp_tr_newton", "dp_ebm_newton"])
+@pytest.mark.parametrize("label", [NUMBERS, CLASSES, {"label_classes": list(range(20))}], ids=["numbers", "3", "20"])
+def test_other_labels_cost_as_many_queries_as_two_classes(method: str, label: dict) -> None:
+    """One query a tree, whose noise is that of its own sensitivity; what is drawn adds up to what is promised."""
+    two, other = (JobPlan.of(job_of(method=method, components={}, **kind), 3) for kind in ({}, label))
+    assert other.releases.n_queries == two.releases.n_queries
+    assert other.releases.tree_noise.multiplier == two.releases.tree_noise.multiplier
+    assert compose(other.releases.events).mu_squared == pytest.approx(compose(two.releases.events).mu_squared, rel=1e-9)
+    delta = compose(other.releases.events).delta(1.0)
+    assert 0.9e-5 < delta <= 1e-5
+    n_outputs = other.training.target.n_outputs
+    values = {sum(r.sizes) for r in other.releases.releases if r.kind is Kind.NODE_STATS}
+    assert values == {sum(r.sizes) * n_outputs for r in two.releases.releases if r.kind is Kind.NODE_STATS}
+
+
+def test_plans_say_what_wide_bounds_cost() -> None:
+    narrow, wide = (summarise(JobPlan.of(job_of(label_bounds=b), 3)) for b in ([0, 30], [-30, 90]))
+    assert wide.label_noise == pytest.approx(4 * narrow.label_noise) and narrow.cut_at == pytest.approx(0.15 * 15)
+    assert wide.leaf_noise == narrow.leaf_noise and wide.rows_to_hear == narrow.rows_to_hear
+    text = "\n".join(lines(narrow))
+    assert "label            a number from 0 to 30; what lies outside counts as the bound" in text
+    assert "residuals are cut at 2.25" in text and "rows so far off in a leaf outweigh it" in text
+    classes = "\n".join(lines(summarise(JobPlan.of(job_of(**CLASSES), 3))))
+    assert "one of 3 classes" in classes and "residuals" not in classes
+
+
+def test_reports_name_the_label() -> None:
+    for label, words in ((NUMBERS, "a number from 0 to 30"), (CLASSES, "one of 3 classes"), ({}, "one of two classes")):
+        rows = dict(report_sections(JobPlan.of(job_of(**label), 3), 0.5, "budget")[0].rows)
+        assert rows["label"].startswith(words)
