@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.cluster_declaration import Cluster
-from nvflare_plugins.data_sets.part_files import files_of
+from nvflare_plugins.data_sets.part_files import files_of, is_in_parts
 from nvflare_plugins.data_sets.text_values import DECIMALS, THOUSANDS, DatePattern
 from nvflare_plugins.declared import (
     AS_GIVEN,
@@ -119,6 +119,8 @@ Statement = Annotated[
 _FORMAT = Words("csv or parquet (it does not follow from the file's suffix)")
 _SEPARATOR = Words("one character of ASCII other than a quotation mark")
 _THOUSANDS = Words("nothing, a comma, a point, a space (also one that does not break, narrow or not) or an apostrophe")
+EXTERNAL = "external"
+_PASSED = ("passes", EXTERNAL)
 _SECRET_OPTIONS = ("pass", "pwd", "secret", "token", "key")
 _URL = Words("an address without a password, which password_env or password_file name")
 _QUERY = Words("one statement that begins with SELECT or WITH")
@@ -267,6 +269,12 @@ class DataSet(Document):
     """Horizontal jobs leave out rows without a label, instead of refusing the data. Private jobs do so anyway; in
     vertical jobs the parties share the rows, and none is left out.
     """
+    memory: Annotated[str, OneOf("whole", "passes", "external")] | None = None
+    """How many of its rows are held at once. `whole`: all. `passes`: it is read again for each step, some rows or some
+    columns at a time, and training holds bins alone. `external`: so, with the bins in files of the run's folder. `null`
+    is `passes` for a folder or pattern of Parquet files, else `whole`. The last two are for Parquet, and for kinds of
+    job that can; the others say so.
+    """
     data_protection: DataProtection = DataProtection()
     """What differs for this data set from what the policy says under `data_protection`."""
     cluster: Cluster | None = None
@@ -277,7 +285,16 @@ class DataSet(Document):
         """Return the files to read now, in the order of their rows. Raises: ConfigurationError: there is none."""
         return files_of(self.path, self.name)
 
+    @property
+    def in_passes(self) -> bool:
+        """Whether its rows are never all held at once."""
+        return self.memory in _PASSED or (self.memory is None and self.loader is None and is_in_parts(self.path))
+
     def __post_init__(self) -> None:
+        if self.memory in _PASSED and (self.format != "parquet" or self.loader is not None):
+            raise ConfigurationError(
+                f"data_sets.{self.name}.memory {self.memory} is for Parquet files: write it as such, or leave it out"
+            )
         if self.decimal == self.thousands:
             raise ConfigurationError(f"data_sets.{self.name}.thousands must be another character than decimal")
         pure = None if self.privacy is None else self.privacy.pure_epsilon

@@ -26,7 +26,7 @@ why key and hashes stay local. Chance that two different rows of n collide: n^2 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -101,16 +101,17 @@ def identify(
     Shapes:   row hashes: uint64[n_rows].
     Security: the key stays at the site; so do the hashes.
     """
-    names, matrix = _canonical_matrix(table)
-    rows = np.sort(_row_hashes(matrix, key, ids))
-    columns: dict[str, str] = {}
-    identifying = []
-    for position, name in enumerate(names):
-        values = np.sort(matrix[:, position])
-        columns[name] = _hash(key, b"column", values.tobytes())
-        n_distinct = 1 + int(np.count_nonzero(values[1:] != values[:-1]))
-        if n_distinct > _IDENTIFYING_DISTINCT:
-            identifying.append(name)
+    names = _names(table)
+    rows = np.sort(_row_hashes(table, key, None if ids is None else lambda first, end: ids[first:end]))
+    hashes: dict[str, str] = {}
+    many: set[str] = set()
+    for name, column in _columns(table):
+        values = np.sort(_canonical(column))
+        hashes[name] = _hash(key, b"column", values.tobytes())
+        if 1 + int(np.count_nonzero(values[1:] != values[:-1])) > _IDENTIFYING_DISTINCT:
+            many.add(name)
+    columns = {name: hashes[name] for name in names}
+    identifying = [name for name in names if name in many]
     fingerprint = _hash(key, b"table", repr(names).encode(), rows.tobytes())
     source = _hash(key, b"path", str(spec.path.resolve()).encode())
     return DataRecord(fingerprint, spec.name, source, table.n_rows, columns, tuple(identifying)), rows
@@ -124,19 +125,29 @@ def named_rows(table: Table, spec: DataSet, key: bytes) -> NDArray[np.uint64] | 
     Shapes:   result: uint64[n_rows].
     Security: as of ``identify``.
     """
+    if table.ids is None:
+        return None
+    column = table.ids
+
+    def names_of(first: int, end: int) -> list[bytes]:
+        named = usable_ids(column.slice(first, end - first), spec)
+        if None in named:
+            raise _Unnamed
+        return [one.encode() for one in named if one is not None]
+
     try:
-        ids = [] if table.ids is None else usable_ids(table.ids, spec)
+        usable_ids(column.slice(0, 0), spec)
     except ConfigurationError:  # a column that cannot name rows, which nothing else here asks for
         return None
-    named = [one.encode() for one in ids if one is not None]
-    if table.ids is None or len(named) != table.n_rows:
+    try:
+        return np.sort(_row_hashes(table, key, names_of))
+    except _Unnamed:
         return None
-    return np.sort(_row_hashes(_canonical_matrix(table)[1], key, named))
 
 
 def row_tags(table: Table, key: bytes) -> NDArray[np.uint64]:
     """Return a keyed hash of every row, in the rows' order. Shapes: result: uint64[n_rows]."""
-    return _row_hashes(_canonical_matrix(table)[1], key, None)
+    return _row_hashes(table, key, None)
 
 
 def overlap_of(mine: NDArray[np.uint64], theirs: NDArray[np.uint64]) -> int:
@@ -147,32 +158,61 @@ def overlap_of(mine: NDArray[np.uint64], theirs: NDArray[np.uint64]) -> int:
     return int(np.intersect1d(mine, theirs).size)
 
 
-def _canonical_matrix(table: Table) -> tuple[list[str], NDArray[np.uint32]]:
-    """Return all columns in order of name, as bit patterns with one zero and one NaN.
+class _Unnamed(Exception):
+    """A row has no id."""
 
-    Shapes: result: uint32[n_rows, n_columns].
-    """
-    by_name = {name: table.features[:, i] for i, name in enumerate(table.feature_names)}
-    if table.label_name:
-        by_name[table.label_name] = table.label
+
+def _names(table: Table) -> list[str]:
+    weight = [] if table.weight is None or table.weight_name is None else [table.weight_name]
+    return sorted({*table.feature_names, *([table.label_name] if table.label_name else []), *weight})
+
+
+def _others(table: Table) -> dict[str, NDArray[np.float32]]:
+    """Return the columns that are always held: label and weight."""
+    others = {table.label_name: table.label} if table.label_name else {}
     if table.weight is not None and table.weight_name is not None:
-        by_name[table.weight_name] = table.weight
-    names = sorted(by_name)
-    matrix = np.column_stack([by_name[name] for name in names]) + np.float32(0)  # -0.0 + 0.0 is 0.0
-    matrix[np.isnan(matrix)] = np.nan
-    return names, np.ascontiguousarray(matrix, dtype="<f4").view("<u4")
+        others[table.weight_name] = table.weight
+    return others
 
 
-def _row_hashes(matrix: NDArray[np.uint32], key: bytes, ids: Sequence[bytes] | None) -> NDArray[np.uint64]:
-    width = matrix.shape[1] * 4
-    data = memoryview(matrix.tobytes())
-    digests = b"".join(
-        hashlib.blake2b(
-            bytes(data[row * width : (row + 1) * width]) + (b"" if ids is None else ids[row]), digest_size=8, key=key
-        ).digest()
-        for row in range(matrix.shape[0])
-    )
-    return np.frombuffer(digests, dtype="<u8")
+def _columns(table: Table) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    yield from _others(table).items()
+    yield from zip(table.feature_names, table.columns(), strict=True)
+
+
+def _canonical(values: NDArray[np.float32]) -> NDArray[np.uint32]:
+    """Return values as bit patterns with one zero and one NaN. Shapes: those of values."""
+    canonical = values + np.float32(0)  # -0.0 + 0.0 is 0.0
+    canonical[np.isnan(canonical)] = np.nan
+    return np.ascontiguousarray(canonical, dtype="<f4").view("<u4")
+
+
+def _row_hashes(table: Table, key: bytes, ids: Callable[[int, int], Sequence[bytes]] | None) -> NDArray[np.uint64]:
+    """Return a keyed hash of every row over all columns in order of name, some rows at a time.
+
+    Args:
+        ids: returns what names the rows from one number to another, if something does.
+    """
+    names, others, first = _names(table), _others(table), 0
+    digests = [b""]
+    for block in table.blocks():
+        end = first + block.shape[0]
+        by_name = dict(zip(table.feature_names, block.T, strict=True))
+        by_name.update({name: column[first:end] for name, column in others.items()})
+        data = _canonical(np.column_stack([by_name[name] for name in names])).tobytes()
+        width, named = 4 * len(names), None if ids is None else ids(first, end)
+        digests.append(
+            b"".join(
+                hashlib.blake2b(
+                    data[row * width : (row + 1) * width] + (b"" if named is None else named[row]),
+                    digest_size=8,
+                    key=key,
+                ).digest()
+                for row in range(end - first)
+            )
+        )
+        first = end
+    return np.frombuffer(b"".join(digests), dtype="<u8")
 
 
 def _hash(key: bytes, purpose: bytes, *parts: bytes) -> str:

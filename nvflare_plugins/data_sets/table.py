@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,14 +21,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.data_sets.column_values import ColumnLoader
 from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.id_like import are_ids
+from nvflare_plugins.data_sets.passes import BLOCK_VALUES, RowPasses
 from nvflare_plugins.data_sets.tabular_files import TabularFile
-from nvflare_plugins.failures import DataRefusal
 
 _log = logging.getLogger(__name__)
-_EXACT_INTEGERS = 2**24
-_LARGEST = float(np.finfo(np.float32).max)
 MAX_NAME = 256
 NOT_IN_NAMES = frozenset("[]<")
 
@@ -51,6 +48,7 @@ class Table:
         notes: what a person at this site should know, in sentences; counts only.
         ids: the column of ids as it stands, of the same reading of the file; None unless asked for.
         groups: the column that says which rows belong together, likewise.
+        passes: reads the features of a data set that is not held; ``features`` has no rows then.
     """
 
     features: NDArray[np.float32]
@@ -66,10 +64,24 @@ class Table:
     notes: tuple[str, ...] = ()
     ids: pa.ChunkedArray | None = None
     groups: pa.ChunkedArray | None = None
+    passes: RowPasses | None = None
 
     @property
     def n_rows(self) -> int:
-        return int(self.features.shape[0])
+        return int(self.features.shape[0]) if self.passes is None else self.passes.n_rows
+
+    def columns(self) -> Iterator[NDArray[np.float32]]:
+        """Yield the features one by one. Shapes: float32[n_rows]."""
+        return iter(self.features.T) if self.passes is None else self.passes.columns()
+
+    def blocks(self, most_values: int = BLOCK_VALUES) -> Iterator[NDArray[np.float32]]:
+        """Yield the rows in their order. Shapes: float32[some rows, n_features]. Args: most_values: of a block."""
+        if self.passes is not None:
+            yield from self.passes.blocks(most_values)
+            return
+        step = max(1, most_values // max(1, len(self.feature_names)))
+        for first in range(0, self.n_rows, step):
+            yield self.features[first : first + step]
 
     def kept(self, is_usable: NDArray[np.bool_], why: str) -> Table:
         """Return the rows that a job can use; how many are left out stands in this site's own log.
@@ -85,13 +97,16 @@ class Table:
 
     def part(self, chosen: NDArray[np.bool_]) -> Table:
         """Return some of the rows, in their order. Shapes: chosen: bool[n_rows]."""
-        features = self.features[chosen]
+        features = self.features[chosen] if self.passes is None else self.features
+        passes = None if self.passes is None else self.passes.part(chosen)
+        columns = iter(features.T) if passes is None else passes.columns()
         return replace(
             self,
             features=features,
+            passes=passes,
             label=self.label[chosen] if self.label_name else self.label,
             weight=None if self.weight is None else self.weight[chosen],
-            n_missing=tuple(int(count) for count in np.isnan(features).sum(axis=0)),
+            n_missing=tuple(int(np.count_nonzero(np.isnan(column))) for column in columns),
             ids=None if self.ids is None else self.ids.filter(pa.array(chosen)),
             groups=None if self.groups is None else self.groups.filter(pa.array(chosen)),
         )
@@ -112,6 +127,7 @@ def load_table(
     may_lack_ids: bool = False,
     may_lack_rows: bool = False,
     repair: bool = False,
+    takes_passes: bool = False,
 ) -> Table:
     """Load a site's data set.
 
@@ -134,6 +150,7 @@ def load_table(
         repair: refuse nothing because of a row: values beyond float32 become its largest number, text where a number
             should be and categories outside the list are missing, and so are labels and weights that cannot be read, or
             are negative. The caller leaves such rows out (``Table.kept``). There may be no rows at all.
+        takes_passes: the caller does without ``Table.features`` where the policy wants no data set held.
 
     Privacy: everything stays at the site.
 
@@ -156,16 +173,28 @@ def load_table(
     text = [name for name in (*names, *special) if name in lists or (name == label and classes is not None)]
     numeric = [name for name in (*names, *special) if name not in text]
     ids = _id_column(file, spec, special, may_lack_ids) if with_ids else []
-    columns = file.read(numeric, list(dict.fromkeys([*text, *ids, *groups])), may_lack_rows)
+    in_passes = spec.in_passes and bool(names)
+    if in_passes and not takes_passes:
+        raise ConfigurationError(
+            f"data set {spec.name!r} is read in passes, and this kind of job holds all rows at once: say that it may. "
+            f'Policy key: data_sets.{spec.name}.memory ("whole").'
+        )
+    held = special if in_passes else [*names, *special]
+    asked = [name for name in text if name in held]
+    columns = file.read(
+        [name for name in numeric if name in held], list(dict.fromkeys([*asked, *ids, *groups])), may_lack_rows
+    )
     drops_unlabelled = may_lack_rows and spec.drop_unlabelled
-    loader = _ColumnLoader(file, spec, unknown_is_missing or repair, repair, drops_unlabelled, [])
-    n_rows = len(next(iter(columns.values())))
-    matrix = np.empty((n_rows, len(names)), dtype=np.float32)
-    for position, name in enumerate(names):
-        if name in lists:
-            matrix[:, position] = loader.codes(name, columns[name], lists[name], loader.unknown_is_missing)
-        else:
-            matrix[:, position] = loader.feature(name, columns[name])
+    loader = ColumnLoader(file, spec, unknown_is_missing or repair, repair, drops_unlabelled, [])
+    passes = RowPasses(file, loader, tuple(names), lists) if in_passes else None
+    if passes is None:
+        matrix = np.empty((len(next(iter(columns.values()))), len(names)), dtype=np.float32)
+        for position, name in enumerate(names):
+            matrix[:, position] = loader.checked(name, columns[name], lists.get(name))
+        n_missing = tuple(map(_missing_in, matrix.T))
+    else:
+        matrix = np.empty((0, len(names)), dtype=np.float32)
+        n_missing = tuple(map(_missing_in, passes.first_look(may_lack_rows)))
     table = Table(
         features=matrix,
         feature_names=tuple(names),
@@ -174,14 +203,19 @@ def load_table(
         label_name=label or "",
         weight=loader.weight(weight, columns[weight]) if weight else None,
         weight_name=weight,
-        n_missing=tuple(int(count) for count in np.isnan(matrix).sum(axis=0)),
+        n_missing=n_missing,
         categories=lists,
         label_classes=classes,
         notes=tuple(loader.notes),
         ids=columns[ids[0]] if ids else None,
         groups=columns[groups[0]] if groups else None,
+        passes=passes,
     )
     return table.kept(~np.isnan(table.label), "without a label") if drops_unlabelled and table.label_name else table
+
+
+def _missing_in(values: NDArray[np.float32]) -> int:
+    return int(np.count_nonzero(np.isnan(values)))
 
 
 def log_what_labels_lack(table: Table, data_set: str, is_classification: bool) -> None:
@@ -269,147 +303,3 @@ def _feature_names(file: TabularFile, special: list[str], features: Sequence[str
                 f"Policy key: data_sets.{spec.name}.rename, or leave it out of features."
             )
     return names
-
-
-@dataclass(frozen=True, slots=True)
-class _ColumnLoader:
-    """Turns Arrow columns into float32, collecting notes."""
-
-    file: TabularFile
-    spec: DataSet
-    unknown_is_missing: bool
-    repair: bool
-    drops_unlabelled: bool
-    notes: list[str]
-
-    def feature(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float32]:
-        """Shapes: result: float32[n_rows]; NaN is missing."""
-        values = self.file.numbers(name, column)
-        if name not in self.spec.dates and are_ids(values, name):
-            _log.warning(
-                "column %r of data set %r looks like an id: nearly all of its numbers are whole and different. A model "
-                "that splits on it tells who is who; leave it out of the job's features unless it is a measurement",
-                name,
-                self.spec.name,
-            )
-        return self._narrow(name, values)
-
-    def floats(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float32]:
-        """Shapes: result: float32[n_rows]; NaN is missing."""
-        return self._narrow(name, self.file.numbers(name, column))
-
-    def _narrow(self, name: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
-        if self.repair:
-            values = np.clip(values, -_LARGEST, _LARGEST)
-        with np.errstate(over="ignore"):
-            narrow = values.astype(np.float32)
-        n_infinite = int(np.count_nonzero(np.isinf(narrow)))
-        if n_infinite:
-            log_count(f"infinite values in column {name!r}", n_infinite, values.size)
-            raise DataRefusal(
-                f"column {name!r} holds values that are infinite or beyond float32: mark them as missing or scale the "
-                "column."
-            )
-        large = np.abs(values) > _EXACT_INTEGERS
-        n_changed = int(np.count_nonzero(large & (values == np.floor(values)) & (narrow != values)))
-        if n_changed:
-            self.notes.append(
-                f"Column {name!r} holds {n_changed} whole numbers beyond 2^24 that XGBoost's float32 rounds. If it is "
-                "an identifier, leave it out of the features."
-            )
-        return narrow
-
-    def codes(
-        self, name: str, column: pa.ChunkedArray, public: tuple[str, ...], unknown_is_missing: bool
-    ) -> NDArray[np.float32]:
-        """Return positions in the public list; missing becomes NaN.
-
-        Shapes: result: float32[n_rows].
-        """
-        self.file.check_has_texts(name, column)
-        codes = positions_of(column, public, self.spec.missing)
-        n_unknown = int(np.count_nonzero(codes == -2))
-        if n_unknown and not unknown_is_missing:
-            log_count(f"values of column {name!r} outside the public list", n_unknown, codes.size)
-            raise DataRefusal(
-                f"column {name!r} holds values that are not in the job's public list of {len(public)}: complete the "
-                "list, or let the job count unknown categories as missing."
-            )
-        if n_unknown:
-            self.notes.append(f"Column {name!r}: {n_unknown} values outside the public list count as missing.")
-        return np.where(codes < 0, np.nan, codes).astype(np.float32)
-
-    def label(self, name: str, column: pa.ChunkedArray, classes: tuple[str, ...] | None) -> NDArray[np.float32]:
-        """Shapes: result: float32[n_rows], without missing values unless they are left out, or repaired."""
-        if classes is None:
-            values = self.floats(name, column)
-        else:
-            values = self.codes(name, column, classes, unknown_is_missing=self.repair)
-        if not self.drops_unlabelled:
-            self._refuse_missing("label", name, values)
-        return values
-
-    def weight(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float32]:
-        """Return the weights; whether all are zero is for the job to judge, over all sites.
-
-        Shapes: result: float32[n_rows], >= 0; if repairing, missing where it cannot be used.
-        """
-        values = self.floats(name, column)
-        if self.repair:
-            return np.where(values < 0, np.float32(np.nan), values)
-        self._refuse_missing("weight", name, values)
-        n_negative = int(np.count_nonzero(values < 0))
-        if n_negative:
-            log_count(f"negative weights in column {name!r}", n_negative, values.size)
-            raise DataRefusal(f"weight column {name!r} holds negative values.")
-        return values
-
-    def _refuse_missing(self, role: str, name: str, values: NDArray[np.float32]) -> None:
-        n_missing = int(np.count_nonzero(np.isnan(values)))
-        if n_missing and not self.repair:
-            log_count(f"missing values in {role} column {name!r}", n_missing, values.size)
-            key = f"data_sets.{self.spec.name}.drop_unlabelled"
-            remedy = f", or have horizontal jobs leave them out. Policy key: {key}" if role == "label" else ""
-            raise DataRefusal(f"{role} column {name!r} lacks values: remove those rows from the file{remedy}.")
-
-
-def positions_of(column: pa.ChunkedArray, public: Sequence[str], missing: Sequence[str]) -> NDArray[np.int64]:
-    """Return the position of each value in a public list: -1 where it is missing, -2 where it is not in the list.
-
-    Args:
-        missing: texts that mean "missing" unless they stand in the list, besides an empty one.
-
-    Shapes: result: int64[n_rows].
-    """
-    encoded = column.combine_chunks()
-    encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode()
-    position = {text: code for code, text in enumerate(public)}
-    absent = {"", *missing} - set(public)
-    # Positions in Arrow's dictionary -> positions in the public list; the last one is for missing values.
-    table = np.array([code_of(value, position, absent) for value in encoded.dictionary.to_pylist()] + [-1])
-    indices = encoded.indices.fill_null(len(table) - 1).to_numpy(zero_copy_only=False).astype(np.int64)
-    result: NDArray[np.int64] = table[indices]
-    return result
-
-
-def log_count(what: str, count: int, of: int) -> None:
-    """Tell this site's own log how many; an error, which travels, must not."""
-    _log.info("%s: %d of %d", what, count, of)
-
-
-def code_of(value: object, position: Mapping[str, int], missing: set[str]) -> int:
-    """Return the position of one distinct value, -1 if it is missing, -2 if it is not in the list.
-
-    Whole numbers may be written as 3 or 3.0: a column that once had gaps comes back from pandas as 3.0.
-    """
-    if value is None or value != value:
-        return -1
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    text = str(value)
-    if text in position:
-        return position[text]
-    if text in missing:
-        return -1
-    whole = re.fullmatch(r"(-?\d+)\.0+", text)
-    return position.get(whole[1], -2) if whole else -2

@@ -20,7 +20,6 @@ from __future__ import annotations
 import codecs
 import datetime
 import functools
-import importlib
 import io
 import logging
 import re
@@ -28,13 +27,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.own_loader import table_of_loader
 from nvflare_plugins.data_sets.parquet_parts import ParquetParts
 from nvflare_plugins.data_sets.part_files import is_in_parts
 from nvflare_plugins.data_sets.text_values import DatePattern, NumberFormat, fitting_dates, fitting_formats
@@ -50,7 +49,6 @@ _OTHER_SEPARATORS = ";\t|,"
 _BOOLEANS = ("true", "false")
 _DAY_US = 86_400_000_000
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_NO_ARRAY = (pa.ArrowException, UnicodeError, OverflowError, TypeError)
 
 
 class TabularFile:
@@ -68,7 +66,7 @@ class TabularFile:
     def __init__(self, spec: DataSet, repair: bool = False) -> None:
         self._spec, self._repair = spec, repair
         self._format = NumberFormat(spec.decimal, spec.thousands)
-        self._table = _call_loader(spec, repair) if spec.loader else None
+        self._table = table_of_loader(spec, repair) if spec.loader else None
         self._parts: ParquetParts | None = None
         try:
             # One look at the files for all that is read of them: the next snapshot may come meanwhile.
@@ -109,14 +107,37 @@ class TabularFile:
                 f"{self._key('encoding', 'separator')}"
             ) from None
         if not self._repair:
-            if table.num_rows == 0 and not may_be_empty:
+            n_rows = table.num_rows if self._parts is None else self._parts.n_rows
+            if n_rows == 0 and not may_be_empty:
                 raise self._refusal("has no rows")
-            self._check_length(table.num_rows)
+            self._check_length(n_rows)
             self._warn_of_open_quotes()
         return {name: self._decoded(table.column(name)) for name in (*numeric, *text)}
 
-    def numbers(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float64]:
+    @property
+    def n_rows(self) -> int:
+        """Number of rows of a Parquet data set, as its footers say; 0 for others."""
+        return 0 if self._parts is None else self._parts.n_rows
+
+    def batches(self, numeric: list[str], text: list[str], most_rows: int) -> Iterator[dict[str, pa.ChunkedArray]]:
+        """Yield columns of a Parquet data set by name, some rows at a time. Raises: DataRefusal, as ``read``."""
+        columns = [*numeric, *text]
+        in_file = [self._in_file[name] for name in columns]
+        if self._parts is None:
+            raise self._error(f"cannot be read in passes. {self._key('memory')}")
+        try:
+            for batch in self._parts.batches(in_file, most_rows):
+                named = batch.rename_columns(columns)
+                yield {name: self._decoded(named.column(name)) for name in columns}
+        except _READ_ERRORS as error:
+            self._refuse_machine(error)
+            raise self._refusal(f"cannot be read as parquet ({type(error).__name__})") from None
+
+    def numbers(self, name: str, column: pa.ChunkedArray, each_by_itself: bool = False) -> NDArray[np.float64]:
         """Return a column as numbers; true and false become 1 and 0, dates days since 1970-01-01, missing values NaN.
+
+        Args:
+            each_by_itself: true and false are numbers whatever the other values are; always so if repairing.
 
         Shapes: result: float64[n_rows].
 
@@ -129,7 +150,7 @@ class TabularFile:
         if name in self._spec.dates:
             return self._days(name, column)
         if is_text(kind) or pa.types.is_dictionary(kind):
-            return self._numbers_in_text(name, column)
+            return self._numbers_in_text(name, column, each_by_itself or self._repair)
         if pa.types.is_boolean(kind):
             column = column.cast(pa.int8())
         elif not (is_number(kind) or pa.types.is_null(kind)):
@@ -202,13 +223,13 @@ class TabularFile:
     def _is_missing(self, text: str) -> bool:
         return not text or text in self._spec.missing
 
-    def _numbers_in_text(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float64]:
+    def _numbers_in_text(self, name: str, column: pa.ChunkedArray, each_by_itself: bool) -> NDArray[np.float64]:
         """Return texts as numbers; what is none is refused or, if repairing, missing, each by itself.
 
         True and false become 1 and 0; unless repairing, only where a column holds nothing else.
         """
         texts, codes = distinct_texts(column)
-        values = numbers_of_texts(texts, self._spec.missing, self._format, self._repair)
+        values = numbers_of_texts(texts, self._spec.missing, self._format, each_by_itself)
         if None in values and not self._repair:
             raise self._no_number(name, [t.strip() for t, value in zip(texts, values, strict=True) if value is None])
         return taken(values, codes)
@@ -274,7 +295,7 @@ class TabularFile:
             return self._table.select(in_file).rename_columns(columns)
         if self._parts is not None:
             if not self._repair:
-                self._check_length(self._parts.n_rows)
+                self._check_length(self._parts.n_rows)  # before it is read
             return self._parts.read(in_file).rename_columns(columns)
         as_text = pa.binary() if self._repair else pa.string()  # bytes need not be UTF-8
         types = {self._in_file[name]: as_text for name in columns}
@@ -436,24 +457,6 @@ def taken(values: list[float | None], codes: NDArray[np.int64]) -> NDArray[np.fl
     return result
 
 
-def _call_loader(spec: DataSet, repair: bool) -> pa.Table:
-    """Run the site's own loader; its exceptions may quote data, so only their type is told."""
-    module, _, function = str(spec.loader).partition(":")
-    try:
-        frame = getattr(importlib.import_module(module), function)(spec)
-    except Exception as error:  # foreign code: anything may come, and its text must not travel
-        what = f"its loader {spec.loader} failed ({type(error).__name__})"
-        raise DataRefusal(f"data set {spec.name!r}: {what}.") from None
-    if not isinstance(frame, pd.DataFrame):
-        raise ConfigurationError(f"data set {spec.name!r}: its loader {spec.loader} must return a pandas DataFrame.")
-    names = [str(name) for name in frame.columns]
-    try:
-        columns = [_array_of(frame.iloc[:, position], repair) for position in range(len(names))]
-    except _NO_ARRAY:
-        raise DataRefusal(f"data set {spec.name!r}: its loader returns a column of mixed types.") from None
-    return pa.Table.from_arrays(columns, names=names)
-
-
 def _days_in_frame(pattern: DatePattern, text: str) -> float | None:
     """Return the days of a frame's value, as a number or a date of Python says it if its column is none of texts."""
     days = pattern.days(text.removesuffix(".0"))
@@ -465,31 +468,3 @@ def _days_in_frame(pattern: DatePattern, text: str) -> float | None:
         return None
     instant = instant if instant.tzinfo is not None else instant.replace(tzinfo=datetime.UTC)
     return (instant - _EPOCH) / datetime.timedelta(days=1)
-
-
-def _array_of(column: pd.Series, repair: bool) -> pa.Array | pa.ChunkedArray:
-    if repair:  # Arrow would guess one type from all values
-        return column_of_frame(column)
-    # Of some mixtures, such as numpy's dates and half floats, Arrow dies instead of refusing them.
-    if column.dtype == object and pd.api.types.infer_dtype(column, skipna=True) == "mixed":
-        raise TypeError("mixed")
-    return pa.array(column, from_pandas=True)
-
-
-def column_of_frame(column: pd.Series) -> pa.ChunkedArray:
-    """Return a frame's column whatever it holds: one of mixed types as text, each value by itself."""
-    if column.dtype == object:
-        absent = column.isna()
-        # Half of a pair of surrogates, which Arrow does not take, would end the reading of all rows.
-        texts = [
-            None if gone else str(value).encode(errors="backslashreplace").decode()
-            for value, gone in zip(column, absent, strict=True)
-        ]
-        return pa.chunked_array([pa.array(texts, pa.string())])
-    try:
-        array = pa.array(column, from_pandas=True)
-    except _NO_ARRAY:  # categories of mixed types
-        return column_of_frame(column.astype(object))
-    if isinstance(array.type, pa.BaseExtensionType):  # periods, intervals
-        return column_of_frame(column.astype(object))
-    return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])

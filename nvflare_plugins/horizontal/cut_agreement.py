@@ -17,7 +17,8 @@ from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import pack_list
 from nvflare_plugins.wire.sums import ProtectedSums
-from nvflare_plugins.xgb.cuts import CutMode, Cuts, search_quantiles, spaced_cuts
+from nvflare_plugins.xgb.cuts import CutMode, Cuts, SortedValues, search_quantiles, spaced_cuts
+from nvflare_plugins.xgb.passed_values import PassedValues
 
 _log = logging.getLogger(__name__)
 
@@ -104,9 +105,10 @@ class CutAgreement:
             return _spread(dict(plan.known), table.feature_names)
         # Where a site has lost its memory, the same search is simply done again: it releases the same counts.
         started = time.perf_counter()
-        cuts = search_quantiles(
-            table.features[:, numeric], max_bin, floor, lambda counts: sums.sum_counts(Kind.CUT_COUNTS, counts)
+        counted = (
+            SortedValues(table.features[:, numeric]) if table.passes is None else PassedValues(table.blocks, numeric)
         )
+        cuts = search_quantiles(counted, max_bin, floor, lambda counts: sums.sum_counts(Kind.CUT_COUNTS, counts))
         found = dict(zip(names, cuts.of_feature, strict=True))
         if plan.to_search:
             self._registry.save_cuts(self._reservation, {name: found[name] for name in plan.to_search})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,12 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
+from nvflare_plugins.data_sets.passes import BLOCK_VALUES
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.xgb.cuts import Cuts, reference_table
+
+_PAGE_VALUES = 1 << 22
+"""Values of a file of bins, one of which is in memory at a time (or a few, where XGBoost reads ahead)."""
 
 
 def as_weighed(table: Table) -> Table:
@@ -24,11 +30,54 @@ def as_weighed(table: Table) -> Table:
         return table
     nothing = np.full((1, len(table.feature_names)), np.nan, dtype=np.float32)
     one = np.ones(1, dtype=np.float32)  # a label that every objective takes
-    return dataclasses.replace(table, features=nothing, label=one, weight=np.zeros(1, dtype=np.float32))
+    return dataclasses.replace(table, features=nothing, passes=None, label=one, weight=np.zeros(1, dtype=np.float32))
 
 
-def training_matrix(table: Table, cuts: Cuts, max_bin: int) -> xgb.QuantileDMatrix:
+class _Blocks(xgb.DataIter):
+    """Hands XGBoost the rows of a table some at a time, as often as it asks."""
+
+    def __init__(self, table: Table, most_values: int, cache_prefix: str | None = None) -> None:
+        self._table, self._most_values = table, most_values
+        self._first = 0
+        self._rest: Iterator[NDArray[np.float32]] = iter(())
+        super().__init__(cache_prefix)
+
+    def next(self, input_data: Callable[..., None]) -> bool:
+        table = self._table
+        block = next(self._rest, None)
+        if block is None:
+            return False
+        rows = slice(self._first, self._first + block.shape[0])
+        self._first = rows.stop
+        weight = None if table.weight is None else table.weight[rows]
+        names, types = list(table.feature_names), list(table.feature_types)
+        input_data(data=block, label=table.label[rows], weight=weight, feature_names=names, feature_types=types)
+        return True
+
+    def reset(self) -> None:
+        self._rest, self._first = (block for block in self._table.blocks(self._most_values) if len(block)), 0
+
+
+def _binned(table: Table, reference: xgb.DMatrix, max_bin: int, pages: Path | None) -> xgb.DMatrix:
+    """Bin rows by the cuts of another matrix; if they are read in passes, without ever holding them.
+
+    Args:
+        pages: an empty folder for the bins, if they are not to be held either.
+    """
+    common: dict[str, Any] = {"ref": reference, "max_bin": max_bin}
+    if table.passes is None or not table.n_rows:
+        return xgb.QuantileDMatrix(table.features, label=table.label, weight=table.weight, **_layout(table), **common)
+    if pages is None:
+        return xgb.QuantileDMatrix(_Blocks(table, BLOCK_VALUES), enable_categorical=True, **common)
+    rows = _Blocks(table, _PAGE_VALUES, str(pages / "bins"))
+    return xgb.ExtMemQuantileDMatrix(rows, enable_categorical=True, **common)
+
+
+def training_matrix(table: Table, cuts: Cuts, max_bin: int, pages: Path | None = None) -> xgb.DMatrix:
     """Bin the rows by the agreed cuts.
+
+    Args:
+        pages: an empty folder for the bins of a table that is read in passes, if they are not to be held.
 
     Raises:
         ProtocolError: XGBoost did not take over the cuts; another site's bins would then mean something else.
@@ -38,7 +87,7 @@ def training_matrix(table: Table, cuts: Cuts, max_bin: int) -> xgb.QuantileDMatr
     }
     common = {**_layout(table), "max_bin": max_bin}
     reference = xgb.QuantileDMatrix(reference_table(cuts, n_categories), **common)
-    matrix = xgb.QuantileDMatrix(table.features, label=table.label, weight=table.weight, ref=reference, **common)
+    matrix = _binned(table, reference, max_bin, pages)
     ends, values = matrix.get_quantile_cut()
     for feature, inner in enumerate(cuts.of_feature):
         found = values[int(ends[feature]) + 1 : int(ends[feature + 1]) - 2]
@@ -47,12 +96,27 @@ def training_matrix(table: Table, cuts: Cuts, max_bin: int) -> xgb.QuantileDMatr
     return matrix
 
 
-def evaluation_matrix(table: Table) -> xgb.DMatrix:
-    """Hold rows as they are, to be scored by thresholds."""
+def evaluation_matrix(table: Table, training: xgb.DMatrix, max_bin: int, pages: Path | None = None) -> xgb.DMatrix:
+    """Hold rows to be scored: as they are, or, of a table that is read in passes, their bins.
+
+    All thresholds of the job's trees, and of a model that it continues, are among the cuts of the training matrix: a
+    row's bin tells on which side of each it is.
+
+    Args:
+        pages: as of ``training_matrix``; another folder than that of the training matrix.
+    """
+    if table.passes is not None:
+        return _binned(table, training, max_bin, pages)
     return xgb.DMatrix(table.features, label=table.label, weight=table.weight, **_layout(table))
 
 
-def bin_starts(matrix: xgb.QuantileDMatrix, table: Table) -> NDArray[np.int64]:
+def unlabelled_blocks(table: Table) -> Iterator[xgb.DMatrix]:
+    """Yield the rows to be scored once, some at a time."""
+    for block in table.blocks():
+        yield xgb.DMatrix(block, **_layout(table))
+
+
+def bin_starts(matrix: xgb.DMatrix, table: Table) -> NDArray[np.int64]:
     """Return where each feature's bins begin in a histogram. Shapes: result: int64[n_features + 1]."""
     listed = np.diff(matrix.get_quantile_cut()[0].astype(np.int64))
     # XGBoost lists one bound more than bins for a feature of numbers: the one below all values.

@@ -21,6 +21,7 @@ from nvflare_plugins.data_sets.table import Table, column_names, load_table, log
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.horizontal.going_on import Course, check_can_go_on, course_of
 from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.page_files import remove_left_behind
 from nvflare_plugins.horizontal.processors import ChosenProfile, choose_profile
 from nvflare_plugins.horizontal.row_sampling import check_sampling
 from nvflare_plugins.horizontal.score_histogram import OBJECTIVES as SCORED
@@ -141,10 +142,13 @@ def prepare(job: HorizontalJob, context: SiteContext, group: str | None = None, 
         check_lists(start.model, start.name, job.categories, job.label_classes)
     initial = None if start is None else without_lists(start.model)
     earlier = Earlier.of(context, job.resume_from)
+    remove_left_behind(context.runs)
     columns["features"] = names
     table = _load(data_set, policy, columns)
     eval_table = None if eval_set is None else _load(eval_set, policy, columns)
-    _check_magnitudes(table)
+    for one in (table, eval_table):
+        if one is table or (one is not None and one.passes is not None):  # which is scored by bins
+            _check_magnitudes(one)
     is_classification = parameters.objective.task is not Task.REGRESSION
     for checked, name in ((table, job.data_set), (eval_table, str(job.eval_data_set))):
         if checked is None:
@@ -253,7 +257,7 @@ def _load(spec: DataSet, policy: SitePolicy, columns: Mapping[str, Any]) -> Tabl
     asks = sent.asks_for_ids(spec)
     may_lack_ids = not asks and not columns.get("with_ids")
     # The registry tells rows apart by them.
-    table = load_table(spec, **{**columns, "with_ids": True}, may_lack_ids=may_lack_ids)
+    table = load_table(spec, **{**columns, "with_ids": True}, may_lack_ids=may_lack_ids, takes_passes=True)
     if asks and sent.sent(usable_ids(table.ids, spec)).any():
         raise DataRefusal(f"randomised buckets of rows of data set {spec.name!r}, or of rows without an id, were sent")
     return table
@@ -261,6 +265,6 @@ def _load(spec: DataSet, policy: SitePolicy, columns: Mapping[str, Any]) -> Tabl
 
 def _check_magnitudes(table: Table) -> None:
     """Refuse values beyond the outermost cut points, which all sites take from this program and not from data."""
-    for position, name in enumerate(table.feature_names):
-        if np.nanmax(np.abs(table.features[:, position]), initial=0.0) >= LARGEST_VALUE:
+    for name, column in zip(table.feature_names, table.columns(), strict=True):
+        if np.nanmax(np.abs(column), initial=0.0) >= LARGEST_VALUE:
             raise DataRefusal(f"column {name!r} holds values of 1e38 or more: scale it, or mark them as missing")

@@ -22,7 +22,7 @@ from scipy.special import expit
 from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.data_sets.table import Table
-from nvflare_plugins.horizontal.matrices import evaluation_matrix
+from nvflare_plugins.horizontal.matrices import unlabelled_blocks
 from nvflare_plugins.report.run_record import ReportSection
 from nvflare_plugins.scoring.binned import auc, average_precision, kolmogorov_smirnov
 from nvflare_plugins.wire.catalogue import Kind
@@ -98,8 +98,8 @@ def edges_of(scores: Scores, is_positive: NDArray[np.bool_], least: int) -> NDAr
 def _probabilities(booster: xgb.Booster, table: Table) -> Scores:
     if not table.n_rows:
         return np.empty(0, dtype=np.float32)
-    margins = booster.predict(evaluation_matrix(table), output_margin=True)
-    scores: Scores = expit(margins.astype(np.float64)).astype(np.float32)
+    margins = [booster.predict(block, output_margin=True) for block in unlabelled_blocks(table)]
+    scores: Scores = expit(np.concatenate(margins).astype(np.float64)).astype(np.float32)
     return scores
 
 

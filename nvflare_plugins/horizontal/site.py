@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import xgboost as xgb
 
@@ -19,6 +21,7 @@ from nvflare_plugins.attempt.job_context import CannotGoOn, JobResult, waiting_s
 from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together
 from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
+from nvflare_plugins.data_sets.declaration import EXTERNAL, DataSet
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.evidence.gone_on import named
 from nvflare_plugins.failures import DataRefusal
@@ -27,6 +30,7 @@ from nvflare_plugins.horizontal.cut_agreement import CutAgreement
 from nvflare_plugins.horizontal.going_on import GoingOn, SetUp, agree_to_go_on, check_can_go_on, told
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.matrices import as_weighed, bin_starts, evaluation_matrix, training_matrix
+from nvflare_plugins.horizontal.page_files import page_files
 from nvflare_plugins.horizontal.preparation import Prepared, prepare
 from nvflare_plugins.horizontal.processors import open_sums
 from nvflare_plugins.horizontal.row_floors import (
@@ -88,7 +92,8 @@ class _Run:
         elif self._job.weight is not None:
             self._raise_child_weight(self._floors.rows_per_node, self._going_on.set_up.largest[0])
         cuts, root_feature = self._agree_on_cuts(sums, n_done)
-        result = self._train(sums, cuts, root_feature, n_done)
+        with self._page_files() as pages:
+            result = self._train(sums, cuts, root_feature, n_done, pages)
         return self._finish(result, cuts, self._pooled(sums, result.booster))
 
     # -- before training ----------------------------------------------------------------------------------------------
@@ -211,10 +216,22 @@ class _Run:
 
     # -- training -----------------------------------------------------------------------------------------------------
 
-    def _train(self, sums: ProtectedSums, cuts: Cuts, root_feature: int | None, n_done: int) -> TrainingResult:
+    @contextmanager
+    def _page_files(self) -> Iterator[Path | None]:
+        """Keep bins in files for as long as the site's policy wants it."""
+        sets = [spec for _, spec in self._prepared.tables()]
+        if all(one.memory != EXTERNAL for one in sets):
+            yield None
+            return
+        with page_files(self._attempt.folder.path) as folder:
+            yield folder
+
+    def _train(
+        self, sums: ProtectedSums, cuts: Cuts, root_feature: int | None, n_done: int, pages: Path | None
+    ) -> TrainingResult:
         job, table, parameters = self._job, as_weighed(self._prepared.table), self._parameters
-        matrix = training_matrix(table, cuts, parameters.max_bin)
-        eval_sets, initial = self._eval_sets(matrix), self._initial(n_done)
+        matrix = training_matrix(table, cuts, parameters.max_bin, _below(pages, "train", self._prepared.data_set))
+        eval_sets, initial = self._eval_sets(matrix, pages), self._initial(n_done)
         self._agree_scales(sums)
         self._begin_course(sums, root_feature, n_done, initial)
         starts, weighted = bin_starts(matrix, table), table.weight is not None
@@ -267,12 +284,16 @@ class _Run:
         if initial is not None and n_done < self._job.num_rounds:
             course.enter(initial, sites)
 
-    def _eval_sets(self, matrix: xgb.DMatrix) -> list[tuple[xgb.DMatrix, str]]:
+    def _eval_sets(self, matrix: xgb.DMatrix, pages: Path | None) -> list[tuple[xgb.DMatrix, str]]:
         if self._going_on is not None:  # how many rows were evaluated would tell of the lost site's
             return []
-        table = self._prepared.eval_table
-        sets = [(matrix, "train")] if self._job.evaluate_training else []
-        return sets if table is None else [*sets, (evaluation_matrix(as_weighed(table)), "eval")]
+        prepared = self._prepared
+        sets: list[tuple[xgb.DMatrix, str]] = [(matrix, "train")] if self._job.evaluate_training else []
+        if prepared.eval_table is None or prepared.eval_set is None:
+            return sets
+        pages = _below(pages, "eval", prepared.eval_set)
+        rows = evaluation_matrix(as_weighed(prepared.eval_table), matrix, self._parameters.max_bin, pages)
+        return [*sets, (rows, "eval")]
 
     def _initial(self, n_done: int) -> bytes | None:
         """Return the model that training continues, if there is one."""
@@ -390,6 +411,15 @@ class _Run:
         if row_fraction(self._parameters) < 1:
             notes.append("Each site drew the rows of each round from a secret of its own, not from the job's seed.")
         return tuple(notes)
+
+
+def _below(pages: Path | None, use: str, spec: DataSet) -> Path | None:
+    """Return where the bins of a data set go; None if they are held."""
+    if pages is None or spec.memory != EXTERNAL:
+        return None
+    folder = pages / use
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 def _cuts_of(folder: RunFolder) -> bytes:

@@ -203,7 +203,7 @@ def _count(sums: ProtectedSums, table: Table, cuts: Cuts, pooled: Ints, job: Pro
     """
     missing = pooled[0] - pooled[1:]
     counted = Counted(int(pooled[0]), tuple(missing.tolist()), job.min_rows_per_cut, cuts)
-    rows = [_own_rows(table, cuts, place, job.n_classes) for place in range(len(table.feature_names))]
+    rows = [_own_rows(table, cuts, place, column, job.n_classes) for place, column in enumerate(table.columns())]
     spans = [spans_of(len(of_feature) - 1) for of_feature in rows]
     whole = np.bincount(table.label.astype(np.int64), minlength=job.n_classes)[None, :]
     asked = [whole, *(rows_of_spans(r, s) for r, s in zip(rows, spans, strict=True))]
@@ -225,9 +225,9 @@ def _count(sums: ProtectedSums, table: Table, cuts: Cuts, pooled: Ints, job: Pro
     return Counted(counted.n_rows, counted.missing, counted.least, cuts, cells, tuple(opened), own, at_least)
 
 
-def _own_rows(table: Table, cuts: Cuts, place: int, n_classes: int) -> Ints:
+def _own_rows(table: Table, cuts: Cuts, place: int, column: NDArray[np.float32], n_classes: int) -> Ints:
     """Return this site's rows of each bin of a feature and class, missing values last."""
-    column, name = table.features[:, place], table.feature_names[place]
+    name = table.feature_names[place]
     is_missing = np.isnan(column)
     if name in table.categories:
         n_bins = len(table.categories[name])

@@ -53,7 +53,7 @@ class DataFacts:
             use,
             table.n_rows,
             table.feature_names,
-            missing_of(table.feature_names, table.features),
+            {name: n for name, n in zip(table.feature_names, table.n_missing, strict=True) if n},
             dict(table.categories),
             table.label_name,
             table.label_classes or (),

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from nvflare_plugins.data_sets.table import positions_of
+from nvflare_plugins.data_sets.column_values import positions_of
 from nvflare_plugins.data_sets.tabular_files import distinct_texts, is_number, is_text, numbers_of_texts, taken
 from nvflare_plugins.data_sets.text_values import NumberFormat
 from nvflare_plugins.formatting import printable

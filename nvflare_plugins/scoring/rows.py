@@ -13,8 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.data_sets.column_values import positions_of
 from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.table import positions_of
 from nvflare_plugins.data_sets.tabular_files import TabularFile
 from nvflare_plugins.data_sets.text_values import NumberFormat
 from nvflare_plugins.failures import DataRefusal

@@ -19,6 +19,7 @@ from nvflare_plugins.attempt.agreement import PLUGIN, Terms, agree, versions
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
+from nvflare_plugins.data_sets.declaration import EXTERNAL
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.data_sets.table import Table, column_names
 from nvflare_plugins.failures import DataRefusal
@@ -88,7 +89,13 @@ def prepare(job: TuningJob, context: SiteContext) -> TuningPrepared:
     """
     policy, trials = context.policy, job.all_trials()
     check_consent(policy, job)
-    names = column_names(policy.data_set(job.data_set), job.label, None, job.features, job.group)
+    data_set = policy.data_set(job.data_set)
+    if data_set.memory == EXTERNAL:
+        raise ConfigurationError(
+            f"data set {data_set.name!r} keeps bins in files, and a tuning holds those of all folds: say that it may. "
+            f'Policy key: data_sets.{data_set.name}.memory ("passes").'
+        )
+    names = column_names(data_set, job.label, None, job.features, job.group)
     trainings = [job.training_of(trial, list(names)) for trial in trials]
     parameters = []
     for number, training in enumerate(trainings, start=1):
@@ -294,7 +301,7 @@ class _Fold:
     chosen: NDArray[np.bool_]
     table: Table
     held_out: Table
-    matrix: xgb.QuantileDMatrix
+    matrix: xgb.DMatrix
     evaluation: xgb.DMatrix
     starts: NDArray[np.int64]
 
@@ -304,7 +311,8 @@ class _Fold:
         chosen = prepared.folds != number
         kept, held_out = table.part(chosen), table.part(~chosen)
         matrix = training_matrix(kept, cuts, prepared.parameters[0].max_bin)
-        return cls(chosen, kept, held_out, matrix, evaluation_matrix(held_out), bin_starts(matrix, table))
+        scored = evaluation_matrix(held_out, matrix, prepared.parameters[0].max_bin)
+        return cls(chosen, kept, held_out, matrix, scored, bin_starts(matrix, table))
 
 
 def score_of(result: TrainingResult) -> FoldScore:

@@ -23,6 +23,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,13 +85,37 @@ def from_keys(keys: NDArray[np.uint32]) -> NDArray[np.float32]:
     return bits.astype(np.uint32).view(np.float32)
 
 
-def search_quantiles(features: NDArray[np.float32], max_bin: int, min_rows: int | None, sum_counts: CountSum) -> Cuts:
+class Values(Protocol):
+    """This site's values of every feature, of which the search asks how many there are up to some point."""
+
+    def present(self) -> NDArray[np.int64]:
+        """Return how many values each feature has that are not missing. Shapes: int64[n_features]."""
+
+    def up_to(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many values have keys up to given ones. Shapes: keys and result: int64[n_features, n]."""
+
+
+class SortedValues:
+    """Values that are all held, sorted. Shapes: features: float32[n_rows, n_features], NaN is missing."""
+
+    def __init__(self, features: NDArray[np.float32]) -> None:
+        self._ordered = [np.sort(to_keys(column[~np.isnan(column)])) for column in features.T]
+
+    def present(self) -> NDArray[np.int64]:
+        """See ``Values``."""
+        return np.array([keys.size for keys in self._ordered], dtype=np.int64)
+
+    def up_to(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See ``Values``."""
+        found = [np.searchsorted(own, asked, side="right") for own, asked in zip(self._ordered, keys, strict=True)]
+        return np.stack(found).astype(np.int64)
+
+
+def search_quantiles(values: Values, max_bin: int, min_rows: int | None, sum_counts: CountSum) -> Cuts:
     """Find the pooled quantiles of every feature.
 
     The number and size of the queries depend on ``n_features`` and ``max_bin`` alone: one count of values per feature
     and 32 steps of bisection.
-
-    Shapes: features: float32[n_rows, n_features], NaN is missing.
 
     Args:
         max_bin: bins per feature; ``max_bin - 2`` quantiles are searched, two bins belong to the outer bounds.
@@ -100,15 +125,13 @@ def search_quantiles(features: NDArray[np.float32], max_bin: int, min_rows: int 
     Raises:
         ProtocolError: the summed counts contradict each other.
     """
-    n_features = features.shape[1]
-    ordered = [np.sort(to_keys(column[~np.isnan(column)])) for column in features.T]
-    n_present = sum_counts(np.array([keys.size for keys in ordered], dtype=np.int64))
+    n_present = sum_counts(values.present())
     if (n_present < 0).any():
         raise ProtocolError("a pooled count of values is negative")
     n_targets = max(max_bin - 2, 1)
     steps = np.arange(1, n_targets + 1, dtype=np.int64)
     ranks = -(-steps[None, :] * n_present[:, None] // (n_targets + 1))  # rank of the wanted order statistic, from 1
-    shape = (n_features, n_targets)
+    shape = (n_present.size, n_targets)
     low = np.zeros(shape, dtype=np.int64)  # the wanted key lies in [low, high]
     high = np.full(shape, (1 << KEY_BITS) - 1, dtype=np.int64)
     below = np.zeros(shape, dtype=np.int64)  # pooled rows with keys < low
@@ -119,8 +142,7 @@ def search_quantiles(features: NDArray[np.float32], max_bin: int, min_rows: int 
             divide &= through - below >= min_rows
         # A bracket that is not divided asks for its upper end once more: the count there is known.
         middle = np.where(divide, (low + high) // 2, high)
-        local = np.stack([np.searchsorted(keys, m, side="right") for keys, m in zip(ordered, middle, strict=True)])
-        counts = sum_counts(local.astype(np.int64).ravel()).reshape(shape)
+        counts = sum_counts(values.up_to(middle).ravel()).reshape(shape)
         if (divide & ((counts < below) | (counts > through))).any():
             raise ProtocolError("pooled counts of the quantile search are not monotone: a site or the server lied")
         left = counts >= ranks

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.checks import shown
-from nvflare_plugins.data_sets.table import log_count
+from nvflare_plugins.data_sets.column_values import log_count
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.wire.catalogue import BaseScoreSource
 

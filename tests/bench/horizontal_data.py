@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from numpy.typing import NDArray
 
 from nvflare_plugins.site.policy.values import POLICY_FILE
-from nvflare_plugins.xgb.cuts import Cuts, search_quantiles
+from nvflare_plugins.xgb.cuts import Cuts, SortedValues, search_quantiles
 from tests.support.sessions import Authority, key_number
 
 LABEL, TRAINING, EVALUATION = "label", "training", "evaluation"
@@ -53,7 +53,7 @@ def arrays(frame: pd.DataFrame) -> tuple[NDArray[np.float32], NDArray[np.float32
 
 def agreed_cuts(frame: pd.DataFrame, max_bin: int, min_rows: int) -> Cuts:
     """Return the cuts that the sites will agree on: the same search over all rows at once."""
-    return search_quantiles(arrays(frame)[0], max_bin, min_rows, lambda counts: counts)
+    return search_quantiles(SortedValues(arrays(frame)[0]), max_bin, min_rows, lambda counts: counts)
 
 
 def write_shares(frame: pd.DataFrame, folder: Path, name: str, sites: Sequence[str]) -> None:

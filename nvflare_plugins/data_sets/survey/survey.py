@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nvflare_plugins.data_sets.column_values import code_of
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.survey.columns import (
@@ -29,7 +30,7 @@ from nvflare_plugins.data_sets.survey.columns import (
 )
 from nvflare_plugins.data_sets.survey.findings import Finding, Use
 from nvflare_plugins.data_sets.survey.raw_file import RawFile, read_raw
-from nvflare_plugins.data_sets.table import NOT_IN_NAMES, code_of, is_plain_text
+from nvflare_plugins.data_sets.table import NOT_IN_NAMES, is_plain_text
 from nvflare_plugins.data_sets.tabular_files import is_text
 
 _MOST_CLASSES = 20

@@ -34,7 +34,7 @@ def frame() -> pd.DataFrame:
 
 
 def spec_of(path: Path, **more: object) -> DataSet:
-    return DataSet("credit", path, "parquet", **more)  # type: ignore[arg-type]
+    return DataSet("credit", path, "parquet", **{"memory": "whole", **more})  # type: ignore[arg-type]
 
 
 def in_parts(folder: Path, rows: pd.DataFrame, ends: tuple[int, ...] = (100, 130, 555, N_ROWS)) -> DataSet:

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.xgb.cuts import CutMode, Cuts, from_keys, reference_table, search_quantiles, spaced_cuts, to_keys
+from nvflare_plugins.xgb.cuts import (
+    CutMode,
+    Cuts,
+    SortedValues,
+    from_keys,
+    reference_table,
+    search_quantiles,
+    spaced_cuts,
+    to_keys,
+)
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -35,7 +44,7 @@ def pool(features: np.ndarray, n_sites: int = 3):
                     asked.append(counts.size)
                 return total
 
-            found[rank] = search_quantiles(parts[rank], max_bin, min_rows, sum_counts)
+            found[rank] = search_quantiles(SortedValues(parts[rank]), max_bin, min_rows, sum_counts)
 
         threads = [threading.Thread(target=site, args=(rank,)) for rank in range(n_sites)]
         for thread in threads:
@@ -117,7 +126,7 @@ def test_no_query_looks_into_a_bracket_below_the_floor(min_rows):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nvflare_plugins.xgb.cuts.np.searchsorted", watched)
-        search_quantiles(from_keys(keys.astype(np.uint32))[:, None], 32, min_rows, sum_counts)
+        search_quantiles(SortedValues(from_keys(keys.astype(np.uint32))[:, None]), 32, min_rows, sum_counts)
 
 
 def test_few_rows_in_all_give_no_cut_that_is_a_value():
@@ -142,7 +151,7 @@ def test_counts_that_contradict_each_other_are_refused():
         return counts + (1000 if len(calls) == 5 else 0)
 
     with pytest.raises(ProtocolError, match="monotone"):
-        search_quantiles(np.arange(100, dtype=np.float32)[:, None], 8, None, lie)
+        search_quantiles(SortedValues(np.arange(100, dtype=np.float32)[:, None]), 8, None, lie)
 
 
 @pytest.mark.parametrize("max_bin", [4, 16, 256])
@@ -153,7 +162,7 @@ def test_xgboost_takes_over_exactly_the_agreed_cuts(max_bin):
     features[:, 2] = 1.0
     features[:, 3] = np.nan
     features[:, 4] *= 1e20
-    cuts = search_quantiles(features, max_bin, None, lambda counts: counts)
+    cuts = search_quantiles(SortedValues(features), max_bin, None, lambda counts: counts)
     reference = xgb.QuantileDMatrix(reference_table(cuts, {}), max_bin=max_bin)
     matrix = xgb.QuantileDMatrix(features, ref=reference, max_bin=max_bin)
     ends, values = matrix.get_quantile_cut()
