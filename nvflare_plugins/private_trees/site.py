@@ -25,9 +25,10 @@ from nvflare_plugins.attempt.agreement import Terms, agree, versions
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.session import Session
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
+from nvflare_plugins.data_sets.column_values import log_count
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.schema import Schema
-from nvflare_plugins.data_sets.table import Table, column_names, load_table, log_count, log_what_labels_lack
+from nvflare_plugins.data_sets.table import Table, column_names, load_table, log_what_labels_lack
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.noisy_sums import NoisySums
