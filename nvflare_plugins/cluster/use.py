@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from he_processors.errors import PolicyRefusal
+from nvflare_plugins.cluster.workers import Work
+from nvflare_plugins.formatting import counted, human_bytes
+from nvflare_plugins.report.run_record import ReportSection
 from nvflare_plugins.site.policy.policy import SitePolicy
 
 
@@ -15,6 +18,20 @@ class OnCluster(Enum):
     USED = "used"
     NOT_NEEDED = "not needed"
     REFUSED = "refused"
+
+
+def shards_line(n_rows: int, n_workers: int) -> str:
+    """Return, for this site's own log, how its rows are divided."""
+    return f"{counted(n_workers, 'worker')} of this site's cluster, each with {n_rows // n_workers:,} rows or one more"
+
+
+def work_section(work: Sequence[Work]) -> ReportSection:
+    """Return what each worker has done, for this site's own report."""
+    rows = [
+        (str(number), str(one.calls), f"{one.seconds:.1f}", human_bytes(one.bytes_to), human_bytes(one.bytes_from))
+        for number, one in enumerate(work)
+    ]
+    return ReportSection("Workers", columns=("worker", "calls", "seconds", "to it", "from it"), rows=tuple(rows))
 
 
 def refuse_cluster(policy: SitePolicy, data_sets: Iterable[str | None]) -> None:

@@ -185,8 +185,8 @@ def shard_rows(n_rows: int, n_workers: int) -> tuple[slice, ...]:
     """
     if n_rows < n_workers:
         raise ConfigurationError(
-            f"the policy gives the data set {n_workers} workers, and it has fewer rows: worker {n_rows} would have "
-            "none. Policy key: cluster.workers. Remedy: lower it."
+            f"the policy asks for {n_workers} workers, and there are fewer rows: worker 0 would have none. Policy key: "
+            "cluster.workers. Remedy: lower it."
         )
     ends = [n_rows * number // n_workers for number in range(n_workers + 1)]
     return tuple(slice(start, stop) for start, stop in itertools.pairwise(ends))

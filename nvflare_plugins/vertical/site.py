@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
@@ -21,6 +22,9 @@ from nvflare_plugins.attempt.earlier import Earlier
 from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, JobResult, SiteContext
 from nvflare_plugins.attempt.reservations import Wanted, reserve_together
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
+from nvflare_plugins.cluster.dask_workers import open_workers
+from nvflare_plugins.cluster.use import OnCluster, shards_line, work_section
+from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.report.data_facts import EVALUATION, TRAINING, DataFacts
 from nvflare_plugins.site.memory.registry import Registry
@@ -90,15 +94,26 @@ class VerticalRun:
 
     def run(self) -> JobResult:
         """Align, agree, train, commit to the parts, write."""
-        data, n_done = self.agreed()
-        start = self._reserve_together(data, n_done)
-        try:
-            finish = (ActiveSite(start) if self._is_active else PassiveSite(start)).run()
-        except (VeilBoostError, OSError):
-            if not start.notes.has_told:
-                start.reservations.cancel()
-            raise
-        return self._finish(finish, start)
+        with self._connected() as workers:  # before anything is reserved or released
+            data, n_done = self.agreed()
+            start = replace(self._reserve_together(data, n_done), workers=workers)
+            try:
+                if workers is not None:
+                    self._progress.say(shards_line(data.train.table.n_rows, len(workers)))
+                finish = (ActiveSite(start) if self._is_active else PassiveSite(start)).run()
+            except (VeilBoostError, OSError):
+                if not start.notes.has_told:
+                    start.reservations.cancel()
+                raise
+            sections = () if workers is None else (work_section(workers.work),)
+        return self._finish(replace(finish, sections=(*finish.sections, *sections)), start)
+
+    def _connected(self) -> AbstractContextManager[Workers | None]:
+        """Connect to this party's cluster, if its policy names one and there is something to do there."""
+        cluster = self._context.policy.cluster_for(self._job.data_set)
+        if cluster is None or (self._is_active and not self._job.is_encrypted):
+            return nullcontext()
+        return open_workers(cluster)
 
     # -- before training ----------------------------------------------------------------------------------------------
 
@@ -343,6 +358,7 @@ run_vertical_site = SitePart(
     lambda attempt, prepared: VerticalRun(attempt, prepared).run(),
     lambda job: (job.data_set, job.eval_data_set),
     protection,
+    OnCluster.USED,
 )
 """Takes part in one attempt of a vertical job, as the active or as a passive party.
 

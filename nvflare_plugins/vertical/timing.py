@@ -101,6 +101,11 @@ class TimedOwner:
         self.pair_format: PairFormat = owner.pair_format
         self.is_streamed = owner.is_streamed
 
+    def begin_tree(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> None:
+        """Begin a tree."""
+        with self._stages.measure("encrypt"):
+            self._owner.begin_tree(g, h)
+
     def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
         """Protect pairs."""
         with self._stages.measure("encrypt"):

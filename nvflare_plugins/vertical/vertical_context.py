@@ -9,6 +9,7 @@ from typing import Any
 from nvflare_plugins.attempt.job_context import Progress, SiteContext, waiting_s
 from nvflare_plugins.attempt.reservations import Reservations
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
+from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
 from nvflare_plugins.vertical.checkpoints import Checkpoint
 from nvflare_plugins.vertical.guards.guards import Guard
@@ -40,6 +41,7 @@ class VerticalContext:
         checkpoint: this party's part after those rounds.
         initial: this party's part of a model to continue.
         guard: of a passive party, opened before any party went on.
+        workers: of this party's own cluster; None is this process.
     """
 
     attempt: SiteAttempt
@@ -51,6 +53,7 @@ class VerticalContext:
     checkpoint: Checkpoint | None = None
     initial: StoredPart[Any] | None = None
     guard: Guard | None = None
+    workers: Workers | None = None
     stages: Stages = field(default_factory=Stages)
 
     @property

@@ -271,6 +271,7 @@ class ActiveEngine:
 
     def _send_gradients(self, encoded: EncodedGradients, parties: Sequence[PartySums]) -> None:
         """Encrypt block by block, so that one is on its way while the next is made, and ask for the root."""
+        self._owner.begin_tree(encoded.g, encoded.h)
         for start in range(0, self._n_rows, GRADIENT_BLOCK_ROWS):
             block = slice(start, start + GRADIENT_BLOCK_ROWS)
             protected = self._owner.encrypt(encoded.g[block], encoded.h[block])

@@ -17,12 +17,15 @@ from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal
 from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey, generate_okamoto_uchiyama_key
 from he_processors.paillier.keys import PaillierPrivateKey, generate_paillier_key
+from he_processors.secret_key_bytes import secret_key_to_bytes
+from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_owner
 from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, gradient_owner
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, StockedOwner, Timer, untimed
 from nvflare_plugins.vertical.protocol.messages import TrainingSetup
+from nvflare_plugins.vertical.shards.sharded_owner import ShardedOwner
 
 _GENERATORS: dict[str, Callable[[int], PaillierPrivateKey | OkamotoUchiyamaPrivateKey]] = {
     VerticalProfile.PAILLIER.value: generate_paillier_key,
@@ -31,25 +34,30 @@ _GENERATORS: dict[str, Callable[[int], PaillierPrivateKey | OkamotoUchiyamaPriva
 
 
 def open_owner(
-    job: VerticalJob, n_rows: int, backend: str, timer: Timer = untimed
+    job: VerticalJob, n_rows: int, backend: str, timer: Timer = untimed, workers: Workers | None = None
 ) -> tuple[StockedOwner | ClearGradientOwner, TrainingSetup]:
     """Generate the job's key and open the half that holds it.
 
     Args:
         backend: of arithmetic at this site.
         timer: measures the stage "search" of elgamal, a part of opening sums.
+        workers: where to encrypt; None is this process. Gradients in the clear need none.
 
     Returns:
         The half, and what passive parties need.
     """
     if job.profile == VerticalProfile.ELGAMAL.value:
-        stocked = elgamal_owner(DigitFormat.of(job.fraction_bits, n_rows), backend, timer)
-        return stocked, stocked.setup()
+        points = elgamal_owner(DigitFormat.of(job.fraction_bits, n_rows), backend, timer)
+        stocked = points if workers is None else ShardedOwner(points, workers, backend, b"")
+        return stocked, points.setup()
     pairs = pair_format(n_rows, job.weight is not None)
     if not job.is_encrypted:
         return ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, pairs.max_additions, b"")
-    owner = gradient_owner(_GENERATORS[job.profile](job.key_bits), pairs, backend)
-    return owner, owner.setup()
+    key = _GENERATORS[job.profile](job.key_bits)
+    owner = gradient_owner(key, pairs, backend)
+    if workers is None:
+        return owner, owner.setup()
+    return ShardedOwner(owner, workers, backend, secret_key_to_bytes(key)), owner.setup()
 
 
 _MOST_STOCKED = 1 << 18  # randomisers: some 200 MB at 3072 bits
@@ -79,6 +87,11 @@ class PrecomputingKeyOwner:
         self._filling: threading.Thread | None = None
         self._may_fill = threading.Event()
         self._is_due = False  # the next tree's encryption, or the end
+
+    def begin_tree(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> None:
+        """Begin a tree."""
+        self._stop_filling()
+        self._owner.begin_tree(g, h)
 
     def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
         """Encrypt each pair; after the last one of a tree, make ready for the next."""

@@ -73,7 +73,7 @@ class ActiveSite:
             self._asking: Requester = asking
             # Within the conversation, which shows the others that this site is alive.
             n_rows, backend = start.data.train.table.n_rows, start.context.policy.arithmetic
-            owner, setup = open_owner(job, n_rows, backend, start.stages.measure)
+            owner, setup = open_owner(job, n_rows, backend, start.stages.measure, start.workers)
             start.progress.say(self._scheme_line())
             parties = self._introduce(setup)
             params = self._checked_parameters(parties)

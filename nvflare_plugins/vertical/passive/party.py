@@ -104,6 +104,7 @@ class PassiveParty:
             self._codes = self._cuts.codes(self._sets[0])
         self._bin_of_missing = {feature: self._where_missing_count(feature) for feature in categorical}
         self._maker = maker
+        maker.hold(self._codes)
         self._n_rows = self._sets[0].shape[0]
         # A continued or resumed training adds trees; it never grows an old one again.
         self._tree = max((tree for tree, _ in table or ()), default=-1)
@@ -214,7 +215,8 @@ class PassiveParty:
         if due.nodes:
             whole = block == slice(0, self._tree_layout.n_features)
             layout = self._tree_layout if whole else layout_of(self._tree_layout, block)
-            sums = self._maker.sum_bins(self._tree_codes if whole else self._tree_codes[block], layout, due.rows)
+            codes = self._tree_codes if whole else self._tree_codes[block]
+            sums = self._maker.sum_bins(codes, layout, due.rows, self._features[block])
         if block.stop == self._tree_layout.n_features:
             self._due = None
         return HistogramAnswer(self._tree, due.nodes, sums, due.withheld)

@@ -19,8 +19,10 @@ from nvflare_plugins.vertical.party_data import PartyData, PartySet
 from nvflare_plugins.vertical.passive.party import PassiveParty
 from nvflare_plugins.vertical.protocol.conversation import Responder
 from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, histogram_maker, unpack_public_key
+from nvflare_plugins.vertical.protocol.gradient_scheme import HistogramAggregator
 from nvflare_plugins.vertical.protocol.messages import Answer, DecisionRequest, Request, TrainingSetup
 from nvflare_plugins.vertical.protocol.party_client import answer_bytes
+from nvflare_plugins.vertical.shards.sharded_maker import ShardedHistogramMaker
 from nvflare_plugins.vertical.vertical_context import PURPOSE, TrainedPart, VerticalContext
 from nvflare_plugins.xgb.parameters import TrainingParameters
 
@@ -145,13 +147,13 @@ class PassiveSite:
                 raise ProtocolError("the active party announced a shorter key than the job's")
         if job.profile == VerticalProfile.ELGAMAL.value and setup.fraction_bits != job.fraction_bits:
             raise ProtocolError("the active party announced another number of fraction bits than the job's")
-        maker = histogram_maker(
-            setup,
-            start.data.train.table.n_rows,
-            allow_clear=not job.is_encrypted,
-            backend=start.context.policy.arithmetic,
-            timer=start.stages.measure,
-        )
+        n_rows, workers, timer = start.data.train.table.n_rows, start.workers, start.stages.measure
+        backend, allow_clear = start.context.policy.arithmetic, not job.is_encrypted
+        maker: HistogramAggregator
+        if workers is None:
+            maker = histogram_maker(setup, n_rows, allow_clear=allow_clear, backend=backend, timer=timer)
+        else:
+            maker = ShardedHistogramMaker(setup, n_rows, workers, allow_clear=allow_clear, backend=backend, timer=timer)
         self._party = PassiveParty(
             start.data.features(),
             start.data.aliases,

@@ -11,6 +11,7 @@ Security: the secret scalars stay with ``ElGamalGradientOwner``. Passive parties
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,9 @@ class ElGamalGradientOwner:
         self._encryptor = ElGamalEncryptor(private_key, curve)
         self._decryptor = ElGamalDecryptor(private_key, curve)
 
+    def begin_tree(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> None:
+        """Do nothing ahead."""
+
     def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
         """Encrypt each pair to one row of points, with a fresh randomiser."""
         rows = self._encryptor.encrypt(self._digits.digits_of(g, h))
@@ -95,6 +99,10 @@ class ElGamalGradientOwner:
         key = self._encryptor.public_key
         return TrainingSetup(key.scheme.value, self._digits.fraction_bits, self._digits.max_additions, key.to_bytes())
 
+    def pairs_message(self, n_rows: int, columns: Sequence[bytes]) -> bytes:
+        """Put the header before columns of pairs that were encrypted elsewhere, in affine form."""
+        return join_message(self._header(Content.PAIRS, n_rows), columns)
+
     def _header(self, content: Content, count: int) -> PointHeader:
         return PointHeader(self._encryptor.public_key, content, self._digits, count)
 
@@ -113,6 +121,9 @@ class ElGamalHistogramMaker:
         self._columns: list[PointColumn] = []  # of this tree
         self._pairs: PointColumns | None = None
 
+    def hold(self, codes: BinCodes) -> None:
+        """Keep nothing: codes come with each question."""
+
     def begin_tree(self, n_rows: int) -> None:
         """Forget the points of the tree before."""
         self._columns = []  # before the next ones need their memory
@@ -129,7 +140,13 @@ class ElGamalHistogramMaker:
                 column.append(points)
         self._n_blocks += 1
 
-    def sum_bins(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:
+    def sum_bins(
+        self,
+        codes: BinCodes,
+        layout: BinLayout,
+        node_rows: Sequence[NDArray[np.int32]],
+        features: NDArray[np.int64] | None = None,
+    ) -> bytes:
         """Add rows into bins, and hide every bin; one column after the other, so that one is in memory as points."""
         if self._pairs is None:
             require_all_rows(self._n_rows, self._n_blocks)
@@ -162,20 +179,35 @@ def elgamal_owner(digits: DigitFormat, backend: str = AUTO, timer: Timer = untim
     return ElGamalGradientOwner(generate_elgamal_key(digits.n_messages, curve), digits, curve, timer)
 
 
+@dataclass(frozen=True, slots=True)
+class ElGamalTerms:
+    """What a passive party takes from the active party's announcement, checked."""
+
+    public_key: ElGamalPublicKey
+    digits: DigitFormat
+    curve: Curve
+
+    @classmethod
+    def of(cls, setup: TrainingSetup, backend: str = AUTO) -> ElGamalTerms:
+        """Read an announcement. Raises: ProtocolError: it holds another number format, or no usable key."""
+        if setup.fraction_bits not in FRACTION_BITS:
+            raise ProtocolError("the active party announced a number format that elgamal does not have")
+        curve = _curve(backend)
+        digits = DigitFormat.of(setup.fraction_bits, setup.max_additions)
+        public_key = ElGamalPublicKey.from_bytes(setup.public_key, curve)
+        if public_key.n_messages != digits.n_messages:
+            raise ProtocolError("the public key has another number of points than the format has digits")
+        return cls(public_key, digits, curve)
+
+
 def elgamal_maker(setup: TrainingSetup, backend: str = AUTO, timer: Timer = untimed) -> ElGamalHistogramMaker:
     """Open a passive party's half from the active party's announcement.
 
     Raises:
         ProtocolError: it holds another number format, or no usable key.
     """
-    if setup.fraction_bits not in FRACTION_BITS:
-        raise ProtocolError("the active party announced a number format that elgamal does not have")
-    curve = _curve(backend)
-    digits = DigitFormat.of(setup.fraction_bits, setup.max_additions)
-    public_key = ElGamalPublicKey.from_bytes(setup.public_key, curve)
-    if public_key.n_messages != digits.n_messages:
-        raise ProtocolError("the public key has another number of points than the format has digits")
-    return ElGamalHistogramMaker(public_key, digits, curve, timer)
+    terms = ElGamalTerms.of(setup, backend)
+    return ElGamalHistogramMaker(terms.public_key, terms.digits, terms.curve, timer)
 
 
 def require_curve(backend: str = AUTO) -> None:

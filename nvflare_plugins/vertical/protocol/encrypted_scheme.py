@@ -68,6 +68,9 @@ class EncryptedGradientOwner:
         self._decryptor = decryptor
         self._packing = PackingLayout.fit(pair_format, encryptor.public_key.plaintext_bits)
 
+    def begin_tree(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> None:
+        """Do nothing ahead."""
+
     def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
         """Encrypt each pair to one ciphertext, with a fresh randomiser."""
         header = self._header(Content.PAIRS, g.size)
@@ -97,6 +100,10 @@ class EncryptedGradientOwner:
             key.scheme.value, self.pair_format.fraction_bits, self.pair_format.max_additions, public_key_to_bytes(key)
         )
 
+    def pairs_message(self, n_rows: int, columns: Sequence[bytes]) -> bytes:
+        """Put the header before pairs that were encrypted elsewhere, in wire form."""
+        return self._header(Content.PAIRS, n_rows).to_bytes() + b"".join(columns)
+
     def _header(self, content: Content, count: int) -> CiphertextHeader:
         return CiphertextHeader(self._encryptor.public_key, content, self._packing, count)
 
@@ -124,6 +131,9 @@ class EncryptedHistogramMaker:
         self._blocks: list[Residues] = []
         self._pairs: Residues | None = None
 
+    def hold(self, codes: BinCodes) -> None:
+        """Keep nothing: codes come with each question."""
+
     def begin_tree(self, n_rows: int) -> None:
         """Forget the ciphertexts of the tree before."""
         self._n_rows, self._blocks, self._pairs = n_rows, [], None
@@ -136,7 +146,13 @@ class EncryptedHistogramMaker:
         with self._timer("receive"):
             self._blocks.append(decode_ciphertexts(gradients, header, self._arithmetic))
 
-    def sum_bins(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:
+    def sum_bins(
+        self,
+        codes: BinCodes,
+        layout: BinLayout,
+        node_rows: Sequence[NDArray[np.int32]],
+        features: NDArray[np.int64] | None = None,
+    ) -> bytes:
         """Add ciphertexts into bins, pack many bins to a ciphertext and re-randomise."""
         if self._pairs is None:
             require_all_rows(self._n_rows, len(self._blocks))
@@ -192,20 +208,25 @@ def histogram_maker(
         ProtocolError: the announcement does not fit the party's rows, or holds no usable key.
         ConfigurationError: it asks for what the party does not accept.
     """
-    if setup.max_additions != n_rows:
-        raise ProtocolError("the active party announced another number of rows")
+    check_setup(setup, n_rows, allow_clear)
     if setup.scheme == CLEAR_CODE:
-        if not allow_clear or setup.public_key:
-            raise ConfigurationError("the active party wants gradients in the clear, which this party does not accept")
-        return ClearHistogramMaker(timer, _pair_format(setup).n_words)
+        return ClearHistogramMaker(timer, announced_format(setup).n_words)
     if setup.scheme == Scheme.ELGAMAL.value:
         return elgamal_maker(setup, backend, timer)
-    pair_format = _pair_format(setup)
+    pair_format = announced_format(setup)
     public_key = unpack_public_key(setup.scheme, setup.public_key, allow_toy_keys=allow_toy_keys)
     return EncryptedHistogramMaker(public_key, pair_format, backend, timer)
 
 
-def _pair_format(setup: TrainingSetup) -> PairFormat:
+def check_setup(setup: TrainingSetup, n_rows: int, allow_clear: bool) -> None:
+    """Check an announcement against the party's rows and what it accepts. Raises: as ``histogram_maker``."""
+    if setup.max_additions != n_rows:
+        raise ProtocolError("the active party announced another number of rows")
+    if setup.scheme == CLEAR_CODE and (not allow_clear or setup.public_key):
+        raise ConfigurationError("the active party wants gradients in the clear, which this party does not accept")
+
+
+def announced_format(setup: TrainingSetup) -> PairFormat:
     """Return the announced format. Raises: ProtocolError, if there is none such."""
     try:
         return PairFormat(setup.fraction_bits, setup.max_additions, g_bound=1.0, h_low=0.0, h_high=1.0)

@@ -48,6 +48,9 @@ class GradientOwner(Protocol):
     pair_format: PairFormat
     is_streamed: bool
 
+    def begin_tree(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> None:
+        """Take note of all pairs of a tree, which ``encrypt`` is then asked for block by block in their order."""
+
     def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
         """Protect encoded gradient pairs. Shapes: g, h: int64[n_block_rows]."""
 
@@ -74,6 +77,9 @@ class HistogramAggregator(Protocol):
 
     is_streamed: bool
 
+    def hold(self, codes: BinCodes) -> None:
+        """Take the party's bin codes, before the first tree. Shapes: codes: uint8 or uint16[n_features, n_rows]."""
+
     def begin_tree(self, n_rows: int) -> None:
         """Forget the pairs of the tree before."""
 
@@ -84,8 +90,17 @@ class HistogramAggregator(Protocol):
             ProtocolError: they are not exactly so many valid ones.
         """
 
-    def sum_bins(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:
+    def sum_bins(
+        self,
+        codes: BinCodes,
+        layout: BinLayout,
+        node_rows: Sequence[NDArray[np.int32]],
+        features: NDArray[np.int64] | None = None,
+    ) -> bytes:
         """Add the pairs of each node into bins, and hide which rows made them.
+
+        Args:
+            features: the numbers of the features that these codes are of, for halves that hold the codes of all.
 
         Shapes: codes: uint8 or uint16[n_features, n_rows]; node_rows: int32[n_node_rows] for each node.
         """
@@ -163,6 +178,9 @@ class ClearGradientOwner:
     def __init__(self, pair_format: PairFormat):
         self.pair_format = pair_format
 
+    def begin_tree(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> None:
+        """Do nothing ahead."""
+
     def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
         """Return the pairs as they are."""
         return np.stack([g, h], axis=1).astype(_PAIR, copy=False).tobytes()
@@ -197,6 +215,9 @@ class ClearHistogramMaker:
         self._codes: BinCodes | None = None
         self._codes_of_row = np.empty((0, 0), dtype=np.uint8)
 
+    def hold(self, codes: BinCodes) -> None:
+        """Keep nothing: codes come with each question."""
+
     def begin_tree(self, n_rows: int) -> None:
         """Forget the pairs of the tree before."""
         self._n_rows, self._blocks, self._pairs = n_rows, [], None
@@ -208,15 +229,28 @@ class ClearHistogramMaker:
             raise ProtocolError(f"expected {n_due} gradient pairs")
         self._blocks.append(np.frombuffer(gradients, dtype=_PAIR).reshape(n_due, 2))
 
-    def sum_bins(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:
+    def sum_bins(
+        self,
+        codes: BinCodes,
+        layout: BinLayout,
+        node_rows: Sequence[NDArray[np.int32]],
+        features: NDArray[np.int64] | None = None,
+    ) -> bytes:
         """Add the pairs of each node into bins."""
         if self._pairs is None:
             require_all_rows(self._n_rows, len(self._blocks))
-            pairs = np.concatenate(self._blocks)
-            if self._n_words > 1:  # each value as two, whose sums fit 64 bits; the upper one counts 2^20
-                low = lower_words(pairs)
-                pairs = np.stack([low, (pairs - low) >> WORD_BITS], axis=2).reshape(len(pairs), 2 * self._n_words)
-            self._pairs = pairs
+            self.hold_pairs(np.concatenate(self._blocks))
+        return self.sum_held(codes, layout, node_rows)
+
+    def hold_pairs(self, pairs: NDArray[np.int64]) -> None:
+        """Take all pairs of a tree at once. Shapes: pairs: int64[n_rows, 2]."""
+        if self._n_words > 1:  # each value as two, whose sums fit 64 bits; the upper one counts 2^20
+            low = lower_words(pairs)
+            pairs = np.stack([low, (pairs - low) >> WORD_BITS], axis=2).reshape(len(pairs), 2 * self._n_words)
+        self._pairs = pairs
+
+    def sum_held(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:
+        """Add the pairs that are held, as ``sum_bins``."""
         if self._codes is not codes:
             self._codes, self._codes_of_row = codes, np.ascontiguousarray(codes.T)
         with self._timer("histogram"):

@@ -1,0 +1,79 @@
+"""What stands on a worker of the active party: encryption of gradient pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.additive.scheme import Scheme
+from he_processors.elgamal.encryption import ElGamalEncryptor
+from he_processors.okamoto_uchiyama import encryption as okamoto_uchiyama
+from he_processors.paillier import encryption as paillier
+from he_processors.paillier.keys import PaillierPrivateKey
+from he_processors.secret_key_bytes import secret_key_from_bytes
+from nvflare_plugins.cluster.desk import WorkerPart
+from nvflare_plugins.vertical.protocol.elgamal_scheme import ElGamalTerms
+from nvflare_plugins.vertical.protocol.encrypted_scheme import announced_format
+from nvflare_plugins.vertical.protocol.messages import TrainingSetup
+
+PART = f"{__name__}:EncryptShard"
+
+
+class EncryptShard(WorkerPart):
+    """Encrypts pairs, each with a fresh randomiser of its own.
+
+    Security: sees gradient pairs. Under elgamal it has the public key alone: encryption with it costs no more. Under
+        paillier and okamoto_uchiyama it gets the owner's key, because encryption without its factors costs four times
+        as much: a party's workers are that party.
+    """
+
+    def __init__(self, setup: tuple[int, int, int, bytes], backend: str, secret: bytes) -> None:
+        """Args: setup: the fields of ``TrainingSetup``; secret: of ``secret_key_to_bytes``, empty under elgamal."""
+        announced = TrainingSetup(*setup)
+        self._encrypt: Any
+        if announced.scheme == Scheme.ELGAMAL.value:
+            self._encrypt = _Points(ElGamalTerms.of(announced, backend))
+        else:
+            self._encrypt = _Ciphertexts(announced, backend, secret)
+
+    def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[bytes]:
+        """Encrypt each pair. Shapes: g, h: int64[n]. Returns: the columns of a message, without its header."""
+        columns: list[bytes] = self._encrypt(g, h)
+        return columns
+
+    def fill(self, n_rows: int) -> None:
+        """Make randomisers until so many rows can be encrypted with them."""
+        self._encrypt.fill(n_rows)
+
+
+class _Points:
+    def __init__(self, terms: ElGamalTerms) -> None:
+        self._terms = terms
+        self._encryptor = ElGamalEncryptor(terms.public_key, terms.curve)
+        self.fill = self._encryptor.fill
+
+    def __call__(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[bytes]:
+        rows = self._encryptor.encrypt(self._terms.digits.digits_of(g, h))
+        return [self._terms.curve.to_affine(column).tobytes() for column in rows.columns]
+
+
+class _Ciphertexts:
+    def __init__(self, setup: TrainingSetup, backend: str, secret: bytes) -> None:
+        self._format = announced_format(setup)
+        key = secret_key_from_bytes(secret)
+        self._encryptor = (
+            paillier.owner_encryptor(key, backend)
+            if isinstance(key, PaillierPrivateKey)
+            else okamoto_uchiyama.owner_encryptor(key, backend)
+        )
+
+    def __call__(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[bytes]:
+        encrypted = self._encryptor.encrypt(self._format.plaintext_rows(g, h))
+        return [self._encryptor.arithmetic.to_wire(encrypted).tobytes()]
+
+    def fill(self, n_rows: int) -> None:
+        fill = getattr(self._encryptor.randomisers, "fill", None)
+        if fill is not None:
+            fill(n_rows)

@@ -1,0 +1,218 @@
+"""The protected pairs of one shard's rows, and their sums per bin: what a worker of a passive party computes with.
+
+A level's sums are added in two steps. Each worker adds the pairs of its own rows (``sum``). Then each worker takes a
+range of the level's slots, adds to its own partial sums those of the other workers (``add``), packs and hides them
+(``finish``): adding and hiding are divided among the workers as the rows are. Sums of ciphertexts are exact, so that
+what is opened does not depend on the division.
+
+Security: partial sums are not hidden, and go between the workers of one party alone. Only what ``finish`` returns
+    leaves the party.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.additive.rerandomiser import Rerandomiser
+from he_processors.additive.scheme import Scheme, StaysInProcess
+from he_processors.bignum import registry
+from he_processors.bignum.interface import Residues
+from he_processors.ciphertext_wire import CiphertextHeader, decode_ciphertexts
+from he_processors.ciphertext_wire import Content as CiphertextContent
+from he_processors.curve.interface import AFFINE_BYTES, PointColumn, Points
+from he_processors.elgamal.bin_sums import CELL_COST, Hider
+from he_processors.elgamal.bin_sums import sum_bins as sum_points
+from he_processors.elgamal.wire import Content, PointHeader, open_message, read_rows
+from he_processors.errors import ProtocolError
+from he_processors.histogram.bins import BinCodes, BinLayout
+from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
+from he_processors.histogram.planner import plan_level
+from he_processors.packing import PackingLayout
+from nvflare_plugins.vertical.protocol.elgamal_scheme import ElGamalTerms
+from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, announced_format, unpack_public_key
+from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker, MaskStock
+from nvflare_plugins.vertical.protocol.messages import TrainingSetup
+
+_MOST_MASKS = 1 << 14
+_MASKS_AT_ONCE = 1 << 8
+_WORD = np.dtype("<i8")
+
+
+class PairShard(Protocol):
+    """The pairs of a shard's rows. Rows are numbered within the shard; sums are opaque."""
+
+    def begin(self, n_rows: int) -> None:
+        """Forget the pairs of the tree before; so many come."""
+
+    def take(self, block: bytes, n_block_rows: int, rows: slice) -> None:
+        """Check a block of pairs, and take some of its rows. Raises: ProtocolError: it is not one of so many pairs."""
+
+    def sum(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> Any:
+        """Add the pairs of each node into bins."""
+
+    def part(self, sums: Any, slots: slice) -> list[bytes]:
+        """Return some slots of sums for another worker, column by column."""
+
+    def add(self, sums: Any, slots: slice, others: Sequence[Sequence[bytes]]) -> Any:
+        """Return some slots of sums with what other workers have there added."""
+
+    def finish(self, sums: Any) -> list[bytes]:
+        """Return sums as they may leave the party, without a header, column by column."""
+
+    def prepare(self, is_last: bool) -> bool:
+        """Make a little of what ``finish`` needs; return whether more is due."""
+
+
+def open_pairs(setup: TrainingSetup, backend: str, allow_toy_keys: bool) -> PairShard:
+    """Open a shard's half from what the active party announced. Raises: ProtocolError: it is not usable."""
+    if setup.scheme == CLEAR_CODE:
+        return ClearPairs(announced_format(setup).n_words)
+    if setup.scheme == Scheme.ELGAMAL.value:
+        return PointPairs(ElGamalTerms.of(setup, backend))
+    return CiphertextPairs(setup, backend, allow_toy_keys)
+
+
+class PointPairs(StaysInProcess):
+    """Rows of points: profile ``elgamal``."""
+
+    def __init__(self, terms: ElGamalTerms) -> None:
+        self._terms, self._curve = terms, terms.curve
+        self._hider = Hider(terms.public_key, terms.curve)
+        self._stock = MaskStock(self._hider, _MOST_MASKS, _MASKS_AT_ONCE)
+        self._columns: list[PointColumn] = []
+        self._pairs: list[Points] = []
+
+    def begin(self, n_rows: int) -> None:
+        self._columns, self._pairs = [], []
+        self._stock.begin_tree()
+        self._columns = [self._curve.column(n_rows) for _ in range(1 + self._terms.digits.n_messages)]
+
+    def take(self, block: bytes, n_block_rows: int, rows: slice) -> None:
+        header = PointHeader(self._terms.public_key, Content.PAIRS, self._terms.digits, n_block_rows)
+        found = read_rows(open_message(block, header), self._curve, rows)
+        for column, points in zip(self._columns, found.columns, strict=True):
+            column.append(points)
+
+    def sum(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> list[Points]:
+        if not self._pairs:
+            self._pairs = [column.whole() for column in self._columns]
+        plan = plan_level(codes, layout, node_rows, cell_cost=CELL_COST)
+        return [sum_points(self._curve, column, plan) for column in self._pairs]
+
+    def part(self, sums: list[Points], slots: slice) -> list[bytes]:
+        return [self._curve.to_affine(self._slots(column, slots)).tobytes() for column in sums]
+
+    def add(self, sums: list[Points], slots: slice, others: Sequence[Sequence[bytes]]) -> list[Points]:
+        total = [self._slots(column, slots) for column in sums]
+        for other in others:
+            total = [self._curve.add(own, self._read(data)) for own, data in zip(total, other, strict=True)]
+        return total
+
+    def finish(self, sums: list[Points]) -> list[bytes]:
+        n_slots = len(sums[0])
+        self._stock.use(n_slots)
+        masks = self._hider.draw(n_slots)
+        hidden = [self._hider.hide(number, bins, masks) for number, bins in enumerate(sums)]
+        return [self._curve.to_affine(column).tobytes() for column in hidden]
+
+    def prepare(self, is_last: bool) -> bool:
+        return self._stock.prepare(is_last)
+
+    def _slots(self, column: Points, slots: slice) -> Points:
+        return self._curve.take(column, np.arange(slots.start, slots.stop, dtype=np.int64))
+
+    def _read(self, data: bytes) -> Points:
+        return self._curve.from_affine(np.frombuffer(data, dtype=np.uint8).reshape(-1, AFFINE_BYTES))
+
+
+class CiphertextPairs(StaysInProcess):
+    """One ciphertext a row: profiles ``paillier`` and ``okamoto_uchiyama``."""
+
+    def __init__(self, setup: TrainingSetup, backend: str, allow_toy_keys: bool) -> None:
+        self._public_key = unpack_public_key(setup.scheme, setup.public_key, allow_toy_keys=allow_toy_keys)
+        self._packing = PackingLayout.fit(announced_format(setup), self._public_key.plaintext_bits)
+        self._arithmetic = registry.open_backend(backend, self._public_key.modulus)
+        self._rerandomiser = Rerandomiser(self._public_key, self._arithmetic)
+        self._stock = MaskStock(self._rerandomiser, _MOST_MASKS, 1 << 6)
+        self._blocks: list[Residues] = []
+        self._pairs: Residues | None = None
+
+    def begin(self, n_rows: int) -> None:
+        self._blocks, self._pairs = [], None
+        self._stock.begin_tree()
+
+    def take(self, block: bytes, n_block_rows: int, rows: slice) -> None:
+        header = CiphertextHeader(self._public_key, CiphertextContent.PAIRS, self._packing, n_block_rows)
+        found = decode_ciphertexts(block, header, self._arithmetic)
+        if rows != slice(0, n_block_rows):
+            found = self._arithmetic.take(found, np.arange(rows.start, rows.stop, dtype=np.int64))
+        self._blocks.append(found)
+
+    def sum(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> Residues:
+        if self._pairs is None:
+            self._pairs = self._blocks[0] if len(self._blocks) == 1 else self._arithmetic.concat(self._blocks)
+            self._blocks = []
+        return sum_bins(self._arithmetic, self._pairs, plan_level(codes, layout, node_rows))
+
+    def part(self, sums: Residues, slots: slice) -> list[bytes]:
+        return [self._arithmetic.to_wire(self._slots(sums, slots)).tobytes()]
+
+    def add(self, sums: Residues, slots: slice, others: Sequence[Sequence[bytes]]) -> Residues:
+        total = self._slots(sums, slots)
+        for (data,) in others:
+            rows = np.frombuffer(data, dtype=np.uint8).reshape(-1, self._arithmetic.width)
+            total = self._arithmetic.mul(total, self._arithmetic.from_wire(rows))
+        return total
+
+    def finish(self, sums: Residues) -> list[bytes]:
+        self._stock.use(self._packing.n_ciphertexts(len(sums)))
+        hidden = pack_and_hide(sums, self._packing, self._rerandomiser)
+        return [self._arithmetic.to_wire(hidden).tobytes()]
+
+    def prepare(self, is_last: bool) -> bool:
+        return self._stock.prepare(is_last)
+
+    def _slots(self, sums: Residues, slots: slice) -> Residues:
+        return self._arithmetic.take(sums, np.arange(slots.start, slots.stop, dtype=np.int64))
+
+
+class ClearPairs:
+    """Pairs in the clear: profile ``plain``. Security: none."""
+
+    def __init__(self, n_words: int) -> None:
+        self._maker, self._words = ClearHistogramMaker(n_words=n_words), 2 * n_words
+        self._n_rows = 0
+        self._blocks: list[bytes] = []
+
+    def begin(self, n_rows: int) -> None:
+        self._n_rows, self._blocks = n_rows, []
+
+    def take(self, block: bytes, n_block_rows: int, rows: slice) -> None:
+        if len(block) != 2 * _WORD.itemsize * n_block_rows:
+            raise ProtocolError(f"expected {n_block_rows} gradient pairs")
+        self._blocks.append(block[16 * rows.start : 16 * rows.stop])
+
+    def sum(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int64]:
+        if self._blocks:
+            self._maker.hold_pairs(np.frombuffer(b"".join(self._blocks), dtype=_WORD).reshape(self._n_rows, 2))
+            self._blocks = []
+        return np.frombuffer(self._maker.sum_held(codes, layout, node_rows), dtype=_WORD).reshape(-1, self._words)
+
+    def part(self, sums: NDArray[np.int64], slots: slice) -> list[bytes]:
+        return [sums[slots].tobytes()]
+
+    def add(self, sums: NDArray[np.int64], slots: slice, others: Sequence[Sequence[bytes]]) -> NDArray[np.int64]:
+        total = sums[slots].copy()
+        for (data,) in others:
+            total += np.frombuffer(data, dtype=_WORD).reshape(-1, self._words)
+        return total
+
+    def finish(self, sums: NDArray[np.int64]) -> list[bytes]:
+        return [sums.tobytes()]
+
+    def prepare(self, is_last: bool) -> bool:
+        return False

@@ -1,0 +1,194 @@
+"""A passive party's half of the additive scheme with its rows at workers: the twin of the halves in one process.
+
+What leaves the party has the same form and the same length as without workers, and opens to the same sums.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.additive.scheme import Scheme
+from he_processors.ciphertext_wire import CiphertextHeader
+from he_processors.ciphertext_wire import Content as CiphertextContent
+from he_processors.elgamal.wire import Content, PointHeader
+from he_processors.histogram.bins import BinCodes, BinLayout
+from he_processors.packing import PackingLayout
+from nvflare_plugins.cluster.workers import Workers, begin, collect, shard_rows
+from nvflare_plugins.vertical.protocol.elgamal_scheme import ElGamalTerms
+from nvflare_plugins.vertical.protocol.encrypted_scheme import (
+    CLEAR_CODE,
+    announced_format,
+    check_setup,
+    unpack_public_key,
+)
+from nvflare_plugins.vertical.protocol.gradient_scheme import (
+    GRADIENT_BLOCK_ROWS,
+    Timer,
+    require_all_rows,
+    rows_due,
+    untimed,
+)
+from nvflare_plugins.vertical.protocol.messages import TrainingSetup
+from nvflare_plugins.vertical.shards.sum_shard import PART
+
+_MOST_WAITING = 8  # blocks of gradients on their way to the workers
+
+
+class ShardedHistogramMaker:
+    """Has workers add the pairs of their rows into bins. One training at a time."""
+
+    def __init__(
+        self,
+        setup: TrainingSetup,
+        n_rows: int,
+        workers: Workers,
+        *,
+        allow_clear: bool = False,
+        backend: str = "auto",
+        allow_toy_keys: bool = False,
+        timer: Timer = untimed,
+    ) -> None:
+        """Prepare; see ``histogram_maker`` for the arguments and errors, and ``shard_rows``.
+
+        Args:
+            timer: measures the stages "receive", "histogram" (all of a level's sums) and "prepare".
+        """
+        check_setup(setup, n_rows, allow_clear)
+        self.is_streamed = setup.scheme != CLEAR_CODE
+        self._form = _form_of(setup, backend, allow_toy_keys)
+        self._setup = (setup.scheme, setup.fraction_bits, setup.max_additions, setup.public_key)
+        self._workers, self._timer, self._backend, self._toys = workers, timer, backend, allow_toy_keys
+        self._shards = shard_rows(n_rows, len(workers))
+        self._n_rows = n_rows
+        self._n_blocks = 0
+        self._waiting: deque[Future[Any]] = deque()
+        self._node_rows: Sequence[NDArray[np.int32]] | None = None
+
+    def hold(self, codes: BinCodes) -> None:
+        """Give each worker the codes of its rows."""
+        args = [
+            (number, self._setup, self._backend, np.ascontiguousarray(codes[:, rows]), self._toys)
+            for number, rows in enumerate(self._shards)
+        ]
+        begin(self._workers, PART, args)
+
+    def begin_tree(self, n_rows: int) -> None:
+        """Forget the pairs of the tree before."""
+        self._n_blocks, self._node_rows = 0, None
+        self._waiting.clear()
+        for number in range(len(self._workers)):
+            self._ask(number, "begin_tree")
+
+    def add_gradients(self, gradients: bytes) -> None:
+        """Give the next block of pairs to the workers whose rows are in it."""
+        n_block = rows_due(self._n_rows, self._n_blocks)
+        first = self._n_blocks * GRADIENT_BLOCK_ROWS
+        self._n_blocks += 1
+        with self._timer("receive"):
+            for number, rows in enumerate(self._shards):
+                start, stop = max(rows.start, first) - first, min(rows.stop, first + n_block) - first
+                if start < stop:
+                    self._ask(number, "add_gradients", gradients, n_block, start, stop)
+
+    def sum_bins(
+        self,
+        codes: BinCodes,
+        layout: BinLayout,
+        node_rows: Sequence[NDArray[np.int32]],
+        features: NDArray[np.int64] | None = None,
+    ) -> bytes:
+        """Have the pairs of each node added into bins, and hidden."""
+        require_all_rows(self._n_rows, self._n_blocks)
+        if features is None:
+            raise ValueError("sums of shards need the numbers of the features")
+        with self._timer("histogram"):
+            if node_rows is not self._node_rows:  # the blocks of a level are of the same nodes
+                self._send_nodes(node_rows)
+            n_slots = len(node_rows) * layout.n_slots
+            bounds = self._bounds(n_slots)
+            args = (features.astype(np.int64), layout.n_bins, tuple(bounds))
+            sums = [self._workers.call(number, "sum_bins", *args) for number in range(len(self._workers))]
+            while self._waiting:  # what was wrong with earlier steps first
+                self._waiting.popleft().result()
+            parts = collect(sums)
+            found = parts[0][0] if len(parts) == 1 else self._finish(bounds, parts)
+            return self._form.header(n_slots) + b"".join(found)
+
+    def prepare(self, is_last: bool) -> bool:
+        """Have the workers make some masks ahead."""
+        with self._timer("prepare"):
+            return any(collect([self._workers.call(n, "prepare", is_last) for n in range(len(self._workers))]))
+
+    def _finish(self, bounds: list[int], parts: list[list[list[bytes]]]) -> list[bytes]:
+        """Give each worker what the others have in its slots; return the hidden columns, joined over the workers."""
+        futures = []
+        for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
+            others = [part[number] for worker, part in enumerate(parts) if worker != number]
+            futures.append(self._workers.call(number, "finish", start, stop, others))
+        finished = [columns for columns in collect(futures) if columns]
+        return [b"".join(column) for column in zip(*finished, strict=True)]
+
+    def _send_nodes(self, node_rows: Sequence[NDArray[np.int32]]) -> None:
+        for number, shard in enumerate(self._shards):
+            cuts = [np.searchsorted(rows, [shard.start, shard.stop]) for rows in node_rows]  # rows are in order
+            own = [
+                (rows[start:stop] - shard.start).astype(np.int32)
+                for rows, (start, stop) in zip(node_rows, cuts, strict=True)
+            ]
+            self._ask(number, "take_nodes", own)
+        self._node_rows = node_rows
+
+    def _bounds(self, n_slots: int) -> list[int]:
+        """Divide slots among the workers, each range of whole ciphertexts."""
+        unit, n_workers = self._form.unit, len(self._workers)
+        n_units = -(-n_slots // unit)
+        return [min(n_units * number // n_workers * unit, n_slots) for number in range(n_workers + 1)]
+
+    def _ask(self, number: int, method: str, *args: Any) -> None:
+        while len(self._waiting) >= _MOST_WAITING * len(self._workers):
+            self._waiting.popleft().result()
+        self._waiting.append(self._workers.call(number, method, *args))
+
+
+class _Form:
+    """How sums leave the party."""
+
+    unit = 1  # slots that share a ciphertext
+
+    def header(self, n_slots: int) -> bytes:
+        """Return what stands before the sums."""
+        return b""
+
+
+class _PointForm(_Form):
+    def __init__(self, terms: ElGamalTerms) -> None:
+        self._terms = terms
+
+    def header(self, n_slots: int) -> bytes:
+        return PointHeader(self._terms.public_key, Content.BINS, self._terms.digits, n_slots).to_bytes()
+
+
+class _CiphertextForm(_Form):
+    def __init__(self, setup: TrainingSetup, allow_toy_keys: bool) -> None:
+        self._key = unpack_public_key(setup.scheme, setup.public_key, allow_toy_keys=allow_toy_keys)
+        self._packing = PackingLayout.fit(announced_format(setup), self._key.plaintext_bits)
+        self.unit = self._packing.pairs_per_plaintext
+
+    def header(self, n_slots: int) -> bytes:
+        count = self._packing.n_ciphertexts(n_slots)
+        return CiphertextHeader(self._key, CiphertextContent.PACKED_BINS, self._packing, count).to_bytes()
+
+
+def _form_of(setup: TrainingSetup, backend: str, allow_toy_keys: bool) -> _Form:
+    if setup.scheme == CLEAR_CODE:
+        return _Form()
+    if setup.scheme == Scheme.ELGAMAL.value:
+        return _PointForm(ElGamalTerms.of(setup, backend))
+    return _CiphertextForm(setup, allow_toy_keys)

@@ -1,0 +1,119 @@
+"""Whole vertical jobs with parties on workers of their own: same models, resumed with others, lost ones named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from he_processors.errors import VeilBoostError
+from nvflare_plugins.cluster.workers import LinkedWorkers, workers_here
+from nvflare_plugins.failures import WorkerFailure
+from nvflare_plugins.vertical import site as vertical_site
+from nvflare_plugins.vertical.protocol import gradient_scheme
+from nvflare_plugins.vertical.shards import sharded_maker, sharded_owner
+from tests.integration.test_vertical_jobs import dies_in_round, nothing_written, same
+from tests.support.federation import SiteDied
+from tests.support.parties import Parties, succeed
+from tests.support.vertical_jobs import PARAMS, central, federation, job, merged, run, table
+
+TRAIN = table(390).iloc[:300]
+ADDRESS = "tcp://127.0.0.1:8786"
+
+
+@pytest.fixture(autouse=True)
+def _workers_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vertical_site, "open_workers", lambda cluster: workers_here(cluster.workers))
+    monkeypatch.setattr(gradient_scheme, "GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr(sharded_maker, "GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr("nvflare_plugins.vertical.active.engine.GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr(sharded_owner, "PART_ROWS", 64)
+
+
+@pytest.fixture
+def parties(tmp_path) -> Parties:
+    found = federation(tmp_path)
+    put_on(found, 2, 3)
+    return found
+
+
+def put_on(parties: Parties, n_active: int, n_passive: int) -> None:
+    """Give site-1, the active party, and site-2 so many workers; 0 is none."""
+    for site, n_workers in (("site-1", n_active), ("site-2", n_passive)):
+        cluster = {"scheduler": ADDRESS, "workers": n_workers} if n_workers else None
+        parties.set_policy(site, cluster=cluster, allowed_profiles=["plain", "paillier"], min_key_bits=2048)
+
+
+def test_the_model_is_the_same_and_each_partys_report_says_what_its_workers_did(parties) -> None:
+    succeed(run(parties, job(num_rounds=2)))
+    assert same(merged(parties), central(TRAIN, 2))
+    said = "\n".join(parties.said["site-2"])
+    assert "3 workers of this site's cluster, each with 100 rows or one more" in said
+    assert '"Workers"' in (parties.run_folder("site-2") / "run.json").read_text()
+    assert "cluster" not in "\n".join(parties.said["site-3"])
+
+
+def test_a_lost_job_goes_on_with_another_number_of_workers(parties) -> None:
+    training = {"num_rounds": 4}
+    succeed(run(parties, job(**training), "whole"))
+    lost = run(parties, job(**training), "lost", tamper={"site-3": dies_in_round(2)}, notices_death=True)
+    assert isinstance(lost["site-3"], SiteDied)
+    put_on(parties, 0, 1)
+    succeed(run(parties, job(**training, resume_from="lost"), "resumed"))
+    assert merged(parties, "resumed") == merged(parties, "whole")
+
+
+@pytest.mark.parametrize("preset", ["exact", "guarded"])
+def test_presets_give_what_they_give_without_workers(tmp_path, preset) -> None:
+    models = []
+    for n_workers in (0, 1, 2, 3):
+        found = federation(tmp_path / str(n_workers))
+        put_on(found, n_workers, n_workers)
+        succeed(run(found, job(preset=preset, num_rounds=2)))
+        models.append(merged(found))
+    assert len(set(models)) == 1
+
+
+def test_sampled_rows_and_columns_are_those_of_the_centralized_model(parties) -> None:
+    params = {**PARAMS, "subsample": 0.8, "colsample_bytree": 0.8}
+    succeed(run(parties, job(num_rounds=2, params=params)))
+    seed = json.loads((parties.run_folder("site-1") / "run.json").read_text())["params"]["seed"]
+    assert same(merged(parties), central(TRAIN, 2, {**params, "seed": seed}))
+
+
+class _LostAtSums:
+    """A worker that is lost when sums are asked for."""
+
+    def __init__(self, link) -> None:
+        self._link = link
+
+    def ask(self, function: str, *args):
+        if function == "call" and args[0] == "sum_bins":
+            raise WorkerFailure("worker 1 of this site's cluster was lost; its log, or its machine's, says why")
+        return self._link.ask(function, *args)
+
+
+def test_a_lost_worker_ends_the_job_at_all_parties_and_is_named(parties, monkeypatch) -> None:
+    def with_a_loss(cluster) -> LinkedWorkers:
+        workers = workers_here(cluster.workers)
+        workers._links[1] = _LostAtSums(workers._links[1])  # type: ignore[index]
+        return workers
+
+    monkeypatch.setattr(vertical_site, "open_workers", with_a_loss)
+    outcomes = run(parties, job())
+    assert all(isinstance(outcome, VeilBoostError) for outcome in outcomes.values()), outcomes
+    assert "worker 1 of this site's cluster was lost" in str(outcomes["site-2"])
+    assert nothing_written(parties)
+
+
+def test_parties_on_workers_train_under_encryption(parties) -> None:
+    parties.set_policy("site-3", min_key_bits=2048)
+    succeed(run(parties, job(profile="paillier", key_bits=2048, num_rounds=1)))
+    assert same(merged(parties), central(TRAIN, 1))
+
+
+def test_fewer_rows_than_workers_are_refused_by_name(parties) -> None:
+    put_on(parties, 0, 301)
+    outcomes = run(parties, job())
+    assert "worker 0 would have none" in str(outcomes["site-2"])
+    assert nothing_written(parties)

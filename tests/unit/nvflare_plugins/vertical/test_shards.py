@@ -1,0 +1,180 @@
+"""Vertical training with rows in shards at workers: the same model, bit for bit, for any number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from he_processors.curve.registry import available_backends, open_curve
+from he_processors.elgamal.decryption import ElGamalDecryptor
+from he_processors.elgamal.digits import DigitFormat
+from he_processors.elgamal.encryption import ElGamalEncryptor
+from he_processors.elgamal.keys import base_point, generate_elgamal_key
+from he_processors.elgamal.scalars import rows_of
+from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
+from he_processors.histogram.bins import BinLayout
+from he_processors.secret_key_bytes import secret_key_from_bytes, secret_key_to_bytes
+from nvflare_plugins.cluster.workers import Workers, workers_here
+from nvflare_plugins.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.vertical.protocol import gradient_scheme
+from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_owner
+from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, gradient_owner, histogram_maker
+from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner
+from nvflare_plugins.vertical.protocol.messages import TrainingSetup
+from nvflare_plugins.vertical.shards import sharded_maker, sharded_owner
+from nvflare_plugins.vertical.shards.sharded_maker import ShardedHistogramMaker
+from nvflare_plugins.vertical.shards.sharded_owner import ShardedOwner
+from tests.support.he_toys import toy_okamoto_uchiyama, toy_paillier
+from tests.support.vertical_federation import Joined, central, federate, first_difference
+
+HAS_CURVE = set(available_backends()) - {"reference"}
+SCHEMES = ("plain", "paillier", "okamoto_uchiyama", "elgamal")
+needs_curve = pytest.mark.skipif(not HAS_CURVE, reason="the C extension was not built")
+LOGISTIC = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 8}
+
+
+def data(n_rows: int = 300) -> Joined:
+    rng = np.random.default_rng(5)
+    features = rng.normal(size=(n_rows, 7)).astype(np.float32)
+    features[:, 4] = rng.integers(0, 3, n_rows)
+    features[rng.random(features.shape) < 0.1] = np.nan
+    label = (np.nan_to_num(features[:, 0] + features[:, 3] * features[:, 5]) > 0.2).astype(np.float32)
+    return Joined(features, label, (2, 3, 2))
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of rows so small that shards begin and end within them."""
+    monkeypatch.setattr(gradient_scheme, "GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr(sharded_maker, "GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr("nvflare_plugins.vertical.active.engine.GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr(sharded_owner, "PART_ROWS", 32)
+
+
+@pytest.fixture
+def workers() -> Iterator[Callable[[int], Workers]]:
+    with ExitStack() as stack:
+        yield lambda n: stack.enter_context(workers_here(n))
+
+
+def owner_of(scheme: str, n_rows: int):
+    """Return the owner in this process, what passive parties need, and the secret that workers get."""
+    if scheme == "plain":
+        pairs = pair_format(n_rows)
+        return ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, n_rows, b""), b""
+    if scheme == "elgamal":
+        points = elgamal_owner(DigitFormat.of(40, n_rows))
+        return points, points.setup(), b""
+    key = toy_paillier() if scheme == "paillier" else toy_okamoto_uchiyama()
+    owner = gradient_owner(key, pair_format(n_rows))
+    return owner, owner.setup(), secret_key_to_bytes(key)
+
+
+def sharded(scheme: str, n_active: int, n_passive: int, workers):
+    def make(n_rows: int):
+        owner, setup, secret = owner_of(scheme, n_rows)
+        if n_active:
+            owner = ShardedOwner(owner, workers(n_active), "auto", secret)
+
+        def maker():
+            if not n_passive:
+                return histogram_maker(setup, n_rows, allow_clear=True, allow_toy_keys=True)
+            at = workers(n_passive)
+            return ShardedHistogramMaker(setup, n_rows, at, allow_clear=True, allow_toy_keys=True)
+
+        return owner, maker
+
+    return make
+
+
+@pytest.mark.parametrize("scheme", [pytest.param(s, marks=needs_curve if s == "elgamal" else ()) for s in SCHEMES])
+@pytest.mark.parametrize(("n_active", "n_passive"), [(1, 1), (0, 2), (2, 3)])
+def test_the_model_is_the_centralized_one_for_any_number_of_workers(scheme, n_active, n_passive, workers) -> None:
+    joined = data()
+    params = {**LOGISTIC, "subsample": 0.8, "colsample_bytree": 0.7, "seed": 4}
+    outcome = federate(joined, params, 2, sharded(scheme, n_active if scheme != "plain" else 0, n_passive, workers))
+    assert first_difference(outcome.merged(), bytes(central(joined, params, 2).save_raw("json"))) == ""
+
+
+def test_more_workers_than_slots_or_rows_of_a_node_change_nothing(workers) -> None:
+    joined = data(40)
+    params = {**LOGISTIC, "max_bin": 2, "min_child_weight": 0}
+    outcome = federate(joined, params, 2, sharded("paillier", 3, 9, workers))
+    assert first_difference(outcome.merged(), bytes(central(joined, params, 2).save_raw("json"))) == ""
+
+
+def test_weights_whose_sums_take_two_words(workers) -> None:
+    joined = data()
+    joined.weight = np.random.default_rng(1).uniform(0.5, 2, len(joined.label)).astype(np.float32)
+
+    def make(n_workers: int):
+        def scheme(n_rows: int):
+            pairs = pair_format(n_rows, weighted=True)
+            setup = TrainingSetup(CLEAR_CODE, pairs.fraction_bits, n_rows, b"")
+            if not n_workers:
+                return ClearGradientOwner(pairs), lambda: histogram_maker(setup, n_rows, allow_clear=True)
+            at = workers(2 * n_workers)
+            return ClearGradientOwner(pairs), lambda: ShardedHistogramMaker(setup, n_rows, at, allow_clear=True)
+
+        return scheme
+
+    joined.widths = (2, 5)
+    here, there = (federate(joined, LOGISTIC, 2, make(n_workers)).merged() for n_workers in (0, 1))
+    assert first_difference(there, here) == ""
+
+
+def test_fewer_rows_than_workers_are_refused_and_the_worker_named(workers) -> None:
+    _, setup, _ = owner_of("paillier", 3)
+    with pytest.raises(ConfigurationError, match="worker 0 would have none"):
+        ShardedHistogramMaker(setup, 3, workers(4), allow_toy_keys=True)
+
+
+@pytest.mark.parametrize("scheme", ["plain", "paillier", pytest.param("elgamal", marks=needs_curve)])
+def test_gradients_that_are_none_are_refused_at_the_next_sums(scheme, workers) -> None:
+    n_rows = 100
+    owner, setup, _ = owner_of(scheme, n_rows)
+    maker = ShardedHistogramMaker(setup, n_rows, workers(2), allow_clear=True, allow_toy_keys=True)
+    codes = np.zeros((1, n_rows), np.uint8)
+    maker.hold(codes)
+    maker.begin_tree(n_rows)
+    good = owner.encrypt(np.zeros(n_rows, np.int64), np.zeros(n_rows, np.int64))
+    maker.add_gradients(good[:-64])
+    with pytest.raises(ProtocolError):
+        maker.sum_bins(codes, BinLayout((2,)), [np.arange(n_rows, dtype=np.int32)], np.arange(1))
+
+
+@needs_curve
+def test_points_that_others_encrypted_open_to_their_messages() -> None:
+    curve = open_curve("auto")
+    key = generate_elgamal_key(2, curve)
+    digits = [np.array([0, 5, -7, 1 << 20]), np.array([3, -(1 << 20), 0, 1])]
+    rows = ElGamalEncryptor(key.public_key, curve).encrypt(digits)
+    again = ElGamalEncryptor(key.public_key, curve).encrypt(digits)
+    assert not curve.equal(rows.columns[0], again.columns[0]).any()
+    opened = ElGamalDecryptor(key, curve, 10).unmask(rows)
+    for points, messages in zip(opened, digits, strict=True):
+        base = curve.take(base_point(curve), np.zeros(len(messages), dtype=np.int64))
+        assert curve.equal(points, curve.mul(base, rows_of([int(m) for m in messages]))).all()
+    with pytest.raises(CapacityExceeded):
+        ElGamalEncryptor(key.public_key, curve).encrypt([np.array([1 << 21]), np.array([0])])
+
+
+@pytest.mark.parametrize("make", [toy_paillier, toy_okamoto_uchiyama])
+def test_a_key_comes_back_from_its_bytes_and_damage_is_refused(make) -> None:
+    key = make()
+    written = secret_key_to_bytes(key)
+    assert secret_key_from_bytes(written) == key
+    for damaged in (
+        b"",
+        written[:3],
+        written[:-1],
+        written + b"\0",
+        b"x" + written[1:],
+        written[:5] + b"\7" + written[6:],
+    ):
+        with pytest.raises(ProtocolError, match="no secret key") as error:
+            secret_key_from_bytes(damaged)
+        assert str(key.p)[:6] not in str(error.value)
