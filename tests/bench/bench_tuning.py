@@ -2,6 +2,9 @@
 
     python -m tests.bench.bench_tuning --rows ../shared/data/credit2.parquet --folder /tmp/tuning_bench
 
+The last line is a JSON object, in seconds of wall time: ``tuning_s`` of the whole job, ``trial_s`` of its trials,
+``separate_job_s`` of single jobs and ``separate_jobs_s``, what so many of them would take as the tuning trains models.
+
 Separate jobs are trainings of the first trials on four fifths of the rows, evaluated on the fifth; so many as
 ``--separate`` says are run, and 40 of them are taken to last as long as 40 times their mean. Each begins with the start
 of FLARE's processes, a session and a search of cut points. Their fold is cut by the order of the rows.
@@ -75,12 +78,16 @@ def main() -> None:
             tracking=False,
         )
         separate.append(timed(job, args.folder, ("kept", "held_out"))[0])
-    n_jobs = args.trials * FOLDS
-    print(
-        f"tuning: {seconds:.0f} s, of which trials {sum(trials):.0f} s ({min(trials):.0f} to {max(trials):.0f} s each)"
-    )
-    each = ", ".join(f"{one:.0f}" for one in separate)
-    print(f"separate jobs: {each} s; {n_jobs} of them {np.mean(separate) * n_jobs:.0f} s")
+    result = {
+        "trials": args.trials,
+        "folds": FOLDS,
+        "rounds": ROUNDS,
+        "tuning_s": round(seconds, 1),
+        "trial_s": [round(one, 1) for one in trials],
+        "separate_job_s": [round(one, 1) for one in separate],
+        "separate_jobs_s": round(float(np.mean(separate)) * args.trials * FOLDS) if separate else None,
+    }
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":
