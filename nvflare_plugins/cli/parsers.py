@@ -289,6 +289,7 @@ _READER_OPTIONS: dict[str, tuple[str, str, Callable[[str], tuple[str, object]], 
     "--missing": ("missing", "NAME=TEXT", _list_of, "a text that means missing, besides those of the policy"),
     "--date": ("dates", "NAME=COLUMN=PATTERN", _of_column, "a column of dates, as in credit=opened=DD.MM.YYYY"),
     "--rename": ("rename", "NAME=COLUMN=NEW", _of_column, "another name for a column"),
+    "--memory": ("memory", "NAME=HOW", _named, "how many rows are held at once: whole, passes or external (Parquet)"),
     "--drop-unlabelled": (
         "drop_unlabelled",
         "NAME",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from he_processors.curve.interface import AFFINE_BYTES
 from he_processors.elgamal.digits import DigitFormat
+from he_processors.errors import ConfigurationError
 from he_processors.packing import PackingLayout
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.active.tree_driver import MAX_BATCH
@@ -18,6 +19,7 @@ from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
 from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.vertical.protocol.feature_blocks import most_slots
 from nvflare_plugins.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS
+from nvflare_plugins.wire.mediator import LARGEST_BUFFER_BYTES
 
 INTRODUCTION_BYTES = 1 << 26
 """Of a party's schema, before it is known how many features it has: some 60,000 with the longest names."""
@@ -26,6 +28,25 @@ _FIELDS_BYTES = 1 << 20  # headers, a public key, counts
 _NODE_BYTES = 32  # numbers of a node, and the length of its bits
 _CLEAR_PAIR_BYTES = 16
 _CATEGORY_BYTES = 2  # the number of a bin that goes right
+_PAIR_BYTES = 8  # a gradient and a hessian of XGBoost's, float32 each
+
+
+def check_gradients(n_rows: int, n_outputs: int) -> None:
+    """Refuse rows whose gradients XGBoost could not hand to the mediator: it sends those of all rows at once.
+
+    Args:
+        n_outputs: gradients of a row, one for each class of several.
+
+    Raises:
+        ConfigurationError: the message would be longer than gRPC's 2 GiB.
+    """
+    most = LARGEST_BUFFER_BYTES // (_PAIR_BYTES * n_outputs)
+    if n_rows > most:
+        raise ConfigurationError(
+            f"vertical training takes at most {most:,} rows with {n_outputs} outputs a row: XGBoost at the active "
+            "party is one process, and hands over the gradients of all rows in one message of at most 2 GiB. Train on "
+            "a sample of the rows, with fewer classes (num_class), or horizontally."
+        )
 
 
 @dataclass(frozen=True, slots=True)

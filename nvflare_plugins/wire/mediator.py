@@ -33,6 +33,7 @@ from nvflare_plugins.wire.federated_proto import CALLS, SERVICE, reply_class, re
 
 MAX_MESSAGE_BYTES = (1 << 31) - 1  # of protobuf
 _FRAME_BYTES = 1 << 10  # the fields of a call beside its buffer
+LARGEST_BUFFER_BYTES = MAX_MESSAGE_BYTES - _FRAME_BYTES
 _WORKERS = 4  # XGBoost has one call under way at a time; the others turn strangers away, and serve an abort's retry
 _LOOPBACK = "127.0.0.1"
 _NO_PROXY = "no_grpc_proxy"  # gRPC reads it in this spelling

@@ -38,6 +38,7 @@ from nvflare_plugins.cli.plan.rates import process_memory_bytes
 from nvflare_plugins.formatting import human_bytes
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
+from nvflare_plugins.vertical.message_sizes import check_gradients
 from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_maker, elgamal_owner
 from nvflare_plugins.vertical.protocol.feature_blocks import most_slots
 from nvflare_plugins.xgb.parameters import ALIASES
@@ -72,6 +73,7 @@ def plan(arguments: argparse.Namespace, job: VerticalJob | None) -> str:
     shape |= {name: value for name, value in given.items() if value is not None}
     shape = {name: value for name, value in shape.items() if value is not None}
     workload = VerticalWorkload(arguments.rows, arguments.features, tuple(arguments.foreign_features), **shape)
+    check_gradients(workload.rows, 1 if job is None else int(job.params.get("num_class", 1)))
     rates = measure_ciphers(workload)
     result = estimate_vertical(workload, rates, network.site_bytes_per_s, process_memory_bytes())
     if arguments.json:

@@ -102,3 +102,11 @@ def test_command_measures_real_rates(capsys, monkeypatch):
     assert arguments.func(arguments) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["estimate"]["core_s"] > 0 and document["rates"]["pairs_per_ciphertext"] >= 7
+
+
+def test_rows_whose_gradients_no_message_holds_are_refused_before_anything_is_measured(monkeypatch):
+    monkeypatch.delattr(vertical_module, "measure_ciphers")
+    given = ["plan", "--rows", "300000000", "--features", "2", "--foreign-features", "3"]
+    arguments = make_parser().parse_args(given)
+    with pytest.raises(ConfigurationError, match="2 GiB"):
+        vertical_module.plan(arguments, None)
