@@ -38,8 +38,13 @@ class RunFolder:
 
     def drop_checkpoints(self) -> None:
         """Remove the checkpoints; only when every site has its model on the disk, for else nothing could be resumed."""
-        for checkpoint in self.checkpoints().values():
-            checkpoint.unlink(missing_ok=True)
+        self.drop_checkpoints_after(-1)
+
+    def drop_checkpoints_after(self, n_rounds: int) -> None:
+        """Remove those of more rounds: training goes on from here on another way, which they are not part of."""
+        for number, checkpoint in self.checkpoints().items():
+            if number > n_rounds:
+                checkpoint.unlink(missing_ok=True)
 
     def write_checkpoint(self, n_rounds: int, model: bytes, mode: int = 0o644) -> None:
         """Keep the model after ``n_rounds`` rounds, durably; older checkpoints go, but for the last two."""

@@ -278,6 +278,7 @@ class _Run:
         if course is None:
             return
         if self._going_on is not None:
+            self._attempt.folder.drop_checkpoints_after(n_done)
             course.go_on(sites, n_done, self._going_on.step)
         else:
             course.begin(SetUp(sites, root_feature, *self._found, self._floors, sums.scales()), n_done)

@@ -320,6 +320,28 @@ def test_a_site_that_pools_with_the_server_cannot_talk_others_into_a_used_state(
     assert "no state in common that is new" in refused(go_on(federation, training))
 
 
+def test_checkpoints_of_the_way_that_was_left_are_not_gone_on_from(tmp_path: Path) -> None:
+    """A site is two checkpoints behind, and lost next: the others' belong to rounds that are not those of all."""
+    federation, training = federation_of(tmp_path, **TWO), going(n_rounds=8)
+    lose(federation, training, tamper={"site-2": dies_at(Kind.HISTOGRAM, 15)})
+    held = {site: checkpoints(federation, site) for site in LEFT}
+    *_, first, _, last = sorted(held["site-3"])
+    for number in held["site-3"]:
+        if number > first:
+            held["site-3"][number].unlink()
+    lose(federation, training, 2, sites=LEFT, tamper={"site-3": dies_at(Kind.HISTOGRAM, 5)})
+    assert max(checkpoints(federation, "site-1")) < last
+    left = ("site-1", "site-4")
+    succeed(go_on(federation, training, 3, left))
+    parts = parts_of(federation.model(sites=left))
+    assert [(n_done, sites) for n_done, _, sites in parts][:2] == [(0, list(ALL)), (first, list(LEFT))]
+    assert parts[2][0] == first + 1 and parts[2][2] == list(left)
+
+
+def checkpoints(federation: Federation, site: str) -> dict[int, Path]:
+    return going_on.RunFolder(federation.workspace(site) / "runs", "job").checkpoints()
+
+
 def test_no_state_is_forgotten_however_many_others_were_entered_since(tmp_path: Path) -> None:
     """A site that sends other sums at each attempt leads the others through new states without end."""
     model = json.dumps({"learner": {"gradient_booster": {}, "learner_model_param": {"base_score": "0"}}})
