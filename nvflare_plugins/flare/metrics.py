@@ -28,7 +28,6 @@ from nvflare.fuel.data_event.data_bus import DataBus
 from nvflare.metrics.metrics_keys import MetricKeys, MetricTypes
 
 from nvflare_plugins.attempt.job_context import Progress, RoundFacts
-from nvflare_plugins.files import write_atomically
 from nvflare_plugins.report.run_record import Spending
 from nvflare_plugins.wire.aggregation import Transfer
 from nvflare_plugins.wire.channel import Transport
@@ -109,12 +108,25 @@ class MetricsFile:
         if path is None:
             return
         try:
-            ready = write_atomically(path.with_suffix(".new"), text.encode())
-            ready.chmod(0o644)  # whatever the umask: the collector is another user
-            ready.replace(path)
+            _replace(path, text.encode())
         except OSError as error:
             logger.warning("no metrics of this job: %s cannot be written (%s)", FOLDER_VARIABLE, type(error).__name__)
             self._path = None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Replace a file whole, readable for all: the folder may be another user's, so that no name is trusted twice."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.partial")
+    partial.unlink(missing_ok=True)  # of a process that was killed
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o644)  # whatever the umask, and of this very file: the collector is another user
+            file.write(content)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _remove_old(folder: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import stat
 import threading
 from pathlib import Path
 
@@ -189,3 +192,34 @@ def test_the_server_says_whom_it_waits_for_and_publishes_what_was_added(tmp_path
     waiting = {f["tags"]["site"]: f["value"] for f in first if f["metric_name"] == "veilboost_server_waiting_seconds"}  # type: ignore[index]
     assert waiting == {"site-1": 0.0, "site-2": 4.0}
     assert not any("budget" in str(fact) for fact in (*first, *heard))
+
+
+@pytest.mark.parametrize("module", ["os.replace", "pathlib.Path.replace"])
+def test_who_may_write_in_the_folder_makes_no_other_file_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    """The collector's user puts a link to a key of the site in the place of each name as soon as it is there."""
+    key, folder = tmp_path / "client.key", tmp_path / "metrics"
+    key.touch(0o600)
+    folder.mkdir()
+    replace = os.replace
+
+    def replaced(source: Path, target: Path) -> None:
+        replace(source, target)
+        os.unlink(target)
+        os.symlink(key, target)
+
+    monkeypatch.setattr(module, replaced)
+    with contextlib.suppress(OSError):
+        MetricsFile(folder, "site-1", "j").write("text")
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600 and key.read_bytes() == b""
+
+
+def test_the_file_is_readable_for_all_under_any_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        MetricsFile(tmp_path, "site-1", "j").write("text")
+    finally:
+        os.umask(before)
+    (path,) = tmp_path.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644 and path.read_text() == "text"
