@@ -32,8 +32,8 @@ def run(options: argparse.Namespace) -> int:
                 answer = b""
             if not answer.endswith(b"\n"):
                 raise ConfigurationError(f"the job no longer answers: {_WHY}")
-            sys.stdout.write(answer.decode("utf-8", "replace"))
-            sys.stdout.flush()
+            sys.stdout.buffer.write(answer)  # UTF-8 whatever the terminal's encoding is: names of classes, ids
+            sys.stdout.buffer.flush()
             code = 1 if "error" in json.loads(answer) else code
     return code
 

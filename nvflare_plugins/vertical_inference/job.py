@@ -72,7 +72,9 @@ class InferenceJob(JobDocument):
     of one request.
     """
     serve_s: Seconds = 86400.0
-    """With ``serve``: how long the job stays, in seconds; 0 sets no limit."""
+    """With ``serve``: how long the job stays, in seconds; 0 sets no limit. It counts from the start of an attempt: anew
+    after a lost site is back.
+    """
     idle_s: Seconds = 0.0
     """With ``serve``: the job ends when nobody has asked for so many seconds; 0 sets no limit."""
     evidence_mib: Annotated[Whole, Ge(1), Le(_MAX_EVIDENCE_MIB)] = 256
