@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import socket
 import sys
@@ -30,11 +31,10 @@ def run(options: argparse.Namespace) -> int:
                 answer = answers.readline()
             except OSError:
                 answer = b""
-            if not answer.endswith(b"\n"):
-                raise ConfigurationError(f"the job no longer answers: {_WHY}")
+            is_error = _says_error(answer)
             sys.stdout.buffer.write(answer)  # UTF-8 whatever the terminal's encoding is: names of classes, ids
             sys.stdout.buffer.flush()
-            code = 1 if "error" in json.loads(answer) else code
+            code = 1 if is_error else code
     return code
 
 
@@ -42,6 +42,15 @@ _WHY = (
     "it has ended, or waits for a party that is gone; this site's log says which. Remedy: try again later, or submit "
     "it anew"
 )
+
+
+def _says_error(answer: bytes) -> bool:
+    """Return whether an answer is an error. Raises: ConfigurationError: it is no whole answer."""
+    with contextlib.suppress(ValueError, RecursionError):
+        told = json.loads(answer) if answer.endswith(b"\n") else None
+        if isinstance(told, dict):
+            return "error" in told
+    raise ConfigurationError(f"the job no longer answers: {_WHY}")
 
 
 def _requests(options: argparse.Namespace) -> Iterator[bytes]:

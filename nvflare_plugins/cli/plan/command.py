@@ -54,6 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> str:
+    for name in ("rows", "features", "sites"):
+        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
+            raise ConfigurationError(f"{name} must be at least 1")
     if arguments.job is None:
         name = "horizontal" if arguments.foreign_features is None else "vertical"
         return PLANS[name](arguments, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass
 
 from he_processors.errors import ConfigurationError
@@ -27,6 +28,6 @@ class Network:
     def of(cls, arguments: argparse.Namespace) -> Network:
         """Return what the command line says. Raises: ConfigurationError."""
         server = arguments.server_bandwidth_mbit or arguments.bandwidth_mbit
-        if min(arguments.latency_ms, arguments.bandwidth_mbit, server) <= 0:
-            raise ConfigurationError("latency and bandwidth must be greater than 0")
+        if not all(0 < value < math.inf for value in (arguments.latency_ms, arguments.bandwidth_mbit, server)):
+            raise ConfigurationError("latency and bandwidth must be numbers above 0")
         return cls(arguments.latency_ms / 1000, arguments.bandwidth_mbit * _BYTES_PER_MBIT, server * _BYTES_PER_MBIT)

@@ -141,3 +141,10 @@ def test_a_release_of_a_ledger_without_an_end_is_refused(tmp_path: Path, capsys)
     [path] = policy.ledgers.glob("*.ledger")
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
     assert "its end is missing" in refusal(capsys, DEFAULT, "--workspace", tmp_path, "--site", "site-1")
+
+
+@pytest.mark.parametrize("option", ["--rows", "--features", "--sites"])
+@pytest.mark.parametrize("job", sorted({DEFAULT, JOBS / "dpboost", JOBS / "federboost_vertical", JOBS / "tuning"}))
+def test_numbers_of_nothing_are_refused(job: Path, option: str, capsys) -> None:
+    for number in (0, -5):
+        assert f"{option[2:]} must be at least 1" in refusal(capsys, job, option, number)
