@@ -12,7 +12,9 @@ rows, at nearly the same predictions: the k sums S - S_f determine S and every S
 what a training on its rows alone would show: pooled sums over its rows. That is what the floor is for: every fold holds
 at least 1,000 rows of all sites together, at least as many as any policy's ``min_effective_rows`` asks for, and rows of
 as many sites as a job needs. These are the numbers that a run over added rows needs, for the same reason. Where rounds
-draw rows, what a fold's draw takes and what it leaves out must each be that many.
+draw rows, what a fold's draw takes and what it leaves out must each be that many. They are the rows of all sites: who
+holds most of them (or pools with who does) takes those off, and is left with sums over the rows of the others in a
+fold, of which each site that counts has ten at least. Who needs more in each fold of itself chooses fewer folds.
 
 Further trials repeat these sums at other predictions (a different tree makes them so), as further rounds of one
 training do; each of them is a sum over at least a whole fold's rows of a node, and a node's floor is that of a training
