@@ -39,6 +39,7 @@ LEVELS = (
     ("xgb",),
     ("report",),
     ("cluster",),
+    ("shards",),
     ("scoring",),
     ("attempt",),
     KINDS,

@@ -12,6 +12,7 @@ from nvflare_plugins.xgb.cuts import Cuts
 
 MODEL = "model.json"
 POLICY = "policy.json"
+_SHARDS = "shards"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)\.json")
 _KEPT_CHECKPOINTS = 3  # sites may be two checkpoints apart when a job is lost
 _JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -64,6 +65,20 @@ class RunFolder:
     def write_cuts(self, cuts: Cuts) -> None:
         """Keep the agreed cuts, which a resumed run must use again."""
         write_durably(self.path / "cuts.json", json.dumps(cuts.to_lists()).encode())
+
+    def write_shards(self, n_shards: int) -> None:
+        """Keep into how many shards the rows were cut, which a resumed run must cut them into again."""
+        write_durably(self.path / _SHARDS, str(n_shards).encode())
+
+    def read_shards(self) -> int:
+        """Return into how many shards the rows were cut. Raises: ConfigurationError, if the file is damaged."""
+        try:
+            found = int((self.path / _SHARDS).read_text())
+        except FileNotFoundError:
+            return 1
+        except ValueError:
+            raise ConfigurationError(f"the number of shards kept in {self.path.name} cannot be read") from None
+        return found
 
     def write_policy(self, allowed: bytes) -> None:
         """Keep what the site's policy allowed in this run, under the hash that evidence holds."""

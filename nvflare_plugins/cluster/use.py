@@ -44,6 +44,6 @@ def refuse_cluster(policy: SitePolicy, data_sets: Iterable[str | None]) -> None:
         if name is not None and policy.cluster_for(name) is not None:
             raise PolicyRefusal(
                 f"the policy of {policy.site} names a cluster for data set {name!r}, and jobs of this kind do not run "
-                "on one. Policy keys: cluster, data_sets.<name>.cluster. Remedy: name the cluster at the data sets "
-                "that vertical jobs train on alone, or leave it out."
+                "on one. Policy keys: cluster, data_sets.<name>.cluster. Remedy: name the cluster only at data sets "
+                "of jobs that can use it (vertical, horizontal, private trees), or leave it out."
             )

@@ -73,6 +73,12 @@ def _binned(table: Table, reference: xgb.DMatrix, max_bin: int, pages: Path | No
     return xgb.ExtMemQuantileDMatrix(rows, enable_categorical=True, **common)
 
 
+def reference_matrix(table: Table, cuts: Cuts, max_bin: int) -> xgb.QuantileDMatrix:
+    """Return a matrix that holds the agreed cuts, and none of the rows."""
+    reference = reference_table(cuts, _n_categories(table))
+    return xgb.QuantileDMatrix(reference, **_layout(table), max_bin=max_bin)
+
+
 def training_matrix(table: Table, cuts: Cuts, max_bin: int, pages: Path | None = None) -> xgb.DMatrix:
     """Bin the rows by the agreed cuts.
 
@@ -82,11 +88,7 @@ def training_matrix(table: Table, cuts: Cuts, max_bin: int, pages: Path | None =
     Raises:
         ProtocolError: XGBoost did not take over the cuts; another site's bins would then mean something else.
     """
-    n_categories = {
-        i: len(table.categories[name]) for i, name in enumerate(table.feature_names) if name in table.categories
-    }
-    common = {**_layout(table), "max_bin": max_bin}
-    reference = xgb.QuantileDMatrix(reference_table(cuts, n_categories), **common)
+    n_categories, reference = _n_categories(table), reference_matrix(table, cuts, max_bin)
     matrix = _binned(table, reference, max_bin, pages)
     ends, values = matrix.get_quantile_cut()
     for feature, inner in enumerate(cuts.of_feature):
@@ -122,6 +124,10 @@ def bin_starts(matrix: xgb.DMatrix, table: Table) -> NDArray[np.int64]:
     # XGBoost lists one bound more than bins for a feature of numbers: the one below all values.
     is_numeric = np.array([kind != "c" for kind in table.feature_types])
     return np.concatenate([[0], np.cumsum(listed - is_numeric)])
+
+
+def _n_categories(table: Table) -> dict[int, int]:
+    return {i: len(table.categories[name]) for i, name in enumerate(table.feature_names) if name in table.categories}
 
 
 def _layout(table: Table) -> dict[str, Any]:

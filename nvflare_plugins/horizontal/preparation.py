@@ -25,7 +25,9 @@ from nvflare_plugins.horizontal.page_files import remove_left_behind
 from nvflare_plugins.horizontal.processors import ChosenProfile, choose_profile
 from nvflare_plugins.horizontal.row_sampling import check_sampling
 from nvflare_plugins.horizontal.score_histogram import OBJECTIVES as SCORED
+from nvflare_plugins.horizontal.sharded import check_can_shard
 from nvflare_plugins.report.run_record import FILE_NAME as RECORD
+from nvflare_plugins.shards.hosting import shards_of
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import JobTerms
@@ -127,6 +129,8 @@ def prepare(job: HorizontalJob, context: SiteContext, group: str | None = None, 
     chosen = choose_profile(policy, job.profile)
     names = column_names(data_set, job.label, job.weight, job.features, group)
     parameters = check_public(job, policy, names)
+    n_shards = shards_of(policy, job.data_set)
+    check_can_shard(parameters, n_shards)
     if course is not None:
         check_can_go_on(policy, parameters, policy.min_rows_per_node)
     if CutMode(job.cuts) in (CutMode.UNIFORM, CutMode.LOGARITHMIC):
@@ -142,10 +146,12 @@ def prepare(job: HorizontalJob, context: SiteContext, group: str | None = None, 
         check_lists(start.model, start.name, job.categories, job.label_classes)
     initial = None if start is None else without_lists(start.model)
     earlier = Earlier.of(context, job.resume_from)
+    _check_shards(earlier, n_shards)
     remove_left_behind(context.runs)
     columns["features"] = names
-    table = _load(data_set, policy, columns)
-    eval_table = None if eval_set is None else _load(eval_set, policy, columns)
+    in_process = policy.cluster_for(job.data_set) is None  # workers are given rows, which this process then holds
+    table = _load(data_set, policy, columns, in_process)
+    eval_table = None if eval_set is None else _load(eval_set, policy, columns, in_process)
     for one in (table, eval_table):
         if one is table or (one is not None and one.passes is not None):  # which is scored by bins
             _check_magnitudes(one)
@@ -163,6 +169,17 @@ def prepare(job: HorizontalJob, context: SiteContext, group: str | None = None, 
     return Prepared(
         data_set, table, eval_set, eval_table, parameters, initial, earlier, chosen, continues, course, lost
     )
+
+
+def _check_shards(earlier: Earlier, n_shards: int) -> None:
+    """Refuse to go on with rows in other shards, whose sums may be rounded otherwise. Raises: ConfigurationError."""
+    for folder in (earlier.resumed, earlier.own):
+        if folder is not None and folder.checkpoints() and folder.read_shards() != n_shards:
+            raise ConfigurationError(
+                f"the policy gives the data set {n_shards} workers, and job {folder.path.name} had "
+                f"{folder.read_shards()}, so that its rounds may not be continued to the last bit. Policy key: "
+                "cluster.workers. Remedy: set it as it was, or start a new job."
+            )
 
 
 def _check_left(policy: SitePolicy, sites: Sequence[str]) -> None:
@@ -251,13 +268,13 @@ def _check_pooled(policy: SitePolicy, parameters: TrainingParameters, sets: Sequ
             )
 
 
-def _load(spec: DataSet, policy: SitePolicy, columns: Mapping[str, Any]) -> Table:
+def _load(spec: DataSet, policy: SitePolicy, columns: Mapping[str, Any], takes_passes: bool) -> Table:
     """Load a table, if no randomised buckets of its rows were sent."""
     sent = SentRows(policy)
     asks = sent.asks_for_ids(spec)
     may_lack_ids = not asks and not columns.get("with_ids")
     # The registry tells rows apart by them.
-    table = load_table(spec, **{**columns, "with_ids": True}, may_lack_ids=may_lack_ids, takes_passes=True)
+    table = load_table(spec, **{**columns, "with_ids": True}, may_lack_ids=may_lack_ids, takes_passes=takes_passes)
     if asks and sent.sent(usable_ids(table.ids, spec)).any():
         raise DataRefusal(f"randomised buckets of rows of data set {spec.name!r}, or of rows without an id, were sent")
     return table

@@ -138,23 +138,33 @@ def counts_leaves(parameters: TrainingParameters, rows_per_node: int) -> bool:
     return rows_per_node > 0 and not obeys_child_weight(parameters)
 
 
-def check_leaves(
-    sums: ProtectedSums, booster: xgb.Booster, matrix: xgb.DMatrix, takes_part: NDArray[np.bool_], rows_per_node: int
-) -> None:
-    """Count the rows in each leaf of the last round over all sites.
+def leaf_counts(booster: xgb.Booster, matrix: xgb.DMatrix, takes_part: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Count the rows in each leaf of the last round, tree by tree.
+
+    Shapes: takes_part: bool[n_rows of matrix]; result: int64[leaves of the round's trees].
+    """
+    last = booster.num_boosted_rounds() - 1
+    one_round = booster[last : last + 1]
+    of_trees = _leaves(one_round)
+    leaf_of = one_round.predict(matrix, pred_leaf=True).reshape(takes_part.size, len(of_trees))
+    counts = []
+    for column, leaves in zip(leaf_of[takes_part].astype(np.int64).T, of_trees, strict=True):
+        counts.append(np.bincount(column, minlength=leaves.max() + 1)[leaves])
+    return np.concatenate(counts).astype(np.int64)
+
+
+def check_leaves(sums: ProtectedSums, counts: NDArray[np.int64], rows_per_node: int) -> None:
+    """Add the rows in each leaf of the last round over all sites.
 
     Privacy: every site learns the pooled counts.
+
+    Args:
+        counts: those of this site's rows, see ``leaf_counts``.
 
     Raises:
         PolicyRefusal: at all sites alike, if some leaf holds fewer.
     """
-    last = booster.num_boosted_rounds() - 1
-    one_round = booster[last : last + 1]
-    leaf_of = one_round.predict(matrix, pred_leaf=True).reshape(takes_part.size, -1)[takes_part].astype(np.int64)
-    counts = []
-    for column, leaves in zip(leaf_of.T, _leaves(one_round), strict=True):
-        counts.append(np.bincount(column, minlength=leaves.max() + 1)[leaves])
-    pooled = sums.sum_counts(Kind.LEAF_ROWS, np.concatenate(counts).astype(np.int64))
+    pooled = sums.sum_counts(Kind.LEAF_ROWS, counts)
     if pooled.min() < rows_per_node:
         raise PolicyRefusal(
             f"a leaf holds fewer than {rows_per_node} rows. Policy key: min_rows_per_node. Remedy: raise "

@@ -21,15 +21,24 @@ from nvflare_plugins.attempt.job_context import CannotGoOn, JobResult, waiting_s
 from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together
 from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
+from nvflare_plugins.cluster.use import OnCluster, shards_line, work_section
+from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.data_sets.declaration import EXTERNAL, DataSet
 from nvflare_plugins.data_sets.schema import Schema
+from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.evidence.gone_on import named
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.horizontal.added_rows import N_COUNTS, AddedRows, are_enough, may_grow
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
 from nvflare_plugins.horizontal.going_on import GoingOn, SetUp, agree_to_go_on, check_can_go_on, told
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.matrices import as_weighed, bin_starts, evaluation_matrix, training_matrix
+from nvflare_plugins.horizontal.matrices import (
+    as_weighed,
+    bin_starts,
+    evaluation_matrix,
+    reference_matrix,
+    training_matrix,
+)
 from nvflare_plugins.horizontal.page_files import page_files
 from nvflare_plugins.horizontal.preparation import Prepared, prepare
 from nvflare_plugins.horizontal.processors import open_sums
@@ -39,14 +48,18 @@ from nvflare_plugins.horizontal.row_floors import (
     check_leaves,
     counts_leaves,
     largest_weight,
+    leaf_counts,
     rows_needed,
 )
 from nvflare_plugins.horizontal.row_sampling import RowDraws, SampledWeights, row_fraction
 from nvflare_plugins.horizontal.score_histogram import pooled_section
+from nvflare_plugins.horizontal.shard import ShardTask
+from nvflare_plugins.horizontal.sharded import ShardedRows, train_sharded
 from nvflare_plugins.horizontal.training import LoopSettings, TrainingHandler, TrainingResult, train, training_shape
 from nvflare_plugins.horizontal.value_bounds import check_weights, coarsest_pairs, label_sum, value_bounds
 from nvflare_plugins.report.data_facts import EVALUATION, DataFacts
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
+from nvflare_plugins.shards.hosting import workers_of
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
 from nvflare_plugins.site.memory.registry import Registry, describe_draw
 from nvflare_plugins.wire.catalogue import BaseScoreSource, TrainingShape
@@ -66,8 +79,8 @@ _log = logging.getLogger(__name__)
 class _Run:
     """The steps of one attempt after the session is open."""
 
-    def __init__(self, attempt: SiteAttempt, prepared: Prepared):
-        self._attempt, self._prepared = attempt, prepared
+    def __init__(self, attempt: SiteAttempt, prepared: Prepared, workers: Workers | None):
+        self._attempt, self._prepared, self._workers = attempt, prepared, workers
         self._job: HorizontalJob = attempt.job
         self._context, self._channel, self._session = attempt.context, attempt.channel, attempt.session
         self._parameters = prepared.parameters
@@ -94,7 +107,7 @@ class _Run:
         cuts, root_feature = self._agree_on_cuts(sums, n_done)
         with self._page_files() as pages:
             result = self._train(sums, cuts, root_feature, n_done, pages)
-        return self._finish(result, cuts, self._pooled(sums, result.booster))
+        return self._finish(result, cuts, self._sections(sums, result.booster))
 
     # -- before training ----------------------------------------------------------------------------------------------
 
@@ -230,35 +243,59 @@ class _Run:
         self, sums: ProtectedSums, cuts: Cuts, root_feature: int | None, n_done: int, pages: Path | None
     ) -> TrainingResult:
         job, table, parameters = self._job, as_weighed(self._prepared.table), self._parameters
-        matrix = training_matrix(table, cuts, parameters.max_bin, _below(pages, "train", self._prepared.data_set))
-        eval_sets, initial = self._eval_sets(matrix, pages), self._initial(n_done)
+        starts = bin_starts(reference_matrix(table, cuts, parameters.max_bin), table)
+        evaluated, initial = self._evaluated(), self._initial(n_done)
         self._agree_scales(sums)
         self._begin_course(sums, root_feature, n_done, initial)
-        starts, weighted = bin_starts(matrix, table), table.weight is not None
         shape = training_shape(
             parameters,
             self._channel.world,
             len(table.feature_names),
             int(starts[-1]),
-            weighted,
-            len(eval_sets),
+            table.weight is not None,
+            len(evaluated),
             initial is not None,
         )
         root_bins = None if root_feature is None else slice(*map(int, starts[root_feature : root_feature + 2]))
         estimates = shape.base_score not in (BaseScoreSource.GIVEN, BaseScoreSource.CONTINUED)
+        settings = LoopSettings(job.num_rounds - n_done, job.early_stopping_rounds, n_done)
+        params, handler = {**parameters.for_booster(), "subsample": 1.0}, self._handler(sums, shape, root_bins)
+        floor = self._floors.rows_per_node
+        if self._workers is not None:
+            _log.info("%s", shards_line(table.n_rows, len(self._workers)))
+            task = ShardTask(
+                self._channel.rank,
+                self._channel.world,
+                {**params, "nthread": 1},
+                shape,
+                cuts,
+                parameters.max_bin,
+                tuple(name for _, name in evaluated),
+                settings,
+                initial,
+                row_fraction(parameters) < 1,
+                estimates,
+                counts_leaves(parameters, floor),
+            )
+            rows_of_all = ShardedRows(table, [one for one, _ in evaluated], self._draws())
+            return train_sharded(
+                self._workers, task, rows_of_all, self._channel, sums, handler, floor, self._is_kept, self._after_round
+            )
+        matrix = training_matrix(table, cuts, parameters.max_bin, _below(pages, "train", self._prepared.data_set))
         rows = SampledWeights(matrix, table.weight, self._draws(), estimates)
+        handler.on_base_score = rows.base_score_known
         return train(
-            {**parameters.for_booster(), "subsample": 1.0},
+            params,
             shape,
             self._channel,
-            self._handler(sums, shape, root_bins, rows),
+            handler,
             matrix,
-            eval_sets,
-            LoopSettings(job.num_rounds - n_done, job.early_stopping_rounds, n_done),
+            [(matrix if one is None else self._evaluation(one, matrix, pages), name) for one, name in evaluated],
+            settings,
             initial,
-            self._after_round,
+            self._after_own_round,
             rows,
-            self._leaf_check(sums, matrix, rows),
+            self._leaf_check(sums, matrix, rows, floor) if counts_leaves(parameters, floor) else None,
         )
 
     def _agree_scales(self, sums: ProtectedSums) -> None:
@@ -285,16 +322,18 @@ class _Run:
         if initial is not None and n_done < self._job.num_rounds:
             course.enter(initial, sites)
 
-    def _eval_sets(self, matrix: xgb.DMatrix, pages: Path | None) -> list[tuple[xgb.DMatrix, str]]:
+    def _evaluated(self) -> tuple[tuple[Table | None, str], ...]:
+        """Return rows and name of each evaluation set; no rows stand for the training rows."""
         if self._going_on is not None:  # how many rows were evaluated would tell of the lost site's
-            return []
-        prepared = self._prepared
-        sets: list[tuple[xgb.DMatrix, str]] = [(matrix, "train")] if self._job.evaluate_training else []
-        if prepared.eval_table is None or prepared.eval_set is None:
-            return sets
-        pages = _below(pages, "eval", prepared.eval_set)
-        rows = evaluation_matrix(as_weighed(prepared.eval_table), matrix, self._parameters.max_bin, pages)
-        return [*sets, (rows, "eval")]
+            return ()
+        table = self._prepared.eval_table
+        sets: tuple[tuple[Table | None, str], ...] = ((None, "train"),) if self._job.evaluate_training else ()
+        return sets if table is None else (*sets, (table, "eval"))
+
+    def _evaluation(self, table: Table, matrix: xgb.DMatrix, pages: Path | None) -> xgb.DMatrix:
+        spec = self._prepared.eval_set
+        below = None if spec is None else _below(pages, "eval", spec)
+        return evaluation_matrix(as_weighed(table), matrix, self._parameters.max_bin, below)
 
     def _initial(self, n_done: int) -> bytes | None:
         """Return the model that training continues, if there is one."""
@@ -304,24 +343,18 @@ class _Run:
         checkpoint = prepared.earlier.checkpoints().get(n_done)
         return prepared.initial_model if checkpoint is None else checkpoint.read_bytes()
 
-    def _handler(
-        self, sums: ProtectedSums, shape: TrainingShape, root_bins: slice | None, rows: SampledWeights
-    ) -> TrainingHandler:
+    def _handler(self, sums: ProtectedSums, shape: TrainingShape, root_bins: slice | None) -> TrainingHandler:
         # Of the objectives that start from the mean, the logistic ones alone have bounded gradients.
         is_mean = shape.base_score is BaseScoreSource.MEAN
         is_logistic = self._parameters.objective.gradient_bound is not None and is_mean
         label = label_sum(self._prepared.table) if is_mean else None
-        evidence = self._attempt.evidence
-        return TrainingHandler(sums, shape, root_bins, evidence, is_logistic, rows.base_score_known, label)
+        return TrainingHandler(sums, shape, root_bins, self._attempt.evidence, is_logistic, label_sum=label)
 
     def _leaf_check(
-        self, sums: ProtectedSums, matrix: xgb.DMatrix, rows: SampledWeights
-    ) -> Callable[[xgb.Booster, int], None] | None:
+        self, sums: ProtectedSums, matrix: xgb.DMatrix, rows: SampledWeights, floor: int
+    ) -> Callable[[xgb.Booster, int], None]:
         """Return what counts the rows of each new leaf over all sites, where hessians do not bound them."""
-        floor = self._floors.rows_per_node
-        if not counts_leaves(self._parameters, floor):
-            return None
-        return lambda booster, number: check_leaves(sums, booster, matrix, rows.taking_part(number), floor)
+        return lambda booster, number: check_leaves(sums, leaf_counts(booster, matrix, rows.taking_part(number)), floor)
 
     def _draws(self) -> RowDraws | None:
         """Return how this site draws the rows of each round; None if it takes them all."""
@@ -332,16 +365,24 @@ class _Run:
         secret = self._registry.secret("row sampling", repr(fraction), *sorted(sites))
         return RowDraws(secret, as_weighed(self._prepared.table), fraction, self._parameters.objective.adaptive_leaf)
 
-    def _after_round(self, record: RoundRecord, booster: xgb.Booster) -> None:
+    def _after_own_round(self, record: RoundRecord, booster: xgb.Booster) -> None:
+        self._after_round(record, bytes(booster.save_raw("json")) if self._is_kept(record.round + 1) else None)
+
+    def _is_kept(self, n_done: int) -> bool:
+        """Tell whether the model after so many rounds is kept as a checkpoint."""
+        job = self._job
+        every = job.checkpoint_every if waiting_s(job) is None else 1  # else a lost site would cost more than a round
+        return bool(every) and n_done % every == 0
+
+    def _after_round(self, record: RoundRecord, model: bytes | None) -> None:
+        """Take note of a round. Args: model: so far, where it is kept."""
         job, attempt, n_done = self._job, self._attempt, record.round + 1
         stages = {"xgboost": record.xgboost_s, "protect": record.protect_s, "network": record.network_s}
         row = RoundRow(record.round, record.seconds, record.metrics, stages)
         attempt.round_done(row)
-        every = job.checkpoint_every if waiting_s(job) is None else 1  # else a lost site would cost more than a round
-        if every and n_done % every == 0:
+        if model is not None:
             # The registry first: it lets a lost job resume from no later tree than it knows of.
             self._reservations.trees_complete(n_done)
-            model = bytes(booster.save_raw("json"))
             attempt.folder.write_checkpoint(n_done, model)
             if self._prepared.course is not None and n_done < job.num_rounds:
                 self._prepared.course.enter(model, self._context.sites)
@@ -349,12 +390,13 @@ class _Run:
 
     # -- after training -----------------------------------------------------------------------------------------------
 
-    def _pooled(self, sums: ProtectedSums, booster: xgb.Booster) -> tuple[ReportSection, ...]:
-        """Return the metrics on the evaluation rows of all sites, if the job asks for them."""
-        table = self._prepared.eval_table
+    def _sections(self, sums: ProtectedSums, booster: xgb.Booster) -> tuple[ReportSection, ...]:
+        """Return the metrics on the evaluation rows of all sites, if the job asks for them, and what workers did."""
+        table, workers = self._prepared.eval_table, self._workers
+        of_workers = () if workers is None else (work_section(workers.work),)
         if not self._job.pooled_metrics or table is None:
-            return ()
-        return (pooled_section(self._attempt, sums, booster, table),)
+            return of_workers
+        return pooled_section(self._attempt, sums, booster, table), *of_workers
 
     def _finish(self, result: TrainingResult, cuts: Cuts, sections: tuple[ReportSection, ...]) -> JobResult:
         job, attempt, n_rounds = self._job, self._attempt, result.booster.num_boosted_rounds()
@@ -429,14 +471,21 @@ def _cuts_of(folder: RunFolder) -> bytes:
     return b"" if cuts is None else json.dumps(cuts.to_lists()).encode()
 
 
+def _take_part(attempt: SiteAttempt, prepared: Prepared) -> JobResult:
+    with workers_of(attempt.context.policy, attempt.job.data_set) as workers:
+        attempt.folder.write_shards(1 if workers is None else len(workers))
+        return _Run(attempt, prepared, workers).run()
+
+
 run_site = SitePart(
     prepare,
-    lambda attempt, prepared: _Run(attempt, prepared).run(),
+    _take_part,
     lambda job: (job.data_set, job.eval_data_set),
     lambda job, prepared: {
         **prepared.chosen.facts,
         **named(prepared.lost),
     },
+    on_cluster=OnCluster.USED,
 )
 """Takes part in one attempt of a job.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import xgboost as xgb
@@ -23,7 +23,7 @@ from nvflare_plugins.wire.catalogue import (
     TrainingShape,
     TrainingStep,
 )
-from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.channel import Place
 from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.wire.sums import Family, ProtectedSums
 from nvflare_plugins.xgb.communicator import Federated
@@ -37,6 +37,15 @@ class LocalLog(Protocol):
     """Takes note of messages that did not leave the site."""
 
     def local(self, kind: str, phase: str, how: str) -> None: ...
+
+
+class Answers(Protocol):
+    """Answers the messages of one XGBoost. Units: ``seconds`` that it has taken so far."""
+
+    seconds: float
+
+    def answer(self, message: Message, buffer: bytes) -> bytes:
+        """Return the reply to one message."""
 
 
 @dataclass(slots=True)
@@ -104,7 +113,7 @@ class TrainingHandler:
             label_sum: weighted sum of this site's labels, where the first prediction is their pooled mean.
         """
         self._label_sum = label_sum
-        self._on_base_score = on_base_score
+        self.on_base_score = on_base_score
         self._starts_at_rate = starts_at_rate
         self._total_weight: float | None = None
         self._sums = sums
@@ -116,24 +125,34 @@ class TrainingHandler:
 
     def answer(self, message: Message, buffer: bytes) -> bytes:
         """Return the reply to one message of XGBoost."""
+        return self.answer_shards(message, (buffer,))
+
+    def answer_shards(self, message: Message, buffers: Sequence[bytes]) -> bytes:
+        """Return the reply to one message that the XGBoost of every shard of this site has sent.
+
+        Parts are added in the order of the shards, as float64 or int64; what is protected afterwards is their sum.
+        """
         started = time.perf_counter()
         try:
-            return self._answer(message, buffer)
+            return self._answer(message, buffers)
         finally:
             self.seconds += time.perf_counter() - started
 
-    def _answer(self, message: Message, buffer: bytes) -> bytes:
+    def _answer(self, message: Message, buffers: Sequence[bytes]) -> bytes:
         if message.answer is Answer.LOCAL or message.dtype is None:
-            return self._answer_locally(message, buffer)
-        values = np.frombuffer(buffer, dtype=message.dtype.numpy)
+            # The largest of any numbers is not asked for here, so that shards have the same to say.
+            if any(buffer != buffers[0] for buffer in buffers) and message.kind is not Kind.METRIC_SIZE:
+                raise ProtocolError(f"the shards of this site disagree on {message.kind.name}")
+            return self._answer_locally(message, buffers[0])
         if message.kind is Kind.ROOT_SUM and self._root_histogram is not None:
             return self._root_sum(message, self._root_histogram)
-        if message.dtype in (Dtype.INT32, Dtype.INT64):
-            counts = self._sums.sum_counts(message.kind, values.astype(np.int64))
+        is_whole = message.dtype in (Dtype.INT32, Dtype.INT64)
+        values = _added(buffers, message.dtype.numpy, np.int64 if is_whole else np.float64)
+        if is_whole:
+            counts = self._sums.sum_counts(message.kind, values)
             if message.kind is Kind.ROW_COUNT:
                 self._total_weight = float(counts[0])
             return counts.astype(message.dtype.numpy).tobytes()
-        values = values.astype(np.float64, copy=False)
         if message.metric == "aucpr":
             values = without_empty_curves(values)
         elif message.kind is Kind.LABEL_MEAN and self._label_sum is not None and self._total_weight:
@@ -179,14 +198,22 @@ class TrainingHandler:
         if message.kind is Kind.LEAF_COUNT:
             self._note(message, "the tree is the same at every site")
             return buffer
-        if message.kind is Kind.MODEL_PARAMETERS and self._on_base_score is not None:
-            self._on_base_score()
+        if message.kind is Kind.MODEL_PARAMETERS and self.on_base_score is not None:
+            self.on_base_score()
         self._note(message, "follows from what all sites agreed on")
         return b""
 
     def _note(self, message: Message, how: str) -> None:
         if self._log is not None:
             self._log.local(message.kind.name, str(message.moment), how)
+
+
+def _added(buffers: Sequence[bytes], dtype: str, wide: type[np.int64] | type[np.float64]) -> NDArray[Any]:
+    """Add the shards' vectors, one after the other. Shapes: [n] each; result: wide[n]."""
+    total = np.frombuffer(buffers[0], dtype=dtype).astype(wide, copy=False)
+    for buffer in buffers[1:]:
+        total = total + np.frombuffer(buffer, dtype=dtype).astype(wide, copy=False)
+    return total
 
 
 def without_empty_curves(parts: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -221,8 +248,8 @@ class LoopSettings:
 def train(
     params: Mapping[str, object],
     shape: TrainingShape,
-    channel: Channel,
-    handler: TrainingHandler,
+    channel: Place,
+    handler: Answers,
     train_matrix: xgb.DMatrix,
     eval_sets: Sequence[tuple[xgb.DMatrix, str]],
     settings: LoopSettings,
@@ -262,8 +289,8 @@ class _Loop:
     def __init__(
         self,
         mediator: Mediator,
-        channel: Channel,
-        handler: TrainingHandler,
+        channel: Place,
+        handler: Answers,
         shape: TrainingShape,
         settings: LoopSettings,
         on_round: Callable[[RoundRecord, xgb.Booster], None] | None,
@@ -313,7 +340,7 @@ class _Loop:
     def _round(
         self, booster: xgb.Booster, matrix: xgb.DMatrix, eval_sets: Sequence[tuple[xgb.DMatrix, str]], number: int
     ) -> RoundRecord:
-        started, handled, waited = time.perf_counter(), self._handler.seconds, self._network_seconds()
+        started, handled, waited = time.perf_counter(), self._handler.seconds, self._channel.network_seconds
         self._enter(Phase.UPDATE, number)
         if self._row_weights is not None:
             self._row_weights.begin_update(number)
@@ -327,13 +354,10 @@ class _Loop:
             self._enter(Phase.EVALUATE, number)
             metrics = parse_metrics(booster.eval_set(list(eval_sets), number))
         total = time.perf_counter() - started
-        handled, waited = self._handler.seconds - handled, self._network_seconds() - waited
+        handled, waited = self._handler.seconds - handled, self._channel.network_seconds - waited
         return RoundRecord(number, metrics, total, total - handled, handled - waited, waited)
 
     def _enter(self, phase: Phase, number: int) -> None:
         moment = TrainingStep(phase, self._settings.moments_before + number)
         self._mediator.enter(moment)
         self._channel.moment = moment
-
-    def _network_seconds(self) -> float:
-        return sum(t.seconds for t in self._channel.traffic.values())

@@ -32,11 +32,11 @@ from nvflare_plugins.private_trees.methods import Interactions, SplitMethod
 from nvflare_plugins.private_trees.releases import ROOT_LEVEL, n_refining_trees
 from nvflare_plugins.private_trees.training import AfterRound, OwnRows, PrivateTreesPlan, SumsOverSites
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
-from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.channel import Place
 
 
 def train_forest(
-    plan: PrivateTreesPlan, channel: Channel, sums: SumsOverSites, rows: OwnRows, after_round: AfterRound
+    plan: PrivateTreesPlan, channel: Place, sums: SumsOverSites, rows: OwnRows, after_round: AfterRound
 ) -> bytes:
     """Train one site's part; see ``Trainer``."""
     trees: list[GrownTree] = []

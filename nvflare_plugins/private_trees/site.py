@@ -25,6 +25,8 @@ from nvflare_plugins.attempt.agreement import Terms, agree, versions
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.session import Session
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
+from nvflare_plugins.cluster.use import OnCluster, work_section
+from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.data_sets.column_values import log_count
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.schema import Schema
@@ -33,11 +35,13 @@ from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.noisy_sums import NoisySums
 from nvflare_plugins.private_trees.payment import Payment
+from nvflare_plugins.private_trees.shard import train_in_shards
 from nvflare_plugins.private_trees.summary import lines, report_sections, summarise
 from nvflare_plugins.private_trees.trainers import train
 from nvflare_plugins.private_trees.training import OwnRows
 from nvflare_plugins.report.data_facts import DataFacts
 from nvflare_plugins.report.run_record import RoundRow
+from nvflare_plugins.shards.hosting import workers_of
 from nvflare_plugins.site.memory.persons_of_budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.values import JobTerms
@@ -192,8 +196,9 @@ def _readable_masks(session: Session) -> PairwiseMasks:
 class _Training:
     """The steps of one attempt after the session is open."""
 
-    def __init__(self, attempt: SiteAttempt, prepared: Prepared) -> None:
+    def __init__(self, attempt: SiteAttempt, prepared: Prepared, workers: Workers | None) -> None:
         self._attempt, self._prepared, self._progress = attempt, prepared, attempt.progress
+        self._workers = workers
         self._job: PrivateTreesJob = attempt.job
         self._plan = prepared.plan
         self._last = time.perf_counter()
@@ -218,6 +223,8 @@ class _Training:
         replayed = "replayed from the ledgers, at no charge, what had been released before"
         notes = (gone_on(number, (), replayed),) if number > 1 else ()
         sections = report_sections(plan, spent, payment.quote.message)
+        if self._workers is not None:
+            sections = (*sections, work_section(self._workers.work))
         self._attempt.write_record(
             TITLE, self._terms().parameters["method"], path.name, sections, data=(self._prepared.facts,), notes=notes
         )
@@ -261,7 +268,11 @@ class _Training:
     def _train(self, payment: Payment) -> bytes:
         attempt, prepared, training = self._attempt, self._prepared, self._plan.training
         sums = NoisySums(_open_sums(self._plan, attempt), training, payment.pay, n_rows=prepared.n_reports)
-        return train(training, attempt.channel, sums, prepared.rows, self._after_round)
+        if self._workers is None:
+            return train(training, attempt.channel, sums, prepared.rows, self._after_round)
+        return train_in_shards(
+            self._workers, self._job, self._plan, attempt.channel, sums, prepared.rows, self._after_round
+        )
 
     def _after_round(self, number: int) -> None:
         now = time.perf_counter()
@@ -271,7 +282,10 @@ class _Training:
         self._progress(row, self._plan.releases.n_rounds)
 
 
-run_private_trees_site = SitePart(
-    prepare, lambda attempt, prepared: _Training(attempt, prepared).run(), protection=_protection
-)
+def _take_part(attempt: SiteAttempt, prepared: Prepared) -> JobResult:
+    with workers_of(attempt.context.policy, attempt.job.data_set) as workers:
+        return _Training(attempt, prepared, workers).run()
+
+
+run_private_trees_site = SitePart(prepare, _take_part, protection=_protection, on_cluster=OnCluster.USED)
 """Takes part in one attempt of a job. A refusal comes before anything is released."""

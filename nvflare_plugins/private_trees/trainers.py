@@ -15,14 +15,14 @@ from nvflare_plugins.private_trees.training import (
     ignore_round,
 )
 from nvflare_plugins.private_trees.xgboost_trainer import train_by_xgboost
-from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.channel import Place
 
 TRAINERS: Mapping[Grower, Trainer] = {Grower.SITES: train_forest, Grower.XGBOOST: train_by_xgboost}
 
 
 def train(
     plan: PrivateTreesPlan,
-    channel: Channel,
+    channel: Place,
     sums: SumsOverSites,
     rows: OwnRows,
     after_round: AfterRound = ignore_round,

@@ -18,7 +18,7 @@ from nvflare_plugins.private_trees.methods import Method
 from nvflare_plugins.private_trees.releases import ReleasePlan
 from nvflare_plugins.private_trees.trust import Trust
 from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.channel import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Trainer(Protocol):
     """Trains one site's part."""
 
     def __call__(
-        self, plan: PrivateTreesPlan, channel: Channel, sums: SumsOverSites, rows: OwnRows, after_round: AfterRound
+        self, plan: PrivateTreesPlan, channel: Place, sums: SumsOverSites, rows: OwnRows, after_round: AfterRound
     ) -> bytes:
         """Return the model in XGBoost's JSON form; the same bytes at all sites.
 

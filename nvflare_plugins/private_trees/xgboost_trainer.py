@@ -20,7 +20,7 @@ from nvflare_plugins.private_trees.forest import Forest, draw_forest, initial_mo
 from nvflare_plugins.private_trees.refresh_grammar import RefreshGrammar, leaf_integers, node_statistics
 from nvflare_plugins.private_trees.training import AfterRound, OwnRows, PrivateTreesPlan, SumsOverSites
 from nvflare_plugins.wire.catalogue import Kind, Message, Phase, TrainingStep
-from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.channel import Place
 from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.xgb.communicator import Federated
 
@@ -29,7 +29,7 @@ Objective = Callable[[NDArray[np.float32], xgb.DMatrix], tuple[NDArray[np.float3
 
 
 def train_by_xgboost(
-    plan: PrivateTreesPlan, channel: Channel, sums: SumsOverSites, rows: OwnRows, after_round: AfterRound
+    plan: PrivateTreesPlan, channel: Place, sums: SumsOverSites, rows: OwnRows, after_round: AfterRound
 ) -> bytes:
     """Train one site's part; see ``Trainer``."""
     forest = draw_forest(plan.method, agree_candidates(plan, rows.columns, sums), plan.structure_seed)
@@ -95,7 +95,7 @@ def refresh_parameters(plan: PrivateTreesPlan) -> dict[str, object]:
 def _refresh(
     plan: PrivateTreesPlan,
     forest: Forest,
-    channel: Channel,
+    channel: Place,
     mediator: Mediator,
     matrix: xgb.DMatrix,
     objective: Objective,

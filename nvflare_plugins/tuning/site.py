@@ -33,6 +33,7 @@ from nvflare_plugins.horizontal.row_floors import (
     check_effective_rows,
     check_leaves,
     counts_leaves,
+    leaf_counts,
     row_weights,
 )
 from nvflare_plugins.horizontal.row_sampling import RowDraws, SampledWeights, check_sampling, row_fraction
@@ -257,7 +258,9 @@ class _Run:
         floor = self._floors.rows_per_node
         if not counts_leaves(parameters, floor):
             return None
-        return lambda booster, number: check_leaves(sums, booster, fold.matrix, rows.taking_part(number), floor)
+        return lambda booster, number: check_leaves(
+            sums, leaf_counts(booster, fold.matrix, rows.taking_part(number)), floor
+        )
 
     # -- after training -----------------------------------------------------------------------------------------------
 

@@ -57,6 +57,24 @@ class Recorder(Protocol):
     ) -> None: ...
 
 
+class Place(Protocol):
+    """What a training loop needs of a channel: whose part it plays, and where to say how far it is.
+
+    Attributes:
+        moment: phase and round, as announced.
+        network_seconds: how long the site has waited for answers so far.
+    """
+
+    moment: TrainingStep
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world(self) -> int: ...
+    @property
+    def network_seconds(self) -> float: ...
+
+
 @dataclass(slots=True)
 class Traffic:
     """Totals of one kind under one codec. Units: bytes, seconds."""
@@ -92,8 +110,8 @@ class Channel:
     ):
         self.site = site
         self.sites = tuple(sites)
-        self.rank = self.sites.index(site)
-        self.world = len(self.sites)
+        self.rank: int = self.sites.index(site)
+        self.world: int = len(self.sites)
         self.job_id = job_id
         self.attempt = attempt.hex()
         self.counter = 0
@@ -106,6 +124,11 @@ class Channel:
         self._transport = transport
         self._timeout_s = timeout_s
         self._randomness = randomness
+
+    @property
+    def network_seconds(self) -> float:
+        """Return how long this site has waited for answers so far."""
+        return sum(one.seconds for one in self.traffic.values())
 
     def gather(self, kind: Kind, payload: bytes, codec: Codec = Codec.PUBLIC) -> list[bytes]:
         """Give this site's bytes to all sites and get those of all sites, in rank order.

@@ -1,0 +1,184 @@
+"""The training of a site whose rows are in shards: their messages are added here, protected once, and answered to all.
+
+The site is one to everybody else: cut points, floors, scales, draws, tags, masks, evidence and registry are the same
+however many shards it has. Every shard's XGBoost adds gradients in float64 by itself, and these sums are added here in
+the order of the shards and rounded once to the grid. For a fixed number of shards the model is therefore the same bytes
+wherever they are. With another number sums differ by roundings of float64, far below the step of the grid, which change
+an integer of the grid only where a sum lies next to the middle between two.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xgboost as xgb
+
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.cluster.workers import Workers
+from nvflare_plugins.data_sets.table import Table
+from nvflare_plugins.horizontal.row_floors import check_leaves
+from nvflare_plugins.horizontal.row_sampling import Draws
+from nvflare_plugins.horizontal.shard import (
+    DRAW,
+    LEAVES,
+    MESSAGE,
+    MODEL,
+    PATH,
+    ROUND,
+    ShardTask,
+    message_of,
+    plain_rows,
+)
+from nvflare_plugins.horizontal.training import TrainingHandler, TrainingResult
+from nvflare_plugins.shards.lockstep import lead
+from nvflare_plugins.shards.place import one_model, runs_of
+from nvflare_plugins.wire.catalogue import CURVE_METRICS, Phase, TrainingStep
+from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.sums import ProtectedSums
+from nvflare_plugins.xgb.parameters import TrainingParameters
+from nvflare_plugins.xgb.rounds import RoundRecord
+
+_REMEDY = "Policy keys: cluster, data_sets.<name>.cluster. Remedy: train without it, or with one worker or none."
+
+
+def check_can_shard(parameters: TrainingParameters, n_shards: int) -> None:
+    """Refuse what XGBoost would average over shards as if each were a site. Raises: ConfigurationError."""
+    if n_shards < 2:
+        return
+    if parameters.objective.adaptive_leaf:
+        raise ConfigurationError(
+            f"objective {parameters.objective.name}: XGBoost averages medians or quantiles over the parts of rows that "
+            f"a site's workers hold, and these are not the site's. {_REMEDY}"
+        )
+    curves = [metric for metric in parameters.metrics if metric in CURVE_METRICS]
+    if curves:
+        raise ConfigurationError(
+            f"eval_metric {curves[0]}: XGBoost averages areas over the parts of rows that a site's workers hold, and "
+            f"these are not the site's (pooled_metrics counts over all sites instead). {_REMEDY}"
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ShardedRows:
+    """A site's rows, to be trained on in shards.
+
+    Attributes:
+        evaluated: rows of each evaluation set; None stands for the training rows.
+        draws: which rows take part in each round; None for all.
+    """
+
+    table: Table
+    evaluated: Sequence[Table | None]
+    draws: Draws | None
+
+    def of_shards(self, n_shards: int) -> list[tuple[dict[str, Any], list[dict[str, Any] | None]]]:
+        """Return the rows of each shard, and those of its evaluation sets, of which it may have none."""
+        sets = [None if one is None else (one, runs_of(one.n_rows, n_shards)) for one in self.evaluated]
+        return [
+            (
+                plain_rows(self.table, rows),
+                [None if one is None else plain_rows(one[0], one[1][number]) for one in sets],
+            )
+            for number, rows in enumerate(runs_of(self.table.n_rows, n_shards))
+        ]
+
+
+def train_sharded(
+    workers: Workers,
+    task: ShardTask,
+    rows: ShardedRows,
+    channel: Channel,
+    sums: ProtectedSums,
+    handler: TrainingHandler,
+    rows_per_node: int,
+    is_kept: Callable[[int], bool],
+    on_round: Callable[[RoundRecord, bytes | None], None],
+) -> TrainingResult:
+    """Train with the other sites; see ``train``, which does the same where the rows are in one process.
+
+    Args:
+        rows_per_node: least rows in a leaf, where they are counted.
+        is_kept: tells, by the number of rounds done, whether ``on_round`` gets the model so far.
+
+    Raises:
+        VeilBoostError: what ended the training; what happened at a worker comes with its number.
+    """
+    leader, plain = (
+        _Leader(channel, sums, handler, rows, len(workers), rows_per_node, is_kept, on_round),
+        task.to_plain(),
+    )
+    arguments = [(number, plain, *own) for number, own in enumerate(rows.of_shards(len(workers)))]
+    results = lead(workers, PATH, arguments, leader.answer)
+    settings = task.settings
+    channel.moment = TrainingStep(Phase.FINISH, settings.moments_before + settings.first_round + settings.num_rounds)
+    model = one_model(results)
+    _, _, best_round, best_score = results[0]
+    return TrainingResult(xgb.Booster(task.params, model_file=bytearray(model)), leader.rounds, best_round, best_score)
+
+
+class _Leader:
+    """Answers what all shards ask."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        sums: ProtectedSums,
+        handler: TrainingHandler,
+        rows: ShardedRows,
+        n_shards: int,
+        rows_per_node: int,
+        is_kept: Callable[[int], bool],
+        on_round: Callable[[RoundRecord, bytes | None], None],
+    ):
+        self._channel, self._sums, self._handler, self._draws = channel, sums, handler, rows.draws
+        self._runs, self._rows_per_node = runs_of(rows.table.n_rows, n_shards), rows_per_node
+        self._is_kept, self._on_round = is_kept, on_round
+        self._record: RoundRecord | None = None
+        self._last = self._clocks()
+        self.rounds: list[RoundRecord] = []
+
+    def answer(self, word: str, asked: list[tuple[Any, ...]]) -> list[Any]:
+        """Return a reply for each shard; see ``lead``."""
+        n_shards, first = len(asked), asked[0]
+        if word == MESSAGE:
+            if any(one[0] != first[0] for one in asked):
+                raise ProtocolError("the shards of this site are not in step")
+            message = message_of(first[0])
+            self._channel.moment = message.moment
+            return [self._handler.answer_shards(message, [buffer for _, buffer in asked])] * n_shards
+        if word == DRAW and self._draws is not None:
+            drawn = self._draws.of_round(first[0])
+            return [drawn[run] for run in self._runs]
+        if word == LEAVES:
+            check_leaves(self._sums, np.sum([counts for (counts,) in asked], axis=0), self._rows_per_node)
+            return [None] * n_shards
+        if word == ROUND:
+            return [self._round_over(*first)] * n_shards
+        if word == MODEL and self._record is not None:
+            self._finish_round(self._record, one_model(asked))
+            return [None] * n_shards
+        raise ProtocolError("a shard of this site asks for what it has no use for")
+
+    def _round_over(self, number: int, metrics: dict[str, float]) -> bool:
+        """Take note of a round; its times are those of the site. Returns: whether the model is wanted first."""
+        total, handled, waited = (a - b for a, b in zip(self._clocks(), self._last, strict=True))
+        record = RoundRecord(number, metrics, total, total - handled, handled - waited, waited)
+        self.rounds.append(record)
+        wanted = self._is_kept(number + 1)
+        if wanted:
+            self._record = record
+        else:
+            self._finish_round(record, None)
+        return wanted
+
+    def _finish_round(self, record: RoundRecord, model: bytes | None) -> None:
+        self._record = None
+        self._on_round(record, model)
+        self._last = self._clocks()
+
+    def _clocks(self) -> tuple[float, float, float]:
+        return time.perf_counter(), self._handler.seconds, self._channel.network_seconds

@@ -1,0 +1,63 @@
+"""Leading the works over all shards of a site in step: all ask alike, one answer is made, each gets its reply."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from he_processors.errors import ProtocolError, VeilBoostError
+from nvflare_plugins.cluster.workers import Workers, begin, collect
+from nvflare_plugins.failures import WorkerFailure
+from nvflare_plugins.shards.conversation import ASKS, ENDS
+
+_GRACE_S = 5.0
+
+Answer = Callable[[str, list[tuple[Any, ...]]], Sequence[Any]]
+"""Gets the word with which all shards ask, and the values of each in the order of the shards; returns their replies."""
+
+
+def lead(workers: Workers, path: str, arguments: Sequence[tuple[Any, ...]], answer: Answer) -> list[Any]:
+    """Have every worker hold a ``Conversation``, and answer what all of them ask.
+
+    Args:
+        path: of the subclass, see ``Workers.begin``.
+        arguments: of each worker's, plain values.
+
+    Returns:
+        The result of each shard's work, in the order of the workers.
+
+    Raises:
+        WorkerFailure: a worker is lost, or its work failed; the text has its number.
+        ProtocolError: the shards are not in step.
+        VeilBoostError: what ``answer`` raised.
+    """
+    numbers = range(len(workers))
+    begin(workers, path, arguments)
+    try:
+        said = _heard(workers, "listen", [()] * len(workers))
+        while any(state != ENDS for state, _ in said):
+            words = {str(question[0]) if state == ASKS else ENDS for state, question in said}
+            if len(words) != 1:
+                raise ProtocolError("the shards of this site are not in step")
+            replies = answer(words.pop(), [question[1:] for _, question in said])
+            said = _heard(workers, "reply", [(one,) for one in replies])
+        return [result for _, result in said]
+    except BaseException:  # whatever it was, no shard is left waiting for a reply
+        ends = [workers.call(number, "end") for number in numbers]
+        for one in ends:
+            with contextlib.suppress(VeilBoostError, TimeoutError):
+                one.result(_GRACE_S)
+        raise
+
+
+def _heard(workers: Workers, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[tuple[str, Any]]:
+    """Call a method of every worker's conversation; return what each says, in order."""
+    futures = [workers.call(number, method, *own) for number, own in enumerate(arguments)]
+    try:
+        return collect(futures)
+    except WorkerFailure:
+        raise
+    except VeilBoostError as error:
+        number = next(n for n, one in enumerate(futures) if one.done() and one.exception() is error)
+        raise WorkerFailure(f"worker {number} of this site's cluster: {error}") from None

@@ -1,0 +1,117 @@
+"""Sites whose rows are in shards over real Dask workers: the bytes of threads, and named losses without a hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from he_processors.errors import VeilBoostError
+from nvflare_plugins.failures import WorkerFailure
+from nvflare_plugins.horizontal.job import HorizontalJob
+from tests.support.federation import Federation, succeed
+from tests.support.horizontal_jobs import LOGISTIC, table
+from tests.support.local_cluster import LocalDask, local_cluster
+from tests.support.private_federation import DATA, PrivateFederation, job_of
+from tests.support.shards import in_shards
+
+pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
+pytestmark = pytest.mark.slow
+
+
+def federation_of(folder: Path, cluster: LocalDask | None = None, workers: int = 2, **of_cluster: object) -> Federation:
+    folder.mkdir()
+    federation = Federation(folder)
+    federation.give_data("train", table(600))
+    federation.set_registry_keys()
+    if cluster is not None:
+        federation.write_policy("site-2", cluster={"scheduler": cluster.address, "workers": workers, **of_cluster})
+    return federation
+
+
+def job(num_rounds: int = 3, **fields: object) -> HorizontalJob:
+    params = {**LOGISTIC, "eval_metric": ["logloss"], "subsample": 0.7}
+    return HorizontalJob("train", "y", params, num_rounds, profile="masks", evaluate_training=True, **fields)
+
+
+def after_round(number: int, act: Callable[[], None]):
+    """Return a hook that acts once site-2 has finished a round, while its workers go on with the next."""
+
+    def on_progress(site: str):
+        def progress(record, total):
+            if site == "site-2" and record.round == number:
+                act()
+
+        return progress
+
+    return on_progress
+
+
+def test_horizontal_on_workers_gives_the_bytes_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = federation_of(tmp_path / "threads")
+    with monkeypatch.context() as patch:
+        in_shards(patch, {"site-2": 2})
+        succeed(threads.run(job()))
+    with local_cluster(2) as cluster:
+        federation = federation_of(tmp_path / "dask", cluster)
+        succeed(federation.run(job()))
+        logs = "".join(path.read_text(errors="replace") for path in cluster.folder.glob("*.log"))
+        left = sum(path.stat().st_size for path in cluster.folder.rglob("*") if path.is_file())
+    assert federation.model() == threads.model()
+    assert federation.metrics("site-2") == threads.metrics("site-2")
+    assert "feature" not in logs and "Traceback" not in logs
+    assert left < 10_000  # logs alone: rows of 15,000 bytes are on no disk
+    evidence = b"".join(path.read_bytes() for path in (tmp_path / "dask").rglob("*.jsonl"))
+    assert cluster.address.encode() not in evidence
+
+
+def test_private_trees_on_workers(tmp_path: Path) -> None:
+    with local_cluster(2) as cluster:
+        federation = PrivateFederation(tmp_path)
+        entry = {"path": f"{DATA}.parquet", "privacy": {"epsilon": 3.0, "delta": 1e-4}}
+        federation.write_policy(
+            "site-2", data_sets={DATA: {**entry, "cluster": {"scheduler": cluster.address, "workers": 2}}}
+        )
+        federation.run_private(job_of()).succeed()
+    assert federation.model()
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("worker", "worker 1 of this site's cluster was lost"),
+        ("scheduler", "scheduler of this site's cluster|worker . of this site's cluster was lost"),
+        ("stalled", "worker 0 of this site's cluster did not answer within 20 s"),
+    ],
+)
+def test_what_is_lost_amid_the_training_is_named_and_all_sites_end(what: str, words: str, tmp_path: Path) -> None:
+    with local_cluster(2) as cluster:
+        acts = {
+            "worker": lambda: os.kill(cluster.pids[1], signal.SIGKILL),
+            "scheduler": lambda: os.kill(cluster.scheduler_pid, signal.SIGKILL),
+            "stalled": lambda: os.kill(cluster.pids[0], signal.SIGSTOP),
+        }
+        federation = federation_of(tmp_path / "sites", cluster, deadline_s=20.0 if what == "stalled" else 60.0)
+        # So long that even what Dask notices late ends it.
+        outcomes = federation.run(job(2000), on_progress=after_round(1, acts[what]), notices_death=True)
+    with pytest.raises(WorkerFailure, match=words):
+        succeed({"site-2": outcomes["site-2"]})
+    assert all(isinstance(outcome, VeilBoostError) for outcome in outcomes.values())
+    assert not list(tmp_path.rglob("model.json"))
+
+
+def test_a_job_goes_on_from_its_checkpoint_after_a_worker_was_lost(tmp_path: Path) -> None:
+    with local_cluster(2) as cluster:
+        whole = federation_of(tmp_path / "whole", cluster)
+        succeed(whole.run(job(6)))
+        federation = federation_of(tmp_path / "sites", cluster)
+        kill = after_round(2, lambda: os.kill(cluster.pids[1], signal.SIGKILL))
+        lost = federation.run(job(6, checkpoint_every=1), on_progress=kill, notices_death=True)
+        assert isinstance(lost["site-2"], WorkerFailure)
+    with local_cluster(2) as cluster:
+        federation.write_policy("site-2", cluster={"scheduler": cluster.address, "workers": 2})
+        succeed(federation.run(job(6, checkpoint_every=1, resume_from="job"), "again"))
+    assert federation.model("again") == whole.model()
