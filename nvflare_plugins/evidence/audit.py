@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 from typing import Any, Protocol
 
 from he_processors.errors import AuthenticationError
-from nvflare_plugins.evidence.contents import Content, Protection
+from nvflare_plugins.evidence.contents import PAID_IN, Content, Protection
 from nvflare_plugins.evidence.format import SERVER, SignedHead, seal_statement
 from nvflare_plugins.evidence.plugin_claims import is_claim, names_plugin, threat_model
 from nvflare_plugins.evidence.reader import Log, Message
@@ -144,8 +144,13 @@ def _parties(logs: Sequence[Log], gone: Collection[str]) -> Iterator[str]:
         yield f"{name} handed in a log but is not a site of this attempt"
     if set(names) <= {SERVER}:
         yield "there is no log of any site"
-    elif len(expected) < 3:
+    elif len(expected) < 3 and not any(map(_sent_before, logs)):
         yield "a job has at least two sites; these logs know of one"
+
+
+def _sent_before(log: Log) -> bool:
+    """Whether a site trained alone, on what an earlier job has brought it: no other kind of job has one site."""
+    return log.session is not None and PAID_IN in log.session["protection"] and not log.parts
 
 
 def _expected_sites(logs: Iterable[Log]) -> set[str]:

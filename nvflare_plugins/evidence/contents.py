@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+PAID_IN = "paid_in"
+"""A fact of a session's protection: the job whose buckets this one was trained on; nothing new was sent or paid."""
+
 
 class Protection(Enum):
     """How a content is protected from the party that receives it."""

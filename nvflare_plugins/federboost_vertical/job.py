@@ -80,6 +80,11 @@ class BucketJob(JobDocument):
     alignment: JobId | None = None
     """Id of the alignment job that found the common rows; None takes all rows, which must be the same at all parties.
     """
+    buckets_from: JobId | None = None
+    """Id of an earlier job, whose buckets the active party has kept: it trains on them again, on the same rows, and
+    nothing is sent by passive parties or charged to them. Either all parties of that job take part, who then get their
+    splits, or the active one alone, whose model no other party can answer for.
+    """
     profile: Annotated[str, OneOf(PROFILE), _LOCAL] = PROFILE
     tracking: Annotated[bool, OneOf(False), Words("off: metrics would tell about rows beside what is paid for")] = False
     deadline_s: Seconds = 0.0

@@ -12,21 +12,29 @@ import time
 from dataclasses import dataclass
 from typing import TypeVar
 
+import xgboost as xgb
+
 from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.table import is_plain_text
-from nvflare_plugins.evidence.contents import Content, Protection
+from nvflare_plugins.evidence.contents import PAID_IN, Content, Protection
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.federboost_vertical.buckets import BucketBlock, blocks_of, joined
 from nvflare_plugins.federboost_vertical.description import Description
 from nvflare_plugins.federboost_vertical.job import BucketJob
+from nvflare_plugins.federboost_vertical.kept import KeptBuckets, KeptEdges
 from nvflare_plugins.federboost_vertical.payment import BucketPayment, plan_of
 from nvflare_plugins.federboost_vertical.splits import OwnedSplits, divide_model
 from nvflare_plugins.federboost_vertical.tables import PartyRows, column_names, load_rows
-from nvflare_plugins.federboost_vertical.training import check_bucket_parameters, train_on_buckets
+from nvflare_plugins.federboost_vertical.training import (
+    N_FOLDS,
+    check_bucket_parameters,
+    cross_validated,
+    train_on_buckets,
+)
 from nvflare_plugins.report.data_facts import TRAINING, DataFacts, missing_of
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
 from nvflare_plugins.site.memory.persons_of_budgets import PersonsOfBudgets
@@ -42,6 +50,7 @@ from nvflare_plugins.vertical.model.model_files import (
 )
 from nvflare_plugins.vertical.model.private_table import PrivateTable
 from nvflare_plugins.wire.catalogue import Phase, TrainingStep
+from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.versions import installed_release
 
 TITLE = "Vertical XGBoost on randomised buckets (FederBoost)"
@@ -54,20 +63,26 @@ class Prepared:
 
     Attributes:
         aliases: what the others call this party's features; those of the active party have their own names.
-        description: what is public about the features, at a passive party.
+        description: what is public about the features, at a passive party that sends buckets.
+        buckets, edges: what the active, or a passive party has kept of the job whose buckets this one takes.
     """
 
     rows: PartyRows
     aliases: tuple[str, ...]
-    description: Description | None
+    description: Description | None = None
+    buckets: KeptBuckets | None = None
+    edges: KeptEdges | None = None
 
 
 def _train(attempt: SiteAttempt, prepared: Prepared) -> JobResult:
-    party = ActiveParty if attempt.context.site == attempt.job.active else BucketSender
-    return party(attempt, prepared).run()
+    if attempt.context.site == attempt.job.active:
+        return ActiveParty(attempt, prepared).run()
+    return (BucketSender if prepared.edges is None else SplitReceiver)(attempt, prepared).run()
 
 
 def _protection(job: BucketJob, prepared: Prepared) -> dict[str, str | int]:
+    if job.buckets_from is not None:
+        return {"trust": "local", "unit": job.unit, "epsilon": "0", "edges_epsilon": "0", PAID_IN: job.buckets_from}
     return {
         "trust": "local",
         "unit": job.unit,
@@ -86,18 +101,32 @@ def prepare(job: BucketJob, context: SiteContext) -> Prepared:
     installed_release()
     if job.active not in context.sites:
         raise ConfigurationError(f"the job's active party {job.active} is not among its sites")
-    spec = context.policy.check_vertical(JobTerms(job.profile, job.data_set), context.sites)
+    fewest = 2 if job.buckets_from is None else 1
+    spec = context.policy.check_vertical(JobTerms(job.profile, job.data_set), context.sites, fewest)
     if context.site == job.active:
         if spec.privacy is not None:
             context.policy.check_exact_use(job.data_set, "nothing protects the active party's labels and columns")
         check_bucket_parameters(dict(job.params), job.n_buckets)
         names = job.features if job.features is not None else column_names(spec, job.label)
         rows = load_rows(spec, names, job.label, context, job.alignment)
-        return Prepared(rows, rows.names, None)
+        return Prepared(rows, rows.names, buckets=None if job.buckets_from is None else _kept(job, context, rows))
+    if job.buckets_from is not None:
+        edges = KeptEdges.read(job, context)
+        return Prepared(load_rows(spec, edges.names, None, context, job.alignment), edges.aliases, edges=edges)
     description = Description.read(context.policy.input_file(job.description))
     plan_of(job, description.features)  # refuses what would not be worth its price
     rows = load_rows(spec, description.names, None, context, job.alignment)
     return Prepared(rows, _aliases(spec, description.names), description)
+
+
+def _kept(job: BucketJob, context: SiteContext, rows: PartyRows) -> KeptBuckets:
+    kept = KeptBuckets.read(job, context, rows.id_bytes())
+    if set(context.sites) not in ({job.active}, {job.active, *kept.sites}):
+        raise ConfigurationError(
+            f"the buckets of job {job.buckets_from} are of {', '.join(kept.sites)}: let all of them take part, "
+            f"who then get their splits, or {job.active} alone"
+        )
+    return kept
 
 
 Thing = TypeVar("Thing")
@@ -162,17 +191,19 @@ class ActiveParty(_Party):
     """Holds the label, gets the buckets, trains."""
 
     def run(self) -> JobResult:
-        """Receive, train, tell the others which splits are theirs."""
+        """Receive, or take what was kept; train; tell the others which splits are theirs."""
         attempt, job, rows = self._attempt, self._job, self._rows
         self._check_rows()
         announced = self._go_on()
         self._channel.moment = TrainingStep(Phase.UPDATE, 0)
         started = time.perf_counter()
-        blocks = self._receive(announced)
-        n_features = [len(block.n_buckets) for block in blocks]
+        kept = self._buckets(announced)
+        blocks, n_features = list(kept.blocks), [len(block.n_buckets) for block in kept.blocks]
         self._progress.say(f"training on {len(rows.names)} own features and {sum(n_features)} that came as buckets")
         parameters = check_bucket_parameters(dict(job.params), job.n_buckets)
         trained = train_on_buckets(rows.columns, _required(rows.label), blocks, parameters, job.num_rounds)
+        if not self._passive:
+            return self._alone(trained, kept, parameters, started)
         model, splits = divide_model(trained, len(rows.names), n_features)
         parts = {rank: item.to_bytes() for rank, item in zip(self._passive, splits, strict=True)}
         attempt.route_sealed("splits", parts, Content.SPLITS, Protection.CLEAR)
@@ -180,7 +211,44 @@ class ActiveParty(_Party):
         parties = tuple(PartyColumns(self._channel.sites[rank], announced[rank]) for rank in self._passive)
         foreign = [f"{party.site}.{alias}" for party in parties for alias in party.aliases]
         masked = mask_columns(model, len(rows.names), [*rows.names, *foreign])
-        return self._conclude(ActivePart(masked, rows.names, parties), job.num_rounds, ())
+        sections = () if job.buckets_from is None else (_section_of_paid(job),)
+        return self._conclude(ActivePart(masked, rows.names, parties), job.num_rounds, sections)
+
+    def _buckets(self, announced: list[tuple[str, ...]]) -> KeptBuckets:
+        """Return all parties' buckets in the order of ranks; those that come now are kept, for they were paid for."""
+        sites = tuple(self._channel.sites[rank] for rank in self._passive)
+        aliases = tuple(announced[rank] for rank in self._passive)
+        kept = self._prepared.buckets
+        if kept is None:
+            kept = KeptBuckets(sites, aliases, tuple(self._receive(announced)))
+            kept.write(self._attempt.folder.path, self._job, self._rows.id_bytes())
+            return kept
+        if not sites:
+            return kept
+        of_site = {site: i for i, site in enumerate(kept.sites)}
+        order = [of_site[site] for site in sites]
+        if aliases != tuple(kept.aliases[i] for i in order):
+            raise ProtocolError("a party names other features than it sent buckets of: run that job anew")
+        return KeptBuckets(sites, aliases, tuple(kept.blocks[i] for i in order))
+
+    def _alone(self, trained: bytes, kept: KeptBuckets, parameters: TrainingParameters, started: float) -> JobResult:
+        """Write a model for this party's own eyes: others' columns are numbers of buckets, as it has them."""
+        attempt, job, rows = self._attempt, self._job, self._rows
+        parties = zip(kept.sites, kept.aliases, strict=True)
+        foreign = [f"{site}.{alias}.bucket" for site, aliases in parties for alias in aliases]
+        booster = xgb.Booster(model_file=bytearray(trained))
+        booster.feature_names = [*rows.names, *foreign]
+        model = bytes(booster.save_raw("json"))
+        found = cross_validated(rows.columns, _required(rows.label), kept.blocks, parameters, job.num_rounds)
+        attempt.round_done(RoundRow(0, time.perf_counter() - started))
+        hmac = attempt.conclude(model)
+        path = attempt.folder.write_model(model)
+        attempt.all_have_written()
+        shown = tuple((name, f"{mean:.5g}", f"{sd:.2g}") for name, (mean, sd) in found.items())
+        columns = ("metric", f"mean of {N_FOLDS} folds", "standard deviation")
+        sections = (_section_of_paid(job), ReportSection("Cross validation on the same rows", (), columns, shown))
+        attempt.write_record(TITLE, job.params, path.name, sections, data=(self._facts(),))
+        return JobResult(hmac.hex(), f"the model on buckets is {path}", {"n_rounds": job.num_rounds})
 
     def _receive(self, announced: list[tuple[str, ...]]) -> list[BucketBlock]:
         received: dict[int, list[BucketBlock]] = {rank: [] for rank in self._passive}
@@ -208,6 +276,7 @@ class BucketSender(_Party):
                 "another budget pays for persons among the rows of this job: take rows of persons who were in no "
                 "private job on another data set"
             )
+        aliases = self._prepared.aliases
         payment = BucketPayment(self._job, self._attempt, description.features, rows.id_bytes())
         try:
             announced = self._go_on()
@@ -216,22 +285,49 @@ class BucketSender(_Party):
             edges, buckets = payment.release(rows.columns)
         finally:
             payment.close()  # what was not used is free again
+        KeptEdges(rows.names, aliases, edges).write(self._attempt.folder.path, self._job)
         self._channel.moment = TrainingStep(Phase.UPDATE, 0)
         n_buckets = tuple(count + 1 for count in edges.counts)
         for features in self._blocks(announced)[self._channel.rank]:
             block = BucketBlock(n_buckets[features], buckets[features])
             parts = {self._active: block.to_bytes()} if block.n_buckets else {}
             self._attempt.route_sealed("buckets", parts, Content.BUCKETS, Protection.LOCAL_DP)
-        table = self._receive_splits(edges)
+        table = _receive_splits(self._attempt, self._active, edges)
         self._attempt.round_done(RoundRow(0, 0.0))
-        section = payment.section(edges, self._prepared.aliases)
+        section = payment.section(edges, aliases)
         for text in section.paragraphs:
             self._progress.say(text)
-        return self._conclude(PassivePart(table, rows.names, self._prepared.aliases), self._job.num_rounds, (section,))
+        return self._conclude(PassivePart(table, rows.names, aliases), self._job.num_rounds, (section,))
 
-    def _receive_splits(self, edges: Candidates) -> PrivateTable:
-        received = self._attempt.route_sealed("splits", {}, Content.SPLITS, Protection.CLEAR)[self._active]
-        return OwnedSplits.from_bytes(received).private_table(edges)
+
+class SplitReceiver(_Party):
+    """Has sent its buckets in an earlier job: sends and pays nothing, and gets its splits of another model."""
+
+    def run(self) -> JobResult:
+        """Turn the splits that are this party's into a private table, by the ends of the buckets that it has kept."""
+        kept = _required(self._prepared.edges)
+        self._check_rows()
+        self._go_on()
+        self._channel.moment = TrainingStep(Phase.UPDATE, 0)
+        table = _receive_splits(self._attempt, self._active, kept.edges)
+        self._attempt.round_done(RoundRow(0, 0.0))
+        part = PassivePart(table, kept.names, kept.aliases)
+        return self._conclude(part, self._job.num_rounds, (_section_of_paid(self._job),))
+
+
+def _receive_splits(attempt: SiteAttempt, active: int, edges: Candidates) -> PrivateTable:
+    received = attempt.route_sealed("splits", {}, Content.SPLITS, Protection.CLEAR)[active]
+    return OwnedSplits.from_bytes(received).private_table(edges)
+
+
+def _section_of_paid(job: BucketJob) -> ReportSection:
+    paid = (
+        f"Trained on the buckets of job {job.buckets_from}: passive parties sent none and were charged nothing. What "
+        f"was paid there, epsilon {job.epsilon:g} for a {job.unit}, covers this model too, for it is made of the same "
+        "buckets."
+    )
+    outside = "Not covered are labels, where the model splits, and the answers of later predictions."
+    return ReportSection("Privacy", (paid, outside))
 
 
 def _aliases(spec: DataSet, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -33,7 +33,8 @@ class FederBoostVerticalRecipe(JobRecipe):
         num_rounds: Boosting rounds.
         sites: The sites that take part; None means all that FLARE assigns to the job.
         min_clients: Fewest sites; default 3, or the number of ``sites``.
-        settings: Any other field of ``BucketJob``: ``features``, ``description``, ``alignment``, ``deadline_s``.
+        settings: Any other field of ``BucketJob``: ``features``, ``description``, ``alignment``, ``buckets_from``,
+            ``deadline_s``.
 
     Raises:
         ConfigurationError: a setting or parameter that no site would accept.

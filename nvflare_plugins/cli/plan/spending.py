@@ -132,6 +132,9 @@ def plan_buckets(arguments: argparse.Namespace, job: BucketJob) -> str:
     Raises:
         ConfigurationError: no number of features, or too many for epsilon.
     """
+    if job.buckets_from is not None:
+        paid = f"job {job.buckets_from} has paid for the buckets: this one sends none and is charged nothing"
+        return json.dumps({"epsilon": 0.0, "bytes_sent": 0}, indent=2) if arguments.json else _lines({"privacy": paid})
     if arguments.features is None or arguments.features < 1:
         raise ConfigurationError("give --features, the columns of a passive party: its noise depends on their number")
     per_value = bucket_epsilon(job, arguments.features)

@@ -334,14 +334,17 @@ class SitePolicy(Document):
         self.check_sites(sites)
         return self.data_set_for(job.data_set, job.profile)
 
-    def check_vertical(self, job: JobTerms, sites: Sequence[str]) -> DataSet:
+    def check_vertical(self, job: JobTerms, sites: Sequence[str], fewest: int = 2) -> DataSet:
         """Check a vertical job, whose parties hold other columns of the same rows: nothing is summed over sites.
+
+        Args:
+            fewest: parties that the job must have.
 
         Raises:
             PolicyRefusal: the policy forbids what the job asks for; the message names the key and the remedy.
         """
         self._check_protection(job, "paillier")
-        if self.site not in sites or len(set(sites)) != len(sites) or len(sites) < 2:
+        if self.site not in sites or len(set(sites)) != len(sites) or len(sites) < fewest:
             raise ConfigurationError(f"a vertical job needs {self.site} and at least one other party, each once.")
         return self.data_set_for(job.data_set, job.profile)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -148,3 +149,13 @@ def test_a_release_of_a_ledger_without_an_end_is_refused(tmp_path: Path, capsys)
 def test_numbers_of_nothing_are_refused(job: Path, option: str, capsys) -> None:
     for number in (0, -5):
         assert f"{option[2:]} must be at least 1" in refusal(capsys, job, option, number)
+
+
+def test_a_job_on_buckets_that_were_paid_for_spends_nothing(tmp_path: Path, capsys) -> None:
+    folder = shutil.copytree(JOBS / "federboost_vertical", tmp_path / "again")
+    path = folder / "app" / "config" / "config_fed_server.json"
+    config = json.loads(path.read_text())
+    config["workflows"][0]["args"]["job"]["buckets_from"] = "job-1"
+    path.write_text(json.dumps(config))
+    assert figures(capsys, folder) == {"epsilon": 0.0, "bytes_sent": 0}
+    assert "job job-1 has paid" in text(capsys, folder)
