@@ -21,7 +21,7 @@ from he_processors.errors import ProtocolError
 from nvflare_plugins.evidence.audit import MAX_CLOCK_ERROR, Audit, CertificateAuthority, audit
 from nvflare_plugins.evidence.authority import FlareAuthority
 from nvflare_plugins.evidence.format import EXPORT_SUFFIX
-from nvflare_plugins.evidence.gone_on import contradictions, excused
+from nvflare_plugins.evidence.gone_on import contradictions, ended_early, excused
 from nvflare_plugins.evidence.reader import Log, read_log
 from nvflare_plugins.formatting import printable
 
@@ -199,7 +199,10 @@ def verify_files(files: Sequence[Path], authority: CertificateAuthority, job: st
         failures.append("no evidence found")
     chosen = {(of, attempt): logs for (of, attempt), logs in sorted(attempts.items()) if job in (None, of)}
     failures += [printable(text, MAX_SENTENCE) for text in contradictions(chosen)]
-    audits = (audit(logs, authority, excused=excused(chosen, of)) for (of, _), logs in chosen.items())
+    audits = (
+        audit(logs, authority, excused=excused(chosen, of), ended_early=ended_early(chosen, of, attempt))
+        for (of, attempt), logs in chosen.items()
+    )
     return Verification(tuple(audits), tuple(failures), tuple(notes))
 
 

@@ -85,18 +85,22 @@ def audit(
     authority: CertificateAuthority,
     now: datetime | None = None,
     excused: Collection[str] = (),
+    ended_early: bool = False,
 ) -> Audit:
     """Run every check on the logs of one attempt (all sites and the server).
 
     Args:
         now: the present, unless told.
         excused: sites whose log may be missing if the attempt was not completed (gone_on.py).
+        ended_early: the attempt ended before any sum, and another one completed the job (gone_on.py): any log of it
+            may be missing.
     """
     by_name = {log.site: log for log in logs}
     sites = [log for name, log in sorted(by_name.items()) if name != SERVER]
     completed = bool(sites) and all(log.completed for log in logs)
-    gone = frozenset() if completed else frozenset(excused) & _expected_sites(logs) - set(by_name)
-    failures = list(_parties(logs, gone))
+    missing = frozenset() if completed else _expected_sites(logs) - set(by_name)
+    gone = missing if ended_early else missing & frozenset(excused)
+    failures = list(_parties(logs, gone, ended_early))
     failures += _times(logs, datetime.now(UTC) if now is None else now)
     for check in (_same_attempt, _agreement, _in_step, _model):
         failures += check(sites)
@@ -126,12 +130,12 @@ def audit(
         bool(sessions),
         (min(stated), max(stated)) if stated else None,
         tuple(printable(text, _MAX_SENTENCE) for text in failures),
-        tuple(printable(text, _MAX_SENTENCE) for text in _notes(logs, gone)),
+        tuple(printable(text, _MAX_SENTENCE) for text in _notes(logs, gone, ended_early)),
         tuple(logs),
     )
 
 
-def _parties(logs: Sequence[Log], gone: Collection[str]) -> Iterator[str]:
+def _parties(logs: Sequence[Log], gone: Collection[str], ended_early: bool) -> Iterator[str]:
     """One log per party, and a log of every party that any of them names."""
     names = [log.site for log in logs]
     for name in sorted(set(names)):
@@ -142,6 +146,8 @@ def _parties(logs: Sequence[Log], gone: Collection[str]) -> Iterator[str]:
         yield f"the log of {name} is missing"
     for name in sorted(set(names) - expected):
         yield f"{name} handed in a log but is not a site of this attempt"
+    if ended_early:
+        return
     if set(names) <= {SERVER}:
         yield "there is no log of any site"
     elif len(expected) < 3 and not any(map(_sent_before, logs)):
@@ -443,10 +449,13 @@ def _model(sites: Sequence[Log]) -> Iterator[str]:
                 yield f"{log.site} and {sites[0].site} ended with different models"
 
 
-def _notes(logs: Iterable[Log], gone: Iterable[str]) -> Iterator[str]:
+def _notes(logs: Iterable[Log], gone: Iterable[str], ended_early: bool) -> Iterator[str]:
     logs = list(logs)
+    why = (
+        "this attempt ended before any sum" if ended_early else "the attempt that completed the job went on without it"
+    )
     for site in sorted(gone):
-        yield f"{site} was lost and handed in no log; the attempt that completed the job went on without it"
+        yield f"{site} was lost and handed in no log; {why}"
     for log in logs:
         if log.end is not None and log.end["status"] == "aborted":
             yield f"{log.site} recorded an abort: {log.end['reason'] or 'no reason given'}"

@@ -1,8 +1,9 @@
 """Evidence of a job that went on without lost sites: what its attempts must say alike, and whose log may be missing.
 
 An attempt without sites of the attempts before it names them in its session's record (``SITES_FACT``), which every site
-of that attempt signs. A site that never came back hands in no log of the attempts that it took part in. That is no
-fault where the attempt that completed the job says so; it hides no record of any other party.
+of that attempt signs. It need not name those of attempts that ended before any sum (keys and terms are sealed): for its
+sites the job begins with it. A site that never came back hands in no log of the attempts that it took part in. That is
+no fault where the attempt that completed the job says so; it hides no record of any other party.
 """
 
 from __future__ import annotations
@@ -45,8 +46,10 @@ def contradictions(attempts: Attempts) -> Iterator[str]:
             yield f"job {job_id}, attempt {attempt} says that it went on without a site of its own"
         if not _is_completed(logs) or not sites:
             continue
+        if len({log.session["protection"].get(SITES_FACT) for log in logs if log.session is not None}) > 1:
+            yield f"job {job_id}, attempt {attempt}: its sites do not say alike without whom it went on"
         for (other_job, other), others in sorted(attempts.items()):
-            if other_job == job_id and _sites_of(others) - sites - lost:
+            if other_job == job_id and _sites_of(others) - sites - lost and _has_begun(others):
                 yield (
                     f"job {job_id}, attempt {attempt} does not say that it went on without "
                     f"{', '.join(sorted(_sites_of(others) - sites - lost))}, of attempt {other}"
@@ -54,6 +57,20 @@ def contradictions(attempts: Attempts) -> Iterator[str]:
         known = frozenset().union(*(_sites_of(others) for (of_job, _), others in attempts.items() if of_job == job_id))
         if len(attempts) > 1 and lost - known:
             yield f"job {job_id}, attempt {attempt} says that it went on without sites that no attempt had"
+
+
+def ended_early(attempts: Attempts, job_id: str, attempt: str) -> bool:
+    """Return whether an attempt ended before any sum, and another attempt completed its job.
+
+    Logs of such an attempt may be missing: sites may die before they have any. Whoever hides one could as well hide the
+    whole attempt; what it could tell of rows is nothing.
+    """
+    is_completed = any(of == job_id and one != attempt and _is_completed(logs) for (of, one), logs in attempts.items())
+    return is_completed and not _has_begun(attempts[job_id, attempt])
+
+
+def _has_begun(logs: Iterable[Log]) -> bool:
+    return any(message.private and message.codec != "SEALED" for log in logs for message in log.messages)
 
 
 def _sites_of(logs: Iterable[Log]) -> frozenset[str]:

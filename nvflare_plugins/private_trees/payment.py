@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dp_components.events import Release
 from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
-from nvflare_plugins.attempt.job_context import SiteContext
+from nvflare_plugins.attempt.job_context import SiteContext, waiting_s
 from nvflare_plugins.attempt.payment import JobLedger, check_rows_per_person
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.failures import DataRefusal
@@ -72,7 +72,8 @@ class Payment:
         begun = "\n".join((self._job_id, *sorted(context.sites)))
         self._rows = hashlib.sha256(rows + begun.encode()).hexdigest()[:32]
         self._may_resume = not plan.training.trust.is_trusted_aggregator
-        self._has_begun, self._n_paid = False, 0
+        # A job that waits for a lost site may lose it before all have reserved.
+        self._is_kept, self._n_paid = waiting_s(job) is not None, 0
         check_rows_per_person(context.policy, job.data_set, job.rows_per_person)
         self._was_known = self._ledger.is_known
         if job.resume_from is not None and not self._was_known:
@@ -122,7 +123,7 @@ class Payment:
                     "one site and replayed, unpaid, at others. Nothing was released. Submit the job anew, to be "
                     "charged anew"
                 )
-        self._has_begun = True
+        self._is_kept = True
 
     def pay(self, query: str, make: Callable[[], Release]) -> NDArray[np.int64]:
         """Return a release, or the reply that the same query got before; it was charged durably before this returns.
@@ -150,7 +151,7 @@ class Payment:
 
     def abandon(self) -> None:
         """End an attempt that failed: free what was not released, keep the replies of a job that may be resumed."""
-        if not self._was_known and not (self._has_begun and self._may_resume):
+        if not self._was_known and not (self._is_kept and self._may_resume):
             self._ledger.close()
         elif self._ledger.interrupt():
             _log.warning(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,11 +19,11 @@ from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.site.policy.values import Floors
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
-from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.model_json import PARTS_ATTRIBUTE
 from nvflare_plugins.xgb.weighed_round import with_last_round_weighed
 from tests.support.federation import Federation, SiteDied, central_model, dies_at, leaf_difference, succeed
 from tests.support.horizontal_jobs import LOGISTIC, dies_after, job, table
+from tests.support.opened_sums import Opened
 
 CONSENTS = {"continue_without_site": True, "plain_profile": True, "exact_leaves": True}
 TWO = {"consents": {**CONSENTS, "fewer_than_three_sites": True}, "min_sites": 2, "max_colluders": 0}
@@ -131,56 +128,11 @@ def test_sites_may_be_lost_one_after_the_other_and_after_the_last_round(tmp_path
 # -- what is never sent twice -----------------------------------------------------------------------------------------
 
 
-@dataclass
-class Opened:
-    """All sums of a test in clear: what each site gave, and what it got."""
-
-    sums: dict[tuple[str, int], tuple[str, tuple[str, ...], dict[str, np.ndarray], np.ndarray]] = field(
-        default_factory=dict
-    )
-    lock: Any = field(default_factory=threading.Lock)
-
-    def note(self, channel: Any, kind: str, given: np.ndarray, got: np.ndarray) -> None:
-        with self.lock:
-            key = (channel.attempt, channel.counter)
-            _, _, parts, _ = self.sums.setdefault(key, (kind, channel.sites, {}, got))
-            parts[channel.site] = given
-
-    def found_by_subtraction(self) -> Iterator[tuple[str, str]]:
-        """Yield (kind, sites) wherever one opened sum less another one is what the sites gave that it has more."""
-        opened = list(self.sums.values())
-        for (kind, sites, parts, total), (other_kind, others, _, other) in itertools.permutations(opened, 2):
-            lost = set(sites) - set(others)
-            if kind != other_kind or not lost or not set(others) < set(sites) or total.shape != other.shape:
-                continue
-            if lost <= set(parts):
-                part = np.sum([parts[site] for site in lost], axis=0)
-                # Where the others gave nothing, the first sum alone is the lost sites' own.
-                counts = (part != 0) & (np.abs(total - part) > 1e-9)
-                near = np.isclose(total - other, part, rtol=1e-9, atol=1e-9) & counts
-                if near.sum() > 0.05 * counts.sum():
-                    yield kind, ", ".join(sorted(lost))
-
-
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+def opened() -> Iterator[Opened]:
     watch = Opened()
-    real_sum, real_counts = ProtectedSums.sum, ProtectedSums.sum_counts
-
-    def noting(real: Callable) -> Callable:
-        def call(self: ProtectedSums, kind: Kind, values: np.ndarray, *more: Any) -> np.ndarray:
-            given, got = np.array(values, dtype=np.float64), real(self, kind, values, *more)
-            channel = self._channel
-            channel_at = type("At", (), {"attempt": channel.attempt, "counter": channel.counter, "site": channel.site})
-            channel_at.sites = channel.sites
-            watch.note(channel_at, kind.name, given, np.array(got, dtype=np.float64))
-            return got
-
-        return call
-
-    monkeypatch.setattr(ProtectedSums, "sum", noting(real_sum))
-    monkeypatch.setattr(ProtectedSums, "sum_counts", noting(real_counts))
-    return watch
+    with watch.at_work():
+        yield watch
 
 
 def test_the_attack_works_on_a_new_job_without_the_site(tmp_path: Path, opened: Opened) -> None:

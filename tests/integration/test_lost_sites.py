@@ -159,6 +159,17 @@ def test_a_private_job_replays_what_was_released_and_is_charged_once(tmp_path):
     assert any("at no charge" in note for note in federation.record("site-1").notes)
 
 
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_private_job_may_lose_a_site_before_all_have_reserved(tmp_path, nth):
+    """What a site had reserved by then is kept for the next attempt; nothing had been released."""
+    federation, training = PrivateFederation(tmp_path), job_of(**WAITING)
+    run = federation.run_private(training, tamper={"site-2": dies_at(Kind.AGREEMENT, nth)})
+    assert isinstance(run.error("site-2"), SiteDied)
+    federation.run_private(training, number=2).succeed()
+    for site in federation.sites:
+        assert 0.999 < federation.ledger(site).job_spent("job").epsilon(training.delta) <= training.epsilon
+
+
 def test_a_site_whose_ledger_forgot_a_release_is_not_waited_for(tmp_path):
     """Drawn afresh at one site and replayed at the others, a sum would be released twice and paid for once."""
     federation, training = PrivateFederation(tmp_path), job_of(**WAITING)

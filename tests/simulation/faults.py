@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from nvflare_plugins.flare.timeouts import SILENCE_LIMIT_S
 from nvflare_plugins.flare.transport import TOPIC_FRAME, TOPIC_REPLY
 from tests.simulation import hostile
-from tests.simulation.hostile import Lie, Tampering
-from tests.simulation.world import SERVER, Delivery, Machines
+from tests.simulation.cases import CONTINUE
+from tests.simulation.hostile import Claim, Lie, Naming, Tampering
+from tests.simulation.world import SERVER, Delivery, Loss, Machines
 
 SURVIVED_S = 45.0
 """A pause that every job survives: silence ends it after SILENCE_LIMIT_S, of which beats and questions take a part."""
@@ -33,6 +34,10 @@ class Plan:
         has_twin: the same job is submitted a second time while the first one runs.
         comes_back: machines that died are started again, and the job is submitted again.
         liar: a site that cheats, and how.
+        losses: sites that are lost while the job goes on.
+        naming: a server that names the sites of a job's attempts as it likes.
+        claim: a site whose evidence says something else of who was lost.
+        hidden: a site whose evidence the server keeps to itself at the end.
     """
 
     seed: int
@@ -55,6 +60,10 @@ class Plan:
     tampering: Tampering | None = None
     other_terms: str | None = None
     liar: tuple[str, str] | None = None
+    losses: tuple[Loss, ...] = ()
+    naming: Naming | None = None
+    claim: Claim | None = None
+    hidden: str | None = None
 
     def __post_init__(self) -> None:
         self._random = random.Random(f"network {self.seed}")
@@ -65,7 +74,7 @@ class Plan:
     @property
     def is_tampered(self) -> bool:
         """Whether somebody cheats."""
-        return any(one is not None for one in (self.lie, self.tampering, self.other_terms, self.liar))
+        return any(one is not None for one in (self.lie, self.tampering, self.other_terms, self.liar, self.claim))
 
     def calm(self) -> None:
         """Let nothing befall what comes from now on."""
@@ -73,6 +82,7 @@ class Plan:
         self.longest_s, self.outages, self.tampering = 0.05, [], None
         self.machines.disk = lambda owner, count: None
         self.machines.terms = self.machines.report = lambda site, document: document
+        self.machines.losses = []
 
     def fate(self, sent: Delivery) -> list[tuple[float, bytes | None]]:
         """Decide what becomes of a message."""
@@ -117,6 +127,40 @@ def plan_of(seed: int, sites: Sequence[str]) -> Plan:
     if may_come_back and plan.hung is None and dice.random() < 0.6:
         plan.comes_back = True
         plan.words.append("afterwards all machines are there again, and so is the job")
+    return plan
+
+
+def plan_of_losses(seed: int, sites: Sequence[str], on_loss: str) -> Plan:
+    """Draw what befalls a job that survives lost sites: up to three die, most come back; others seem to be lost."""
+    dice, plan = random.Random(f"losses {seed}"), Plan(seed, is_harmless=False)
+    if dice.random() < 0.3:
+        _bad_network(plan, dice)
+    if dice.random() < 0.15:
+        _slow_disk(plan, dice, sites)
+    sent = dict.fromkeys(sites, 0)
+    for _ in range(dice.choice([1, 1, 1, 2, 2, 3])):
+        site = dice.choice(sites)
+        sent[site] += dice.randrange(5, 75)
+        is_gone = dice.random() < (0.4 if on_loss == CONTINUE else 0.1)
+        back_after_s = None if is_gone else dice.choice([dice.uniform(0.5, 5.0), dice.uniform(10.0, 120.0)])
+        plan.machines.losses.append(Loss(site, sent[site], back_after_s, dice.random() < 0.5))
+        back = "for good" if is_gone else f"for {back_after_s:.1f} s"
+        how = "loses power" if plan.machines.losses[-1].loses_power else "dies"
+        plan.words.append(f"{site} {how} with message {sent[site]}, {back}")
+    plan.losses = tuple(plan.machines.losses)
+    if dice.random() < 0.2:
+        _long_silence(plan, dice, sites)
+    if on_loss == CONTINUE and dice.random() < 0.35:
+        plan.naming = Naming(random.Random(f"naming {seed}"))
+        plan.words.append("the server names the sites of further attempts as it likes")
+    forgery = dice.random()
+    if on_loss == CONTINUE and forgery < 0.2:
+        liar = dice.choice(sites)
+        plan.claim = Claim(liar, dice.choice([(), *((site,) for site in sites)]))
+        plan.words.append(f"the evidence of {liar} says that {', '.join(plan.claim.named) or 'nobody'} was lost")
+    elif forgery < 0.5:
+        plan.hidden = dice.choice(sites)
+        plan.words.append(f"the server hides the evidence of {plan.hidden}")
     return plan
 
 

@@ -14,6 +14,8 @@ import numpy as np
 
 from he_processors.errors import ProtocolError
 from he_processors.field61 import MODULUS
+from nvflare_plugins.flare.controller import JobController
+from nvflare_plugins.horizontal import site as horizontal_site
 from nvflare_plugins.wire.additions import WordSum
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.envelope import Frame, Operation, pack_list, unpack, unpack_list
@@ -112,6 +114,59 @@ class Lie:
             place = self.which % len(parts[0])
             parts[0] = parts[0][:place] + bytes([parts[0][place] ^ 1]) + parts[0][place + 1 :]
         return parts
+
+
+@dataclass
+class Naming:
+    """A server that says of sites that they are lost, or there, as it likes, each time that an attempt has ended."""
+
+    dice: random.Random
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Let the server of this process lie."""
+        wait = JobController._wait_for_return
+
+        def named(this: JobController, attempt: Any, presence: Any, *arguments: Any) -> str | list[str]:
+            ends = wait(this, attempt, presence, *arguments)
+            there = sorted(set(attempt.sites) - set(presence.absent()))
+            if isinstance(ends, str) or len(there) < 2 or self.dice.random() < 0.4:
+                return ends
+            return sorted(self.dice.sample(there, 2))
+
+        with patch.object(JobController, "_wait_for_return", named):
+            yield
+
+
+@dataclass
+class Claim:
+    """A site whose evidence names other sites than the attempt went on without.
+
+    Attributes:
+        liar: the site.
+        named: whom it names; nobody if empty.
+        owner: whose program runs now.
+        told: it came to that.
+    """
+
+    liar: str
+    named: tuple[str, ...]
+    owner: Callable[[], str] = lambda: ""
+    told: bool = False
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Let the site lie."""
+        real = horizontal_site.named
+
+        def claimed(sites: Sequence[str]) -> dict[str, str]:
+            if self.owner() != self.liar or tuple(sites) == self.named:
+                return real(sites)
+            self.told = True
+            return real(self.named)
+
+        with patch.object(horizontal_site, "named", claimed):
+            yield
 
 
 @dataclass

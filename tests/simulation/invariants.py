@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sqlite3
 import struct
 from collections.abc import Iterator, Sequence
@@ -32,11 +33,12 @@ from nvflare_plugins.flare.transport import TOPIC_FRAME
 from nvflare_plugins.site.memory.store import NAME as MEMORY
 from nvflare_plugins.vertical.vertical_context import ANSWER_S
 from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES
-from tests.conformance.kind_cases import CASES
+from tests.simulation.cases import DEADLINE_S, JOBS, STOP
 from tests.simulation.faults import Plan
 from tests.simulation.watch import Watch
 from tests.simulation.world import SERVER, Outcome
 from tests.support.flare_job import JOB_ID
+from tests.support.opened_sums import Opened
 
 Trees = dict[str, bytes]
 """By site, the part of its result that two runs without noise have in common."""
@@ -71,12 +73,14 @@ _WITHOUT_END = "the log was closed before the attempt had ended"
 def broken(kind: str, plan: Plan, outcome: Outcome, reference: Trees) -> list[str]:
     """Return what does not hold, in words."""
     return [
-        *_ends(plan, outcome),
+        *_ends(kind, plan, outcome),
+        *_survival(kind, plan, outcome),
         *_agreement(plan, outcome),
         *_reasons(plan, outcome),
         *_evidence(plan, outcome),
+        *_forgeries(plan, outcome),
         *_nothing_twice(outcome),
-        *_nothing_in_clear(kind, plan, outcome),
+        *_nothing_in_clear(JOBS[kind].kind, plan, outcome),
         *_noticed(plan, outcome),
         *_whole_files(kind, outcome),
         *_result(kind, plan, outcome, reference),
@@ -88,9 +92,18 @@ def completed(outcome: Outcome) -> list[str]:
     return [site for site, report in sorted(outcome.reports.items()) if report["status"] == COMPLETED]
 
 
-def _ends(plan: Plan, outcome: Outcome) -> Iterator[str]:
+def left_out(outcome: Outcome) -> set[str]:
+    """Return the sites without which the job was completed: the server says so, and each that is back was told."""
+    if outcome.reason is not None or not outcome.is_over or SERVER in outcome.dead:
+        return set()
+    return set(outcome.summary.get("without", ()))
+
+
+def _ends(kind: str, plan: Plan, outcome: Outcome) -> Iterator[str]:
     if not outcome.is_over:
         yield "the run is not over"
+    if JOBS[kind].on_loss != STOP:  # how long it waits is no matter of the last death alone
+        return
     is_complete = outcome.reason is None and len(completed(outcome)) == len(outcome.parties.sites)
     if plan.is_harmless and plan.has_twin is None and not is_complete:
         yield f"the job did not survive: {outcome.reason}; {_errors(outcome)}"
@@ -110,6 +123,26 @@ def _ends(plan: Plan, outcome: Outcome) -> Iterator[str]:
             yield f"{ended - moment:.0f} s passed between the death of {owner} and the end"
 
 
+NOT_SURVIVED = (
+    "not back within lost_site_deadline_s",
+    "other sites had finished by then",
+    "the last that a job has",
+)
+"""What a job that waits may end with where nobody cheats and no disk forgets what it must not."""
+
+
+def _survival(kind: str, plan: Plan, outcome: Outcome) -> Iterator[str]:
+    """A job that waits goes on when the lost sites are back; else it ends at its deadline, and names them."""
+    if not plan.losses or outcome.reason is None or SERVER in outcome.dead:
+        return
+    words = (*NOT_SURVIVED, *(() if plan.naming is None else ("there is no state to go on from",)))
+    if not any(one in outcome.reason for one in words):
+        yield f"the job ended with other words than that it waited in vain: {outcome.reason}; {_errors(outcome)}"
+    longest_s = 20 * (DEADLINE_S + SILENCE_LIMIT_S + START_SILENCE_S)
+    if outcome.seconds > longest_s:
+        yield f"the job waited {outcome.seconds:.0f} s in all"
+
+
 def _errors(outcome: Outcome) -> dict[str, str]:
     return {site: report["error"] for site, report in outcome.reports.items() if report["status"] == FAILED}
 
@@ -119,8 +152,8 @@ def _agreement(plan: Plan, outcome: Outcome) -> Iterator[str]:
     if len(hmacs) > 1 or "" in hmacs:
         yield "sites ended with different results"
     is_success = SERVER not in outcome.dead and outcome.is_over and outcome.reason is None
-    if is_success and len(completed(outcome)) != len(outcome.parties.sites):
-        yield "the server says that all went well, and a site does not"
+    if is_success and set(completed(outcome)) != set(outcome.parties.sites) - left_out(outcome):
+        yield f"the server says that all went well, and a site does not: {_errors(outcome)}"
 
 
 def _reasons(plan: Plan, outcome: Outcome) -> Iterator[str]:
@@ -145,7 +178,7 @@ def _evidence(plan: Plan, outcome: Outcome) -> Iterator[str]:
         if site in outcome.dead or not path.exists():
             continue
         log = read_log(path)
-        if log.unfinished and not is_full:
+        if log.unfinished and not is_full and not plan.losses:
             yield f"the evidence of {site} has no end"
         if site in _errors(outcome) and not is_full and (log.end or {}).get("reason", "") in ("", _WITHOUT_END):
             yield f"the evidence of {site} does not say why the attempt ended"
@@ -154,10 +187,26 @@ def _evidence(plan: Plan, outcome: Outcome) -> Iterator[str]:
     # Where somebody cheats in what does no harm, such as a frame's salt or a proof meant for a third, evidence says so.
     is_honest = not plan.is_tampered
     if SERVER not in outcome.dead and outcome.reason is None and outcome.is_over and is_honest:
-        found = verify([outcome.evidence])
+        found = verify([outcome.evidence.parent if plan.losses else outcome.evidence])
         failures = [*found.failures, *(text for one in found.attempts for text in one.failures)]
         if any(not (plan.is_clock_wrong and any(word in text for word in _OF_CLOCKS)) for text in failures):
             yield f"the evidence of a job that went well does not verify: {failures}"
+
+
+def _forgeries(plan: Plan, outcome: Outcome) -> Iterator[str]:
+    """Evidence of a job of several attempts does not verify where a site lies in it, or where a log is missing."""
+    if SERVER in outcome.dead or outcome.reason is not None or not outcome.is_over:
+        return
+    if plan.claim is not None and plan.claim.told and verify([outcome.evidence.parent]).sound:
+        yield f"{plan.claim.liar} lied of who was lost, and the evidence verifies"
+    if plan.hidden is None:
+        return
+    copy = Path(shutil.copytree(outcome.evidence.parent, outcome.parties.folder / f"hidden-{outcome.job_id}"))
+    for path in [*copy.rglob(f"{export_name(plan.hidden)}*")]:
+        path.unlink()
+    is_excused = plan.hidden in left_out(outcome)
+    if verify([copy]).sound is not is_excused:
+        yield f"without the evidence of {plan.hidden} the rest verifies: {not is_excused}; it was lost: {is_excused}"
 
 
 _OF_CLOCKS = ("the clocks of the sites differ", "its times run backwards", "a time that lies in the future")
@@ -214,6 +263,7 @@ def _private_words(workspace: Path, dice: random.Random, names: bool) -> Iterato
 
 def _whole_files(kind: str, outcome: Outcome) -> Iterator[str]:
     """Whatever is there can be read, also on the disk of a machine that died; and where one site ends well, all can."""
+    without = left_out(outcome)
     for site in outcome.parties.sites:
         root = outcome.left.get(site, outcome.parties.workspace(site)) / "veilboost_runs" / outcome.job_id
         for path in sorted(root.glob("*.json")):
@@ -222,12 +272,15 @@ def _whole_files(kind: str, outcome: Outcome) -> Iterator[str]:
             except ValueError:
                 yield f"{path.name} of {site} is not whole"
         if (
-            kind not in _ACTIVE_PARTYS
+            JOBS[kind].kind not in _ACTIVE_PARTYS
             and completed(outcome)
-            and not any((root / name).is_file() for name in CASES[kind].results)
+            and site not in without
+            and not any((root / name).is_file() for name in JOBS[kind].case.results)
         ):
             yield f"{', '.join(completed(outcome))} completed the job, and {site} has no result on its disk"
         log = root / "evidence" / export_name(site)
+        if site in without and any((root / name).is_file() for name in JOBS[kind].case.results):
+            yield f"the job was completed without {site}, which has a result all the same"
         if site in outcome.dead and log.exists() and read_log(log).unfinished:
             yield f"the evidence of {site}, which died, was finished and has no end"
 
@@ -240,7 +293,7 @@ def over_all(kind: str, plan: Plan, outcomes: Sequence[Outcome], watch: Watch) -
     for site in outcomes[0].parties.sites:
         root = outcomes[-1].left.get(site, outcomes[0].parties.workspace(site))
         yield from _paid(site, root, outcomes, watch)
-        yield from _registry(kind, site, root, outcomes)
+        yield from _registry(JOBS[kind].kind, site, root, outcomes)
         yield from _rounds(site, root, outcomes, watch)
 
 
@@ -249,11 +302,17 @@ def _rounds(site: str, root: Path, outcomes: Sequence[Outcome], watch: Watch) ->
     for outcome in outcomes:
         n_sent = sum(sent.origin == site for other in outcomes for sent in other.messages)
         n_rounds = sum(before < n_sent for before in watch.rounds.get((site, outcome.job_id), []))
-        folder = root / "veilboost_runs" / outcome.job_id / "evidence"
-        names = [name for name in (export_name(site), export_name(site) + ".partial") if (folder / name).exists()]
-        noted = b"".join((folder / name).read_bytes() for name in names).count(b'"type":"round"')
+        folder, name = root / "veilboost_runs" / outcome.job_id, export_name(site)
+        logs = [*folder.rglob(name), *folder.rglob(f"{name}.partial")]  # of earlier attempts too
+        noted = b"".join(path.read_bytes() for path in logs).count(b'"type":"round"')
         if noted < n_rounds:
             yield f"{site} ended {n_rounds} rounds of {outcome.job_id}, and its evidence knows {noted}"
+
+
+def given_away(opened: Opened) -> Iterator[str]:
+    """No two sums that were opened at one state of the model differ by what some sites gave."""
+    for what, sites in sorted(set(opened.found_by_subtraction())):
+        yield f"two sums of {what} differ by the part of {sites}"
 
 
 def _paid(site: str, root: Path, outcomes: Sequence[Outcome], watch: Watch) -> Iterator[str]:
@@ -335,7 +394,9 @@ def _noticed(plan: Plan, outcome: Outcome) -> Iterator[str]:
 
 
 def _result(kind: str, plan: Plan, outcome: Outcome, reference: Trees) -> Iterator[str]:
-    if plan.is_tampered and kind not in EXACT:
+    if plan.is_tampered and JOBS[kind].kind not in EXACT:
+        return
+    if left_out(outcome):  # another model than that of all sites
         return
     for site, result in results(kind, outcome).items():
         if site in completed(outcome) and reference and result != reference[site]:
@@ -346,10 +407,10 @@ def results(kind: str, outcome: Outcome) -> Trees:
     """Return what the sites' results have in common with those of every other run."""
     found = {}
     for site in outcome.parties.sites:
-        path = outcome.folder(site) / EXACT.get(kind, "none")
+        path = outcome.folder(site) / EXACT.get(JOBS[kind].kind, "none")
         if path.is_file():
             document = json.loads(path.read_bytes())
-            if kind == "profile":
+            if JOBS[kind].kind == "profile":
                 del document["job_id"]
             else:
                 document = document["learner"]["gradient_booster"] if "learner" in document else document.get("part")

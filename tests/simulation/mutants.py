@@ -33,12 +33,16 @@ from nvflare_plugins.attempt import site_attempt
 from nvflare_plugins.attempt.reservations import Reservations
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
+from nvflare_plugins.evidence import gone_on
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.flare import executor
 from nvflare_plugins.flare.attempt import ServerAttempt
 from nvflare_plugins.flare.life_signs import LifeSigns
 from nvflare_plugins.flare.transport import FrameServer, SiteTransport
 from nvflare_plugins.flare.work import Watch
+from nvflare_plugins.horizontal import going_on
+from nvflare_plugins.horizontal import site as horizontal_site
+from nvflare_plugins.private_trees.payment import Payment
 from nvflare_plugins.wire.additions import WordSum
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
@@ -201,6 +205,30 @@ def _parts_are_not_checked() -> Iterator[None]:
         yield
 
 
+# -- jobs of several attempts ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _states_are_entered_twice() -> Iterator[None]:
+    with (
+        patch.object(going_on.Course, "_may_enter", lambda self, state, sites: True),
+        patch.object(going_on.Course, "next_step", lambda self, model, sites: 0),
+    ):
+        yield
+
+
+@contextmanager
+def _what_is_reserved_is_closed() -> Iterator[None]:
+    prepare = Payment.__init__
+
+    def prepared(self: Payment, *arguments: Any, **named: Any) -> None:
+        prepare(self, *arguments, **named)
+        self._is_kept = False
+
+    with patch.object(Payment, "__init__", prepared):
+        yield
+
+
 # -- disks and what they remember -------------------------------------------------------------------------------------
 
 
@@ -310,6 +338,12 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "the ledger is not synced": ("private_trees", lambda: _without_fsync(ledger_journal)),
     "the ledger's head is written first": ("private_trees", _the_head_comes_first),
     "files are renamed before they are synced": ("horizontal", lambda: _without_fsync(files)),
+    "a state is entered with other sites": ("horizontal_continue", _states_are_entered_twice),
+    "nobody says who was lost": ("horizontal_continue", _instead(horizontal_site, "named", lambda sites: {})),
+    "evidence excuses nobody": ("horizontal_continue", _instead(gone_on, "lost_of", lambda logs: frozenset())),
+    "what is sent is not noted before": ("horizontal_continue", _instead(going_on.Course, "enter", _nothing)),
+    "what a lost attempt reserved is closed": ("private_trees_wait", _what_is_reserved_is_closed),
+    "a process that died takes its task again": ("horizontal_wait", _instead(executor, "noted_attempt", _nothing)),
     "folders are not synced": ("bagging", _instead(files, "sync_folder", _nothing)),
     "errors of a disk are swallowed": ("bagging", _errors_of_disks_are_swallowed),
     "nobody waits until all have written": ("horizontal", _instead(SiteAttempt, "all_have_written", _nothing)),

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.kind_cases import CASES
-from tests.simulation.faults import Plan, plan_of
-from tests.simulation.invariants import Trees, after_return, broken, completed, over_all, results
+from tests.simulation.cases import CONTINUE, JOBS, STOP, job_of
+from tests.simulation.faults import Plan, plan_of, plan_of_losses
+from tests.simulation.invariants import Trees, after_return, broken, completed, given_away, over_all, results
 from tests.simulation.watch import Watch, repeatable
 from tests.simulation.world import Outcome, Submission, World
 from tests.support.flare_job import JOB_ID
+from tests.support.opened_sums import Opened
 
 
 @dataclass
@@ -33,11 +34,13 @@ class Story:
     Attributes:
         jobs: that were submitted first; the second is the first one's twin.
         later: that were submitted when all machines were there again.
+        opened: sums that were opened, of jobs that go on without a site.
     """
 
     jobs: list[Outcome]
     later: list[Outcome]
     watch: Watch
+    opened: Opened
 
 
 RESUMES = ("horizontal", "vertical", "private_trees")
@@ -48,23 +51,29 @@ _CHECKPOINTED = ("horizontal", "vertical")
 
 def play(kind: str, plan: Plan, folder: Path) -> Story:
     """Run the small job of a kind under a plan, with all that the plan wants of more."""
-    case = CASES[kind]
+    case = JOBS[kind].case
     parties = case.give(folder)
     fields = {**case.fields, "sites": list(parties.sites)}
-    fields |= {"checkpoint_every": 1} if plan.comes_back and kind in _CHECKPOINTED else {}
+    fields |= {"checkpoint_every": 1} if plan.comes_back and JOBS[kind].kind in _CHECKPOINTED else {}
     world = World(plan.seed, parties, plan.fate, plan.machines)
     watch = Watch(lambda site: sum(sent.origin == site for sent in world.messages))
     with ExitStack() as stack:
         stack.enter_context(repeatable(plan.seed))
         stack.enter_context(watch.at_work())
+        opened = Opened()
+        if JOBS[kind].on_loss == CONTINUE:
+            stack.enter_context(opened.at_work())
         lying = stack.enter_context(ExitStack())
-        if plan.lie is not None:
-            lying.enter_context(plan.lie.at_work())
+        if plan.claim is not None:
+            plan.claim.owner = lambda: world.scheduler.current.owner
+        for liar in (plan.lie, plan.naming, plan.claim):
+            if liar is not None:
+                lying.enter_context(liar.at_work())
         stack.enter_context(world())
         submissions = [Submission(JOB_ID, case.recipe("job", **fields))]
         if plan.has_twin is not None:
             submissions.append(Submission("twin", case.recipe("twin", **fields), plan.has_twin))
-        story = Story(world.run(submissions), [], watch)
+        story = Story(world.run(submissions), [], watch, opened)
         if plan.comes_back and len(completed(story.jobs[0])) < len(parties.sites):
             story.later = _again(world, plan, kind, fields)
     return story
@@ -77,8 +86,8 @@ def _again(world: World, plan: Plan, kind: str, fields: dict[str, Any]) -> list[
         disk.room = None
     for owner in list(world.died):
         world.restart(owner)
-    recipe, found = CASES[kind].recipe, []
-    if kind in RESUMES:
+    recipe, found = JOBS[kind].case.recipe, []
+    if JOBS[kind].kind in RESUMES:
         found += world.run([Submission("again", recipe("again", **fields, resume_from=JOB_ID))])
         if found[0].reason is None:
             return found
@@ -97,15 +106,22 @@ def undisturbed(kind: str) -> Trees:
         return results(kind, story.jobs[0])
 
 
+def drawn(kind: str, seed: int) -> Plan:
+    """Draw what befalls a job: of one that survives losses, losses above all."""
+    on_loss = JOBS[kind].on_loss
+    return plan_of(seed, SITES) if on_loss == STOP else plan_of_losses(seed, SITES, on_loss)
+
+
 def simulate(kind: str, seed: int) -> tuple[Plan, Story, list[str]]:
     """Run one seed; return what befell it, how it ended, and what does not hold."""
     reference = undisturbed(kind)
     folder = Path(tempfile.mkdtemp(prefix=f"simulation_{kind}_{seed}_"))
     try:
-        plan = plan_of(seed, SITES)
+        plan = drawn(kind, seed)
         story = play(kind, plan, folder)
         faults = [fault for job in story.jobs for fault in broken(kind, plan, job, reference)]
         faults += after_return(kind, plan, story.later, reference)
+        faults += given_away(story.opened)
         faults += [*story.watch.faults, *over_all(kind, plan, story.jobs + story.later, story.watch)]
         return plan, story, list(dict.fromkeys(faults))
     finally:
@@ -138,7 +154,7 @@ def judged(case: tuple[str, int]) -> Verdict:
         ]
         end = ", ".join(ends)
     except AssertionError as error:  # the scheduler's
-        plan, end, faults = plan_of(seed, SITES), "stood still", [str(error)]
+        plan, end, faults = drawn(kind, seed), "stood still", [str(error)]
     return Verdict(seed, kind, end, [f"{plan}", *faults] if faults else [])
 
 
@@ -152,14 +168,13 @@ def main() -> int:
     """Run the seeds that the command line names, over one kind or over all in turn."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="0-99", help="first-last, or one")
-    parser.add_argument("--kind", choices=list(CASES))
+    parser.add_argument("--kind", choices=list(JOBS))
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     options = parser.parse_args()
     first, _, last = options.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1)
-    kinds = [options.kind] if options.kind else list(CASES)
     started, failures, ends = time.perf_counter(), [], Counter()
-    cases = [(kinds[seed % len(kinds)], seed) for seed in seeds]
+    cases = [(options.kind or job_of(seed), seed) for seed in seeds]
     for n_done, verdict in enumerate(verdicts(cases, options.jobs), start=1):
         ends[verdict.end] += 1
         if n_done % 1000 == 0:

@@ -22,6 +22,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from types import ModuleType
 from typing import Any, ClassVar
 
+from he_processors.elgamal.padding import STEP_S, draw_out
 from nvflare_plugins.vertical.protocol.conversation import PendingAnswer
 
 
@@ -453,6 +454,8 @@ def simulated(scheduler: Scheduler) -> Iterator[None]:
             for kind in ("__defaults__", "__kwdefaults__"):
                 defaults.append((function, kind, getattr(function, kind)))
                 setattr(function, kind, _with_clock(getattr(function, kind), clock.monotonic))
+    defaults.append((draw_out, "__defaults__", draw_out.__defaults__))
+    draw_out.__defaults__ = (STEP_S, clock.perf_counter, clock.sleep)
     make_answer = PendingAnswer.__init__
 
     def make(answer: PendingAnswer, *arguments: Any) -> None:

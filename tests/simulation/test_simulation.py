@@ -6,27 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.kind_cases import CASES
-from tests.simulation.faults import plan_of
+from tests.simulation.cases import JOBS, job_of
 from tests.simulation.mutants import MUTANTS, SURVIVORS, survived
-from tests.simulation.run import SITES, play, simulate
+from tests.simulation.run import drawn, play, simulate
 from tests.simulation.scheduler import Deadlock, Scheduler, Stopped
 
-KINDS = list(CASES)
 SEEDS = 300
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_what_must_hold_holds(seed: int) -> None:
-    kind = KINDS[seed % len(KINDS)]
+    kind = job_of(seed)
     plan, _, broken = simulate(kind, seed)
     assert not broken, f"{kind}: {plan}: {broken}"
 
 
-@pytest.mark.parametrize("kind", ["dpboost", "horizontal"])
+def test_every_job_has_seeds() -> None:
+    assert {job_of(seed) for seed in range(SEEDS)} == set(JOBS)
+
+
+@pytest.mark.parametrize("kind", ["dpboost", "horizontal", "horizontal_continue"])
 def test_a_seed_gives_the_same_run_each_time_to_the_last_byte(tmp_path: Path, kind: str) -> None:
     def traced(seed: int, folder: str) -> list[tuple[object, ...]]:
-        story = play(kind, plan_of(seed, SITES), tmp_path / folder)
+        story = play(kind, drawn(kind, seed), tmp_path / folder)
         return [
             (m.seconds, m.origin, m.target, m.topic, m.label, m.payload)
             for outcome in story.jobs + story.later

@@ -21,6 +21,7 @@ from nvflare.fuel.utils.class_utils import instantiate_class
 
 from nvflare_plugins.flare import work
 from nvflare_plugins.flare.controller import TRAIN_TASK
+from nvflare_plugins.flare.kept_jobs import is_noted
 from nvflare_plugins.flare.transport import CHANNEL
 from nvflare_plugins.recipes.job_recipe import JobRecipe
 from nvflare_plugins.site.setup import set_up
@@ -71,11 +72,28 @@ def as_it_is(site: str, document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
+@dataclass(frozen=True)
+class Loss:
+    """A site's process, or its machine, that dies.
+
+    Attributes:
+        n_sent: the site dies with the message that it sends after so many.
+        back_after_s: it is there again after so long; None if never.
+        loses_power: the machine does.
+    """
+
+    site: str
+    n_sent: int
+    back_after_s: float | None
+    loses_power: bool
+
+
 @dataclass
 class Machines:
     """What a run does to machines.
 
     Attributes:
+        losses: in the order in which they come.
         disk: what befalls changes of disks.
         events: (virtual time, what happens then).
         loses_power: of a machine that dies; else its process was killed, and the disk has all that was written.
@@ -88,6 +106,7 @@ class Machines:
     loses_power: bool = False
     terms: ToSite = as_it_is
     report: ToSite = as_it_is
+    losses: list[Loss] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -132,6 +151,10 @@ class _Running:
     gone: set[str] = field(default_factory=set)
     started: float = 0.0
     is_broadcast: bool = False
+    waits: bool = False  # for sites that are lost
+    is_controlled: bool = True  # until the server's part is over
+    tasks: dict[str, Any] = field(default_factory=dict)
+    process: Callable[[str], None] = lambda site: None
 
 
 class World:
@@ -152,6 +175,7 @@ class World:
         self._wire = _Wire(self)
         self._dice = random.Random(f"power {seed}")
         self._n_between: dict[tuple[str, str], int] = {}
+        self._n_sent = dict.fromkeys(self.everybody, 0)
 
     @property
     def seconds(self) -> float:
@@ -204,6 +228,33 @@ class World:
         self.scheduler.revive(owner)
         self.disks.begin(owner)
 
+    def come_back(self, owner: str) -> None:
+        """Start a machine that died, and on it the jobs that wait for it, as FLARE's process of a site does."""
+        if owner not in self.scheduler.dead:
+            return
+        self.restart(owner)
+        for job in self.running:
+            is_kept = job.waits and job.is_controlled and is_noted(self.root(owner) / job.submission.job_id)
+            if is_kept and SERVER not in self.scheduler.dead:
+                job.gone.discard(owner)
+                self.scheduler.spawn(lambda job=job: job.process(owner), "executor", owner)
+
+    def _is_due(self, owner: str) -> Loss | None:
+        """Return what befalls a machine now that it has sent another message."""
+        self._n_sent[owner] += 1
+        for loss in self.machines.losses:
+            if loss.site == owner and self._n_sent[owner] >= loss.n_sent:
+                self.machines.losses.remove(loss)
+                return loss
+        return None
+
+    def _lose(self, loss: Loss) -> None:
+        self.machines.loses_power = loss.loses_power
+        self.kill(loss.site)
+        if loss.back_after_s is not None:
+            self.scheduler.at(loss.back_after_s, lambda: self.come_back(loss.site))
+        self.scheduler.pause(lambda: False)
+
     def abort(self) -> None:
         """Let an operator end all jobs that go on."""
         for job in self.running:
@@ -238,6 +289,9 @@ class World:
         for delay_s, content in self.fate(sent):
             copy = Message(dict(message.headers), content)
             self.scheduler.at(delay_s, lambda copy=copy: self._arrive(sent, life, deliver, copy))
+        loss = self._is_due(source)
+        if loss is not None:
+            self._lose(loss)
         self.scheduler.pause()  # others may go on before the sender does
 
     def _arrive(self, sent: Delivery, life: int, deliver: Callable[[Message], None], message: Message) -> None:
@@ -295,15 +349,21 @@ class World:
         cell = FakeCell(self._wire, f"{SERVER}.{job_id}")
         context = _Context(SERVER, self.root(SERVER), cell, job_id, get_clients=lambda: clients)
 
-        def broadcast(task: Any, **_: Any) -> None:
-            job.is_broadcast = True
-            for site in sites:
+        job.waits = controller.job.get("on_lost_site", "stop") != "stop"
+        job.process = lambda site: self._process(job, site, executor, context)
+
+        def broadcast(task: Any, targets: Sequence[str], **_: Any) -> None:
+            is_first, job.is_broadcast = not job.is_broadcast, True
+            job.tasks.update(dict.fromkeys(targets, task))
+            for site in sites if is_first else ():
                 if site not in self.scheduler.dead:
-                    part = lambda site=site: self._at_site(job, site, task, executor, context)  # noqa: E731
-                    self.scheduler.spawn(part, "executor", site)
+                    if job.waits:  # FLARE makes it
+                        (self.root(site) / job_id).mkdir(exist_ok=True)
+                    self.scheduler.spawn(lambda site=site: job.process(site), "executor", site)
 
         def control() -> None:
             controller.control_flow(job.signal, context)
+            job.is_controlled = False
             job.ended.add(SERVER)
             if not job.is_broadcast:  # no site ever heard of it
                 job.ended |= set(sites)
@@ -313,28 +373,44 @@ class World:
         controller.system_panic = lambda reason, fl_ctx: job.said.append(reason)
         self.scheduler.spawn(control, "controller", SERVER)
 
-    def _at_site(self, job: _Running, site: str, task: Any, executor: dict[str, Any], at_server: Any) -> None:
-        job_id, scheduler = job.submission.job_id, self.scheduler
+    def _process(self, job: _Running, site: str, executor: dict[str, Any], at_server: Any) -> None:
+        """Be a site's process of a job: take what task there is, and where the job waits for lost sites the next."""
         component = instantiate_class(executor["path"], executor["args"])
-        cell = FakeCell(self._wire, f"{site}.{job_id}", site)
-        own = _Context(site, self.root(site), cell, job_id)
+        cell = FakeCell(self._wire, f"{site}.{job.submission.job_id}", site)
+        own, done = _Context(site, self.root(site), cell, job.submission.job_id), None
+        if job.waits:
+            component.handle_event(EventType.START_RUN, own)
+        while True:
+            is_new = lambda: job.tasks.get(site) is not done  # noqa: B023, E731
+            self.scheduler.wait(lambda: is_new() or not job.is_controlled or SERVER in self.scheduler.dead)  # noqa: B023
+            if not is_new():
+                break
+            done = job.tasks[site]
+            self._take(job, site, component, own, done, at_server)
+            if not job.waits:
+                break
+        if job.waits:
+            component.handle_event(EventType.END_RUN, own)
+        job.ended.add(site)
+
+    def _take(self, job: _Running, site: str, component: Any, own: Any, task: Any, at_server: Any) -> None:
+        scheduler = self.scheduler
         told = self.machines.terms(site, json.loads(json.dumps(task.data)))
         reply = component.execute(TRAIN_TASK, Shareable(told), own, job.signal)
         job.reports[site] = dict(reply)
         changed = Shareable(self.machines.report(site, dict(reply)))
         client_task = SimpleNamespace(client=SimpleNamespace(name=site), result=changed)
-        life = self.lives[SERVER]
+        lives = dict(self.lives)
 
         def handed_over() -> None:
-            if self.lives[SERVER] == life and SERVER not in scheduler.dead:
+            if self.lives[SERVER] == lives[SERVER] and SERVER not in scheduler.dead:
                 scheduler.spawn(lambda: task.result_received_cb(client_task, at_server), "report", SERVER)
-            if site not in scheduler.dead:
+            if self.lives[site] == lives[site] and site not in scheduler.dead:
                 sent = EventType.AFTER_SEND_TASK_RESULT
                 scheduler.spawn(lambda: component.handle_event(sent, own), "sent", site)
 
         # FLARE hands reports over by itself, and tries until they are there.
         scheduler.at(0.1, handed_over)
-        job.ended.add(site)
 
 
 class _Wire(Network):

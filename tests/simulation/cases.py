@@ -1,0 +1,77 @@
+"""What is simulated: a small job of each kind, and of some kinds other protections, and jobs that survive a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tests.conformance.kind_cases import CASES, KindCase
+from tests.support.parties import Parties
+
+CONTINUE, STOP, WAIT = "continue", "stop", "wait"
+DEADLINE_S = 150.0
+"""For how long a job waits for a lost site."""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A job that is simulated.
+
+    Attributes:
+        kind: of the job.
+        on_loss: what it does when a site is lost.
+    """
+
+    kind: str
+    case: KindCase
+    on_loss: str = STOP
+
+
+def _consenting(give: Callable[[Path], Parties], policy: dict[str, Any], *consents: str) -> Callable[[Path], Parties]:
+    def given(folder: Path) -> Parties:
+        parties = give(folder)
+        for site in parties.sites:
+            known = parties.policy_of(site).get("consents", {})
+            parties.set_policy(site, consents={**known, **dict.fromkeys(consents, True)}, **policy)
+        return parties
+
+    return given
+
+
+def _other(kind: str, on_loss: str = STOP, **fields: Any) -> Simulated:
+    case = CASES[kind]
+    if on_loss != STOP:
+        fields |= {"on_lost_site": on_loss, "lost_site_deadline_s": DEADLINE_S}
+    give = case.give
+    if "key_bits" in fields:
+        give = _consenting(give, {"min_key_bits": fields["key_bits"]})
+    if on_loss == CONTINUE:  # two sites may be left, and few rows
+        fields["min_clients"] = 2
+        floors = {"min_effective_rows": 10, "min_sites": 2, "max_colluders": 0}
+        give = _consenting(give, floors, "continue_without_site", "fewer_than_three_sites")
+    return Simulated(kind, replace(case, fields={**case.fields, **fields}, give=give), on_loss)
+
+
+JOBS: dict[str, Simulated] = {
+    **{kind: Simulated(kind, case) for kind, case in CASES.items()},
+    "horizontal_bfv": _other("horizontal", profile="bfv"),
+    "horizontal_ckks": _other("horizontal", profile="ckks", num_rounds=1),
+    "vertical_elgamal": _other("vertical", profile="elgamal"),
+    "vertical_paillier": _other("vertical", profile="paillier", key_bits=2048, num_rounds=1),
+    "horizontal_wait": _other("horizontal", WAIT),
+    "vertical_wait": _other("vertical", WAIT, num_rounds=3),
+    "private_trees_wait": _other("private_trees", WAIT, components={"n_trees": 3}),
+    "horizontal_continue": _other("horizontal", CONTINUE, num_rounds=5),
+}
+
+_DEAR = ("horizontal_bfv", "horizontal_ckks", "vertical_elgamal", "vertical_paillier")
+"""Jobs whose arithmetic takes most of their time: one seed in forty is for them."""
+
+
+def job_of(seed: int) -> str:
+    """Return which job a seed is for, where it is for any."""
+    others = [name for name in JOBS if name not in _DEAR]
+    n_dear = (seed + 1) // 40
+    return _DEAR[n_dear % len(_DEAR)] if seed % 40 == 39 else others[(seed - n_dear) % len(others)]
