@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 
 from he_processors.additive.scheme import Scheme
+from he_processors.elgamal.keys import MESSAGES, ElGamalPrivateKey, ElGamalPublicKey
 from he_processors.errors import ProtocolError
 from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey
 from he_processors.paillier.keys import PaillierPrivateKey
@@ -21,22 +22,31 @@ _PREFIX = struct.Struct("<4sBBB")
 _LENGTH = struct.Struct("<I")
 _REFUSED = "these bytes are no secret key of this version"
 
-SecretKey = PaillierPrivateKey | OkamotoUchiyamaPrivateKey
+SecretKey = PaillierPrivateKey | OkamotoUchiyamaPrivateKey | ElGamalPrivateKey
 
 
 def secret_key_to_bytes(key: SecretKey) -> bytes:
     """Write a key with what its owner encrypts fast with. Secret."""
     if isinstance(key, PaillierPrivateKey):
         numbers = [key.p, key.q, key.p_generator or 0, key.q_generator or 0]
-    else:
+    elif isinstance(key, OkamotoUchiyamaPrivateKey):
         numbers = [key.p, key.q, key.p_generator, key.q_generator, key.g]
+    else:
+        numbers = list(key.scalars)
     prefix = _PREFIX.pack(_MAGIC, _VERSION, key.public_key.scheme.value, len(numbers))
     written = [number.to_bytes((number.bit_length() + 7) // 8, "little") for number in numbers]
     return prefix + b"".join(_LENGTH.pack(len(one)) + one for one in written)
 
 
-def secret_key_from_bytes(data: bytes) -> SecretKey:
-    """Read a key that its owner wrote. Raises: ProtocolError, without any part of it."""
+def secret_key_from_bytes(data: bytes, points: ElGamalPublicKey | None = None) -> SecretKey:
+    """Read a key that its owner wrote.
+
+    Args:
+        points: the public half of a key of elgamal.
+
+    Raises:
+        ProtocolError: without any part of it.
+    """
     if len(data) < _PREFIX.size:
         raise ProtocolError(_REFUSED)
     magic, version, scheme, count = _PREFIX.unpack_from(data)
@@ -54,4 +64,6 @@ def secret_key_from_bytes(data: bytes) -> SecretKey:
         return PaillierPrivateKey(numbers[0], numbers[1], numbers[2] or None, numbers[3] or None)
     if scheme == Scheme.OKAMOTO_UCHIYAMA.value and count == 5 and all(numbers):
         return OkamotoUchiyamaPrivateKey(*numbers)
+    if scheme == Scheme.ELGAMAL.value and count in MESSAGES and points is not None and points.n_messages == count:
+        return ElGamalPrivateKey(tuple(numbers), points)
     raise ProtocolError(_REFUSED)

@@ -3,11 +3,15 @@
     python jobs/vertical.py --write                          writes jobs/vertical_<name>/
     python jobs/vertical.py --run paillier --workspace DIR   makes data for three parties in DIR/data and trains
     python jobs/vertical.py --run guarded --workspace DIR --table credit.parquet --label default --parties 2
+    python jobs/vertical.py --run elgamal --workspace DIR --workers 2
 
 ``paillier`` trains in the preset ``exact``, which equals centralized training and which every passive party's policy
 must consent to (exact_bins). ``guarded`` keeps to what a policy allows by default; it wants tables of thousands of
 rows. ``elgamal`` is ``paillier`` under the faster scheme on a curve, which policies must name, and ``plain`` the same
 without encryption.
+
+With ``--workers`` site-2 has a Dask cluster of its own, with so many workers on this machine (the extra ``cluster``);
+jobs/CLUSTER.md says how to have a real one.
 
 The parties' tables overlap in most rows, in different orders; the job finds the common ones by private set intersection
 before it trains. The job folders are what ``nvflare simulator`` and ``nvflare job submit`` take as they
@@ -17,6 +21,9 @@ as ``veilboost site-setup DIR --example`` writes it.
 
 from __future__ import annotations
 
+import atexit
+import json
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -25,9 +32,11 @@ import pandas as pd
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.alignment.demo_data import DATA_SETS, ID, LABEL, breast_cancer, deal_columns
+from nvflare_plugins.files import write_atomically
 from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.script import run_script
 from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
+from nvflare_plugins.site.policy.values import POLICY_FILE
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
 FOLDER = Path(__file__).resolve().parent
@@ -90,13 +99,39 @@ def start(args: Namespace) -> tuple[VerticalXGBRecipe, int]:
     if args.label not in table:
         raise ConfigurationError(f"the table has no column {args.label!r}: name its label with --label")
     job = recipe(args.run, args.label)
-    set_up(args.workspace / job.name, write_data(args.workspace / "data", table, args.label, args.parties, args.run))
+    workspace = args.workspace / job.name
+    set_up(workspace, write_data(args.workspace / "data", table, args.label, args.parties, args.run))
+    if args.workers is not None:
+        put_on_cluster(workspace, "site-2", args.workers)
     return job, args.parties
+
+
+def put_on_cluster(workspace: Path, site: str, n_workers: int) -> None:
+    """Start a Dask cluster on this machine's loopback until this process ends, and name it in one site's policy."""
+    if n_workers < 1:
+        raise ConfigurationError("--workers must be at least 1")
+    try:
+        import dask
+        from distributed import LocalCluster
+    except ImportError:
+        raise ConfigurationError("--workers needs Dask: pip install 'veilboost[cluster]'") from None
+    # What jobs/CLUSTER.md asks of every worker: one thread, and nothing that Dask writes to a disk.
+    dask.config.set({"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False})
+    cluster = LocalCluster(
+        n_workers=n_workers, threads_per_worker=1, protocol="tcp", host="127.0.0.1", dashboard_address=None
+    )
+    atexit.register(cluster.close)
+    policy = json.loads((workspace / POLICY_FILE).read_text(encoding="utf-8"))
+    policy["cluster"] = {"scheduler": cluster.scheduler_address, "workers": n_workers}
+    (workspace / site / POLICY_FILE).parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(workspace / site / POLICY_FILE, json.dumps(policy, indent=2).encode(), 0o600)
+    sys.stdout.write(f"{site} has {n_workers} workers behind {cluster.scheduler_address}\n")
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "--table": {"type": Path, "help": "Parquet file of numbers to train on; default: breast cancer"},
     "--label": {"default": LABEL, "help": "label column of the table"},
+    "--workers": {"type": int, "metavar": "N", "help": "give site-2 a Dask cluster of N workers on this machine"},
     "--parties": {"type": int, "default": 3, "help": "parties to deal the columns to; default 3"},
 }
 

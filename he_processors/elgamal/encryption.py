@@ -19,8 +19,7 @@ from he_processors.bignum.row_blocks import row_blocks, run_blocks
 from he_processors.bignum.rows import random_rows_below
 from he_processors.curve.interface import GROUP_ORDER, Curve, FixedBase, Points
 from he_processors.elgamal.digits import DIGIT_BITS
-from he_processors.elgamal.keys import ElGamalPrivateKey, ElGamalPublicKey, base_point
-from he_processors.elgamal.scalars import rows_of
+from he_processors.elgamal.keys import ElGamalPrivateKey, base_point
 from he_processors.errors import CapacityExceeded
 from he_processors.randomness import BULK_RANDOMNESS, RandomSource
 
@@ -95,51 +94,17 @@ class OwnerMasks(StaysInProcess):
         return PointColumns(tuple(self._multiples.mul(column) for column in (r, *scalars)))
 
 
-class PublicMasks(StaysInProcess):
-    """Draws the same masks without the logarithms: a table for each P_k, and no more multiplications than their owner.
-
-    Security: r is exactly uniform below the group order, by rejection.
-    """
-
-    def __init__(
-        self, key: ElGamalPublicKey, curve: Curve, multiples: FixedBase, source: RandomSource = BULK_RANDOMNESS
-    ) -> None:
-        """Args: multiples: of the base point."""
-        self._curve, self._source, self._multiples = curve, source, multiples
-        points = curve.from_affine(key.rows)
-        self._of_keys = [
-            curve.fixed_base(curve.take(points, np.array([k], dtype=np.int64))) for k in range(key.n_messages)
-        ]
-        self._offset = multiples.mul(rows_of([-_OFFSET]))
-
-    def draw(self, n: int) -> PointColumns:
-        """Draw ``n`` masks."""
-        r = random_rows_below(n, GROUP_ORDER, self._source)
-        return by_blocks(self._curve, n, lambda block: self._masks(r[block]))
-
-    def _masks(self, r: NDArray[np.uint8]) -> PointColumns:
-        offsets = self._curve.take(self._offset, np.zeros(len(r), dtype=np.int64))
-        hidden = [self._curve.add(table.mul(r), offsets) for table in self._of_keys]
-        return PointColumns((self._multiples.mul(r), *hidden))
-
-
 class ElGamalEncryptor(StaysInProcess):
     """Encrypts rows of digits with masks from a pool.
 
     Security: one fresh r for each row; a failed batch loses the masks that it took.
     """
 
-    def __init__(
-        self, key: ElGamalPrivateKey | ElGamalPublicKey, curve: Curve, source: RandomSource = BULK_RANDOMNESS
-    ) -> None:
-        """Open encryption by the key owner, or with the public key alone."""
+    def __init__(self, key: ElGamalPrivateKey, curve: Curve, source: RandomSource = BULK_RANDOMNESS) -> None:
+        self.public_key = key.public_key
         self.curve = curve
         self._multiples = curve.fixed_base(base_point(curve))
-        masks: OwnerMasks | PublicMasks
-        if isinstance(key, ElGamalPrivateKey):
-            self.public_key, masks = key.public_key, OwnerMasks(key, curve, self._multiples, source)
-        else:
-            self.public_key, masks = key, PublicMasks(key, curve, self._multiples, source)
+        masks = OwnerMasks(key, curve, self._multiples, source)
         self._masks = RandomiserPool(ColumnBatches(curve), masks, BLOCK_ROWS * curve.threads)
 
     def fill(self, n: int) -> None:

@@ -344,6 +344,12 @@ def _plan(subparsers: _Subparsers) -> None:
         nargs="+",
         help="vertical training: columns of each passive party, in order of their names",
     )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="vertical training: also with 1, 2, 4, ... up to N workers at each party (jobs/CLUSTER.md)",
+    )
     parser.add_argument("--key-bits", type=int, help="vertical training: key length (default 3072, or the job's)")
     parser.add_argument("--sites", type=int, default=3)
     for name, default in (("bins", 256), ("depth", 6), ("rounds", 10)):

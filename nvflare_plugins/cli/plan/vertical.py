@@ -35,6 +35,7 @@ from he_processors.paillier.encryption import owner_encryptor
 from he_processors.paillier.keys import generate_paillier_key
 from nvflare_plugins.cli.plan.network import Network
 from nvflare_plugins.cli.plan.rates import process_memory_bytes
+from nvflare_plugins.cli.plan.workers import estimate_workers, render_workers, workers_json
 from nvflare_plugins.formatting import human_bytes
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
@@ -75,10 +76,14 @@ def plan(arguments: argparse.Namespace, job: VerticalJob | None) -> str:
     workload = VerticalWorkload(arguments.rows, arguments.features, tuple(arguments.foreign_features), **shape)
     check_gradients(workload.rows, 1 if job is None else int(job.params.get("num_class", 1)))
     rates = measure_ciphers(workload)
-    result = estimate_vertical(workload, rates, network.site_bytes_per_s, process_memory_bytes())
+    memory = process_memory_bytes()
+    result = estimate_vertical(workload, rates, network.site_bytes_per_s, memory)
+    n_workers = arguments.workers
+    shards = [] if n_workers is None else estimate_workers(workload, rates, result, memory, n_workers)
     if arguments.json:
-        return json.dumps(vertical_json(workload, rates, result), indent=2)
-    return render_vertical(workload, result, network.site_bytes_per_s)
+        more = {"workers": workers_json(shards)} if shards else {}
+        return json.dumps({**vertical_json(workload, rates, result), **more}, indent=2)
+    return render_vertical(workload, result, network.site_bytes_per_s) + (render_workers(shards) if shards else "")
 
 
 def lists_of_parties(job: VerticalJob, n_passive: int) -> tuple[tuple[int, ...], ...]:

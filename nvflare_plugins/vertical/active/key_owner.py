@@ -48,8 +48,9 @@ def open_owner(
     """
     if job.profile == VerticalProfile.ELGAMAL.value:
         points = elgamal_owner(DigitFormat.of(job.fraction_bits, n_rows), backend, timer)
-        stocked = points if workers is None else ShardedOwner(points, workers, backend, b"")
-        return stocked, points.setup()
+        if workers is None:
+            return points, points.setup()
+        return ShardedOwner(points, workers, backend, points.secret_bytes()), points.setup()
     pairs = pair_format(n_rows, job.weight is not None)
     if not job.is_encrypted:
         return ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, pairs.max_additions, b"")

@@ -38,6 +38,7 @@ from he_processors.fixed_pairs import PairFormat
 from he_processors.histogram.bins import BinCodes, BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal
 from he_processors.histogram.planner import plan_level
+from he_processors.secret_key_bytes import secret_key_to_bytes
 from nvflare_plugins.vertical.protocol.gradient_scheme import (
     MaskStock,
     Timer,
@@ -62,6 +63,7 @@ class ElGamalGradientOwner:
         """Args: timer: measures the stage "search", which is a part of opening sums."""
         self.pair_format: PairFormat = digits
         self._digits, self._curve, self._timer = digits, curve, timer
+        self._private_key = private_key
         self._encryptor = ElGamalEncryptor(private_key, curve)
         self._decryptor = ElGamalDecryptor(private_key, curve)
 
@@ -98,6 +100,10 @@ class ElGamalGradientOwner:
         """Return what passive parties need."""
         key = self._encryptor.public_key
         return TrainingSetup(key.scheme.value, self._digits.fraction_bits, self._digits.max_additions, key.to_bytes())
+
+    def secret_bytes(self) -> bytes:
+        """Return the key for the owner's own workers. Secret."""
+        return secret_key_to_bytes(self._private_key)
 
     def pairs_message(self, n_rows: int, columns: Sequence[bytes]) -> bytes:
         """Put the header before columns of pairs that were encrypted elsewhere, in affine form."""

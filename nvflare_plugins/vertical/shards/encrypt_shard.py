@@ -9,7 +9,10 @@ from numpy.typing import NDArray
 
 from he_processors.additive.scheme import Scheme
 from he_processors.elgamal.encryption import ElGamalEncryptor
+from he_processors.elgamal.keys import ElGamalPrivateKey
+from he_processors.errors import ProtocolError
 from he_processors.okamoto_uchiyama import encryption as okamoto_uchiyama
+from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey
 from he_processors.paillier import encryption as paillier
 from he_processors.paillier.keys import PaillierPrivateKey
 from he_processors.secret_key_bytes import secret_key_from_bytes
@@ -24,23 +27,25 @@ PART = f"{__name__}:EncryptShard"
 class EncryptShard(WorkerPart):
     """Encrypts pairs, each with a fresh randomiser of its own.
 
-    Security: sees gradient pairs. Under elgamal it has the public key alone: encryption with it costs no more. Under
-        paillier and okamoto_uchiyama it gets the owner's key, because encryption without its factors costs four times
-        as much: a party's workers are that party.
+    Security: sees gradient pairs, and gets the job's secret key, because encryption with the public key alone costs
+        half as much again under elgamal and several times as much under the others: a party's workers are that party.
     """
 
     def __init__(self, setup: tuple[int, int, int, bytes], backend: str, secret: bytes) -> None:
-        """Args: setup: the fields of ``TrainingSetup``; secret: of ``secret_key_to_bytes``, empty under elgamal."""
+        """Args: setup: the fields of ``TrainingSetup``; secret: of ``secret_key_to_bytes``."""
         announced = TrainingSetup(*setup)
         self._encrypt: Any
         if announced.scheme == Scheme.ELGAMAL.value:
-            self._encrypt = _Points(ElGamalTerms.of(announced, backend))
+            self._encrypt = _Points(ElGamalTerms.of(announced, backend), secret)
         else:
             self._encrypt = _Ciphertexts(announced, backend, secret)
 
-    def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[bytes]:
-        """Encrypt each pair. Shapes: g, h: int64[n]. Returns: the columns of a message, without its header."""
-        columns: list[bytes] = self._encrypt(g, h)
+    def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """Encrypt each pair.
+
+        Shapes: g, h: int64[n]; result: uint8[n, width] for each column of a message, without its header.
+        """
+        columns: list[NDArray[np.uint8]] = self._encrypt(g, h)
         return columns
 
     def fill(self, n_rows: int) -> None:
@@ -49,29 +54,34 @@ class EncryptShard(WorkerPart):
 
 
 class _Points:
-    def __init__(self, terms: ElGamalTerms) -> None:
+    def __init__(self, terms: ElGamalTerms, secret: bytes) -> None:
         self._terms = terms
-        self._encryptor = ElGamalEncryptor(terms.public_key, terms.curve)
+        key = secret_key_from_bytes(secret, terms.public_key)
+        if not isinstance(key, ElGamalPrivateKey):
+            raise ProtocolError("the secret key is not one of the announced scheme")
+        self._encryptor = ElGamalEncryptor(key, terms.curve)
         self.fill = self._encryptor.fill
 
-    def __call__(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[bytes]:
+    def __call__(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         rows = self._encryptor.encrypt(self._terms.digits.digits_of(g, h))
-        return [self._terms.curve.to_affine(column).tobytes() for column in rows.columns]
+        return [self._terms.curve.to_affine(column) for column in rows.columns]
 
 
 class _Ciphertexts:
     def __init__(self, setup: TrainingSetup, backend: str, secret: bytes) -> None:
         self._format = announced_format(setup)
         key = secret_key_from_bytes(secret)
-        self._encryptor = (
-            paillier.owner_encryptor(key, backend)
-            if isinstance(key, PaillierPrivateKey)
-            else okamoto_uchiyama.owner_encryptor(key, backend)
-        )
+        self._encryptor: Any
+        if isinstance(key, PaillierPrivateKey):
+            self._encryptor = paillier.owner_encryptor(key, backend)
+        elif isinstance(key, OkamotoUchiyamaPrivateKey):
+            self._encryptor = okamoto_uchiyama.owner_encryptor(key, backend)
+        else:
+            raise ProtocolError("the secret key is not one of the announced scheme")
 
-    def __call__(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[bytes]:
+    def __call__(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         encrypted = self._encryptor.encrypt(self._format.plaintext_rows(g, h))
-        return [self._encryptor.arithmetic.to_wire(encrypted).tobytes()]
+        return [self._encryptor.arithmetic.to_wire(encrypted)]
 
     def fill(self, n_rows: int) -> None:
         fill = getattr(self._encryptor.randomisers, "fill", None)

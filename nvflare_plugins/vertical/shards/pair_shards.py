@@ -48,7 +48,7 @@ class PairShard(Protocol):
     def begin(self, n_rows: int) -> None:
         """Forget the pairs of the tree before; so many come."""
 
-    def take(self, block: bytes, n_block_rows: int, rows: slice) -> None:
+    def take(self, block: memoryview, n_block_rows: int, rows: slice) -> None:
         """Check a block of pairs, and take some of its rows. Raises: ProtocolError: it is not one of so many pairs."""
 
     def sum(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> Any:
@@ -91,7 +91,7 @@ class PointPairs(StaysInProcess):
         self._stock.begin_tree()
         self._columns = [self._curve.column(n_rows) for _ in range(1 + self._terms.digits.n_messages)]
 
-    def take(self, block: bytes, n_block_rows: int, rows: slice) -> None:
+    def take(self, block: memoryview, n_block_rows: int, rows: slice) -> None:
         header = PointHeader(self._terms.public_key, Content.PAIRS, self._terms.digits, n_block_rows)
         found = read_rows(open_message(block, header), self._curve, rows)
         for column, points in zip(self._columns, found.columns, strict=True):
@@ -145,7 +145,7 @@ class CiphertextPairs(StaysInProcess):
         self._blocks, self._pairs = [], None
         self._stock.begin_tree()
 
-    def take(self, block: bytes, n_block_rows: int, rows: slice) -> None:
+    def take(self, block: memoryview, n_block_rows: int, rows: slice) -> None:
         header = CiphertextHeader(self._public_key, CiphertextContent.PAIRS, self._packing, n_block_rows)
         found = decode_ciphertexts(block, header, self._arithmetic)
         if rows != slice(0, n_block_rows):
@@ -186,12 +186,12 @@ class ClearPairs:
     def __init__(self, n_words: int) -> None:
         self._maker, self._words = ClearHistogramMaker(n_words=n_words), 2 * n_words
         self._n_rows = 0
-        self._blocks: list[bytes] = []
+        self._blocks: list[memoryview] = []
 
     def begin(self, n_rows: int) -> None:
         self._n_rows, self._blocks = n_rows, []
 
-    def take(self, block: bytes, n_block_rows: int, rows: slice) -> None:
+    def take(self, block: memoryview, n_block_rows: int, rows: slice) -> None:
         if len(block) != 2 * _WORD.itemsize * n_block_rows:
             raise ProtocolError(f"expected {n_block_rows} gradient pairs")
         self._blocks.append(block[16 * rows.start : 16 * rows.stop])

@@ -34,11 +34,11 @@ class EncryptingOwner(StockedOwner, Protocol):
 class ShardedOwner:
     """Has workers encrypt, some parts ahead of the block that is asked for.
 
-    Security: opening stays here, and so does the secret key of elgamal. See ``EncryptShard`` for what workers see.
+    Security: sums are opened here. See ``EncryptShard`` for what workers see.
     """
 
     def __init__(self, owner: EncryptingOwner, workers: Workers, backend: str, secret: bytes) -> None:
-        """Give the workers what they encrypt with. Args: secret: of ``secret_key_to_bytes``, empty under elgamal."""
+        """Give the workers what they encrypt with. Args: secret: of ``secret_key_to_bytes``."""
         self.pair_format: PairFormat = owner.pair_format
         self.is_streamed = owner.is_streamed
         self._owner, self._workers = owner, workers
@@ -69,7 +69,8 @@ class ShardedOwner:
             n_rows, future = self._parts.popleft()
             columns.append(future.result())
             self._given += n_rows
-        return self._owner.pairs_message(g.size, [b"".join(parts) for parts in zip(*columns, strict=True)])
+        joined = [b"".join(map(memoryview, parts)) for parts in zip(*columns, strict=True)]
+        return self._owner.pairs_message(g.size, joined)
 
     def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
         """Decrypt the sums of a level and check every node."""

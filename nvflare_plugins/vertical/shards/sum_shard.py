@@ -41,9 +41,9 @@ class SumShard(WorkerPart):
         self._pairs.begin(self._codes.shape[1])
         self._node_rows = ()
 
-    def add_gradients(self, block: bytes, n_block_rows: int, start: int, stop: int) -> None:
-        """Take the rows from ``start`` to ``stop`` of a block."""
-        self._pairs.take(block, n_block_rows, slice(start, stop))
+    def add_gradients(self, block: NDArray[np.uint8], n_block_rows: int, start: int, stop: int) -> None:
+        """Take the rows from ``start`` to ``stop`` of a block. Shapes: block: uint8[n_bytes]."""
+        self._pairs.take(block.data, n_block_rows, slice(start, stop))
 
     def take_nodes(self, node_rows: Sequence[NDArray[np.int32]]) -> None:
         """Take note of the rows of the nodes whose sums come next. Shapes: int32[n_node_rows] for each node."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from nvflare_plugins.cli.plan.vertical import (
     lists_of_parties,
     render_vertical,
 )
+from nvflare_plugins.cli.plan.workers import INNER_BYTES_PER_S, estimate_workers, render_workers, workers_json
 from nvflare_plugins.vertical.job import VerticalJob
 
 RATES = CipherRates(
@@ -110,3 +112,20 @@ def test_rows_whose_gradients_no_message_holds_are_refused_before_anything_is_me
     arguments = make_parser().parse_args(given)
     with pytest.raises(ConfigurationError, match="2 GiB"):
         vertical_module.plan(arguments, None)
+
+
+def test_workers_divide_what_can_be_divided_and_say_what_limits_them() -> None:
+    estimate = estimate_vertical(BASE, RATES, 1e6, 0)
+    one, two, four, five = estimate_workers(BASE, RATES, estimate, 0, 5)
+    assert [found.workers for found in (one, two, four, five)] == [1, 2, 4, 5]
+    divided = estimate.encrypt_s + max(p.core_s for p in estimate.passives)
+    partial = BASE.built_nodes * max(map(BASE.slots_of, range(len(BASE.foreign)))) * RATES.ciphertext_bytes
+    assert one.s - two.s == pytest.approx(divided / 2 - 2 * partial / INNER_BYTES_PER_S)
+    assert two.party_bytes == 512_000 + 2000 * 4 + 2 * partial
+    assert one.worker_memory > two.worker_memory > four.worker_memory
+    slow_line = replace(estimate, network_s=10 * estimate.wall_s)
+    assert estimate_workers(BASE, RATES, slow_line, 0, 1)[0].limited_by == "the line between the parties"
+    for most in (0, BASE.rows + 1, 4096):
+        with pytest.raises(ConfigurationError, match="--workers must be from 1"):
+            estimate_workers(BASE, RATES, estimate, 0, most)
+    assert "5  " in render_workers([five]) and workers_json([five])[0]["workers"] == 5

@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 from he_processors.curve.registry import available_backends, open_curve
-from he_processors.elgamal.decryption import ElGamalDecryptor
 from he_processors.elgamal.digits import DigitFormat
-from he_processors.elgamal.encryption import ElGamalEncryptor
-from he_processors.elgamal.keys import base_point, generate_elgamal_key
-from he_processors.elgamal.scalars import rows_of
-from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
+from he_processors.elgamal.keys import generate_elgamal_key
+from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.histogram.bins import BinLayout
 from he_processors.secret_key_bytes import secret_key_from_bytes, secret_key_to_bytes
 from nvflare_plugins.cluster.workers import Workers, workers_here
@@ -67,7 +64,7 @@ def owner_of(scheme: str, n_rows: int):
         return ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, n_rows, b""), b""
     if scheme == "elgamal":
         points = elgamal_owner(DigitFormat.of(40, n_rows))
-        return points, points.setup(), b""
+        return points, points.setup(), points.secret_bytes()
     key = toy_paillier() if scheme == "paillier" else toy_okamoto_uchiyama()
     owner = gradient_owner(key, pair_format(n_rows))
     return owner, owner.setup(), secret_key_to_bytes(key)
@@ -147,19 +144,12 @@ def test_gradients_that_are_none_are_refused_at_the_next_sums(scheme, workers) -
 
 
 @needs_curve
-def test_points_that_others_encrypted_open_to_their_messages() -> None:
-    curve = open_curve("auto")
-    key = generate_elgamal_key(2, curve)
-    digits = [np.array([0, 5, -7, 1 << 20]), np.array([3, -(1 << 20), 0, 1])]
-    rows = ElGamalEncryptor(key.public_key, curve).encrypt(digits)
-    again = ElGamalEncryptor(key.public_key, curve).encrypt(digits)
-    assert not curve.equal(rows.columns[0], again.columns[0]).any()
-    opened = ElGamalDecryptor(key, curve, 10).unmask(rows)
-    for points, messages in zip(opened, digits, strict=True):
-        base = curve.take(base_point(curve), np.zeros(len(messages), dtype=np.int64))
-        assert curve.equal(points, curve.mul(base, rows_of([int(m) for m in messages]))).all()
-    with pytest.raises(CapacityExceeded):
-        ElGamalEncryptor(key.public_key, curve).encrypt([np.array([1 << 21]), np.array([0])])
+def test_a_key_of_points_comes_back_with_its_public_half() -> None:
+    key = generate_elgamal_key(2, open_curve("auto"))
+    written = secret_key_to_bytes(key)
+    assert secret_key_from_bytes(written, key.public_key) == key
+    with pytest.raises(ProtocolError, match="no secret key"):
+        secret_key_from_bytes(written)
 
 
 @pytest.mark.parametrize("make", [toy_paillier, toy_okamoto_uchiyama])
