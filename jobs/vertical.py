@@ -122,9 +122,9 @@ def put_on_cluster(workspace: Path, site: str, n_workers: int) -> None:
     )
     atexit.register(cluster.close)
     policy = json.loads((workspace / POLICY_FILE).read_text(encoding="utf-8"))
-    policy["cluster"] = {"scheduler": cluster.scheduler_address, "workers": n_workers}
-    (workspace / site / POLICY_FILE).parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(workspace / site / POLICY_FILE, json.dumps(policy, indent=2).encode(), 0o600)
+    # The simulator gives all sites one policy.
+    policy["cluster"] = {"scheduler": cluster.scheduler_address, "workers": n_workers, "sites": [site]}
+    write_atomically(workspace / POLICY_FILE, json.dumps(policy, indent=2).encode(), 0o600)
     sys.stdout.write(f"{site} has {n_workers} workers behind {cluster.scheduler_address}\n")
 
 

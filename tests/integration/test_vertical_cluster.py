@@ -27,7 +27,8 @@ def _workers_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient_scheme, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(sharded_maker, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr("nvflare_plugins.vertical.active.engine.GRADIENT_BLOCK_ROWS", 128)
-    monkeypatch.setattr(sharded_owner, "PART_ROWS", 64)
+    monkeypatch.setattr(sharded_owner, "GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr(sharded_owner, "LEAST_ROWS", 32)
 
 
 @pytest.fixture

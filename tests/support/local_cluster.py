@@ -34,7 +34,7 @@ def local_cluster(
 ) -> Iterator[LocalDask]:
     """Start a cluster, and end it whatever has become of it. Args: options: of both commands, such as of TLS."""
     memory = "DASK_DISTRIBUTED__WORKER__MEMORY__"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False"}
     environment |= {} if spills else {f"{memory}TARGET": "False", f"{memory}SPILL": "False"}
     running: list[subprocess.Popen[bytes]] = []
     with TemporaryDirectory(prefix="dask_") as name:

@@ -265,7 +265,8 @@ class SitePolicy(Document):
     def cluster_for(self, name: str) -> Cluster | None:
         """Return where trainings on a data set run: its own cluster, else the site's; None is this process."""
         own = self.data_sets[name].cluster if name in self.data_sets else None
-        return self.cluster if own is None else own
+        found = self.cluster if own is None else own
+        return found if found is None or not found.sites or self.site in found.sites else None
 
     def statement(self, names: Iterable[str]) -> dict[str, str]:
         """Return what the site says of the processing of data sets, by the keys of ``DataProtection``.

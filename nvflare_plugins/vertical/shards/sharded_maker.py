@@ -110,14 +110,14 @@ class ShardedHistogramMaker:
         if features is None:
             raise ValueError("sums of shards need the numbers of the features")
         with self._timer("histogram"):
+            self._settle()  # gradients that are none are refused as such, before sums fail for want of them
             if node_rows is not self._node_rows:  # the blocks of a level are of the same nodes
                 self._send_nodes(node_rows)
             n_slots = len(node_rows) * layout.n_slots
             bounds = self._bounds(n_slots)
             args = (features.astype(np.int64), layout.n_bins, tuple(bounds))
             sums = [self._workers.call(number, "sum_bins", *args) for number in range(len(self._workers))]
-            while self._waiting:  # what was wrong with earlier steps first
-                self._waiting.popleft().result()
+            self._settle()
             parts = collect(sums)
             found = parts[0][0] if len(parts) == 1 else self._finish(bounds, parts)
             return self._form.header(n_slots) + b"".join(found)
@@ -151,6 +151,11 @@ class ShardedHistogramMaker:
         unit, n_workers = self._form.unit, len(self._workers)
         n_units = -(-n_slots // unit)
         return [min(n_units * number // n_workers * unit, n_slots) for number in range(n_workers + 1)]
+
+    def _settle(self) -> None:
+        """Wait for what was asked without waiting. Raises: what was wrong with it."""
+        while self._waiting:
+            self._waiting.popleft().result()
 
     def _ask(self, number: int, method: str, *args: Any) -> None:
         while len(self._waiting) >= _MOST_WAITING * len(self._workers):

@@ -14,11 +14,19 @@ from he_processors.fixed_pairs import PairFormat
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal
 from nvflare_plugins.cluster.workers import Workers, begin, collect
-from nvflare_plugins.vertical.protocol.gradient_scheme import StockedOwner
+from nvflare_plugins.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS, StockedOwner
 from nvflare_plugins.vertical.protocol.messages import TrainingSetup
 from nvflare_plugins.vertical.shards.encrypt_shard import PART
 
-PART_ROWS = 1 << 11  # encrypted at a time by one worker: a part of a block
+LEAST_ROWS = 1 << 10  # encrypted at a time by one worker: fewer make slow batches
+
+
+def part_rows(n_rows: int, n_workers: int) -> int:
+    """Return how many rows a worker encrypts at a time: a block or an even part of it, and four for each worker."""
+    parts = 1
+    while n_rows < 4 * n_workers * (GRADIENT_BLOCK_ROWS // parts) and GRADIENT_BLOCK_ROWS // parts > LEAST_ROWS:
+        parts *= 2
+    return GRADIENT_BLOCK_ROWS // parts
 
 
 class EncryptingOwner(StockedOwner, Protocol):
@@ -48,6 +56,7 @@ class ShardedOwner:
         self._g = self._h = np.empty(0, dtype=np.int64)
         self._asked = self._given = 0  # rows of the tree
         self._n_parts = 0
+        self._part_rows = GRADIENT_BLOCK_ROWS
         self._parts: deque[tuple[int, Future[Any]]] = deque()
 
     def begin_tree(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> None:
@@ -56,6 +65,7 @@ class ShardedOwner:
             future.cancel()
         self._parts.clear()
         self._g, self._h, self._asked, self._given = g, h, 0, 0
+        self._part_rows = part_rows(g.size, len(self._workers))
         self._look_ahead()
 
     def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
@@ -89,7 +99,7 @@ class ShardedOwner:
         """Keep every worker busy, and no more in memory than that takes."""
         n_workers = len(self._workers)
         while self._asked < self._g.size and len(self._parts) < 4 * n_workers + 4:
-            rows = slice(self._asked, min(self._asked + PART_ROWS, self._g.size))
+            rows = slice(self._asked, min(self._asked + self._part_rows, self._g.size))
             worker = self._n_parts % n_workers
             future = self._workers.call(worker, "encrypt", self._g[rows].copy(), self._h[rows].copy())
             self._parts.append((rows.stop - rows.start, future))

@@ -31,6 +31,11 @@ def test_a_data_set_has_its_own_cluster_or_the_sites() -> None:
     assert policy_of().cluster_for("a") is None and policy_of().cluster_for("unknown") is None
 
 
+def test_a_cluster_in_a_policy_of_several_sites_is_for_those_that_it_names() -> None:
+    assert policy_of({**LOOPBACK, "sites": ["two", "one"]}).cluster_for("b") is not None
+    assert policy_of({**LOOPBACK, "sites": ["two"]}).cluster_for("b") is None
+
+
 def test_what_a_policy_allows_does_not_depend_on_its_cluster() -> None:
     assert policy_of().fingerprint() == policy_of(LOOPBACK).fingerprint()
 

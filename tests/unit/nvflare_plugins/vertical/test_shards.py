@@ -48,7 +48,8 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient_scheme, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(sharded_maker, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr("nvflare_plugins.vertical.active.engine.GRADIENT_BLOCK_ROWS", 128)
-    monkeypatch.setattr(sharded_owner, "PART_ROWS", 32)
+    monkeypatch.setattr(sharded_owner, "GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr(sharded_owner, "LEAST_ROWS", 32)
 
 
 @pytest.fixture
@@ -94,6 +95,10 @@ def test_the_model_is_the_centralized_one_for_any_number_of_workers(scheme, n_ac
     params = {**LOGISTIC, "subsample": 0.8, "colsample_bytree": 0.7, "seed": 4}
     outcome = federate(joined, params, 2, sharded(scheme, n_active if scheme != "plain" else 0, n_passive, workers))
     assert first_difference(outcome.merged(), bytes(central(joined, params, 2).save_raw("json"))) == ""
+
+
+def test_workers_encrypt_even_parts_of_blocks_and_several_each() -> None:
+    assert [sharded_owner.part_rows(n, 2) for n in (10, 300, 600, 10_000)] == [32, 32, 64, 128]
 
 
 def test_more_workers_than_slots_or_rows_of_a_node_change_nothing(workers) -> None:
