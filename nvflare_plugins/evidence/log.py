@@ -397,9 +397,9 @@ class EvidenceLog:
             sync_folder(self.path.parent)
             return self.path
 
-    def end_from_outside(self, reason: str) -> None:
-        """End and close the log in place of a thread that does not return; give up if that thread is writing to it."""
-        if self._lock.acquire(timeout=_LOCK_S):
+    def end_from_outside(self, reason: str, wait_s: float = _LOCK_S) -> None:
+        """End and close the log in place of threads that may never return; give up if one is still writing to it."""
+        if self._lock.acquire(timeout=wait_s):
             try:
                 self.abandon(reason)
             finally:

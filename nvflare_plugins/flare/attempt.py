@@ -23,7 +23,7 @@ from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.flare.metrics import ServerMetrics
-from nvflare_plugins.flare.timeouts import SILENCE_LIMIT_S, START_SILENCE_S, STOP_ANSWER_S
+from nvflare_plugins.flare.timeouts import DISK_ANSWER_S, SILENCE_LIMIT_S, START_SILENCE_S, STOP_ANSWER_S
 from nvflare_plugins.flare.transport import Cell, FrameServer
 from nvflare_plugins.flare.work import Beats
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
@@ -326,8 +326,11 @@ class ServerAttempt:
         self._note_metrics(COMPLETED if reason is None else FAILED)
         self._beats.stop()
         self._frames.close()
-        self._evidence.end(COMPLETED if reason is None else "aborted", reason or "")
-        self._evidence.close()
+        if reason is None:
+            self._evidence.end(COMPLETED)
+            self._evidence.close()
+        else:  # a disk that does not answer holds the log: the job has an end all the same
+            self._evidence.end_from_outside(reason, DISK_ANSWER_S)
         for site, report in reports.items():
             if report.evidence:
                 _write(self._folder / EVIDENCE_FOLDER / export_name(site), report.evidence)

@@ -51,6 +51,7 @@ LOCAL_WORK_S = 600.0  # reading data, building the matrix, one tree level, encry
 START_SILENCE_S = LOCAL_WORK_S  # for a site's process to start and to take the task
 ASSUMED_BYTES_PER_SECOND = 1.25e6  # a 10 Mbit/s line
 SITE_MARGIN_S = 60.0
+DISK_ANSWER_S = 30.0  # for a log that is being brought to the disk, before a job that failed ends without it
 
 
 def resend_pause_s(size_bytes: int) -> float:

@@ -255,7 +255,8 @@ class _Lock:
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         task = self._scheduler.current
         if self._holder is not task:
-            if not self._scheduler.wait(lambda: self._holder is None, None if blocking else 0.0):
+            most_s = 0.0 if not blocking else None if timeout < 0 else timeout
+            if not self._scheduler.wait(lambda: self._holder is None, most_s):
                 return False
             self._holder = task
         self._depth += 1

@@ -162,6 +162,30 @@ def test_site_without_result_fails_the_attempt(federation: Federation) -> None:
     assert federation.attempt.finish() == "no result from site-3"
 
 
+def test_a_disk_that_does_not_answer_keeps_no_job_from_ending(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that brings the log to the disk holds it until the disk answers."""
+    monkeypatch.setattr(attempt_module, "DISK_ANSWER_S", 0.05)
+    held, over = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with federation.attempt._evidence._lock:
+            held.set()
+            over.wait(60)
+
+    writer = threading.Thread(target=hang)
+    writer.start()
+    held.wait(60)
+    federation.attempt.fail("site-1: no reply from the server")
+    ended = threading.Thread(target=federation.attempt.finish, daemon=True)
+    ended.start()
+    ended.join(60)
+    over.set()
+    writer.join(60)
+    assert not ended.is_alive() and federation.summary()["reason"] == "site-1: no reply from the server"
+
+
 @pytest.mark.parametrize("other", ["cd" * 32, ""])
 def test_different_or_unknown_models_fail_the_attempt(federation: Federation, other: str) -> None:
     for site in SITES:
