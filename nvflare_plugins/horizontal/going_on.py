@@ -169,7 +169,7 @@ class Course:
                 [Part(part["first"], part["step"], tuple(part["sites"])) for part in kept["parts"]],
                 [(state, tuple(sites)) for state, sites in kept["states"]],
             )
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise ConfigurationError(f"{FILE} of job {folder.path.name} cannot be read: submit the job anew") from None
 
     @property

@@ -294,6 +294,27 @@ def checkpoints(federation: Federation, site: str) -> dict[int, Path]:
     return going_on.RunFolder(federation.workspace(site) / "runs", "job").checkpoints()
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "17",
+        "{}",
+        '{"members": 3, "set_up": null}',
+        '{"members": [], "set_up": 5}',
+        '{"members": [], "set_up": []}',
+        "[" * 5000,
+        '{"members": [], "set_up": {"floors": [], "sites": []}}',
+        "\xff",
+    ],
+)
+def test_a_course_that_is_none_is_refused_in_words(tmp_path: Path, content: str) -> None:
+    (tmp_path / going_on.FILE).write_bytes(content.encode("latin-1"))
+    with pytest.raises(ConfigurationError, match=r"course.json of job .* cannot be read: submit the job anew"):
+        going_on.Course.of(SimpleNamespace(path=tmp_path))
+
+
 def test_no_state_is_forgotten_however_many_others_were_entered_since(tmp_path: Path) -> None:
     """A site that sends other sums at each attempt leads the others through new states without end."""
     model = json.dumps({"learner": {"gradient_booster": {}, "learner_model_param": {"base_score": "0"}}})
