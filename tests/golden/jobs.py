@@ -199,9 +199,10 @@ class PrivateTrees:
     """Private trees: the model at every site."""
 
     more: dict[str, Any]
+    data: Callable[[], pd.DataFrame] = breast
 
     def __call__(self, folder: Path) -> dict[str, bytes]:
-        frame = breast()
+        frame = self.data()
         parties = rows_over_sites(folder, frame, privacy=BUDGET)
         job = PrivateTreesJob.from_dict(
             {
@@ -361,6 +362,14 @@ JOBS: dict[str, GoldenJob] = {
     ),
     "private_trees_histograms": GoldenJob(PrivateTrees(_HISTOGRAMS)),
     "private_trees_histograms_trusted": GoldenJob(PrivateTrees({**_HISTOGRAMS, **_TRUSTED})),
+    "private_trees_classes": GoldenJob(
+        PrivateTrees({"method": "default_2026_12", "components": {"n_trees": 8}, "label_classes": [0, 1, 2]}, data=wine)
+    ),
+    "private_trees_numbers": GoldenJob(
+        PrivateTrees(
+            {"method": "default_2026_12", "components": {"n_trees": 8}, "label_bounds": [0, 400]}, data=diabetes
+        )
+    ),
     "private_trees_ebm": GoldenJob(PrivateTrees({"method": "dp_ebm", "components": {"n_trees": 8}})),
     "bagging": GoldenJob(bagging),
     "profile": GoldenJob(profile),

@@ -9,6 +9,8 @@ from dp_components.accounting.composition import compose
 from dp_components.leaf_weights.target import TWO_CLASSES, Number, SeveralClasses
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.cli.check import _use_of
+from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.presets import PRESETS
@@ -37,6 +39,15 @@ def test_labels_are_taken_or_left_each_by_itself() -> None:
     assert job_of().accepts(label).tolist() == [True, True, False, False, False, False, False]
     assert job_of(**CLASSES).accepts(label).tolist() == [True, True, True, False, False, False, False]
     assert job_of(**NUMBERS).accepts(label).tolist() == [True] * 6 + [False]
+
+
+def test_a_look_at_a_table_knows_which_labels_a_job_takes() -> None:
+    """``veilboost check``: numbers are no problem for a regression of either kind, and are one for classes."""
+    dpboost = DpBoostJob("data", "label", 1.0, {"x": [0.0, 1.0]}, label_bounds=[0.0, 30.0])
+    label = np.array([0.0, 2.5, 29.0], np.float32)
+    for job, taken in ((job_of(**NUMBERS), True), (dpboost, True), (job_of(), False), (job_of(**CLASSES), False)):
+        accepts = _use_of(job, None, "site-1").accepts
+        assert accepts is not None and bool(accepts(label).all()) is taken
 
 
 @pytest.mark.parametrize(
