@@ -24,7 +24,7 @@ TYPED := he_processors dp_components nvflare_plugins jobs poc_workspace
 # Tests side by side; a process without any left takes some of the others, so that no core waits for the longest file.
 PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo lint test test-all simulate mutants fuzz matrix bench-load bench-horizontal bench-he bench-vertical bench-cuda bench-cluster bench-dp clean
+.PHONY: demo lint test test-all simulate mutants fuzz matrix bench-load bench-horizontal bench-tables bench-he bench-vertical bench-cuda bench-cluster bench-dp clean
 
 demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)")
@@ -65,6 +65,9 @@ bench-load: $(STAMP)
 
 bench-horizontal: $(STAMP)
 	$(BIN)/python -m tests.bench.bench_horizontal
+
+bench-tables: $(STAMP)
+	$(BIN)/python -m tests.bench.bench_tables
 
 bench-he: $(STAMP)
 	$(BIN)/python -m pip install --quiet -e ".[bench]"

@@ -44,7 +44,7 @@ def add_predict(subparsers: _Subparsers) -> None:
         type=Path,
         help="model.json of a run, merged_model.json, or the name of a model (veilboost models), NAME or NAME@VERSION",
     )
-    parser.add_argument("data", type=Path, help="rows to score: CSV (also .csv.gz) or Parquet")
+    parser.add_argument("data", type=Path, help="rows to score: CSV (also .csv.gz) or Parquet, also a folder of files")
     parser.add_argument("--out", type=Path, required=True, help="file to write: .csv or .parquet")
     parser.add_argument("--explain", action="store_true", help="SHAP values too, and a picture beside the file (.svg)")
     parser.add_argument(

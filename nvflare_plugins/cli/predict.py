@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from nvflare_plugins.data_sets.declaration import DataSet, format_of
+from nvflare_plugins.data_sets.part_files import is_in_parts
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.files import write_atomically, write_results
 from nvflare_plugins.formatting import counted, printable
@@ -21,7 +22,7 @@ from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.explanations import draw_strongest, shap_columns
 from nvflare_plugins.scoring.model import FinishedModel
-from nvflare_plugins.scoring.rows import Rows, read_rows
+from nvflare_plugins.scoring.rows import Rows, read_blocks, read_rows
 from nvflare_plugins.scoring.versions import ModelVersions
 from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
 
@@ -37,11 +38,13 @@ def run(options: argparse.Namespace) -> int:
     _check_threshold(options.threshold, model)
     if options.explain:
         model.check_explainable()
-    rows = read_rows(
-        _data_set(options), model.features, options.id, options.ignore, unknown_is_missing=options.unknown_is_missing
-    )
-    frame, picture = _scores(options, model, rows), None
-    if options.explain:
+    asked, picture = (_data_set(options), model.features, options.id, options.ignore), None
+    if not options.explain:
+        blocks = read_blocks(*asked, unknown_is_missing=options.unknown_is_missing)
+        frame = pd.concat([_scores(options, model, rows) for rows in blocks], ignore_index=True)
+    else:
+        rows = read_rows(*asked, unknown_is_missing=options.unknown_is_missing)
+        frame = _scores(options, model, rows)
         contributions = model.contributions(rows.values, options.rounds)
         frame = _beside(frame, pd.DataFrame(shap_columns(model, contributions)))
         picture = draw_strongest(model, contributions) if len(frame) else None
@@ -112,12 +115,13 @@ def _data_set(options: argparse.Namespace) -> DataSet:
         ScoringError: there is no such file, or the options do not belong together.
     """
     path, name = options.data, printable(str(options.data))
-    kind = format_of(path)
+    in_parts = is_in_parts(path)
+    kind = "parquet" if in_parts else format_of(path)
     if kind is None:
         raise ScoringError(f"{name}: the name must end in .csv, .csv.gz, .parquet or .pq, which says the format")
-    if not path.is_file():
+    if not path.is_file() and not in_parts:
         raise ScoringError(f"{name} is no file: name the file with the rows to score")
-    if path.stat().st_size == 0:
+    if not in_parts and path.stat().st_size == 0:
         raise ScoringError(f"{name} is empty: it needs at least a header that names the model's columns")
     spec = replace(_declared(options), name=name, path=path.absolute(), format=kind, loader=None, max_rows=0)
     if options.separator is not None and (len(options.separator) != 1 or options.separator in '"\r\n'):

@@ -19,7 +19,7 @@ from nvflare_plugins.data_sets.tabular_files import TabularFile
 
 BLOCK_VALUES = 1 << 20
 """Values of a block: 4 MiB of float32, and three times as much while it is read."""
-_COLUMN_PASSES = 16
+_COLUMN_PASSES = 64
 """As many columns are read at once as that makes: of few, one at a time."""
 
 

@@ -55,16 +55,18 @@ def page_files(run: Path) -> Iterator[Path]:
     folder = run / FOLDER
     if not _removed(folder):
         raise ConfigurationError(f"the bins of run {run.name} are in use by another process: wait for it, or end it")
-    folder.mkdir(mode=0o700)
-    with (folder / _LOCK).open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        _private_files.begin()
-        try:
-            yield folder
-        finally:
-            _private_files.end()
-            gc.collect()  # XGBoost removes a matrix's files with the matrix, and complains of files that are gone
-            shutil.rmtree(folder, ignore_errors=True)
+    _private_files.begin()
+    try:
+        folder.mkdir(mode=0o700)
+        with (folder / _LOCK).open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            try:
+                yield folder
+            finally:
+                gc.collect()  # XGBoost removes a matrix's files with the matrix, and complains of files that are gone
+                shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        _private_files.end()
 
 
 def remove_left_behind(runs: Path) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.column_values import positions_of
 from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.passes import BLOCK_VALUES
 from nvflare_plugins.data_sets.tabular_files import TabularFile
 from nvflare_plugins.data_sets.text_values import NumberFormat
 from nvflare_plugins.failures import DataRefusal
@@ -62,6 +63,29 @@ def read_rows(
         return _read(spec, features, id_column, ignored, unknown_is_missing, remedies)
 
 
+def read_blocks(
+    spec: DataSet,
+    features: Sequence[Feature],
+    id_column: str | None = None,
+    ignored: Sequence[str] = (),
+    *,
+    unknown_is_missing: bool = False,
+    remedies: Remedies = COMMAND,
+) -> Iterator[Rows]:
+    """Read rows for a model, some at a time if the data set is one that is read in passes; else all at once.
+
+    What is refused is counted in the rows that are looked at. Args, raises: as ``read_rows``.
+    """
+    with _for_who_has_the_file(spec, remedies):
+        if not spec.in_passes or not TabularFile(_of_columns_there(spec)).n_rows:
+            yield _read(spec, features, id_column, ignored, unknown_is_missing, remedies)
+            return
+        columns_of = _Columns.of(spec, features, id_column, ignored, remedies)
+        most_rows = max(1, BLOCK_VALUES // max(1, len(features)))
+        for columns in columns_of.file.batches(columns_of.numeric, columns_of.text, most_rows):
+            yield columns_of.rows(columns, features, id_column, unknown_is_missing)
+
+
 def names_in(spec: DataSet, remedies: Remedies = COMMAND) -> list[str]:
     """Return the columns of a file under the names that the data set gives them. Raises: as ``read_rows``."""
     with _for_who_has_the_file(spec, remedies):
@@ -90,29 +114,65 @@ def _read(
     unknown_is_missing: bool,
     remedies: Remedies,
 ) -> Rows:
-    spec = _of_columns_there(spec)
-    file = TabularFile(spec)
-    present = _without_others(spec.name, file.column_names, id_column, ignored, features)
-    if spec.id is not None and all(feature.name != spec.id for feature in features):
-        present = [name for name in present if name != spec.id]
-    check_names(spec.name, features, present, remedies)
-    text = [feature.name for feature in features if feature.categories is not None]
-    numeric = [feature.name for feature in features if feature.categories is None]
-    columns = file.read(numeric, [*text, *([] if id_column is None else [id_column])], may_be_empty=True)
-    for name in set(numeric) & set(spec.dates):
-        columns[name] = pa.chunked_array([file.numbers(name, columns[name])])
-    values = matrix_of(
-        spec.name,
-        features,
-        columns,
-        spec.missing,
-        unknown_is_missing,
-        remedies,
-        NumberFormat(spec.decimal, spec.thousands),
-    )
-    # As Arrow holds them: whole numbers with gaps would become others in pandas.
-    ids = None if id_column is None else columns[id_column].to_pandas(types_mapper=pd.ArrowDtype)
-    return Rows(values, ids, _unknown(features, columns, spec.missing) if unknown_is_missing else {})
+    columns_of = _Columns.of(spec, features, id_column, ignored, remedies)
+    columns = columns_of.file.read(columns_of.numeric, columns_of.text, may_be_empty=True)
+    return columns_of.rows(columns, features, id_column, unknown_is_missing)
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The columns of a file that a model needs, by how they are read."""
+
+    spec: DataSet
+    file: TabularFile
+    numeric: list[str]
+    text: list[str]
+    remedies: Remedies
+
+    @classmethod
+    def of(
+        cls,
+        spec: DataSet,
+        features: Sequence[Feature],
+        id_column: str | None,
+        ignored: Sequence[str],
+        remedies: Remedies,
+    ) -> _Columns:
+        """Find them. Raises: ScoringError: the file's columns are not the model's."""
+        spec = _of_columns_there(spec)
+        file = TabularFile(spec)
+        present = _without_others(spec.name, file.column_names, id_column, ignored, features)
+        if spec.id is not None and all(feature.name != spec.id for feature in features):
+            present = [name for name in present if name != spec.id]
+        check_names(spec.name, features, present, remedies)
+        text = [feature.name for feature in features if feature.categories is not None]
+        numeric = [feature.name for feature in features if feature.categories is None]
+        return cls(spec, file, numeric, [*text, *([] if id_column is None else [id_column])], remedies)
+
+    def rows(
+        self,
+        columns: Mapping[str, pa.ChunkedArray],
+        features: Sequence[Feature],
+        id_column: str | None,
+        unknown_is_missing: bool,
+    ) -> Rows:
+        """Return what was read as the model takes it. Raises: ScoringError: values are not the model's."""
+        spec = self.spec
+        columns = dict(columns)
+        for name in set(self.numeric) & set(spec.dates):
+            columns[name] = pa.chunked_array([self.file.numbers(name, columns[name])])
+        values = matrix_of(
+            spec.name,
+            features,
+            columns,
+            spec.missing,
+            unknown_is_missing,
+            self.remedies,
+            NumberFormat(spec.decimal, spec.thousands),
+        )
+        # As Arrow holds them: whole numbers with gaps would become others in pandas.
+        ids = None if id_column is None else columns[id_column].to_pandas(types_mapper=pd.ArrowDtype)
+        return Rows(values, ids, _unknown(features, columns, spec.missing) if unknown_is_missing else {})
 
 
 def _unknown(

@@ -384,7 +384,7 @@ def check_files(folder: Path, data_sets: Mapping[str, str]) -> None:
         for name, file in data_sets.items():
             pattern = file.replace("{site}", "*" if role is Role.SIMULATOR else site_name(path))
             place = here(path, Path(pattern))
-            is_there = bool(glob.glob(pattern)) if "*" in pattern and "*" not in file else place and place.exists()
+            is_there = place is not None and (place.exists() or bool(glob.glob(str(place))))
             if role is not Role.SERVER and place is not None and not is_there:
                 raise ConfigurationError(f"data set {name!r}: there is no file {place}: mend the path in --data-set")
 

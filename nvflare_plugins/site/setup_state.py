@@ -16,6 +16,7 @@ from cryptography import x509
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.declaration import VerticalRules
+from nvflare_plugins.data_sets.part_files import known_files
 from nvflare_plugins.declared import description_of
 from nvflare_plugins.site.flare_boundary import Role, gaps
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -55,7 +56,7 @@ def _missing(workspace: Path, role: Role) -> Iterator[str]:
     yield from budget_gaps(policy)
     for name, data_set in policy.data_sets.items():
         place = here(workspace, data_set.path) if role is Role.SITE else None  # a simulator has its sites in {site}
-        if place is not None and not place.exists():
+        if place is not None and not any(one.exists() for one in known_files(place)):
             yield f"data set {name!r}: there is no file {place}"
 
 

@@ -1,8 +1,8 @@
-"""Counts for the quantile search without holding values: three passes in place of thirty-two.
+"""Counts for the quantile search without holding values: five passes in place of thirty-two.
 
-The search halves brackets of keys, so that what it asks for in its first 16 steps ends in sixteen ones: a count of each
-upper half of a key answers it. The next eight steps ask within at most as many upper halves as there are cuts, the last
-eight within as many upper three quarters: one pass each counts there.
+The search halves brackets of keys, so that what it asks for in its first 12 steps ends in twenty ones: a count of keys
+by their first 12 bits answers it. The next five steps ask within at most as many of these groups as there are cuts, and
+so on: one pass each counts there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nvflare_plugins.xgb.cuts import to_keys
 
-_PARTS = ((16, 16), (8, 8), (0, 8))
+_PARTS = ((20, 12), (15, 5), (10, 5), (5, 5), (0, 5))
 """Of each pass: how many of a key's last bits it leaves out, and how many before those it tells apart."""
 
 
@@ -24,13 +24,13 @@ class _Counted:
     """What one pass has counted.
 
     Shapes: groups: int64[n_features][n_groups], ascending: the upper bits of keys that were looked at. below:
-        int64[n_features][n_groups, 2^width + 1]: values of a group whose next bits are less than a number.
+        uint32 or int64[n_features][n_groups, 2^width + 1]: values of a group whose next bits are less than a number.
     """
 
     left_out: int
     width: int
     groups: list[NDArray[np.int64]]
-    below: list[NDArray[np.int64]]
+    below: list[NDArray[np.int64 | np.uint32]]
 
     def places(self, feature: int, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the place of each key's group. Raises: KeyError, if one was not looked at."""
@@ -44,7 +44,7 @@ class _Counted:
 class PassedValues:
     """The values of a table that is read in passes; what ``SortedValues`` is for one that is held.
 
-    Memory: 512 KiB for each feature, and as much for each further pass with 256 cuts.
+    Memory: 150 KiB for each feature with 256 cuts, twice that for 2^32 rows or more.
     """
 
     def __init__(self, blocks: Callable[[], Iterator[NDArray[np.float32]]], columns: Sequence[int]) -> None:
@@ -104,8 +104,10 @@ class PassedValues:
                 inside = own[places] == upper if own.size else np.zeros(keys.size, dtype=bool)
                 parts = (keys[inside] >> left_out) & ((1 << width) - 1)
                 found += np.bincount((places[inside] << width) + parts, minlength=found.size)
-        below = [
-            np.pad(np.cumsum(found.reshape(own.size, 1 << width), axis=1), ((0, 0), (1, 0)))
-            for own, found in zip(groups, counts, strict=True)
-        ]
+        below = [_below(found.reshape(own.size, 1 << width)) for own, found in zip(groups, counts, strict=True)]
         return _Counted(left_out, width, groups, below)
+
+
+def _below(counts: NDArray[np.int64]) -> NDArray[np.int64 | np.uint32]:
+    summed = np.pad(np.cumsum(counts, axis=1), ((0, 0), (1, 0)))
+    return summed.astype(np.uint32) if summed.max(initial=0) < 1 << 32 else summed

@@ -1,19 +1,20 @@
 """Tables larger than memory: what a site holds at most while it trains, in each form, and one far above its limit.
 
-A site trains horizontally (profile masks, 3 rounds of depth 6, 256 bins) with two sites of few rows in the same
-process. Its table lies in a folder of Parquet files of 50,000 rows; values are drawn, a tenth of them missing in
-``missing``. Memory is the process's own (RssAnon, looked at every 5 ms), less what it had before the job. What the last
-line of the output holds, one JSON object:
+A site trains horizontally (profile masks, 3 rounds of depth 6, 256 bins; under a limit depth 4 and 64 bins) with two
+sites of few rows in the same process. Its table lies in a folder of Parquet files of 50,000 rows; values are drawn, a
+tenth of them missing in ``missing``. Memory is the process's own (RssAnon, looked at every 5 ms), less what it had
+before the job. What the last line of the output holds, one JSON object:
 
-    bytes_per_value   per table (dense, missing) and form (one held file, passes, external): the largest memory of the
-                      whole job, from loading to the model, over rows x features; a held float32 takes 4
+    bytes_per_value   per table (dense, missing) and form (one held file, passes, external): what one value more adds to
+                      the largest memory of the whole job, from loading to the model (from a quarter of the rows to all
+                      of them; what does not grow with rows, histograms and messages, falls out); a float32 takes 4
     seconds           of the job, likewise
     models_equal      all forms of a table have given the same bytes
     limited           one large table: bytes of its float32 values, the memory limit of its process (a cgroup's where
                       the machine lets one be made, else the limit of data, prlimit --data), their quotient, seconds,
                       and bytes with the bins in files; and whether bins in memory fit under the limit too (null: no)
 
-Run: python -m tests.bench.bench_tables [--quick]
+Run: make bench-tables, or python -m tests.bench.bench_tables [--quick] [--only forms limited]
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ import pyarrow.parquet as pq
 
 SHARD_ROWS = 50_000
 FEATURES = 128
-LARGE_FEATURES = 512
+LARGE_FEATURES = 256
 SMALL_ROWS = 3_000
 GROUP = Path("/sys/fs/cgroup/memory")
 FORMS = ("file", "passes", "external")
+LIMITED = "limited-"
 
 
 def shard(number: int, n_rows: int, n_features: int, has_missing: bool) -> pa.Table:
@@ -96,9 +98,15 @@ def train(folder: Path, form: str) -> None:
     sites = Federation(folder)
     for site in sites.sites:
         (sites.workspace(site) / "local").mkdir(exist_ok=True)
-        own = {"path": "rows.parquet"} if site != "site-1" or form == "file" else {"path": "rows", "memory": form}
+        own = (
+            {"path": "rows.parquet"}
+            if site != "site-1" or form == "file"
+            else {"path": "rows", "memory": form.removeprefix(LIMITED)}
+        )
         sites.write_policy(site, data_sets={"rows": own})
-    params = {"objective": "binary:logistic", "max_bin": 256, "max_depth": 6}
+    # Histograms of many columns at once would be most of what a small process holds.
+    shape = {"max_bin": 64, "max_depth": 4} if form.startswith(LIMITED) else {"max_bin": 256, "max_depth": 6}
+    params = {"objective": "binary:logistic", **shape}
     job = HorizontalJob.from_dict(
         {"data_set": "rows", "label": "label", "params": params, "num_rounds": 3, "profile": "masks"}
     )
@@ -144,47 +152,65 @@ def has_groups() -> bool:
     return True
 
 
+def forms(n_rows: int) -> dict[str, Any]:
+    """Compare forms on tables of so many rows and of a quarter of them."""
+    figures: dict[str, Any] = {"rows": n_rows, "features": FEATURES, "bytes_per_value": {}, "seconds": {}}
+    equal = True
+    for kind in ("dense", "missing"):
+        per_value, seconds = {}, {}
+        with tempfile.TemporaryDirectory() as name:
+            for size in (n_rows // 4, n_rows):
+                write_sites(Path(name) / str(size), size, FEATURES, kind == "missing")
+            for form in FORMS:
+                small, large = (run(Path(name) / str(size), form) for size in (n_rows // 4, n_rows))
+                if small is None or large is None:
+                    equal = False
+                    continue
+                per_value[form] = round((large["bytes"] - small["bytes"]) / ((n_rows - n_rows // 4) * FEATURES), 2)
+                seconds[form] = round(large["seconds"], 1)
+                equal &= large["model"] == seconds.setdefault("model", large["model"])
+        seconds.pop("model", None)
+        figures["bytes_per_value"][kind], figures["seconds"][kind] = per_value, seconds
+    return {**figures, "models_equal": equal}
+
+
+def under_limit(limit: int) -> dict[str, Any]:
+    """Train on a table of four times the limit."""
+    rows = SHARD_ROWS * -(-4 * limit // (4 * LARGE_FEATURES * SHARD_ROWS))
+    with tempfile.TemporaryDirectory() as name:
+        write_sites(Path(name), rows, LARGE_FEATURES, False)
+        took = {form: run(Path(name), LIMITED + form, limit) for form in ("external", "passes")}
+    values = 4 * rows * LARGE_FEATURES
+    figures: dict[str, Any] = {
+        "limit": "cgroup" if has_groups() else "prlimit --data",
+        "rows": rows,
+        "features": LARGE_FEATURES,
+        "table_bytes": values,
+        "limit_bytes": limit,
+        "quotient": round(values / limit, 2),
+    }
+    for form, one in took.items():
+        figures[form] = None if one is None else {"seconds": round(one["seconds"], 1), "bytes": one["bytes"]}
+    return figures
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="smaller tables")
-    parser.add_argument("--train", choices=FORMS)
+    parser.add_argument("--train", choices=[*FORMS, *(LIMITED + form for form in FORMS)])
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--only", choices=("forms", "limited"))
     parser.add_argument("--limit-mib", type=int, default=512)
     options = parser.parse_args()
     if options.train:
         train(options.folder, options.train)
         return
-    n_rows = 60_000 if options.quick else 400_000
-    figures: dict[str, Any] = {"rows": n_rows, "features": FEATURES, "bytes_per_value": {}, "seconds": {}}
-    equal = True
-    with tempfile.TemporaryDirectory() as name:
-        for kind in ("dense", "missing"):
-            write_sites(Path(name) / kind, n_rows, FEATURES, kind == "missing")
-            found = {form: run(Path(name) / kind, form) for form in FORMS}
-            took = {form: one for form, one in found.items() if one is not None}
-            equal &= len({one["model"] for one in took.values()}) == 1 and len(took) == len(FORMS)
-            cells = n_rows * FEATURES
-            figures["bytes_per_value"][kind] = {form: round(one["bytes"] / cells, 2) for form, one in took.items()}
-            figures["seconds"][kind] = {form: round(one["seconds"], 1) for form, one in took.items()}
-    figures["models_equal"] = equal
-    limit = options.limit_mib << 20
-    large_rows = SHARD_ROWS * max(1, -(-4 * limit // (4 * LARGE_FEATURES * SHARD_ROWS)))
-    with tempfile.TemporaryDirectory() as name:
-        write_sites(Path(name), large_rows, LARGE_FEATURES, False)
-        limited = run(Path(name), "external", limit)
-        held = run(Path(name), "passes", limit)
-    values = 4 * large_rows * LARGE_FEATURES
-    figures["limited"] = {
-        "limit": "cgroup" if has_groups() else "prlimit --data",
-        "rows": large_rows,
-        "features": LARGE_FEATURES,
-        "table_bytes": values,
-        "limit_bytes": limit,
-        "quotient": round(values / limit, 2),
-        "external": None if limited is None else {"seconds": round(limited["seconds"], 1), "bytes": limited["bytes"]},
-        "passes": None if held is None else {"seconds": round(held["seconds"], 1), "bytes": held["bytes"]},
-    }
+    figures: dict[str, Any] = {}
+    if options.only != "limited":
+        figures |= forms(100_000 if options.quick else 400_000)
+    if options.only != "forms":
+        figures["limited"] = under_limit(options.limit_mib << 20)
     print(json.dumps(figures))
 
 

@@ -50,6 +50,26 @@ def test_csv_in_csv_out(trained: Trained, tmp_path: Path, capsys: pytest.Capture
     assert "300 rows scored with binary:logistic, 6 rounds, 6 features, classes nein, ja" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("pattern", ["", "*.parquet"])
+def test_a_folder_of_files_is_scored_some_rows_at_a_time(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nvflare_plugins.scoring.rows.BLOCK_VALUES", 240)
+    (tmp_path / "parts").mkdir()
+    rows = trained.rows.assign(**{ID: [f"{i:04d}" for i in range(300)]})
+    for number, part in enumerate(np.array_split(np.arange(300), 4)):
+        rows.iloc[part].to_parquet(tmp_path / "parts" / f"{number}.parquet", index=False)
+    assert predict(tmp_path, "--id", ID, data=f"parts/{pattern}", out="many.csv") == 0
+    assert predict(tmp_path, "--id", ID, out="one.csv") == 0
+    assert (tmp_path / "many.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()
+    rows.assign(more=1).to_parquet(tmp_path / "parts" / "4.parquet", index=False)
+    capsys.readouterr()
+    assert predict(tmp_path, "--id", ID, data=f"parts/{pattern}", out="no.csv") == 1
+    assert "other names" in capsys.readouterr().err and not (tmp_path / "no.csv").exists()
+    (tmp_path / "empty").mkdir()
+    assert predict(tmp_path, data="empty", out="no.csv") == 1 and "without a file" in capsys.readouterr().err
+
+
 def test_texts_of_others_are_no_formulas_in_a_spreadsheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ids and names of classes: who opens the file would run what somebody wrote into one of them."""
     formula = "=cmd|' /C calc'!A0"

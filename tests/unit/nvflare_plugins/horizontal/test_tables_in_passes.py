@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.attempt.job_context import Silent
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.identity import identify, named_rows, row_tags
 from nvflare_plugins.data_sets.table import Table, load_table
@@ -167,7 +168,7 @@ def test_the_search_in_passes_asks_for_the_same_counts(
 
         found.append(search_quantiles(values, max_bin, min_rows, note).to_lists())
         asked.append(counts)
-    assert found[0] == found[1] and len(passes) <= 3
+    assert found[0] == found[1] and len(passes) <= 5
     assert all(np.array_equal(*pair) for pair in zip(*asked, strict=True)) and len(asked[1]) == 33
 
 
@@ -312,7 +313,7 @@ def test_pages_are_for_their_owner_alone_and_go(tmp_path: Path, monkeypatch: pyt
 
     before = os.umask(0o022)
     try:
-        succeed(sites.run(job_of(), on_progress=lambda site: Watch()))
+        succeed(sites.run(job_of(), on_progress=lambda site: Watch() if site == "site-1" else Silent()))
         assert os.umask(0o022) == 0o022
     finally:
         os.umask(before)

@@ -183,6 +183,15 @@ def test_check_says_what_is_missing_changes_nothing_and_exits_with_a_code(
     assert run(str(kit), "--check") == 0 and "complete" in capsys.readouterr().out
     (tmp_path / "a.csv").unlink()
     assert run(str(kit), "--check") == 1 and "'a': there is no file" in capsys.readouterr().out
+    (tmp_path / "parts").mkdir()
+    for path in ("parts", "parts/*.parquet"):
+        (tmp_path / "parts" / "1.parquet").touch()
+        run(str(kit), "--data-set", f"a={tmp_path / path}", "--memory", "a=external")
+        capsys.readouterr()
+        assert run(str(kit), "--check") == 0 and "no file" not in capsys.readouterr().out
+        assert SitePolicy.load(kit, "site-1").data_sets["a"].memory == "external"
+    (tmp_path / "parts" / "1.parquet").unlink()
+    assert run(str(kit), "--check") == 1 and "'a': there is no file" in capsys.readouterr().out
     with pytest.raises(ConfigurationError, match="--check stands alone"):
         run(str(kit), "--check", "--profile", "masks")
 
