@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import stat
+import threading
 import time
 from types import TracebackType
 from typing import Any
@@ -94,13 +95,13 @@ def open_workers(cluster: Cluster, find_s: float = FIND_S) -> DaskWorkers:
     client = _connect(cluster, find_s)
     try:
         addresses = _find(client, cluster, find_s)
-        _check(client, addresses)
+        for number, address in enumerate(addresses):  # below errors, which FLARE hands on to the server
+            _log.info("worker %d of %d is %s", number, len(addresses), address)
+        _check(client, addresses, find_s)
         links = [
             _ActorLink(client, number, _place_desk(client, address), cluster.deadline_s)
             for number, address in enumerate(addresses)
         ]
-        for number, address in enumerate(addresses):
-            _log.info("worker %d of %d is %s", number, len(addresses), address)
         workers = DaskWorkers(client, links)
         begin(workers, TRIAL, [()] * len(workers))
         collect([workers.call(number, "echo", b"") for number in range(len(workers))])
@@ -173,12 +174,24 @@ def _find(client: Any, cluster: Cluster, find_s: float) -> list[str]:
     return sorted(known, key=lambda address: (str(known[address].get("name", "")), address))[: cluster.workers]
 
 
-def _check(client: Any, addresses: list[str]) -> None:
-    answers = client.run(describe_worker, workers=addresses, on_error="return")
-    for number, address in enumerate(addresses):
+def _check(client: Any, addresses: list[str], find_s: float) -> None:
+    answers: dict[str, Any] = {}
+
+    def ask(address: str) -> None:
+        with contextlib.suppress(Exception):  # whoever gave no answer is named below
+            answers.update(client.run(describe_worker, workers=[address], on_error="return"))
+
+    # Dask waits for these answers without end: threads that nobody has to wait for.
+    asking = [threading.Thread(target=ask, args=(address,), daemon=True) for address in addresses]
+    for thread in asking:
+        thread.start()
+    until = time.monotonic() + find_s
+    for number, (thread, address) in enumerate(zip(asking, addresses, strict=True)):
+        thread.join(max(until - time.monotonic(), 0.0))
+        if thread.is_alive():
+            raise WorkerFailure(f"worker {number} of this site's cluster did not answer within {find_s:g} s")
         found = answers.get(address)
         if not isinstance(found, dict):
-            _log.error("worker %d is %s", number, address)
             raise ConfigurationError(
                 f"worker {number} of this site's cluster cannot say what is installed there "
                 f"({type(found).__name__}). Remedy: install there what this site has, with the extra `cluster`."

@@ -36,6 +36,14 @@ def test_a_stalled_worker_is_named_when_its_time_is_up() -> None:
 
 
 @pytest.mark.slow
+def test_a_worker_that_is_stalled_from_the_first_is_named() -> None:
+    with local_cluster(2) as cluster:
+        os.kill(cluster.pids[1], signal.SIGSTOP)
+        with pytest.raises(WorkerFailure, match=r"worker 1 .* did not answer within 3 s"):
+            open_workers(Cluster(cluster.address, 2), find_s=3)
+
+
+@pytest.mark.slow
 def test_a_lost_scheduler_ends_the_work() -> None:
     with local_cluster(1) as cluster, open_workers(Cluster(cluster.address, 1, deadline_s=60)) as workers:
         os.kill(cluster.scheduler_pid, signal.SIGKILL)
