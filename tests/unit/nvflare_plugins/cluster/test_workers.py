@@ -83,7 +83,7 @@ def test_own_errors_come_back_as_what_they_were_and_others_without_words() -> No
     assert isinstance(error_of("ConfigurationError", "text"), ConfigurationError)
     assert type(error_of("SystemExit", "text")) is VeilBoostError
     state, kind, words = Desk._told(lambda: shard_rows(1, 2))
-    assert (state, kind) == (REFUSED, "ConfigurationError") and "worker 1" in words
+    assert (state, kind) == (REFUSED, "ConfigurationError") and "worker 0" in words
 
     def reveals() -> None:
         raise ValueError("secret 4711")
