@@ -14,6 +14,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.attempt.job_context import Job, goes_on_without, waiting_s
@@ -40,6 +41,10 @@ from nvflare_plugins.site.flare_boundary import check_set_up, check_tracking
 TRAIN_TASK = "veilboost_train"
 LEFT_OUT = "left_out"
 """In a task for a site that is back and that the job goes on without."""
+NOT_SIMULATED = (
+    "FLARE's simulator starts no site's process again, so that nobody is waited for. Remedy: run the job anew; in a "
+    "POC or in production it goes on"
+)
 _FOR_EVER_S = 30 * 86400.0
 MOST_ATTEMPTS = 20  # of a job that waits for lost sites: one that dies again and again for a reason of its own
 
@@ -183,6 +188,8 @@ class JobController(Controller):
                 self.log_info(fl_ctx, "all sites ended with the same result" if reason is None else "the job failed")
                 return reason
             self.log_warning(fl_ctx, f"attempt {number} has ended, and the job waits: {reason}")
+            if job_id == SimulatorConstants.JOB_NAME:
+                return attempt.was_the_last(NOT_SIMULATED)
             members = members if is_tried else taking_part
             may_go_on = goes_on_without(job) and not is_tried
             ends = self._wait_for_return(attempt, presence, waits_s, abort_signal, members, may_go_on)

@@ -169,6 +169,18 @@ def test_a_site_that_does_not_come_back_ends_the_job_at_its_deadline(tmp_path: P
     assert not list(tmp_path.rglob("model.json"))
 
 
+@pytest.mark.parametrize("on_loss", ["wait", "continue"])
+def test_in_flares_simulator_nobody_is_waited_for_and_the_job_says_so_at_once(
+    tmp_path: Path, monkeypatch, on_loss
+) -> None:
+    """It starts a site's process once, and no other process of it ever comes (tests/integration has the real one)."""
+    monkeypatch.setattr(controllers.SimulatorConstants, "JOB_NAME", JOB_ID)
+    recipe, parties = going_on(tmp_path, on_lost_site=on_loss, lost_site_deadline_s=3600.0)
+    finished = Federation(recipe, parties, [IN_TRAINING], comes_back=False).run()
+    assert "FLARE's simulator starts no site's process again" in finished.reason and LOST in finished.reason
+    assert finished.summary["status"] == FAILED and not list(tmp_path.rglob("model.json"))
+
+
 def test_a_process_that_always_dies_ends_the_job(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(controllers, "MOST_ATTEMPTS", 3)
     finished = Federation(waiting("horizontal"), CASES["horizontal"].give(tmp_path), [3] * 9).run()

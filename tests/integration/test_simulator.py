@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +16,7 @@ from nvflare.recipe import SimEnv
 
 from jobs import horizontal
 from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
 from poc_workspace.run_poc import write_breast_cancer
 from tests.support.simulator import SITES, run_simulator, simulate
@@ -54,6 +60,45 @@ def test_recipe_in_sim_env(tmp_path: Path, options: SetupOptions) -> None:
     models = {(folder / site / "veilboost_runs" / "simulate_job" / "model.json").read_bytes() for site in SITES}
     assert len(models) == 1
     assert verify([folder / "server" / "simulate_job" / "veilboost" / "evidence"]).sound
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_a_job_that_waits_for_lost_sites(tmp_path: Path, options: SetupOptions) -> None:
+    """The simulator starts no process again; its loss is noticed by its silence."""
+    recipe = HorizontalXGBRecipe(
+        "lost",
+        data_set="breast",
+        label="target",
+        params={"objective": "binary:logistic", "max_depth": 3},
+        num_rounds=5000,
+        on_lost_site="wait",
+        lost_site_deadline_s=3600.0,
+    )
+    recipe.export(str(tmp_path / "jobs"))
+    workspace, killed = tmp_path / "ws", []
+
+    def kill() -> None:
+        for _ in range(1200):
+            time.sleep(0.1)
+            if not list((workspace / "site-2" / "veilboost_runs" / "simulate_job").glob("checkpoint*")):
+                continue
+            for process in Path("/proc").glob("[0-9]*"):
+                with suppress(OSError):
+                    command = (process / "cmdline").read_bytes().split(b"\0")
+                    is_of_site = str(workspace / "site-2").encode() in command
+                    if is_of_site and b"nvflare.private.fed.app.simulator.simulator_worker" in command:
+                        os.kill(int(process.name), signal.SIGKILL)
+                        killed.append(process.name)
+                        return
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    set_up(workspace, options)
+    run = simulate(tmp_path / "jobs" / recipe.name, workspace)
+    killer.join()
+    assert killed and run.code != 0
+    assert "FLARE's simulator starts no site's process again" in run.summary["reason"]
+    assert "site-2" in run.summary["reason"] and not list(workspace.rglob("model.json"))
 
 
 @pytest.mark.slow
