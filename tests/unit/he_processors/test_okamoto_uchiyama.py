@@ -32,7 +32,7 @@ def test_both_ways_to_encrypt_decrypt(backend: str) -> None:
 
 
 def test_no_plaintexts_and_more_than_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(randomiser_pool, "_BLOCK_ROWS", 4)
+    monkeypatch.setattr(randomiser_pool, "BLOCK_ROWS", 4)
     encryptor = owner_encryptor(KEY)
     for values in ([], VALUES):
         rows = encryptor.arithmetic.to_wire(encryptor.encrypt(signed_rows(values)))

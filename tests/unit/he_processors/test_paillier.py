@@ -48,7 +48,7 @@ def test_every_way_to_encrypt_decrypts_both_ways(backend: str) -> None:
 
 
 def test_no_plaintexts_and_more_than_one_block(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(randomiser_pool, "_BLOCK_ROWS", 4)
+    monkeypatch.setattr(randomiser_pool, "BLOCK_ROWS", 4)
     encryptor = owner_encryptor(KEY, backend)
     for values in ([], VALUES):
         rows = encryptor.arithmetic.to_wire(encryptor.encrypt(signed_rows(values)))
