@@ -25,6 +25,7 @@ from nvflare_plugins.failures import DataRefusal
 SHARD_ROWS = 1 << 20
 _FOOTER_END = 8  # bytes: the footer's length, and the format's mark
 _BATCH_ROWS = 1 << 16
+_BUFFER_BYTES = 1 << 16  # of each column
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,8 @@ def _opened_at(path: Path) -> Iterator[tuple[_Mark, arrow_parquet.ParquetFile]]:
         footer = hashlib.blake2b(source.read(length) + end, digest_size=16).digest()
         source.seek(0)
         mark = _Mark((status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns, footer)
-        yield mark, arrow_parquet.ParquetFile(source, pre_buffer=False)
+        # Buffered, or some rows of a row group would bring all bytes of the group into memory.
+        yield mark, arrow_parquet.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES)
 
 
 def _rows_of(
