@@ -39,7 +39,11 @@ class PairFormat:
     """Fixed-point format of (g, h) pairs.
 
     Units:    encoded integers count 2^-fraction_bits.
-    Capacity: sums of at most ``max_additions`` pairs, every g in [-g_bound, g_bound], every h in [h_low, h_high].
+    Capacity: sums of at most ``max_additions`` pairs, every g in [-g_bound, g_bound], every h in [h_low, h_high], and
+        where sums are noised, noise within ``tails`` on each.
+
+    Attributes:
+        tails: the largest noise on a sum of g and on one of h; (0, 0) where sums are exact.
     """
 
     fraction_bits: int
@@ -47,6 +51,7 @@ class PairFormat:
     g_bound: float
     h_low: float
     h_high: float
+    tails: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         if self.max_additions < 1:
@@ -54,12 +59,15 @@ class PairFormat:
         bounds = (self.g_bound, self.h_low, self.h_high)
         if not all(math.isfinite(bound) for bound in bounds) or self.g_bound <= 0 or self.h_low >= self.h_high:
             raise ValueError("bounds must be finite, g_bound positive and h_low below h_high")
+        if min(self.tails) < 0:
+            raise ValueError("tails must not be negative")
         g, h = self.g_range(self.max_additions), self.h_range(self.max_additions)
         if max(g.high, -h.low, h.high, h.high - h.low) >> MOST_SUM_BITS:
             raise CapacityExceeded(
                 f"{self.max_additions} additions at {self.fraction_bits} fraction bits exceed {MOST_SUM_BITS} bits"
             )
-        one_row = self._steps_up(self.g_bound) << self.h_bits  # a row's plaintext has two words
+        # A row's plaintext has two words, and so has that of the noise on a bin.
+        one_row = max(self._steps_up(self.g_bound), self.tails[0]) << self.h_bits
         if one_row >> (8 * _ROW_BYTES - 2):
             raise CapacityExceeded(f"a pair at {self.fraction_bits} fraction bits exceeds {8 * _ROW_BYTES} bits")
 
@@ -72,15 +80,20 @@ class PairFormat:
         return cls(fraction_bits, max_additions, g_bound=1.0, h_low=0.0, h_high=0.25)
 
     def g_range(self, n_rows: int) -> IntegerRange:
-        """Return the range of an encoded sum of g over ``n_rows`` rows."""
-        step = self._steps_up(self.g_bound)
-        return IntegerRange(-n_rows * step, n_rows * step)
+        """Return the range of an encoded sum of g over ``n_rows`` rows, noise included."""
+        most = n_rows * self._steps_up(self.g_bound) + self.tails[0]
+        return IntegerRange(-most, most)
 
     def h_range(self, n_rows: int) -> IntegerRange:
-        """Return the range of an encoded sum of h over ``n_rows`` rows."""
+        """Return the range of an encoded sum of h over ``n_rows`` rows, noise included."""
         low = min(0, -self._steps_up(-self.h_low))
         high = max(0, self._steps_up(self.h_high))
-        return IntegerRange(n_rows * low, n_rows * high)
+        return IntegerRange(n_rows * low - self.tails[1], n_rows * high + self.tails[1])
+
+    @property
+    def is_noised(self) -> bool:
+        """Whether sums carry noise, so that they meet a known total only nearly."""
+        return any(self.tails)
 
     @property
     def n_words(self) -> int:

@@ -34,13 +34,22 @@ class DigitFormat(PairFormat):
     """
 
     @classmethod
-    def of(cls, fraction_bits: int, n_rows: int) -> DigitFormat:
-        """Return the format of a table. Raises: ConfigurationError: other fraction bits, or too many rows."""
+    def of(cls, fraction_bits: int, n_rows: int, tails: tuple[int, int] = (0, 0)) -> DigitFormat:
+        """Return the format of a table.
+
+        Args:
+            tails: see ``PairFormat``; noise on sums needs values of one digit.
+
+        Raises:
+            ConfigurationError: other fraction bits, or too many rows.
+        """
         if fraction_bits not in FRACTION_BITS:
             raise ConfigurationError(f"elgamal encodes {EXACT_FRACTION_BITS} or {SHORT_FRACTION_BITS} fraction bits")
         if n_rows >= _MAX_ROWS:
             raise ConfigurationError(f"{n_rows} rows are more than a vertical job may have: fewer than {_MAX_ROWS}")
-        return cls(fraction_bits, max(n_rows, 1), g_bound=1.0, h_low=0.0, h_high=1.0)
+        if any(tails) and fraction_bits != SHORT_FRACTION_BITS:
+            raise ConfigurationError(f"noised sums under elgamal have {SHORT_FRACTION_BITS} fraction bits: one digit")
+        return cls(fraction_bits, max(n_rows, 1), g_bound=1.0, h_low=0.0, h_high=1.0, tails=tails)
 
     @property
     def n_digits(self) -> int:

@@ -85,20 +85,36 @@ def decrypt_level(
 def check_node(sums: BinSums, total: NodeTotal, layout: BinLayout, pair_format: PairFormat) -> None:
     """Check one node: every bin within the node's bounds, every feature's bins summing to the node exactly.
 
+    Where sums are noised, the bins of a feature sum to the node up to as many of the format's tails as it has slots.
+
     Raises:
         ProtocolError: with one fixed message.
     """
     if total.n_rows < 0 or total.n_rows > pair_format.max_additions:
         raise ProtocolError(REFUSED)
-    for values, bounds, expected in (
-        (sums.g, pair_format.g_range(total.n_rows), total.g),
-        (sums.h, pair_format.h_range(total.n_rows), total.h),
+    for values, bounds, expected, tail in (
+        (sums.g, pair_format.g_range(total.n_rows), total.g, pair_format.tails[0]),
+        (sums.h, pair_format.h_range(total.n_rows), total.h, pair_format.tails[1]),
     ):
         words = as_words(values)
         if not are_within(words, bounds.low, bounds.high):
             raise ProtocolError(REFUSED)
-        if not segments_sum_to(words, layout.starts[:-1], expected).all():
+        if pair_format.is_noised:
+            is_due = _are_near(words, layout, expected, tail)
+        else:
+            is_due = segments_sum_to(words, layout.starts[:-1], expected)
+        if not is_due.all():
             raise ProtocolError(REFUSED)
+
+
+def _are_near(words: NDArray[np.int64], layout: BinLayout, expected: int, tail: int) -> NDArray[np.bool_]:
+    """Tell for which features the noised bins sum to nearly the node. Shapes: words: int64[1, n_slots].
+
+    The caller has checked every bin against its bounds, so that no sum wraps.
+    """
+    totals = np.add.reduceat(words[0], layout.starts[:-1])
+    result: NDArray[np.bool_] = np.abs(totals - expected) <= tail * np.diff(layout.starts)
+    return result
 
 
 def subtract_sibling(

@@ -109,11 +109,12 @@ _VERTICAL_PARTY = (
     "A passive party: which rows are in the nodes whose sums it is asked for, and its own splits; no gradient, label, "
     "leaf or foreign threshold. The active party: the sums per bin of every node, and with them, under the preset "
     "`exact`, in which bin each row lies (least squares recovers it); never a passive party's value or threshold. "
-    "`guarded` sets floors and caps: heuristics."
+    "`guarded` sets floors and caps: heuristics. Under `noised` the sums are differentially private given the split "
+    "bits, which are exact."
 )
 _VERTICAL_NOTES = (
     "What the sums per bin tell cannot be hidden by encryption: their reader is the active party. Real cures are noise "
-    "on the bins (dp_local), few bins, few trees.",
+    "on the bins (the preset noised, or dp_local), few bins, few trees.",
     "A passive party that cheats can read single labels by returning chosen rows as bins: parties are honest but "
     "curious.",
     "Passive parties see the partitions of the nodes they are asked about; Completely SecureBoost keeps those of the "

@@ -6,13 +6,14 @@ from dataclasses import field
 from enum import Enum
 from typing import Annotated, ClassVar
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from pydantic import AfterValidator
 
 from he_processors.additive.scheme import security_bits
-from he_processors.elgamal.digits import EXACT_FRACTION_BITS, FRACTION_BITS, DigitFormat
+from he_processors.elgamal.digits import EXACT_FRACTION_BITS, FRACTION_BITS, SHORT_FRACTION_BITS, DigitFormat
 from nvflare_plugins.attempt.job_context import JobDocument, OnLostParty
 from nvflare_plugins.checks import expect, not_misspelt
+from nvflare_plugins.data_sets.declaration import Delta, Epsilon
 from nvflare_plugins.declared import (
     Entries,
     EntriesOfSites,
@@ -47,11 +48,13 @@ class Preset(Enum):
     """Which sums per bin the passive parties hand out.
 
     ``exact`` gives the model of centralized training and does not hide bin membership. ``guarded`` withholds sums that
-    the party's own rules (``vertical`` in its policy) name; the rules are heuristics.
+    the party's own rules (``vertical`` in its policy) name; the rules are heuristics. ``noised`` adds discrete Gaussian
+    noise to every sum, which the party's privacy budget pays for: a proof, of what dp_components/vertical_bins.py says.
     """
 
     GUARDED = "guarded"
     EXACT = "exact"
+    NOISED = "noised"
 
 
 def _not_misspelt(value: str) -> str:
@@ -98,7 +101,19 @@ class VerticalJob(JobDocument):
     fraction_bits: Annotated[int, OneOf(*FRACTION_BITS)] = EXACT_FRACTION_BITS
     """Bits of gradients under ``elgamal``: 40 for the centralized model, or 14, which is cheaper and another model."""
     preset: Annotated[str, OneOf(Preset)] = Preset.GUARDED.value
-    """``guarded``, or ``exact``, which equals centralized training and which parties refuse unless they consent."""
+    """``guarded``; ``exact``, which equals centralized training; or ``noised``, whose sums are differentially private
+    given the split bits. Parties refuse ``exact`` and ``noised`` unless they consent.
+    """
+    epsilon: Epsilon | None = None
+    """Preset ``noised``: what each passive party's sums and cut points may cost, for a change of one row's features at
+    that party. Split bits are outside of it.
+    """
+    delta: Delta | None = None
+    """Preset ``noised``: the delta of ``epsilon``, never computed from the data."""
+    noised_features: Annotated[Whole, Ge(1)] = 8
+    """Preset ``noised``: most features of a passive party in a tree, drawn anew for each where it has more."""
+    noised_bins: Annotated[Whole, Ge(2), Le(64)] = 16
+    """Preset ``noised``: bins of a passive party's features; ``max_bin`` is then the active party's alone."""
     own_rounds: Annotated[Whole, Ge(0)] = 0
     """First rounds that use the active party's columns alone (Completely SecureBoost)."""
     eval_data_set: Name | None = None
@@ -159,6 +174,11 @@ class VerticalJob(JobDocument):
         if self.fraction_bits != EXACT_FRACTION_BITS:
             expect("fraction_bits is an option of profile elgamal", self.profile == VerticalProfile.ELGAMAL.value)
             expect("weight needs fraction_bits 40: with 14, light rows would not count", self.weight is None)
+        if self.is_noised:
+            self._check_noised()
+        else:
+            is_stated = self.epsilon is not None or self.delta is not None
+            expect("epsilon and delta are options of preset noised", not is_stated)
         for site, lists in self.categories.items():
             for column, words in lists.items():
                 expect(
@@ -166,6 +186,44 @@ class VerticalJob(JobDocument):
                     "rare ones together under one name",
                     len(words) <= MAX_BINS,
                 )
+
+    def _check_noised(self) -> None:
+        """Refuse what noised sums cannot do. Raises: ConfigurationError."""
+        stated = self.epsilon is not None and self.delta is not None
+        expect("preset noised needs epsilon and delta: what each passive party's budget pays", stated)
+        expect(
+            "preset noised needs a round with passive parties: lower own_rounds, or raise num_rounds",
+            self.own_rounds < self.num_rounds,
+        )
+        if self.profile == VerticalProfile.ELGAMAL.value:
+            expect(
+                f"preset noised under elgamal needs fraction_bits {SHORT_FRACTION_BITS}: each digit would need noise "
+                "of its own",
+                self.fraction_bits == SHORT_FRACTION_BITS,
+            )
+        for name, is_set, remedy in (
+            ("weight", self.weight is not None, "leave the column out"),
+            ("initial_model", self.initial_model is not None, "train anew, or choose preset guarded"),
+            ("resume_from", self.resume_from is not None, "submit the job anew: its noise is gone, and it pays anew"),
+            ("on_lost_site=wait", self.on_lost_site != OnLostParty.STOP.value, "set on_lost_site=stop"),
+        ):
+            expect(f"{name} is refused in preset noised: {remedy}", not is_set)
+        lists = [site for site, columns in self.categories.items() if columns and site != self.active]
+        expect(
+            "categories of a passive party are refused in preset noised: give it numbers, such as one column for each "
+            "category",
+            not lists,
+        )
+
+    @property
+    def is_noised(self) -> bool:
+        """Whether passive parties add noise to their sums."""
+        return self.preset == Preset.NOISED.value
+
+    @property
+    def may_withhold(self) -> bool:
+        """Whether a passive party may keep the sums of nodes."""
+        return self.preset != Preset.EXACT.value
 
     @property
     def is_encrypted(self) -> bool:

@@ -17,6 +17,7 @@ from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.active.tree_driver import MAX_BATCH
 from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
 from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
+from nvflare_plugins.vertical.noised.plan import NoisePlan
 from nvflare_plugins.vertical.protocol.feature_blocks import most_slots
 from nvflare_plugins.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS
 from nvflare_plugins.wire.mediator import LARGEST_BUFFER_BYTES
@@ -69,17 +70,33 @@ class MessageSizes:
     is_streamed: bool = True
 
     @classmethod
-    def of(cls, job: VerticalJob, set_rows: Sequence[int], trees_per_round: int, limits: TreeLimits) -> MessageSizes:
-        """Derive the sizes of one job. Raises: CapacityExceeded: the job's keys are too short for so many rows."""
+    def of(
+        cls,
+        job: VerticalJob,
+        set_rows: Sequence[int],
+        trees_per_round: int,
+        limits: TreeLimits,
+        noised: NoisePlan | None = None,
+    ) -> MessageSizes:
+        """Derive the sizes of one job.
+
+        Args:
+            noised: the plan of a job in the preset noised.
+
+        Raises:
+            CapacityExceeded: the job's keys are too short for so many rows.
+        """
+        n_rows, has_weight = set_rows[0], job.weight is not None
+        pairs = pair_format(n_rows, has_weight) if noised is None else noised.pair_format(n_rows)
         if not job.is_encrypted:
-            n_words = pair_format(set_rows[0], job.weight is not None).n_words
+            n_words = pairs.n_words
             return cls(tuple(set_rows), _CLEAR_PAIR_BYTES * n_words, 1, trees_per_round, limits, is_streamed=False)
         if job.profile == VerticalProfile.ELGAMAL.value:
-            n_points = 1 + DigitFormat.of(job.fraction_bits, set_rows[0]).n_messages
+            n_points = 1 + DigitFormat.of(job.fraction_bits, n_rows).n_messages
             return cls(tuple(set_rows), n_points * AFFINE_BYTES, 1, trees_per_round, limits)
         is_paillier = job.profile == VerticalProfile.PAILLIER.value
         plaintext_bits = (job.key_bits if is_paillier else job.key_bits // 3) - 2
-        packing = PackingLayout.fit(pair_format(set_rows[0], job.weight is not None), plaintext_bits)
+        packing = PackingLayout.fit(pairs, plaintext_bits)
         # A ciphertext of Paillier has twice the key's bits; one of Okamoto-Uchiyama has as many, and fits too.
         return cls(tuple(set_rows), -(-job.key_bits // 4), packing.pairs_per_plaintext, trees_per_round, limits)
 

@@ -113,7 +113,9 @@ def load_party(job: VerticalJob, context: SiteContext, group: str | None = None)
     for name, source in (("train", job.data_set), ("eval", job.eval_data_set)):
         if source is None:
             continue
-        data_set = context.policy.data_set_for(source, job.profile)
+        # Noised sums are paid for from the training set's budget.
+        is_paid = job.is_noised and not is_active and name == "train"
+        data_set = context.policy.data_set_for(source, job.profile, is_paid=is_paid)
         table = load_table(
             data_set,
             label=job.label if is_active else None,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +41,8 @@ from nvflare_plugins.vertical.model.model_files import (
     StoredPart,
     find_part,
 )
+from nvflare_plugins.vertical.noised.payment import NoisePayment
+from nvflare_plugins.vertical.noised.plan import plan_of
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 from nvflare_plugins.vertical.party_data import PartyData, load_party
 from nvflare_plugins.vertical.passive.site import PassiveSite, open_guard
@@ -94,9 +96,9 @@ class VerticalRun:
 
     def run(self) -> JobResult:
         """Align, agree, train, commit to the parts, write."""
-        with self._connected() as workers:  # before anything is reserved or released
+        with self._connected() as workers, self._paid() as pay:  # before anything is reserved or released
             data, n_done = self.agreed()
-            start = replace(self._reserve_together(data, n_done), workers=workers)
+            start = replace(self._reserve_together(data, n_done, pay(data)), workers=workers)
             try:
                 if workers is not None:
                     self._progress.say(shards_line(data.train.table.n_rows, len(workers)))
@@ -114,6 +116,24 @@ class VerticalRun:
         if cluster is None or (self._is_active and not self._job.is_encrypted):
             return nullcontext()
         return open_workers(cluster)
+
+    @contextmanager
+    def _paid(self) -> Iterator[Callable[[PartyData], NoisePayment | None]]:
+        """Yield what reserves the cost of noised sums of a passive party; it is closed when the training ends."""
+        plan = plan_of(self._job, self._prepared.parameters)
+        payments: list[NoisePayment] = []
+
+        def pay(data: PartyData) -> NoisePayment | None:
+            if plan is None or self._is_active:
+                return None
+            payments.append(NoisePayment(plan, self._attempt, data.train))
+            return payments[0]
+
+        try:
+            yield pay
+        finally:
+            for payment in payments:
+                payment.close()  # what was not used is free again
 
     # -- before training ----------------------------------------------------------------------------------------------
 
@@ -180,7 +200,7 @@ class VerticalRun:
             self._progress.say(f"resuming {resume.job_id} after {n_done} rounds")
         return n_done
 
-    def _reserve_together(self, data: PartyData, n_done: int) -> VerticalContext:
+    def _reserve_together(self, data: PartyData, n_done: int, payment: NoisePayment | None) -> VerticalContext:
         """Go on once every site's registry and budgets allow the run; else nothing is released, charged, remembered."""
         job, prepared, guard = self._job, self._prepared, None
         fields = {name: value for name, value in job.to_dict().items() if name not in _NOT_RELEASED}
@@ -205,6 +225,7 @@ class VerticalRun:
             prepared.checkpoints.get(n_done),
             prepared.initial,
             guard,
+            payment=payment,
         )
 
     # -- after training -----------------------------------------------------------------------------------------------
@@ -227,7 +248,12 @@ class VerticalRun:
             notes.append(f"Keys of {job.key_length} bits: {job.strength}-bit security.")
         if self._context.number > 1:
             notes.append(gone_on(self._context.number, attempt.rounds))
-        if not job.is_exact:
+        if job.is_noised:
+            notes.append(
+                f"Sums of passive parties were noised, for epsilon {job.epsilon:g} and delta {job.delta:g} at each: "
+                "this is not the model of centralized training."
+            )
+        elif not job.is_exact:
             notes.append(
                 f"Gradients had {job.fraction_bits} fraction bits: this is not the model of centralized training."
             )
@@ -261,9 +287,14 @@ def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) ->
     policy, is_active = context.policy, context.site == job.active
     if job.active not in context.sites:
         raise ConfigurationError(f"the active party {job.active!r} is not among the job's sites")
-    policy.check_vertical(
-        JobTerms(job.profile, job.data_set, key_bits=job.key_length, tracking=job.tracking and is_active), context.sites
+    terms = JobTerms(
+        job.profile,
+        job.data_set,
+        key_bits=job.key_length,
+        tracking=job.tracking and is_active,
+        is_paid=job.is_noised and not is_active,
     )
+    policy.check_vertical(terms, context.sites)
     if job.eval_data_set is not None:
         policy.data_set_for(job.eval_data_set, job.profile)
     if job.preset == Preset.EXACT.value and not is_active:
@@ -274,6 +305,12 @@ def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) ->
         )
     unconstrained = {n: v for n, v in job.params.items() if ALIASES.get(n, n) not in _NAMES_COLUMNS}
     parameters = check_vertical_parameters(unconstrained, ["any"])
+    if plan_of(job, parameters) is not None and policy.cluster_for(job.data_set) is not None:
+        raise PolicyRefusal(
+            f"{context.site} trains data set {job.data_set!r} on a cluster, and preset noised runs in one process. "
+            f"Policy keys: cluster, data_sets.{job.data_set}.cluster. Remedy: take a data set without a cluster, or "
+            "choose preset guarded."
+        )
     if job.early_stopping_rounds is not None and not parameters.metrics:
         raise ConfigurationError("early_stopping_rounds needs an eval_metric to watch")
     if job.preset == Preset.GUARDED.value and not is_active and parameters.max_bin > policy.vertical.max_bins:
@@ -347,6 +384,14 @@ def _checkpoints(earlier: Earlier) -> dict[int, Checkpoint]:
 def protection(job: VerticalJob, prepared: Prepared) -> dict[str, str | int]:
     """Return the facts on the scheme that the evidence records."""
     facts: dict[str, str | int] = {"preset": job.preset, "own_rounds": job.own_rounds}
+    noised = plan_of(job, prepared.parameters)
+    if noised is not None:
+        facts |= {
+            "epsilon": f"{noised.epsilon:g}",
+            "delta": f"{noised.delta:g}",
+            "noise": f"discrete Gaussian, {noised.rows_of_noise(noised.n_features):.4g} rows a bin",
+            "outside": "split bits, counted and capped",
+        }
     if job.is_encrypted:
         facts |= {"scheme": job.profile, "security_bits": job.strength}
         facts |= {"fraction_bits": job.fraction_bits} if job.key_length is None else {"key_bits": job.key_length}

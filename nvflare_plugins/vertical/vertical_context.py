@@ -17,6 +17,8 @@ from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.message_sizes import MessageSizes
 from nvflare_plugins.vertical.model.model_files import Part, StoredPart
+from nvflare_plugins.vertical.noised.payment import NoisePayment
+from nvflare_plugins.vertical.noised.plan import NoisePlan, plan_of
 from nvflare_plugins.vertical.party_data import PartyData
 from nvflare_plugins.vertical.protocol.conversation import FlowControl
 from nvflare_plugins.vertical.protocol.party_client import ContentRecorder
@@ -42,6 +44,7 @@ class VerticalContext:
         initial: this party's part of a model to continue.
         guard: of a passive party, opened before any party went on.
         workers: of this party's own cluster; None is this process.
+        payment: of a passive party in the preset noised, with all that the job may cost reserved.
     """
 
     attempt: SiteAttempt
@@ -54,6 +57,7 @@ class VerticalContext:
     initial: StoredPart[Any] | None = None
     guard: Guard | None = None
     workers: Workers | None = None
+    payment: NoisePayment | None = None
     stages: Stages = field(default_factory=Stages)
 
     @property
@@ -97,7 +101,12 @@ class VerticalContext:
         """Return what decides how long messages get."""
         rows = [one.table.n_rows for one in self.data.sets]
         limits = TreeLimits.from_effective(self.parameters.effective)
-        return MessageSizes.of(self.job, rows, self.trees_per_round, limits)
+        return MessageSizes.of(self.job, rows, self.trees_per_round, limits, self.noised)
+
+    @property
+    def noised(self) -> NoisePlan | None:
+        """Return the plan of a job in the preset noised."""
+        return plan_of(self.job, self.parameters)
 
     @property
     def answer_s(self) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
+from dp_components.split_candidates.float_quantiles import quantile_cuts
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.active.training import (
     LabelledSet,
@@ -22,7 +23,11 @@ from nvflare_plugins.vertical.guards.guards import Guard
 from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
 from nvflare_plugins.vertical.model.model import FederatedModel, merge
 from nvflare_plugins.vertical.model.model_files import PassivePart
+from nvflare_plugins.vertical.noised.payment import as_cut_points
+from nvflare_plugins.vertical.noised.plan import NoisePlan
+from nvflare_plugins.vertical.noised.source import NoiseSource
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
+from nvflare_plugins.vertical.passive.cut_points import CutPoints
 from nvflare_plugins.vertical.passive.party import PassiveParty
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
 from nvflare_plugins.vertical.protocol.links import Party, place_parties
@@ -92,6 +97,17 @@ def make_clear(n_rows: int):
     return ClearGradientOwner(pair_format(n_rows)), ClearHistogramMaker
 
 
+def noised_cuts(plan: NoisePlan, features: NDArray[np.float32]) -> CutPoints:
+    """Find the cut points of a passive party in the preset noised."""
+    multiplier = plan.of_party(features.shape[1]).cuts_multiplier
+    return as_cut_points(quantile_cuts(np.ascontiguousarray(features.T), plan.n_bins, multiplier))
+
+
+def make_noise(plan: NoisePlan, n_features: int) -> NoiseSource:
+    """Return a source that nobody charges."""
+    return NoiseSource(plan.of_party(n_features), lambda tree: None)
+
+
 def federate(
     joined: Joined,
     params: dict,
@@ -100,6 +116,8 @@ def federate(
     initial: Outcome | None = None,
     guards: Sequence[Guard | None] | None = None,
     listen=lambda link: link,
+    noised: NoisePlan | None = None,
+    noise_of: Callable[[NoisePlan, int], NoiseSource] | None = None,
     **settings,
 ) -> Outcome:
     owner, make_maker = scheme(joined.features.shape[0])
@@ -116,6 +134,8 @@ def federate(
             None if guards is None else guards[i - 1],
             limits=TreeLimits.from_effective(checked.effective),
             categories=joined.lists(i),
+            cuts=None if noised is None else noised_cuts(noised, joined.part(i, joined.features)),
+            noise=None if noised is None else (noise_of or make_noise)(noised, width),
         )
         for i, width in enumerate(joined.widths)
         if i
@@ -129,7 +149,7 @@ def federate(
     if joined.valid is not None:
         sets.append(LabelledSet("valid", joined.part(0, joined.valid[0]), joined.valid[1]))
     model = None if initial is None else initial.result.model
-    settings = VerticalSettings(num_rounds, **{"deadline_s": 60, **settings})
+    settings = VerticalSettings(num_rounds, noised=noised, **{"deadline_s": 60, **settings})
     own_names = tuple(names[: joined.widths[0]])
     lists = {name: words for name, words in zip(own_names, joined.lists(0), strict=True) if words}
     result = train_vertical(checked, sets, parties, owner, OwnColumns(own_names, lists), settings, model)

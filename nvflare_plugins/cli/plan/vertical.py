@@ -35,6 +35,7 @@ from he_processors.paillier.encryption import owner_encryptor
 from he_processors.paillier.keys import generate_paillier_key
 from nvflare_plugins.cli.plan.network import Network
 from nvflare_plugins.cli.plan.rates import process_memory_bytes
+from nvflare_plugins.cli.plan.vertical_noise import noise_json, noise_lines, noise_plan
 from nvflare_plugins.cli.plan.workers import estimate_workers, render_workers, workers_json
 from nvflare_plugins.formatting import human_bytes
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
@@ -78,12 +79,17 @@ def plan(arguments: argparse.Namespace, job: VerticalJob | None) -> str:
     rates = measure_ciphers(workload)
     memory = process_memory_bytes()
     result = estimate_vertical(workload, rates, network.site_bytes_per_s, memory)
-    n_workers = arguments.workers
+    n_workers, noised = arguments.workers, noise_plan(job)
     shards = [] if n_workers is None else estimate_workers(workload, rates, result, memory, n_workers)
     if arguments.json:
-        more = {"workers": workers_json(shards)} if shards else {}
-        return json.dumps({**vertical_json(workload, rates, result), **more}, indent=2)
-    return render_vertical(workload, result, network.site_bytes_per_s) + (render_workers(shards) if shards else "")
+        document = vertical_json(workload, rates, result)
+        document |= {"workers": workers_json(shards)} if shards else {}
+        document |= {} if noised is None else {"noise": noise_json(noised, workload.foreign)}
+        return json.dumps(document, indent=2)
+    text = render_vertical(workload, result, network.site_bytes_per_s)
+    if noised is not None:
+        text += "\n".join(["", *noise_lines(noised, workload.foreign, workload.rows)])
+    return text + (render_workers(shards) if shards else "")
 
 
 def lists_of_parties(job: VerticalJob, n_passive: int) -> tuple[tuple[int, ...], ...]:

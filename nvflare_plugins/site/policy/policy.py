@@ -280,15 +280,18 @@ class SitePolicy(Document):
             found[key] = "; ".join(dict.fromkeys(filter(None, said)))
         return found
 
-    def data_set_for(self, name: str, profile: str) -> DataSet:
+    def data_set_for(self, name: str, profile: str, *, is_paid: bool = False) -> DataSet:
         """Return a data set for a job that uses its values, in whatever role. Call it before anything is loaded.
+
+        Args:
+            is_paid: the job pays for what it releases from the data set's budget, whatever its profile.
 
         Raises:
             PolicyRefusal: this site has no data set of that name, or it has a privacy budget, which a job under that
                 profile would not keep.
         """
         data_set = self.data_set(name)
-        if data_set.privacy is not None and not is_private(profile):
+        if data_set.privacy is not None and not is_private(profile) and not is_paid:
             self.check_exact_use(name, f"profile {profile!r} has none")
         return data_set
 
@@ -345,9 +348,15 @@ class SitePolicy(Document):
             PolicyRefusal: the policy forbids what the job asks for; the message names the key and the remedy.
         """
         self._check_protection(job, "paillier")
+        if job.is_paid:
+            self.check_consent(
+                "split_bits",
+                "does not let bits of its own splits leave beside a privacy budget, which pays for noised sums alone",
+                "choose preset='guarded' with a data set without a budget",
+            )
         if self.site not in sites or len(set(sites)) != len(sites) or len(sites) < fewest:
             raise ConfigurationError(f"a vertical job needs {self.site} and at least one other party, each once.")
-        return self.data_set_for(job.data_set, job.profile)
+        return self.data_set_for(job.data_set, job.profile, is_paid=job.is_paid)
 
     def check_consent(self, name: str, what: str, remedy: str) -> None:
         """Check a consent by its name.

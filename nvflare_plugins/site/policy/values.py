@@ -109,6 +109,11 @@ class Consents(Document):
     """Vertical training in the preset `exact`: the party with the label can work out in which bin of this site's
     features each row lies.
     """
+    split_bits: Flag = False
+    """Vertical training in the preset `noised`: sums per bin are paid for from the data set's budget, but on which side
+    of this site's splits the rows of their nodes lie leaves as it is, beside the budget. The bits are counted, up to
+    `vertical.max_split_bits_per_row`.
+    """
     merge_model: Flag = False
     """This site's thresholds may be written into an ordinary model."""
     explain: Flag = False
@@ -186,6 +191,7 @@ class JobTerms:
     min_rows_per_cut: int = 10
     key_bits: int | None = None
     tracking: bool = False
+    is_paid: bool = False  # what the job releases here is paid for from the data set's budget
 
 
 @dataclass(frozen=True, slots=True)

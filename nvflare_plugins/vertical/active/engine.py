@@ -24,6 +24,7 @@ from nvflare_plugins.vertical.active.tree_growth import DISAGREE, EncodedGradien
 from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
 from nvflare_plugins.vertical.active.xgboost_random import ColumnSampler, XGBoostRandom, sampled_rows
 from nvflare_plugins.vertical.model.tree_routing import PathWalker, TreeStructure
+from nvflare_plugins.vertical.noised.plan import NoisePlan, PartyNoise
 from nvflare_plugins.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS, GradientOwner, Timer, untimed
 from nvflare_plugins.vertical.protocol.links import Party
 from nvflare_plugins.wire.catalogue import Phase, TrainingStep
@@ -41,6 +42,7 @@ class EngineSettings:
     Attributes:
         own_rounds: first rounds that use the active party's columns alone (Completely SecureBoost).
         guarded: passive parties may keep the sums of nodes; without them their features do not compete there.
+        noised: how passive parties noise their sums; None where they are exact.
         n_metrics: metrics of each evaluation set.
         column_seed: XGBoost seeds one generator for all columns of the training, and says with what.
         eval_sets: numbers of the data sets to evaluate, in order; 0 is the training set.
@@ -57,6 +59,7 @@ class EngineSettings:
     caches_training: bool
     own_rounds: int = 0
     guarded: bool = False
+    noised: NoisePlan | None = None
     deadline_s: float = 600.0
 
 
@@ -249,6 +252,9 @@ class ActiveEngine:
         columns = sampler.tree_columns()
         if self._round < settings.own_rounds:
             columns[self._n_own :] = False
+        noise = {party.name: self._noise_of(party) for party in self._parties}
+        for party in self._parties:
+            self._cap_features(party, columns, noise[party.name])
         parties = [
             PartySums(
                 party,
@@ -260,6 +266,7 @@ class ActiveEngine:
                 self._monotone,
                 settings.deadline_s,
                 settings.guarded,
+                noise[party.name],
             )
             for party in self._parties
             if columns[party.columns].any() and party.name not in self._closed
@@ -268,6 +275,22 @@ class ActiveEngine:
             self._send_gradients(encoded, parties)
         columns_of, own = sampler.node_columns, self._own_sets[0]
         self._growth = TreeGrowth(params, self._formula, encoded, parties, self._n_columns, columns_of, own)
+
+    def _noise_of(self, party: Party) -> PartyNoise | None:
+        noised = self._settings.noised
+        return None if noised is None else noised.of_party(len(party.schema.n_bins))
+
+    def _cap_features(self, party: Party, columns: NDArray[np.bool_], noise: PartyNoise | None) -> None:
+        """Draw which of a party's features a noised tree may use, where it has more: anew for each, from the seed.
+
+        Shapes: columns: bool[n_columns], of the tree; changed in place.
+        """
+        mine = np.flatnonzero(columns[party.columns])
+        if noise is None or mine.size <= noise.features_per_tree:
+            return
+        keys = [self._settings.seed & 0xFFFFFFFF, len(self.trees), party.first_column]
+        drawn = np.random.default_rng(keys).permutation(mine)[noise.features_per_tree :]
+        columns[party.columns.start + drawn] = False
 
     def _send_gradients(self, encoded: EncodedGradients, parties: Sequence[PartySums]) -> None:
         """Encrypt block by block, so that one is on its way while the next is made, and ask for the root."""

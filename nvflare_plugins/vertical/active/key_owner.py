@@ -21,6 +21,7 @@ from he_processors.secret_key_bytes import secret_key_to_bytes
 from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
+from nvflare_plugins.vertical.noised.plan import NoisePlan
 from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_owner
 from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, gradient_owner
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, StockedOwner, Timer, untimed
@@ -34,7 +35,12 @@ _GENERATORS: dict[str, Callable[[int], PaillierPrivateKey | OkamotoUchiyamaPriva
 
 
 def open_owner(
-    job: VerticalJob, n_rows: int, backend: str, timer: Timer = untimed, workers: Workers | None = None
+    job: VerticalJob,
+    n_rows: int,
+    backend: str,
+    timer: Timer = untimed,
+    workers: Workers | None = None,
+    noised: NoisePlan | None = None,
 ) -> tuple[StockedOwner | ClearGradientOwner, TrainingSetup]:
     """Generate the job's key and open the half that holds it.
 
@@ -42,16 +48,18 @@ def open_owner(
         backend: of arithmetic at this site.
         timer: measures the stage "search" of elgamal, a part of opening sums.
         workers: where to encrypt; None is this process. Gradients in the clear need none.
+        noised: the plan of a job in the preset noised.
 
     Returns:
         The half, and what passive parties need.
     """
     if job.profile == VerticalProfile.ELGAMAL.value:
-        points = elgamal_owner(DigitFormat.of(job.fraction_bits, n_rows), backend, timer)
+        digits = DigitFormat.of(job.fraction_bits, n_rows, (0, 0) if noised is None else noised.tails)
+        points = elgamal_owner(digits, backend, timer)
         if workers is None:
             return points, points.setup()
         return ShardedOwner(points, workers, backend, points.secret_bytes()), points.setup()
-    pairs = pair_format(n_rows, job.weight is not None)
+    pairs = pair_format(n_rows, job.weight is not None) if noised is None else noised.pair_format(n_rows)
     if not job.is_encrypted:
         return ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, pairs.max_additions, b"")
     key = _GENERATORS[job.profile](job.key_bits)

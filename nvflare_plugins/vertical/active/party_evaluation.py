@@ -18,6 +18,7 @@ from he_processors.exact_sums import as_words, is_zero, join, split
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal
 from nvflare_plugins.vertical.active.category_splits import CategoryBlock, CategoryEvaluator, CategorySplit
+from nvflare_plugins.vertical.active.noised_evaluation import NoisedBins
 from nvflare_plugins.vertical.active.split_evaluation import GradientUnit, NodeToSplit, SplitFormula, loss_changes
 
 _MAX_BLOCK_CELLS = 1 << 21
@@ -55,13 +56,16 @@ class PartyEvaluator:
         unit: GradientUnit,
         monotone: NDArray[np.int8],
         categorical: Sequence[int] = (),
+        noise: NoisedBins | None = None,
     ) -> None:
         """Prepare for the features of one tree.
 
         Args:
             monotone: constraint of each of the party's features. Shapes: int8[n_features].
             categorical: features whose bins are categories.
+            noise: on the sums; None where they are exact.
         """
+        self._noise = noise
         self._layout = layout
         self._formula = formula
         self._unit = unit
@@ -106,6 +110,9 @@ class PartyEvaluator:
         self, g: NDArray[np.int64], h: NDArray[np.int64], nodes: list[NodeToSplit]
     ) -> list[Candidate | None]:
         """Return each node's best split of the columns of numbers."""
+        if self._noise is not None:
+            totals = _totals(nodes, len(g))
+            g, h = self._noise.in_step(g, totals[0]), self._noise.in_step(h, totals[1])
         left_g, left_h = self._prefix_sums(g), self._prefix_sums(h)
         allowed = np.stack([node.allowed for node in nodes])[:, self._feature] & self._is_bin
         forward = self._loss_changes(left_g, left_h, nodes, allowed)
@@ -139,7 +146,8 @@ class PartyEvaluator:
     ) -> NDArray[np.float32]:
         """Return the loss change of every split; -inf where there is none. Shapes: float32[n_nodes, n_slots]."""
         totals = _totals(nodes, len(left_g))
-        return loss_changes(self._formula, self._unit, (left_g, left_h), totals, nodes, self._monotone, allowed)
+        left = (left_g, left_h) if self._noise is None else self._noise.careful((left_g, left_h), totals)
+        return loss_changes(self._formula, self._unit, left, totals, nodes, self._monotone, allowed)
 
     def _by_category(
         self,

@@ -15,8 +15,10 @@ from he_processors.errors import ProtocolError
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal, subtract_sibling
 from he_processors.histogram.planner import child_to_build
+from nvflare_plugins.vertical.active.noised_evaluation import NoisedBins
 from nvflare_plugins.vertical.active.party_evaluation import Candidate, PartyEvaluator
 from nvflare_plugins.vertical.active.split_evaluation import GradientUnit, NodeToSplit, SplitFormula
+from nvflare_plugins.vertical.noised.plan import PartyNoise
 from nvflare_plugins.vertical.protocol.feature_blocks import feature_blocks, layout_of
 from nvflare_plugins.vertical.protocol.gradient_scheme import GradientOwner
 from nvflare_plugins.vertical.protocol.links import Party, collect
@@ -68,12 +70,14 @@ class PartySums:
         monotone: NDArray[np.int8],
         deadline_s: float,
         may_withhold: bool = False,
+        noise: PartyNoise | None = None,
     ):
         """Prepare for one tree.
 
         Args:
             columns, monotone: of all parties. Shapes: bool[n_columns], int8[n_columns].
-            may_withhold: the job is a guarded one, in which a party may keep the sums of nodes.
+            may_withhold: the job is one in which a party may keep the sums of nodes.
+            noise: what the party adds to its sums; None where they are exact.
         """
         self.party = party
         self._tree = tree
@@ -83,13 +87,32 @@ class PartySums:
         self._features = np.flatnonzero(columns[party.columns])
         self._layout = BinLayout(tuple(party.schema.n_bins[feature] for feature in self._features))
         categorical = [i for i, feature in enumerate(self._features) if party.schema.categories[feature]]
+        self._noise = noise
         self._evaluator = PartyEvaluator(
-            self._layout, formula, unit, monotone[party.columns][self._features], categorical
+            self._layout,
+            formula,
+            unit,
+            monotone[party.columns][self._features],
+            categorical,
+            None if noise is None else NoisedBins(self._layout, noise.scales),
         )
         self._opened: dict[int, BinSums] = {}
         self._sent: list[Future[Any]] = []
         self._asked: _Asked | None = None
         self.is_closed = False  # the party kept the sums of all rows, and will in later trees
+
+    @property
+    def is_noised(self) -> bool:
+        """Whether the party's sums carry noise."""
+        return self._noise is not None
+
+    def most_noise(self, feature: int) -> tuple[int, int]:
+        """Return by how much left sums of a split may be off, of g and of h. Units: encoded integers."""
+        if self._noise is None:
+            return 0, 0
+        n_slots = self.party.schema.n_bins[feature] + 1
+        g, h = self._owner.pair_format.tails  # of a slot, and of its part of what all are off
+        return 2 * n_slots * g, 2 * n_slots * h
 
     def send(self, gradients: bytes) -> None:
         """Send the next block of the tree's protected gradients; the first one begins the tree."""
@@ -115,7 +138,8 @@ class PartySums:
             return
         divided: tuple[Division, ...] = (*known, *own)
         most_rows = (n_rows + sum(part.goes_left.n for part in known)) // 2 if divided else n_rows
-        blocks = feature_blocks(self._layout, max(len(divided), 1), most_rows, self._owner.is_streamed)
+        n_nodes = max(len(divided) * (2 if self.is_noised else 1), 1)
+        blocks = feature_blocks(self._layout, n_nodes, most_rows, self._owner.is_streamed)
         self._asked = _Asked(divided)
         for block in blocks:
             first = not self._asked.answers
@@ -161,12 +185,15 @@ class PartySums:
             collect(self.party, sent, type(None), self._deadline_s)  # fails with the reason of a refusal
         self._sent = []
         built = [_built_child(part, totals) for part in asked.divided] or [ROOT]
-        opened, withheld = self._open(asked, built, totals)
+        families: list[tuple[int, ...]] = [(child,) for child in built]
+        if self.is_noised and asked.divided:
+            families = [(one, part.left + part.right - one) for part, one in zip(asked.divided, built, strict=True)]
+        opened, withheld = self._open(asked, families, totals)
         self.is_closed = ROOT in withheld
         self._opened |= opened
         for part, child in zip(asked.divided, built, strict=False):
             parent = self._opened.pop(part.node)
-            if child in withheld:
+            if child in withheld or self.is_noised:
                 continue
             sibling = part.left + part.right - child
             self._opened[sibling] = subtract_sibling(
@@ -174,23 +201,28 @@ class PartySums:
             )
 
     def _open(
-        self, asked: _Asked, built: list[int], totals: dict[int, NodeTotal]
+        self, asked: _Asked, families: Sequence[tuple[int, ...]], totals: dict[int, NodeTotal]
     ) -> tuple[dict[int, BinSums], set[int]]:
-        """Open the sums block by block as they come; return them, and the nodes that the party keeps."""
+        """Open the sums block by block as they come; return them, and the nodes that the party keeps.
+
+        Args:
+            families: nodes whose sums come together, or none of them; the first one stands for all.
+        """
+        built = [family[0] for family in families]
         withheld: set[int] | None = None
         opened: list[list[BinSums]] = []  # by block, then by node
         for number, (block, future) in enumerate(asked.answers, 1):
             answer = collect(self.party, future, HistogramAnswer, self._deadline_s)
             if withheld is None:
                 withheld = self._checked_withheld(answer, built)
-            given = [node for node in built if node not in withheld]
+            given = [node for family in families if family[0] not in withheld for node in family]
             if (answer.tree, list(answer.nodes), set(answer.withheld)) != (self._tree, given, withheld):
                 raise ProtocolError(f"{self.party.name} sent the sums of other nodes than it was asked for")
             if given:
                 is_last = number == len(asked.answers)
                 opened.append(self._open_block(asked, answer.sums, block, [totals[node] for node in given], is_last))
         kept = withheld or set()
-        given = [node for node in built if node not in kept]
+        given = [node for family in families if family[0] not in kept for node in family]
         return dict(zip(given, map(_joined, zip(*opened, strict=True)), strict=True)), kept
 
     def _open_block(

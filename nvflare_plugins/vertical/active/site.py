@@ -22,7 +22,6 @@ from nvflare_plugins.vertical.active.training import (
     train_vertical,
 )
 from nvflare_plugins.vertical.active.xgboost_random import with_own_seed
-from nvflare_plugins.vertical.job import Preset
 from nvflare_plugins.vertical.message_sizes import INTRODUCTION_BYTES, check_gradients
 from nvflare_plugins.vertical.model.model import structures
 from nvflare_plugins.vertical.model.model_files import ActivePart, PartyColumns
@@ -73,7 +72,7 @@ class ActiveSite:
             self._asking: Requester = asking
             # Within the conversation, which shows the others that this site is alive.
             n_rows, backend = start.data.train.table.n_rows, start.context.policy.arithmetic
-            owner, setup = open_owner(job, n_rows, backend, start.stages.measure, start.workers)
+            owner, setup = open_owner(job, n_rows, backend, start.stages.measure, start.workers, start.noised)
             start.progress.say(self._scheme_line())
             parties = self._introduce(setup)
             params = self._checked_parameters(parties)
@@ -168,13 +167,14 @@ class ActiveSite:
         return PrecomputingKeyOwner(owner, start.data.train.table.n_rows, n_trees, start.stages.measure)
 
     def _settings(self) -> VerticalSettings:
-        job = self._start.job
+        start, job = self._start, self._start.job
         return VerticalSettings(
             num_rounds=job.num_rounds - self._start.n_done,
             early_stopping_rounds=job.early_stopping_rounds,
             evaluate_training=job.evaluate_training,
             own_rounds=self._n_initial + job.own_rounds if job.own_rounds else 0,
-            guarded=job.preset == Preset.GUARDED.value,
+            guarded=job.may_withhold,
+            noised=start.noised,
             is_resumed=self._start.checkpoint is not None,
             deadline_s=self._start.answer_s,
         )

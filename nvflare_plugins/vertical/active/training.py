@@ -19,6 +19,7 @@ from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
 from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
 from nvflare_plugins.vertical.model.model import mask_columns, structures
 from nvflare_plugins.vertical.model.tree_routing import TreeStructure
+from nvflare_plugins.vertical.noised.plan import NoisePlan
 from nvflare_plugins.vertical.protocol.gradient_scheme import GradientOwner, Timer, untimed
 from nvflare_plugins.vertical.protocol.links import Party
 from nvflare_plugins.wire.catalogue import Phase, TrainingStep
@@ -69,6 +70,7 @@ class VerticalSettings:
     Attributes:
         own_rounds: first rounds that use the active party's columns alone (Completely SecureBoost).
         guarded: passive parties may keep sums that their guards do not let go: not the centralized model then.
+        noised: how passive parties noise their sums; None where they are exact.
         is_resumed: the initial model is a checkpoint of the same training, which remembers its best round.
         evaluate_training: evaluate the training set too.
     """
@@ -78,6 +80,7 @@ class VerticalSettings:
     evaluate_training: bool = False
     own_rounds: int = 0
     guarded: bool = False
+    noised: NoisePlan | None = None
     is_resumed: bool = False
     deadline_s: float = 600.0
 
@@ -212,6 +215,7 @@ def _engine_settings(
         caches_training=parallel == 1,
         own_rounds=settings.own_rounds,
         guarded=settings.guarded,
+        noised=settings.noised,
         deadline_s=settings.deadline_s,
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ from nvflare_plugins.vertical.protocol.messages import Bits, NodePartition, OwnD
 from nvflare_plugins.wire.expand_entries import ExpandEntry
 
 DISAGREE = "XGBoost and the engine disagree about {}: this is not the XGBoost that the engine was made for"
+
+_TRACE = 1e-30  # of hessian
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -127,6 +129,7 @@ class TreeGrowth:
         self.pending = []
         self._driver.push(winners)
         self._apply()
+        self._make_exact(offers)
         return offers
 
     def passive_decisions(self, decisions: NDArray[np.bool_]) -> None:
@@ -137,14 +140,48 @@ class TreeGrowth:
         Raises:
             ProtocolError: a party divides rows otherwise than its sums said.
         """
+        self._take_decisions()
+        for split in self.applied:
+            node = self._nodes[split.entry.node]
+            if node.offer is not None and node.goes_left is not None:
+                decisions[node.rows] = node.goes_left
+
+    def _take_decisions(self) -> None:
+        """Wait for the owners of the splits just told. Raises: ProtocolError: see ``passive_decisions``."""
         for sums, won, future in self._told:
             answers = sums.split_answer(future, [self._nodes[node].rows.size for node in won])
             for number, goes_left in zip(won, answers, strict=True):
-                node = self._nodes[number]
                 self._check_division(number, goes_left, sums)
-                node.goes_left = goes_left
-                decisions[node.rows] = goes_left
+                self._nodes[number].goes_left = goes_left
         self._told = []
+
+    def _make_exact(self, offers: list[ExpandEntry]) -> None:
+        """Replace noised sums of the splits that were won by exact ones, which XGBoost sets leaves and children from.
+
+        The owners have told by then which rows go left, so that this party can add up its own gradients. It needs a
+        tree that grows level by level: all nodes that XGBoost will split are known at once.
+        """
+        if not any(sums.is_noised for sums, _, _ in self._told):
+            return
+        self._take_decisions()
+        exact: dict[int, ExpandEntry] = {}
+        for i, split in enumerate(self.applied):
+            node = self._nodes[split.entry.node]
+            if node.offer is None or node.goes_left is None:
+                continue
+            total = self._totals[split.entry.node]
+            rows = node.rows[node.goes_left]
+            left = NodeTotal.of_rows(self._gradients.g[rows], self._gradients.h[rows])
+            sides = [self._sums_of_side(side) for side in (left, total.minus(left))]
+            entry = replace(split.entry, left_sum=sides[0], right_sum=sides[1])
+            exact[entry.node] = entry
+            self.applied[i] = replace(split, entry=entry)
+        offers[:] = [exact.get(offer.node, offer) for offer in offers]
+
+    def _sums_of_side(self, side: NodeTotal) -> tuple[float, float]:
+        """Return the sums of one side of a split; one without hessian gets a trace, or XGBoost would not split."""
+        g, h = self._gradients.unit.decode_total(side)
+        return g, h if h > 0 else _TRACE
 
     def divide(self, decisions: NDArray[np.bool_], missing: NDArray[np.bool_]) -> None:
         """Divide the rows of the split nodes, and ask the parties that could not be asked yet for sums of children.
@@ -235,9 +272,10 @@ class TreeGrowth:
         return TreeStructure(left, right, feature, threshold, default_left, categories)
 
     def _check_division(self, node: int, goes_left: NDArray[np.bool_], sums: PartySums) -> None:
-        left, rows = self._offered(node).left, self._nodes[node].rows
+        offered, rows = self._offered(node), self._nodes[node].rows
         g, h = (exact_sum(values[rows[goes_left]]) for values in (self._gradients.g, self._gradients.h))
-        if (g, h) != (left.g, left.h):
+        most_g, most_h = sums.most_noise(offered.feature)
+        if abs(g - offered.left.g) > most_g or abs(h - offered.left.h) > most_h:
             raise ProtocolError(f"{sums.party.name} divided rows otherwise than its sums of gradients say")
 
     def _add_children(self, split: AppliedSplit, node: _Node, goes_left: NDArray[np.bool_]) -> None:

@@ -88,7 +88,7 @@ class Exposure:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class _Step:
+class Step:
     """Sums that become known together: those of a root, or of two siblings, of which one is sent.
 
     Shapes: sets: int64[n_set_rows] each, sent: one of them; places of rows in the ledger.
@@ -202,7 +202,7 @@ class Guard:
         """Begin a tree: tell whether the sums of all rows may leave. If not, none of this job's later ones may."""
         self._this_tree = set()
         with self._charging() as released:
-            return self._admit(released, _Step((self._places,), self._places, (self._everyone,), 0, self._sums_per_set))
+            return self._admit(released, Step((self._places,), self._places, (self._everyone,), 0, self._sums_per_set))
 
     def admit(self, children: Sequence[tuple[NDArray[np.int32], NDArray[np.int32]]]) -> list[bool]:
         """Tell for each divided node whether the sums of both its children may leave: one is sent, one follows.
@@ -217,7 +217,7 @@ class Guard:
             for pair in children:
                 sent, follows = (self._places[rows] for rows in pair)
                 fingerprints = tuple(fingerprint_of(self._keys[rows]) for rows in pair)
-                step = _Step((sent, follows), sent, fingerprints, sent.size + follows.size, self._sums_per_set)
+                step = Step((sent, follows), sent, fingerprints, sent.size + follows.size, self._sums_per_set)
                 answers.append(self._admit(released, step))
         return answers
 
@@ -271,7 +271,7 @@ class Guard:
             raise ConfigurationError("guards of vertical jobs: the ledger of released sums was replaced during the job")
         return released
 
-    def _admit(self, released: Released, step: _Step) -> bool:
+    def _admit(self, released: Released, step: Step) -> bool:
         if self._enforce and not self._may_leave(released, step):
             self._n_withheld += len(step.sets)
             return False
@@ -285,7 +285,7 @@ class Guard:
         self._n_released += len(step.sets)
         return True
 
-    def _may_leave(self, released: Released, step: _Step) -> bool:
+    def _may_leave(self, released: Released, step: Step) -> bool:
         if any(rows.size < self._floor for rows in step.sets):
             return False
         if released.sums[step.sent].max() + step.n_sums > self._rules.max_sums_per_row:

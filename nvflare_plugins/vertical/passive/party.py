@@ -20,7 +20,8 @@ from nvflare_plugins.vertical.guards.guards import Guard
 from nvflare_plugins.vertical.guards.tree_limits import NO_LIMITS, GrownNodes, TreeLimits
 from nvflare_plugins.vertical.model.private_table import NO_THRESHOLD, NOTHING_ABOVE, PrivateSplit, PrivateTable
 from nvflare_plugins.vertical.model.routing_audit import AnsweredPaths
-from nvflare_plugins.vertical.passive.cut_points import find_cut_points
+from nvflare_plugins.vertical.noised.source import NoiseSource
+from nvflare_plugins.vertical.passive.cut_points import CutPoints, find_cut_points
 from nvflare_plugins.vertical.protocol.feature_blocks import feature_blocks, layout_of
 from nvflare_plugins.vertical.protocol.gradient_scheme import HistogramAggregator
 from nvflare_plugins.vertical.protocol.messages import (
@@ -50,6 +51,7 @@ ROOT = 0
 class _Due:
     """Sums that were asked for: one answer for each block of features that is left."""
 
+    tree: int
     nodes: tuple[int, ...]
     withheld: tuple[int, ...]
     rows: list[NDArray[np.int32]]
@@ -73,6 +75,8 @@ class PassiveParty:
         most_trees: int | None = None,
         limits: TreeLimits = NO_LIMITS,
         categories: Sequence[Sequence[str]] = (),
+        cuts: CutPoints | None = None,
+        noise: NoiseSource | None = None,
     ):
         """Prepare the party's tables; call it outside a communicator.
 
@@ -85,6 +89,8 @@ class PassiveParty:
             most_trees: trees that the job may still grow; None for no limit.
             limits: how far each of them may.
             categories: of each feature its public list, nothing for one of numbers; empty if all are of numbers.
+            cuts: bins found elsewhere; None has XGBoost find them here.
+            noise: of the preset noised; None for exact sums.
 
         Raises:
             PolicyRefusal: the guard does not allow so many bins.
@@ -96,7 +102,8 @@ class PassiveParty:
             guard.check_bins(max_bin)
         self._categories = tuple(tuple(words) for words in categories) or ((),) * len(self._aliases)
         categorical = [feature for feature, words in enumerate(self._categories) if words]
-        self._cuts = find_cut_points(self._sets[0], max_bin, categorical)
+        self._cuts = find_cut_points(self._sets[0], max_bin, categorical) if cuts is None else cuts
+        self._noise = noise
         if guard is not None:
             self._cuts = guard.merge_rare_bins(self._cuts, self._sets[0])
             self._codes = guard.codes(self._cuts, self._sets[0])
@@ -168,6 +175,8 @@ class PassiveParty:
         chosen = np.flatnonzero(request.features.unpack())
         if chosen.size == 0:
             raise ProtocolError("a tree without features of this party needs no gradients")
+        if self._noise is not None:
+            self._noise.check_tree(chosen.size)
         if not np.array_equal(chosen, self._features):
             self._features = chosen
             self._tree_layout = BinLayout(tuple(self._cuts.layout.n_bins[feature] for feature in chosen))
@@ -191,9 +200,15 @@ class PassiveParty:
         n_rows = sum(self._known_rows_of(part.node).size for part in divided) // 2 if divided else self._n_rows
         asked = tuple(self._divide(part) for part in divided) or (ROOT,)
         withheld = self._withheld(divided, asked)
-        nodes = tuple(node for node in asked if node not in withheld)
-        blocks = feature_blocks(self._tree_layout, len(asked), n_rows, self._maker.is_streamed)
-        self._due = _Due(nodes, withheld, [self._rows_of(node) for node in nodes], iter(blocks))
+        # Noised siblings are both sent: one by subtraction would have the noise of two, and neither costs more.
+        families: list[tuple[int, ...]] = [(node,) for node in asked]
+        if self._noise is not None and divided:
+            families = [(node, part.left + part.right - node) for part, node in zip(divided, asked, strict=True)]
+        nodes = tuple(node for family in families if family[0] not in withheld for node in family)
+        blocks = feature_blocks(self._tree_layout, sum(map(len, families)), n_rows, self._maker.is_streamed)
+        self._due = _Due(request.tree, nodes, withheld, [self._rows_of(node) for node in nodes], iter(blocks))
+        if self._noise is not None and not divided and nodes:
+            self._noise.pay(request.tree)
         for part, node in zip(divided, asked, strict=False):
             if node in withheld:  # nothing below is asked for any more
                 del self._rows[part.left], self._rows[part.right]
@@ -216,7 +231,8 @@ class PassiveParty:
             whole = block == slice(0, self._tree_layout.n_features)
             layout = self._tree_layout if whole else layout_of(self._tree_layout, block)
             codes = self._tree_codes if whole else self._tree_codes[block]
-            sums = self._maker.sum_bins(codes, layout, due.rows, self._features[block])
+            noise = None if self._noise is None else self._noise.draw(due.tree, len(due.nodes), layout)
+            sums = self._maker.sum_bins(codes, layout, due.rows, self._features[block], noise)
         if block.stop == self._tree_layout.n_features:
             self._due = None
         return HistogramAnswer(self._tree, due.nodes, sums, due.withheld)

@@ -12,9 +12,11 @@ from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.vertical.guards.guards import Guard
 from nvflare_plugins.vertical.guards.report import bins_section
 from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
-from nvflare_plugins.vertical.job import Preset, VerticalJob, VerticalProfile
+from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.vertical.model.model_files import PassivePart
 from nvflare_plugins.vertical.model.private_table import PrivateTable, table_from_json, table_to_json
+from nvflare_plugins.vertical.noised.guard import NoisedGuard
+from nvflare_plugins.vertical.noised.source import NoiseSource
 from nvflare_plugins.vertical.party_data import PartyData, PartySet
 from nvflare_plugins.vertical.passive.party import PassiveParty
 from nvflare_plugins.vertical.protocol.conversation import Responder
@@ -46,13 +48,14 @@ def open_guard(job: VerticalJob, policy: SitePolicy, data: PartyData, parameters
         SentRows(policy).refuse(None if one.ids is None else one.row_ids())
     for one in predicted_sets(data):
         _budget(policy, one).check(one.row_ids())
-    return Guard.open(
+    kind = NoisedGuard if job.is_noised else Guard
+    return kind.open(
         policy.vertical,
         Memory.open(policy),
         data.train.data_set.name,
         data.train.row_ids(),
         row_fraction=float(parameters.effective["subsample"]),
-        enforce=job.preset == Preset.GUARDED.value,
+        enforce=job.may_withhold,
         sums_per_set=job.sums_per_set,
     )
 
@@ -151,9 +154,11 @@ class PassiveSite:
         backend, allow_clear = start.context.policy.arithmetic, not job.is_encrypted
         maker: HistogramAggregator
         if workers is None:
-            maker = histogram_maker(setup, n_rows, allow_clear=allow_clear, backend=backend, timer=timer)
+            tails = (0, 0) if start.noised is None else start.noised.tails
+            maker = histogram_maker(setup, n_rows, allow_clear=allow_clear, backend=backend, timer=timer, tails=tails)
         else:
             maker = ShardedHistogramMaker(setup, n_rows, workers, allow_clear=allow_clear, backend=backend, timer=timer)
+        payment, most_trees = start.payment, (job.num_rounds - start.n_done) * start.trees_per_round
         self._party = PassiveParty(
             start.data.features(),
             start.data.aliases,
@@ -161,9 +166,11 @@ class PassiveSite:
             maker,
             self._table,
             self._guard,
-            most_trees=(job.num_rounds - start.n_done) * start.trees_per_round,
+            most_trees=most_trees if payment is None else payment.plan.n_trees,
             limits=TreeLimits.from_effective(start.parameters.effective),
             categories=start.data.categories,
+            cuts=None if payment is None else payment.cut_points(start.data.train),
+            noise=None if payment is None else NoiseSource(payment.noise, payment.pay_tree),
         )
         start.progress.say(f"answering {job.active} about {len(start.data.columns)} columns")
         start.stages.take()
@@ -190,4 +197,5 @@ class PassiveSite:
             columns=("column", "alias"),
             rows=tuple(zip(start.data.columns, start.data.aliases, strict=True)),
         )
-        return features, bins_section(found, start.job.preset, start.job.sums_per_set)
+        bins = bins_section(found, start.job.preset, start.job.sums_per_set)
+        return (features, bins) if start.payment is None else (features, start.payment.section(), bins)

@@ -20,10 +20,11 @@ from he_processors.curve.interface import Curve, PointColumn, Points
 from he_processors.curve.registry import AUTO, BACKEND_NAMES, open_curve
 from he_processors.elgamal.bin_sums import CELL_COST, Hider, sum_bins
 from he_processors.elgamal.decryption import ElGamalDecryptor
-from he_processors.elgamal.digits import FRACTION_BITS, DigitFormat
+from he_processors.elgamal.digits import FRACTION_BITS, SHORT_FRACTION_BITS, DigitFormat
 from he_processors.elgamal.encryption import ElGamalEncryptor, PointColumns
-from he_processors.elgamal.keys import ElGamalPrivateKey, ElGamalPublicKey, generate_elgamal_key
+from he_processors.elgamal.keys import ElGamalPrivateKey, ElGamalPublicKey, base_point, generate_elgamal_key
 from he_processors.elgamal.padding import draw_out
+from he_processors.elgamal.scalars import rows_of
 from he_processors.elgamal.wire import (
     Content,
     PointHeader,
@@ -35,6 +36,7 @@ from he_processors.elgamal.wire import (
 )
 from he_processors.errors import BackendUnavailable, ProtocolError
 from he_processors.fixed_pairs import PairFormat
+from he_processors.histogram.bin_noise import BinNoise
 from he_processors.histogram.bins import BinCodes, BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal
 from he_processors.histogram.planner import plan_level
@@ -152,6 +154,7 @@ class ElGamalHistogramMaker:
         layout: BinLayout,
         node_rows: Sequence[NDArray[np.int32]],
         features: NDArray[np.int64] | None = None,
+        noise: BinNoise | None = None,
     ) -> bytes:
         """Add rows into bins, and hide every bin; one column after the other, so that one is in memory as points."""
         if self._pairs is None:
@@ -165,6 +168,8 @@ class ElGamalHistogramMaker:
         for number, column in enumerate(self._pairs.columns):
             with self._timer("histogram"):
                 bins = sum_bins(self._curve, column, plan)
+                if noise is not None and number > 0:
+                    bins = self._curve.add(bins, self._noise_points(noise, number, len(bins)))
             with self._timer("hide"):
                 hidden.append(self._hidden(number, bins, masks))
         header = PointHeader(self._public_key, Content.BINS, self._digits, plan.n_slots)
@@ -174,6 +179,12 @@ class ElGamalHistogramMaker:
         """Make some masks ahead."""
         with self._timer("prepare"):
             return self._stock.prepare(is_last)
+
+    def _noise_points(self, noise: BinNoise, number: int, n_bins: int) -> Points:
+        """Return one message's noise on each bin, times the base point: hidden with the bins. Shapes: Points[n]."""
+        noise.check(self._digits, n_bins)
+        values = self._digits.digits_of(noise.g, noise.h)[number - 1]
+        return self._curve.fixed_base(base_point(self._curve)).mul(rows_of([int(value) for value in values]))
 
     def _hidden(self, number: int, bins: Points, masks: PointColumns) -> bytes:
         return self._curve.to_affine(self._hider.hide(number, bins, masks)).tobytes()
@@ -194,25 +205,27 @@ class ElGamalTerms:
     curve: Curve
 
     @classmethod
-    def of(cls, setup: TrainingSetup, backend: str = AUTO) -> ElGamalTerms:
+    def of(cls, setup: TrainingSetup, backend: str = AUTO, tails: tuple[int, int] = (0, 0)) -> ElGamalTerms:
         """Read an announcement. Raises: ProtocolError: it holds another number format, or no usable key."""
-        if setup.fraction_bits not in FRACTION_BITS:
+        if setup.fraction_bits not in FRACTION_BITS or (any(tails) and setup.fraction_bits != SHORT_FRACTION_BITS):
             raise ProtocolError("the active party announced a number format that elgamal does not have")
         curve = _curve(backend)
-        digits = DigitFormat.of(setup.fraction_bits, setup.max_additions)
+        digits = DigitFormat.of(setup.fraction_bits, setup.max_additions, tails)
         public_key = ElGamalPublicKey.from_bytes(setup.public_key, curve)
         if public_key.n_messages != digits.n_messages:
             raise ProtocolError("the public key has another number of points than the format has digits")
         return cls(public_key, digits, curve)
 
 
-def elgamal_maker(setup: TrainingSetup, backend: str = AUTO, timer: Timer = untimed) -> ElGamalHistogramMaker:
+def elgamal_maker(
+    setup: TrainingSetup, backend: str = AUTO, timer: Timer = untimed, tails: tuple[int, int] = (0, 0)
+) -> ElGamalHistogramMaker:
     """Open a passive party's half from the active party's announcement.
 
     Raises:
         ProtocolError: it holds another number format, or no usable key.
     """
-    terms = ElGamalTerms.of(setup, backend)
+    terms = ElGamalTerms.of(setup, backend, tails)
     return ElGamalHistogramMaker(terms.public_key, terms.digits, terms.curve, timer)
 
 

@@ -29,6 +29,7 @@ from he_processors.ciphertext_wire import (
 )
 from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
 from he_processors.fixed_pairs import PairFormat
+from he_processors.histogram.bin_noise import BareEncryptions, BinNoise
 from he_processors.histogram.bins import BinCodes, BinLayout
 from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
 from he_processors.histogram.plain_sums import BinSums, NodeTotal, decrypt_level
@@ -152,6 +153,7 @@ class EncryptedHistogramMaker:
         layout: BinLayout,
         node_rows: Sequence[NDArray[np.int32]],
         features: NDArray[np.int64] | None = None,
+        noise: BinNoise | None = None,
     ) -> bytes:
         """Add ciphertexts into bins, pack many bins to a ciphertext and re-randomise."""
         if self._pairs is None:
@@ -160,6 +162,8 @@ class EncryptedHistogramMaker:
             self._blocks = []
         with self._timer("histogram"):
             bins = sum_bins(self._arithmetic, self._pairs, plan_level(codes, layout, node_rows))
+            if noise is not None:
+                bins = BareEncryptions(self._public_key, self._arithmetic).add(bins, noise, self._packing.pair_format)
         self._stock.use(self._packing.n_ciphertexts(len(bins)))
         with self._timer("pack"):
             hidden = pack_and_hide(bins, self._packing, self._rerandomiser)
@@ -196,6 +200,7 @@ def histogram_maker(
     backend: str = registry.AUTO,
     allow_toy_keys: bool = False,
     timer: Timer = untimed,
+    tails: tuple[int, int] = (0, 0),
 ) -> HistogramAggregator:
     """Open a passive party's half from the active party's announcement.
 
@@ -203,6 +208,7 @@ def histogram_maker(
         allow_clear: accept gradients in the clear; only where the job names `plain` and the party's policy allows it.
         allow_toy_keys: accept keys that protect nothing; True in tests only.
         timer: measures the stages of the half.
+        tails: of the noise on sums (``PairFormat``), as the job says; (0, 0) for exact sums.
 
     Raises:
         ProtocolError: the announcement does not fit the party's rows, or holds no usable key.
@@ -210,10 +216,10 @@ def histogram_maker(
     """
     check_setup(setup, n_rows, allow_clear)
     if setup.scheme == CLEAR_CODE:
-        return ClearHistogramMaker(timer, announced_format(setup).n_words)
+        return ClearHistogramMaker(timer, announced_format(setup, tails).n_words)
     if setup.scheme == Scheme.ELGAMAL.value:
-        return elgamal_maker(setup, backend, timer)
-    pair_format = announced_format(setup)
+        return elgamal_maker(setup, backend, timer, tails)
+    pair_format = announced_format(setup, tails)
     public_key = unpack_public_key(setup.scheme, setup.public_key, allow_toy_keys=allow_toy_keys)
     return EncryptedHistogramMaker(public_key, pair_format, backend, timer)
 
@@ -226,10 +232,10 @@ def check_setup(setup: TrainingSetup, n_rows: int, allow_clear: bool) -> None:
         raise ConfigurationError("the active party wants gradients in the clear, which this party does not accept")
 
 
-def announced_format(setup: TrainingSetup) -> PairFormat:
+def announced_format(setup: TrainingSetup, tails: tuple[int, int] = (0, 0)) -> PairFormat:
     """Return the announced format. Raises: ProtocolError, if there is none such."""
     try:
-        return PairFormat(setup.fraction_bits, setup.max_additions, g_bound=1.0, h_low=0.0, h_high=1.0)
+        return PairFormat(setup.fraction_bits, setup.max_additions, g_bound=1.0, h_low=0.0, h_high=1.0, tails=tails)
     except CapacityExceeded:
         raise ProtocolError("the active party announced a number format that no sum fits") from None
 

@@ -17,6 +17,7 @@ from scipy import sparse
 from he_processors.errors import ProtocolError
 from he_processors.exact_sums import WORD_BITS, lower_words
 from he_processors.fixed_pairs import PairFormat
+from he_processors.histogram.bin_noise import BinNoise
 from he_processors.histogram.bins import BinCodes, BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal, check_node
 from he_processors.packing import REFUSED
@@ -96,11 +97,13 @@ class HistogramAggregator(Protocol):
         layout: BinLayout,
         node_rows: Sequence[NDArray[np.int32]],
         features: NDArray[np.int64] | None = None,
+        noise: BinNoise | None = None,
     ) -> bytes:
         """Add the pairs of each node into bins, and hide which rows made them.
 
         Args:
             features: the numbers of the features that these codes are of, for halves that hold the codes of all.
+            noise: what is added to the sums before they are hidden; None for exact sums.
 
         Shapes: codes: uint8 or uint16[n_features, n_rows]; node_rows: int32[n_node_rows] for each node.
         """
@@ -235,12 +238,13 @@ class ClearHistogramMaker:
         layout: BinLayout,
         node_rows: Sequence[NDArray[np.int32]],
         features: NDArray[np.int64] | None = None,
+        noise: BinNoise | None = None,
     ) -> bytes:
         """Add the pairs of each node into bins."""
         if self._pairs is None:
             require_all_rows(self._n_rows, len(self._blocks))
             self.hold_pairs(np.concatenate(self._blocks))
-        return self.sum_held(codes, layout, node_rows)
+        return self.sum_held(codes, layout, node_rows, noise)
 
     def hold_pairs(self, pairs: NDArray[np.int64]) -> None:
         """Take all pairs of a tree at once. Shapes: pairs: int64[n_rows, 2]."""
@@ -249,12 +253,21 @@ class ClearHistogramMaker:
             pairs = np.stack([low, (pairs - low) >> WORD_BITS], axis=2).reshape(len(pairs), 2 * self._n_words)
         self._pairs = pairs
 
-    def sum_held(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> bytes:
+    def sum_held(
+        self,
+        codes: BinCodes,
+        layout: BinLayout,
+        node_rows: Sequence[NDArray[np.int32]],
+        noise: BinNoise | None = None,
+    ) -> bytes:
         """Add the pairs that are held, as ``sum_bins``."""
         if self._codes is not codes:
             self._codes, self._codes_of_row = codes, np.ascontiguousarray(codes.T)
         with self._timer("histogram"):
-            return b"".join(self._sum_node(layout, rows).astype(_PAIR, copy=False).tobytes() for rows in node_rows)
+            sums = [self._sum_node(layout, rows) for rows in node_rows]
+            if noise is not None:
+                _add_noise(sums, noise)
+            return b"".join(of_node.astype(_PAIR, copy=False).tobytes() for of_node in sums)
 
     def prepare(self, is_last: bool) -> bool:
         """Make nothing: nothing is hidden."""
@@ -275,3 +288,10 @@ class ClearHistogramMaker:
             shape = (layout.n_slots, block.size)
             total += sparse.csc_array(cells, shape=shape, copy=False) @ self._pairs[block]
         return total
+
+
+def _add_noise(sums: list[NDArray[np.int64]], noise: BinNoise) -> None:
+    """Add noise to the sums of nodes in place. Shapes: sums: int64[n_slots, 2] for each node."""
+    parts = np.stack([noise.g, noise.h], axis=1).reshape(len(sums), -1, 2)
+    for of_node, part in zip(sums, parts, strict=True):
+        of_node += part

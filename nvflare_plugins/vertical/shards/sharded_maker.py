@@ -18,6 +18,7 @@ from he_processors.additive.scheme import Scheme
 from he_processors.ciphertext_wire import CiphertextHeader
 from he_processors.ciphertext_wire import Content as CiphertextContent
 from he_processors.elgamal.wire import Content, PointHeader
+from he_processors.histogram.bin_noise import BinNoise
 from he_processors.histogram.bins import BinCodes, BinLayout
 from he_processors.packing import PackingLayout
 from nvflare_plugins.cluster.workers import Workers, begin, collect, shard_rows
@@ -104,8 +105,11 @@ class ShardedHistogramMaker:
         layout: BinLayout,
         node_rows: Sequence[NDArray[np.int32]],
         features: NDArray[np.int64] | None = None,
+        noise: BinNoise | None = None,
     ) -> bytes:
         """Have the pairs of each node added into bins, and hidden."""
+        if noise is not None:  # jobs with noise are refused where there is a cluster
+            raise ValueError("sums at workers carry no noise")
         require_all_rows(self._n_rows, self._n_blocks)
         if features is None:
             raise ValueError("sums of shards need the numbers of the features")

@@ -45,7 +45,7 @@ def scheme_with(change):
     """Return the stand-in with passive parties that change the sums they send."""
 
     class Liar(ClearHistogramMaker):
-        def sum_bins(self, codes, layout, node_rows, features=None):
+        def sum_bins(self, codes, layout, node_rows, features=None, noise=None):
             return change(super().sum_bins(codes, layout, node_rows))
 
     return lambda n_rows: (ClearGradientOwner(pair_format(n_rows)), Liar)

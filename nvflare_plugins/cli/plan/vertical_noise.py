@@ -1,0 +1,53 @@
+"""What the preset noised adds to the sums of each passive party, from the job and public numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.vertical.noised.plan import NoisePlan, plan_of
+from nvflare_plugins.vertical.parameters import check_vertical_parameters
+from nvflare_plugins.xgb.parameters import ALIASES
+
+_NAMES_COLUMNS = ("interaction_constraints",)
+
+
+def noise_plan(job: VerticalJob | None) -> NoisePlan | None:
+    """Return the plan of a job in the preset noised; None for any other. Raises: ConfigurationError."""
+    if job is None or not job.is_noised:
+        return None
+    free = {name: value for name, value in job.params.items() if ALIASES.get(name, name) not in _NAMES_COLUMNS}
+    return plan_of(job, check_vertical_parameters(free, ["any"]))
+
+
+def noise_lines(plan: NoisePlan, foreign: Sequence[int], n_rows: int) -> Iterator[str]:
+    """Yield the noise in words, beside what a bin holds on average.
+
+    Args:
+        foreign: columns of each passive party.
+    """
+    yield ""
+    yield (
+        f"preset noised, epsilon {plan.epsilon:g} at delta {plan.delta:g} for each passive party: {plan.n_trees} trees "
+        f"may use its columns, {plan.depth} levels each; the rounds before (own_rounds) cost nothing"
+    )
+    for number, n_features in enumerate(foreign, 1):
+        noise, rows = plan.of_party(n_features), n_rows / plan.n_bins
+        yield (
+            f"passive party {number}: at most {noise.features_per_tree} of {n_features} features a tree, "
+            f"{plan.n_bins} bins; noise on a bin's sum of gradients {plan.rows_of_noise(n_features):.4g} rows "
+            f"(standard deviation), where a bin of the root holds about {rows:.4g} rows"
+        )
+    yield "given the bits of its splits, which are exact, counted and capped, and not in epsilon"
+    if plan.delta >= 1 / n_rows:
+        yield f"warning: delta {plan.delta:g} is not below one over {n_rows} rows: it may give away single rows"
+
+
+def noise_json(plan: NoisePlan, foreign: Sequence[int]) -> dict[str, Any]:
+    """Return the noise as JSON values. Units: rows with the largest gradient."""
+    parties = [
+        {"features_per_tree": plan.of_party(n).features_per_tree, "rows_of_noise": plan.rows_of_noise(n)}
+        for n in foreign
+    ]
+    return {"epsilon": plan.epsilon, "delta": plan.delta, "trees": plan.n_trees, "parties": parties}
