@@ -91,6 +91,7 @@ bench-cluster: $(STAMP)
 
 bench-dp: $(STAMP)
 	$(BIN)/python -m tests.bench.bench_dp $(if $(DATA),--sets $(DATA)) $(if $(LABEL),--label "$(LABEL)")
+	$(BIN)/python -m tests.bench.bench_dp_rivals $(if $(DATA),--sets $(DATA)) $(if $(LABEL),--label "$(LABEL)") $(if $(FOREST_PYTHON),--forest-python "$(FOREST_PYTHON)")
 
 $(STAMP): pyproject.toml $(wildcard he_processors/_native/*.c he_processors/_native/*.h)
 	@echo "Setting up $(VENV): 2 to 3 minutes and about 1.8 GB the first time."
