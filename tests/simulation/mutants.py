@@ -46,7 +46,7 @@ from nvflare_plugins.private_trees.payment import Payment
 from nvflare_plugins.wire.additions import WordSum
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
-from tests.simulation.run import simulate, undisturbed
+from tests.simulation.run import ends_at_once, simulate, undisturbed
 
 Mutant = Callable[[], AbstractContextManager[Any]]
 MOST = 300
@@ -392,7 +392,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="defects; all without any")
     options = parser.parse_args()
     cases, found = [(name, options.most) for name in options.names or MUTANTS], {}
-    with multiprocessing.get_context("fork").Pool(options.jobs, maxtasksperchild=1) as pool:
+    with multiprocessing.get_context("fork").Pool(options.jobs, ends_at_once, maxtasksperchild=1) as pool:
         for name, seeds in pool.imap_unordered(_told, cases, chunksize=1):
             found[name] = seeds
             sys.stdout.write(f"| {name} | {MUTANTS[name][0]} | {'all' if seeds is None else seeds} |\n")

@@ -7,6 +7,7 @@ import functools
 import json
 import logging
 import multiprocessing
+import os
 import shutil
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -158,9 +160,14 @@ def judged(case: tuple[str, int]) -> Verdict:
     return Verdict(seed, kind, end, [f"{plan}", *faults] if faults else [])
 
 
+def ends_at_once() -> None:
+    """Let a process of a pool end although dead machines left threads that wait for ever."""
+    Finalize(None, os._exit, args=(0,), exitpriority=-1)
+
+
 def verdicts(cases: Sequence[tuple[str, int]], jobs: int) -> Iterator[Verdict]:
     """Run seeds in so many processes, as they end."""
-    with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=_RUNS_OF_A_PROCESS) as pool:
+    with multiprocessing.get_context("fork").Pool(jobs, ends_at_once, maxtasksperchild=_RUNS_OF_A_PROCESS) as pool:
         yield from pool.imap_unordered(judged, cases)
 
 
