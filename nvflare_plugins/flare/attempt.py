@@ -209,6 +209,11 @@ class ServerAttempt:
             return any(report.status == CANNOT_GO_ON for report in self._reports.values())
 
     @property
+    def has_summed(self) -> bool:
+        """Whether its sites got a sum: those that it ran without are then no part of the job any more."""
+        return self._aggregator.has_summed
+
+    @property
     def missing(self) -> list[str]:
         """The sites that have not reported yet."""
         with self._lock:

@@ -190,7 +190,7 @@ class JobController(Controller):
             self.log_warning(fl_ctx, f"attempt {number} has ended, and the job waits: {reason}")
             if job_id == SimulatorConstants.JOB_NAME:
                 return attempt.was_the_last(NOT_SIMULATED)
-            members = members if is_tried else taking_part
+            members = taking_part if attempt.has_summed else members
             may_go_on = goes_on_without(job) and not is_tried
             ends = self._wait_for_return(attempt, presence, waits_s, abort_signal, members, may_go_on)
             if isinstance(ends, str):

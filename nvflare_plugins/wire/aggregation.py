@@ -148,6 +148,12 @@ class Aggregator:
         self._exchanges: dict[int, _Exchange] = {}
         self._public_parameters: dict[Codec, bytes] = {}
         self._reason: str | None = None
+        self._has_summed = False
+
+    @property
+    def has_summed(self) -> bool:
+        """Whether the sites got a sum."""
+        return self._has_summed
 
     @property
     def reason(self) -> str | None:
@@ -403,6 +409,7 @@ class Aggregator:
     def _results(self, first: Frame, exchange: _Exchange) -> Sequence[bytes | memoryview]:
         """Return what the sites get: one payload for all, or one for each."""
         if first.operation is Operation.SUM:
+            self._has_summed = True
             total = b"" if exchange.total is None else exchange.total.pack()
             if self._on_sum is not None and adds_words(first):
                 if first.tail:

@@ -33,7 +33,7 @@ from nvflare_plugins.flare.transport import TOPIC_FRAME
 from nvflare_plugins.site.memory.store import NAME as MEMORY
 from nvflare_plugins.vertical.vertical_context import ANSWER_S
 from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES
-from tests.simulation.cases import CONTINUE, DEADLINE_S, JOBS, STOP
+from tests.simulation.cases import DEADLINE_S, JOBS, STOP
 from tests.simulation.faults import Plan
 from tests.simulation.watch import Watch
 from tests.simulation.world import SERVER, Outcome
@@ -135,8 +135,7 @@ def _survival(kind: str, plan: Plan, outcome: Outcome) -> Iterator[str]:
     """A job that waits goes on when the lost sites are back; else it ends at its deadline, and names them."""
     if not plan.losses or outcome.reason is None or SERVER in outcome.dead:
         return
-    # Where sites of the first attempts are lost in turn, or the server says so, the job may end instead of waiting.
-    words = (*NOT_SURVIVED, *(("there is no state to go on from",) if JOBS[kind].on_loss == CONTINUE else ()))
+    words = (*NOT_SURVIVED, *(() if plan.naming is None else ("there is no state to go on from",)))
     if not any(one in outcome.reason for one in words):
         yield f"the job ended with other words than that it waited in vain: {outcome.reason}; {_errors(outcome)}"
     longest_s = 20 * (DEADLINE_S + SILENCE_LIMIT_S + START_SILENCE_S)
