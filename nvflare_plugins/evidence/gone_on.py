@@ -1,8 +1,8 @@
 """Evidence of a job that went on without lost sites: what its attempts must say alike, and whose log may be missing.
 
 An attempt without sites of the attempts before it names them in its session's record (``SITES_FACT``), which every site
-of that attempt signs. It need not name those of attempts that ended before any sum (keys and terms are sealed): for its
-sites the job begins with it. A site that never came back hands in no log of the attempts that it took part in. That is
+of that attempt signs. It need not name those of attempts that ended when only keys and terms were sealed: for its sites
+the job begins with it. A site that never came back hands in no log of the attempts that it took part in. That is
 no fault where the attempt that completed the job says so; it hides no record of any other party.
 """
 
@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from nvflare_plugins.evidence.reader import Log
+from nvflare_plugins.evidence.reader import Log, Message
+from nvflare_plugins.wire.catalogue import Kind
 
 SITES_FACT = "without_sites"
 """The fact of a session that names the lost sites."""
+
+_TERMS = frozenset(kind.name for kind in (Kind.GROUP_KEY, Kind.AGREEMENT, Kind.HE_SECRET))
 
 Attempts = Mapping[tuple[str, str], Sequence[Log]]
 """The logs of each attempt, by job and attempt."""
@@ -60,7 +63,7 @@ def contradictions(attempts: Attempts) -> Iterator[str]:
 
 
 def ended_early(attempts: Attempts, job_id: str, attempt: str) -> bool:
-    """Return whether an attempt ended before any sum, and another attempt completed its job.
+    """Return whether an attempt ended before anything of rows was sent, and another attempt completed its job.
 
     Logs of such an attempt may be missing: sites may die before they have any. Whoever hides one could as well hide the
     whole attempt; what it could tell of rows is nothing.
@@ -70,7 +73,12 @@ def ended_early(attempts: Attempts, job_id: str, attempt: str) -> bool:
 
 
 def _has_begun(logs: Iterable[Log]) -> bool:
-    return any(message.private and message.codec != "SEALED" for log in logs for message in log.messages)
+    return any(log.parts or any(map(_tells_of_rows, log.messages)) for log in logs)
+
+
+def _tells_of_rows(message: Message) -> bool:
+    """Whether a message is more than keys and terms: trees and conversations are sealed too, between their parties."""
+    return message.private and (message.codec != "SEALED" or message.kind not in _TERMS)
 
 
 def _sites_of(logs: Iterable[Log]) -> frozenset[str]:

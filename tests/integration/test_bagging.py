@@ -16,6 +16,7 @@ from nvflare_plugins.bagging import site as bagging_site
 from nvflare_plugins.bagging.site import run_bagging_site
 from nvflare_plugins.bagging.trees import _NODE, SharedTree
 from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.evidence.gone_on import ended_early
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.wire.catalogue import Kind
@@ -47,8 +48,9 @@ def test_all_sites_end_with_one_model_and_evidence_of_sealed_trees(tmp_path: Pat
         report = (parties.run_folder(site) / "report.html").read_text()
         assert "EVERY OTHER SITE&#x27;S OWN TREES" in report
         assert "the model carries no gains" in report and "0.0 %" not in report and "mean gain" not in report
-    failures = verify([parties.run_folder(site) / "evidence" for site in parties.sites]).attempts[0].failures
-    assert failures == ("the log of server is missing",)
+    (found,) = verify([parties.run_folder(site) / "evidence" for site in parties.sites]).attempts
+    assert found.failures == ("the log of server is missing",)
+    assert not ended_early({("job", "first"): found.logs, ("job", "second"): found.logs}, "job", "first")
 
 
 def test_the_server_reads_no_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -302,6 +302,21 @@ def test_aborted_attempt_is_consistent_but_not_verified(tmp_path):
     assert check(tmp_path).sound
 
 
+@pytest.mark.parametrize("kind", ["CONVERSATION", "OWN_TREES"])
+def test_no_log_may_be_missing_where_conversations_or_trees_were_sealed_between_sites(tmp_path, kind):
+    """A site, or the server for it, could hide what its log of an attempt says of rows."""
+    for name, codec in (("early", "AGREEMENT"), ("late", kind)):
+        attempt = Attempt(tmp_path / name / "first", profile="elgamal" if kind == "CONVERSATION" else "own_trees")
+        attempt.open_session()
+        attempt.exchange(codec, "SEALED", "setup:0")
+        for log in attempt.logs.values():
+            log.end("aborted", "no message from site-2 within 60 s")
+        (attempt.close() / export_name("site-2")).unlink()
+        complete_attempt(tmp_path / name / "second", attempt="a2")
+    assert check(tmp_path / "early").sound
+    assert "the log of site-2 is missing" in only_failures(tmp_path / "late")
+
+
 def test_unfinished_log(tmp_path):
     complete_attempt(tmp_path)
     path = tmp_path / export_name("site-1")

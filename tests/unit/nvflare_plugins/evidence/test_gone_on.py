@@ -24,8 +24,10 @@ def logs(
     lost: tuple[str, ...] = (),
     of: tuple[str, ...] | None = None,
     codec: str = "MASKED",
+    parts: tuple[str, ...] = (),
 ):
-    rest = {"completed": completed, "messages": [SimpleNamespace(private=True, codec=codec)]}
+    message = SimpleNamespace(kind="AGREEMENT", private=True, codec=codec)
+    rest = {"completed": completed, "messages": [message], "parts": parts}
     session = {"sites": sites, "protection": named(lost)}
     mine = [SimpleNamespace(site=one, session=session, **rest) for one in (of or sites)]
     return [*mine, SimpleNamespace(site="server", session=None, **rest)]
@@ -75,5 +77,7 @@ def test_logs_of_an_attempt_may_be_missing_only_before_any_sum_and_beside_one_th
     early, begun, whole = logs(ALL, False, codec="SEALED"), logs(ALL, False), logs(ALL, True)
     assert ended_early({("job", "a"): early, ("job", "b"): whole}, "job", "a")
     assert not ended_early({("job", "a"): begun, ("job", "b"): whole}, "job", "a")
+    told = logs(ALL, False, codec="SEALED", parts=("SCHEMA",))
+    assert not ended_early({("job", "a"): told, ("job", "b"): whole}, "job", "a")
     assert not ended_early({("job", "a"): early, ("other", "b"): whole}, "job", "a")
     assert not ended_early({("job", "a"): logs(ALL, True, codec="SEALED")}, "job", "a")
