@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -9,9 +10,11 @@ import xgboost as xgb
 from sklearn.metrics import roc_auc_score
 
 from dp_components.neighbouring import NeighbouringRelation
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
 from nvflare_plugins.attempt.payment import open_ledger
 from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.vertical.active import site as active_site
+from nvflare_plugins.vertical.active.key_owner import open_owner
 from tests.support.parties import Parties, succeed
 from tests.support.vertical_jobs import POLICY, give_columns, job, merged, run, table
 
@@ -86,6 +89,17 @@ def test_a_party_without_budget_or_consent_takes_no_part(tmp_path):
     assert isinstance(silent, PolicyRefusal) and "consents.split_bits" in str(silent)
     exact = run(parties_with(tmp_path / "c"), job(preset="guarded"))["site-2"]
     assert isinstance(exact, PolicyRefusal) and "exact_use_of_budgeted_data" in str(exact)
+
+
+def test_gradients_finer_than_the_noise_are_refused_before_anything_is_paid(tmp_path, monkeypatch):
+    def finer(*arguments):
+        return open_owner(*arguments[:-1], dataclasses.replace(arguments[-1], fraction_bits=24))
+
+    monkeypatch.setattr(active_site, "open_owner", finer)
+    parties = parties_with(tmp_path, n_rows=200)
+    refused = run(parties, job(**NOISED))["site-2"]
+    assert isinstance(refused, ProtocolError) and "another number of fraction bits" in str(refused)
+    assert spent_of(parties, "site-2") == 0
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,8 @@ class PassiveSite:
         """Args: start: after all sites have allowed the rows, with this one's guard (``open_guard``)."""
         if start.guard is None:
             raise ValueError("a passive party needs its guard")
+        if (start.noised is None) != (start.payment is None):
+            raise ValueError("noised sums need their payment, and nothing else has one")
         self._start = start
         self._party: PassiveParty | None = None
         self._guard = start.guard
@@ -148,7 +150,10 @@ class PassiveSite:
             found = unpack_public_key(setup.scheme, setup.public_key)
             if found.key_bits < job.key_length:
                 raise ProtocolError("the active party announced a shorter key than the job's")
-        if job.profile == VerticalProfile.ELGAMAL.value and setup.fraction_bits != job.fraction_bits:
+        due = job.fraction_bits if job.profile == VerticalProfile.ELGAMAL.value else None
+        if start.noised is not None:  # noise counts steps of this very format: beside a finer one it would be nothing
+            due = start.noised.fraction_bits
+        if due is not None and setup.fraction_bits != due:
             raise ProtocolError("the active party announced another number of fraction bits than the job's")
         n_rows, workers, timer = start.data.train.table.n_rows, start.workers, start.stages.measure
         backend, allow_clear = start.context.policy.arithmetic, not job.is_encrypted
