@@ -20,7 +20,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.cluster.desk import Desk
 from nvflare_plugins.cluster.probe import check_worker, describe_worker
 from nvflare_plugins.cluster.workers import TRIAL, LinkedWorkers, begin, collect
-from nvflare_plugins.data_sets.cluster_declaration import Cluster, ClusterSecurity
+from nvflare_plugins.data_sets.cluster_declaration import Cluster, ClusterSecurity, is_on_loopback
 from nvflare_plugins.failures import WorkerFailure
 
 _log = logging.getLogger(__name__)
@@ -171,7 +171,15 @@ def _find(client: Any, cluster: Cluster, find_s: float) -> list[str]:
             "cluster.workers. Remedy: start more of them, or lower the number."
         ) from None
     known = client.scheduler_info(n_workers=-1)["workers"]
-    return sorted(known, key=lambda address: (str(known[address].get("name", "")), address))[: cluster.workers]
+    chosen = sorted(known, key=lambda address: (str(known[address].get("name", "")), address))[: cluster.workers]
+    for number, address in enumerate(chosen):  # the scheduler says where they are: it may be anywhere
+        if cluster.security is None and not is_on_loopback(address):
+            raise ConfigurationError(
+                f"worker {number} of this site's cluster is not on this machine's loopback, and without TLS private "
+                "values would go to it in clear. Remedy: start workers with --host 127.0.0.1, or the cluster with "
+                "certificates (tls://). Policy keys: cluster.scheduler, cluster.security."
+            )
+    return chosen
 
 
 def _check(client: Any, addresses: list[str], find_s: float) -> None:

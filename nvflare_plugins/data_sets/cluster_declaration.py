@@ -13,12 +13,18 @@ from nvflare_plugins.declared import AS_GIVEN, STRICT, Document, FilePath, Name,
 
 MOST_WORKERS = 1024
 _DAY_S = 86_400
-_LOOPBACK = re.compile(r"tcp://(127(\.\d{1,3}){3}|localhost|\[::1\]):\d{1,5}")
-_TLS = re.compile(r"tls://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):\d{1,5}")
+_OCTET = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"  # another number would make a name of it, to be looked up
+_LOOPBACK = re.compile(rf"tcp://(127(\.{_OCTET}){{3}}|localhost|\[::1\]):[0-9]{{1,5}}")
+_TLS = re.compile(r"tls://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
+
+
+def is_on_loopback(address: str) -> bool:
+    """Tell whether an address of Dask's, without TLS, is one of this machine's loopback."""
+    return _LOOPBACK.fullmatch(address) is not None
 
 
 def _protected(value: str) -> str:
-    if not _TLS.fullmatch(value) and not _LOOPBACK.fullmatch(value):
+    if not _TLS.fullmatch(value) and not is_on_loopback(value):
         raise ValueError
     return value
 

@@ -46,6 +46,8 @@ def test_what_a_policy_allows_does_not_depend_on_its_cluster() -> None:
         ({**LOOPBACK, "scheduler": "tcp://10.0.0.7:8786"}, "cluster.scheduler must be tls://host:port"),
         ({**LOOPBACK, "scheduler": "tcp://127.0.0.1.evil.org:8786"}, "cluster.scheduler must be tls://"),
         ({**LOOPBACK, "scheduler": "ucx://127.0.0.1:8786"}, "cluster.scheduler must be tls://"),
+        ({**LOOPBACK, "scheduler": "tcp://127.300.1.1:8786"}, "cluster.scheduler must be tls://"),
+        ({**LOOPBACK, "scheduler": "tcp://127.0.0.\u0661:8786"}, "cluster.scheduler must be tls://"),
         ({**LOOPBACK, "scheduler": "tls://10.0.0.7:8786"}, "cluster.security is missing"),
         ({**LOOPBACK, "security": FILES}, "uses no certificates"),
         ({**LOOPBACK, "workers": 0}, "cluster.workers must be a whole number from 1"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cluster.dask_workers import open_workers
+from nvflare_plugins.cluster.dask_workers import _find, open_workers
 from nvflare_plugins.cluster.workers import TRIAL, begin, collect
 from nvflare_plugins.data_sets.cluster_declaration import Cluster
 from nvflare_plugins.failures import WorkerFailure
@@ -66,6 +67,18 @@ def test_too_few_workers_many_threads_and_spilling_are_refused() -> None:
 def test_a_scheduler_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="scheduler that the policy names cannot be reached"):
         open_workers(Cluster("tcp://127.0.0.1:1", 1), find_s=0.2)
+
+
+@pytest.mark.parametrize("address", ["tcp://10.0.0.7:9000", "tcp://127.0.0.1.evil.org:9000", "ucx://127.0.0.1:9000"])
+def test_a_worker_elsewhere_is_refused_without_tls(address: str) -> None:
+    """The scheduler is believed in who its workers are, not in where private values may go in clear."""
+    client = SimpleNamespace(
+        wait_for_workers=lambda *_, **__: None,
+        scheduler_info=lambda **_: {"workers": {"tcp://127.0.0.1:9000": {"name": "0"}, address: {"name": "1"}}},
+    )
+    assert _find(client, Cluster("tcp://127.0.0.1:1", 1), 1.0) == ["tcp://127.0.0.1:9000"]
+    with pytest.raises(ConfigurationError, match=r"worker 1 .* is not on this machine's loopback"):
+        _find(client, Cluster("tcp://127.0.0.1:1", 2), 1.0)
 
 
 def test_without_dask_the_policy_is_refused_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
