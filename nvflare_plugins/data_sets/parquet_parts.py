@@ -86,6 +86,8 @@ class ParquetParts:
         self.n_rows = 0
         for position, path in enumerate(paths):
             with _opened_at(path) as (mark, file):
+                if self._in_parts and _place(os.lstat(path)) != mark.place:  # a link, put there since it was no link
+                    raise self._changed()
                 schema, metadata = file.schema_arrow.remove_metadata(), file.metadata
                 groups = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
             if position == 0:
@@ -186,7 +188,7 @@ class ParquetParts:
 @contextmanager
 def _opened_at(path: Path) -> Iterator[tuple[_Mark, arrow_parquet.ParquetFile]]:
     """Open a file, with what tells it from a changed one. Raises: OSError, pyarrow.ArrowException."""
-    with pa.OSFile(str(path)) as source:
+    with pa.OSFile(os.fsencode(path)) as source:  # names need not be texts
         status = os.fstat(source.fileno())
         source.seek(max(status.st_size - _FOOTER_END, 0))
         end = source.read(_FOOTER_END)
@@ -194,9 +196,13 @@ def _opened_at(path: Path) -> Iterator[tuple[_Mark, arrow_parquet.ParquetFile]]:
         source.seek(max(status.st_size - _FOOTER_END - length, 0))
         footer = hashlib.blake2b(source.read(length) + end, digest_size=16).digest()
         source.seek(0)
-        mark = _Mark((status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns, footer)
+        mark = _Mark(_place(status), status.st_size, status.st_mtime_ns, footer)
         # Buffered, or some rows of a row group would bring all bytes of the group into memory.
         yield mark, arrow_parquet.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+
+
+def _place(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _rows_of(

@@ -179,6 +179,24 @@ def test_links_and_folders_in_a_folder_are_refused(tmp_path: Path) -> None:
     assert linked.n_rows == N_ROWS
 
 
+def test_a_link_that_is_put_there_after_the_look_at_the_folder_is_noticed(tmp_path: Path, monkeypatch) -> None:
+    frame().to_parquet(tmp_path / "elsewhere.parquet", index=False)
+    spec = in_parts(tmp_path / "parts", frame())
+    seen, path = spec.files, spec.path / "part-01.parquet"
+    monkeypatch.setattr(DataSet, "files", seen)
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere.parquet")
+    with refused_for("has changed, gone or come"):
+        ParquetParts(spec)
+
+
+def test_names_of_files_need_not_be_texts(tmp_path: Path) -> None:
+    spec = in_parts(tmp_path / "parts", frame())
+    for number, name in enumerate((b"part-\xff\n", "part-\N{LATIN SMALL LETTER U WITH DIAERESIS}".encode())):
+        os.rename(spec.path / f"part-0{number}.parquet", os.fsencode(spec.path) + b"/" + name + b".parquet")
+    assert load_table(spec, label="y", features=["n"]).n_rows == N_ROWS
+
+
 def test_a_pattern_is_a_name_where_a_file_has_it(tmp_path: Path) -> None:
     pd.DataFrame({"x": [1.0], "y": [1]}).to_parquet(tmp_path / "rows[1].parquet")
     pd.DataFrame({"x": [2.0], "y": [1]}).to_parquet(tmp_path / "rows1.parquet")
