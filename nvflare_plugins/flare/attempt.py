@@ -334,7 +334,7 @@ class ServerAttempt:
         if reason is None:
             self._evidence.end(COMPLETED)
             self._evidence.close()
-        else:  # a disk that does not answer holds the log: the job has an end all the same
+        else:  # a thread that hangs on its way to the disk may hold the log: the job has an end all the same
             self._evidence.end_from_outside(reason, DISK_ANSWER_S)
         for site, report in reports.items():
             if report.evidence:

@@ -162,7 +162,7 @@ def test_site_without_result_fails_the_attempt(federation: Federation) -> None:
     assert federation.attempt.finish() == "no result from site-3"
 
 
-def test_a_disk_that_does_not_answer_keeps_no_job_from_ending(
+def test_a_log_that_a_hanging_thread_holds_keeps_no_failed_job_from_ending(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that brings the log to the disk holds it until the disk answers."""
