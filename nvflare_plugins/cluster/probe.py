@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import dp_components
 import he_processors
 from he_processors.errors import ConfigurationError
 
@@ -72,7 +73,7 @@ def _native_digest() -> str:
 
 def _digest(pattern: str) -> str:
     digest = hashlib.sha256()
-    for folder in (Path(he_processors.__file__).parent, Path(__file__).parents[1]):
+    for folder in (Path(he_processors.__file__).parent, Path(dp_components.__file__).parent, Path(__file__).parents[1]):
         for path in sorted(folder.rglob(pattern)):
             digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
+from nvflare_plugins.cluster import probe
 from nvflare_plugins.cluster.probe import check_worker, installed, source_digest
 from nvflare_plugins.cluster.use import refuse_cluster
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -84,3 +86,16 @@ def test_a_worker_must_be_as_this_process_is() -> None:
     ):
         with pytest.raises(ConfigurationError, match=words):
             check_worker(1, {**good, **change})
+
+
+@pytest.mark.parametrize("package", ["he_processors", "dp_components"])
+def test_a_worker_with_other_sources_of_any_package_is_told_apart(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = source_digest()
+    found = getattr(probe, package)
+    copied = shutil.copytree(Path(found.__file__).parent, tmp_path / package, ignore=shutil.ignore_patterns("*.so"))
+    monkeypatch.setattr(found, "__file__", str(copied / "__init__.py"))
+    assert source_digest() == here
+    next(copied.glob("*/*.py")).write_bytes(b"# another one")
+    assert source_digest() != here
