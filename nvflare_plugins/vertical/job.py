@@ -33,6 +33,7 @@ ALIGN_FIRST = "first"
 ELGAMAL_STRENGTH = 128
 SUMS_PER_PAIR = 2
 MAX_BINS = (1 << 16) - 1
+_NOISED_FEATURES, _NOISED_BINS = 8, 16
 
 
 class VerticalProfile(Enum):
@@ -110,9 +111,9 @@ class VerticalJob(JobDocument):
     """
     delta: Delta | None = None
     """Preset ``noised``: the delta of ``epsilon``, never computed from the data."""
-    noised_features: Annotated[Whole, Ge(1)] = 8
+    noised_features: Annotated[Whole, Ge(1)] = _NOISED_FEATURES
     """Preset ``noised``: most features of a passive party in a tree, drawn anew for each where it has more."""
-    noised_bins: Annotated[Whole, Ge(2), Le(64)] = 16
+    noised_bins: Annotated[Whole, Ge(2), Le(64)] = _NOISED_BINS
     """Preset ``noised``: bins of a passive party's features; ``max_bin`` is then the active party's alone."""
     own_rounds: Annotated[Whole, Ge(0)] = 0
     """First rounds that use the active party's columns alone (Completely SecureBoost)."""
@@ -179,6 +180,8 @@ class VerticalJob(JobDocument):
         else:
             is_stated = self.epsilon is not None or self.delta is not None
             expect("epsilon and delta are options of preset noised", not is_stated)
+            is_sized = (self.noised_features, self.noised_bins) != (_NOISED_FEATURES, _NOISED_BINS)
+            expect("noised_features and noised_bins are options of preset noised", not is_sized)
         for site, lists in self.categories.items():
             for column, words in lists.items():
                 expect(
