@@ -23,6 +23,13 @@ HESSIAN_WEIGHT = ((1 + math.sqrt(5)) / 2) ** 2.5
 CLIPPED_HESSIAN_WEIGHT = 2.0
 """The weight of h beside a gradient that is clipped (``clip_gradients``)."""
 
+_TWO_SIDED = {
+    NeighbouringRelation.ADD_OR_REMOVE_ROW: 1,
+    NeighbouringRelation.CHANGE_LABEL: 2,
+    NeighbouringRelation.REPLACE_ROW: 2,
+}
+"""How many rows, each within its bound, a change takes out or puts in."""
+
 # Rounded up, so that the test below is never too lenient.
 _HESSIAN_WEIGHT_SQUARED = HESSIAN_WEIGHT**2 * (1 + 2**-50)
 
@@ -166,13 +173,8 @@ def clip_gradients(
     room = (bound - np.abs(g)) * (bound + np.abs(g))
     largest = np.floor(np.sqrt(room.astype(np.float64)) / CLIPPED_HESSIAN_WEIGHT * (1 - 2.0**-40)).astype(np.int64)
     values = np.stack([g, np.clip(h, 0, largest)], axis=1)
-    factors = {
-        NeighbouringRelation.ADD_OR_REMOVE_ROW: 1,
-        NeighbouringRelation.CHANGE_LABEL: 2,
-        NeighbouringRelation.REPLACE_ROW: 2,
-    }
     sensitivity = Sensitivity(
-        float(bound * _factor(factors, relation)), Norm.L2, relation, (1.0, CLIPPED_HESSIAN_WEIGHT)
+        float(bound * _factor(_TWO_SIDED, relation)), Norm.L2, relation, (1.0, CLIPPED_HESSIAN_WEIGHT)
     )
     return ClippedRows(values, sensitivity, grid_bits)
 
@@ -219,12 +221,7 @@ def clip_class_rows(
     is_long = lengths * (1 + 2.0**-40) > bound
     factors = np.where(is_long, bound / np.maximum(lengths, 1.0) * (1 - 2.0**-40), 1.0)
     values = np.trunc(values * factors[:, None]).astype(np.int64)
-    two_sided = {
-        NeighbouringRelation.ADD_OR_REMOVE_ROW: 1,
-        NeighbouringRelation.CHANGE_LABEL: 2,
-        NeighbouringRelation.REPLACE_ROW: 2,
-    }
-    sensitivity = Sensitivity(float(bound * _factor(two_sided, relation)), Norm.L2, relation, tuple(weights.tolist()))
+    sensitivity = Sensitivity(float(bound * _factor(_TWO_SIDED, relation)), Norm.L2, relation, tuple(weights.tolist()))
     return ClippedRows(values, sensitivity, grid_bits)
 
 
@@ -261,18 +258,13 @@ def clip_rows(
     if grid_values.ndim != 2 or grid_values.shape[1] != len(limits) or len(scale) != len(limits):
         raise ValueError("values must be a matrix with one bound and one weight per column")
     clipped = np.clip(grid_values, -limits, limits)
-    two_sided = {
-        NeighbouringRelation.ADD_OR_REMOVE_ROW: 1,
-        NeighbouringRelation.CHANGE_LABEL: 2,
-        NeighbouringRelation.REPLACE_ROW: 2,
-    }
     parts = [float(limit) * w for limit, w in zip(limits, scale, strict=True)]
     length = {Norm.L1: math.fsum(parts), Norm.L2: math.hypot(*parts)}.get(norm)
     if length is None:
         raise ValueError("rows have an L1 or an L2 norm")
     # One part in 2^50 upwards covers the rounding of the products and the root; a single unit weight has none.
     exact = len(parts) == 1 and scale == (1.0,)
-    bound = length * _factor(two_sided, relation) * (1.0 if exact else 1 + 2.0**-50)
+    bound = length * _factor(_TWO_SIDED, relation) * (1.0 if exact else 1 + 2.0**-50)
     return ClippedRows(clipped, Sensitivity(bound, norm, relation, scale), grid_bits)
 
 

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.leaf_weights.query import UNIT
-from dp_components.split_methods.greedy import OpenNode, Split, histograms
+from dp_components.split_methods.greedy import OpenNode, Split
 from dp_components.split_methods.histogram import AddNoise, HistogramQuery
 from dp_components.split_methods.split_score import NodeTotals
 
@@ -44,9 +43,5 @@ class OneFeatureHistogramQuery(HistogramQuery):
 
     def best(self, nodes: Sequence[OpenNode]) -> list[tuple[NodeTotals, Split | None]]:
         """Release the root's histogram at the first call; return each node's best split by its part of that."""
-        if self.root_histograms is None:
-            [root] = nodes
-            exact = histograms(self._bins, self._pairs, root.rows, self._features, self._width)
-            self.root_histograms = self._add_noise(exact[None])[0] / UNIT
         of_root = self.root_histograms
-        return [self._best_of_node(of_root, node) for node in nodes]
+        return super().best(nodes) if of_root is None else [self._best_of_node(of_root, node) for node in nodes]
