@@ -19,6 +19,7 @@ from nvflare_plugins.attempt.agreement import PLUGIN, Terms, agree, versions
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
+from nvflare_plugins.cluster.use import OnCluster
 from nvflare_plugins.data_sets.declaration import EXTERNAL
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.data_sets.table import Table, column_names
@@ -341,6 +342,7 @@ run_tuning_site = SitePart(
     prepare,
     lambda attempt, prepared: _Run(attempt, prepared).run(),
     protection=lambda job, prepared: prepared.base.chosen.facts,
+    on_cluster=OnCluster.NOT_NEEDED,
 )
 """Takes part in one attempt of a job.
 
