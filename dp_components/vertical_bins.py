@@ -27,6 +27,13 @@ bounds the step of an adaptive Gaussian mechanism at each answer, and the sum of
 disjoint. Cut points do depend on x, through many rows at once; they are found with noise and paid for, and after that
 every row is binned by itself. []
 
+Sample weights are A's, and the same in both worlds. They scale what A encrypts: U is the encoded bound of the heaviest
+row's pair, so that the bound above holds for every row, and noise counts rows of that weight. No weight has to be
+public for it.
+
+Workers: where P's rows lie at workers of its own, what they return is joined before noise is added, once for P. Noise
+of each worker's own would be more than is paid for and no better; the statement is on what leaves P.
+
 Not in the statement: what an A that sends other than gradient pairs within U learns. P cannot see what it adds; such
 an A needs no more than one row with a pair beyond the format. So A is honest but curious.
 """

@@ -14,8 +14,11 @@ from he_processors.additive.randomiser_pool import BLOCK_ROWS, RandomiserPool
 from he_processors.additive.scheme import StaysInProcess
 from he_processors.bignum.rows import random_rows_below
 from he_processors.curve.interface import COFACTOR_BITS, GROUP_ORDER, Curve, Points
+from he_processors.elgamal.digits import DigitFormat
 from he_processors.elgamal.encryption import ColumnBatches, PointColumns, by_blocks
 from he_processors.elgamal.keys import ElGamalPublicKey, base_point
+from he_processors.elgamal.scalars import rows_of
+from he_processors.histogram.bin_noise import BinNoise
 from he_processors.histogram.planner import HistogramPlan
 from he_processors.randomness import BULK_RANDOMNESS, RandomSource
 
@@ -38,6 +41,22 @@ def sum_bins(curve: Curve, column: Points, plan: HistogramPlan) -> Points:
         cells = curve.segsum(column, block.cells.order, block.cells.starts)
         parts.append(curve.segsum(cells, block.bins.order, block.bins.starts))
     return curve.take(curve.concat(parts), position)
+
+
+def noise_points(curve: Curve, digits: DigitFormat, noise: BinNoise, number: int, n_bins: int) -> Points:
+    """Return one message's noise on each bin, times the base point: add it to the bins before they are hidden.
+
+    Shapes: result: Points[n_bins].
+
+    Args:
+        number: of the column, from 1; column 0 holds randomisers.
+
+    Raises:
+        ValueError, CapacityExceeded: as ``BinNoise.check``.
+    """
+    noise.check(digits, n_bins)
+    values = digits.digits_of(noise.g, noise.h)[number - 1]
+    return curve.fixed_base(base_point(curve)).mul(rows_of([int(value) for value in values]))
 
 
 class HiderMasks(StaysInProcess):

@@ -125,7 +125,7 @@ class VerticalJob(JobDocument):
     """Evaluate the training set too."""
     weight: Name | None = None
     """Column of sample weights at the active party. They stay there: the cut points of other parties' columns are those
-    of unweighted rows.
+    of unweighted rows. Noise of preset ``noised`` is meant for the heaviest row, whose gradients fill the format.
     """
     features: NamesOfSites = field(default_factory=dict)
     """By site, the columns to train on in this order; a site that is not named takes all columns of its file but label,
@@ -172,6 +172,12 @@ class VerticalJob(JobDocument):
     def __post_init__(self) -> None:
         if self.early_stopping_rounds is not None:
             expect("early_stopping_rounds needs an eval_data_set to watch", self.eval_data_set is not None)
+        if self.is_noised and self.profile == VerticalProfile.ELGAMAL.value:
+            expect(
+                "weight is refused in preset noised under elgamal, whose 14 fraction bits would not count light rows: "
+                "choose profile paillier or okamoto_uchiyama, or leave the column out",
+                self.weight is None,
+            )
         if self.fraction_bits != EXACT_FRACTION_BITS:
             expect("fraction_bits is an option of profile elgamal", self.profile == VerticalProfile.ELGAMAL.value)
             expect("weight needs fraction_bits 40: with 14, light rows would not count", self.weight is None)
@@ -205,7 +211,6 @@ class VerticalJob(JobDocument):
                 self.fraction_bits == SHORT_FRACTION_BITS,
             )
         for name, is_set, remedy in (
-            ("weight", self.weight is not None, "leave the column out"),
             ("initial_model", self.initial_model is not None, "train anew, or choose preset guarded"),
             ("resume_from", self.resume_from is not None, "submit the job anew: its noise is gone, and it pays anew"),
             ("on_lost_site=wait", self.on_lost_site != OnLostParty.STOP.value, "set on_lost_site=stop"),

@@ -29,7 +29,7 @@ from nvflare_plugins.files import write_atomically
 from nvflare_plugins.report.data_facts import EVALUATION, TRAINING, DataFacts
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy.values import JobTerms
-from nvflare_plugins.vertical.active.gradient_scale import check_weights, pair_format
+from nvflare_plugins.vertical.active.gradient_scale import FINEST, check_weights, pair_format
 from nvflare_plugins.vertical.active.site import ActiveSite
 from nvflare_plugins.vertical.checkpoints import Checkpoint, read_checkpoints
 from nvflare_plugins.vertical.job import ALIGN_FIRST, Preset, VerticalJob, VerticalProfile
@@ -42,7 +42,7 @@ from nvflare_plugins.vertical.model.model_files import (
     find_part,
 )
 from nvflare_plugins.vertical.noised.payment import NoisePayment
-from nvflare_plugins.vertical.noised.plan import plan_of
+from nvflare_plugins.vertical.noised.plan import NOISED_FINEST, plan_of
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 from nvflare_plugins.vertical.party_data import PartyData, load_party
 from nvflare_plugins.vertical.passive.site import PassiveSite, open_guard
@@ -305,12 +305,7 @@ def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) ->
         )
     unconstrained = {n: v for n, v in job.params.items() if ALIASES.get(n, n) not in _NAMES_COLUMNS}
     parameters = check_vertical_parameters(unconstrained, ["any"])
-    if plan_of(job, parameters) is not None and policy.cluster_for(job.data_set) is not None:
-        raise PolicyRefusal(
-            f"{context.site} trains data set {job.data_set!r} on a cluster, and preset noised runs in one process. "
-            f"Policy keys: cluster, data_sets.{job.data_set}.cluster. Remedy: take a data set without a cluster, or "
-            "choose preset guarded."
-        )
+    noised = plan_of(job, parameters)
     if job.early_stopping_rounds is not None and not parameters.metrics:
         raise ConfigurationError("early_stopping_rounds needs an eval_metric to watch")
     if job.preset == Preset.GUARDED.value and not is_active and parameters.max_bin > policy.vertical.max_bins:
@@ -326,8 +321,9 @@ def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) ->
         if is_active:
             parameters.objective.check_labels(one.table.label)
             if one.table.weight is not None and one is data.train:
-                bits = _fraction_bits(job, one.table.n_rows)
-                check_weights(one.table.weight, parameters.objective, parameters.effective, bits)
+                step = (_fraction_bits(job, one.table.n_rows), FINEST)
+                of_noised = None if noised is None else (noised.fraction_bits, NOISED_FINEST)
+                check_weights(one.table.weight, parameters.objective, parameters.effective, *(of_noised or step))
         for note in one.table.notes:
             _log.info("%s", note)
     if job.alignment is not None and any(one.ids is None for one in data.sets):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import xgboost as xgb
 from sklearn.metrics import roc_auc_score
@@ -12,7 +13,9 @@ from sklearn.metrics import roc_auc_score
 from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
 from nvflare_plugins.attempt.payment import open_ledger
+from nvflare_plugins.cluster.workers import workers_here
 from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.vertical import site as vertical_site
 from nvflare_plugins.vertical.active import site as active_site
 from nvflare_plugins.vertical.active.key_owner import open_owner
 from tests.support.parties import Parties, succeed
@@ -43,21 +46,62 @@ def spent_of(parties: Parties, site: str) -> float:
     return ledger.spent().epsilon(delta)
 
 
+def auc_of(parties: Parties, job_id: str = "job") -> float:
+    frame = table(3000, 6)
+    model = xgb.Booster(model_file=bytearray(merged(parties, job_id)))
+    rows = xgb.DMatrix(frame.drop(columns="y").to_numpy())
+    return roc_auc_score(frame.y, model.predict(rows, validate_features=False))
+
+
+def auc_alone() -> float:
+    """Return what the active party reaches without the others."""
+    frame = table(3000, 6)
+    own = frame[["c0", "c1"]].to_numpy()
+    alone = xgb.train({**PARAMS, "seed": 0}, xgb.DMatrix(own, label=frame.y), 6)
+    return roc_auc_score(frame.y, alone.predict(xgb.DMatrix(own)))
+
+
 def test_a_job_pays_trains_and_says_so(tmp_path):
     parties = parties_with(tmp_path)
     succeed(run(parties, job(**NOISED)))
     assert 3.9 < spent_of(parties, "site-2") <= 4.0
-    frame = table(3000, 6)
-    model = xgb.Booster(model_file=bytearray(merged(parties)))
-    rows = xgb.DMatrix(frame.drop(columns="y").to_numpy())
-    alone = xgb.train({**PARAMS, "seed": 0}, xgb.DMatrix(frame[["c0", "c1"]].to_numpy(), label=frame.y), 6)
-    without = roc_auc_score(frame.y, alone.predict(xgb.DMatrix(frame[["c0", "c1"]].to_numpy())))
-    assert roc_auc_score(frame.y, model.predict(rows, validate_features=False)) > without + 0.03
+    assert auc_of(parties) > auc_alone() + 0.03
     passive = json.loads((parties.run_folder("site-2") / "run.json").read_text())
     section = next(s for s in passive["sections"] if s["title"] == "Noised sums")
     assert dict(map(tuple, section["rows"]))["epsilon, planned"] == "4"
     text = "".join(path.read_text() for path in parties.run_folder("site-2").rglob("*evidence*") if path.is_file())
     assert "sums per bin of tree 3" in text and "cut points" in text and "split bits, counted and capped" in text
+
+
+def test_parties_on_workers_add_the_noise_of_a_party_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(vertical_site, "open_workers", lambda cluster: workers_here(cluster.workers))
+    parties = parties_with(tmp_path)
+    for site, n_workers in (("site-1", 2), ("site-2", 3)):
+        cluster = {"scheduler": "tcp://127.0.0.1:8786", "workers": n_workers}
+        parties.set_policy(site, **{**parties.policy_of(site), "cluster": cluster})
+    succeed(run(parties, job(**NOISED)))
+    assert 3.9 < spent_of(parties, "site-2") <= 4.0
+    assert auc_of(parties) > auc_alone() + 0.03
+
+
+def test_rows_of_weight_count_as_much_and_cost_the_same(tmp_path):
+    parties = parties_with(tmp_path)
+    frame = table(3000, 6)
+    light = np.where(frame.c1 > 0, 0.25, 1.0).astype(np.float32)
+    parties.give("site-1", "data", frame[["c0", "c1", "y"]].assign(w=light))
+    succeed(run(parties, job(**NOISED, weight="w")))
+    assert 3.9 < spent_of(parties, "site-2") <= 4.0
+    assert auc_of(parties) > auc_alone() + 0.03
+
+
+@pytest.mark.parametrize("least", [1e-4, 1e-2])
+def test_weights_too_light_for_the_grid_of_noised_gradients_are_refused(tmp_path, least):
+    parties = parties_with(tmp_path, n_rows=200)
+    frame = table(200, 6)
+    params = {**PARAMS, "min_child_weight": 0, "lambda": 0}
+    parties.give("site-1", "data", frame[["c0", "c1", "y"]].assign(w=np.where(frame.c1 > 0, least, 1.0)))
+    outcome = run(parties, job(**{**NOISED, "params": params}, weight="w"))["site-1"]
+    assert ("the weights differ too much" in str(outcome)) == (least == 1e-4), outcome
 
 
 @pytest.mark.slow
@@ -107,7 +151,7 @@ def test_gradients_finer_than_the_noise_are_refused_before_anything_is_paid(tmp_
     [
         ({"epsilon": None}, "needs epsilon and delta"),
         ({"own_rounds": 6}, "lower own_rounds"),
-        ({"weight": "w"}, "weight is refused"),
+        ({"weight": "w", "profile": "elgamal", "fraction_bits": 14}, "weight is refused"),
         ({"initial_model": "old"}, "initial_model is refused"),
         ({"resume_from": "old"}, "resume_from is refused"),
         ({"on_lost_site": "wait"}, "on_lost_site=wait is refused"),

@@ -10,6 +10,7 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
+from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.split_candidates.float_quantiles import quantile_cuts
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.active.training import (
@@ -97,10 +98,10 @@ def make_clear(n_rows: int):
     return ClearGradientOwner(pair_format(n_rows)), ClearHistogramMaker
 
 
-def noised_cuts(plan: NoisePlan, features: NDArray[np.float32]) -> CutPoints:
+def noised_cuts(plan: NoisePlan, features: NDArray[np.float32], randomness: RandomSource = OS_RANDOMNESS) -> CutPoints:
     """Find the cut points of a passive party in the preset noised."""
     multiplier = plan.of_party(features.shape[1]).cuts_multiplier
-    return as_cut_points(quantile_cuts(np.ascontiguousarray(features.T), plan.n_bins, multiplier))
+    return as_cut_points(quantile_cuts(np.ascontiguousarray(features.T), plan.n_bins, multiplier, randomness))
 
 
 def make_noise(plan: NoisePlan, n_features: int) -> NoiseSource:
@@ -118,6 +119,7 @@ def federate(
     listen=lambda link: link,
     noised: NoisePlan | None = None,
     noise_of: Callable[[NoisePlan, int], NoiseSource] | None = None,
+    cuts_of: Callable[[NoisePlan, NDArray[np.float32]], CutPoints] = noised_cuts,
     **settings,
 ) -> Outcome:
     owner, make_maker = scheme(joined.features.shape[0])
@@ -134,7 +136,7 @@ def federate(
             None if guards is None else guards[i - 1],
             limits=TreeLimits.from_effective(checked.effective),
             categories=joined.lists(i),
-            cuts=None if noised is None else noised_cuts(noised, joined.part(i, joined.features)),
+            cuts=None if noised is None else cuts_of(noised, joined.part(i, joined.features)),
             noise=None if noised is None else (noise_of or make_noise)(noised, width),
         )
         for i, width in enumerate(joined.widths)

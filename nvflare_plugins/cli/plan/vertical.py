@@ -401,7 +401,10 @@ def vertical_assumptions(workload: VerticalWorkload, bytes_per_s: float) -> Iter
     yield "one thread computes like one thread of this machine, measured just now; stages overlap in a real run"
     yield f"all parties' messages together pass a line of {bytes_per_s / 125_000:g} Mbit/s"
     yield "not in it: XGBoost, split evaluation, start of FLARE's processes, reading data, alignment"
-    yield "the preset `exact`: guarded parties keep sums to themselves and so cost less"
+    yield (
+        "the preset `exact`: guarded parties keep sums to themselves and so cost less; noised ones send the sums "
+        "of both children of a node, of fewer features and bins (noised_features, noised_bins)"
+    )
 
 
 def vertical_json(workload: VerticalWorkload, rates: CipherRates, estimate: VerticalEstimate) -> dict[str, Any]:

@@ -31,7 +31,8 @@ _MAX_FRACTION_BITS = 52
 _SUM_BITS = 62
 _MAX_ROWS = 1 << 31  # rows are numbered by int32
 _HEADROOM = 8.0
-_FINEST = 2.0**-24
+FINEST = 2.0**-24
+"""Step beside a leaf's denominator that leaves the leaf of a centralized model exact."""
 
 
 def pair_format(n_rows: int, weighted: bool = False) -> PairFormat:
@@ -52,13 +53,20 @@ def pair_format(n_rows: int, weighted: bool = False) -> PairFormat:
 
 
 def check_weights(
-    weight: NDArray[np.float32], facts: ObjectiveFacts, effective: Mapping[str, str], fraction_bits: int
+    weight: NDArray[np.float32],
+    facts: ObjectiveFacts,
+    effective: Mapping[str, str],
+    fraction_bits: int,
+    finest: float = FINEST,
 ) -> None:
     """Refuse weights that differ so much that leaves of the smallest ones would drown in the step of the format.
 
     A leaf's denominator is at least min_child_weight + lambda, or some row's weight; the step counts beside it.
 
     Shapes: weight: float32[n_rows].
+
+    Args:
+        finest: largest step beside a leaf's denominator.
 
     Raises:
         DataRefusal: they do.
@@ -67,7 +75,7 @@ def check_weights(
     largest, positive = float(weight.max(initial=0.0)), weight[weight > 0]
     step = 2.0 ** (exponent_of(max(bounds) * (largest or 1.0)) - fraction_bits)
     least = float(effective["min_child_weight"]) + float(effective["reg_lambda"])
-    if step > _FINEST * max(least, float(positive.min(initial=largest))):
+    if step > finest * max(least, float(positive.min(initial=largest))):
         raise DataRefusal(
             "weight: the weights differ too much for leaves of the smallest ones to be exact: clip the weights, set "
             "those that hardly count to 0, divide all by their largest, or raise min_child_weight; profile paillier "

@@ -23,6 +23,8 @@ from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters
 
 FRACTION_BITS = 20
 """Of noised gradients under big-number schemes: far below the noise."""
+NOISED_FINEST = 2.0**-10
+"""Step beside a leaf's denominator, where weights differ: noised leaves are rounded, and light rows count still."""
 MAX_DEPTH = 8
 CUTS_SHARE = 0.05
 """Part of the squared budget that pays for cut points."""

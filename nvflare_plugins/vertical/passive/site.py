@@ -162,11 +162,13 @@ class PassiveSite:
         n_rows, workers, timer = start.data.train.table.n_rows, start.workers, start.stages.measure
         backend, allow_clear = start.context.policy.arithmetic, not job.is_encrypted
         maker: HistogramAggregator
+        tails = (0, 0) if start.noised is None else start.noised.tails
         if workers is None:
-            tails = (0, 0) if start.noised is None else start.noised.tails
             maker = histogram_maker(setup, n_rows, allow_clear=allow_clear, backend=backend, timer=timer, tails=tails)
         else:
-            maker = ShardedHistogramMaker(setup, n_rows, workers, allow_clear=allow_clear, backend=backend, timer=timer)
+            maker = ShardedHistogramMaker(
+                setup, n_rows, workers, allow_clear=allow_clear, backend=backend, timer=timer, tails=tails
+            )
         payment, most_trees = start.payment, (job.num_rounds - start.n_done) * start.trees_per_round
         self._party = PassiveParty(
             start.data.features(),

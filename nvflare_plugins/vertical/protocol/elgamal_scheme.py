@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 
 from he_processors.curve.interface import Curve, PointColumn, Points
 from he_processors.curve.registry import AUTO, BACKEND_NAMES, open_curve
-from he_processors.elgamal.bin_sums import CELL_COST, Hider, sum_bins
+from he_processors.elgamal.bin_sums import CELL_COST, Hider, noise_points, sum_bins
 from he_processors.elgamal.decryption import ElGamalDecryptor
 from he_processors.elgamal.digits import FRACTION_BITS, SHORT_FRACTION_BITS, DigitFormat
 from he_processors.elgamal.encryption import ElGamalEncryptor, PointColumns
-from he_processors.elgamal.keys import ElGamalPrivateKey, ElGamalPublicKey, base_point, generate_elgamal_key
+from he_processors.elgamal.keys import ElGamalPrivateKey, ElGamalPublicKey, generate_elgamal_key
 from he_processors.elgamal.padding import draw_out
-from he_processors.elgamal.scalars import rows_of
 from he_processors.elgamal.wire import (
     Content,
     PointHeader,
@@ -169,7 +168,7 @@ class ElGamalHistogramMaker:
             with self._timer("histogram"):
                 bins = sum_bins(self._curve, column, plan)
                 if noise is not None and number > 0:
-                    bins = self._curve.add(bins, self._noise_points(noise, number, len(bins)))
+                    bins = self._curve.add(bins, noise_points(self._curve, self._digits, noise, number, len(bins)))
             with self._timer("hide"):
                 hidden.append(self._hidden(number, bins, masks))
         header = PointHeader(self._public_key, Content.BINS, self._digits, plan.n_slots)
@@ -179,12 +178,6 @@ class ElGamalHistogramMaker:
         """Make some masks ahead."""
         with self._timer("prepare"):
             return self._stock.prepare(is_last)
-
-    def _noise_points(self, noise: BinNoise, number: int, n_bins: int) -> Points:
-        """Return one message's noise on each bin, times the base point: hidden with the bins. Shapes: Points[n]."""
-        noise.check(self._digits, n_bins)
-        values = self._digits.digits_of(noise.g, noise.h)[number - 1]
-        return self._curve.fixed_base(base_point(self._curve)).mul(rows_of([int(value) for value in values]))
 
     def _hidden(self, number: int, bins: Points, masks: PointColumns) -> bytes:
         return self._curve.to_affine(self._hider.hide(number, bins, masks)).tobytes()

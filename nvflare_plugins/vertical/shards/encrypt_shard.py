@@ -11,6 +11,7 @@ from he_processors.additive.scheme import Scheme
 from he_processors.elgamal.encryption import ElGamalEncryptor
 from he_processors.elgamal.keys import ElGamalPrivateKey
 from he_processors.errors import ProtocolError
+from he_processors.fixed_pairs import PairFormat
 from he_processors.okamoto_uchiyama import encryption as okamoto_uchiyama
 from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey
 from he_processors.paillier import encryption as paillier
@@ -31,14 +32,14 @@ class EncryptShard(WorkerPart):
         half as much again under elgamal and several times as much under the others: a party's workers are that party.
     """
 
-    def __init__(self, setup: tuple[int, int, int, bytes], backend: str, secret: bytes) -> None:
-        """Args: setup: the fields of ``TrainingSetup``; secret: of ``secret_key_to_bytes``."""
+    def __init__(self, setup: tuple[int, int, int, bytes], backend: str, secret: bytes, tails: tuple[int, int]) -> None:
+        """Args: setup: the fields of ``TrainingSetup``; secret: of ``secret_key_to_bytes``; tails: of the format."""
         announced = TrainingSetup(*setup)
         self._encrypt: Any
         if announced.scheme == Scheme.ELGAMAL.value:
-            self._encrypt = _Points(ElGamalTerms.of(announced, backend), secret)
+            self._encrypt = _Points(ElGamalTerms.of(announced, backend, tails), secret)
         else:
-            self._encrypt = _Ciphertexts(announced, backend, secret)
+            self._encrypt = _Ciphertexts(announced_format(announced, tails), backend, secret)
 
     def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         """Encrypt each pair.
@@ -68,8 +69,8 @@ class _Points:
 
 
 class _Ciphertexts:
-    def __init__(self, setup: TrainingSetup, backend: str, secret: bytes) -> None:
-        self._format = announced_format(setup)
+    def __init__(self, pairs: PairFormat, backend: str, secret: bytes) -> None:
+        self._format = pairs
         key = secret_key_from_bytes(secret)
         self._encryptor: Any
         if isinstance(key, PaillierPrivateKey):

@@ -3,7 +3,8 @@
 A level's sums are added in two steps. Each worker adds the pairs of its own rows (``sum``). Then each worker takes a
 range of the level's slots, adds to its own partial sums those of the other workers (``add``), packs and hides them
 (``finish``): adding and hiding are divided among the workers as the rows are. Sums of ciphertexts are exact, so that
-what is opened does not depend on the division.
+what is opened does not depend on the division. In the preset noised the party draws one value for each sum, and
+``finish`` adds it: once for the party, not once for each worker.
 
 Security: partial sums are not hidden, and go between the workers of one party alone. Only what ``finish`` returns
     leaves the party.
@@ -24,10 +25,12 @@ from he_processors.bignum.interface import Residues
 from he_processors.ciphertext_wire import CiphertextHeader, decode_ciphertexts
 from he_processors.ciphertext_wire import Content as CiphertextContent
 from he_processors.curve.interface import AFFINE_BYTES, PointColumn, Points
-from he_processors.elgamal.bin_sums import CELL_COST, Hider
+from he_processors.elgamal.bin_sums import CELL_COST, Hider, noise_points
 from he_processors.elgamal.bin_sums import sum_bins as sum_points
 from he_processors.elgamal.wire import Content, PointHeader, open_message, read_rows
 from he_processors.errors import ProtocolError
+from he_processors.fixed_pairs import PairFormat
+from he_processors.histogram.bin_noise import BareEncryptions, BinNoise
 from he_processors.histogram.bins import BinCodes, BinLayout
 from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
 from he_processors.histogram.planner import plan_level
@@ -60,20 +63,31 @@ class PairShard(Protocol):
     def add(self, sums: Any, slots: slice, others: Sequence[Sequence[bytes]]) -> Any:
         """Return some slots of sums with what other workers have there added."""
 
-    def finish(self, sums: Any) -> list[bytes]:
-        """Return sums as they may leave the party, without a header, column by column."""
+    def finish(self, sums: Any, noise: BinNoise | None = None) -> list[bytes]:
+        """Return sums as they may leave the party, without a header, column by column.
+
+        Args:
+            noise: one value for each of these sums, added before they are hidden; None where sums are exact.
+        """
 
     def prepare(self, is_last: bool) -> bool:
         """Make a little of what ``finish`` needs; return whether more is due."""
 
 
-def open_pairs(setup: TrainingSetup, backend: str, allow_toy_keys: bool) -> PairShard:
-    """Open a shard's half from what the active party announced. Raises: ProtocolError: it is not usable."""
+def open_pairs(setup: TrainingSetup, backend: str, allow_toy_keys: bool, tails: tuple[int, int] = (0, 0)) -> PairShard:
+    """Open a shard's half from what the active party announced.
+
+    Args:
+        tails: of the noise on sums (``PairFormat``); (0, 0) where they are exact.
+
+    Raises:
+        ProtocolError: it is not usable.
+    """
     if setup.scheme == CLEAR_CODE:
-        return ClearPairs(announced_format(setup).n_words)
+        return ClearPairs(announced_format(setup, tails))
     if setup.scheme == Scheme.ELGAMAL.value:
-        return PointPairs(ElGamalTerms.of(setup, backend))
-    return CiphertextPairs(setup, backend, allow_toy_keys)
+        return PointPairs(ElGamalTerms.of(setup, backend, tails))
+    return CiphertextPairs(setup, announced_format(setup, tails), backend, allow_toy_keys)
 
 
 class PointPairs(StaysInProcess):
@@ -112,8 +126,12 @@ class PointPairs(StaysInProcess):
             total = [self._curve.add(own, self._read(data)) for own, data in zip(total, other, strict=True)]
         return total
 
-    def finish(self, sums: list[Points]) -> list[bytes]:
+    def finish(self, sums: list[Points], noise: BinNoise | None = None) -> list[bytes]:
         n_slots = len(sums[0])
+        if noise is not None:
+            digits = self._terms.digits
+            added = [noise_points(self._curve, digits, noise, number, n_slots) for number in range(1, len(sums))]
+            sums = [sums[0], *map(self._curve.add, sums[1:], added)]
         self._stock.use(n_slots)
         masks = self._hider.draw(n_slots)
         hidden = [self._hider.hide(number, bins, masks) for number, bins in enumerate(sums)]
@@ -132,9 +150,9 @@ class PointPairs(StaysInProcess):
 class CiphertextPairs(StaysInProcess):
     """One ciphertext a row: profiles ``paillier`` and ``okamoto_uchiyama``."""
 
-    def __init__(self, setup: TrainingSetup, backend: str, allow_toy_keys: bool) -> None:
+    def __init__(self, setup: TrainingSetup, pairs: PairFormat, backend: str, allow_toy_keys: bool) -> None:
         self._public_key = unpack_public_key(setup.scheme, setup.public_key, allow_toy_keys=allow_toy_keys)
-        self._packing = PackingLayout.fit(announced_format(setup), self._public_key.plaintext_bits)
+        self._packing = PackingLayout.fit(pairs, self._public_key.plaintext_bits)
         self._arithmetic = registry.open_backend(backend, self._public_key.modulus)
         self._rerandomiser = Rerandomiser(self._public_key, self._arithmetic)
         self._stock = MaskStock(self._rerandomiser, _MOST_MASKS, 1 << 6)
@@ -168,7 +186,9 @@ class CiphertextPairs(StaysInProcess):
             total = self._arithmetic.mul(total, self._arithmetic.from_wire(rows))
         return total
 
-    def finish(self, sums: Residues) -> list[bytes]:
+    def finish(self, sums: Residues, noise: BinNoise | None = None) -> list[bytes]:
+        if noise is not None:
+            sums = BareEncryptions(self._public_key, self._arithmetic).add(sums, noise, self._packing.pair_format)
         self._stock.use(self._packing.n_ciphertexts(len(sums)))
         hidden = pack_and_hide(sums, self._packing, self._rerandomiser)
         return [self._arithmetic.to_wire(hidden).tobytes()]
@@ -183,8 +203,9 @@ class CiphertextPairs(StaysInProcess):
 class ClearPairs:
     """Pairs in the clear: profile ``plain``. Security: none."""
 
-    def __init__(self, n_words: int) -> None:
-        self._maker, self._words = ClearHistogramMaker(n_words=n_words), 2 * n_words
+    def __init__(self, pairs: PairFormat) -> None:
+        self._format, self._words = pairs, 2 * pairs.n_words
+        self._maker = ClearHistogramMaker(n_words=pairs.n_words)
         self._n_rows = 0
         self._blocks: list[memoryview] = []
 
@@ -211,7 +232,10 @@ class ClearPairs:
             total += np.frombuffer(data, dtype=_WORD).reshape(-1, self._words)
         return total
 
-    def finish(self, sums: NDArray[np.int64]) -> list[bytes]:
+    def finish(self, sums: NDArray[np.int64], noise: BinNoise | None = None) -> list[bytes]:
+        if noise is not None:
+            noise.check(self._format, len(sums))
+            sums = sums + np.stack([noise.g, noise.h], axis=1)
         return [sums.tobytes()]
 
     def prepare(self, is_last: bool) -> bool:

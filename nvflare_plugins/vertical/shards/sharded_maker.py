@@ -55,6 +55,7 @@ class ShardedHistogramMaker:
         backend: str = "auto",
         allow_toy_keys: bool = False,
         timer: Timer = untimed,
+        tails: tuple[int, int] = (0, 0),
     ) -> None:
         """Prepare; see ``histogram_maker`` for the arguments and errors, and ``shard_rows``.
 
@@ -63,7 +64,8 @@ class ShardedHistogramMaker:
         """
         check_setup(setup, n_rows, allow_clear)
         self.is_streamed = setup.scheme != CLEAR_CODE
-        self._form = _form_of(setup, backend, allow_toy_keys)
+        self._form = _form_of(setup, backend, allow_toy_keys, tails)
+        self._tails = tails
         self._setup = (setup.scheme, setup.fraction_bits, setup.max_additions, setup.public_key)
         self._workers, self._timer, self._backend, self._toys = workers, timer, backend, allow_toy_keys
         self._shards = shard_rows(n_rows, len(workers))
@@ -75,7 +77,7 @@ class ShardedHistogramMaker:
     def hold(self, codes: BinCodes) -> None:
         """Give each worker the codes of its rows."""
         args = [
-            (number, self._setup, self._backend, np.ascontiguousarray(codes[:, rows]), self._toys)
+            (number, self._setup, self._backend, np.ascontiguousarray(codes[:, rows]), self._toys, self._tails)
             for number, rows in enumerate(self._shards)
         ]
         begin(self._workers, PART, args)
@@ -107,9 +109,7 @@ class ShardedHistogramMaker:
         features: NDArray[np.int64] | None = None,
         noise: BinNoise | None = None,
     ) -> bytes:
-        """Have the pairs of each node added into bins, and hidden."""
-        if noise is not None:  # jobs with noise are refused where there is a cluster
-            raise ValueError("sums at workers carry no noise")
+        """Have the pairs of each node added into bins, noised where they are joined, and hidden."""
         require_all_rows(self._n_rows, self._n_blocks)
         if features is None:
             raise ValueError("sums of shards need the numbers of the features")
@@ -119,11 +119,12 @@ class ShardedHistogramMaker:
                 self._send_nodes(node_rows)
             n_slots = len(node_rows) * layout.n_slots
             bounds = self._bounds(n_slots)
-            args = (features.astype(np.int64), layout.n_bins, tuple(bounds))
+            alone = _slots_of(noise, 0, n_slots) if len(self._workers) == 1 else None
+            args = (features.astype(np.int64), layout.n_bins, tuple(bounds), alone)
             sums = [self._workers.call(number, "sum_bins", *args) for number in range(len(self._workers))]
             self._settle()
             parts = collect(sums)
-            found = parts[0][0] if len(parts) == 1 else self._finish(bounds, parts)
+            found = parts[0][0] if len(parts) == 1 else self._finish(bounds, parts, noise)
             return self._form.header(n_slots) + b"".join(found)
 
     def prepare(self, is_last: bool) -> bool:
@@ -131,12 +132,13 @@ class ShardedHistogramMaker:
         with self._timer("prepare"):
             return any(collect([self._workers.call(n, "prepare", is_last) for n in range(len(self._workers))]))
 
-    def _finish(self, bounds: list[int], parts: list[list[list[bytes]]]) -> list[bytes]:
+    def _finish(self, bounds: list[int], parts: list[list[list[bytes]]], noise: BinNoise | None) -> list[bytes]:
         """Give each worker what the others have in its slots; return the hidden columns, joined over the workers."""
         futures = []
         for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
             others = [part[number] for worker, part in enumerate(parts) if worker != number]
-            futures.append(self._workers.call(number, "finish", start, stop, others))
+            of_slots = _slots_of(noise, start, stop)
+            futures.append(self._workers.call(number, "finish", start, stop, others, of_slots))
         finished = [columns for columns in collect(futures) if columns]
         return [b"".join(column) for column in zip(*finished, strict=True)]
 
@@ -167,6 +169,10 @@ class ShardedHistogramMaker:
         self._waiting.append(self._workers.call(number, method, *args))
 
 
+def _slots_of(noise: BinNoise | None, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    return None if noise is None else (noise.g[start:stop], noise.h[start:stop])
+
+
 class _Form:
     """How sums leave the party."""
 
@@ -186,9 +192,9 @@ class _PointForm(_Form):
 
 
 class _CiphertextForm(_Form):
-    def __init__(self, setup: TrainingSetup, allow_toy_keys: bool) -> None:
+    def __init__(self, setup: TrainingSetup, allow_toy_keys: bool, tails: tuple[int, int]) -> None:
         self._key = unpack_public_key(setup.scheme, setup.public_key, allow_toy_keys=allow_toy_keys)
-        self._packing = PackingLayout.fit(announced_format(setup), self._key.plaintext_bits)
+        self._packing = PackingLayout.fit(announced_format(setup, tails), self._key.plaintext_bits)
         self.unit = self._packing.pairs_per_plaintext
 
     def header(self, n_slots: int) -> bytes:
@@ -196,9 +202,9 @@ class _CiphertextForm(_Form):
         return CiphertextHeader(self._key, CiphertextContent.PACKED_BINS, self._packing, count).to_bytes()
 
 
-def _form_of(setup: TrainingSetup, backend: str, allow_toy_keys: bool) -> _Form:
+def _form_of(setup: TrainingSetup, backend: str, allow_toy_keys: bool, tails: tuple[int, int]) -> _Form:
     if setup.scheme == CLEAR_CODE:
         return _Form()
     if setup.scheme == Scheme.ELGAMAL.value:
-        return _PointForm(ElGamalTerms.of(setup, backend))
-    return _CiphertextForm(setup, allow_toy_keys)
+        return _PointForm(ElGamalTerms.of(setup, backend, tails))
+    return _CiphertextForm(setup, allow_toy_keys, tails)

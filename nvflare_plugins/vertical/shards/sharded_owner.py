@@ -52,7 +52,7 @@ class ShardedOwner:
         self._owner, self._workers = owner, workers
         setup = owner.setup()
         fields = (setup.scheme, setup.fraction_bits, setup.max_additions, setup.public_key)
-        begin(workers, PART, [(fields, backend, secret)] * len(workers))
+        begin(workers, PART, [(fields, backend, secret, owner.pair_format.tails)] * len(workers))
         self._g = self._h = np.empty(0, dtype=np.int64)
         self._asked = self._given = 0  # rows of the tree
         self._n_parts = 0

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.histogram.bin_noise import BinNoise
 from he_processors.histogram.bins import BinCodes, BinLayout
 from nvflare_plugins.cluster.desk import WorkerPart
 from nvflare_plugins.vertical.protocol.messages import TrainingSetup
@@ -20,19 +21,25 @@ PART = f"{__name__}:SumShard"
 class SumShard(WorkerPart):
     """Adds the pairs of its rows into bins. Rows are numbered from the shard's first.
 
-    Security: sees the shard's bin codes, protected pairs and which of its rows are in which node; no key but the public
-        one, no value of a feature, no threshold.
+    Security: sees the shard's bin codes, protected pairs, which of its rows are in which node, and the noise on sums
+        that it hides; no key but the public one, no value of a feature, no threshold.
     """
 
     def __init__(
-        self, number: int, setup: tuple[int, int, int, bytes], backend: str, codes: BinCodes, allow_toy_keys: bool
+        self,
+        number: int,
+        setup: tuple[int, int, int, bytes],
+        backend: str,
+        codes: BinCodes,
+        allow_toy_keys: bool,
+        tails: tuple[int, int],
     ) -> None:
-        """Args: number: of the worker; setup: the fields of ``TrainingSetup``.
+        """Args: number: of the worker; setup: the fields of ``TrainingSetup``; tails: see ``open_pairs``.
 
         Shapes: codes: uint8 or uint16[n_features, n_shard_rows].
         """
         self._number, self._codes = number, codes
-        self._pairs = open_pairs(TrainingSetup(*setup), backend, allow_toy_keys)
+        self._pairs = open_pairs(TrainingSetup(*setup), backend, allow_toy_keys, tails)
         self._node_rows: Sequence[NDArray[np.int32]] = ()
         self._sums: Any = None
 
@@ -50,13 +57,18 @@ class SumShard(WorkerPart):
         self._node_rows = node_rows
 
     def sum_bins(
-        self, features: NDArray[np.int64], n_bins: tuple[int, ...], bounds: tuple[int, ...]
+        self,
+        features: NDArray[np.int64],
+        n_bins: tuple[int, ...],
+        bounds: tuple[int, ...],
+        noise: tuple[NDArray[np.int64], NDArray[np.int64]] | None,
     ) -> list[list[bytes]]:
         """Add the pairs of the nodes into the bins of some features.
 
         Args:
             n_bins: of each of these features.
             bounds: worker w finishes the slots from bounds[w] to bounds[w + 1].
+            noise: as ``finish``, if this worker is alone; None if it is not.
 
         Returns:
             For each worker its slots, column by column; for this one nothing, or what ``finish`` gives if it is alone.
@@ -65,15 +77,32 @@ class SumShard(WorkerPart):
         codes = self._codes[features[0] : features[-1] + 1] if whole else self._codes[features]
         self._sums = self._pairs.sum(codes, BinLayout(tuple(n_bins)), self._node_rows)
         if len(bounds) == 2:
-            return [self._pairs.finish(self._sums)]
+            return [self._pairs.finish(self._sums, _noise(noise))]
         slots = [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
         return [[] if number == self._number else self._pairs.part(self._sums, one) for number, one in enumerate(slots)]
 
-    def finish(self, start: int, stop: int, others: list[list[bytes]]) -> list[bytes]:
-        """Add what the other workers have in this one's slots, in their order; pack and hide. Returns: by column."""
+    def finish(
+        self,
+        start: int,
+        stop: int,
+        others: list[list[bytes]],
+        noise: tuple[NDArray[np.int64], NDArray[np.int64]] | None,
+    ) -> list[bytes]:
+        """Add what the other workers have in this one's slots, in their order; pack and hide. Returns: by column.
+
+        Args:
+            noise: of the preset noised, on these sums of g and of h; None where sums are exact.
+                Shapes: int64[stop - start] each.
+        """
         sums, self._sums = self._sums, None
-        return self._pairs.finish(self._pairs.add(sums, slice(start, stop), others)) if stop > start else []
+        if stop == start:
+            return []
+        return self._pairs.finish(self._pairs.add(sums, slice(start, stop), others), _noise(noise))
 
     def prepare(self, is_last: bool) -> bool:
         """Make a little of what hides later sums; return whether more is due."""
         return self._pairs.prepare(is_last)
+
+
+def _noise(drawn: tuple[NDArray[np.int64], NDArray[np.int64]] | None) -> BinNoise | None:
+    return None if drawn is None else BinNoise(*drawn)

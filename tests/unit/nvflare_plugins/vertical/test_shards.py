@@ -12,7 +12,10 @@ from he_processors.curve.registry import available_backends, open_curve
 from he_processors.elgamal.digits import DigitFormat
 from he_processors.elgamal.keys import generate_elgamal_key
 from he_processors.errors import ConfigurationError, ProtocolError
+from he_processors.fixed_pairs import PairFormat
+from he_processors.histogram.bin_noise import BinNoise
 from he_processors.histogram.bins import BinLayout
+from he_processors.histogram.plain_sums import NodeTotal
 from he_processors.secret_key_bytes import secret_key_from_bytes, secret_key_to_bytes
 from nvflare_plugins.cluster.workers import Workers, workers_here
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
@@ -71,6 +74,19 @@ def owner_of(scheme: str, n_rows: int):
     return owner, owner.setup(), secret_key_to_bytes(key)
 
 
+def noised_owner_of(scheme: str, n_rows: int, tails: tuple[int, int]):
+    """As ``owner_of``, of the format that sums with noise have."""
+    if scheme == "elgamal":
+        points = elgamal_owner(DigitFormat.of(14, n_rows, tails))
+        return points, points.setup(), points.secret_bytes()
+    pairs = PairFormat(20, n_rows, 1.0, 0.0, 1.0, tails)
+    if scheme == "plain":
+        return ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, n_rows, b""), b""
+    key = toy_paillier(512) if scheme == "paillier" else toy_okamoto_uchiyama(768)
+    owner = gradient_owner(key, pairs)
+    return owner, owner.setup(), secret_key_to_bytes(key)
+
+
 def sharded(scheme: str, n_active: int, n_passive: int, workers):
     def make(n_rows: int):
         owner, setup, secret = owner_of(scheme, n_rows)
@@ -126,6 +142,34 @@ def test_weights_whose_sums_take_two_words(workers) -> None:
     joined.widths = (2, 5)
     here, there = (federate(joined, LOGISTIC, 2, make(n_workers)).merged() for n_workers in (0, 1))
     assert first_difference(there, here) == ""
+
+
+@pytest.mark.parametrize("scheme", [pytest.param(s, marks=needs_curve if s == "elgamal" else ()) for s in SCHEMES])
+@pytest.mark.parametrize("n_workers", [1, 3])
+def test_noise_is_added_once_where_sums_are_joined(scheme, n_workers, workers) -> None:
+    n_rows, tails, rng = 90, (1 << 22, 1 << 21), np.random.default_rng(3)
+    layout, nodes = BinLayout((4, 3)), [np.arange(90, dtype=np.int32), np.arange(5, 60, dtype=np.int32)]
+    codes = np.stack([rng.integers(0, n + 1, n_rows) for n in layout.n_bins]).astype(np.uint8)
+    owner, setup, secret = noised_owner_of(scheme, n_rows, tails)
+    if secret:
+        owner = ShardedOwner(owner, workers(2), "auto", secret)
+    maker = ShardedHistogramMaker(setup, n_rows, workers(n_workers), allow_clear=True, allow_toy_keys=True, tails=tails)
+    g, h = rng.integers(-(1 << 14), 1 << 14, n_rows), rng.integers(0, 1 << 14, n_rows)
+    noise = BinNoise(*(rng.integers(-tail, tail, 2 * layout.n_slots) for tail in tails))
+    maker.hold(codes)
+    maker.begin_tree(n_rows)
+    owner.begin_tree(g, h)
+    maker.add_gradients(owner.encrypt(g, h))
+    sums = maker.sum_bins(codes, layout, nodes, np.arange(2), noise)
+    opened = owner.open_sums(sums, layout, [NodeTotal.of_rows(g[rows], h[rows]) for rows in nodes])
+    exact = [
+        np.concatenate([np.bincount(codes[f, rows], of[rows], n + 1) for f, n in enumerate(layout.n_bins)])
+        for rows in nodes
+        for of in (g, h)
+    ]
+    found = np.concatenate([np.ravel(part) for one in opened for part in (one.g, one.h)])
+    drawn = np.stack([noise.g.reshape(2, -1), noise.h.reshape(2, -1)], axis=1).reshape(-1)
+    assert np.array_equal(found, np.concatenate(exact).astype(np.int64) + drawn)
 
 
 def test_fewer_rows_than_workers_are_refused_and_the_worker_named(workers) -> None:
