@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.leaf_weights.interface import Sums
+from dp_components.leaf_weights.interface import OneOutput, Sums
 from dp_components.leaf_weights.query import LeafQuery, PairBounds, clip_pairs, pair_sensitivity
 from dp_components.sensitivity import ClippedRows, Sensitivity
 
 
-class AveragingWeights:
+class AveragingWeights(OneOutput):
     """Leaf weight: positive rows over rows, between 0 and 1.
 
     Written as a weight update: g = -y and h = 1 give -G / H without a ridge. All trees form one batch with learning
@@ -20,8 +20,6 @@ class AveragingWeights:
     Reference: Maddock et al., section 4.4.1.
     """
 
-    n_outputs = 1
-    noise_kept = 1.0
     bounds = PairBounds(gradient=1.0, hessian=1.0)
 
     def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery) -> ClippedRows:

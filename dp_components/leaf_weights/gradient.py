@@ -5,21 +5,19 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.leaf_weights.interface import Sums
+from dp_components.leaf_weights.interface import OneOutput, Sums
 from dp_components.leaf_weights.newton import probability
 from dp_components.leaf_weights.query import LeafQuery, PairBounds, clip_pairs, pair_sensitivity
 from dp_components.sensitivity import ClippedRows, Sensitivity
 
 
-class GradientWeights:
+class GradientWeights(OneOutput):
     """Leaf weight -G / (n + lambda): the gradient step of a leaf with n rows.
 
     Privacy: one row moves (G, n) by at most (1, 1).
     Reference: Maddock et al., section 4.4.2, equation (3).
     """
 
-    n_outputs = 1
-    noise_kept = 1.0
     bounds = PairBounds(gradient=1.0, hessian=1.0)
 
     def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery) -> ClippedRows:

@@ -26,6 +26,10 @@ class LeafWeights(Protocol):
     n_outputs: int
     noise_kept: float
 
+    @property
+    def largest_curvature(self) -> float:
+        """What ``curvature`` gives for a row at most, in real units."""
+
     def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery) -> ClippedRows:
         """Return what each row adds to its leaf.
 
@@ -41,6 +45,43 @@ class LeafWeights(Protocol):
 
         Shapes: float64[n_leaves, n_coordinates] -> float64[n_leaves, 2 n_outputs].
         """
+
+    def expanded(self, sums: Sums) -> Sums:
+        """Return noisy sums as gains of splits take them: G of each output, then H of each. Post-processing.
+
+        Linear: sums of bins may be expanded before or after they are added up.
+
+        Shapes: float64[..., n_coordinates] -> float64[..., 2 n_outputs].
+        """
+
+    def curvature(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return what each row adds to the Hessian histograms by which candidates are refined (iterative Hessian).
+
+        Privacy: between 0 and ``largest_curvature``, whatever the values are.
+
+        Shapes: values: as ``row_statistics`` gives them; result: int64[n_rows]. Units: grid steps.
+        """
+
+
+class OneOutput:
+    """What all updates of one output share: rows are pairs (g, h)."""
+
+    n_outputs = 1
+    noise_kept = 1.0
+    bounds: PairBounds
+
+    @property
+    def largest_curvature(self) -> float:
+        """The bound of h."""
+        return self.bounds.hessian
+
+    def expanded(self, sums: Sums) -> Sums:
+        """Return the pairs as they are."""
+        return sums
+
+    def curvature(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return h."""
+        return values[:, 1]
 
 
 def leaf_outputs(sums: Sums, ridge: float, clip: float, scale: float) -> NDArray[np.float32]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.leaf_weights.interface import Sums
+from dp_components.leaf_weights.interface import OneOutput, Sums
 from dp_components.leaf_weights.query import LeafQuery, PairBounds, clip_pairs, pair_sensitivity
 from dp_components.sensitivity import ClippedRows, Sensitivity
 
@@ -15,15 +15,13 @@ def probability(margin: NDArray[np.float32]) -> NDArray[np.float64]:
     return 1.0 / (1.0 + np.exp(-np.clip(margin.astype(np.float64), -80.0, 80.0)))
 
 
-class NewtonWeights:
+class NewtonWeights(OneOutput):
     """Leaf weight -G / (H + lambda) with the Hessian of the logistic loss.
 
     Privacy: one row moves (G, H) by at most (1, 1/4), and (G, 3.330 H) by at most 1 in L2 norm.
     Reference: Maddock et al., section 4.4.3, equation (4).
     """
 
-    n_outputs = 1
-    noise_kept = 1.0
     bounds = PairBounds(gradient=1.0, hessian=0.25, is_logistic=True)
 
     def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery) -> ClippedRows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.leaf_weights.interface import Sums
+from dp_components.leaf_weights.interface import OneOutput, Sums
 from dp_components.leaf_weights.query import LeafQuery, PairBounds
 from dp_components.leaf_weights.target import Number
 from dp_components.sensitivity import ClippedRows, Sensitivity, clip_rows
@@ -16,7 +16,7 @@ COUNT_WEIGHT = 0.5
 """The weight of a row's 1 beside its residual, in the queries that weigh them."""
 
 
-class SquaredWeights:
+class SquaredWeights(OneOutput):
     """Leaf weight -G / (n + lambda), with the residuals' sum G and the rows' number n: Newton and gradient alike.
 
     The label is clipped to its public bounds, and the residual, score - label, to [-u, u]; g is the residual in units
@@ -28,8 +28,6 @@ class SquaredWeights:
     Reference: Maddock et al., section 4.4; their code clips residuals likewise.
     """
 
-    n_outputs = 1
-    noise_kept = 1.0
     bounds = PairBounds(gradient=1.0, hessian=1.0)
 
     def __init__(self, target: Number) -> None:

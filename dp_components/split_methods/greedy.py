@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.split_methods.split_score import MIN_GAIN, NodeTotals
+from dp_components.split_methods.split_score import MIN_GAIN, Totals
 from dp_components.split_methods.tree import Tree, TreeBuilder
+
+Expand = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""Sums in the coordinates of rows -> those that gains are made of, G of each output, then H of each; linear."""
+
+
+def as_pairs(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return sums (G, H) of one output as they are."""
+    return sums
+
+
+def may_be_split(expanded: NDArray[np.float64]) -> bool:
+    """Tell whether a node's noisy Hessian sum is not negative. Shapes: float64[2 K]."""
+    return bool(expanded[expanded.size // 2 :].sum() >= 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +33,8 @@ class Split:
     score: float
     feature: int
     candidate: int
-    left: NodeTotals
-    right: NodeTotals
+    left: Totals
+    right: Totals
 
 
 Ranges = NDArray[np.intp]
@@ -35,7 +48,7 @@ class OpenNode:
 
     rows: NDArray[np.intp]
     ranges: Ranges
-    totals: NodeTotals | None
+    totals: Totals | None
 
 
 class LevelQuery(Protocol):
@@ -45,16 +58,22 @@ class LevelQuery(Protocol):
     def candidate_counts(self) -> Sequence[int]:
         """Number of candidates of each feature."""
 
-    def root(self, rows: NDArray[np.intp]) -> NodeTotals | None:
+    def root(self, rows: NDArray[np.intp]) -> Totals | None:
         """Return the root's sums, or None if they follow from the first histogram."""
 
-    def best(self, nodes: Sequence[OpenNode]) -> list[tuple[NodeTotals, Split | None]]:
-        """Ask once for all nodes of a level; return each one's sums and best split."""
+    def best(self, nodes: Sequence[OpenNode]) -> list[tuple[Totals, Split | None]]:
+        """Ask once for all nodes of a level; return each one's sums and best split; None for a node that stays a leaf.
+
+        A node whose noisy Hessian sum is negative, of several classes the sum of theirs, stays one.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class GrownTree:
-    """A tree with the noisy sums of its leaves. Shapes: leaf_sums: float64[n_leaves, 2], in order of tree.leaves."""
+    """A tree with the noisy sums of its leaves.
+
+    Shapes: leaf_sums: float64[n_leaves, n_coordinates], in order of tree.leaves.
+    """
 
     tree: Tree
     leaf_sums: NDArray[np.float64]
@@ -63,8 +82,7 @@ class GrownTree:
 def grow(bins: NDArray[np.uint8], query: LevelQuery, depth: int) -> GrownTree:
     """Grow a tree on noisy sums.
 
-    Nodes of one level hold disjoint rows, so a level costs as many queries as one node. A node whose noisy Hessian sum
-    is negative stays a leaf.
+    Nodes of one level hold disjoint rows, so a level costs as many queries as one node.
 
     Shapes: bins: uint8[n_features, n_rows].
     """
@@ -72,7 +90,7 @@ def grow(bins: NDArray[np.uint8], query: LevelQuery, depth: int) -> GrownTree:
     everything = np.arange(bins.shape[1])
     whole = np.stack([np.zeros(bins.shape[0], dtype=np.intp), np.array(query.candidate_counts, dtype=np.intp)], axis=1)
     level: list[tuple[int, OpenNode]] = [(0, OpenNode(everything, whole, query.root(everything)))]
-    sums: dict[int, NodeTotals] = {}
+    sums: dict[int, Totals] = {}
     for _ in range(depth):
         if not level:
             break
@@ -80,7 +98,7 @@ def grow(bins: NDArray[np.uint8], query: LevelQuery, depth: int) -> GrownTree:
         found = query.best([open_node for _, open_node in level])
         for (node, at), (totals, split) in zip(level, found, strict=True):
             sums[node] = totals
-            if split is None or split.score <= MIN_GAIN or totals.hessian < 0:
+            if split is None or split.score <= MIN_GAIN:
                 continue
             left, right = builder.split(node, split.feature, split.candidate)
             goes_left = bins[split.feature, at.rows] <= split.candidate
@@ -93,7 +111,7 @@ def grow(bins: NDArray[np.uint8], query: LevelQuery, depth: int) -> GrownTree:
             sums[left], sums[right] = split.left, split.right
         level = below
     tree = builder.build()
-    return GrownTree(tree, np.array([[sums[int(n)].gradient, sums[int(n)].hessian] for n in tree.leaves]))
+    return GrownTree(tree, np.array([sums[int(n)] for n in tree.leaves]))
 
 
 def histograms(
@@ -101,13 +119,15 @@ def histograms(
 ) -> NDArray[np.int64]:
     """Sum the rows' pairs (g, h) per feature and bin.
 
-    Shapes: pairs: int64[n_rows, 2]; result: int64[n_features used, n_bins, 2]. Units: grid steps.
+    Shapes: pairs: int64[n_rows, n_coordinates]; result: int64[n_features used, n_bins, n_coordinates]. Units: grid
+        steps.
     """
     chosen = pairs[rows]
-    result = np.empty((len(features), n_bins, 2), dtype=np.int64)
+    n_coordinates = pairs.shape[1]
+    result = np.empty((len(features), n_bins, n_coordinates), dtype=np.int64)
     for i, feature in enumerate(features):
         of_rows = bins[feature, rows]
-        for coordinate in range(2):
+        for coordinate in range(n_coordinates):
             sums = np.bincount(of_rows, weights=chosen[:, coordinate], minlength=n_bins)  # exact below 2^53
             result[i, :, coordinate] = sums
     return result

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.leaf_weights.query import UNIT
-from dp_components.split_methods.greedy import OpenNode, Split, histograms
-from dp_components.split_methods.split_score import NodeTotals, split_scores
+from dp_components.split_methods.greedy import Expand, OpenNode, Split, as_pairs, histograms, may_be_split
+from dp_components.split_methods.split_score import Totals, split_scores
 
 AddNoise = Callable[[NDArray[np.int64]], NDArray[np.int64]]
-"""Adds this query's noise to sums (G, H) along the last axis. Units: grid steps."""
+"""Adds this query's noise to sums, (G, H) or vectors of several classes along the last axis. Units: grid steps."""
 
 
 class HistogramQuery:
@@ -25,7 +25,7 @@ class HistogramQuery:
     Privacy: every bin is noised, empty ones too; adding or removing a row changes one bin of each feature.
 
     Attributes:
-        root_histograms: the root's, once they are released. Shapes: float64[n_features used, n_bins, 2].
+        root_histograms: the root's, once they are released. Shapes: float64[n_features used, n_bins, n_coordinates].
 
     Reference: Maddock et al., section 4.3.1.
     """
@@ -39,18 +39,19 @@ class HistogramQuery:
         ridge: float,
         clip: float,
         add_noise: AddNoise,
+        expand: Expand = as_pairs,
     ):
         self._bins, self._pairs = bins, pairs
         self._features, self.candidate_counts = list(features), candidate_counts
-        self._ridge, self._clip, self._add_noise = ridge, clip, add_noise
+        self._ridge, self._clip, self._add_noise, self._expand = ridge, clip, add_noise, expand
         self._width = max(candidate_counts[f] for f in features) + 1
         self.root_histograms: NDArray[np.float64] | None = None
 
-    def root(self, rows: NDArray[np.intp]) -> NodeTotals | None:
+    def root(self, rows: NDArray[np.intp]) -> Totals | None:
         """Return None: the root's sums are the mean over features of the first histogram's totals."""
         return None
 
-    def best(self, nodes: Sequence[OpenNode]) -> list[tuple[NodeTotals, Split | None]]:
+    def best(self, nodes: Sequence[OpenNode]) -> list[tuple[Totals, Split | None]]:
         """Release the nodes' histograms and return each one's best split.
 
         Bins outside a node hold no rows, only noise: they are left out. Both sides of a split are summed over the
@@ -62,23 +63,25 @@ class HistogramQuery:
             self.root_histograms = noisy[0]
         return [self._best_of_node(of_node, node) for of_node, node in zip(noisy, nodes, strict=True)]
 
-    def _best_of_node(self, noisy: NDArray[np.float64], node: OpenNode) -> tuple[NodeTotals, Split | None]:
+    def _best_of_node(self, noisy: NDArray[np.float64], node: OpenNode) -> tuple[Totals, Split | None]:
         low, high = node.ranges[self._features, 0, None], node.ranges[self._features, 1, None]
         bins, totals = np.arange(self._width), node.totals
         inside = np.where(((low <= bins) & (bins <= high))[..., None], noisy, 0.0)
         reached = np.cumsum(inside, axis=1)
         if totals is None:
-            mean = reached[:, -1].mean(axis=0)
-            totals = NodeTotals(float(mean[0]), float(mean[1]))
+            totals = reached[:, -1].mean(axis=0)
         divides = (low <= bins[:-1]) & (bins[:-1] < high)
         return totals, self._choose(reached[:, :-1], reached[:, -1:] - reached[:, :-1], divides, totals)
 
     def _choose(
-        self, left: NDArray[np.float64], right: NDArray[np.float64], divides: NDArray[np.bool_], totals: NodeTotals
+        self, left: NDArray[np.float64], right: NDArray[np.float64], divides: NDArray[np.bool_], totals: Totals
     ) -> Split | None:
-        if not divides.any():
+        parent = self._expand(totals)
+        if not divides.any() or not may_be_split(parent):
             return None
-        scores = np.where(divides, split_scores(left, right, totals, self._ridge, self._clip), -np.inf)
+        gained = split_scores(self._expand(left), self._expand(right), parent, self._ridge, self._clip)
+        scores = np.where(divides, gained, -np.inf)
         i, candidate = np.unravel_index(int(np.argmax(scores)), scores.shape)
-        sides = [NodeTotals(*(float(x) for x in side[i, candidate])) for side in (left, right)]
-        return Split(float(scores[i, candidate]), self._features[i], int(candidate), *sides)
+        return Split(
+            float(scores[i, candidate]), self._features[i], int(candidate), left[i, candidate], right[i, candidate]
+        )

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.split_methods.greedy import OpenNode, Split
+from dp_components.split_methods.greedy import Expand, OpenNode, Split, as_pairs
 from dp_components.split_methods.histogram import AddNoise, HistogramQuery
-from dp_components.split_methods.split_score import NodeTotals
+from dp_components.split_methods.split_score import Totals
 
 
 class OneFeatureHistogramQuery(HistogramQuery):
@@ -36,12 +36,13 @@ class OneFeatureHistogramQuery(HistogramQuery):
         ridge: float,
         clip: float,
         add_noise: AddNoise,
+        expand: Expand = as_pairs,
     ):
         if len(features) != 1:
             raise ValueError("the root's histogram answers for the whole tree only where the tree has one feature")
-        super().__init__(bins, pairs, features, candidate_counts, ridge, clip, add_noise)
+        super().__init__(bins, pairs, features, candidate_counts, ridge, clip, add_noise, expand)
 
-    def best(self, nodes: Sequence[OpenNode]) -> list[tuple[NodeTotals, Split | None]]:
+    def best(self, nodes: Sequence[OpenNode]) -> list[tuple[Totals, Split | None]]:
         """Release the root's histogram at the first call; return each node's best split by its part of that."""
         of_root = self.root_histograms
         return super().best(nodes) if of_root is None else [self._best_of_node(of_root, node) for node in nodes]

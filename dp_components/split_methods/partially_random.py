@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.leaf_weights.query import UNIT
-from dp_components.split_methods.greedy import OpenNode, Split
+from dp_components.split_methods.greedy import Expand, OpenNode, Split, as_pairs, may_be_split
 from dp_components.split_methods.histogram import AddNoise
-from dp_components.split_methods.split_score import NodeTotals, split_scores
+from dp_components.split_methods.split_score import Totals, split_scores
 
 
 class PartiallyRandomQuery:
@@ -35,21 +35,22 @@ class PartiallyRandomQuery:
         clip: float,
         add_noise: AddNoise,
         draws: random.Random,
+        expand: Expand = as_pairs,
     ):
         self._bins, self._pairs, self._features = bins, pairs, list(features)
         self.candidate_counts, self._draws = candidate_counts, draws
-        self._ridge, self._clip, self._add_noise = ridge, clip, add_noise
+        self._ridge, self._clip, self._add_noise, self._expand = ridge, clip, add_noise, expand
 
-    def root(self, rows: NDArray[np.intp]) -> NodeTotals:
+    def root(self, rows: NDArray[np.intp]) -> Totals:
         """Release the sums over all rows."""
-        g, h = self._add_noise(self._pairs[rows].sum(axis=0, keepdims=True))[0] / UNIT
-        return NodeTotals(float(g), float(h))
+        totals: Totals = self._add_noise(self._pairs[rows].sum(axis=0, keepdims=True))[0] / UNIT
+        return totals
 
-    def best(self, nodes: Sequence[OpenNode]) -> list[tuple[NodeTotals, Split | None]]:
+    def best(self, nodes: Sequence[OpenNode]) -> list[tuple[Totals, Split | None]]:
         """Release one left sum per node and feature that can still divide it, and return each node's best split."""
         drawn = [self._draw(node) for node in nodes]
         exact = [self._left_sums(node.rows, cuts) for node, cuts in zip(nodes, drawn, strict=True) if cuts]
-        noisy = self._add_noise(np.concatenate(exact)) / UNIT if exact else np.empty((0, 2))
+        noisy = self._add_noise(np.concatenate(exact)) / UNIT if exact else np.empty((0, self._pairs.shape[1]))
         of_node = np.split(noisy, np.cumsum([len(cuts) for cuts in drawn])[:-1])
         return [self._best_of_node(*parts) for parts in zip(nodes, drawn, of_node, strict=True)]
 
@@ -70,14 +71,14 @@ class PartiallyRandomQuery:
 
     def _best_of_node(
         self, node: OpenNode, cuts: list[tuple[int, int]], left: NDArray[np.float64]
-    ) -> tuple[NodeTotals, Split | None]:
+    ) -> tuple[Totals, Split | None]:
         totals = node.totals
         if totals is None:
             raise ValueError("partially random trees start from released root sums")
-        if not cuts:
+        parent = self._expand(totals)
+        if not cuts or not may_be_split(parent):
             return totals, None
-        right = np.array([totals.gradient, totals.hessian]) - left
-        scores = split_scores(left, right, totals, self._ridge, self._clip)
+        right = totals - left
+        scores = split_scores(self._expand(left), self._expand(right), parent, self._ridge, self._clip)
         i = int(np.argmax(scores))
-        sides = [NodeTotals(*(float(x) for x in side[i])) for side in (left, right)]
-        return totals, Split(float(scores[i]), *cuts[i], *sides)
+        return totals, Split(float(scores[i]), *cuts[i], left[i], right[i])

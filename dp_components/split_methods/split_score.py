@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 MIN_GAIN = 1e-7
 
 
-@dataclass(frozen=True, slots=True)
-class NodeTotals:
-    """Noisy sums of one node."""
-
-    gradient: float
-    hessian: float
+Totals = NDArray[np.float64]
+"""Noisy sums of one node, in the coordinates of rows. Shapes: float64[n_coordinates]."""
 
 
 def gain(gradient: NDArray[np.float64], hessian: NDArray[np.float64], ridge: float, clip: float) -> NDArray[np.float64]:
@@ -32,9 +26,18 @@ def gain(gradient: NDArray[np.float64], hessian: NDArray[np.float64], ridge: flo
 
 
 def split_scores(
-    left: NDArray[np.float64], right: NDArray[np.float64], totals: NodeTotals, ridge: float, clip: float
+    left: NDArray[np.float64], right: NDArray[np.float64], parent: NDArray[np.float64], ridge: float, clip: float
 ) -> NDArray[np.float64]:
-    """Return half of what each split gains. Shapes: left, right: float64[..., 2] of (G, H); result: float64[...]."""
-    parent = gain(np.array(totals.gradient), np.array(totals.hessian), ridge, clip)
-    sides = gain(left[..., 0], left[..., 1], ridge, clip) + gain(right[..., 0], right[..., 1], ridge, clip)
-    return 0.5 * (sides - parent)
+    """Return half of what each split gains.
+
+    Several classes are our extension: gains of the classes are added, as for XGBoost's trees of vectors.
+
+    Shapes: left, right: float64[..., 2 K], all G before all H; parent: float64[2 K]; result: float64[...].
+    """
+    return 0.5 * (_gain_of(left, ridge, clip) + _gain_of(right, ridge, clip) - _gain_of(parent, ridge, clip))
+
+
+def _gain_of(sums: NDArray[np.float64], ridge: float, clip: float) -> NDArray[np.float64]:
+    n = sums.shape[-1] // 2
+    result: NDArray[np.float64] = gain(sums[..., :n], sums[..., n:], ridge, clip).sum(axis=-1)
+    return result

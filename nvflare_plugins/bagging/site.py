@@ -22,7 +22,6 @@ from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.bagging.job import BaggingJob
 from nvflare_plugins.bagging.model import BaggedModel, grow, own_matrix
 from nvflare_plugins.bagging.trees import LeafOutOfRange, SharedTree
-from nvflare_plugins.cluster.use import OnCluster
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.schema import Schema
@@ -249,10 +248,7 @@ class _OwnTree:
 
 
 run_bagging_site = SitePart(
-    prepare,
-    lambda attempt, prepared: _Run(attempt, prepared).run(),
-    protection=lambda job, prepared: _PROTECTION,
-    on_cluster=OnCluster.NOT_NEEDED,
+    prepare, lambda attempt, prepared: _Run(attempt, prepared).run(), protection=lambda job, prepared: _PROTECTION
 )
 """Takes part in one attempt of a job.
 

@@ -28,7 +28,6 @@ from he_processors.masks import MessageLabel, PairwiseMasks
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.payment import JobLedger, check_rows_per_person
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
-from nvflare_plugins.cluster.use import OnCluster
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.table import load_table, log_what_labels_lack
 from nvflare_plugins.dpboost.job import DpBoostJob
@@ -266,10 +265,5 @@ class _Training:
         return ReportSection("Privacy", paragraphs), curve
 
 
-run_dpboost_site = SitePart(
-    prepare,
-    lambda attempt, data: _Training(attempt, data).run(),
-    protection=_protection,
-    on_cluster=OnCluster.NOT_NEEDED,
-)
+run_dpboost_site = SitePart(prepare, lambda attempt, data: _Training(attempt, data).run(), protection=_protection)
 """Takes part in one attempt of a job. A refusal comes before anything is released."""

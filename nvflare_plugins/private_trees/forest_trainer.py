@@ -112,7 +112,7 @@ class ForestGrower:
         if position < self._n_refined and method.split_method is not SplitMethod.HISTOGRAM:
             self._release_hessians(number, position, features, pairs)
         counts = self._candidates.counts
-        sums = np.empty((0, 2))
+        sums = np.empty((0, pairs.shape[1]))
         if method.split_method is SplitMethod.TOTALLY_RANDOM:
             tree = grow_totally_random(counts, features, method.depth, self._draws, weights)
         else:
@@ -127,12 +127,15 @@ class ForestGrower:
         noise = LevelNoise(self._sums, number, position, is_histogram)
         common = (self._bins, pairs, features, counts, self._plan.ridge, method.clip, noise)
         if not is_histogram:
-            grown = grow(self._bins, PartiallyRandomQuery(*common, self._draws), method.depth)
+            query = PartiallyRandomQuery(*common, self._draws, self._weights.expanded)
+            grown = grow(self._bins, query, method.depth)
             return grown.tree, grown.leaf_sums
-        query = OneFeatureHistogramQuery(*common) if len(features) == 1 else HistogramQuery(*common)
-        grown = grow(self._bins, query, method.depth)
-        if position < self._n_refined and query.root_histograms is not None:
-            hessians = query.root_histograms[..., 1]
+        kind = OneFeatureHistogramQuery if len(features) == 1 else HistogramQuery
+        histogram = kind(*common, self._weights.expanded)
+        grown = grow(self._bins, histogram, method.depth)
+        if position < self._n_refined and histogram.root_histograms is not None:
+            expanded = self._weights.expanded(histogram.root_histograms)
+            hessians = expanded[..., self._plan.target.n_outputs :].sum(axis=-1)
             self._note_hessians(features, [of[: counts[f] + 1] for f, of in zip(features, hessians, strict=True)])
         return grown.tree, grown.leaf_sums
 
@@ -152,8 +155,9 @@ class ForestGrower:
 
     def _release_hessians(self, number: int, position: int, features: Sequence[int], pairs: NDArray[np.int64]) -> None:
         sizes = [self._candidates.counts[feature] + 1 for feature in features]
+        curvatures = self._weights.curvature(pairs)
         exact = [
-            np.bincount(self._bins[feature], weights=pairs[:, 1], minlength=n_bins).astype(np.int64)
+            np.bincount(self._bins[feature], weights=curvatures, minlength=n_bins).astype(np.int64)
             for feature, n_bins in zip(features, sizes, strict=True)
         ]
         noisy = self._sums.release(Kind.HESSIANS, number, np.concatenate(exact), position) / UNIT
@@ -187,6 +191,6 @@ class LevelNoise:
         self._level = 0 if is_histogram else ROOT_LEVEL  # partially random trees begin with the root's sums
 
     def __call__(self, exact: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the level's noisy sums. Shapes: int64[..., 2]."""
+        """Return the level's noisy sums. Shapes: int64[..., n_coordinates]."""
         level, self._level = self._level, self._level + 1
         return self._sums.release(self._kind, self._number, exact, self._tree, level)

@@ -16,7 +16,7 @@ from dp_components.leaf_weights.gradient import GradientWeights
 from dp_components.leaf_weights.interface import LeafWeights
 from dp_components.leaf_weights.newton import NewtonWeights
 from dp_components.leaf_weights.query import LeafQuery
-from dp_components.leaf_weights.softmax import SoftmaxGradientWeights, SoftmaxWeights
+from dp_components.leaf_weights.softmax import ClassShares, SoftmaxGradientWeights, SoftmaxWeights
 from dp_components.leaf_weights.squared import MeanLabels, SquaredWeights
 from dp_components.leaf_weights.target import TWO_CLASSES, Number, SeveralClasses, Target
 
@@ -37,12 +37,12 @@ class WeightUpdate(Enum):
     NEWTON = "newton"
 
     def weights(self, target: Target = TWO_CLASSES) -> LeafWeights:
-        """Return the component for a kind of label. Raises: ValueError: there is none (``targets.py`` refuses it)."""
+        """Return the component for a kind of label."""
         if isinstance(target, Number):
             return MeanLabels(target) if self is WeightUpdate.AVERAGING else SquaredWeights(target)
         if isinstance(target, SeveralClasses):
             if self is WeightUpdate.AVERAGING:
-                raise ValueError("averaging answers with the share of one class")
+                return ClassShares(target.n_classes)
             return (SoftmaxWeights if self is WeightUpdate.NEWTON else SoftmaxGradientWeights)(target.n_classes)
         components: dict[WeightUpdate, Callable[[], LeafWeights]] = {
             WeightUpdate.AVERAGING: AveragingWeights,

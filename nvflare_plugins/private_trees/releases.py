@@ -221,7 +221,7 @@ def _sums(method: Method, bounds: Sequence[FeatureBounds], n_coordinates: int) -
         for tree in range(first, first + n_trees):
             if tree < n_refined and pays_for_hessians:
                 yield _Sums(Kind.HESSIANS, number, (_most_bins(method),) * k, tree)
-            yield from _greedy_sums(method, number, tree, k)
+            yield from _greedy_sums(method, number, tree, k, n_coordinates)
         first += n_trees
         if method.split_method is SplitMethod.TOTALLY_RANDOM:
             # A row enters every tree of a batch, so B trees are B queries.
@@ -243,16 +243,16 @@ def _most_bins(method: Method) -> int:
     return method.n_candidates + 2  # another one is spare
 
 
-def _greedy_sums(method: Method, number: int, tree: int, k: int) -> Iterator[_Sums]:
+def _greedy_sums(method: Method, number: int, tree: int, k: int, n_coordinates: int) -> Iterator[_Sums]:
     """Yield the messages of one greedy tree. Nodes of a level hold other rows each: a feature is one query."""
     if method.split_method is SplitMethod.PARTIALLY_RANDOM:
-        yield _Sums(Kind.LEFT_SUMS, number, (2,), tree, ROOT_LEVEL)
+        yield _Sums(Kind.LEFT_SUMS, number, (n_coordinates,), tree, ROOT_LEVEL)
         for level in range(method.depth):
-            yield _Sums(Kind.LEFT_SUMS, number, (2 << level,) * k, tree, level)
+            yield _Sums(Kind.LEFT_SUMS, number, (n_coordinates << level,) * k, tree, level)
     elif method.split_method is SplitMethod.HISTOGRAM:
         # Of one feature, the root's histogram holds those of all nodes below (one_feature_histogram.py).
         for level in range(1 if k == 1 else method.depth):
-            size = _most_bins(method) << (level + 1)
+            size = n_coordinates * _most_bins(method) << level
             yield _Sums(Kind.HISTOGRAM, number, (size,) * k, tree, level)
 
 
@@ -269,7 +269,7 @@ def _noise(
     # Two scalar queries of this multiplier are one query of the weighted pair with 1 / sqrt(2) of it.
     of_pair = multiplier / math.sqrt(2) if method.query is LeafQuery.SCALAR else multiplier
     pairs = PlannedNoise(weights.sensitivity(method.query), of_pair)
-    hessians = PlannedNoise(clip_rows(np.zeros((0, 1)), (weights.bounds.hessian,)).sensitivity, multiplier)
+    hessians = PlannedNoise(clip_rows(np.zeros((0, 1)), (weights.largest_curvature,)).sensitivity, multiplier)
     noise = {Kind.NODE_STATS: pairs, Kind.LEFT_SUMS: pairs, Kind.HISTOGRAM: pairs, Kind.HESSIANS: hessians}
     if method.candidates.is_paid:
         cells = 1.0 / (mu * math.sqrt(method.candidate_share))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dp_components.leaf_weights.query import LeafQuery
 from dp_components.leaf_weights.target import Number, SeveralClasses, Target
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.private_trees.methods import CandidateSource, Grower, Method, SplitMethod, WeightUpdate
+from nvflare_plugins.private_trees.methods import Grower, Method
 
 MOST_CLASSES = 64
 """Every leaf of a tree sends so many sums twice."""
@@ -14,8 +14,9 @@ MOST_CLASSES = 64
 def check_target(method: Method, target: Target) -> None:
     """Refuse a method that is not made for a kind of label.
 
-    The published split methods compare gains of one output, as does the published iterative Hessian; averaging answers
-    with the share of one class; scalar queries would ask for each class apart, at the root of their number in noise.
+    Scalar queries would ask for each class apart, at the root of their number in noise, and XGBoost's refresh is of two
+    classes. What the papers define for two classes alone is extended to several: gains and Hessians of the classes are
+    added (``split_score.py``, ``softmax.py``), and averaging counts every class.
 
     Raises:
         ConfigurationError: it names the component.
@@ -27,9 +28,6 @@ def check_target(method: Method, target: Target) -> None:
     if not isinstance(target, SeveralClasses):
         return
     wrong = {
-        "split_method": method.split_method is not SplitMethod.TOTALLY_RANDOM,
-        "weight_update": method.weight_update is WeightUpdate.AVERAGING,
-        "candidates": method.candidates is CandidateSource.ITERATIVE_HESSIAN,
         "query": method.query is LeafQuery.SCALAR,
         "grower": method.grower is Grower.XGBOOST,
     }
@@ -37,9 +35,8 @@ def check_target(method: Method, target: Target) -> None:
     if names:
         raise ConfigurationError(
             f"method {method.name!r} trains two classes, and label_classes lists {target.n_classes} "
-            f"({', '.join(names)}): more are for totally random trees with newton or gradient updates, one query a "
-            "leaf, and public or paid candidates that stay. Choose method='default', or dp_tr_newton, dp_ebm or "
-            "dp_ebm_newton"
+            f"({', '.join(names)}): leave query and grower as the method has them, for one query of all classes' sums "
+            "and trees that the sites grow"
         )
 
 

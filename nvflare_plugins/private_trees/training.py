@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 
 from dp_components.leaf_weights.interface import LeafWeights
 from dp_components.leaf_weights.noise_ridge import noise_proportional_ridge
+from dp_components.leaf_weights.softmax import ClassShares
 from dp_components.leaf_weights.squared import residual_unit
 from dp_components.leaf_weights.target import TWO_CLASSES, Number, Target
-from dp_components.split_candidates.candidates import Columns, FeatureBounds
+from dp_components.split_candidates.candidates import FeatureBounds
 from nvflare_plugins.private_trees.methods import Method
 from nvflare_plugins.private_trees.releases import ReleasePlan
 from nvflare_plugins.private_trees.trust import Trust
@@ -48,7 +50,10 @@ class PrivateTreesPlan:
     @property
     def leaf_unit(self) -> float:
         """What a leaf's weight is multiplied with besides the learning rate. Units: of a score."""
-        return residual_unit(self.target, self.method.query) if isinstance(self.target, Number) else 1.0
+        if isinstance(self.target, Number):
+            return residual_unit(self.target, self.method.query)
+        weights = self.weights
+        return weights.score_unit if isinstance(weights, ClassShares) else 1.0
 
     @property
     def ridge(self) -> float:
@@ -64,20 +69,21 @@ class PrivateTreesPlan:
         With distributed noise it is that of all sites' shares together.
         """
         g, *_, h = self.releases.tree_noise.std
-        kept = self.weights.noise_kept
-        return g * self.trust.noise_factor * kept, h * self.trust.noise_factor
+        weights = self.weights
+        if isinstance(weights, ClassShares):  # H is the sum of all classes' rows
+            h *= math.sqrt(weights.n_outputs)
+        return g * self.trust.noise_factor * weights.noise_kept, h * self.trust.noise_factor
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRows:
     """A site's rows.
 
-    Shapes: columns: float32[n_features, n_rows], held or read when they are asked for; NaN is missing and goes right;
-        label: float32[n_rows], positions of classes or finite numbers; weights: float32[n_rows] in units of the public
-        largest one, or None.
+    Shapes: columns: float32[n_features, n_rows], NaN is missing and goes right; label: float32[n_rows], positions of
+        classes or finite numbers; weights: float32[n_rows] in units of the public largest one, or None.
     """
 
-    columns: Columns
+    columns: NDArray[np.float32]
     label: NDArray[np.float32]
     weights: NDArray[np.float32] | None = None
 

@@ -111,11 +111,6 @@ def run(task: tuple[str, str, float, int]) -> tuple[float, ...]:
     return score(booster.predict(xgb.DMatrix(values[test])), label[test], target)
 
 
-def fits(arm: str, target: Target) -> bool:
-    """Whether a method trains a kind of label."""
-    return isinstance(target, Number) or arm not in ("DP-RF, trusted", "FEVERLESS, trusted")
-
-
 def main() -> None:
     """Print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -127,13 +122,9 @@ def main() -> None:
     print(f"| | epsilon | {' | '.join(columns)} |\n|---|---|{'---|' * len(columns)}")
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
         for name in arguments.sets:
-            target = SETS[name][1]
             for epsilon in EPSILONS:
                 cells = []
                 for arm in columns:
-                    if not fits(arm, target):
-                        cells.append("")
-                        continue
                     found = np.array(list(pool.map(run, [(name, arm, epsilon, seed) for seed in seeds])))
                     spread = found.std(axis=0, ddof=1) if len(seeds) > 1 else np.zeros(found.shape[1])
                     cells.append(" / ".join(f"{m:.3f} ({s:.3f})" for m, s in zip(found.mean(0), spread, strict=True)))

@@ -17,14 +17,17 @@ from dp_components.distributed_noise import NoiseShares
 from dp_components.events import Release
 from dp_components.leaf_weights.query import LeafQuery
 from dp_components.leaf_weights.target import Number, SeveralClasses, Target
-from dp_components.split_candidates.candidates import FeatureBounds
+from dp_components.split_candidates.candidates import FeatureBounds, by_rule
+from dp_components.split_candidates.uniform import uniform_candidates
 from nvflare_plugins.private_trees import noisy_sums
 from nvflare_plugins.private_trees.methods import (
     CandidateSource,
     Interactions,
     Method,
+    SplitMethod,
     WeightUpdate,
     dp_ebm_newton,
+    dp_gbm,
     dp_rf,
     dp_tr_newton,
     feverless,
@@ -39,7 +42,7 @@ from tests.support.private_trees import split_rows, train_in_process
 NUMBER = Number(FeatureBounds(-4.0, 8.0))
 SCALES = {"plain": 1.0, "large": 1e6, "small": 1e-9}
 DEFAULT = replace(OURS, interactions=Interactions.INFORMED, query=LeafQuery.CLIPPED)
-OF_CLASSES = {
+OF_ALL = {
     "default": DEFAULT,
     "batches": replace(DEFAULT, batch_size=3),
     "a_smaller_last_batch": replace(DEFAULT, batch_size=4),
@@ -47,15 +50,21 @@ OF_CLASSES = {
     "newton": dp_tr_newton(),
     "one_feature": dp_ebm_newton(),
     "gradient": replace(dp_tr_newton(), weight_update=WeightUpdate.GRADIENT, batch_size=2),
-}
-OF_NUMBERS = {
-    **OF_CLASSES,
     "averaging": dp_rf(6),
     "histograms": feverless(),
     "partially_random": PARTIALLY,
     "refined": replace(dp_tr_newton(), **REFINED),
-    "scalar": replace(dp_tr_newton(), query=LeafQuery.SCALAR),
 }
+OF_CLASSES = {
+    **OF_ALL,
+    "averaged_histograms": replace(dp_rf(6), split_method=SplitMethod.HISTOGRAM),
+    "gradient_histograms": dp_gbm(),
+    "refined_histograms": replace(dp_gbm(), **REFINED),
+    "one_feature_histograms": replace(feverless(), n_features_per_tree=1),
+    "refined_gradient": replace(dp_tr_newton(), weight_update=WeightUpdate.GRADIENT, **REFINED),
+    "refined_averaging": replace(dp_rf(6), **REFINED),
+}
+OF_NUMBERS = {**OF_ALL, "scalar": replace(dp_tr_newton(), query=LeafQuery.SCALAR)}
 
 
 def labelled(target: Target, n_rows: int = 900, scale: float = 1.0) -> Table:
@@ -183,6 +192,65 @@ def test_several_classes_equal_a_naive_twin() -> None:
     plan = plan_of(replace(DEFAULT, candidates=CandidateSource.UNIFORM), target, data)
     [model, *_] = train_in_process(plan, split_rows(data.columns, data.label, 3), no_noise)
     assert np.allclose(predict(model, data), naive_classes(data, plan, model), atol=1e-4)
+
+
+def brute_split(data: Table, rows: np.ndarray, cuts: list[np.ndarray], method: Method) -> tuple[float, int, float]:
+    """Return gain, feature and threshold of the best split of some rows at scores of 0, class by class."""
+
+    def gain_of(some: np.ndarray) -> float:
+        p, total = np.full(4, 0.25), 0.0
+        for k in range(4):
+            g, h = np.sum(p[k] - (data.label[some] == k)), some.sum() * p[k] * (1 - p[k])
+            if h > 0:
+                w = np.clip(-g / (h + method.ridge), -method.clip, method.clip)
+                total -= 2 * g * w + (h + method.ridge) * w * w
+        return total
+
+    found = []
+    for feature, of_feature in enumerate(cuts):
+        for cut in of_feature:
+            left = rows & (data.columns[feature] < cut)
+            found.append((0.5 * (gain_of(left) + gain_of(rows & ~left) - gain_of(rows)), feature, float(cut)))
+    return max(found)
+
+
+def test_greedy_trees_of_several_classes_take_the_best_split_of_all_classes() -> None:
+    """The first tree, without noise, against every split of every node tried row by row."""
+    target = SeveralClasses(4)
+    data = labelled(target, 300)
+    plan = plan_of(feverless(), target, data)
+    [model, *_] = train_in_process(plan, split_rows(data.columns, data.label, 3), no_noise)
+    tree = json.loads(model)["learner"]["gradient_booster"]["model"]["trees"][0]
+    cuts = by_rule(uniform_candidates, plan.bounds, plan.method.n_candidates).of_feature
+    nodes, n_splits = [(0, np.ones(300, dtype=bool))], 0
+    while nodes:
+        node, rows = nodes.pop()
+        if tree["left_children"][node] < 0:
+            continue
+        feature, threshold = tree["split_indices"][node], tree["split_conditions"][node]
+        left = rows & (data.columns[feature] < np.float32(threshold))
+        best = brute_split(data, rows, cuts, plan.method)
+        taken = brute_split(data, rows, [np.array([threshold]) if f == feature else () for f in range(9)], plan.method)
+        assert taken[0] == pytest.approx(best[0], rel=1e-4, abs=1e-3)
+        nodes += [(tree["left_children"][node], left), (tree["right_children"][node], rows & ~left)]
+        n_splits += 1
+    assert n_splits > 3
+
+
+def test_averaging_of_several_classes_answers_shares() -> None:
+    """Without noise a leaf's score is the number of classes times the share of each, counted row by row."""
+    target = SeveralClasses(4)
+    data = labelled(target, 300)
+    plan = plan_of(dp_rf(6), target, data)
+    [model, *_] = train_in_process(plan, split_rows(data.columns, data.label, 3), no_noise)
+    leaves = xgb.Booster(model_file=bytearray(model)).predict(xgb.DMatrix(data.columns.T), pred_leaf=True)
+    of_tree = leaves[:, :6].astype(int)  # of a round, the trees of the first class come first
+    shares = np.zeros((300, 4))
+    for tree in range(6):
+        for leaf in np.unique(of_tree[:, tree]):
+            rows = of_tree[:, tree] == leaf
+            shares[rows] += np.bincount(data.label[rows].astype(int), minlength=4) / rows.sum() / 6
+    assert np.allclose(predict(model, data), 4 * shares, atol=1e-5)
 
 
 def test_a_class_that_nobody_has_is_learnt_to_be_rare() -> None:

@@ -16,6 +16,7 @@ from dp_components.leaf_weights.query import UNIT, LeafQuery, real_noise_std
 from dp_components.leaf_weights.softmax import (
     CLASS_HESSIAN_WEIGHT,
     CLASSES_CLIPPED_AT,
+    ClassShares,
     SoftmaxGradientWeights,
     SoftmaxWeights,
     class_probabilities,
@@ -93,7 +94,7 @@ def test_rows_that_cannot_be_clipped_are_refused(bad: tuple) -> None:
 
 
 @pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.parametrize("make", [SoftmaxWeights, SoftmaxGradientWeights])
+@pytest.mark.parametrize("make", [SoftmaxWeights, SoftmaxGradientWeights, ClassShares])
 def test_no_row_of_several_classes_exceeds_its_sensitivity(make, query: LeafQuery) -> None:
     rng = np.random.default_rng(1)
     scores = np.concatenate([rng.normal(0, 6, (500, 5)), np.zeros((5, 5)), 1e30 * np.eye(5)]).astype(np.float32)
@@ -101,6 +102,30 @@ def test_no_row_of_several_classes_exceeds_its_sensitivity(make, query: LeafQuer
     rows = make(5).row_statistics(scores, label, query)
     assert rows.sensitivity == make(5).sensitivity(query)
     assert not any(exceeds(row, rows.sensitivity.weights, rows.sensitivity.bound) for row in rows.values)
+    curvature = make(5).curvature(rows.values)
+    assert curvature.min() >= 0 and curvature.max() <= make(5).largest_curvature * 2**GRID_BITS
+    far = make(5).curvature(np.full((1, rows.values.shape[1]), 2**40))
+    assert abs(int(far[0])) <= make(5).largest_curvature * 2**GRID_BITS
+
+
+def test_sums_are_expanded_before_or_after_they_are_added() -> None:
+    rng = np.random.default_rng(4)
+    for weights, width in ((SoftmaxWeights(3), 6), (SoftmaxGradientWeights(3), 4), (ClassShares(3), 3)):
+        bins = rng.normal(0, 9, (7, 5, width))
+        assert weights.expanded(bins).shape == (7, 5, 6)
+        assert np.allclose(weights.expanded(bins).sum(axis=1), weights.expanded(bins.sum(axis=1)))
+
+
+def test_shares_of_classes() -> None:
+    """Known answers: three rows; noise that left a class, or all, without rows."""
+    weights = ClassShares(3)
+    rows = weights.row_statistics(np.zeros((3, 3), np.float32), np.array([0.0, 2.0, 2.0], np.float32), LeafQuery.VECTOR)
+    assert rows.as_floats().sum(axis=0) == pytest.approx([-1.0, 0.0, -2.0], abs=2 * STEP)
+    assert rows.sensitivity.bound == 2**GRID_BITS and weights.sensitivity(LeafQuery.VECTOR) == rows.sensitivity
+    repaired = weights.repaired(np.array([[-1.0, 0.5, -3.0], [2.0, 1.0, 0.5]]))
+    assert leaf_outputs(repaired, 0.0, 1.0, 1.0) == pytest.approx(np.array([[0.25, 0.0, 0.75], [1 / 3] * 3]))
+    assert weights.expanded(np.array([-1.0, 0.0, -2.0])).tolist() == [-1.0, 0.0, -2.0, 3.0, 3.0, 3.0]
+    assert weights.curvature(rows.values) == pytest.approx(2**GRID_BITS, abs=1)
 
 
 def test_statistics_of_the_softmax_are_those_of_its_loss() -> None:
