@@ -53,7 +53,7 @@ from nvflare_plugins.report.run_record import RunRecord
 from tests.support.parties import Parties, succeed
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "credit2.parquet"
-N_BUCKETS, EPSILON, EDGES_EPSILON = 16, 4.0, 0.4
+N_BUCKETS, EPSILON, EDGES_SHARE = 16, 4.0, 0.1
 CREDIT2 = {"objective": "binary:logistic", "max_depth": 3, "nthread": 1}
 PUBLISHED = {"no_dp": 0.7765, "paper": 0.7727, "seconds": 1.213}
 N_ROWS, N_FEATURES, N_TREES, N_LAYERS = 8192, 11, 200, 4
@@ -99,15 +99,17 @@ def speed(n_runs: int) -> dict[str, float]:
     return dict(zip(("exchange_to_model_s", "whole_job_s", "cpu_s"), (round(s, 3) for s in best), strict=True))
 
 
-def parties_of(folder: Path, features: Columns, label: Columns) -> Parties:
-    """Deal the features out to three parties; the first has the label too."""
-    parties = Parties(folder, policy={"unsigned_sessions": True, "data_sets": {}, "allowed_profiles": ["dp_local"]})
-    ids = [f"row {i:05d}" for i in range(N_ROWS)]
+def parties_of(folder: Path, features: Columns, label: Columns, n_parties: int = 3) -> Parties:
+    """Deal the features out; the first party has the label too, and no budget: nothing protects what it has."""
+    policy = {"unsigned_sessions": True, "data_sets": {}, "allowed_profiles": ["dp_local"]}
+    parties = Parties(folder, n_parties, policy)
+    ids = [f"row {i:07d}" for i in range(label.size)]
     budget = {"epsilon": 5.0, "delta": 1e-6, "pure_epsilon": 4.5}
-    for site, columns in zip(parties.sites, np.array_split(np.arange(N_FEATURES), 3), strict=True):
+    for site, columns in zip(parties.sites, np.array_split(np.arange(len(features)), n_parties), strict=True):
         frame = pd.DataFrame({"id": ids, **{f"x{i}": features[i] for i in columns}})
-        if site == "site-1":
-            frame["label"] = label
+        if site == parties.sites[0]:
+            parties.give(site, "toy", frame.assign(label=label), id="id")
+            continue
         parties.give(site, "toy", frame, id="id", privacy=budget)
         parties.give_input(site, "bucket_features.json", {f"x{i}": {"low": 0, "high": 1} for i in columns})
     return parties
@@ -143,21 +145,24 @@ def accuracy(frame: pd.DataFrame, n_splits: int) -> dict[str, dict[str, float]]:
     return figures
 
 
-def kinds(train: Columns) -> list[tuple[str, Candidates, Callable[[Candidates], NDArray[np.uint8]]]]:
+def kinds(
+    train: Columns, n_buckets: int = N_BUCKETS, epsilon: float = EPSILON
+) -> list[tuple[str, Candidates, Callable[[Candidates], NDArray[np.uint8]]]]:
     """Return name, edges and release of each kind of buckets. Shapes: train: float32[n_features, n_rows]."""
     features = [public_description(column) for column in train]
-    of_data = Candidates(tuple(equal_count_edges(column) for column in train))
-    counts = release_cell_counts(train, features, N_BUCKETS, EDGES_EPSILON).value
-    paid = paid_edges(counts, EDGES_EPSILON, features, N_BUCKETS)
+    of_data = Candidates(tuple(equal_count_edges(column, n_buckets) for column in train))
+    for_edges = EDGES_SHARE * epsilon
+    counts = release_cell_counts(train, features, n_buckets, for_edges).value
+    paid = paid_edges(counts, for_edges, features, n_buckets)
 
     def randomised(epsilon: float) -> Callable[[Candidates], NDArray[np.uint8]]:
         return lambda edges: release_buckets(train, edges, epsilon).value.T.astype(np.uint8)
 
     return [
         ("no_dp", of_data, lambda edges: edges.bin_rows(train)),
-        ("paper", of_data, randomised(EPSILON)),
-        ("paid", paid, randomised(EPSILON - EDGES_EPSILON)),
-        ("public", public_edges(features, N_BUCKETS), randomised(EPSILON)),
+        ("paper", of_data, randomised(epsilon)),
+        ("paid", paid, randomised(epsilon - for_edges)),
+        ("public", public_edges(features, n_buckets), randomised(epsilon)),
     ]
 
 
@@ -169,10 +174,10 @@ def public_description(column: Columns) -> Feature:
     return FeatureBounds(float(values[0]), float(values[-1]))
 
 
-def equal_count_edges(column: Columns) -> Columns:
+def equal_count_edges(column: Columns, n_buckets: int) -> Columns:
     """Return the last value of each bucket but the last, buckets being whole values of about equal counts."""
     values, counts = np.unique(column, return_counts=True)
-    return values[equal_count_ends(counts, N_BUCKETS)]
+    return values[equal_count_ends(counts, n_buckets)]
 
 
 if __name__ == "__main__":

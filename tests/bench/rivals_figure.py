@@ -1,4 +1,4 @@
-"""AUC over epsilon, one panel a table, as an SVG for RESULTS.md."""
+"""AUC over epsilon, or over another number, one panel a table, as an SVG for RESULTS.md."""
 
 from __future__ import annotations
 
@@ -13,14 +13,23 @@ _COLOURS = ("#0b6e99", "#c4462d", "#7a5195", "#2f7d3b", "#8a6d1d")
 _STYLE = "svg{font:12px sans-serif;background:#fff}path{fill:none;stroke-width:2}.grid{stroke:#ddd}.axis{stroke:#555}"
 
 
-def draw(tables: Mapping[str, Mapping[str, Mapping[str, Any]]], epsilons: Sequence[float], without: str) -> str:
+def draw(
+    tables: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    epsilons: Sequence[float],
+    without: str,
+    axis: str = "epsilon",
+) -> str:
     """Return the picture; ``without`` is the method that has no epsilon, drawn as a dashed line."""
     methods = list(dict.fromkeys(name for table in tables.values() for name in table if name != without))
     parts = [f'<text x="{_LEFT + 118 * i}" y="16" fill="{_COLOURS[i]}">{name}</text>' for i, name in enumerate(methods)]
     parts.append(f'<text x="{_LEFT + 118 * len(methods)}" y="16" fill="#555">{without}, no privacy (dashed)</text>')
     for number, (title, table) in enumerate(tables.items()):
         x, y = _WIDTH * (number % 2), _LEGEND + _HEIGHT * (number // 2)
-        parts += [f'<g transform="translate({x} {y})">', *_panel(title, table, methods, epsilons, without), "</g>"]
+        parts += [
+            f'<g transform="translate({x} {y})">',
+            *_panel(f"{title}: AUC over {axis}", table, methods, epsilons, without),
+            "</g>",
+        ]
     height = _LEGEND + _HEIGHT * math.ceil(len(tables) / 2)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * _WIDTH} {height}"><style>{_STYLE}</style>'
@@ -44,7 +53,7 @@ def _panel(
         up = (auc - marks[0]) / (marks[-1] - marks[0])
         return _LEFT + right * (_WIDTH - _LEFT - 14), _HEIGHT - _BOTTOM - up * (_HEIGHT - _BOTTOM - _TOP)
 
-    parts = [f'<text x="{_LEFT}" y="16" font-weight="bold">{title}: AUC over epsilon</text>']
+    parts = [f'<text x="{_LEFT}" y="16" font-weight="bold">{title}</text>']
     for mark in marks:
         (left, y), (right, _) = at(0, mark), at(len(epsilons) - 1, mark)
         parts.append(f'<line class="grid" x1="{left:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>')

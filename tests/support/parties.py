@@ -16,6 +16,7 @@ from nvflare_plugins.attempt.job_context import Job, JobResult, Silent, SiteCont
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
+from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.envelope import Frame
 from tests.support.federation import TIMEOUT_S, DirectTransport, Tamper
 
@@ -35,7 +36,8 @@ class Parties:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        return tuple(f"site-{i + 1}" for i in range(self.n_sites))
+        width = len(str(self.n_sites))  # sites are named in the order of the alphabet
+        return tuple(f"site-{i + 1:0{width}d}" for i in range(self.n_sites))
 
     def workspace(self, site: str) -> Path:
         return self.folder / site
@@ -73,14 +75,20 @@ class Parties:
         job_id: str = "job",
         on_sum: Callable[[Frame, bytes], bytes] | None = None,
         tamper: Mapping[str, Tamper] | None = None,
+        carry: Callable[[str, Transport], Transport] | None = None,
     ) -> dict[str, JobResult | Exception]:
-        """Run the job at all sites; a site that failed has its error in place of an outcome."""
+        """Run the job at all sites; a site that failed has its error in place of an outcome.
+
+        Args:
+            carry: makes of a site's transport the one that it uses.
+        """
         attempt = os.urandom(16)
         aggregator = Aggregator(self.sites, attempt, TIMEOUT_S, self.transfers.append, on_sum=on_sum)
         outcomes: dict[str, JobResult | Exception] = {}
 
         def take_part(site: str) -> None:
-            transport = DirectTransport(aggregator, site, (tamper or {}).get(site))
+            transport: Transport = DirectTransport(aggregator, site, (tamper or {}).get(site))
+            transport = transport if carry is None else carry(site, transport)
             try:
                 policy = SitePolicy.load(self.workspace(site), site)
                 context = SiteContext(
