@@ -19,6 +19,9 @@ from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.report.run_record import Spending
 from nvflare_plugins.site.policy.policy import SitePolicy
 
+REPLAYED = "replayed: paid for before, no charge"
+"""What evidence says of a release that was made before."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -192,7 +195,7 @@ class JobLedger:
             problem = type(error).__name__
             raise JobAborted(f"the privacy ledger cannot be written ({problem}): nothing was sent") from None
         if self._evidence is not None:
-            text = event_text(drawn) if drawn else "replayed: paid for before, no charge"
+            text = event_text(drawn) if drawn else REPLAYED
             self._evidence.spend(query.partition(";")[0], text, spent, self._delta)
         return value
 

@@ -14,7 +14,7 @@ from dp_components.dpboost.plan import DpBoostPlan, RowSharing
 from dp_components.split_candidates.candidates import MAX_CANDIDATES, Candidates, FeatureBounds, as_candidates
 from dp_components.split_candidates.uniform import uniform_candidates
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, JobDocument
+from nvflare_plugins.attempt.job_context import JobDocument, OnLostParty
 from nvflare_plugins.checks import expect
 from nvflare_plugins.declared import (
     AS_GIVEN,
@@ -55,12 +55,9 @@ class DpBoostJob(JobDocument):
         union of the sites; towards everyone but the server, which sees the exact sums over all sites.
     """
 
-    REFUSED: ClassVar[dict[str, str]] = dict.fromkeys(
-        LOST_SITE_FIELDS,
-        "the server's noise is gone with the attempt, and a new one is a further release of all trees: after a loss "
-        "submit the job anew, to be charged anew",
+    CANNOT_CONTINUE: ClassVar[str] = (
+        "the server, which sees exact sums over all sites, would see the lost site's part as their difference"
     )
-    REFUSED_IN: ClassVar[str] = "DPBoost jobs"
 
     data_set: Name
     """Name of the training set in every site's policy, with an id column and a pure privacy budget. The ids"""
@@ -83,7 +80,10 @@ class DpBoostJob(JobDocument):
     n_trees: Rounds = 50
     """T, depth, eta, lambda."""
     trees_per_ensemble: Rounds | None = None
-    """T_e; None puts all trees into one ensemble."""
+    """T_e, trees that share the rows; None puts all trees into one ensemble. Several ensembles share epsilon and boost
+    one another: in our measurements that helped at epsilon 40 and more, if at all. At epsilon 1 to 10 one ensemble with
+    all of the budget was best (tests/bench/RESULTS.md).
+    """
     depth: Rounds = 6
     """T, depth, eta, lambda."""
     learning_rate: Number = 0.1
@@ -102,6 +102,13 @@ class DpBoostJob(JobDocument):
     tracking: Annotated[bool, OneOf(False), Words("off: metrics are sums over rows that nothing pays for")] = False
     deadline_s: Seconds = 0.0
     """Longest time that an exchange may wait for the slowest site; 0 derives it from the job's size."""
+    on_lost_site: Annotated[str, OneOf(OnLostParty)] = OnLostParty.STOP.value
+    """When a site is lost: ``stop`` ends the job; ``wait`` pauses it up to ``lost_site_deadline_s`` and, when the site
+    is back, goes on under fresh keys and without a new submission: what the server has answered is not asked again, and
+    the exchange in which the site was lost is repeated for the same answer, at no charge.
+    """
+    lost_site_deadline_s: Seconds = 600.0
+    """How long ``on_lost_site="wait"`` waits for a lost site, each time."""
 
     def __post_init__(self) -> None:
         one_kind = self.label_classes is None or self.label_bounds is None

@@ -2,11 +2,18 @@
 
 The gain is not linear in the sums, so that its noise cannot be divided among the sites: this algorithm needs someone
 who sees exact sums. The server sees those over all sites, never a single site's.
+
+A job that waits for a lost site has several attempts, and one server. It keeps each answer with a hash of the exact sum
+that it was made of. An exchange that a later attempt repeats gets the same answer, from the same sum, or none: fresh
+noise on it would be a further release, which nobody has paid for and which averages out the first one's. All of that
+lives in the memory of the job's process, without which the job ends.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -22,7 +29,7 @@ from dp_components.events import ComposedEvent, Event, Release
 from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.sensitivity import GRID_BITS
 from he_processors.errors import ProtocolError
-from nvflare_plugins.attempt.payment import event_text
+from nvflare_plugins.attempt.payment import REPLAYED, event_text
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.envelope import Codec, Frame
@@ -74,41 +81,81 @@ def steps(job: DpBoostJob) -> Iterator[TreeStep]:
             number += 1
 
 
-class DpBoostServer:
-    """Answers the sites' sums of one attempt.
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """An exchange that is done: a hash of its exact sum, and what was released."""
 
-    Privacy: one release per exchange, no more of them than the plan has; the aggregator keeps answers for retries.
+    digest: bytes
+    answer: bytes
+
+
+class DpBoostServer:
+    """Answers the sites' sums of one job, over all its attempts.
+
+    Privacy: one release per exchange, no more of them than the plan has; the aggregator keeps answers for retries
+        within an attempt. In a further attempt an exchange that was answered before gets the same answer, if the sites
+        send the same sum again. No exchange comes before its turn.
     Security: the noise comes from the server's operating system.
     """
 
     def __init__(self, job: DpBoostJob, randomness: RandomSource = OS_RANDOMNESS) -> None:
         self._job, self._plan, self._randomness = job, job.plan(), randomness
         self._table = SplitTable.of(job.candidates())
-        self._due = steps(job)
-        self._events: list[Event] = []
+        self._steps = tuple(steps(job))
+        self._answered: list[_Answered] = []
+        self._attempts: list[bytes] = []
+        self._next: int | None = 0  # in this attempt; None where it may go on from any exchange that is done
+        self._noted: dict[int, Event] = {}  # by the exchange that ends what an event pays for
+        self._lock = threading.Lock()  # the one before may still be at work when an attempt begins
 
     def answer(self, frame: Frame, total: bytes, spend: Spend) -> bytes:
         """Return the score to start from, the chosen splits of a level, or the leaf weights of a tree.
 
         Raises:
-            ProtocolError: a sum that is not due now, or that no rows can have.
+            ProtocolError: a sum that is not due now, or that no rows can have, or that differs from that of an earlier
+                attempt.
         """
-        step = next(self._due, None)
-        shape = () if step is None else step.shape(self._table.n_bins)
-        is_due = step is not None and (frame.kind, frame.moment, frame.codec, frame.n_values) == (
-            step.kind,
-            step.moment,
-            Codec.MASKED,
-            math.prod(shape),
-        )
-        if step is None or not is_due:
-            raise ProtocolError(f"{frame.kind.name} at {frame.moment}: the job's plan pays for no such sum now")
-        sums = np.frombuffer(total, dtype="<i8").astype(np.int64).reshape(shape)
-        self._check_sums(step, *sums)
-        released = self._release(step, sums)
-        if step.kind is not Kind.HISTOGRAM:
-            self._note(step, spend)
-        return released.value.astype("<i8").tobytes()
+        with self._lock:
+            self._note_attempt(frame)
+            number = self._number_of(frame)
+            step, digest = self._steps[number], hashlib.sha256(total).digest()
+            if number == len(self._answered):
+                sums = np.frombuffer(total, dtype="<i8").astype(np.int64).reshape(step.shape(self._table.n_bins))
+                self._check_sums(step, *sums)
+                released = self._release(step, sums)
+                self._answered.append(_Answered(digest, released.value.astype("<i8").tobytes()))
+            elif self._answered[number].digest != digest:
+                raise ProtocolError(
+                    f"{frame.kind.name} at {frame.moment}: an earlier attempt sent another sum, as after a change of "
+                    "rows, and got an answer. A second one would be a release that nobody has paid for: submit the job "
+                    "anew, to be charged anew"
+                )
+            self._next = number + 1
+            if step.kind is not Kind.HISTOGRAM:
+                self._note(number, spend)
+            return self._answered[number].answer
+
+    def _note_attempt(self, frame: Frame) -> None:
+        if frame.attempt in self._attempts[:-1]:
+            raise ProtocolError(f"{frame.kind.name} at {frame.moment}: its attempt has ended")
+        if frame.attempt not in self._attempts:
+            self._next = None if self._attempts else 0
+            self._attempts.append(frame.attempt)
+
+    def _number_of(self, frame: Frame) -> int:
+        """Return which exchange a sum is of. Raises: ProtocolError, if it is not due."""
+        asked = (frame.kind, frame.moment, frame.codec, frame.n_values)
+        due = range(len(self._answered) + 1) if self._next is None else range(self._next, self._next + 1)
+        for number in due:
+            step = self._steps[number] if number < len(self._steps) else None
+            if step is not None and asked == (
+                step.kind,
+                step.moment,
+                Codec.MASKED,
+                math.prod(step.shape(self._table.n_bins)),
+            ):
+                return number
+        raise ProtocolError(f"{frame.kind.name} at {frame.moment}: the job's plan pays for no such sum now")
 
     def _check_sums(self, step: TreeStep, grad_sums: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
         """Refuse what no rows with gradients of at most g* = 1 add up to, before it can overflow anywhere."""
@@ -127,12 +174,14 @@ class DpBoostServer:
         aggregator = TreeAggregator(self._table, settings, self._randomness)
         return aggregator.choose(*sums) if step.kind is Kind.HISTOGRAM else aggregator.leaves(*sums)
 
-    def _note(self, step: TreeStep, spend: Spend) -> None:
-        """Say in the evidence what the start, or a whole tree, has cost."""
-        event = price(self._plan, step)
-        self._events.append(event)
-        epsilon = compose(ComposedEvent(tuple(self._events))).for_person(self._job.rows_per_person).pure_epsilon
-        spend("start" if step.kind is Kind.STUMP_SUM else f"tree {step.number}", event_text([event]), epsilon, 0.0)
+    def _note(self, number: int, spend: Spend) -> None:
+        """Say in the evidence what the start, or a whole tree, has cost; once."""
+        step = self._steps[number]
+        words = REPLAYED if number in self._noted else event_text([price(self._plan, step)])
+        events = {**self._noted, number: price(self._plan, step)}
+        epsilon = compose(ComposedEvent(tuple(events.values()))).for_person(self._job.rows_per_person).pure_epsilon
+        spend("start" if step.kind is Kind.STUMP_SUM else f"tree {step.number}", words, epsilon, 0.0)
+        self._noted = events
 
 
 def price(plan: DpBoostPlan, step: TreeStep) -> Event:

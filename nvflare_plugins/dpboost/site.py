@@ -6,9 +6,13 @@ equal terms, and the ledger of every site has reserved the whole plan. Each tree
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -19,18 +23,20 @@ from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS
 from dp_components.dpboost.gradient_based_data_filtering import gradient_sensitivity
 from dp_components.dpboost.paid_start import start_sums
 from dp_components.dpboost.record_assignment import assign_records
-from dp_components.dpboost.single_tree import TreeRows
+from dp_components.dpboost.single_tree import Sums, TreeRows
 from dp_components.dpboost.split_selection import SplitTable
 from dp_components.events import Release
 from dp_components.trust import TrustModel
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.masks import MessageLabel, PairwiseMasks
-from nvflare_plugins.attempt.job_context import JobResult, SiteContext
+from nvflare_plugins.attempt.attempt_payment import HISTORY_BYTES, AttemptPayment
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext, waiting_s
 from nvflare_plugins.attempt.payment import JobLedger, check_rows_per_person
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.table import load_table, log_what_labels_lack
 from nvflare_plugins.dpboost.job import DpBoostJob
+from nvflare_plugins.dpboost.kept import KeptAnswers
 from nvflare_plugins.dpboost.model import xgboost_model
 from nvflare_plugins.dpboost.server import START, TreeStep, price, steps
 from nvflare_plugins.report.data_facts import TRAINING, DataFacts, missing_of, texts
@@ -106,6 +112,16 @@ def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
     return SiteData(context.site, np.ascontiguousarray(table.features.T), table.label.astype(np.float64), names)
 
 
+def _row_hash(data: SiteData) -> bytes:
+    """Return a hash of the rows and of what decides which tree each is in, for this site's own ledger."""
+    parts = [data.columns.tobytes(), data.label.tobytes(), json.dumps(list(data.record_ids)).encode()]
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def _stacked(sums: Callable[[int], Sums], n_nodes: int) -> NDArray[np.int64]:
+    return np.stack(sums(n_nodes))
+
+
 class _Training:
     """The steps of one attempt after the session is open."""
 
@@ -123,37 +139,53 @@ class _Training:
             session.session_id, session.rank, session.pair_secrets, session.group_secret, blinder=None
         )
         self._masks = MaskedSums(masks)
-        self._key = session.hmac("assignment of rows to trees", b"")
+        self._kept = KeptAnswers(attempt.folder.path, waiting_s(job) is not None)
         self._spent: list[float] = []
+        self._n_asked = 0
+        self._state = hashlib.sha256()  # of all that the next answer depends on but the rows
 
     def run(self) -> JobResult:
         """Reserve, train, compare models, write results."""
         attempt, job = self._attempt, self._job
-        ledger = JobLedger(
-            attempt.context.policy,
-            job.data_set,
-            attempt.context.job_id,
-            gradient_sensitivity().relation,
-            attempt.evidence,
-        )
-        ledger.reserve(self._plan.events_by_tree())
-        policy = attempt.context.policy
-        try:
-            PersonsOfBudgets(policy, policy.data_set(job.data_set)).note(self._data.record_ids)
-            attempt.gather_sealed("reserved", b"")
-            start = self._start(ledger)
-            trees = list(self._train(ledger, start))
-        finally:
-            ledger.close()  # what was not used is free again
-        model = DpBoostModel(self._candidates, self._loss, self._plan.learning_rate, np.stack(trees), start)
-        content = with_lists(xgboost_model(model, job.names), job.names, job.categories, job.label_classes)
-        hmac = attempt.conclude(content)
-        path = attempt.folder.write_model(content)
-        attempt.all_have_written()
-        attempt.write_record(TITLE, self._parameters(), path.name, self._sections(), data=(self._facts(),))
+        with self._paying() as payment:
+            start = self._start(payment)
+            trees = list(self._train(payment, start))
+            model = DpBoostModel(self._candidates, self._loss, self._plan.learning_rate, np.stack(trees), start)
+            content = with_lists(xgboost_model(model, job.names), job.names, job.categories, job.label_classes)
+            hmac = attempt.conclude(content)
+            path = attempt.folder.write_model(content)
+            attempt.all_have_written()
+            payment.complete()
+            self._kept.drop()
+        number = attempt.context.number
+        notes = (gone_on(number, attempt.rounds),) if number > 1 else ()
+        sections = self._sections()
+        attempt.write_record(TITLE, self._parameters(), path.name, sections, data=(self._facts(),), notes=notes)
         self._progress.say(f"this job has spent epsilon {self._spent[-1]:.4g}, pure")
         summary = {"n_rounds": len(trees), "epsilon": job.epsilon}
         return JobResult(hmac.hex(), f"the model is {path}", summary)
+
+    @contextmanager
+    def _paying(self) -> Iterator[AttemptPayment]:
+        """Reserve the plan, agree on what earlier attempts have left, and settle what is left after a failure."""
+        attempt, job = self._attempt, self._job
+        policy, relation = attempt.context.policy, gradient_sensitivity().relation
+        ledger = JobLedger(policy, job.data_set, attempt.context.job_id, relation, attempt.evidence)
+        events, waits = self._plan.events_by_tree(), waiting_s(job) is not None
+        rows = _row_hash(self._data)
+        payment = AttemptPayment(attempt.context, ledger, job.data_set, events, rows, may_replay=waits, is_kept=waits)
+        try:
+            PersonsOfBudgets(policy, policy.data_set(job.data_set)).note(self._data.record_ids)
+            said = attempt.gather_sealed("reserved", payment.history() + self._kept.offer())
+            payment.begin([one[:HISTORY_BYTES] for one in said])
+            fresh = attempt.session.hmac("assignment of rows to trees", b"")
+            self._kept.agree(attempt, [one[HISTORY_BYTES:] for one in said], fresh)
+            terms = json.dumps(job.to_dict(), sort_keys=True).encode()
+            self._state = hashlib.sha256(self._kept.key + terms)
+            yield payment
+        except BaseException:  # whatever ended the attempt
+            payment.abandon()
+            raise
 
     def _facts(self) -> DataFacts:
         job, columns = self._job, self._data.columns
@@ -168,17 +200,17 @@ class _Training:
             texts(job.label_classes),
         )
 
-    def _start(self, ledger: JobLedger) -> int:
+    def _start(self, payment: AttemptPayment) -> int:
         """Return the score to start from, paid for. Units: 2^-LEAF_BITS."""
         if not self._plan.start_share:
             return 0
-        self._pay(ledger, START)
+        self._pay(payment, START)
         grad = self._loss.gradient(np.zeros(self._target.size), self._target)
-        start = self._ask(START, start_sums(grad))
+        start = self._answer(START, lambda: start_sums(grad))
         self._check(np.abs(start) <= 1 << LEAF_BITS)
         return int(start[0])
 
-    def _train(self, ledger: JobLedger, start: int) -> Iterator[NDArray[np.int64]]:
+    def _train(self, payment: AttemptPayment, start: int) -> Iterator[NDArray[np.int64]]:
         """Yield the released trees. Shapes: int64[2^depth - 1 + 2^depth] each."""
         scores, chosen_trees, ensemble = start_scores(start, self._target.size), np.empty(0, dtype=np.int64), -1
         of_trees = (step for step in steps(self._job) if step is not START)
@@ -188,21 +220,23 @@ class _Training:
             if first.ensemble != ensemble:
                 ensemble, data = first.ensemble, self._data
                 shares = self._plan.row_shares(ensemble)
-                chosen_trees = assign_records(self._key, data.site, data.record_ids, ensemble, shares)
-            self._pay(ledger, first)
+                chosen_trees = assign_records(self._kept.key, data.site, data.record_ids, ensemble, shares)
+            self._pay(payment, first)
+            n_asked = self._n_asked
             tree = self._grow(exchanges, chosen_trees == first.tree, scores)
             scores = add_trees(scores, tree[np.newaxis], self._bins, self._table, self._plan.learning_rate)
-            self._spent.append(ledger.spent())
-            row = RoundRow(number, time.perf_counter() - started)
-            self._attempt.round_done(row)
-            self._progress(row, self._plan.n_trees)
+            self._spent.append(payment.spent())
+            if self._n_asked > n_asked:  # not a tree of an earlier attempt
+                row = RoundRow(number, time.perf_counter() - started)
+                self._attempt.round_done(row)
+                self._progress(row, self._plan.n_trees)
             yield tree
 
-    def _pay(self, ledger: JobLedger, step: TreeStep) -> None:
-        """Charge the start or a whole tree. A new attempt is a new release: its noise is new."""
+    def _pay(self, payment: AttemptPayment, step: TreeStep) -> None:
+        """Charge the start or a whole tree, once over all attempts: what the answers depend on is part of the query."""
         what = "start" if step is START else f"tree {step.number}"
-        query = f"{what} of attempt {self._attempt.channel.attempt}"
-        ledger.pay(query, lambda: Release(_PAID, price(self._plan, step)))
+        query = f"{what}; after {self._state.hexdigest()[:32]}"
+        payment.pay(query, lambda: Release(_PAID, price(self._plan, step)))
 
     def _grow(
         self, exchanges: list[TreeStep], is_assigned: NDArray[np.bool_], scores: NDArray[np.float64]
@@ -212,16 +246,26 @@ class _Training:
         parts = []
         for step in exchanges:
             if step.kind is Kind.HISTOGRAM:
-                parts.append(self._ask(step, np.stack(rows.bin_sums(step.n_nodes))))
+                parts.append(self._answer(step, partial(_stacked, rows.bin_sums, step.n_nodes)))
                 self._check((parts[-1] >= 0) & (parts[-1] < self._table.feature.size))
                 rows.move_down(parts[-1])
             else:
-                parts.append(self._ask(step, np.stack(rows.leaf_sums(step.n_nodes))))
+                parts.append(self._answer(step, partial(_stacked, rows.leaf_sums, step.n_nodes)))
                 self._check(np.abs(parts[-1]) <= self._plan.tree_settings(step.ensemble, step.tree).leaf_bound)
         return np.concatenate(parts)
 
+    def _answer(self, step: TreeStep, sums: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
+        """Return the server's choice, leaves or start: of an earlier attempt, or asked and then kept."""
+        answer = self._kept.take(step.n_nodes)
+        if answer is None:
+            answer = self._ask(step, sums())
+            self._kept.add(answer)
+        self._state.update(answer.astype("<i8").tobytes())
+        return answer
+
     def _ask(self, step: TreeStep, sums: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Send this site's masked sums; return the server's choice, leaves or start."""
+        """Send this site's masked sums; return what the server makes of them."""
+        self._n_asked += 1
         channel = self._attempt.channel
         channel.moment = step.moment
         label = MessageLabel(channel.counter, step.kind.name, str(step.moment), sums.size)

@@ -156,6 +156,8 @@ class JobController(Controller):
         if waits_s is not None:
             tokens = {client.name: client.token for client in clients}
             presence = Presence(core_cell, site_cells, tokens, self._take_token)
+        # One for all attempts: of what it has answered in one of them it knows in the next.
+        on_sum = kind_of(self.kind).answer_sum(job, len(clients))
         number, metrics = 0, self._metrics(job, job_id)
         members, taking_part = sorted(site_cells), sorted(site_cells)
         while True:
@@ -168,7 +170,7 @@ class JobController(Controller):
                 deadline_s=exchange_deadline_s(job),
                 transfer_s=None if job.deadline_s else transfer_s,
                 folder=Path(self._engine.get_workspace().get_run_dir(job_id)) / RESULT_FOLDER,
-                on_sum=kind_of(self.kind).answer_sum(job, len(taking_part)),
+                on_sum=on_sum,
                 number=number,
                 without=set(site_cells) - set(taking_part),
                 metrics=metrics,

@@ -1,50 +1,25 @@
-"""A site's ledger in one job.
-
-The whole plan is reserved before anything is released, each release charged before it leaves; what a failed attempt has
-not used is free again.
-"""
+"""A site's ledger in one private training."""
 
 from __future__ import annotations
 
-import hashlib
-import logging
-from collections.abc import Callable, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
-
-from dp_components.events import Release
 from dp_components.neighbouring import NeighbouringRelation
-from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.attempt.attempt_payment import AttemptPayment
 from nvflare_plugins.attempt.job_context import SiteContext, waiting_s
 from nvflare_plugins.attempt.payment import JobLedger, check_rows_per_person
 from nvflare_plugins.evidence.log import EvidenceLog
-from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 
-_ROWS = "; rows "
-_HISTORY_BYTES = 8 + 32 + 32
-_log = logging.getLogger(__name__)
 
-
-class Payment:
+class Payment(AttemptPayment):
     """Pays for the releases of one job at one site.
 
-    A job holds its plan only while it runs: whoever begins jobs and breaks them off would otherwise take a data set's
-    budget at no cost to himself. What it has released before it was interrupted stays charged, and its replies stay in
-    the ledger. Under distributed noise the same queries get them again, noise included, at no charge, in a new attempt
-    or in a job that resumes it, if the budget then still has room for the rest. Under a trusted aggregator they must
-    not: the noise was the server's and is gone, and fresh noise on the same sums is a further release. There the job
-    ends with its attempt. If the process dies, the next private job on the data set settles what it had reserved.
-
-    A replay is free only while all sites replay: a site that draws its share afresh, because its ledger was put back to
-    an earlier state, say, makes two sums of which the others have paid for one. So the sites compare what they would
-    replay before anything is released (``history``, ``begin``), and a site then answers nothing else in its place.
-    They may differ by the last query alone: its charge comes before its sum leaves the site, so that the sum over the
-    sites was never complete where one of them, with all that its ledger ever wrote, had not charged it. Nor does a site
-    replay anything among other sites: sums over several choices of sites would show each one's part under its own share
-    of the noise alone.
+    Under distributed noise a release's reply holds this site's share of the noise, and the same queries get it again,
+    in a new attempt or in a job that resumes it. Among other sites, or where a site draws its share afresh because its
+    ledger was put back to an earlier state, say, it would stand in a second sum, which nobody has paid for. Under a
+    trusted aggregator nothing is replayed: the noise was the server's and is gone, and fresh noise on the same sums is
+    a further release. There the job ends with its attempt.
     """
 
     def __init__(
@@ -65,105 +40,19 @@ class Payment:
                 the job protects.
             ConfigurationError: there is no such job to resume; a ``DataRefusal``: rows or sites are not those of it.
         """
-        self._job_id = job.resume_from or context.job_id
+        job_id = job.resume_from or context.job_id
         relation = NeighbouringRelation.ADD_OR_REMOVE_ROW
-        self._ledger = JobLedger(context.policy, job.data_set, self._job_id, relation, evidence, job.delta)
-        # Among other sites a replayed share of the noise would stand in a second sum, which nobody has paid for.
-        begun = "\n".join((self._job_id, *sorted(context.sites)))
-        self._rows = hashlib.sha256(rows + begun.encode()).hexdigest()[:32]
-        self._may_resume = not plan.training.trust.is_trusted_aggregator
-        # A job that waits for a lost site may lose it before all have reserved.
-        self._is_kept, self._n_paid = waiting_s(job) is not None, 0
+        ledger = JobLedger(context.policy, job.data_set, job_id, relation, evidence, job.delta)
         check_rows_per_person(context.policy, job.data_set, job.rows_per_person)
-        self._was_known = self._ledger.is_known
-        if job.resume_from is not None and not self._was_known:
+        if job.resume_from is not None and not ledger.is_known:
             raise ConfigurationError(f"the ledger of {context.site} knows no job {job.resume_from} to resume")
-        if self._was_known and not self._may_resume:
-            self._ledger.close()
-            raise PolicyRefusal(
-                f"job {self._job_id} was begun before, and its server's noise is gone: submit it anew, to be charged "
-                "anew"
-            )
-        self.quote = self._ledger.reserve(plan.releases.events, self._may_resume)
-        self._replays = self._ledger.replies()
-        if any(query.partition(_ROWS)[2] != self._rows for query in self._replays):
-            self.abandon()
-            raise DataRefusal(
-                f"the rows of data set {job.data_set!r} at {context.site}, or the sites of the job, are not those on "
-                f"which job {self._job_id} was begun: it cannot be resumed. Submit it anew, to be charged anew"
-            )
-
-    def history(self) -> bytes:
-        """Return what the other sites must know to see that all replay the same: number and hashes of the queries.
-
-        Privacy: a query names the round, and a hash of noisy sums that all sites have got.
-        """
-        queries = [query.partition(_ROWS)[0] for query in self._replays]
-        return b"".join([len(queries).to_bytes(8, "little"), _digest(queries), _digest(queries[:-1])])
-
-    def begin(self, histories: Sequence[bytes]) -> None:
-        """Go on once every site has reserved its plan and would replay the same: now something may be released.
-
-        Args:
-            histories: ``history`` of every site.
-
-        Raises:
-            PolicyRefusal: some sites would replay what others draw afresh.
-            ProtocolError: a peer's history is not one.
-        """
-        if any(len(history) != _HISTORY_BYTES for history in histories):
-            raise ProtocolError("a site's account of what it would replay has another size than it should")
-        longest = max(histories, key=_length)
-        for history in histories:
-            is_same = history == longest
-            lacks_last = _length(history) == _length(longest) - 1 and history[8:40] == longest[40:]
-            if not is_same and not lacks_last:
-                raise PolicyRefusal(
-                    f"the sites' ledgers hold different releases of job {self._job_id}: some would be drawn afresh at "
-                    "one site and replayed, unpaid, at others. Nothing was released. Submit the job anew, to be "
-                    "charged anew"
-                )
-        self._is_kept = True
-
-    def pay(self, query: str, make: Callable[[], Release]) -> NDArray[np.int64]:
-        """Return a release, or the reply that the same query got before; it was charged durably before this returns.
-
-        Raises:
-            PolicyRefusal: the ledger refuses.
-            JobAborted: it cannot be written, or holds another query in this place.
-        """
-        query = f"{query}{_ROWS}{self._rows}"
-        if self._n_paid < len(self._replays) and query != self._replays[self._n_paid]:
-            raise JobAborted(
-                f"job {self._job_id} now asks for something else than before it was interrupted, as after a change of "
-                "software: nothing was sent. Submit it anew, to be charged anew"
-            )
-        self._n_paid += 1
-        return self._ledger.pay(query, make)
-
-    def spent(self) -> float:
-        """Return epsilon, at the job's delta, of all that this job has released at this site."""
-        return self._ledger.spent()
-
-    def complete(self) -> None:
-        """End a job that went well: what it has not used is free again, the cached replies are deleted."""
-        self._ledger.close()
-
-    def abandon(self) -> None:
-        """End an attempt that failed: free what was not released, keep the replies of a job that may be resumed."""
-        if not self._was_known and not (self._is_kept and self._may_resume):
-            self._ledger.close()
-        elif self._ledger.interrupt():
-            _log.warning(
-                "job %s was interrupted: what it has released stays charged, the rest of its budget is free again. "
-                "Resume it, or delete its replies with `veilboost ledger --close`",
-                self._job_id,
-            )
-
-
-def _digest(queries: Sequence[str]) -> bytes:
-    return hashlib.sha256("\n".join(queries).encode()).digest()
-
-
-def _length(history: bytes) -> int:
-    return int.from_bytes(history[:8], "little")
+        super().__init__(
+            context,
+            ledger,
+            job.data_set,
+            plan.releases.events,
+            rows,
+            may_replay=not plan.training.trust.is_trusted_aggregator,
+            is_kept=waiting_s(job) is not None,
+            job_id=job_id,
+        )

@@ -35,7 +35,7 @@ class DpBoostRecipe(JobRecipe):
         min_clients: Fewest sites; default 3, or the number of ``sites``.
         settings: Any other field of ``DpBoostJob``: ``features``, ``label_classes``, ``n_trees``,
             ``trees_per_ensemble``, ``depth``, ``learning_rate``, ``ridge``, ``start_share``, ``n_candidates``,
-            ``rows_per_person``, ``deadline_s``.
+            ``rows_per_person``, ``deadline_s``, ``on_lost_site``, ``lost_site_deadline_s``.
 
     Raises:
         ConfigurationError: a setting that no site would accept.

@@ -23,6 +23,7 @@ from tests.support.parties import Parties
 from tests.support.private_federation import PrivateFederation, job_of
 
 WAITING = {"on_lost_site": "wait"}
+CAN_WAIT = {"dpboost", "horizontal", "private_trees", "vertical", "vertical_inference"}
 
 
 def waiting(**fields) -> HorizontalJob:
@@ -228,7 +229,7 @@ def test_a_vertical_job_that_aligns_first_is_waited_for(tmp_path, kind, message)
 # -- what cannot wait -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"horizontal", "private_trees", "vertical", "vertical_inference"}))
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - CAN_WAIT))
 @pytest.mark.parametrize("field", ["on_lost_site", "lost_site_deadline_s"])
 def test_kinds_that_keep_nothing_refuse_by_name(kind, field):
     with pytest.raises(ConfigurationError, match=f"{field} is refused"):

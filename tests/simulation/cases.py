@@ -63,6 +63,7 @@ JOBS: dict[str, Simulated] = {
     "horizontal_wait": _other("horizontal", WAIT),
     "vertical_wait": _other("vertical", WAIT, num_rounds=3),
     "private_trees_wait": _other("private_trees", WAIT, components={"n_trees": 3}),
+    "dpboost_wait": _other("dpboost", WAIT),
     "horizontal_continue": _other("horizontal", CONTINUE, num_rounds=5),
 }
 

@@ -335,6 +335,9 @@ def _paid(site: str, root: Path, outcomes: Sequence[Outcome], watch: Watch) -> I
                     known.append(Ledger(path).job_spent(job_id).epsilon(delta or 1e-9))
         if max(known, default=0.0) <= 0 or max(known) < 0.999 * epsilon:
             yield f"{site} released what costs {epsilon} in {outcome.job_id}, and its ledger knows of {known}"
+        by_server = watch.spent.get((SERVER, outcome.job_id), [])
+        if by_server and max(known, default=0.0) < 0.999 * by_server[-1][1]:
+            yield f"the server released what costs {by_server[-1][1]}, and the ledger of {site} knows of {known}"
     for path in root.rglob("*.ledger"):
         try:
             Ledger(path).describe()

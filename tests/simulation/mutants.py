@@ -33,6 +33,8 @@ from nvflare_plugins.attempt import site_attempt
 from nvflare_plugins.attempt.reservations import Reservations
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
+from nvflare_plugins.dpboost.kept import KeptAnswers
+from nvflare_plugins.dpboost.server import DpBoostServer
 from nvflare_plugins.evidence import gone_on
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.flare import executor
@@ -46,6 +48,7 @@ from nvflare_plugins.private_trees.payment import Payment
 from nvflare_plugins.wire.additions import WordSum
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.envelope import Frame
 from tests.simulation.run import ends_at_once, simulate, undisturbed
 
 Mutant = Callable[[], AbstractContextManager[Any]]
@@ -218,6 +221,20 @@ def _states_are_entered_twice() -> Iterator[None]:
 
 
 @contextmanager
+def _the_server_forgets() -> Iterator[None]:
+    begin = DpBoostServer._note_attempt
+
+    def begun(self: DpBoostServer, frame: Frame) -> None:
+        is_new = frame.attempt not in self._attempts
+        begin(self, frame)
+        if is_new:
+            del self._answered[-1:]
+
+    with patch.object(DpBoostServer, "_note_attempt", begun):
+        yield
+
+
+@contextmanager
 def _what_is_reserved_is_closed() -> Iterator[None]:
     prepare = Payment.__init__
 
@@ -342,6 +359,11 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "nobody says who was lost": ("horizontal_continue", _instead(horizontal_site, "named", lambda sites: {})),
     "evidence excuses nobody": ("horizontal_continue", _instead(gone_on, "lost_of", lambda logs: frozenset())),
     "what is sent is not noted before": ("horizontal_continue", _instead(going_on.Course, "enter", _nothing)),
+    "a trusted server forgets its last answer": ("dpboost_wait", _the_server_forgets),
+    "the key of rows is each attempt's own": (
+        "dpboost_wait",
+        _instead(KeptAnswers, "agree", lambda self, attempt, offers, fresh: setattr(self, "key", fresh)),
+    ),
     "what a lost attempt reserved is closed": ("private_trees_wait", _what_is_reserved_is_closed),
     "a process that died takes its task again": ("horizontal_wait", _instead(executor, "noted_attempt", _nothing)),
     "folders are not synced": ("bagging", _instead(files, "sync_folder", _nothing)),

@@ -20,7 +20,9 @@ from dp_components.ledger import Ledger
 from he_processors import masks, sealing
 from he_processors.masks import PairwiseMasks
 from he_processors.residue_masks import ResidueMasks
+from nvflare_plugins.dpboost.server import DpBoostServer
 from nvflare_plugins.evidence.log import EvidenceLog
+from nvflare_plugins.wire.envelope import Frame
 
 _LONG = 24
 """Bytes of a draw that never comes twice by chance."""
@@ -62,6 +64,7 @@ class Watch:
                 (PairwiseMasks, "mask", self._mask),
                 (ResidueMasks, "mask", self._residues),
                 (Ledger, "release", self._release),
+                (DpBoostServer, "answer", self._answer),
                 (EvidenceLog, "spend", self._spend),
                 (EvidenceLog, "round", self._round),
             ):
@@ -99,6 +102,19 @@ class Watch:
                 if self._seen.setdefault(("a noised answer", noised), repr(place).encode()) != repr(place).encode():
                     self.faults.append("noise was used twice")
             return value
+
+        return watched
+
+    def _answer(self, answer: Callable[..., bytes]) -> Callable[..., bytes]:
+        """A step of a trusted server's job has one answer, to one sum, whatever attempts there are."""
+
+        def watched(this: DpBoostServer, frame: Frame, total: bytes, spend: Callable[..., None]) -> bytes:
+            answered = answer(this, frame, total, spend)
+            if this not in self._kept:
+                self._kept.append(this)
+            place = (id(this), frame.kind, frame.moment, frame.n_values)
+            self.once("a step of DPBoost", place, total + answered)
+            return answered
 
         return watched
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.envelope import Frame
-from tests.support.federation import TIMEOUT_S, DirectTransport, Tamper
+from tests.support.federation import TIMEOUT_S, DirectTransport, SiteDied, Tamper
 
 RunSite = Callable[..., JobResult]
 """(job, place, transport, timeout_s, progress) -> outcome."""
@@ -76,30 +76,32 @@ class Parties:
         on_sum: Callable[[Frame, bytes], bytes] | None = None,
         tamper: Mapping[str, Tamper] | None = None,
         carry: Callable[[str, Transport], Transport] | None = None,
+        tamper_reply: Mapping[str, Tamper] | None = None,
+        number: int = 1,
+        sites: Sequence[str] | None = None,
     ) -> dict[str, JobResult | Exception]:
-        """Run the job at all sites; a site that failed has its error in place of an outcome.
+        """Run the job at all sites, or some; a site that failed has its error in place of an outcome.
 
         Args:
             carry: makes of a site's transport the one that it uses.
+            number: of the attempt in its job.
         """
-        attempt = os.urandom(16)
-        aggregator = Aggregator(self.sites, attempt, TIMEOUT_S, self.transfers.append, on_sum=on_sum)
+        attempt, among = os.urandom(16), tuple(self.sites if sites is None else sites)
+        aggregator = Aggregator(among, attempt, TIMEOUT_S, self.transfers.append, on_sum=on_sum)
         outcomes: dict[str, JobResult | Exception] = {}
 
         def take_part(site: str) -> None:
-            transport: Transport = DirectTransport(aggregator, site, (tamper or {}).get(site))
-            transport = transport if carry is None else carry(site, transport)
+            direct = DirectTransport(aggregator, site, (tamper or {}).get(site), (tamper_reply or {}).get(site))
+            transport: Transport = direct if carry is None else carry(site, direct)
             try:
-                policy = SitePolicy.load(self.workspace(site), site)
-                context = SiteContext(
-                    site, self.sites, job_id, attempt, self.workspace(site) / "runs", policy, Identity.unsigned(site)
-                )
+                policy, runs = SitePolicy.load(self.workspace(site), site), self.workspace(site) / "runs"
+                context = SiteContext(site, among, job_id, attempt, runs, policy, Identity.unsigned(site), number)
                 outcomes[site] = run_site(job, context, transport, TIMEOUT_S, Listener(self.said.setdefault(site, [])))
             except Exception as error:  # the test decides what it expected
-                outcomes[site] = error
+                outcomes[site] = SiteDied() if direct.died else error
                 aggregator.abort(f"{site}: {error}")
 
-        threads = [threading.Thread(target=take_part, args=(site,)) for site in self.sites]
+        threads = [threading.Thread(target=take_part, args=(site,)) for site in among]
         for thread in threads:
             thread.start()
         for thread in threads:
