@@ -39,7 +39,7 @@ KINDS_THAT_WAIT = sorted(
     and name != "vertical_inference"  # only where it stays, which ends when somebody says so: tests/poc/test_serving.py
 )
 LOST = "site-2"
-FRAMES = {"private_trees": (7, 5)}  # a small job has few
+FRAMES = {"private_trees": (7, 5), "dpboost": (7, 5)}  # a small job has few
 
 
 class Federation:
