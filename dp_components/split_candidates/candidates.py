@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,20 @@ class FeatureBounds:
     def __post_init__(self) -> None:
         if not -np.inf < self.low <= self.high < np.inf:
             raise ValueError("bounds of a feature must be two finite numbers, the lower one first")
+
+
+class Columns(Protocol):
+    """A site's values feature by feature: an array float32[n_features, n_rows], or what reads each when it is asked."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the numbers of features and rows."""
+
+    def __getitem__(self, feature: int, /) -> NDArray[np.float32]:
+        """Return one feature's values. Shapes: float32[n_rows]."""
+
+    def __iter__(self) -> Iterator[NDArray[np.float32]]:
+        """Yield each feature's values."""
 
 
 CandidateRule = Callable[[FeatureBounds, int], NDArray[np.float64]]
@@ -48,11 +63,11 @@ class Candidates:
         """Number of candidates of each feature."""
         return [cuts.size for cuts in self.of_feature]
 
-    def bin_rows(self, columns: NDArray[np.float32]) -> NDArray[np.uint8]:
+    def bin_rows(self, columns: Columns) -> NDArray[np.uint8]:
         """Number each value's bin. Shapes: columns: float32[n_features, n_rows]; result: uint8[n_features, n_rows]."""
         bins = np.empty(columns.shape, dtype=np.uint8)
-        for feature, cuts in enumerate(self.of_feature):
-            bins[feature] = bin_column(columns[feature], cuts)
+        for of_feature, values, cuts in zip(bins, columns, self.of_feature, strict=True):
+            of_feature[:] = bin_column(values, cuts)
         return bins
 
     def replaced(self, feature: int, cuts: NDArray[np.float64]) -> Candidates:

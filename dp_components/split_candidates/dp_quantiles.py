@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.sensitivity import grid_integers
-from dp_components.split_candidates.candidates import Candidates, FeatureBounds, as_candidates
+from dp_components.split_candidates.candidates import Candidates, Columns, FeatureBounds, as_candidates
 from dp_components.split_candidates.logarithmic import logarithmic_candidates
 from dp_components.split_candidates.uniform import uniform_candidates
 
@@ -29,7 +29,7 @@ def public_grid(bounds: FeatureBounds) -> NDArray[np.float32]:
     )
 
 
-def count_cells(columns: NDArray[np.float32], grids: list[NDArray[np.float32]]) -> NDArray[np.int64]:
+def count_cells(columns: Columns, grids: list[NDArray[np.float32]]) -> NDArray[np.int64]:
     """Count this site's rows per feature and cell, all features one after the other.
 
     Shapes: columns: float32[n_features, n_rows]; result: int64[sum of (edges + 1)].

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, Silent
 from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.session import Session, open_session
-from nvflare_plugins.cluster.use import OnCluster, refuse_cluster
+from nvflare_plugins.cluster.use import OnCluster, not_used, refuse_cluster
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.evidence.ended import put_aside
 from nvflare_plugins.evidence.format import SERVER, export_name
@@ -33,6 +34,7 @@ from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
 from nvflare_plugins.wire.envelope import Codec
 
+_log = logging.getLogger(__name__)
 P = TypeVar("P")
 Facts = Mapping[str, str | int]
 _NOT_SHOWN = (
@@ -66,6 +68,7 @@ class SiteAttempt:
         timeout_s: longest wait for one exchange; the server's own deadline comes first.
         consents: names of this site's consents that have decided something so far.
         started: when the attempt began, ISO 8601 in UTC.
+        notes: what this site's report says besides what the kind of job adds.
     """
 
     job: Any
@@ -81,6 +84,7 @@ class SiteAttempt:
     rounds: list[RoundRow] = field(default_factory=list)
     consents: set[str] = field(default_factory=set)
     started: str = field(default_factory=now)
+    notes: tuple[str, ...] = ()
 
     def gather_sealed(self, purpose: str, content: bytes, kind: Kind = Kind.AGREEMENT) -> list[bytes]:
         """Give content to all sites, sealed under the group key; return that of all, in rank order."""
@@ -180,6 +184,7 @@ class SiteAttempt:
         sections: tuple[ReportSection, ...] = (),
         *,
         data: tuple[DataFacts, ...] = (),
+        notes: tuple[str, ...] = (),
         **facts: Any,
     ) -> None:
         """End the evidence, write ``run.json`` and the report; call it after the results are on the disk.
@@ -189,6 +194,7 @@ class SiteAttempt:
             model: file name of an ordinary XGBoost model in the run folder, whose importances the report shows.
             sections: what this kind of job adds to the report.
             data: the data sets that the job has used here.
+            notes: what else the report says of this run, in sentences.
             facts: further attributes of ``RunRecord``.
         """
         self.evidence.end("completed")
@@ -221,6 +227,7 @@ class SiteAttempt:
             policy_hash=policy.fingerprint(),
             consents=tuple(sorted(self.consents)),
             data=data,
+            notes=(*self.notes, *notes),
             statement=policy.statement(names),
             spending=spending_of(policy, names),
             **facts,
@@ -261,10 +268,13 @@ class SitePart(Generic[P]):
         with noting_consents() as consents, reading_rows(context.policy, job.profile, self.data_sets(job)):
             if self.on_cluster is OnCluster.REFUSED:
                 refuse_cluster(context.policy, self.data_sets(job))
+            notes = not_used(context.policy, self.data_sets(job)) if self.on_cluster is OnCluster.NOT_NEEDED else ()
+            for note in notes:
+                _log.info("%s", note)
             prepared = self.prepare(job, context)
             facts = self.protection(job, prepared)
             with open_attempt(job, context, transport, timeout_s, facts, progress or Silent()) as attempt:
-                attempt.consents = consents
+                attempt.consents, attempt.notes = consents, notes
                 return self.train(attempt, prepared)
 
 

@@ -22,6 +22,7 @@ from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.bagging.job import BaggingJob
 from nvflare_plugins.bagging.model import BaggedModel, grow, own_matrix
 from nvflare_plugins.bagging.trees import LeafOutOfRange, SharedTree
+from nvflare_plugins.cluster.use import OnCluster
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.schema import Schema
@@ -248,7 +249,10 @@ class _OwnTree:
 
 
 run_bagging_site = SitePart(
-    prepare, lambda attempt, prepared: _Run(attempt, prepared).run(), protection=lambda job, prepared: _PROTECTION
+    prepare,
+    lambda attempt, prepared: _Run(attempt, prepared).run(),
+    protection=lambda job, prepared: _PROTECTION,
+    on_cluster=OnCluster.NOT_NEEDED,
 )
 """Takes part in one attempt of a job.
 

@@ -34,6 +34,16 @@ def work_section(work: Sequence[Work]) -> ReportSection:
     return ReportSection("Workers", columns=("worker", "calls", "seconds", "to it", "from it"), rows=tuple(rows))
 
 
+def not_used(policy: SitePolicy, data_sets: Iterable[str | None]) -> tuple[str, ...]:
+    """Return, for this site's log and report, that a job leaves a cluster aside which the policy names for its rows."""
+    named = {name for name in data_sets if name is not None and policy.cluster_for(name) is not None}
+    return tuple(
+        f"The cluster that the policy names for data set {name!r} was not used: jobs of this kind run in the site's "
+        "own process."
+        for name in sorted(named)
+    )
+
+
 def refuse_cluster(policy: SitePolicy, data_sets: Iterable[str | None]) -> None:
     """Refuse a job that cannot run on the cluster which the policy names for its rows: they may not fit one process.
 

@@ -290,6 +290,14 @@ class DataSet(Document):
         """Whether its rows are never all held at once."""
         return self.memory in _PASSED or (self.memory is None and self.loader is None and is_in_parts(self.path))
 
+    def check_holds_bins(self, holder: str) -> None:
+        """Refuse that the bins of its rows lie in files. Args: holder: who holds them. Raises: ConfigurationError."""
+        if self.memory == EXTERNAL:
+            raise ConfigurationError(
+                f"data set {self.name!r} keeps bins in files, and {holder}: say that it may. "
+                f'Policy key: data_sets.{self.name}.memory ("passes").'
+            )
+
     def __post_init__(self) -> None:
         if self.memory in _PASSED and (self.format != "parquet" or self.loader is not None):
             raise ConfigurationError(

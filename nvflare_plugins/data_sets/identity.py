@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
@@ -102,7 +103,7 @@ def identify(
     Security: the key stays at the site; so do the hashes.
     """
     names = _names(table)
-    rows = np.sort(_row_hashes(table, key, None if ids is None else lambda first, end: ids[first:end]))
+    rows = np.sort(_row_hashes(table, key, None if ids is None else lambda places: [ids[place] for place in places]))
     hashes: dict[str, str] = {}
     many: set[str] = set()
     for name, column in _columns(table):
@@ -129,8 +130,8 @@ def named_rows(table: Table, spec: DataSet, key: bytes) -> NDArray[np.uint64] | 
         return None
     column = table.ids
 
-    def names_of(first: int, end: int) -> list[bytes]:
-        named = usable_ids(column.slice(first, end - first), spec)
+    def names_of(places: NDArray[np.int64]) -> list[bytes]:
+        named = usable_ids(column.take(pa.array(places)), spec)
         if None in named:
             raise _Unnamed
         return [one.encode() for one in named if one is not None]
@@ -187,32 +188,31 @@ def _canonical(values: NDArray[np.float32]) -> NDArray[np.uint32]:
     return np.ascontiguousarray(canonical, dtype="<f4").view("<u4")
 
 
-def _row_hashes(table: Table, key: bytes, ids: Callable[[int, int], Sequence[bytes]] | None) -> NDArray[np.uint64]:
+def _row_hashes(
+    table: Table, key: bytes, ids: Callable[[NDArray[np.int64]], Sequence[bytes]] | None
+) -> NDArray[np.uint64]:
     """Return a keyed hash of every row over all columns in order of name, some rows at a time.
 
     Args:
-        ids: returns what names the rows from one number to another, if something does.
+        ids: returns what names the rows in some places, if something does.
     """
-    names, others, first = _names(table), _others(table), 0
-    digests = [b""]
-    for block in table.blocks():
-        end = first + block.shape[0]
+    names, others = _names(table), _others(table)
+    hashes = np.empty(table.n_rows, dtype="<u8")
+    for places, block in table.placed_blocks():
         by_name = dict(zip(table.feature_names, block.T, strict=True))
-        by_name.update({name: column[first:end] for name, column in others.items()})
+        by_name.update({name: column[places] for name, column in others.items()})
         data = _canonical(np.column_stack([by_name[name] for name in names])).tobytes()
-        width, named = 4 * len(names), None if ids is None else ids(first, end)
-        digests.append(
-            b"".join(
-                hashlib.blake2b(
-                    data[row * width : (row + 1) * width] + (b"" if named is None else named[row]),
-                    digest_size=8,
-                    key=key,
-                ).digest()
-                for row in range(end - first)
-            )
+        width, named = 4 * len(names), None if ids is None else ids(places)
+        digests = b"".join(
+            hashlib.blake2b(
+                data[row * width : (row + 1) * width] + (b"" if named is None else named[row]),
+                digest_size=8,
+                key=key,
+            ).digest()
+            for row in range(places.size)
         )
-        first = end
-    return np.frombuffer(b"".join(digests), dtype="<u8")
+        hashes[places] = np.frombuffer(digests, dtype="<u8")
+    return hashes
 
 
 def _hash(key: bytes, purpose: bytes, *parts: bytes) -> str:

@@ -27,7 +27,8 @@ _COLUMN_PASSES = 64
 class RowPasses:
     """Reads features again and again.
 
-    Shapes:  chosen: bool[rows of the files], the rows that count; None for all.
+    Shapes:  rows: int64[n_rows], all different: numbers of the files' rows that count, in their order here; None for
+             all, in the files' order.
 
     Attributes:
         loader: turns columns into numbers; what it finds it has noted once, when the data set was loaded.
@@ -41,12 +42,12 @@ class RowPasses:
     loader: ColumnLoader
     names: tuple[str, ...]
     lists: Mapping[str, tuple[str, ...]]
-    chosen: NDArray[np.bool_] | None = None
+    rows: NDArray[np.int64] | None = None
 
     @property
     def n_rows(self) -> int:
         """Number of rows that count."""
-        return self.file.n_rows if self.chosen is None else int(np.count_nonzero(self.chosen))
+        return self.file.n_rows if self.rows is None else self.rows.size
 
     def first_look(self, may_be_empty: bool) -> Iterator[NDArray[np.float32]]:
         """Yield each column, checked. Shapes: float32[rows of the files]; NaN is missing. Raises: as ``load_table``."""
@@ -56,8 +57,15 @@ class RowPasses:
     def columns(self) -> Iterator[NDArray[np.float32]]:
         """Yield each column. Shapes: float32[n_rows]; NaN is missing."""
         for name, column in self._read():
-            values = self._values(name, column)
-            yield values if self.chosen is None else values[self.chosen]
+            yield self._wanted(self._values(name, column))
+
+    def column(self, feature: int) -> NDArray[np.float32]:
+        """Return one column. Shapes: float32[n_rows]; NaN is missing."""
+        name = self.names[feature]
+        return self._wanted(self._values(name, self.file.read(*self._by_kind([name]), True)[name]))
+
+    def _wanted(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        return values if self.rows is None else values[self.rows]
 
     def _read(self, may_be_empty: bool = True) -> Iterator[tuple[str, pa.ChunkedArray]]:
         step = max(1, len(self.names) // _COLUMN_PASSES)
@@ -67,28 +75,36 @@ class RowPasses:
             for name in names:
                 yield name, columns.pop(name)
 
-    def blocks(self, most_values: int = BLOCK_VALUES) -> Iterator[NDArray[np.float32]]:
-        """Yield the rows in their order. Shapes: float32[some rows, n_features], C-contiguous.
+    def blocks(self, most_values: int = BLOCK_VALUES) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """Yield some rows after the other, in the order of the files: their places here, and their values.
+
+        Shapes: int64[some rows]; float32[some rows, n_features], C-contiguous.
 
         Args:
             most_values: of a block.
         """
+        rows, order = self.rows, None
+        if rows is not None and (rows[1:] < rows[:-1]).any():
+            order = np.argsort(rows)
+            rows = rows[order]
         most_rows, first = max(1, most_values // max(1, len(self.names))), 0
         for columns in self.file.batches(*self._by_kind(self.names), most_rows):
             n_rows = len(columns[self.names[0]])
             block = np.empty((n_rows, len(self.names)), dtype=np.float32)
             for position, name in enumerate(self.names):
                 block[:, position] = self._values(name, columns[name])
-            yield block if self.chosen is None else block[self.chosen[first : first + n_rows]]
+            low, high = (first, first + n_rows) if rows is None else np.searchsorted(rows, [first, first + n_rows])
+            places = np.arange(low, high) if order is None else order[low:high]
+            yield places, block if rows is None or high - low == n_rows else block[rows[low:high] - first]
             first += n_rows
 
     def part(self, chosen: NDArray[np.bool_]) -> RowPasses:
-        """Return passes over some of these rows. Shapes: chosen: bool[n_rows]."""
-        if self.chosen is None:
-            return replace(self, chosen=chosen)
-        whole = self.chosen.copy()
-        whole[whole] = chosen
-        return replace(self, chosen=whole)
+        """Return passes over some of these rows, in their order. Shapes: chosen: bool[n_rows]."""
+        return replace(self, rows=np.flatnonzero(chosen) if self.rows is None else self.rows[chosen])
+
+    def taken(self, places: NDArray[np.int64]) -> RowPasses:
+        """Return passes over these rows in another order. Shapes: places: int64[any], all different."""
+        return replace(self, rows=places if self.rows is None else self.rows[places])
 
     def _by_kind(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
         text = [name for name in names if name in self.lists]

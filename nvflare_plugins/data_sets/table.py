@@ -74,14 +74,35 @@ class Table:
         """Yield the features one by one. Shapes: float32[n_rows]."""
         return iter(self.features.T) if self.passes is None else self.passes.columns()
 
+    def column(self, feature: int) -> NDArray[np.float32]:
+        """Return one feature. Shapes: float32[n_rows]."""
+        return self.features[:, feature] if self.passes is None else self.passes.column(feature)
+
     def blocks(self, most_values: int = BLOCK_VALUES) -> Iterator[NDArray[np.float32]]:
-        """Yield the rows in their order. Shapes: float32[some rows, n_features]. Args: most_values: of a block."""
+        """Yield the rows in their order. Shapes: float32[some rows, n_features]. Args: most_values: of a block.
+
+        Raises:
+            ValueError: they are read in passes, and are not in the order of the files.
+        """
+        first = 0
+        for places, block in self.placed_blocks(most_values):
+            if places.size and (places[0] != first or places[-1] != first + places.size - 1):
+                raise ValueError("rows that are read in passes have another order than in their files")
+            first += places.size
+            yield block
+
+    def placed_blocks(self, most_values: int = BLOCK_VALUES) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """Yield all rows in whatever order, some at a time, with their places here.
+
+        Shapes: int64[some rows]; float32[some rows, n_features].
+        """
         if self.passes is not None:
             yield from self.passes.blocks(most_values)
             return
         step = max(1, most_values // max(1, len(self.feature_names)))
         for first in range(0, self.n_rows, step):
-            yield self.features[first : first + step]
+            block = self.features[first : first + step]
+            yield np.arange(first, first + len(block)), block
 
     def kept(self, is_usable: NDArray[np.bool_], why: str) -> Table:
         """Return the rows that a job can use; how many are left out stands in this site's own log.
@@ -128,6 +149,7 @@ def load_table(
     may_lack_rows: bool = False,
     repair: bool = False,
     takes_passes: bool = False,
+    held_by: str = "this kind of job holds all rows at once",
 ) -> Table:
     """Load a site's data set.
 
@@ -151,6 +173,7 @@ def load_table(
             should be and categories outside the list are missing, and so are labels and weights that cannot be read, or
             are negative. The caller leaves such rows out (``Table.kept``). There may be no rows at all.
         takes_passes: the caller does without ``Table.features`` where the policy wants no data set held.
+        held_by: why it does not.
 
     Privacy: everything stays at the site.
 
@@ -176,7 +199,7 @@ def load_table(
     in_passes = spec.in_passes and bool(names)
     if in_passes and not takes_passes:
         raise ConfigurationError(
-            f"data set {spec.name!r} is read in passes, and this kind of job holds all rows at once: say that it may. "
+            f"data set {spec.name!r} is read in passes, and {held_by}: say that it may. "
             f'Policy key: data_sets.{spec.name}.memory ("whole").'
         )
     held = special if in_passes else [*names, *special]

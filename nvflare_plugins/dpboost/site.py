@@ -33,6 +33,7 @@ from nvflare_plugins.attempt.attempt_payment import HISTORY_BYTES, AttemptPaymen
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext, waiting_s
 from nvflare_plugins.attempt.payment import JobLedger, check_rows_per_person
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
+from nvflare_plugins.cluster.use import OnCluster
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.table import load_table, log_what_labels_lack
 from nvflare_plugins.dpboost.job import DpBoostJob
@@ -309,5 +310,10 @@ class _Training:
         return ReportSection("Privacy", paragraphs), curve
 
 
-run_dpboost_site = SitePart(prepare, lambda attempt, data: _Training(attempt, data).run(), protection=_protection)
+run_dpboost_site = SitePart(
+    prepare,
+    lambda attempt, data: _Training(attempt, data).run(),
+    protection=_protection,
+    on_cluster=OnCluster.NOT_NEEDED,
+)
 """Takes part in one attempt of a job. A refusal comes before anything is released."""

@@ -92,12 +92,19 @@ class Prepared:
         return json.dumps(document, sort_keys=True).encode()
 
 
-def prepare(job: HorizontalJob, context: SiteContext, group: str | None = None, with_ids: bool = False) -> Prepared:
+def prepare(
+    job: HorizontalJob,
+    context: SiteContext,
+    group: str | None = None,
+    with_ids: bool = False,
+    on_cluster: bool = False,
+) -> Prepared:
     """Check the job against the policy and the data, at this site alone.
 
     Args:
         group: column that says which rows belong together, for jobs that divide them.
         with_ids: load what names the rows, where the policy knows it.
+        on_cluster: a cluster that the policy names is used; else all is done in this process.
 
     Raises:
         PolicyRefusal: the site's policy forbids the job.
@@ -129,7 +136,7 @@ def prepare(job: HorizontalJob, context: SiteContext, group: str | None = None, 
     chosen = choose_profile(policy, job.profile)
     names = column_names(data_set, job.label, job.weight, job.features, group)
     parameters = check_public(job, policy, names)
-    n_shards = shards_of(policy, job.data_set)
+    n_shards = shards_of(policy, job.data_set) if on_cluster else 1
     check_can_shard(parameters, n_shards)
     if course is not None:
         check_can_go_on(policy, parameters, policy.min_rows_per_node)
@@ -149,7 +156,8 @@ def prepare(job: HorizontalJob, context: SiteContext, group: str | None = None, 
     _check_shards(earlier, n_shards)
     remove_left_behind(context.runs)
     columns["features"] = names
-    in_process = policy.cluster_for(job.data_set) is None  # workers are given rows, which this process then holds
+    # Workers are given rows, which this process then holds.
+    in_process = not on_cluster or policy.cluster_for(job.data_set) is None
     table = _load(data_set, policy, columns, in_process)
     eval_table = None if eval_set is None else _load(eval_set, policy, columns, in_process)
     for one in (table, eval_table):

@@ -478,7 +478,7 @@ def _take_part(attempt: SiteAttempt, prepared: Prepared) -> JobResult:
 
 
 run_site = SitePart(
-    prepare,
+    lambda job, context: prepare(job, context, on_cluster=True),
     _take_part,
     lambda job: (job.data_set, job.eval_data_set),
     lambda job, prepared: {

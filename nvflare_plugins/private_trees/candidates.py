@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dp_components.leaf_weights.query import UNIT
 from dp_components.split_candidates import dp_quantiles
-from dp_components.split_candidates.candidates import Candidates, FeatureBounds, as_candidates, by_rule
+from dp_components.split_candidates.candidates import Candidates, Columns, FeatureBounds, as_candidates, by_rule
 from dp_components.split_candidates.logarithmic import logarithmic_candidates
 from dp_components.split_candidates.quantile import non_private_quantile_candidates
 from dp_components.split_candidates.uniform import uniform_candidates
@@ -18,7 +15,7 @@ from nvflare_plugins.private_trees.training import PrivateTreesPlan, SumsOverSit
 from nvflare_plugins.wire.catalogue import Kind
 
 
-def agree_candidates(plan: PrivateTreesPlan, columns: NDArray[np.float32], sums: SumsOverSites) -> Candidates:
+def agree_candidates(plan: PrivateTreesPlan, columns: Columns, sums: SumsOverSites) -> Candidates:
     """Return the split candidates that training starts from; paid ones cost one release.
 
     Shapes: columns: float32[n_features, n_rows].

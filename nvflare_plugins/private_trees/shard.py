@@ -70,7 +70,7 @@ def train_in_shards(
 
 def _plain(rows: OwnRows, run: slice) -> dict[str, Any]:
     return {
-        "columns": np.ascontiguousarray(rows.columns[:, run]),
+        "columns": np.stack([column[run] for column in rows.columns]),
         "label": rows.label[run],
         "weights": None if rows.weights is None else rows.weights[run],
     }

@@ -31,8 +31,10 @@ from nvflare_plugins.data_sets.column_values import log_count
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.data_sets.table import Table, column_names, load_table, log_what_labels_lack
+from nvflare_plugins.private_trees.clipped_columns import clipped
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
+from nvflare_plugins.private_trees.methods import Grower
 from nvflare_plugins.private_trees.noisy_sums import NoisySums
 from nvflare_plugins.private_trees.payment import Payment
 from nvflare_plugins.private_trees.shard import train_in_shards
@@ -76,8 +78,11 @@ class Prepared:
     def row_hash(self) -> bytes:
         """Return a hash of the rows, for this site's own ledger."""
         rows = self.rows
-        parts = [rows.columns, rows.label, *([] if rows.weights is None else [rows.weights])]
-        return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).digest()
+        parts = [rows.label] if rows.weights is None else [rows.label, rows.weights]
+        digest = hashlib.sha256()
+        for part in (*rows.columns, *parts):
+            digest.update(np.ascontiguousarray(part).tobytes())
+        return digest.digest()
 
 
 def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
@@ -101,11 +106,13 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
             f"holds against {job.colluders}. Policy key: max_colluders. Remedy: raise the job's colluders, or ask "
             f"{policy.site} to change it."
         )
+    spec.check_holds_bins("a private training holds them")
     sent, persons = SentRows(policy), PersonsOfBudgets(policy, spec)
     asks_for_sent = sent.asks_for_ids(spec)
     names = column_names(spec, job.label, job.weight, job.features)
     plan = JobPlan.of(job, len(context.sites), names)
     check_names_survive(names, job.categories)
+    held_by = _held_by(plan, policy.cluster_for(job.data_set) is not None)
     table = load_table(
         spec,
         label=job.label,
@@ -115,6 +122,8 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
         label_classes=job.label_classes,
         with_ids=asks_for_sent or persons.needs_ids,
         repair=True,
+        takes_passes=held_by is None,
+        held_by=held_by or "",
     )
     n_reports = table.n_rows
     for note in table.notes:
@@ -137,9 +146,16 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
         table = table.kept(persons.are_new(usable_ids(table.ids, spec)), "of persons whom another budget pays for")
         ids = usable_ids(table.ids, spec)
     log_what_labels_lack(table, job.data_set, is_classification=job.label_bounds is None)
-    rows = OwnRows(_clipped(table, plan), table.label, _weights(table, job))
+    rows = OwnRows(clipped(table, plan.training.bounds), table.label, _weights(table, job))
     facts = DataFacts.of(table, job.data_set)
     return Prepared(plan, Schema.of(table), rows, n_reports, facts, lambda: persons.note(ids))
+
+
+def _held_by(plan: JobPlan, is_on_cluster: bool) -> str | None:
+    """Say what needs all rows at once, if something does."""
+    if plan.training.method.grower is Grower.XGBOOST:
+        return "XGBoost refreshes trees over rows that it holds (grower=xgboost)"
+    return "workers of a cluster are given rows that this process holds" if is_on_cluster else None
 
 
 def _log_clipped_labels(table: Table, job: PrivateTreesJob) -> None:
@@ -148,14 +164,6 @@ def _log_clipped_labels(table: Table, job: PrivateTreesJob) -> None:
         low, high = job.label_bounds
         n_beyond = int(np.count_nonzero((table.label < np.float32(low)) | (table.label > np.float32(high))))
         log_count(f"labels {job.label!r} beyond label_bounds", n_beyond, table.n_rows)
-
-
-def _clipped(table: Table, plan: JobPlan) -> NDArray[np.float32]:
-    """Clip every value to its public bounds, by itself; a missing value stays missing."""
-    bounds = plan.training.bounds
-    low = np.array([b.low for b in bounds], dtype=np.float32)[:, None]
-    high = np.array([b.high for b in bounds], dtype=np.float32)[:, None]
-    return np.clip(np.ascontiguousarray(table.features.T), low, high)
 
 
 def _weights(table: Table, job: PrivateTreesJob) -> NDArray[np.float32] | None:

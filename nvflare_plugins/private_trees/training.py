@@ -15,7 +15,7 @@ from dp_components.leaf_weights.noise_ridge import noise_proportional_ridge
 from dp_components.leaf_weights.softmax import ClassShares
 from dp_components.leaf_weights.squared import residual_unit
 from dp_components.leaf_weights.target import TWO_CLASSES, Number, Target
-from dp_components.split_candidates.candidates import FeatureBounds
+from dp_components.split_candidates.candidates import Columns, FeatureBounds
 from nvflare_plugins.private_trees.methods import Method
 from nvflare_plugins.private_trees.releases import ReleasePlan
 from nvflare_plugins.private_trees.trust import Trust
@@ -79,11 +79,12 @@ class PrivateTreesPlan:
 class OwnRows:
     """A site's rows.
 
-    Shapes: columns: float32[n_features, n_rows], NaN is missing and goes right; label: float32[n_rows], positions of
-        classes or finite numbers; weights: float32[n_rows] in units of the public largest one, or None.
+    Shapes: columns: float32[n_features, n_rows], held or read when they are asked for; NaN is missing and goes right;
+        label: float32[n_rows], positions of classes or finite numbers; weights: float32[n_rows] in units of the public
+        largest one, or None.
     """
 
-    columns: NDArray[np.float32]
+    columns: Columns
     label: NDArray[np.float32]
     weights: NDArray[np.float32] | None = None
 

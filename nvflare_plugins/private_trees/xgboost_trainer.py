@@ -35,7 +35,7 @@ def train_by_xgboost(
     forest = draw_forest(plan.method, agree_candidates(plan, rows.columns, sums), plan.structure_seed)
     # Made outside any communicator, so that XGBoost sends nothing about it.
     matrix = xgb.DMatrix(
-        np.ascontiguousarray(rows.columns.T),
+        np.column_stack(list(rows.columns)),
         label=rows.label,
         nthread=1,
         feature_names=list(plan.feature_names) or None,

@@ -19,7 +19,7 @@ from nvflare_plugins.attempt.agreement import PLUGIN, Terms, agree, versions
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
-from nvflare_plugins.data_sets.declaration import EXTERNAL
+from nvflare_plugins.cluster.use import OnCluster
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.data_sets.table import Table, column_names
 from nvflare_plugins.failures import DataRefusal
@@ -91,11 +91,7 @@ def prepare(job: TuningJob, context: SiteContext) -> TuningPrepared:
     policy, trials = context.policy, job.all_trials()
     check_consent(policy, job)
     data_set = policy.data_set(job.data_set)
-    if data_set.memory == EXTERNAL:
-        raise ConfigurationError(
-            f"data set {data_set.name!r} keeps bins in files, and a tuning holds those of all folds: say that it may. "
-            f'Policy key: data_sets.{data_set.name}.memory ("passes").'
-        )
+    data_set.check_holds_bins("a tuning holds those of all folds")
     names = column_names(data_set, job.label, None, job.features, job.group)
     trainings = [job.training_of(trial, list(names)) for trial in trials]
     parameters = []
@@ -341,6 +337,7 @@ run_tuning_site = SitePart(
     prepare,
     lambda attempt, prepared: _Run(attempt, prepared).run(),
     protection=lambda job, prepared: prepared.base.chosen.facts,
+    on_cluster=OnCluster.NOT_NEEDED,
 )
 """Takes part in one attempt of a job.
 

@@ -264,7 +264,7 @@ def _guard(n_rows: int, scheme: str, clock: StageClock) -> Guard:
         [str(i) for i in range(n_rows)],
         sums_per_set=sums_per_set,
     )
-    for method in ("admit_root", "admit", "charge_splits"):
+    for method in ("admit_root", "admit", "charge_splits", "is_new", "charge_answers"):
         setattr(guard, method, clock.timed("guard", getattr(guard, method)))
     weakref.finalize(guard, folder.cleanup)
     return guard

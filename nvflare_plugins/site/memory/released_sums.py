@@ -2,7 +2,7 @@
 
 Per row: how many sums it took part in, its share of them, and how many splits of this party divided it. Per released
 set of rows: how many rows, and a fingerprint from which the size of the difference of two sets can be estimated without
-keeping the sets.
+keeping the sets. Of each answer on how a split divides rows a keyed hash, so that the same answer is counted once.
 
 The fingerprint of a set: every row has a secret key of 64 bits, and bit b of a key stands for +1 or -1; the fingerprint
 is the 64 sums over the set. For two sets the mean square of the difference of their fingerprints is their symmetric
@@ -17,15 +17,24 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.site.memory.schema import RELEASED_SUMS, DamagedArray, counted, load_counts, save_counts
+from nvflare_plugins.site.memory.schema import (
+    COUNTS,
+    RELEASED_SUMS,
+    TOLD_BITS,
+    DamagedArray,
+    counted,
+    load_counts,
+    save_counts,
+)
 from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
 
 KEY_BITS = 64
@@ -41,6 +50,9 @@ class Released:
         fingerprints: int32[n_sets, 64].
     Units:  share: sums per row, each sum divided evenly among the rows of its set. split_bits: ordered bits, of all
         features together.
+
+    Attributes:
+        told: keyed hashes of the answers on how splits divide rows, in the order in which they were given.
     """
 
     keys: NDArray[np.uint64]
@@ -49,9 +61,10 @@ class Released:
     split_bits: NDArray[np.int32]
     sizes: NDArray[np.int64]
     fingerprints: NDArray[np.int32]
+    told: dict[int, None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Released:
+    def of(cls, arrays: Mapping[str, NDArray[Any]], told: NDArray[np.uint64]) -> Released:
         """Return stored arrays as a ledger. Raises: DamagedArray: they do not fit together."""
         n_sets = arrays["sizes"].size
         if arrays["fingerprints"].size != n_sets * KEY_BITS or len({arrays[name].size for name in _OF_ROWS}) != 1:
@@ -59,11 +72,14 @@ class Released:
         # A share that is no number is not at least 0 either.
         if not all((arrays[name] >= 0).all() for name in ("sums", "share", "split_bits", "sizes")):
             raise DamagedArray("its ledger of released sums holds counts that cannot be")
-        return cls(**{**arrays, "fingerprints": arrays["fingerprints"].reshape(n_sets, KEY_BITS)})
+        return cls(
+            **{**arrays, "fingerprints": arrays["fingerprints"].reshape(n_sets, KEY_BITS)},
+            told=dict.fromkeys(told.tolist()),
+        )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays as they are stored: of one dimension."""
-        return {name: getattr(self, name).ravel() for name in self.__slots__}
+        return {name: getattr(self, name).ravel() for name in COUNTS[RELEASED_SUMS]}
 
     def enter(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the rows' places in the ledger, entering those that are new at the end. Shapes: int64[n_rows]."""
@@ -116,7 +132,7 @@ class ReleasedSums:
     def read(self) -> Released:
         """Return what was released; changes of it are not kept. Raises: ConfigurationError: the memory is damaged."""
         with self._memory.reading() as db:
-            return Released.of(load_counts(db, RELEASED_SUMS, self._data_set))
+            return self._load(db)
 
     @contextlib.contextmanager
     def charging(self) -> Iterator[Released]:
@@ -126,9 +142,29 @@ class ReleasedSums:
             ConfigurationError: the site's memory is damaged.
         """
         with self._memory.transaction() as db:
-            released = Released.of(load_counts(db, RELEASED_SUMS, self._data_set))
+            released = self._load(db)
+            n_told = len(released.told)
             yield released
             save_counts(db, RELEASED_SUMS, self._data_set, released.arrays())
+            if len(released.told) > n_told:
+                answers = np.fromiter(released.told, dtype="<u8", count=len(released.told))
+                save_counts(db, TOLD_BITS, self._data_set, {"answers": answers})
+
+    def answer_name(self, split: bytes, left: NDArray[np.uint64], right: NDArray[np.uint64]) -> int:
+        """Return what an answer is remembered by: how a split divides rows, in whatever order they come.
+
+        Each side is named by how many rows it has and the sum of their keys, which nobody else knows: two sides have
+        the same name with a chance of 2^-64.
+
+        Shapes: left, right: uint64[n], keys of the rows.
+        """
+        sides = np.array([left.size, left.sum(dtype=np.uint64), right.size, right.sum(dtype=np.uint64)], dtype="<u8")
+        digest = hashlib.blake2b(sides.tobytes() + split, digest_size=8, key=self._key).digest()
+        return int.from_bytes(digest, "little")
+
+    def _load(self, db: sqlite3.Connection) -> Released:
+        told = load_counts(db, TOLD_BITS, self._data_set)["answers"]
+        return Released.of(load_counts(db, RELEASED_SUMS, self._data_set), told)
 
 
 def fingerprint_of(keys: NDArray[np.uint64]) -> NDArray[np.int32]:

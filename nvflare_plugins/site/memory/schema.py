@@ -69,7 +69,7 @@ STATEMENTS = (
 # What makes a memory of format 1 one of format 2: that one knew whether files had been moved away.
 FROM_FORMAT_1 = ("DROP TABLE earlier_version", _EARLIER_VERSION)
 
-RELEASED_SUMS, PREDICTIONS = "released sums", "predictions"
+RELEASED_SUMS, TOLD_BITS, PREDICTIONS = "released sums", "told split bits", "predictions"
 UNCHECKED, PERSONS, SCORED = "runs whose added rows were not checked", "persons of budgets", "scored rows"
 UNNAMED, NAMED_ROWS = "spent without noting on whom", "rows by values and id"  # the latter by version's number
 COUNTS: Mapping[str, Mapping[str, str]] = {
@@ -81,6 +81,7 @@ COUNTS: Mapping[str, Mapping[str, str]] = {
         "sizes": "<i8",
         "fingerprints": "<i4",
     },
+    TOLD_BITS: {"answers": "<u8"},
     PREDICTIONS: {"keys": "<u8", "counts": "<i8"},
     UNCHECKED: {"runs": "<i8"},
     PERSONS: {"keys": "<u8"},

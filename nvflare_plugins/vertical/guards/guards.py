@@ -37,6 +37,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +107,21 @@ class Step:
         return self.n_sums / max(rows.size, 1) - before
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class SplitBits:
+    """On which side of one of this party's splits rows lie: one bit for each. Shapes: rows: int[n]; goes_left: bool[n].
+
+    Attributes:
+        split: names the split: feature, threshold or categories, side of missing values.
+        data_set: number of the set that the rows are of; 0 is the training set.
+    """
+
+    split: bytes
+    rows: NDArray[np.integer[Any]]
+    goes_left: NDArray[np.bool_]
+    data_set: int = 0
+
+
 class Guard:
     """Decides for one job which nodes' sums may leave, and charges them durably before they do."""
 
@@ -132,6 +148,8 @@ class Guard:
         self._everyone = fingerprint_of(self._keys)
         with ledger.charging() as released:
             self._places = released.enter(self._keys)
+            self._told = set(released.told)
+        self._sets = {0: (self._keys, self._places)}  # whose split bits are counted: keys and places of their rows
         self._this_tree: set[bytes] = set()
         self._n_sums = self._n_released = self._n_withheld = 0
 
@@ -221,26 +239,65 @@ class Guard:
                 answers.append(self._admit(released, step))
         return answers
 
-    def charge_splits(self, nodes: Sequence[NDArray[np.int32]]) -> None:
+    def count_answers_about(self, data_set: int, row_ids: Sequence[str]) -> None:
+        """Count split bits of a further set, whose rows are of the same table as the training rows (or are these).
+
+        Args:
+            data_set: its number among the job's sets.
+            row_ids: as in ``open``.
+        """
+        keys = self._ledger.row_keys(row_ids)
+        with self._ledger.charging() as released:
+            self._sets[data_set] = (keys, released.enter(keys))
+
+    def charge_splits(self, divided: Sequence[SplitBits]) -> None:
         """Charge splits of this party before it tells which rows go left: one bit for every row of their nodes.
 
         Args:
-            nodes: the rows of each node; their sums must have been admitted.
+            divided: the rows of each node; their sums must have been admitted.
 
         Raises:
             PolicyRefusal: a row has no bit left. The sums would have been withheld, had it been so when they were due:
                 another job on the data set runs at the same time.
         """
+        self._charge_bits(divided)
+
+    def is_new(self, answer: SplitBits) -> bool:
+        """Tell whether an answer about rows on their way down a finished tree would show what was not shown before.
+
+        In an honest training none does: all rows of a node were told apart when it was split, in this attempt or in the
+        job whose model is continued. It is new of rows that did not reach the node, or have other values than then.
+        Answers about sets that this guard does not count are others' to count.
+        """
+        return answer.data_set in self._sets and self._name_of(answer) not in self._told
+
+    def charge_answers(self, answers: Sequence[SplitBits]) -> None:
+        """Charge new answers about rows on their way down finished trees, before they are given: one bit a row.
+
+        Raises:
+            PolicyRefusal: a row has no bit left.
+        """
+        self._charge_bits(answers)
+
+    def _charge_bits(self, answers: Sequence[SplitBits]) -> None:
+        names, most = [self._name_of(one) for one in answers], 0
         with self._charging() as released:
-            for rows in nodes:
-                released.split_bits[self._places[rows]] += 1
-            most = max((int(released.split_bits[self._places[rows]].max(initial=0)) for rows in nodes), default=0)
+            for one in answers:
+                places = self._sets[one.data_set][1][one.rows]
+                released.split_bits[places] += 1
+                most = max(most, int(released.split_bits[places].max(initial=0)))
             if self._enforce and most > self._rules.max_split_bits_per_row:
                 raise PolicyRefusal(
                     "this site has shown on which side of splits rows lie as often as it does. Policy key: "
                     "vertical.max_split_bits_per_row. Remedy: run one job at a time, with fewer or "
                     "shallower trees (num_rounds, max_depth)."
                 )
+            released.told.update(dict.fromkeys(names))
+        self._told.update(names)
+
+    def _name_of(self, one: SplitBits) -> int:
+        keys = self._sets[one.data_set][0][one.rows]
+        return self._ledger.answer_name(one.split, keys[one.goes_left], keys[~one.goes_left])
 
     def exposure(self) -> Exposure:
         """Return the numbers for the report."""
@@ -267,7 +324,7 @@ class Guard:
             yield self._still_of_this_job(released)
 
     def _still_of_this_job(self, released: Released) -> Released:
-        if not released.holds(self._places, self._keys):
+        if not all(released.holds(places, keys) for keys, places in self._sets.values()):
             raise ConfigurationError("guards of vertical jobs: the ledger of released sums was replaced during the job")
         return released
 

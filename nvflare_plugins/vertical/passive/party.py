@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ProtocolError
 from he_processors.histogram.bins import BinCodes, BinLayout
 from he_processors.histogram.planner import child_to_build
-from nvflare_plugins.vertical.guards.guards import Guard
+from nvflare_plugins.vertical.guards.guards import Guard, SplitBits
 from nvflare_plugins.vertical.guards.tree_limits import NO_LIMITS, GrownNodes, TreeLimits
 from nvflare_plugins.vertical.model.private_table import NO_THRESHOLD, NOTHING_ABOVE, PrivateSplit, PrivateTable
 from nvflare_plugins.vertical.model.routing_audit import AnsweredPaths
@@ -158,7 +158,7 @@ class PassiveParty:
         if isinstance(request, SplitRequest):
             return self._splits(request)
         if isinstance(request, DecisionRequest):
-            return DecisionAnswer(tuple(self._decide(request.data_set, query) for query in request.queries))
+            return self._decisions(request)
         raise ProtocolError(f"a passive party has no answer to {type(request).__name__}")
 
     def prepare(self) -> bool:
@@ -274,11 +274,19 @@ class PassiveParty:
 
     def _splits(self, request: SplitRequest) -> SplitAnswer:
         self._check_tree(request.tree)
-        divided = [self._known_rows_of(split.node) for split in request.splits]
+        rows = [self._known_rows_of(split.node) for split in request.splits]
         answers = tuple(self._split(split) for split in request.splits)
         if self.guard is not None:
-            self.guard.charge_splits(divided)
+            divided = [(self.table[self._tree, split.node], self._sides[split.node]) for split in request.splits]
+            self.guard.charge_splits(
+                [SplitBits(self._name_of(split), of, left) for of, (split, left) in zip(rows, divided, strict=True)]
+            )
         return SplitAnswer(self._tree, answers)
+
+    def _name_of(self, split: PrivateSplit) -> bytes:
+        """Return what tells splits of this party's columns apart, in this job and in others."""
+        facts = (split.threshold.tobytes().hex(), bool(split.default_left), split.categories)
+        return repr((self._aliases[split.feature], *facts)).encode()
 
     def _split(self, split: OwnedSplit) -> Bits:
         rows = self._known_rows_of(split.node)
@@ -321,7 +329,19 @@ class PassiveParty:
             split.feature, threshold, split.default_left, self._above[split.node], categories
         )
 
-    def _decide(self, data_set: int, query: PathQuery) -> Bits:
+    def _decisions(self, request: DecisionRequest) -> DecisionAnswer:
+        """Tell which rows go left at finished nodes; what the guard has not counted yet, it counts before."""
+        answers, new = [], []
+        for query in request.queries:
+            answer = self._decide(request.data_set, query)
+            answers.append(Bits.of(answer.goes_left))
+            if self.guard is not None and self.guard.is_new(answer):
+                new.append(answer)
+        if self.guard is not None and new:
+            self.guard.charge_answers(new)
+        return DecisionAnswer(tuple(answers))
+
+    def _decide(self, data_set: int, query: PathQuery) -> SplitBits:
         if not 0 <= data_set < len(self._sets) or query.rows.n != self._sets[data_set].shape[0]:
             raise ProtocolError("a question about rows of another data set")
         split = self.table.get((query.tree, query.node))
@@ -330,7 +350,7 @@ class PassiveParty:
         rows = query.rows.unpack()
         goes_left = split.goes_left(self._sets[data_set][rows, split.feature])
         self._paths[data_set].follow(query.tree, query.node, split, rows, goes_left)
-        return Bits.of(goes_left)
+        return SplitBits(self._name_of(split), np.flatnonzero(rows), goes_left, data_set)
 
     def _check_tree(self, tree: int) -> None:
         if tree != self._tree:

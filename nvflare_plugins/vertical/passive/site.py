@@ -49,7 +49,7 @@ def open_guard(job: VerticalJob, policy: SitePolicy, data: PartyData, parameters
     for one in predicted_sets(data):
         _budget(policy, one).check(one.row_ids())
     kind = NoisedGuard if job.is_noised else Guard
-    return kind.open(
+    guard = kind.open(
         policy.vertical,
         Memory.open(policy),
         data.train.data_set.name,
@@ -58,6 +58,10 @@ def open_guard(job: VerticalJob, policy: SitePolicy, data: PartyData, parameters
         enforce=job.may_withhold,
         sums_per_set=job.sums_per_set,
     )
+    for number, one in enumerate(data.sets):
+        if number and one.data_set.name == data.train.data_set.name:
+            guard.count_answers_about(number, one.row_ids())
+    return guard
 
 
 def _budget(policy: SitePolicy, one: PartySet) -> PredictionBudget:
@@ -67,7 +71,7 @@ def _budget(policy: SitePolicy, one: PartySet) -> PredictionBudget:
 def predicted_sets(data: PartyData) -> list[PartySet]:
     """Return the sets whose rows are charged: they go down every tree, as in a prediction.
 
-    Rows of the training set are divided by its splits anyway.
+    Bits of the training set's rows, and of others of the same table, are counted with those of its splits.
     """
     return [one for one in data.sets[1:] if one.data_set.name != data.train.data_set.name]
 

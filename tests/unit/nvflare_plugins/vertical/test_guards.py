@@ -9,7 +9,7 @@ from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.data_sets.declaration import VerticalRules
 from nvflare_plugins.site.memory.released_sums import ReleasedSums, differences, fingerprint_of
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.vertical.guards.guards import Guard, merge_rare_bins
+from nvflare_plugins.vertical.guards.guards import Guard, SplitBits, merge_rare_bins
 from nvflare_plugins.vertical.passive.cut_points import find_cut_points
 
 FLOOR = 20
@@ -29,6 +29,10 @@ def divided(left: np.ndarray, rows: np.ndarray = EVERYONE) -> tuple[np.ndarray, 
     right = np.setdiff1d(rows, left).astype(np.int32)
     left = left.astype(np.int32)
     return (left, right) if left.size <= right.size else (right, left)
+
+
+def told(rows: np.ndarray) -> SplitBits:
+    return SplitBits(b"a split", rows, rows % 2 == 0)
 
 
 def admit(guard: Guard, left: np.ndarray, rows: np.ndarray = EVERYONE) -> bool:
@@ -194,11 +198,11 @@ def test_the_cap_on_split_bits_counts_over_jobs_whatever_they_promised(tmp_path)
     exact = open_guard(tmp_path, enforce=False, max_bits=1)
     assert exact.admit_root()
     for _ in range(3):  # not capped, but counted
-        exact.charge_splits([EVERYONE[:700]])
+        exact.charge_splits([told(EVERYONE[:700])])
     assert (exact.exposure().split_bits_max, exact.exposure().split_bits_cap) == (3, None)
     guarded = open_guard(tmp_path, IDS[::-1], max_bits=4)  # the same rows in another order
     assert guarded.admit_root()
-    guarded.charge_splits([EVERYONE])
+    guarded.charge_splits([told(EVERYONE)])
     exposure = guarded.exposure()
     assert (exposure.split_bits_max, exposure.split_bits_cap) == (4, 4)
     assert exposure.split_bits_mean == pytest.approx((3 * 700 + N_ROWS) / N_ROWS)
@@ -211,9 +215,9 @@ def test_the_cap_on_split_bits_counts_over_jobs_whatever_they_promised(tmp_path)
 def test_bits_beyond_the_cap_do_not_leave_where_two_jobs_run_at_once(tmp_path):
     one, other = open_guard(tmp_path, max_bits=1), open_guard(tmp_path, max_bits=1)
     assert one.admit_root() and other.admit_root()
-    one.charge_splits([EVERYONE])
+    one.charge_splits([told(EVERYONE)])
     with pytest.raises(PolicyRefusal, match=r"vertical.max_split_bits_per_row"):
-        other.charge_splits([EVERYONE])
+        other.charge_splits([told(EVERYONE)])
     assert one.exposure().split_bits_max == 1
 
 

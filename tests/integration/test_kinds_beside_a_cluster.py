@@ -1,0 +1,69 @@
+"""Kinds that use no cluster, at a site whose policy names one: they run in the site's process, which says so."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvflare_plugins.attempt.site_attempt import SitePart
+from nvflare_plugins.bagging.site import run_bagging_site
+from nvflare_plugins.profile.job import ProfileJob
+from nvflare_plugins.profile.site import run_profile_site
+from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.tuning.job import TuningJob
+from nvflare_plugins.tuning.site import run_tuning_site
+from tests.support import bagging
+from tests.support.parties import Parties, succeed
+
+CLUSTER = {"scheduler": "tcp://127.0.0.1:9", "workers": 2}  # where nothing listens
+POLICY = {
+    "cluster": {**CLUSTER, "sites": ["site-1"]},
+    "consents": {"share_own_trees": True, "tuning": 1000, "feature_profile": True},
+    "min_rows_per_node": 0,
+}
+TUNING = {
+    "data_set": "train",
+    "label": "y",
+    "params": {"objective": "binary:logistic", "max_bin": 16, "eval_metric": "auc"},
+    "trials": [{"max_depth": 2}],
+    "folds": 2,
+    "num_rounds": 1,
+}
+KINDS: list[tuple[SitePart[Any], Any]] = [
+    (run_bagging_site, bagging.job(num_rounds=1)),
+    (run_tuning_site, TuningJob.from_dict(TUNING)),
+    (run_profile_site, ProfileJob.from_dict({"data_set": "train", "label": "y"})),
+]
+
+
+def sites(folder: Path) -> Parties:
+    parties = Parties(folder, 3, POLICY)
+    for number, site in enumerate(parties.sites):
+        parties.give(site, "train", bagging.rows(number, 900))
+    return parties
+
+
+@pytest.mark.parametrize(("kind", "job"), KINDS, ids=["bagging", "tuning", "profile"])
+def test_a_kind_without_use_for_a_cluster_runs_beside_it_and_says_so(
+    tmp_path: Path, kind: SitePart[Any], job: Any
+) -> None:
+    parties = sites(tmp_path)
+    succeed(parties.run(kind, job))
+    notes = [RunRecord.read(parties.run_folder(site)).notes for site in parties.sites]
+    assert "data set 'train' was not used" in " ".join(notes[0])
+    assert not any("cluster" in note for others in notes[1:] for note in others)
+
+
+@pytest.mark.parametrize(("kind", "job"), KINDS[1:], ids=["tuning", "profile"])
+def test_files_that_are_read_in_passes_are_so_in_the_sites_own_process(
+    tmp_path: Path, kind: SitePart[Any], job: Any
+) -> None:
+    parties = sites(tmp_path)
+    folder = parties.workspace("site-1") / "parts"
+    folder.mkdir()
+    shutil.move(parties.workspace("site-1") / "train.parquet", folder / "grün.parquet")
+    parties.set_policy("site-1", data_sets={"train": {"path": "parts", "format": "parquet"}})
+    succeed(parties.run(kind, job))
