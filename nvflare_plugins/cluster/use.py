@@ -44,6 +44,14 @@ def not_used(policy: SitePolicy, data_sets: Iterable[str | None]) -> tuple[str, 
     )
 
 
+def in_own_process(policy: SitePolicy, data_set: str, what: str) -> tuple[str, ...]:
+    """Return, for this site's report, that a training leaves a cluster aside. Args: what: has to; "" if nothing."""
+    if not what or policy.cluster_for(data_set) is None:
+        return ()
+    named = f"The cluster that the policy names for data set {data_set!r} was not used"
+    return (f"{named}: {what} runs in the site's own process.",)
+
+
 def refuse_cluster(policy: SitePolicy, data_sets: Iterable[str | None]) -> None:
     """Refuse a job that cannot run on the cluster which the policy names for its rows: they may not fit one process.
 

@@ -25,7 +25,7 @@ from nvflare_plugins.horizontal.page_files import remove_left_behind
 from nvflare_plugins.horizontal.processors import ChosenProfile, choose_profile
 from nvflare_plugins.horizontal.row_sampling import check_sampling
 from nvflare_plugins.horizontal.score_histogram import OBJECTIVES as SCORED
-from nvflare_plugins.horizontal.sharded import check_can_shard
+from nvflare_plugins.horizontal.shard_rows import why_in_one_process
 from nvflare_plugins.report.run_record import FILE_NAME as RECORD
 from nvflare_plugins.shards.hosting import shards_of
 from nvflare_plugins.site.memory.sent_rows import SentRows
@@ -136,8 +136,8 @@ def prepare(
     chosen = choose_profile(policy, job.profile)
     names = column_names(data_set, job.label, job.weight, job.features, group)
     parameters = check_public(job, policy, names)
+    on_cluster = on_cluster and not why_in_one_process(parameters)
     n_shards = shards_of(policy, job.data_set) if on_cluster else 1
-    check_can_shard(parameters, n_shards)
     if course is not None:
         check_can_go_on(policy, parameters, policy.min_rows_per_node)
     if CutMode(job.cuts) in (CutMode.UNIFORM, CutMode.LOGARITHMIC):

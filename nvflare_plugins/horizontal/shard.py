@@ -5,9 +5,12 @@ its shards. So neither the messages of a job nor the other sites tell into how m
 
 What a shard asks with goes to the process that speaks for its site (sharded.py), and nowhere else:
 
-    message   fields, buffer      a message of XGBoost's             reply: bytes, XGBoost's answer
+    message   fields, buffer,     a message of XGBoost's;            reply: bytes, XGBoost's answer
+              rows                what the site makes its own of,
+                                  see shard_rows.py
     draw      round               which rows take part in a round?   reply: bool[n_rows of the shard]
     leaves    counts              int64[n_leaves] of a round         reply: nothing
+    tree                          which tree gets its leaves?        reply: bytes, a model
     round     number, metrics     a round is over                    reply: whether the model is to be kept
     model     digest, model       SHA-256 of the model so far;       reply: nothing
                                   the model, of the first shard
@@ -16,7 +19,6 @@ What a shard asks with goes to the process that speaks for its site (sharded.py)
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -27,102 +29,24 @@ from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.horizontal.matrices import as_weighed, evaluation_matrix, training_matrix
 from nvflare_plugins.horizontal.row_floors import leaf_counts
 from nvflare_plugins.horizontal.row_sampling import SampledWeights
-from nvflare_plugins.horizontal.training import LoopSettings, train
+from nvflare_plugins.horizontal.shard_rows import ShardRows
+from nvflare_plugins.horizontal.shard_task import (
+    DRAW,
+    LEAVES,
+    MESSAGE,
+    MODEL,
+    ROUND,
+    TREE,
+    ShardTask,
+    plain_message,
+)
+from nvflare_plugins.horizontal.training import train
 from nvflare_plugins.shards.conversation import Ask, Conversation
 from nvflare_plugins.shards.place import ShardPlace, said_of_model
-from nvflare_plugins.wire.catalogue import (
-    KIND_BY_CODE,
-    PHASE_BY_CODE,
-    Answer,
-    BaseScoreSource,
-    Dtype,
-    Kind,
-    Message,
-    TrainingShape,
-    TrainingStep,
-)
-from nvflare_plugins.xgb.cuts import Cuts
+from nvflare_plugins.wire.catalogue import Kind, Message
 from nvflare_plugins.xgb.rounds import RoundRecord
 
-MESSAGE, DRAW, LEAVES, ROUND, MODEL = "message", "draw", "leaves", "round", "model"
-PATH = "nvflare_plugins.horizontal.shard:HorizontalShard"
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ShardTask:
-    """What all shards of a site train alike.
-
-    Attributes:
-        rank, world: of the site among the sites.
-        params: for the Booster.
-        names: of the evaluation sets.
-        is_sampled: rounds train on rows that the site has drawn.
-        estimates: XGBoost begins with an estimate from all rows.
-        counts_leaves: rows are counted in the leaves of each tree.
-    """
-
-    rank: int
-    world: int
-    params: dict[str, object]
-    shape: TrainingShape
-    cuts: Cuts
-    max_bin: int
-    names: tuple[str, ...]
-    settings: LoopSettings
-    initial_model: bytes | None
-    is_sampled: bool
-    estimates: bool
-    counts_leaves: bool
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return plain values, for a worker."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
-        shape = {**asdict(self.shape), "base_score": self.shape.base_score.value}
-        return {**plain, "shape": shape, "cuts": list(self.cuts.of_feature), "settings": asdict(self.settings)}
-
-    @classmethod
-    def of_plain(cls, plain: dict[str, Any]) -> ShardTask:
-        """Read what ``to_plain`` wrote."""
-        shape = {**plain["shape"], "base_score": BaseScoreSource(plain["shape"]["base_score"])}
-        rest = {"cuts": Cuts(tuple(plain["cuts"])), "settings": LoopSettings(**plain["settings"])}
-        return cls(**{**plain, **rest, "shape": TrainingShape(**shape)})
-
-
-def plain_rows(table: Table, rows: slice) -> dict[str, Any]:
-    """Return a run of rows as plain values, without what only the site's own process needs, ids among it."""
-    return {
-        "features": table.features[rows],
-        "feature_names": table.feature_names,
-        "feature_types": table.feature_types,
-        "label": table.label[rows],
-        "label_name": table.label_name,
-        "weight": None if table.weight is None else table.weight[rows],
-        "weight_name": table.weight_name,
-        "categories": {name: tuple(values) for name, values in table.categories.items()},
-    }
-
-
-def plain_message(message: Message) -> tuple[Any, ...]:
-    """Return a message of XGBoost's as plain values."""
-    moment, dtype = message.moment, message.dtype
-    return (
-        message.kind.code,
-        message.answer.value,
-        None if dtype is None else int(dtype),
-        message.n_values,
-        moment.phase.value,
-        moment.round,
-        message.reply_size,
-        message.metric,
-    )
-
-
-def message_of(fields: tuple[Any, ...]) -> Message:
-    """Read what ``plain_message`` wrote."""
-    kind, answer, dtype, n_values, phase, number, reply_size, metric = fields
-    moment = TrainingStep(PHASE_BY_CODE[phase], number)
-    found = None if dtype is None else Dtype(dtype)
-    return Message(KIND_BY_CODE[kind], Answer(answer), found, n_values, moment, reply_size, metric)
+_OF_LEAVES = (Kind.LEAF_VALID, Kind.LEAF_QUANTILE)
 
 
 class HorizontalShard(Conversation):
@@ -160,8 +84,17 @@ class _ShardTraining:
             matrix, table.weight, _AskedDraws(ask, table.n_rows) if task.is_sampled else None, task.estimates
         )
 
+        initial = task.initial_model
+        start = None if initial is None else xgb.Booster({"nthread": 1}, model_file=bytearray(initial))
+        given = ShardRows(task, matrix, eval_sets, start if task.alpha is not None else None)
+
         def after_tree(booster: xgb.Booster, number: int) -> None:
-            ask(LEAVES, leaf_counts(booster, matrix, rows.taking_part(number)))
+            if task.tells_trees:
+                last = booster.num_boosted_rounds() - 1
+                ask(TREE, bytes(booster[last : last + 1].save_raw("json")))
+            given.after_tree(booster)
+            if task.counts_leaves:
+                ask(LEAVES, leaf_counts(booster, matrix, rows.taking_part(number)))
 
         def after_round(record: RoundRecord, booster: xgb.Booster) -> None:
             if ask(ROUND, record.round, record.metrics):
@@ -171,14 +104,14 @@ class _ShardTraining:
             task.params,
             task.shape,
             ShardPlace(task.rank, task.world),
-            _AskedAnswers(ask, rows),
+            _AskedAnswers(ask, rows, given, task),
             matrix,
             list(zip(eval_sets, task.names, strict=True)),
             task.settings,
             task.initial_model,
             after_round,
             rows,
-            after_tree if task.counts_leaves else None,
+            after_tree,
         )
         return *self._model(result.booster), result.best_round, result.best_score
 
@@ -189,8 +122,8 @@ class _ShardTraining:
 class _AskedAnswers:
     """Passes XGBoost's messages to the site."""
 
-    def __init__(self, ask: Ask, rows: SampledWeights):
-        self._ask, self._rows = ask, rows
+    def __init__(self, ask: Ask, rows: SampledWeights, given: ShardRows, task: ShardTask):
+        self._ask, self._rows, self._given, self._task = ask, rows, given, task
         self.seconds = 0.0
 
     def answer(self, message: Message, buffer: bytes) -> bytes:
@@ -198,7 +131,14 @@ class _AskedAnswers:
         if message.kind is Kind.MODEL_PARAMETERS:
             self._rows.base_score_known()
         started = time.perf_counter()
-        reply: bytes = self._ask(MESSAGE, plain_message(message), buffer)
+        tree, given = None, None
+        if message.kind is Kind.LEAF_VALID and not self._task.tells_trees:
+            tree = self._ask(TREE)
+        if not self._task.tells_trees:
+            given = self._given.of_message(message, tree)
+        reply: bytes = self._ask(MESSAGE, plain_message(message), buffer, given)
+        if message.kind in _OF_LEAVES:
+            reply = self._given.in_own_order(reply)
         self.seconds += time.perf_counter() - started
         return reply
 

@@ -17,49 +17,31 @@ from typing import Any
 import numpy as np
 import xgboost as xgb
 
-from he_processors.errors import ConfigurationError, ProtocolError
+from he_processors.errors import ProtocolError
 from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.horizontal.row_floors import check_leaves
 from nvflare_plugins.horizontal.row_sampling import Draws
-from nvflare_plugins.horizontal.shard import (
+from nvflare_plugins.horizontal.shard_task import (
     DRAW,
     LEAVES,
     MESSAGE,
     MODEL,
     PATH,
     ROUND,
+    TREE,
     ShardTask,
     message_of,
     plain_rows,
 )
+from nvflare_plugins.horizontal.site_level import SiteMessages, TreesAhead, is_beside_trees
 from nvflare_plugins.horizontal.training import TrainingHandler, TrainingResult
 from nvflare_plugins.shards.lockstep import lead
 from nvflare_plugins.shards.place import one_model, runs_of
-from nvflare_plugins.wire.catalogue import CURVE_METRICS, Phase, TrainingStep
+from nvflare_plugins.wire.catalogue import Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.sums import ProtectedSums
-from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.rounds import RoundRecord
-
-_REMEDY = "Policy keys: cluster, data_sets.<name>.cluster. Remedy: train without it, or with one worker or none."
-
-
-def check_can_shard(parameters: TrainingParameters, n_shards: int) -> None:
-    """Refuse what XGBoost would average over shards as if each were a site. Raises: ConfigurationError."""
-    if n_shards < 2:
-        return
-    if parameters.objective.adaptive_leaf:
-        raise ConfigurationError(
-            f"objective {parameters.objective.name}: XGBoost averages medians or quantiles over the parts of rows that "
-            f"a site's workers hold, and these are not the site's. {_REMEDY}"
-        )
-    curves = [metric for metric in parameters.metrics if metric in CURVE_METRICS]
-    if curves:
-        raise ConfigurationError(
-            f"eval_metric {curves[0]}: XGBoost averages areas over the parts of rows that a site's workers hold, and "
-            f"these are not the site's (pooled_metrics counts over all sites instead). {_REMEDY}"
-        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -107,12 +89,15 @@ def train_sharded(
     Raises:
         VeilBoostError: what ended the training; what happened at a worker comes with its number.
     """
-    leader, plain = (
-        _Leader(channel, sums, handler, rows, len(workers), rows_per_node, is_kept, on_round),
-        task.to_plain(),
-    )
-    arguments = [(number, plain, *own) for number, own in enumerate(rows.of_shards(len(workers)))]
-    results = lead(workers, PATH, arguments, leader.answer)
+    trees = None if task.alpha is None else TreesAhead(task, rows.table)
+    messages, n_shards, plain = SiteMessages(task.shape.base_score, task.alpha), len(workers), task.to_plain()
+    leader = _Leader(channel, sums, handler, rows, n_shards, messages, trees, rows_per_node, is_kept, on_round)
+    arguments = [(number, plain, *own) for number, own in enumerate(rows.of_shards(n_shards))]
+    try:
+        results = lead(workers, PATH, arguments, leader.answer)
+    finally:
+        if trees is not None:
+            trees.end()
     settings = task.settings
     channel.moment = TrainingStep(Phase.FINISH, settings.moments_before + settings.first_round + settings.num_rounds)
     model = one_model(results)
@@ -130,11 +115,14 @@ class _Leader:
         handler: TrainingHandler,
         rows: ShardedRows,
         n_shards: int,
+        messages: SiteMessages,
+        trees: TreesAhead | None,
         rows_per_node: int,
         is_kept: Callable[[int], bool],
         on_round: Callable[[RoundRecord, bytes | None], None],
     ):
         self._channel, self._sums, self._handler, self._draws = channel, sums, handler, rows.draws
+        self._messages, self._trees = messages, trees
         self._runs, self._rows_per_node = runs_of(rows.table.n_rows, n_shards), rows_per_node
         self._is_kept, self._on_round = is_kept, on_round
         self._record: RoundRecord | None = None
@@ -147,9 +135,9 @@ class _Leader:
         if word == MESSAGE:
             if any(one[0] != first[0] for one in asked):
                 raise ProtocolError("the shards of this site are not in step")
-            message = message_of(first[0])
-            self._channel.moment = message.moment
-            return [self._handler.answer_shards(message, [buffer for _, buffer in asked])] * n_shards
+            return [self._answer(first[0], [(buffer, rows) for _, buffer, rows in asked])] * n_shards
+        if word == TREE and self._trees is not None:
+            return [self._trees.tree()] * n_shards
         if word == DRAW and self._draws is not None:
             drawn = self._draws.of_round(first[0])
             return [drawn[run] for run in self._runs]
@@ -162,6 +150,14 @@ class _Leader:
             self._finish_round(self._record, one_model(asked))
             return [None] * n_shards
         raise ProtocolError("a shard of this site asks for what it has no use for")
+
+    def _answer(self, fields: tuple[Any, ...], asked: list[tuple[bytes, Any]]) -> bytes:
+        message = message_of(fields)
+        self._channel.moment = message.moment
+        reply = self._handler.answer_shards(message, self._messages.buffers(message, asked))
+        if self._trees is not None and not is_beside_trees(message):
+            self._trees.answered(fields, reply)
+        return reply
 
     def _round_over(self, number: int, metrics: dict[str, float]) -> bool:
         """Take note of a round; its times are those of the site. Returns: whether the model is wanted first."""

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import xgboost as xgb
@@ -21,7 +21,7 @@ from nvflare_plugins.attempt.job_context import CannotGoOn, JobResult, waiting_s
 from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together
 from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
-from nvflare_plugins.cluster.use import OnCluster, shards_line, work_section
+from nvflare_plugins.cluster.use import OnCluster, in_own_process, shards_line, work_section
 from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.data_sets.declaration import EXTERNAL, DataSet
 from nvflare_plugins.data_sets.schema import Schema
@@ -53,7 +53,8 @@ from nvflare_plugins.horizontal.row_floors import (
 )
 from nvflare_plugins.horizontal.row_sampling import RowDraws, SampledWeights, row_fraction
 from nvflare_plugins.horizontal.score_histogram import pooled_section
-from nvflare_plugins.horizontal.shard import ShardTask
+from nvflare_plugins.horizontal.shard_rows import quantile_of, why_in_one_process
+from nvflare_plugins.horizontal.shard_task import ShardTask
 from nvflare_plugins.horizontal.sharded import ShardedRows, train_sharded
 from nvflare_plugins.horizontal.training import LoopSettings, TrainingHandler, TrainingResult, train, training_shape
 from nvflare_plugins.horizontal.value_bounds import check_weights, coarsest_pairs, label_sum, value_bounds
@@ -276,6 +277,7 @@ class _Run:
                 row_fraction(parameters) < 1,
                 estimates,
                 counts_leaves(parameters, floor),
+                quantile_of(parameters),
             )
             rows_of_all = ShardedRows(table, [one for one, _ in evaluated], self._draws())
             return train_sharded(
@@ -472,7 +474,10 @@ def _cuts_of(folder: RunFolder) -> bytes:
 
 
 def _take_part(attempt: SiteAttempt, prepared: Prepared) -> JobResult:
-    with workers_of(attempt.context.policy, attempt.job.data_set) as workers:
+    policy, data_set = attempt.context.policy, attempt.job.data_set
+    reason = why_in_one_process(prepared.parameters)
+    attempt.notes += in_own_process(policy, data_set, reason)
+    with nullcontext() if reason else workers_of(policy, data_set) as workers:
         attempt.folder.write_shards(1 if workers is None else len(workers))
         return _Run(attempt, prepared, workers).run()
 
@@ -481,10 +486,7 @@ run_site = SitePart(
     lambda job, context: prepare(job, context, on_cluster=True),
     _take_part,
     lambda job: (job.data_set, job.eval_data_set),
-    lambda job, prepared: {
-        **prepared.chosen.facts,
-        **named(prepared.lost),
-    },
+    lambda job, prepared: {**prepared.chosen.facts, **named(prepared.lost)},
     on_cluster=OnCluster.USED,
 )
 """Takes part in one attempt of a job.

@@ -86,6 +86,19 @@ TRAININGS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "rows": ({**LOGISTIC, "subsample": 0.5, "seed": 3}, {}),
     "weighed_rows": ({**LOGISTIC, "subsample": 0.5, "min_child_weight": 2}, {"weight": "w"}),
     "huber": ({"objective": "reg:pseudohubererror"}, {"label": "amount"}),
+    "curves": ({**LOGISTIC, "eval_metric": ["auc", "logloss", "aucpr"]}, {"held_out": True, "weight": "w"}),
+    "curves_of_classes": (
+        {"objective": "multi:softmax", "num_class": 3, "eval_metric": ["auc", "aucpr"]},
+        {"label": "level", "held_out": True},
+    ),
+    "median": ({"objective": "reg:absoluteerror"}, {"label": "amount", "held_out": True}),
+    "weighed_median": ({"objective": "reg:absoluteerror", "min_child_weight": 2}, {"label": "amount", "weight": "w"}),
+    "quantile": ({"objective": "reg:quantileerror", "quantile_alpha": 0.3}, {"label": "amount"}),
+    "quantile_of_drawn_rows": (
+        {"objective": "reg:quantileerror", "quantile_alpha": 0.9, "subsample": 0.4, "grow_policy": "lossguide"},
+        {"label": "amount"},
+    ),
+    "dart_median": ({"objective": "reg:absoluteerror", "booster": "dart", "rate_drop": 0.4}, {"label": "amount"}),
     "stops_early": ({**LOGISTIC, "eta": 3.0}, {"held_out": True, "early_stopping_rounds": 1, "checkpoint_every": 1}),
 }
 SHARDS = {"one": {"site-2": 1}, "two": {"site-1": 2}, "three": {"site-1": 3, "site-2": 2, "site-3": 3}}
@@ -156,13 +169,19 @@ def test_leaves_are_counted_over_shards(tmp_path: Path, monkeypatch: pytest.Monk
     assert "a leaf holds fewer than 400 rows" in str(outcomes["shards", 400])
 
 
-def test_a_job_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = train(tmp_path / "whole", LOGISTIC, {"site-1": 2}, monkeypatch)
+@pytest.mark.parametrize(
+    ("objective", "label"),
+    [("binary:logistic", "y"), pytest.param("reg:absoluteerror", "amount", marks=pytest.mark.slow)],
+)
+def test_a_job_goes_on_from_its_checkpoint(
+    objective: str, label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params: dict[str, object] = {"max_depth": 4, "max_bin": MAX_BIN, "objective": objective}
+    whole = train(tmp_path / "whole", params, {"site-1": 2}, monkeypatch, label=label)
     (tmp_path / "parts").mkdir()
     federation = Federation(tmp_path / "parts")
-    federation.give_data("train", table()[[f"x{i}" for i in range(5)] + ["y"]])
+    federation.give_data("train", table()[[f"x{i}" for i in range(5)] + [label]])
     federation.set_registry_keys()
-    params = {"max_depth": 4, "max_bin": MAX_BIN, **LOGISTIC}
 
     def dies(site: str):
         def progress(record, total):
@@ -173,9 +192,9 @@ def test_a_job_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.M
 
     with monkeypatch.context() as patch:
         in_shards(patch, {"site-1": 2})
-        first = HorizontalJob("train", "y", params, ROUNDS, profile="masks", checkpoint_every=1)
+        first = HorizontalJob("train", label, params, ROUNDS, profile="masks", checkpoint_every=1)
         assert isinstance(federation.run(first, on_progress=dies, notices_death=True)["site-1"], SiteDied)
-        again = HorizontalJob("train", "y", params, ROUNDS, profile="masks", checkpoint_every=1, resume_from="job")
+        again = HorizontalJob("train", label, params, ROUNDS, profile="masks", checkpoint_every=1, resume_from="job")
         succeed(federation.run(again, "again"))
     assert federation.model("again") == whole.model()
     assert [row.round for row in federation.record("site-1", "again").rounds] == [2]
@@ -184,24 +203,24 @@ def test_a_job_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.M
     assert isinstance(other, ConfigurationError) and "3 workers, and job job had 2" in str(other)
 
 
-CLUSTER = {"scheduler": "tcp://127.0.0.1:1", "workers": 2}
-
-
-@pytest.mark.parametrize(
-    ("params", "label", "words"),
-    [
-        ({"objective": "reg:absoluteerror"}, "amount", "objective reg:absoluteerror: XGBoost averages medians"),
-        ({**LOGISTIC, "eval_metric": ["logloss", "aucpr"]}, "y", "eval_metric aucpr: XGBoost averages areas"),
-    ],
-)
-def test_what_xgboost_would_average_over_shards_is_refused_before_a_worker_is_asked(
-    params: dict[str, object], label: str, words: str, tmp_path: Path
+def test_leaves_are_quantiles_of_the_site_where_a_shard_draws_no_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    federation = Federation(tmp_path)
-    federation.give_data("train", table()[[f"x{i}" for i in range(5)] + [label]])
-    federation.write_policy("site-1", cluster=CLUSTER)
-    outcome = federation.run(HorizontalJob("train", label, params, 1, profile="masks"))["site-1"]
-    assert isinstance(outcome, ConfigurationError) and words in str(outcome) and "cluster" in str(outcome)
+    """A site of three rows over five workers: XGBoost walks a tree in which it has no row in another order."""
+    models = set()
+    for name, shards in (("alone", {}), ("shards", {"site-1": 5, "site-2": 2})):
+        federation = Federation(tmp_path / name)
+        frame = table(400)[[*(f"x{i}" for i in range(5)), "amount"]]
+        federation.give_data("train", frame, [np.arange(3), np.arange(3, 200), np.arange(200, 400)])
+        federation.set_registry_keys()
+        params = {"objective": "reg:quantileerror", "quantile_alpha": 0.7, "max_depth": 3, "subsample": 0.4}
+        with monkeypatch.context() as patch:
+            in_shards(patch, shards)
+            succeed(
+                federation.run(HorizontalJob("train", "amount", {**params, "max_bin": MAX_BIN}, 3, profile="masks"))
+            )
+        models.add(federation.model())
+    assert len(models) == 1
 
 
 @pytest.mark.parametrize("fields", [{}, {"weight": "w"}], ids=["unweighted", "weighted"])
