@@ -263,6 +263,11 @@ class Ledger:
         with self._locked() as state:
             return tuple(state.open_job(job_id).replies)
 
+    def planned(self, job_id: str) -> Counter[PricedEvent] | None:
+        """Return the plan that a job was opened with; None for one that is not open."""
+        with self._locked() as state:
+            return Counter(state.jobs[job_id].plan) if job_id in state.jobs else None
+
     def close_job(self, job_id: str) -> None:
         """End a job: what it has not used becomes free again, and its cached replies are deleted.
 

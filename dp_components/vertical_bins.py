@@ -34,6 +34,10 @@ public for it.
 Workers: where P's rows lie at workers of its own, what they return is joined before noise is added, once for P. Noise
 of each worker's own would be more than is paid for and no better; the statement is on what leaves P.
 
+A tree that is begun again, because a party was lost, is a further tree: it has noise of its own and is paid for again,
+whatever A says of the sums that it had. P adds noise to ciphertexts and never sees what A opens, so that it cannot send
+the same noised numbers again; and the same noise on sums of other gradients would show their difference exactly.
+
 Not in the statement: what an A that sends other than gradient pairs within U learns. P cannot see what it adds; such
 an A needs no more than one row with a pair beyond the format. So A is honest but curious.
 """

@@ -136,6 +136,15 @@ class JobLedger:
             return False
         return True
 
+    def planned(self, event: Event) -> int | None:
+        """Return how often the plan has an event that this job was opened with in an earlier attempt.
+
+        Returns:
+            None for a job that is not open: its first attempt.
+        """
+        plan = self._ledger.planned(self._job_id)
+        return None if plan is None else sum(plan[one] for one in count_events(event))
+
     def reserve(self, plan: Event | Iterable[Event], can_resume: bool = False) -> Quote:
         """Reserve the whole plan, if two accountants agree on it.
 

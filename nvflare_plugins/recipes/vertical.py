@@ -44,10 +44,10 @@ class VerticalXGBRecipe(JobRecipe):
         sites: The sites that take part; None means all that FLARE assigns to the job.
         min_clients: Fewest sites; default 2, or the number of ``sites``.
         settings: Any other field of ``VerticalJob``: ``key_bits``, ``fraction_bits``, ``epsilon``, ``delta``,
-            ``noised_features``, ``noised_bins``, ``own_rounds``, ``eval_data_set``, ``evaluate_training``, ``weight``,
-            ``features``, ``categories``, ``unknown_category_is_missing``, ``label_classes``, ``alignment``,
-            ``early_stopping_rounds``, ``checkpoint_every``, ``initial_model``, ``resume_from``, ``tracking``,
-            ``deadline_s``, ``on_lost_site``, ``lost_site_deadline_s``.
+            ``noised_features``, ``noised_bins``, ``noised_repeats``, ``own_rounds``, ``eval_data_set``,
+            ``evaluate_training``, ``weight``, ``features``, ``categories``, ``unknown_category_is_missing``,
+            ``label_classes``, ``alignment``, ``early_stopping_rounds``, ``checkpoint_every``, ``initial_model``,
+            ``resume_from``, ``tracking``, ``deadline_s``, ``on_lost_site``, ``lost_site_deadline_s``.
 
     Raises:
         ConfigurationError: a setting or parameter that no party would accept.

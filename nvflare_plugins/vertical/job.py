@@ -115,6 +115,10 @@ class VerticalJob(JobDocument):
     """Preset ``noised``: most features of a passive party in a tree, drawn anew for each where it has more."""
     noised_bins: Annotated[Whole, Ge(2), Le(64)] = _NOISED_BINS
     """Preset ``noised``: bins of a passive party's features; ``max_bin`` is then the active party's alone."""
+    noised_repeats: Annotated[Whole, Ge(0)] = 0
+    """Preset ``noised``: rounds that ``on_lost_site="wait"`` may train, and passive parties pay for, a second time. A
+    loss takes one or two. ``epsilon`` covers them, so that noise is as if there were so many rounds more.
+    """
     own_rounds: Annotated[Whole, Ge(0)] = 0
     """First rounds that use the active party's columns alone (Completely SecureBoost)."""
     eval_data_set: Name | None = None
@@ -155,7 +159,8 @@ class VerticalJob(JobDocument):
     """Id of an interrupted job; its last common checkpoint is continued up to num_rounds in total. All other fields
     stay as they were in that job, initial_model included. A job that was lost after its last round is brought to its
     end. Without sampling of rows or columns the model is that of an uninterrupted job, byte for byte; random draws are
-    not those it would have made.
+    not those it would have made. In preset ``noised`` passive parties pay for the rounds from the checkpoint on and
+    for new cut points, beside what the interrupted job has spent.
     """
     tracking: Flag = False
     """Stream the metrics of each round to the server."""
@@ -188,6 +193,7 @@ class VerticalJob(JobDocument):
             expect("epsilon and delta are options of preset noised", not is_stated)
             is_sized = (self.noised_features, self.noised_bins) != (_NOISED_FEATURES, _NOISED_BINS)
             expect("noised_features and noised_bins are options of preset noised", not is_sized)
+            expect("noised_repeats is an option of preset noised", self.noised_repeats == 0)
         for site, lists in self.categories.items():
             for column, words in lists.items():
                 expect(
@@ -212,10 +218,15 @@ class VerticalJob(JobDocument):
             )
         for name, is_set, remedy in (
             ("initial_model", self.initial_model is not None, "train anew, or choose preset guarded"),
-            ("resume_from", self.resume_from is not None, "submit the job anew: its noise is gone, and it pays anew"),
-            ("on_lost_site=wait", self.on_lost_site != OnLostParty.STOP.value, "set on_lost_site=stop"),
         ):
             expect(f"{name} is refused in preset noised: {remedy}", not is_set)
+        is_waiting = self.on_lost_site == OnLostParty.WAIT.value
+        expect(
+            "on_lost_site=wait needs noised_repeats in preset noised: rounds that are paid for again when a site is "
+            "lost, one or two for each loss",
+            not is_waiting or self.noised_repeats > 0,
+        )
+        expect("noised_repeats is an option of on_lost_site=wait", is_waiting or self.noised_repeats == 0)
         lists = [site for site, columns in self.categories.items() if columns and site != self.active]
         expect(
             "categories of a passive party are refused in preset noised: give it numbers, such as one column for each "

@@ -19,7 +19,7 @@ from nvflare_plugins.alignment.result import FILE as ALIGNMENT_FILE
 from nvflare_plugins.alignment.result import Alignment, load_alignment, save_alignments
 from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.earlier import Earlier
-from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, JobResult, SiteContext
+from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, JobResult, SiteContext, waiting_s
 from nvflare_plugins.attempt.reservations import Wanted, reserve_together
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
 from nvflare_plugins.cluster.dask_workers import open_workers
@@ -42,7 +42,7 @@ from nvflare_plugins.vertical.model.model_files import (
     find_part,
 )
 from nvflare_plugins.vertical.noised.payment import NoisePayment
-from nvflare_plugins.vertical.noised.plan import NOISED_FINEST, plan_of
+from nvflare_plugins.vertical.noised.plan import NOISED_FINEST, plan_of, trees_due
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 from nvflare_plugins.vertical.party_data import PartyData, load_party
 from nvflare_plugins.vertical.passive.site import PassiveSite, open_guard
@@ -96,19 +96,20 @@ class VerticalRun:
 
     def run(self) -> JobResult:
         """Align, agree, train, commit to the parts, write."""
-        with self._connected() as workers, self._paid() as pay:  # before anything is reserved or released
-            data, n_done = self.agreed()
-            start = replace(self._reserve_together(data, n_done, pay(data)), workers=workers)
-            try:
-                if workers is not None:
-                    self._progress.say(shards_line(data.train.table.n_rows, len(workers)))
-                finish = (ActiveSite(start) if self._is_active else PassiveSite(start)).run()
-            except (VeilBoostError, OSError):
-                if not start.notes.has_told:
-                    start.reservations.cancel()
-                raise
-            sections = () if workers is None else (work_section(workers.work),)
-        return self._finish(replace(finish, sections=(*finish.sections, *sections)), start)
+        with self._paid() as pay:
+            with self._connected() as workers:  # before anything is reserved or released
+                data, n_done = self.agreed()
+                start = replace(self._reserve_together(data, n_done, pay(data, n_done)), workers=workers)
+                try:
+                    if workers is not None:
+                        self._progress.say(shards_line(data.train.table.n_rows, len(workers)))
+                    finish = (ActiveSite(start) if self._is_active else PassiveSite(start)).run()
+                except (VeilBoostError, OSError):
+                    if not start.notes.has_told:
+                        start.reservations.cancel()
+                    raise
+                sections = () if workers is None else (work_section(workers.work),)
+            return self._finish(replace(finish, sections=(*finish.sections, *sections)), start)
 
     def _connected(self) -> AbstractContextManager[Workers | None]:
         """Connect to this party's cluster, if its policy names one and there is something to do there."""
@@ -118,22 +119,26 @@ class VerticalRun:
         return open_workers(cluster)
 
     @contextmanager
-    def _paid(self) -> Iterator[Callable[[PartyData], NoisePayment | None]]:
-        """Yield what reserves the cost of noised sums of a passive party; it is closed when the training ends."""
-        plan = plan_of(self._job, self._prepared.parameters)
+    def _paid(self) -> Iterator[Callable[[PartyData, int], NoisePayment | None]]:
+        """Yield what reserves the cost of noised sums of a passive party; it is closed when the attempt ends."""
+        job, parameters = self._job, self._prepared.parameters
+        plan = plan_of(job, parameters)
         payments: list[NoisePayment] = []
+        is_complete = False
 
-        def pay(data: PartyData) -> NoisePayment | None:
+        def pay(data: PartyData, n_done: int) -> NoisePayment | None:
             if plan is None or self._is_active:
                 return None
-            payments.append(NoisePayment(plan, self._attempt, data.train))
+            n_due = trees_due(job, parameters, n_done)
+            payments.append(NoisePayment(plan, self._attempt, data.train, n_due, waiting_s(job) is not None))
             return payments[0]
 
         try:
             yield pay
+            is_complete = True
         finally:
             for payment in payments:
-                payment.close()  # what was not used is free again
+                payment.close(is_complete)  # what was not used is free again
 
     # -- before training ----------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.message_sizes import MessageSizes
 from nvflare_plugins.vertical.model.model_files import Part, StoredPart
 from nvflare_plugins.vertical.noised.payment import NoisePayment
-from nvflare_plugins.vertical.noised.plan import NoisePlan, plan_of
+from nvflare_plugins.vertical.noised.plan import NoisePlan, plan_of, trees_due, trees_per_round
 from nvflare_plugins.vertical.party_data import PartyData
 from nvflare_plugins.vertical.protocol.conversation import FlowControl
 from nvflare_plugins.vertical.protocol.party_client import ContentRecorder
@@ -89,7 +89,7 @@ class VerticalContext:
     @property
     def trees_per_round(self) -> int:
         """Return the trees of one boosting round."""
-        return self.parameters.objective.n_outputs * int(self.parameters.effective.get("num_parallel_tree", 1))
+        return trees_per_round(self.parameters)
 
     def pace(self, message_bytes: int) -> FlowControl:
         """Return the pace of the conversation, the same at all parties but for the longest message that may come."""
@@ -102,6 +102,13 @@ class VerticalContext:
         rows = [one.table.n_rows for one in self.data.sets]
         limits = TreeLimits.from_effective(self.parameters.effective)
         return MessageSizes.of(self.job, rows, self.trees_per_round, limits, self.noised)
+
+    @property
+    def most_trees(self) -> int:
+        """Return the trees that passive parties may be asked about in this attempt."""
+        if self.noised is not None:
+            return trees_due(self.job, self.parameters, self.n_done)
+        return (self.job.num_rounds - self.n_done) * self.trees_per_round
 
     @property
     def noised(self) -> NoisePlan | None:

@@ -11,13 +11,16 @@ import xgboost as xgb
 from sklearn.metrics import roc_auc_score
 
 from dp_components.neighbouring import NeighbouringRelation
-from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
+from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
 from nvflare_plugins.attempt.payment import open_ledger
 from nvflare_plugins.cluster.workers import workers_here
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.vertical import site as vertical_site
 from nvflare_plugins.vertical.active import site as active_site
 from nvflare_plugins.vertical.active.key_owner import open_owner
+from nvflare_plugins.vertical.active.party_sums import PartySums
+from nvflare_plugins.vertical.noised.payment import NoisePayment
+from nvflare_plugins.vertical.noised.source import NoiseSource
 from tests.support.parties import Parties, succeed
 from tests.support.vertical_jobs import POLICY, give_columns, job, merged, run, table
 
@@ -153,8 +156,8 @@ def test_gradients_finer_than_the_noise_are_refused_before_anything_is_paid(tmp_
         ({"own_rounds": 6}, "lower own_rounds"),
         ({"weight": "w", "profile": "elgamal", "fraction_bits": 14}, "weight is refused"),
         ({"initial_model": "old"}, "initial_model is refused"),
-        ({"resume_from": "old"}, "resume_from is refused"),
-        ({"on_lost_site": "wait"}, "on_lost_site=wait is refused"),
+        ({"on_lost_site": "wait"}, "on_lost_site=wait needs noised_repeats"),
+        ({"noised_repeats": 2}, "noised_repeats is an option of on_lost_site=wait"),
         ({"profile": "elgamal"}, "fraction_bits 14"),
         ({"categories": {"site-2": {"c2": ["a", "b"]}}}, "categories of a passive party"),
         ({"preset": "guarded"}, "options of preset noised"),
@@ -185,3 +188,149 @@ def test_a_party_of_many_features_shows_few_in_a_tree_and_empty_nodes_do_not_sto
     params = {**PARAMS, "min_child_weight": 0, "lambda": 0.1}
     succeed(run(parties, job(**{**NOISED, **changes, "params": params})))
     assert 7.8 < spent_of(parties, "site-2") <= 8.0
+
+
+# -- after a loss -----------------------------------------------------------------------------------------------------
+
+WAITING = {"on_lost_site": "wait", "noised_repeats": 2}
+
+
+def lose_tree(monkeypatch, tree: int, site: str, times: int = 1) -> None:
+    """Have a party fail in a tree: the passive one when its noise is drawn, the active one when the sums are there."""
+    left = [times]
+
+    def fail(number: int) -> None:
+        if number == tree and left[0]:
+            left[0] -= 1
+            raise JobAborted("the machine ends here")
+
+    draw, receive = NoiseSource.draw, PartySums._receive
+
+    def failing_draw(self, number, n_nodes, layout):
+        noise = draw(self, number, n_nodes, layout)
+        fail(number)
+        return noise
+
+    def failing_receive(self, asked, totals):
+        receive(self, asked, totals)
+        fail(self._tree)
+
+    if site == "site-2":
+        monkeypatch.setattr(NoiseSource, "draw", failing_draw)
+    else:
+        monkeypatch.setattr(PartySums, "_receive", failing_receive)
+
+
+def fails(outcomes: dict) -> None:
+    assert all(isinstance(outcome, Exception) for outcome in outcomes.values()), outcomes
+
+
+def draws(monkeypatch) -> dict[int, list[np.ndarray]]:
+    """Return what will hold all noise that any party draws, by tree."""
+    drawn: dict[int, list[np.ndarray]] = {}
+    honest = NoiseSource.draw
+
+    def draw(self, tree, n_nodes, layout):
+        noise = honest(self, tree, n_nodes, layout)
+        drawn.setdefault(tree, []).append(noise.g)
+        return noise
+
+    monkeypatch.setattr(NoiseSource, "draw", draw)
+    return drawn
+
+
+@pytest.mark.parametrize("site", [pytest.param("site-1", marks=pytest.mark.slow), "site-2"])
+def test_a_job_that_waits_pays_for_what_it_repeats_and_never_more_than_its_epsilon(tmp_path, monkeypatch, site):
+    parties, training, drawn = parties_with(tmp_path), job(**NOISED, **WAITING), draws(monkeypatch)
+    lose_tree(monkeypatch, 4, site)
+    fails(run(parties, training))
+    before = spent_of(parties, "site-2")
+    assert 0 < before < 3
+    succeed(run(parties, training, number=2))
+    assert before < spent_of(parties, "site-2") <= 4.0
+    roots = [noise for noise in drawn[4] if noise.size == drawn[4][0].size]
+    assert len(roots) > 1 and not np.array_equal(roots[0], roots[1])  # no noise is added twice
+    assert n_releases(parties) == 1 + 3 + 1  # cut points, three trees, and the one that was paid for twice
+    assert auc_of(parties) > auc_alone() + 0.02
+
+
+def n_releases(parties: Parties, job_id: str = "job") -> int:
+    policy = SitePolicy.load(parties.workspace("site-2"), "site-2")
+    ledger, _ = open_ledger(policy, "data", NeighbouringRelation.REPLACE_ROW)
+    return next(entry.n_releases for entry in ledger.history().jobs if entry.job_id == job_id)
+
+
+def test_cut_points_are_paid_for_once_in_all_attempts(tmp_path, monkeypatch):
+    found, honest = [], NoisePayment.cut_points
+
+    def cut_points(self, train):
+        found.append(honest(self, train))
+        return found[-1]
+
+    monkeypatch.setattr(NoisePayment, "cut_points", cut_points)
+    lose_tree(monkeypatch, 4, "site-1")
+    parties, training = parties_with(tmp_path, n_rows=300), job(**NOISED, **WAITING)
+    fails(run(parties, training))
+    succeed(run(parties, training, number=2))
+    assert all(np.array_equal(a, b) for a, b in zip(found[0].upper, found[1].upper, strict=True))
+    text = "".join(path.read_text() for path in parties.run_folder("site-2").rglob("*evidence*") if path.is_file())
+    assert "replayed: paid for before, no charge" in text
+
+
+def test_a_party_that_dies_between_charge_and_release_pays_again(tmp_path, monkeypatch):
+    parties, training, honest = parties_with(tmp_path, n_rows=300), job(**NOISED, **WAITING), NoisePayment.pay_tree
+
+    def pay_tree(self, tree):
+        honest(self, tree)
+        if tree == 4:
+            raise OSError("the machine ends here")
+
+    monkeypatch.setattr(NoisePayment, "pay_tree", pay_tree)
+    fails(run(parties, training))
+    once = spent_of(parties, "site-2")
+    monkeypatch.setattr(NoisePayment, "pay_tree", honest)
+    succeed(run(parties, training, number=2))
+    assert once < spent_of(parties, "site-2") <= 4.0 and n_releases(parties) == 1 + 3 + 1
+
+
+def test_whoever_loses_the_sums_again_and_again_gets_no_more_of_them_than_are_paid_for(tmp_path, monkeypatch):
+    parties, training = parties_with(tmp_path, n_rows=300), job(**NOISED, **{**WAITING, "noised_repeats": 1})
+    lose_tree(monkeypatch, 4, "site-1", times=2)
+    for number in (1, 2):
+        fails(run(parties, training, number=number))
+    spent = spent_of(parties, "site-2")
+    refused = run(parties, training, number=3)["site-2"]
+    assert isinstance(refused, PolicyRefusal) and "noised_repeats" in str(refused) and "resume_from=job" in str(refused)
+    assert spent_of(parties, "site-2") == spent <= 4.0
+
+
+def test_an_active_party_that_lost_its_checkpoints_begins_anew_only_where_that_is_paid_for(tmp_path, monkeypatch):
+    parties, training = parties_with(tmp_path, n_rows=300), job(**NOISED, **{**WAITING, "noised_repeats": 1})
+    lose_tree(monkeypatch, 5, "site-1")
+    fails(run(parties, training))
+    for path in parties.run_folder("site-1").glob("checkpoint-*"):
+        path.unlink()
+    refused = run(parties, training, number=2)["site-2"]
+    assert isinstance(refused, PolicyRefusal) and "noised_repeats" in str(refused)
+
+
+@pytest.mark.slow
+def test_a_job_that_resumes_another_pays_for_the_rest_beside_it(tmp_path, monkeypatch):
+    parties, training = parties_with(tmp_path), job(**NOISED)
+    lose_tree(monkeypatch, 4, "site-2")
+    fails(run(parties, training))
+    before = spent_of(parties, "site-2")
+    succeed(run(parties, job(**NOISED, resume_from="job"), "resumed"))
+    assert n_releases(parties) == n_releases(parties, "resumed") == 1 + 2  # of trees 3 and 4, and of trees 4 and 5
+    assert before + 1 < spent_of(parties, "site-2") < before + 4
+    assert auc_of(parties, "resumed") > auc_alone() + 0.02
+
+
+def test_a_budget_that_does_not_pay_for_the_rest_resumes_nothing(tmp_path, monkeypatch):
+    parties, training = parties_with(tmp_path, n_rows=300, budget={"epsilon": 4.0, "delta": 1e-5}), job(**NOISED)
+    lose_tree(monkeypatch, 5, "site-1")
+    fails(run(parties, training))
+    before = spent_of(parties, "site-2")
+    refused = run(parties, job(**NOISED, resume_from="job"), "resumed")["site-2"]
+    assert isinstance(refused, PolicyRefusal) and "budget" in str(refused)
+    assert spent_of(parties, "site-2") == before

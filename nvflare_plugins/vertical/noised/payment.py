@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.events import DiscreteGaussianEvent, Release
+from dp_components.events import Release
 from dp_components.neighbouring import NeighbouringRelation
 from dp_components.split_candidates.float_quantiles import quantile_cuts
 from he_processors.errors import JobAborted, PolicyRefusal
@@ -20,18 +22,30 @@ from nvflare_plugins.vertical.noised.plan import NoisePlan, PartyNoise
 from nvflare_plugins.vertical.party_data import PartySet
 from nvflare_plugins.vertical.passive.cut_points import CutPoints
 
+_CUTS = "cut points"
+_log = logging.getLogger(__name__)
+
 
 class NoisePayment:
     """A passive party's ledger in one job of the preset noised.
 
-    Nothing is replayed: sums are of fresh gradients each time, so that a job that was interrupted pays anew.
+    A tree is paid for each time that it is begun, and drawn fresh noise for, whoever says that its sums were lost: the
+    party never sees the sums that it noises, and cannot tell whether they are of the same gradients as before. To add
+    the same noise to others would show their difference without any. So nothing of a tree is replayed. An attempt goes
+    on with the cut points that an earlier one of its job has paid for: they stand in the ledger. A job that resumes
+    another is one of its own here, and pays for what is left.
     """
 
-    def __init__(self, plan: NoisePlan, attempt: SiteAttempt, train: PartySet) -> None:
+    def __init__(self, plan: NoisePlan, attempt: SiteAttempt, train: PartySet, n_due: int, may_wait: bool) -> None:
         """Reserve all that the job may cost.
 
+        Args:
+            n_due: trees that are still to be grown.
+            may_wait: the job goes on after a loss, in the next attempt.
+
         Raises:
-            PolicyRefusal: the data set has no budget or not so much left, or its ledger counts in another unit.
+            PolicyRefusal: the data set has no budget or not so much left, its ledger counts in another unit, or earlier
+                attempts have paid for as many repeated trees as the job says.
             DataRefusal: another budget pays for persons among the rows.
         """
         context, name = attempt.context, train.data_set.name
@@ -53,31 +67,74 @@ class NoisePayment:
         self.noise: PartyNoise = plan.of_party(train.table.features.shape[1])
         relation = NeighbouringRelation.REPLACE_ROW
         self._ledger = JobLedger(context.policy, name, context.job_id, relation, attempt.evidence, plan.delta)
-        self.quote = self._ledger.reserve(self.noise.whole)
+        known = self._ledger.planned(self.noise.of_tree)
+        planned = n_due + plan.n_repeats if known is None else known
+        self.quote = self._ledger.reserve(self.noise.of_trees(planned), may_wait)
+        self._paid = Counter(query for query in self._ledger.replies() if query != _CUTS)
+        self._may_wait = may_wait
+        if planned - self._paid.total() < n_due:
+            self.close(is_complete=False)
+            raise PolicyRefusal(
+                f"at {context.site} this job has lost and paid for more trees than noised_repeats allows for: what is "
+                f"left of its epsilon does not pay for the rest. Remedy: submit it with resume_from={context.job_id}, "
+                "as a job of its own in the budget, or anew with more noised_repeats."
+            )
         self._note: Callable[[], None] | None = lambda: persons.note(ids)
 
     def cut_points(self, train: PartySet) -> CutPoints:
-        """Pay for cut points, and find them. They stay at the party; how many there are, others learn."""
-        self._pay("cut points", self.noise.of_cuts)
+        """Pay for cut points, and find them, or return those that an earlier attempt has paid for.
+
+        They stay at the party; how many there are, others learn.
+
+        Raises:
+            JobAborted: as ``pay_tree``, or the cut points are of other columns than the data set has now.
+        """
         columns = np.ascontiguousarray(train.table.features.T)
-        return as_cut_points(quantile_cuts(columns, self.plan.n_bins, self.noise.cuts_multiplier))
+
+        def find() -> Release:
+            cuts = quantile_cuts(columns, self.plan.n_bins, self.noise.cuts_multiplier)
+            return Release(_cuts_as_integers(cuts), self.noise.of_cuts)
+
+        found = _cuts_of_integers(self._pay(_CUTS, find))
+        if len(found) != len(columns):
+            raise JobAborted(
+                "the columns of the data set are not those on which this job was begun: nothing was sent. Submit the "
+                "job anew"
+            )
+        return as_cut_points(found)
 
     def pay_tree(self, tree: int) -> None:
         """Pay for all sums of one tree; they may leave once this has returned.
 
         Raises:
             PolicyRefusal: the plan is spent.
-            JobAborted: the tree was paid for before, or the ledger cannot be written.
+            JobAborted: the ledger cannot be written.
         """
-        self._pay(f"sums per bin of tree {tree}", self.noise.of_tree)
+        name = f"sums per bin of tree {tree}"
+        times = sum(count for query, count in self._paid.items() if query.partition(",")[0] == name)
+        query = f"{name}, time {times + 1}" if times else name
+        self._paid[query] += 1
+        # The sums themselves are noised under encryption.
+        self._pay(query, lambda: Release(np.zeros(1, dtype=np.int64), self.noise.of_tree))
 
     def spent(self) -> float:
         """Return epsilon, at the job's delta, of what has been paid."""
         return self._ledger.spent()
 
-    def close(self) -> None:
-        """End the job in the ledger: what it has not used becomes free again."""
-        self._ledger.close()
+    def close(self, is_complete: bool) -> None:
+        """End the attempt in the ledger: what it has not used becomes free again.
+
+        Args:
+            is_complete: the job is done. One that is not, and waits for a lost site, reserves the rest anew in its next
+                attempt.
+        """
+        if is_complete or not self._may_wait:
+            self._ledger.close()
+        elif self._ledger.interrupt():
+            _log.warning(
+                "the noised job was interrupted: what it has paid stays charged, the rest of its budget is free again "
+                "until it goes on. If it does not, delete its entry with `veilboost ledger --close`"
+            )
 
     def section(self) -> ReportSection:
         """Describe the noise for the party's report. Privacy: numbers of the job and the ledger alone."""
@@ -98,21 +155,24 @@ class NoisePayment:
         )
         return ReportSection("Noised sums", (text,), ("", ""), rows)
 
-    def _pay(self, query: str, event: DiscreteGaussianEvent) -> None:
+    def _pay(self, query: str, make: Callable[[], Release]) -> NDArray[np.int64]:
         if self._note is not None:  # of whom this budget speaks, before the first release
             self._note()
             self._note = None
-        made: list[None] = []
+        return self._ledger.pay(query, make)
 
-        def make() -> Release:
-            made.append(None)
-            return Release(np.zeros(1, dtype=np.int64), event)  # the sums themselves are noised under encryption
 
-        self._ledger.pay(query, make)
-        if not made:
-            raise JobAborted(
-                "noised sums are asked for that were paid for before: nothing was sent. Submit the job anew"
-            )
+def _cuts_as_integers(cuts: Sequence[NDArray[np.float32]]) -> NDArray[np.int64]:
+    """Write cut points as a ledger keeps a reply: how many features, how many cuts each has, their bits."""
+    sizes = [len(cuts), *(one.size for one in cuts)]
+    bits = np.concatenate([np.empty(0, np.float32), *cuts]).astype("<f4").view("<i4")
+    return np.concatenate([np.array(sizes, dtype=np.int64), bits.astype(np.int64)])
+
+
+def _cuts_of_integers(kept: NDArray[np.int64]) -> list[NDArray[np.float32]]:
+    n_features = int(kept[0])
+    bits = kept[1 + n_features :].astype("<i4").view("<f4").astype(np.float32)
+    return np.split(bits, np.cumsum(kept[1 : 1 + n_features])[:-1])
 
 
 def as_cut_points(cuts: Sequence[NDArray[np.float32]]) -> CutPoints:

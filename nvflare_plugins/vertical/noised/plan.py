@@ -54,7 +54,12 @@ class PartyNoise:
     @property
     def whole(self) -> ComposedEvent:
         """Return what the whole job costs this party."""
-        return ComposedEvent((self.of_cuts, RepeatedEvent(self.of_tree, self.n_trees)))
+        return self.of_trees(self.n_trees)
+
+    def of_trees(self, n_trees: int) -> ComposedEvent:
+        """Return what cut points and so many trees cost."""
+        trees = (RepeatedEvent(self.of_tree, n_trees),) if n_trees else ()
+        return ComposedEvent((self.of_cuts, *trees))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,8 @@ class NoisePlan:
     """The plan of one job.
 
     Attributes:
-        n_trees: trees that may use passive columns.
+        n_trees: trees that may use passive columns and be paid for: ``n_repeats`` of them a second time.
+        n_repeats: trees that may be paid for again after a loss.
         depth: levels of a tree that are split: nodes on a path whose sums leave.
         n_features: most features of a passive party in a tree.
         n_bins: most bins of a passive feature.
@@ -75,6 +81,7 @@ class NoisePlan:
     n_features: int
     n_bins: int
     fraction_bits: int
+    n_repeats: int = 0
 
     def of_party(self, n_features: int) -> PartyNoise:
         """Return what a party with so many features adds and pays.
@@ -137,14 +144,25 @@ def plan_of(job: VerticalJob, parameters: TrainingParameters) -> NoisePlan | Non
         raise ConfigurationError(f"preset noised needs max_depth from 1 to {MAX_DEPTH}: each level costs noise")
     if effective.get("grow_policy", "depthwise") != "depthwise" or int(effective["max_leaves"]) > 0:
         raise ConfigurationError("preset noised grows trees level by level: leave grow_policy and max_leaves out")
-    per_round = parameters.objective.n_outputs * int(effective.get("num_parallel_tree", 1))
+    per_round, n_rounds = trees_per_round(parameters), job.num_rounds - job.own_rounds + job.noised_repeats
     is_elgamal = job.profile == VerticalProfile.ELGAMAL.value
     return NoisePlan(
         job.epsilon,
         job.delta,
-        (job.num_rounds - job.own_rounds) * per_round,
+        n_rounds * per_round,
         depth,
         job.noised_features,
         job.noised_bins,
         SHORT_FRACTION_BITS if is_elgamal else FRACTION_BITS,
+        job.noised_repeats * per_round,
     )
+
+
+def trees_per_round(parameters: TrainingParameters) -> int:
+    """Return the trees of one boosting round."""
+    return parameters.objective.n_outputs * int(parameters.effective.get("num_parallel_tree", 1))
+
+
+def trees_due(job: VerticalJob, parameters: TrainingParameters, n_done: int) -> int:
+    """Return the trees with passive columns that are still to be grown. Args: n_done: rounds of the job."""
+    return max(job.num_rounds - max(n_done, job.own_rounds), 0) * trees_per_round(parameters)

@@ -169,7 +169,7 @@ class PassiveSite:
             maker = ShardedHistogramMaker(
                 setup, n_rows, workers, allow_clear=allow_clear, backend=backend, timer=timer, tails=tails
             )
-        payment, most_trees = start.payment, (job.num_rounds - start.n_done) * start.trees_per_round
+        payment = start.payment
         self._party = PassiveParty(
             start.data.features(),
             start.data.aliases,
@@ -177,7 +177,7 @@ class PassiveSite:
             maker,
             self._table,
             self._guard,
-            most_trees=most_trees if payment is None else payment.plan.n_trees,
+            most_trees=start.most_trees,
             limits=TreeLimits.from_effective(start.parameters.effective),
             categories=start.data.categories,
             cuts=None if payment is None else payment.cut_points(start.data.train),
